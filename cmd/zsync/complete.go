@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -41,18 +43,24 @@ func completePaths(c *client, cmd *cobra.Command) {
 }
 
 // candidates returns the paths that begin with begun, as far as the next slash.
-// What goes wrong goes unsaid: the line that is being written is no place for it.
+// Standard error says why there are none; shells do not show it.
 func (c *client) candidates(ctx context.Context, begun string) []string {
 	if begun == "" {
 		begun = "/"
 	}
-	if c.servers == "" || begun[0] != '/' {
+	switch {
+	case c.servers == "":
+		c.say(errors.New("no paths to complete: ZSYNC_SERVERS is not set"))
+		return nil
+	case begun[0] != '/':
+		c.say(fmt.Errorf("no paths to complete: %s does not begin with a slash", printable(begun)))
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, completing)
 	defer cancel()
 	s, err := c.open(ctx)
 	if err != nil {
+		c.say(fmt.Errorf("no paths to complete: %w", errors.Unwrap(err)))
 		return nil
 	}
 	defer s.Close()

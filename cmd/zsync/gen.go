@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,11 +15,10 @@ import (
 
 func genCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:    "gen",
-		Short:  "write man pages and completions, for packagers",
-		Long:   "gen writes the man pages, or the completions of the shells, as files: zsync completion --help explains how to use completions without files.",
-		Hidden: true,
-		RunE:   wantSubcommand,
+		Use:   "gen",
+		Short: "write man pages and completions, for packagers",
+		Long:  "gen writes the man pages, or the completions of the shells, as files: zsync completion --help explains how to use completions without files.",
+		RunE:  wantSubcommand,
 	}
 	cmd.AddCommand(
 		genInto("man DIR", "write the man pages of all commands", writeMan),
@@ -57,7 +57,28 @@ func writeMan(root *cobra.Command, dir string) error {
 			}
 		}
 	}
-	return doc.GenManTree(root, &doc.GenManHeader{Title: "ZSYNC", Section: "1", Source: "zsync", Manual: "zsync", Date: &built}, dir)
+	return writeManOf(root, dir, &built)
+}
+
+// writeManOf writes the page of cmd, which is titled by its name, and those of its subcommands.
+func writeManOf(cmd *cobra.Command, dir string, built *time.Time) error {
+	hideUnused(cmd)
+	name := strings.ReplaceAll(cmd.CommandPath(), " ", "-")
+	var page bytes.Buffer
+	if err := doc.GenMan(cmd, &doc.GenManHeader{Title: strings.ToUpper(name), Section: "1", Source: "zsync", Manual: "zsync", Date: built}, &page); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, name+".1"), page.Bytes(), 0o666); err != nil {
+		return err
+	}
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() && !sub.IsAdditionalHelpTopicCommand() {
+			if err := writeManOf(sub, dir, built); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // markUp makes of the texts of commands the Markdown that man pages are made of:

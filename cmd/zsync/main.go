@@ -1,8 +1,8 @@
 // The command zsync brings the primitives of package zsync to the shell:
 //
-//	zsync lock /jobs/nightly -- ./nightly.sh
+//	zsync lock /locks/backup -- ./backup.sh
 //
-// runs nightly.sh on one machine at a time. See zsync help.
+// runs backup.sh on one machine at a time. See zsync help.
 package main
 
 import (
@@ -12,6 +12,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"regexp"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -98,6 +99,7 @@ func execute(ctx context.Context, h *host) (int, os.Signal) {
 	help, shown := root.HelpFunc(), &checkedWriter{Writer: h.stdout}
 	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
 		cmd.SetOut(shown)
+		hideUnused(cmd)
 		help(cmd, args)
 	})
 	err := root.ExecuteContext(ctx)
@@ -113,6 +115,9 @@ func execute(ctx context.Context, h *host) (int, os.Signal) {
 		status = &statusError{exitOutput, err}
 	default:
 		// Only cobra's own errors come without a status.
+		if m := unknownCommand.FindStringSubmatch(err.Error()); m != nil {
+			err = errors.New(didYouMean(err.Error(), nearest(m[1], commandNames(root))))
+		}
 		status = &statusError{exitUsage, err}
 	}
 	if _, plain := status.err.(*signalError); status.err != nil && !plain { // the shell says that
@@ -123,6 +128,9 @@ func execute(ctx context.Context, h *host) (int, os.Signal) {
 	}
 	return status.status, nil
 }
+
+// unknownCommand matches what cobra says of a command that there is not.
+var unknownCommand = regexp.MustCompile(`^unknown command "([^"]*)" for "zsync"$`)
 
 // A checkedWriter remembers the first error: cobra's help has no way to return it.
 type checkedWriter struct {
@@ -140,10 +148,7 @@ func (w *checkedWriter) Write(p []byte) (int, error) {
 // say writes an error to standard error, as one line.
 func (h *host) say(err error) {
 	text := strings.TrimPrefix(err.Error(), "zsync: ")
-	text = strings.ReplaceAll(text, ": zsync: ", ": ")                          // of the library's errors, with ours before them
-	if before, names, ok := strings.Cut(text, "\n\nDid you mean this?\n"); ok { // cobra's
-		text = before + "; did you mean " + strings.Join(strings.Fields(names), " or ") + "?"
-	}
+	text = strings.ReplaceAll(text, ": zsync: ", ": ") // of the library's errors, with ours before them
 	fmt.Fprintln(h.stderr, "zsync:", plain(text))
 }
 
@@ -156,6 +161,8 @@ func newRoot(h *host) *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
+	root.DisableSuggestions = true // ours have an order
+	root.SetFlagErrorFunc(suggestFlags)
 	c := newClient(h, root)
 	root.AddCommand(
 		lockCommand(c),
@@ -196,7 +203,7 @@ func newRoot(h *host) *cobra.Command {
 		case "help":
 			cmd.RunE = func(cmd *cobra.Command, args []string) error {
 				if _, _, err := root.Find(args); err != nil {
-					return fail(exitUsage, "%w", err)
+					return err // as for the command itself
 				}
 				show(cmd, args)
 				return nil
@@ -212,13 +219,27 @@ func version() string {
 	if !ok {
 		return "(unknown)"
 	}
-	return info.Main.Version + " " + info.GoVersion
+	return strings.Join(append(commit(info), info.GoVersion), " ")
+}
+
+// commit returns the version, and the commit unless the version has it.
+func commit(info *debug.BuildInfo) (words []string) {
+	words = []string{info.Main.Version}
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision" && !strings.Contains(info.Main.Version, s.Value[:min(len(s.Value), 12)]):
+			words = append(words, "commit", s.Value[:min(len(s.Value), 12)])
+		case s.Key == "vcs.modified" && s.Value == "true" && !strings.HasSuffix(info.Main.Version, "+dirty"):
+			words = append(words, "modified")
+		}
+	}
+	return words
 }
 
 // wantSubcommand is what a command does that has only subcommands.
 func wantSubcommand(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return fail(exitUsage, "unknown subcommand %q; see %s --help", args[0], cmd.CommandPath())
+		return fail(exitUsage, "%s", didYouMean(fmt.Sprintf("unknown subcommand %q; see %s --help", args[0], cmd.CommandPath()), nearest(args[0], commandNames(cmd))))
 	}
 	return fail(exitUsage, "want a subcommand; see %s --help", cmd.CommandPath())
 }

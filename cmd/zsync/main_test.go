@@ -21,6 +21,7 @@ import (
 	"reflect"
 	"regexp"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -1791,6 +1792,13 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 			{"", "server --min-session 5 --max-session 4", exitUsage, "--min-session 5s is longer than --max-session 4s"},
 			{srv.Addr(), "bogus", exitUsage, `unknown command "bogus"`},
 			{srv.Addr(), "lokc", exitUsage, `unknown command "lokc" for "zsync"; did you mean lock?`},
+			{srv.Addr(), "lok", exitUsage, `unknown command "lok" for "zsync"; did you mean lock?`},
+			{srv.Addr(), "help lok", exitUsage, `unknown command "lok" for "zsync"; did you mean lock?`},
+			{srv.Addr(), "queue snd /p", exitUsage, `unknown subcommand "snd"; see zsync queue --help; did you mean send?`},
+			{"", "server --addr 127.0.0.1:0", exitUsage, "unknown flag: --addr; did you mean --listen?"},
+			{srv.Addr(), "ls --addr 127.0.0.1:0", exitUsage, "unknown flag: --addr; did you mean --servers?"},
+			{srv.Addr(), "lock --nonblock /p -- true", exitUsage, "unknown flag: --nonblock; did you mean --try?"},
+			{srv.Addr(), "lock --timout 3 /p -- true", exitUsage, "unknown flag: --timout; did you mean --timeout?"},
 		} {
 			steadily(t, func() string { // some have little time
 				return start(t, tt.servers, "", strings.Fields(tt.args)...).outcome(tt.status, "", `^zsync: .*`+regexp.QuoteMeta(tt.message)+`.*\n$`)
@@ -1806,11 +1814,47 @@ func TestHelpDoesNotShowTheEnvironment(t *testing.T) {
 	}
 }
 
+// A build outside a checkout knows no commit.
 func TestVersion(t *testing.T) {
 	for _, arg := range []string{"--version", "version"} {
 		r := start(t, "", "", arg)
-		if status := r.wait(); status != 0 || !regexp.MustCompile(`^zsync version \S+ go\S+\n$`).MatchString(r.stdout.String()) {
+		if status := r.wait(); status != 0 || !regexp.MustCompile(`^zsync version \S+( commit [0-9a-f]{12})?( modified)? go\S+\n$`).MatchString(r.stdout.String()) {
 			t.Errorf("%s: exit status %d and %q", arg, status, &r.stdout)
 		}
 	}
+	for want, info := range map[string]debug.BuildInfo{
+		"v1.2.3 commit 0123456789ab":               {Main: debug.Module{Version: "v1.2.3"}, Settings: []debug.BuildSetting{{Key: "vcs.revision", Value: "0123456789abcdef"}, {Key: "vcs.modified", Value: "false"}}},
+		"(devel) commit 0123456789ab modified":     {Main: debug.Module{Version: "(devel)"}, Settings: []debug.BuildSetting{{Key: "vcs.revision", Value: "0123456789abcdef"}, {Key: "vcs.modified", Value: "true"}}},
+		"v0.0.0-20260101000000-0123456789ab+dirty": {Main: debug.Module{Version: "v0.0.0-20260101000000-0123456789ab+dirty"}, Settings: []debug.BuildSetting{{Key: "vcs.revision", Value: "0123456789abcdef"}, {Key: "vcs.modified", Value: "true"}}},
+		"v1.2.3": {Main: debug.Module{Version: "v1.2.3"}},
+	} {
+		if got := strings.Join(commit(&info), " "); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func TestHelpNamesEveryCommandAndOnlyTheFlagsThatItUses(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		help := func(args ...string) string {
+			r := start(t, srv.Addr(), "", args...)
+			r.wait()
+			return r.stdout.String()
+		}
+		for _, cmd := range newRoot(thisHost()).Commands() {
+			if !strings.Contains(help("help"), "\n  "+cmd.Name()+" ") {
+				t.Errorf("help does not name %s", cmd.Name())
+			}
+			text := help("help", cmd.Name())
+			if used := !slices.Contains(offline, cmd.Name()); strings.Contains(text, "--servers") != used || strings.Contains(text, "--tls-ca") != used {
+				t.Errorf("help %s shows the flags of servers, or does not:\n%s", cmd.Name(), text)
+			}
+			if strings.Contains(text, "append a trace of all holds to FILE") && (slices.Contains(offline, cmd.Name()) || slices.Contains(looking, cmd.Name())) {
+				t.Errorf("help %s shows --trace", cmd.Name())
+			}
+		}
+		if text := help("lock", "--help"); !strings.Contains(text, "use zsync schedule") || !strings.Contains(text, "Examples:\n  zsync lock /locks/backup -- ./backup.sh\n") || !strings.Contains(text, "--trace") {
+			t.Errorf("help lock:\n%s", text)
+		}
+	})
 }

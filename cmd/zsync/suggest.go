@@ -1,0 +1,122 @@
+package main
+
+import (
+	"errors"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// This file has what is suggested for a word that is not known, and which flags help shows.
+
+// otherWords are the names that flags have elsewhere, in flock(1) and in other clients.
+var otherWords = map[string][]string{
+	"addr": {"listen", "servers"}, "address": {"listen", "servers"}, "bind": {"listen"}, "port": {"listen"},
+	"server": {"servers"}, "host": {"servers"}, "hosts": {"servers"}, "zookeeper": {"servers"},
+	"wait": {"timeout"}, "nonblock": {"try"}, "nb": {"try"}, "exclusive": {"rw"}, "name": {"owner"}, "password": {"auth-file"},
+	"count": {"permits"}, "workers": {"jobs"}, "parallel": {"jobs"}, "retries": {"max-attempts"}, "debug": {"verbose"},
+}
+
+// near is how many letters a word may differ from one that is suggested.
+const near = 2
+
+// nearest returns the names that are nearest to a word, if they are near, or begin with it.
+func nearest(word string, names []string) (found []string) {
+	least := near
+	for _, name := range names {
+		least = min(least, distance(word, name))
+	}
+	for _, name := range names {
+		if distance(word, name) == least || strings.HasPrefix(name, word) {
+			found = append(found, name)
+		}
+	}
+	return found
+}
+
+// distance is how many letters have to be changed, added, removed, or exchanged with the next to
+// make b of a.
+func distance(a, b string) int {
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		for j := range rows[i] {
+			switch {
+			case i == 0 || j == 0:
+				rows[i][j] = i + j
+			case a[i-1] == b[j-1]:
+				rows[i][j] = rows[i-1][j-1]
+			default:
+				rows[i][j] = 1 + min(rows[i-1][j], rows[i][j-1], rows[i-1][j-1])
+			}
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
+			}
+		}
+	}
+	return rows[len(a)][len(b)]
+}
+
+// names of the commands below cmd that people type.
+func commandNames(cmd *cobra.Command) (names []string) {
+	for _, c := range cmd.Commands() {
+		names = append(names, c.Name())
+	}
+	return names
+}
+
+// didYouMean adds suggestions to a message.
+func didYouMean(message string, names []string) string {
+	if len(names) == 0 {
+		return message
+	}
+	return message + "; did you mean " + strings.Join(names, " or ") + "?"
+}
+
+// unknownFlag matches what is said of a flag that there is not.
+var unknownFlag = regexp.MustCompile(`^unknown flag: --(\S+)$`)
+
+// suggestFlags adds to the error of a flag that there is not those that may be meant.
+func suggestFlags(cmd *cobra.Command, err error) error {
+	m := unknownFlag.FindStringSubmatch(err.Error())
+	if m == nil {
+		return err
+	}
+	var names, found []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	for _, name := range otherWords[m[1]] {
+		if slices.Contains(names, name) && len(found) == 0 {
+			found = append(found, name)
+		}
+	}
+	for _, name := range nearest(m[1], names) {
+		if !slices.Contains(found, name) {
+			found = append(found, name)
+		}
+	}
+	for i, name := range found {
+		found[i] = "--" + name
+	}
+	return errors.New(didYouMean(err.Error(), found))
+}
+
+// offline are the commands that connect to no server, as the global flags say how to; looking are
+// those that hold nothing, so that there is nothing to trace.
+var (
+	offline = []string{"server", "verify", "gen", "version", "completion", "help"}
+	looking = []string{"ls", "status", "top", "ui", "doctor"}
+)
+
+// hideUnused hides the global flags that cmd does not use from its help.
+func hideUnused(cmd *cobra.Command) {
+	top := cmd
+	for top.HasParent() && top.Parent().HasParent() {
+		top = top.Parent()
+	}
+	cmd.Root().PersistentFlags().VisitAll(func(f *pflag.Flag) {
+		f.Hidden = slices.Contains(offline, top.Name()) || f.Name == "trace" && slices.Contains(looking, top.Name())
+	})
+}
