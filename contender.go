@@ -35,23 +35,24 @@ func describe(ctx context.Context, inc *session.Incarnation, dir string, names [
 	return out, nil
 }
 
-// A Contender is one who holds or waits, as far as the server that was asked knows;
-// it may lag behind the others.
+// A Contender is a holder or a waiter of a lock, semaphore or election. The Contenders
+// methods return them in order of arrival, as one server sees them; that server can lag
+// behind the others.
 type Contender struct {
-	Owner   string    // the data of its znode: WithOwner's text, or what another library writes; empty if we may not read it
+	Owner   string    // the data of its znode: the text of WithOwner, or of another library; empty without permission to read it
 	Node    string    // the name of its znode
 	Session int64     // the ZooKeeper session it belongs to
-	Mode    Mode      // what it holds or waits for
-	Holding bool      // whether it holds, as far as the listing tells
-	Since   time.Time // when it came, by the servers' clock
+	Mode    Mode      // the mode that it holds or waits for
+	Holding bool      // whether it holds, according to the listing
+	Since   time.Time // time of its arrival, by the servers' clock
 
-	// HeldSince is when a holder took its fencing token, by the servers' clock: it has held
-	// since then, or a moment longer. It is zero if the holder has taken no token. Then it
-	// may have waited for a part of the time since Since.
+	// HeldSince is the time at which a holder took its fencing token, by the servers' clock:
+	// it has held since then, or a moment longer. Without a token it is zero, and part of the
+	// time since Since may have been a wait.
 	HeldSince time.Time
 
-	// Retained says of one who holds that he uses [WithRetention]: he may have
-	// unlocked, and only keep his place until somebody else comes.
+	// Retained reports that a holder uses [WithRetention]: it may have unlocked, and only
+	// retain its place until another contender comes.
 	Retained bool
 }
 

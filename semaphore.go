@@ -19,84 +19,53 @@ import (
 	"github.com/zsync/zsync/internal/txn"
 )
 
-// A Semaphore is a weighted semaphore shared by every process that names the
-// same path: golang.org/x/sync/semaphore across processes. All processes
-// together hold at most n permits:
+// A Semaphore is a weighted semaphore shared by every process that names the same path:
+// golang.org/x/sync/semaphore across processes.
 //
+//	m := zsync.NewSemaphore(s, "/limits/geocoder", 10) // for all processes together
 //	err := m.Do(ctx, 1, func(ctx context.Context) error { … })
 //
 // or Acquire and Release.
 //
-// Requests are served in the order of their arrival, however many permits each
-// asks for, so many small requests do not starve a large one. For the
-// goroutines of one process see [WithHandoffs].
-//
-// All processes must name the same n. It is stored at the path, and a process
-// that names another n is refused. [Semaphore.Resize] changes it for all of
-// them.
+// All processes together hold at most n permits. Requests are served in the order of their
+// arrival, for any number of permits, so small requests do not starve a large one. For the
+// goroutines of one process, see [WithHandoffs]. All processes must name the same n, which
+// is stored at the path; a process with another n is refused. [Semaphore.Resize] changes n
+// for all.
 //
 // # Loss
 //
-// If the session ends, this process has lost all its permits and others may
-// hold them already: [Semaphore.Lost] is closed, and Release returns
-// [ErrLost]. This *Semaphore acquires no new permits before the lost ones have
-// been released. An Acquire that only waits carries on in the next session, at
-// the back of the line.
+// If the session ends, this process loses all its permits and other processes may hold
+// them: [Semaphore.Lost] is closed, and Release returns [ErrLost]. Acquire of this
+// *Semaphore waits until the lost permits have been released. An Acquire that only waits
+// carries on in the next session, at the back of the line.
 //
-// If somebody else deletes the znode of a permit, all permits that this
-// process holds through this *Semaphore are lost, because nobody can tell
-// whose it was. The other znodes are deleted when all have been released, or a
-// tenth of the session timeout later. Acquire waits until the lost permits have been released.
+// If another client deletes the znode of a permit, all permits of this *Semaphore are lost.
+// Their other znodes are deleted when the permits have been released, or a tenth of the
+// session timeout later.
 //
 // # Errors
 //
-// Acquire returns [ErrInvalid] for a number of permits that is not positive or
-// above the limit, and [ErrTooLarge] for one whose znodes do not fit into one
-// transaction. Release returns [ErrNotLocked] if this *Semaphore holds fewer
-// permits.
-//
-// # Znodes
-//
-// Each permit is an ephemeral znode, path/leases/_c_<uuid>-lease-<number>,
-// whose data is the owner ([WithOwner]). Those who ask for permits stand in
-// the line of a [Mutex] at path/locks. These are the znodes of Curator's
-// InterProcessSemaphoreV2. The data of path is n in decimal, as in kazoo.
-//
-// Where n is above 1,000, the permits of one Acquire are one znode,
-// path/leases/_c_<uuid>-weight-<number of permits>, which Curator would count
-// as one permit. With [LayoutKazoo] a permit is path/<guid> and the line is at
-// path-__lock__. path and what is below it are containers, which the servers
-// remove once they are empty, but for path with LayoutKazoo; what is above is persistent.
+// Acquire returns [ErrInvalid] for a number that is not positive or above the limit, and
+// [ErrTooLarge] if the znodes do not fit into one transaction. Release returns
+// [ErrNotLocked] if this *Semaphore holds fewer permits.
 //
 // # Cost
 //
-// Acquire costs 3 requests in 1 round trip when there are enough permits and
-// nobody waits. The first Acquire of a Semaphore, and one behind others, costs
-// 6 requests in 4 round trips, or 3 fewer if a goroutine of this process hands
-// its turn on; so may each where one Session uses more than 60 Semaphores in turn.
-// The first of all at a path costs 1 more. An Acquire that finds too few permits
-// costs 4 more the first time.
+// Acquire of free permits takes 1 round trip if no contender waits, and so does Release.
+// The first Acquire of a *Semaphore, and one behind others, takes 4. docs/costs.md has the
+// requests.
 //
-// A wait for the turn adds one watch, and one request after it. While there
-// are too few permits, each release wakes the first in the line and nobody
-// else, which costs that one 2 requests. Release costs 1.
+// # Znodes
 //
-// Permits that are held for longer than 10 ms are watched: 1 request in the
-// background for each znode, and a notification when it is released.
-//
-// # Algorithm
-//
-// The algorithm is that of Curator and kazoo, for several permits at a time:
-//
-//  1. Lock the gate. Who has it is the first in the line, so nobody else takes
-//     permits.
-//  2. Read the limit, and list the permits that are out.
-//  3. If there are not enough, list them with a watch, wait, and list again.
-//  4. Create the znodes of the permits, in one transaction with the proof that
-//     the gate is still ours, and unlock the gate.
-//
-// While there are enough and nobody waits, the gate is not needed: see
-// semaphorefree.go.
+// Each permit is an ephemeral znode, path/leases/_c_<uuid>-lease-<number>, whose data is
+// the owner ([WithOwner]). Waiters are in the line of a [Mutex] at path/locks. The data of
+// path is n in decimal, as in kazoo. These are the znodes of Curator's
+// InterProcessSemaphoreV2. If n is above 1,000, the permits of one Acquire are one znode,
+// path/leases/_c_<uuid>-weight-<number of permits>, which Curator counts as one permit.
+// With [LayoutKazoo], a permit is path/<guid> and the line is at path-__lock__. path and
+// the znodes below it are containers, except path with LayoutKazoo; the znodes above are
+// persistent.
 type Semaphore struct {
 	made
 	named  int64        // the limit that NewSemaphore was given
@@ -124,6 +93,18 @@ type Semaphore struct {
 
 // maxUnits is the greatest limit at which each permit has a znode of its own.
 const maxUnits = 1000
+
+// The algorithm is that of Curator and kazoo, for several permits at a time:
+//
+//  1. Lock the semaphore's lock. Its holder is the first in the line, so no other
+//     process takes permits.
+//  2. Read the limit, and list the permits.
+//  3. If too few are free, list them with a watch, wait, and list again.
+//  4. Create the znodes of the permits, in one transaction with the proof that we still
+//     hold the lock, and unlock it.
+//
+// If enough are free and no contender waits, the lock is not needed: see
+// semaphorefree.go.
 
 // NewSemaphore returns the Semaphore of n permits at path. It does no I/O; a
 // bad argument is reported by every method.
@@ -157,19 +138,15 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 // Path returns the path that m was made with.
 func (m *Semaphore) Path() string { return m.path }
 
-// Acquire acquires n permits, all at once. It waits until there are enough,
-// ctx ends, or the Session is closed.
+// Acquire acquires n permits, all at once. It waits until there are enough, ctx ends, or
+// the Session is closed. If it returns an error, it leaves the semaphore unchanged. After
+// the end of ctx, Acquire fails even if permits are free.
 //
-// When Acquire returns an error it leaves the semaphore unchanged. A ctx that
-// has ended already fails even if there are permits.
-//
-// An n that is not positive, or above the limit, is refused with [ErrInvalid],
-// also when [Semaphore.Resize] takes the limit below n while Acquire waits.
-// Every n is refused where the path has another limit than the one that
-// [NewSemaphore] was given, unless somebody has resized it. ErrTooLarge means
-// that the znodes of n permits do not fit into one transaction: that happens
-// with thousands of permits with LayoutKazoo, or with hundreds and a very long
-// WithOwner.
+// Acquire returns [ErrInvalid] if n is not positive or above the limit, also if
+// [Semaphore.Resize] lowers the limit below n during the wait. It also returns ErrInvalid
+// if the path has another limit than [NewSemaphore] was given, unless a process has resized
+// it. ErrTooLarge means that the znodes of n permits do not fit into one transaction:
+// thousands of permits with LayoutKazoo, or hundreds with a very long WithOwner.
 func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 	_, _, err := m.acquired(ctx, n)
 	return opError("acquire", m.path, err)
@@ -189,11 +166,9 @@ func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a
 	return m.observe(ctx, a), a, err
 }
 
-// TryAcquire tries to acquire n permits and reports whether it succeeded. It
-// waits for the server's answers, but not for other holders. It reports false
-// while somebody else waits for permits or is about to acquire some. It costs
-// 3 requests in 1 round trip if it fails, and 6 in 2 if it succeeds; the first
-// time it costs some more.
+// TryAcquire tries to acquire n permits and reports whether it succeeded. It waits for the
+// servers, but not for other holders. It returns false while another contender waits for
+// permits or is acquiring some.
 func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	start := time.Now()
 	if err := m.check(ctx, n); err != nil {
@@ -478,24 +453,19 @@ func (m *Semaphore) resized() string {
 	return session.ChildPath(m.root, "resized")
 }
 
-// Resize makes n the limit of the semaphore, for every process that uses the
-// path now or later, whatever limit it gave to [NewSemaphore].
+// Resize makes n the limit of the semaphore, for every process that uses the path now or
+// later, with any limit in [NewSemaphore].
 //
-// No permit is taken away. If more than n are out, nobody gets one before
-// enough have been released. If n is larger than before, those who wait first
-// get the new permits at once. An Acquire that waits for more than n fails
-// with [ErrInvalid]. Once Resize has returned, nobody gets a permit by the old
-// limit. If ctx ends while the request is under way, the limit may be changed
+// No permit is taken away: if more than n are out, Acquire waits until enough have been
+// released. If the limit grows, the first waiters get the new permits at once. An Acquire
+// that waits for more than n returns [ErrInvalid]. When Resize has returned, the old limit
+// no longer applies. If ctx ends while the request is under way, the limit may be changed
 // or not.
 //
-// Resize writes n to the znode at path and makes the persistent znode
-// path/resized, or path-__resized__ with [LayoutKazoo], so the limit stays
-// when nobody uses the semaphore any more. kazoo compares the limit when it
-// uses a path for the first time, and refuses another; Curator keeps to its
-// own.
-//
-// Resize costs 2 requests in 2 round trips, and 1 in the background; the first
-// one of a path costs some more.
+// Resize writes n to the znode at path and creates the persistent znode path/resized, or
+// path-__resized__ with [LayoutKazoo], so the limit stays while the semaphore is unused.
+// kazoo compares the limit when it first uses a path, and refuses another; Curator uses its
+// own limit.
 func (m *Semaphore) Resize(ctx context.Context, n int64) error {
 	return opError("resize", m.path, m.resize(ctx, n))
 }
@@ -786,15 +756,14 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 	return nil, errUnsettled
 }
 
-// Do acquires n permits, calls f, and releases them. f's context ends, with a
-// cause that is [ErrLost], when the permits are lost; f should then stop as soon
-// as it can, and Do returns ErrLost. The errors of f and of the release are
-// joined. If f panics the permits are released and the panic goes on.
+// Do acquires n permits, calls f, and releases them. f's context ends, with cause
+// [ErrLost], when the permits are lost; return soon from f then. Do returns ErrLost. It
+// joins the errors of f and of the release. If f panics, Do releases the permits and
+// panics.
 //
-// Within f, Acquire and Do ask for more permits, and may wait for ever for those
-// that f has. Permits have no names: f must not release those that Do has acquired. At
-// its end Do releases n of what this value has held since without a break, or what is
-// left of that, and then the error is [ErrNotLocked].
+// Within f, Acquire and Do ask for more permits, and can wait indefinitely for f's own.
+// When f returns, Do releases n permits. If f has already released some of them, Do
+// releases the rest and returns [ErrNotLocked].
 func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context) error) (err error) {
 	if m.misuse() == nil && f == nil {
 		return opError("do", m.path, session.Invalid("the function is nil"))
@@ -833,13 +802,12 @@ func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context)
 	return f(holding)
 }
 
-// Release releases n permits of those that this Semaphore value holds, by
-// however many calls of Acquire they came. It returns [ErrNotLocked] if it
-// holds fewer, and then releases none; and [ErrLost] if they were lost, in which
-// case there is nothing to release any more.
+// Release releases n permits of this Semaphore value, from any number of Acquires. It
+// returns [ErrNotLocked] if the value holds fewer; then it releases none. It returns
+// [ErrLost] if they were lost; then nothing is left to release.
 //
-// Release cannot fail to give up. It returns within half a second, and at once
-// if the connection is down: what is not done by then the Session goes on with.
+// Release returns within half a second, and at once if the connection is down. The Session
+// then releases the permits in the background.
 func (m *Semaphore) Release(n int64) error {
 	return opError("release", m.path, m.release(n))
 }
@@ -889,10 +857,9 @@ func (m *Semaphore) releaseOf(a *line.Permits, n int64) error {
 	return nil
 }
 
-// Lost returns a channel that is closed when the permits that m holds are lost:
-// the session has ended, or may have, or somebody else has deleted the znode of one
-// of them. While m holds none, the channel is closed already. It is not closed by
-// Release.
+// Lost returns a channel that is closed when the permits of m are lost: their session has
+// ended or could have ended, or another client has deleted one of their znodes. Without
+// permits, the channel is closed. Release does not close it.
 func (m *Semaphore) Lost() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -902,9 +869,8 @@ func (m *Semaphore) Lost() <-chan struct{} {
 	return m.held.Lost()
 }
 
-// Contenders returns who holds permits, one Contender for each znode, and then
-// who waits for some, in their order. It costs two listings and a read for
-// every 128 of them.
+// Contenders returns the holders of permits, one Contender for each znode, and then the
+// waiters, in their order.
 func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 	if m.misuse() != nil {
 		return nil, opError("contenders", m.path, m.misuse())

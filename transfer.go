@@ -15,28 +15,25 @@ import (
 // This file has the leader's wish: what decides, besides the order of arrival and
 // priorities, who leads next.
 
-// Transfer hands the leadership to another candidate, who must wait in the line:
-// one of [Election.Contenders]. It resigns, and returns when that one is the first
-// in the line, so that it leads as soon as it notices. The context of a Run in
-// progress ends, and to is the first when its function has returned; where Transfer
-// is called with that context it returns at once, so that it can.
+// Transfer hands the leadership to a waiting candidate from [Election.Contenders]. It
+// resigns, and returns when the heir is the first in the line, so that it leads as soon as
+// it notices. The context of a Run in progress ends, and the heir leads when Run's function
+// has returned. If Transfer is called with that context, it returns at once, so that the
+// function can return.
 //
-// It returns [ErrNotLocked] if e does not lead, [ErrLost] if the leadership was
-// lost, and [ErrNoCandidate] if to does not wait: then e still leads. When ctx ends,
-// or to leaves the line, after e has resigned, whoever is next leads.
+// Transfer returns [ErrNotLocked] if e does not lead, [ErrLost] if the leadership was lost,
+// and [ErrNoCandidate] if the heir does not wait; e then still leads. If ctx ends, or the
+// heir leaves the line, after e has resigned, the next candidate leads.
 //
-// Those ahead of to let it go before when their turn comes, and go to the back of
-// the line. Candidates of Curator and kazoo do not: those ahead lead first, and
-// while they do Transfer waits. The leader's wish is an ephemeral znode,
-// path/transfer-<guid>-<name of the candidate>, without number, which is deleted
-// when to leads, or has left. [Session.Close] waits for that, but no longer than a
+// Candidates of zsync ahead of the heir give way: they move to the back of the line in
+// their turn. Candidates of Curator and kazoo lead first, and Transfer waits for that. The
+// request is an ephemeral znode, path/transfer-<guid>-<name of the candidate>, which is
+// deleted when the heir leads or has left. [Session.Close] waits for that for at most a
 // second.
 //
 // # Cost
 //
-// Transfer costs 6 requests where to is the next in the line, and 2 more for each
-// candidate ahead of it. The candidate makes 2, and each that lets it go before 6, as
-// it waits again.
+// Transfer takes 4 round trips if the heir is the next in the line.
 func (e *Election) Transfer(ctx context.Context, to Contender) error {
 	return opError("transfer", e.path, e.transfer(ctx, to))
 }

@@ -9,34 +9,35 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A WaitError tells of a wait for a lock, permits or a leadership that ended
-// without it, because its context did or the Session was closed: behind whom it
-// stood, and for how long. [errors.As] finds it in what Lock, RLock, Acquire,
-// Campaign, Do, Run and [LockAll] return; the error of the context is below it.
+// A WaitError describes a wait that ended without a grant, because its context ended or the
+// Session was closed. Lock, RLock, Acquire, Campaign, Do, Run and [LockAll] return it; it
+// wraps the context's error.
 //
-// It is what was known without asking, at the last change that the wait was told
-// of. Who waits for longer than a second reads the znode of the holder, and again
-// whenever the wait has lasted twice as long: that is one request, or two where
-// those ahead have gone, at most once a minute after the first. So the owner of a
-// holder in another process is known in long waits only, and may be that of a
-// holder who has left since.
+//	var w *zsync.WaitError
+//	if errors.As(err, &w) {
+//		log.Printf("gave up after %v, %d ahead, held by %s", w.Waited, w.Place, w.Behind.Owner)
+//	}
+//
+// Behind.Owner is known if the holder is in this process, or after a wait of a second: then
+// the waiter reads the holder's znode, and again each time that the wait has doubled, at
+// most once a minute. The holder may have changed since.
 type WaitError struct {
-	// Behind is who was first in the line: the holder. Its Node is known as soon
-	// as the wait has a place; its Owner, Session and Since when its znode has been
-	// read, or when it is of this process. Of a [Semaphore] it is the first of
-	// those who ask or, to the first who asks, one of those who hold permits.
+	// Behind is the first in the line: the holder. Its Node is known when the wait has a place
+	// in the line; its Owner, Session and Since when its znode has been read, or if it is in
+	// this process. For a [Semaphore], it is the first of the contenders that wait or, for the
+	// first waiter itself, a holder of permits.
 	Behind Contender
 
-	// Place counts those ahead, Behind included, when they were last listed:
-	// 1 is the next. It is 0 if the wait had no place in the line: no server had
-	// been reached, or this process had not noticed yet that it lost what it held.
+	// Place is the number of contenders ahead, Behind included, in the last listing: 1 is the
+	// next. It is 0 if the wait had no place in the line: no server was reached, or this
+	// process had not released a lost hold.
 	Place int
 
 	Waited time.Duration
 	err    error
 }
 
-// Error says how long the wait was, behind whom, and why it ended.
+// Error returns the length of the wait, the holder, and the reason of the end.
 func (e *WaitError) Error() string {
 	waited := e.Waited.Round(time.Millisecond)
 	switch {
@@ -48,7 +49,7 @@ func (e *WaitError) Error() string {
 	return fmt.Sprintf("after %v behind %q of %q (place %d): %v", waited, e.Behind.Node, e.Behind.Owner, e.Place, e.err)
 }
 
-// Unwrap returns why the wait ended: the error of the context, with its cause, or
+// Unwrap returns the reason of the end: the error of the context, with its cause, or
 // [ErrClosed].
 func (e *WaitError) Unwrap() error { return e.err }
 
