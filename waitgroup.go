@@ -195,8 +195,8 @@ func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 //
 // # Cost
 //
-// Enter and Leave cost at most 5 requests together for each party. A round of 8 parties
-// takes 5 round trips. docs/costs.md has the figures for other numbers.
+// Enter and Leave cost at most 5 requests together for each party. A round takes 5 round
+// trips, for any number of parties.
 //
 // # Znodes
 //
