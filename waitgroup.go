@@ -88,7 +88,8 @@ func (wg *WaitGroup) Path() string { return wg.path }
 
 // Add adds delta, which may be negative, to the counter. If the counter would become
 // negative, Add returns [ErrNegativeCounter] and leaves it unchanged. A negative delta may
-// return [ErrLost], see [WaitGroup].
+// return [ErrLost], see [WaitGroup]. One that ends the tasks of some thousand other sessions takes
+// several steps: if others end the rest meanwhile, the tasks that it has ended stay ended.
 //
 // If ctx ends first, a positive delta is not added, or is taken back. A negative delta that
 // was already sent may still be applied.

@@ -562,6 +562,50 @@ func TestADoneThatWasRefusedIsTriedAgainBeforeTheSessionIsClosed(t *testing.T) {
 	}
 }
 
+// What does not fit into one transaction is done in several.
+func TestTasksOfThousandsOfSessionsAreEndedAtOnce(t *testing.T) {
+	const sessions = 9000
+	path := "/" + strings.Repeat("w", 100) // 1.5 MB in all
+	for name, end := range map[string]func(ctx context.Context, wg *zsync.WaitGroup) error{
+		"one Add": func(ctx context.Context, wg *zsync.WaitGroup) error { return wg.Add(ctx, -sessions) },
+		"many Dones and an Add": func(ctx context.Context, wg *zsync.WaitGroup) error {
+			var all []<-chan error
+			for range sessions {
+				all = append(all, async(wg.Done))
+			}
+			all = append(all, async(func() error { return wg.Add(ctx, 1) }), async(wg.Done))
+			for _, c := range all {
+				if err := <-c; err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				wg := zsync.NewWaitGroup(s, path)
+				must(t, wg.Add(t.Context(), 1))
+				must(t, wg.Done())
+				var ops []any
+				for range sessions {
+					ops = append(ops, &zk.CreateRequest{Path: path + "/" + session.ProtectedName(session.NewGUID(), "tasks"), Data: []byte("1")})
+					if len(ops) == 1000 {
+						_, err := s.Txn(t.Context(), ops...)
+						must(t, err)
+						ops = nil
+					}
+				}
+				wantCount(t, wg, sessions)
+				must(t, end(t.Context(), wg))
+				wantCount(t, wg, 0)
+				wantErr(t, wg.Add(t.Context(), -1), zsync.ErrNegativeCounter)
+			})
+		})
+	}
+}
+
 func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
 	t.Parallel()
 	for name, opts := range map[string][]zsync.WaitGroupOption{"ephemeral": nil, "persistent": {zsync.WithPersistentTasks()}} {

@@ -594,7 +594,13 @@ func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*c
 	case t.own.count+sum >= 0:
 		err = t.writeOwn(ctx, inc, t.own.count+sum)
 	default:
-		err = t.writeOthers(ctx, inc, others, -sum)
+		var ended int
+		ended, err = t.writeOthers(ctx, inc, others, -sum)
+		if err == nil && ended < -sum {
+			var rest []*change
+			fits, rest = t.divide(fits, ended)
+			left = append(rest, left...)
+		}
 	}
 	switch {
 	case err == nil:
@@ -624,12 +630,34 @@ func (t *Tally) curtail(cs []*change, total int) (owed, rest []*change) {
 	return owed, rest
 }
 
-// writeOthers ends n open tasks: all of ours, and the rest among others.
-func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, others []openTasks, n int) error {
+// divide divides changes of which one transaction has ended as many tasks as it could, and returns those
+// that are made. A change that ends the tasks of more sessions than fit into a transaction is made in
+// parts: what is left of it is in rest.
+func (t *Tally) divide(cs []*change, ended int) (made, rest []*change) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, c := range cs { // those that add are ahead of those that end
+		k := min(-c.delta, ended)
+		if ended -= k; k == -c.delta {
+			made = append(made, c)
+			continue
+		}
+		c.delta += k
+		rest = append(rest, c)
+	}
+	return made, rest
+}
+
+// writeOthers ends n open tasks: all of ours, and the rest among others. It ends fewer, and returns how
+// many, if they are of so many sessions that they do not fit into one transaction.
+func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, others []openTasks, n int) (ended int, err error) {
 	var ops []any
+	size := 0
 	end := func(a openTasks) {
 		k := min(n, a.count)
 		n -= k
+		ended += k
+		size += t.m.SizeOf(a.path, nil) + 32
 		if k == a.count {
 			ops = append(ops, &zk.DeleteRequest{Path: a.path, Version: a.version})
 			return
@@ -643,7 +671,7 @@ func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, other
 	// Processes that begin with different ones are less in each other's way.
 	rand.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
 	for _, a := range others {
-		if n > 0 {
+		if n > 0 && size < session.MaxPacket/2 {
 			end(a)
 		}
 	}
@@ -651,10 +679,10 @@ func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, other
 	// own znode it must be carried through. An attempt that failed cannot come
 	// late: no znode has the same path and version twice.
 	if _, err := txn.Across(ctx, t.m, t.dir+"-receipts", ops); err != nil {
-		return err
+		return 0, err
 	}
 	t.setOwn(inc, openTasks{})
-	return nil
+	return ended, nil
 }
 
 // read reads all znodes with open tasks, ordered by path.
