@@ -418,15 +418,16 @@ func (c *Cond) orphans(names []string) []string {
 // listing without such. A signal is made with its waiter there, and deleted by
 // it in one transaction; so if a listing shows it alone, it was not taken.
 func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []string) ([]string, error) {
+	stays := make(map[string]bool)
 	for {
-		lost := c.orphans(names)
+		lost := slices.DeleteFunc(c.orphans(names), func(name string) bool { return stays[name] })
 		if len(lost) == 0 {
 			return names, nil
 		}
-		if err := c.pass(ctx, inc, names, session.ChildPath(c.line.Dir, lost[0])); err != nil {
+		var err error
+		if stays[lost[0]], err = c.pass(ctx, inc, names, session.ChildPath(c.line.Dir, lost[0])); err != nil {
 			return nil, err
 		}
-		var err error
 		if names, err = c.list(ctx, inc.Children); err != nil {
 			return nil, err
 		}
@@ -435,25 +436,29 @@ func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []strin
 
 // pass gives the signal at path to the first without one, or to nobody if all
 // of these came after it. That others see and do the same at this moment does
-// no harm: the signal can be deleted once.
-func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []string, path string) error {
+// no harm: the signal can be deleted once. If another program has put something below it, it stays,
+// and is written instead, at its version: it says that it was given at 0, when nobody waited.
+func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []string, path string) (stays bool, err error) {
 	data, stat, err := inc.Get(ctx, path)
 	if err != nil {
-		return unlessChanged(err)
+		return false, unlessChanged(err)
 	}
 	given := stat.Czxid
 	if n, err := strconv.ParseInt(string(data), 10, 64); err == nil {
 		given = n // it has been passed on before
 	}
+	if given == 0 && stat.NumChildren > 0 {
+		return true, nil
+	}
 	waiting, err := c.unsignalled(ctx, inc, names)
 	if err != nil {
-		return err
+		return false, err
 	}
 	ops := []any{&zk.DeleteRequest{Path: path, Version: -1}}
 	for _, w := range waiting {
 		stat, err := inc.Exists(ctx, session.ChildPath(c.line.Dir, w.Name))
 		if err != nil {
-			return err
+			return false, err
 		}
 		if stat == nil {
 			continue // has just left
@@ -464,7 +469,12 @@ func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []strin
 		break
 	}
 	_, err = inc.Multi(ctx, ops...)
-	return unlessChanged(err)
+	if errors.Is(err, zk.ErrNotEmpty) {
+		ops[0] = &zk.SetDataRequest{Path: path, Data: []byte("0"), Version: stat.Version}
+		_, err = inc.Multi(ctx, ops...)
+		return err == nil, unlessChanged(err)
+	}
+	return false, unlessChanged(err)
 }
 
 // mark returns what gives w a signal. It fails if w has one, or is gone. data is

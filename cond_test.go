@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
@@ -125,6 +127,37 @@ func TestASignalToAProcessThatDiedGoesToTheNext(t *testing.T) {
 		must(t, newCond(ss[1]).Signal(t.Context()))
 		must(t, <-woken[2])
 		wantEmpty(t, ss[1])
+	})
+}
+
+// The signal cannot be deleted then. It is passed on once all the same, and stands in the way of none.
+func TestASignalToTheDeadBelowWhichAnotherProgramHasPutSomethingIsPassedOnOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ss, woken := sleepers(t, srv, 4)
+		signaller, c := open(t, srv), harness.Plain(t, srv)
+		srv.Partition(ss[0].ID())
+		must(t, newCond(signaller).Signal(t.Context()))
+		var below string
+		for _, name := range harness.Children(t, c, "/c") {
+			if strings.HasSuffix(name, "-signal") {
+				below = "/c/" + name + "/x"
+				_, err := c.Create(below, nil, 0, zk.WorldACL(zk.PermAll))
+				must(t, err)
+			}
+		}
+		must(t, <-woken[1])
+		pendingStill(t, woken[2])
+		pendingStill(t, woken[3])
+		must(t, newCond(signaller).Signal(t.Context()))
+		must(t, <-woken[2])
+		pendingStill(t, woken[3])
+		must(t, newCond(signaller).Broadcast(t.Context()))
+		must(t, <-woken[3])
+		must(t, c.Delete(below, -1))
+		must(t, newCond(signaller).Signal(t.Context()))
+		srv.Heal(ss[0].ID())
+		must(t, <-woken[0])
+		wantEmpty(t, signaller)
 	})
 }
 
