@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -276,7 +277,10 @@ func (r *partitioning) replan(ctx context.Context) error {
 		if members == nil {
 			return old, err // otherwise it is about members that have no list of shards
 		}
-		now := spread.Plan{Owners: spread.Balance(old.Owners, wanted(members))}
+		now, out := spread.Fit(old.Owners, wanted(members), func(p spread.Plan) bool { _, err := r.plan.encode(p); return err == nil })
+		if slices.Contains(out, r.id) {
+			return old, fmt.Errorf("the %d shards of this process fit into no plan together with those of the %d members before it: %w", len(r.shards), len(members)-1, ErrTooLarge)
+		}
 		if maps.Equal(now.Owners, old.Owners) && old.Owners != nil {
 			return old, unchanged
 		}

@@ -2,7 +2,9 @@ package zsync_test
 
 import (
 	"context"
+	"fmt"
 	"maps"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -233,5 +235,30 @@ func TestAMemberWhoseIDIsNoTextHasThePlanStandStill(t *testing.T) {
 		}
 		wantErr(t, run(zsync.NewPartition(s, "/p", zsync.WithMember("\xff")), "a"), zsync.ErrInvalid)
 		wantErr(t, run(zsync.NewPartition(s, "/p"), "\xff"), zsync.ErrInvalid)
+	})
+}
+
+// The list of each process fits into a plan, and both together do not. Then the one that has come later is
+// refused, and the one that owns shards goes on.
+func TestAProcessWhoseShardsDoNotFitBesideThoseOfOthersIsRefusedAndTheOthersGoOn(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		o := newOwners(t, srv)
+		const long = 1500 // bytes of a name
+		list := func(of string, n int) (shards []string) {
+			for i := range n {
+				shards = append(shards, fmt.Sprintf("%s%0*d", of, long, i))
+			}
+			return shards
+		}
+		first := partake(t, o, open(t, srv), "z", list("z", 400)) // 600 KB; its id is the last
+		o.settled(map[string]int{"z": 400})
+		err := <-partake(t, o, open(t, srv), "a", list("a", 400))
+		wantErr(t, err, zsync.ErrTooLarge)
+		if !strings.Contains(err.Error(), "400 shards") || !strings.Contains(err.Error(), "1 members before") {
+			t.Errorf("%v; want how many shards and members", err)
+		}
+		partake(t, o, open(t, srv), "b", list("b", 100))
+		o.settled(map[string]int{"z": 400, "b": 100})
+		pendingStill(t, first)
 	})
 }
