@@ -417,14 +417,13 @@ func (c *Cond) orphans(names []string) []string {
 // mend passes on the signals among names whose waiters are gone, and returns a
 // listing without such. A signal is made with its waiter there, and deleted by
 // it in one transaction; so if a listing shows it alone, it was not taken.
-func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []string) ([]string, error) {
+func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []string) (_ []string, err error) {
 	stays := make(map[string]bool)
 	for {
 		lost := slices.DeleteFunc(c.orphans(names), func(name string) bool { return stays[name] })
 		if len(lost) == 0 {
 			return names, nil
 		}
-		var err error
 		if stays[lost[0]], err = c.pass(ctx, inc, names, session.ChildPath(c.line.Dir, lost[0])); err != nil {
 			return nil, err
 		}

@@ -95,9 +95,7 @@ func (m *Mutex) Path() string { return m.path }
 // If Lock returns an error, the caller does not hold m and leaves nothing in the line.
 // After the end of ctx, Lock fails even if m is free. With a ctx that comes from [Mutex.Do]
 // of the same path, Lock returns [ErrDeadlock].
-func (m *Mutex) Lock(ctx context.Context) error {
-	return opError("lock", m.path, m.lock(ctx))
-}
+func (m *Mutex) Lock(ctx context.Context) error { return opError("lock", m.path, m.lock(ctx)) }
 
 func (m *Mutex) lock(ctx context.Context) error {
 	if err := m.check(ctx); err != nil {

@@ -333,9 +333,7 @@ func (m *Semaphore) untilUnsettled(callOff func()) bool {
 	return !m.unsettledLocked()
 }
 
-func (m *Semaphore) unsettledLocked() bool {
-	return m.held != nil && m.held.Err() != nil
-}
+func (m *Semaphore) unsettledLocked() bool { return m.held != nil && m.held.Err() != nil }
 
 func (m *Semaphore) freedLocked() <-chan struct{} {
 	if m.freed == nil {
