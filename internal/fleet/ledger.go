@@ -62,13 +62,13 @@ func (h *hold) end() (lost bool) {
 // believes reports whether the holder believes that it holds.
 func (h *hold) believes() bool { return !h.over && !h.a.life.crashed.Load() && !h.told() }
 
-// mayFail returns ErrDeadlock if the process of a has lost a hold and not given it up until now: a
-// call of it that waits for that may fail so.
+// mayFail returns ErrDeadlock if the process of a has lost a hold and not given it up until now, or is
+// about to in a Wait: a call of it that waits for that may fail so.
 func (r *resource) mayFail(a *actor) (errs []error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, h := range r.holds {
-		if h.a.life == a.life && h.told() && (!h.over || time.Since(h.ended) < r.w.timeout/10) {
+		if h.a.life == a.life && h.told() && (!h.over || time.Since(h.ended) < 3*r.w.timeout/2) {
 			errs = append(errs, zsync.ErrDeadlock)
 		}
 	}

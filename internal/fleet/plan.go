@@ -145,7 +145,7 @@ func draw(seed uint64) plan {
 				f.kind = "kill"
 			}
 		}
-		if p.uneven && d.IntN(3) == 0 {
+		if p.uneven && !p.quiet && d.IntN(3) == 0 {
 			f.kind = "shorten"
 		}
 		switch f.kind {

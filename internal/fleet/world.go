@@ -417,7 +417,7 @@ func (a *actor) may(what string, ctx context.Context, err error, others ...error
 		return true
 	case ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))):
 	case a.gone() && (errors.Is(err, zsync.ErrClosed) || errors.Is(err, context.Canceled)):
-	case a.w.era() > 0 && time.Since(a.w.reborn) < 3*a.w.timeout: // what is asked of servers that know nothing may fail
+	case a.w.era() > 0 && time.Since(a.w.begun) < a.w.harm+8*a.w.timeout: // a call that began before the servers lost their data may fail
 	case slices.ContainsFunc(others, func(o error) bool { return errors.Is(err, o) }):
 	default:
 		a.w.fail("%s of %s fails: %v", what, a, err)
