@@ -412,6 +412,26 @@ func TestWhatAMajorityLoggedSurvivesTheLeader(t *testing.T) {
 	})
 }
 
+func TestAMemberThatJoinsALeaderThatLagsKnowsTheSessionsOfItsTree(t *testing.T) {
+	ensembleTest(t, 3, func(t *testing.T, e *Ensemble) {
+		e.Crash(0)
+		e.SetLag(2, time.Hour) // the leader is late to apply that the session begins
+		c := client(t, e, 1)
+		if r := c.call(OpCreate, createBody("/n", "", openACL, 1 /* ephemeral */)); r.code != CodeOK {
+			t.Fatalf("create: code %d", r.code)
+		}
+		e.Restart(0)
+		time.Sleep(time.Second)
+		e.mu.Lock()
+		_, znode := e.members[0].s.leader.tree.nodes["/n"]
+		known := e.members[0].s.sessions[c.id] != nil
+		e.mu.Unlock()
+		if !znode || !known {
+			t.Errorf("the member that has joined has the ephemeral znode: %v, and knows its session: %v", znode, known)
+		}
+	})
+}
+
 func TestAMemberThatLagsAnswersFromThePastAndRefusesWhoKnowsMore(t *testing.T) {
 	ensembleTest(t, 3, func(t *testing.T, e *Ensemble) {
 		old, c := client(t, e, 0), client(t, e, 1)

@@ -80,14 +80,14 @@ func (ld *leadership) bind(f *member) *tie {
 func (ld *leadership) join(f *member) {
 	t := ld.bind(f)
 	m := ld.m
-	sessions := map[int64]*session{}
-	for id, x := range m.s.sessions {
-		sessions[id] = &session{id: id, password: x.password, timeout: x.timeout}
-	}
 	for range m.commits { // what m is late to apply
 		m.apply()
 	}
 	m.commits = nil
+	sessions := map[int64]*session{}
+	for id, x := range m.s.sessions {
+		sessions[id] = &session{id: id, password: x.password, timeout: x.timeout}
+	}
 	snapshot, epoch := m.s.leader.tree.clone(), m.epoch
 	t.toFollower(func() { f.install(snapshot, sessions, epoch) })
 	for _, x := range ld.proposed {
