@@ -1,5 +1,5 @@
-// Package marks has what zsync writes into znodes so that it, and tools, can tell for
-// certain what a znode is. Other libraries neither write nor read it.
+// Package marks has the data by which zsync and its tools recognize znodes with certainty.
+// Other libraries neither write nor read them.
 package marks
 
 import (
@@ -13,19 +13,19 @@ const (
 	Gate = "zsync: closed by "
 	// Map is the data of the znode whose children are the keys of a Map.
 	Map = "zsync map"
-	// Dir is the data of the directory of a primitive, or the end of them: see [Mark].
+	// Dir is the data of the parent znode of a primitive, or the end of the data: see [Mark].
 	Dir = "zsync directory"
 )
 
-// Mark returns the data of a directory that holds data.
+// Mark returns the data of a parent znode that holds data.
 func Mark(data []byte) []byte { return append(append(bytes.Clone(data), '\n'), Dir...) }
 
-// IsDir reports whether data are those of a directory.
+// IsDir reports whether data is the data of a parent znode.
 func IsDir(data []byte) bool {
 	return string(data) == Dir || bytes.HasSuffix(data, []byte("\n"+Dir))
 }
 
-// Unmark returns what was marked.
+// Unmark returns the data before Mark.
 func Unmark(data []byte) []byte {
 	if string(data) == Dir {
 		return nil
@@ -33,8 +33,8 @@ func Unmark(data []byte) []byte {
 	return bytes.TrimSuffix(data, []byte("\n"+Dir))
 }
 
-// Within returns the owner of a session whose process was started by a command under other
-// sessions: they wait for its end.
+// Within returns the owner of a session whose process was started under other sessions,
+// which wait for its end.
 func Within(owner string, sessions []string) string {
 	if len(sessions) == 0 {
 		return owner
@@ -44,7 +44,7 @@ func Within(owner string, sessions []string) string {
 
 var within = regexp.MustCompile(`^(.*) within((?: 0x[0-9a-f]{1,16})+)$`)
 
-// Outer returns the owner and the sessions that [Within] was called with.
+// Outer returns the arguments of [Within]: the owner and the sessions.
 func Outer(data string) (owner string, sessions []string) {
 	m := within.FindStringSubmatch(data)
 	if m == nil {

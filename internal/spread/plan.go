@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// A Plan says who is to own which shard.
+// A Plan has the owner of each shard.
 type Plan struct {
 	Owners map[string]string `json:"owners"` // by shard: the id of the member
 }
 
-// Fit returns the plan that Balance makes. If it does not fit, the plan is for fewer members, and out are
-// those that have no part in it: those that own nothing so far go first. Every member that knows the same
-// owners and wants gets the same.
+// Fit returns the plan that Balance makes. If it does not fit, the plan leaves out some members, first
+// the members that own nothing, and returns their ids in out. The same owners and wants give the same
+// result in every process.
 func Fit(owners map[string]string, wants map[string][]string, fits func(Plan) bool) (plan Plan, out []string) {
 	if plan = (Plan{Balance(owners, wants)}); fits(plan) {
 		return plan, nil
@@ -41,8 +41,8 @@ func Fit(owners map[string]string, wants map[string][]string, fits func(Plan) bo
 	return of(n), ids[n:]
 }
 
-// A PlanCodec is JSON, and takes what is no Plan, as a stranger may write it, for an
-// empty one, which is made anew.
+// A PlanCodec is JSON. It decodes other data, which another program may have written, as an
+// empty Plan, which is then replaced.
 type PlanCodec struct{}
 
 func (PlanCodec) Marshal(v any) ([]byte, error) { return json.Marshal(v) }

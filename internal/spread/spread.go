@@ -1,4 +1,4 @@
-// Package spread says who of many is to have which of many things.
+// Package spread assigns shards to members.
 package spread
 
 import (
@@ -7,16 +7,17 @@ import (
 	"slices"
 )
 
-// Balance returns who is to own which shard. wants are the shards that each
-// member names. What was theirs before stays theirs as far as an even spread
-// allows. It depends on its arguments alone, and what it has returned it returns
-// again. Versions that run side by side must agree on what needs no change.
+// Balance returns the owner of each shard. wants has the shards that each member lists. A
+// shard keeps its owner if an even spread allows that. The result depends on the arguments
+// alone, and is a fixed point: Balance of its own result returns that result. Versions of
+// zsync that run side by side must agree on the fixed points.
 //
-//  1. What nobody names any more, and what belongs to who has gone or does not
-//     name it, is taken away.
-//  2. What has no owner goes to the one with the fewest of those who name it.
-//  3. While somebody has two more than another who names one of them, that one
-//     moves.
+//   1. A shard loses its owner if no member lists it, or if its owner has left or does not
+//     list it.
+//   2. A shard without an owner is given to the member with the fewest shards that lists
+//     it.
+//   3. While a member has two shards more than another member that lists a shard of the
+//     first, that shard moves.
 func Balance(owners map[string]string, wants map[string][]string) map[string]string {
 	b := newBalancing(wants)
 	for i, shard := range b.shards { // Step 1.
@@ -44,17 +45,17 @@ func Balance(owners map[string]string, wants map[string][]string) map[string]str
 // of their names.
 type balancing struct {
 	ids    []string // of the members
-	load   []int    // by member: how many shards it owns
+	load   []int    // by member: number of its shards
 	shards []string
-	owner  []int   // by shard: the member who owns it, or -1
-	set    []int   // by shard: which of sets names it
-	sets   [][]int // each who are the members that name some shard; shards have few different ones
-	least  []int   // by set: who of it has the fewest
+	owner  []int   // by shard: the member that owns it, or -1
+	set    []int   // by shard: index of the set of members that list it
+	sets   [][]int // sets of members that list a shard; shards share few sets
+	least  []int   // by set: the member with the fewest shards
 }
 
 func newBalancing(wants map[string][]string) *balancing {
 	b := &balancing{ids: slices.Sorted(maps.Keys(wants))}
-	named := make(map[string][]int) // by shard: who names it
+	named := make(map[string][]int) // by shard: the members that list it
 	for m, id := range b.ids {
 		for _, shard := range wants[id] {
 			named[shard] = append(named[shard], m)
@@ -80,7 +81,7 @@ func newBalancing(wants map[string][]string) *balancing {
 	return b
 }
 
-// fewest returns the first of those who have the fewest of a set.
+// fewest returns the first member of a set with the fewest shards.
 func (b *balancing) fewest(set int) int {
 	return slices.MinFunc(b.sets[set], func(m, n int) int { return b.load[m] - b.load[n] })
 }

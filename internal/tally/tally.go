@@ -22,8 +22,8 @@ import (
 // ErrNegativeCounter means a WaitGroup's counter would have become negative.
 var ErrNegativeCounter = errors.New("negative counter")
 
-// Tallies are those of one Session, one for each path that is in use or owes
-// something. The zero value is ready for use.
+// Tallies holds the tallies of one Session: one for each path that is in use or owes a
+// change. The zero value is ready for use.
 type Tallies struct {
 	m shared.Map[key, Tally]
 }
@@ -34,7 +34,7 @@ func (ts *Tallies) Of(m *session.Manager, dir string, keep bool) *Tally {
 	return ts.m.Of(key{dir, keep}, &Tally{m: m, all: ts, dir: dir, keep: keep})
 }
 
-// Kept returns how many are kept because they owe something.
+// Kept returns the number of tallies that are kept because they owe a change.
 func (ts *Tallies) Kept() int { return ts.m.Kept() }
 
 // A Tally is the counter of one path as one process sees it. All WaitGroups
@@ -42,27 +42,27 @@ func (ts *Tallies) Kept() int { return ts.m.Kept() }
 //
 // How changes are applied:
 //
-//  1. Whoever changes the counter puts the change into the queue. If nobody
-//     applies changes at present, a goroutine begins to.
-//  2. That goroutine takes the whole queue. The changes in it are all under way
-//     at once, so any order among them is right; those that add come first.
+//   1. A caller puts its change into the queue. If no goroutine applies changes now, one
+//     starts.
+//   2. That goroutine takes the whole queue. The changes in it are all under way at once,
+//     so any order is right; additions come first.
 //  3. If this process has enough open tasks, its own znode is created,
 //     written or deleted, once for all of them.
-//  4. Otherwise the znodes of others are read, and written or deleted in one
-//     transaction with ours. Each is checked to have the version that was read.
-//  5. What finds too few tasks anywhere fails.
-//  6. If the queue has filled meanwhile go to 2.
+//   4. Otherwise the goroutine reads the znodes of other sessions, and writes or deletes
+//     them in one transaction with ours. The transaction checks the version of each.
+//   5. A change fails if there are too few tasks anywhere.
+//   6. If the queue has filled since, go to 2.
 type Tally struct {
 	m    *session.Manager
-	all  *Tallies // those of the Session
+	all  *Tallies // the tallies of the Session
 	dir  string   // the path, as the server knows it
 	keep bool     // tasks outlive their session
 
 	mu    sync.Mutex
 	queue []*change            // not taken yet; guarded by mu
 	busy  bool                 // a goroutine applies changes; guarded by mu
-	lost  int                  // tasks that ended with a session, and whose Done has not been called; guarded by mu
-	why   error                // how the last of them ended; guarded by mu
+	lost  int                  // tasks that ended with a session and still expect their Done; guarded by mu
+	why   error                // the end of the last such session; guarded by mu
 	own   openTasks            // written with mu held, by the goroutine that applies or, if there is none, by submit
 	inc   *session.Incarnation // the session of own's znode; nil if it has none; as own
 }
@@ -77,22 +77,22 @@ type change struct {
 	delta     int
 	done      chan struct{} // closed when err is set
 	err       error
-	repaid    int  // how many of its tasks had ended with their session; written with Tally.mu held, as Tally.own
+	repaid    int  // number of its tasks that ended with their session; written with Tally.mu held, as Tally.own
 	abandoned bool // its caller has left; guarded by Tally.mu
-	insist    bool // what the servers refuse is tried again: it gives up a task
-	owed      bool // nobody learns of a refusal, so it is tried again; guarded by Tally.mu
-	tries     int  // how often it was refused; guarded by Tally.mu
+	insist    bool // a refusal by the servers is tried again: the change releases a task
+	owed      bool // the caller has returned, so a refusal is tried again; guarded by Tally.mu
+	tries     int  // number of refusals; guarded by Tally.mu
 }
 
-// An openTasks is a znode that says how many tasks are open.
+// An openTasks is a znode with a number of open tasks.
 type openTasks struct {
 	path    string // "" if there is none
 	count   int
 	version int32
 }
 
-// Add adds delta, which is not 0, to the counter. If ctx ends first it is not
-// added, or taken back.
+// Add adds delta, which is not 0, to the counter. If ctx ends first, delta is not added, or
+// is taken back.
 func (t *Tally) Add(ctx context.Context, delta int) error {
 	c := t.submit(&change{delta: delta})
 	select {
@@ -104,14 +104,14 @@ func (t *Tally) Add(ctx context.Context, delta int) error {
 	}
 }
 
-// Done ends one task. If it is not done soon, it is done in the background. Where
-// nobody calls it again after an error, heard is false: then it is done in the
-// background too if something is in the way, such as another program's znode.
+// Done ends one task; after a while, in the background. heard is false if the caller will
+// not call Done again after an error. Then Done also continues in the background if the
+// servers refuse or another program's znode is in the way.
 func (t *Tally) Done(heard bool) error {
 	c := t.submit(&change{delta: -1, insist: true, owed: !heard})
 	select {
 	case <-c.done:
-	case <-t.m.Outage(): // usually the connection is replaced at once, and we can still tell
+	case <-t.m.Outage(): // usually the connection is replaced at once, and Done can still return the result
 	case <-time.After(session.ReleaseTime):
 	}
 	if _, ok := session.AwaitFor(c.done, session.Grace); ok {
@@ -126,7 +126,7 @@ func (t *Tally) Wait(ctx context.Context) error {
 	m.Waiters.Add(1)
 	defer m.Waiters.Add(-1)
 	return m.During(ctx, func(inc *session.Incarnation) error {
-		// A server that lags might not know of the tasks yet.
+		// A server that lags might not have the tasks yet.
 		list := inc.ChildrenFresh
 		for {
 			names, _, err := list(ctx, dir)
@@ -143,14 +143,13 @@ func (t *Tally) Wait(ctx context.Context) error {
 			if len(paths) == 0 {
 				return nil
 			}
-			// A znode of such a name that holds something else is from another
-			// program, and may stay for ever. Whoever waits must learn of it as
-			// from Count, rather than wait without a word.
+			// A znode of such a name with other data is from another program, and may stay forever.
+			// Wait must return an error, as Count does, and not wait silently.
 			if _, err := readTasks(ctx, inc, paths); err != nil {
 				return err
 			}
-			// Waiting for one after the other costs a notification each, and
-			// none for what the numbers do until they are zero.
+			// Waiting for one znode after the other costs an event each, and none for changes of the
+			// numbers before zero.
 			for _, path := range paths {
 				if err := inc.AwaitGone(ctx, path); err != nil {
 					return err
@@ -160,7 +159,7 @@ func (t *Tally) Wait(ctx context.Context) error {
 	})
 }
 
-// Count returns how many tasks are open.
+// Count returns the number of open tasks.
 func (t *Tally) Count(ctx context.Context) (total int, err error) {
 	const tries = 8
 	err = t.m.During(ctx, func(inc *session.Incarnation) error {
@@ -200,15 +199,15 @@ func (t *Tally) queueLocked(c *change) {
 	t.queue = append(t.queue, c)
 	if !t.busy {
 		t.busy = true
-		// A Done may have returned while its task is still to be ended, in several round
-		// trips: a Close right behind it, which ends no task of another session and none
-		// that is persistent, lets it come to an end.
+		// A Done may have returned before its task has ended, in several round trips. A Close
+		// right after it would end no persistent task and no task of another session, so Close
+		// waits for the change.
 		_, stay := t.m.BeforeClose()
 		t.m.Spawn(func() { defer stay(); t.run() })
 	}
 }
 
-// abandon is the end of a change's ctx.
+// abandon handles the end of a change's ctx.
 func (t *Tally) abandon(c *change) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -221,20 +220,20 @@ func (t *Tally) abandon(c *change) {
 	select {
 	case <-c.done:
 		t.takeBackLocked(c)
-	default: // finish sees that it is abandoned
+	default: // finish handles abandoned changes
 	}
 }
 
-// takeBackLocked undoes a change whose caller was told that it failed. What
-// was ended stays ended: somebody may have returned from Wait.
+// takeBackLocked undoes a change whose caller got an error. Ended tasks stay ended, because
+// a Wait may have returned.
 func (t *Tally) takeBackLocked(c *change) {
 	if c.err == nil && c.delta > 0 {
 		t.queueLocked(&change{delta: -c.delta, owed: true, done: make(chan struct{})})
 	}
 }
 
-// owe returns what came of c; if that is not known yet it is nil, and c is made
-// whatever the servers say at first.
+// owe returns the result of c. If there is none yet, it returns nil, and c is tried again
+// after refusals.
 func (t *Tally) owe(c *change) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -245,8 +244,9 @@ func (t *Tally) owe(c *change) error {
 	return nil
 }
 
-// postponeLocked queues those of cs again, in a while or when the Session is about to be closed, that
-// are owed but were refused, and returns the others. A Session that ends owes nothing more.
+// postponeLocked queues the owed changes of cs that were refused, for later or for the
+// moment before Close, and returns the other changes. A Session that has ended owes
+// nothing.
 func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 	if err == nil || errors.Is(err, ErrNegativeCounter) || session.IsClosed(t.m.Over) {
 		return cs
@@ -267,12 +267,12 @@ func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 	if len(owed) > 0 {
 		leaving, stay := t.m.BeforeClose()
 		if session.IsClosed(leaving) {
-			leaving = nil // it was tried at once when that began
+			leaving = nil // it was tried at once when Close began
 		}
 		t.m.Spawn(func() {
 			defer stay()
-			// Close waits for the next attempt, for as long as for any farewell. If the time is over at the
-			// same instant the attempt is made all the same.
+			// Close waits for the next attempt, within its usual limit. If the limit ends at the
+			// same instant, the attempt is still made.
 			select {
 			case <-time.After(wait):
 			case <-leaving:
@@ -292,13 +292,13 @@ func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 	return rest
 }
 
-// finish tells the callers of cs how it went.
+// finish reports the result to the callers of cs.
 func (t *Tally) finish(cs []*change, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, c := range t.postponeLocked(cs, err) {
 		switch c.err = err; {
-		case err != nil && !c.owed: // what nobody hears of is not ended again
+		case err != nil && !c.owed: // only owed changes end again without a caller
 			t.unpayLocked(c)
 		case err == nil && c.repaid > 0:
 			c.err = t.why
@@ -310,7 +310,7 @@ func (t *Tally) finish(cs []*change, err error) {
 	}
 }
 
-// forfeitLocked is the end of the session that own belongs to.
+// forfeitLocked handles the end of own's session.
 func (t *Tally) forfeitLocked() {
 	t.lost += t.own.count
 	t.why = t.inc.Loss()
@@ -318,15 +318,14 @@ func (t *Tally) forfeitLocked() {
 	t.rememberLocked()
 }
 
-// rememberLocked keeps the tally while it knows of tasks that belong, or did, to
-// a session of this process: their Done may come when every WaitGroup that added
-// them is garbage, and must end no other task in their place. Persistent tasks
-// belong to nobody.
+// rememberLocked keeps the tally while tasks belong, or belonged, to a session of this
+// process. Their Done may come when every WaitGroup that added them is garbage, and must
+// end no other task in their place. Persistent tasks belong to no session.
 func (t *Tally) rememberLocked() {
 	t.all.m.Keep(key{t.dir, t.keep}, t, !t.keep && t.own.count+t.lost > 0)
 }
 
-// repayLocked takes from c what it would end but has ended already.
+// repayLocked subtracts from c the tasks that have ended already.
 func (t *Tally) repayLocked(c *change) {
 	if c.delta < 0 && t.lost > 0 {
 		n := min(t.lost, -c.delta)
@@ -337,15 +336,15 @@ func (t *Tally) repayLocked(c *change) {
 	}
 }
 
-// unpayLocked is for a change that has failed, as its caller knows: no part of it was
-// made, so the tasks that it was repaid are ended another time.
+// unpayLocked undoes repayLocked for a change whose caller got an error: no part of it was
+// applied, so its tasks are ended another time.
 func (t *Tally) unpayLocked(c *change) {
 	t.lost += c.repaid
 	c.repaid = 0
 	t.rememberLocked()
 }
 
-// setOwn records what own's znode has become.
+// setOwn records the new state of own's znode.
 func (t *Tally) setOwn(inc *session.Incarnation, a openTasks) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -355,7 +354,7 @@ func (t *Tally) setOwn(inc *session.Incarnation, a openTasks) {
 	t.rememberLocked()
 }
 
-// run applies what is in the queue until it is empty.
+// run applies the changes in the queue until it is empty.
 func (t *Tally) run() {
 	for {
 		t.mu.Lock()
@@ -374,12 +373,11 @@ func (t *Tally) run() {
 	}
 }
 
-// apply applies and finishes the changes of a batch. Those for which it fails
-// stay in it.
+// apply applies and finishes the changes of a batch. Failed changes stay in the batch.
 //
-// When the session ends while an own znode is written, nobody needs to know
-// whether that was applied: the znode is gone in either case. What was added
-// is added again in the next session, and what was ended has ended.
+// If the session ends during a write of its own znode, the outcome of the write does not
+// matter: the znode is deleted with the session. Additions are applied again in the next
+// session, and ended tasks have ended.
 func (t *Tally) apply(inc *session.Incarnation, batch *[]*change) error {
 	ctx := session.Finishing
 	t.mu.Lock()
@@ -407,7 +405,7 @@ func (t *Tally) apply(inc *session.Incarnation, batch *[]*change) error {
 				t.finish(*batch, nil)
 				*batch = nil
 			case session.IsNoNode(err), session.IsBadVersion(err):
-				// Somebody else has ended tasks of ours.
+				// Another process has ended tasks of ours.
 				if err := t.readOwn(ctx, inc); err != nil {
 					return err
 				}
@@ -423,8 +421,8 @@ func (t *Tally) apply(inc *session.Incarnation, batch *[]*change) error {
 	return nil
 }
 
-// writeOwn makes next the number of our own open tasks. It is NoNode or
-// BadVersion if somebody else has written the znode.
+// writeOwn makes next the number of our own open tasks. It returns NoNode or BadVersion if
+// another client has written the znode.
 func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int) error {
 	own, data := t.own, strconv.AppendInt(nil, int64(next), 10)
 	var op any
@@ -446,8 +444,8 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 	default:
 		op = &zk.SetDataRequest{Path: own.path, Data: data, Version: own.version}
 	}
-	// An attempt may have been applied, or may be yet: one at most, as each expects the
-	// same version.
+	// At most one of the attempts is applied, now or later, because each expects the same
+	// version.
 	doubt := false
 	for {
 		err := t.commit(ctx, inc, op)
@@ -479,13 +477,13 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 	return nil
 }
 
-// look finds out whether data was written to our own znode, where the receipt does not
-// tell, as somebody has deleted it or the servers do not show it. Nobody but us writes
-// the znode for more tasks. That another process has left the same number there, by
-// ending tasks of ours at the instant at which our reply was lost, cannot be told.
+// look finds out whether data was written to our own znode, if the receipt was deleted or
+// cannot be read. Only this process writes the znode for more tasks. If another process
+// left the same number there, by ending tasks of ours when our reply was lost, look cannot
+// notice that.
 //
-// Where the znode is not shown either nobody can tell: then it is err, and what was made
-// is deleted.
+// If the znode cannot be read either, the outcome is unknown: look returns err and deletes
+// the znode.
 func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTasks, data []byte, err error) (written bool, _ error) {
 	var found []byte
 	var stat *zk.Stat
@@ -505,11 +503,11 @@ func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTask
 	case session.IsNoNode(e) && made:
 		return false, nil
 	case session.IsNoNode(e) && string(data) == "0":
-		return true, nil // it was deleted, by whomever
+		return true, nil // another client deleted it
 	case session.IsNoNode(e):
 		return false, e
 	case e == nil && made:
-		return true, nil // somebody may have ended a part of it since, which the next write tells
+		return true, nil // another process may have ended a part of it since; the next write finds that
 	case e == nil && stat.Version == own.version:
 		return false, nil
 	case e == nil && stat.Version == own.version+1 && string(found) == string(data):
@@ -520,7 +518,7 @@ func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTask
 	return false, err
 }
 
-// commit applies a change of our own znode exactly once. It is ErrEnded if the
+// commit applies a change of our own znode exactly once. It returns ErrEnded if the
 // session, and the znode with it, ended first.
 func (t *Tally) commit(ctx context.Context, inc *session.Incarnation, op any) error {
 	if t.keep {
@@ -546,9 +544,9 @@ func (t *Tally) readOwn(ctx context.Context, inc *session.Incarnation) error {
 	return err
 }
 
-// reach applies those changes of a batch for which there are enough open tasks
-// anywhere, or, if there are none for any of them, fails them. When somebody
-// else was quicker it does nothing. Steps 4 and 5.
+// reach applies the changes of a batch for which there are enough open tasks anywhere. If
+// there are none for any change, it fails them. If another process was quicker, it does
+// nothing. Steps 4 and 5.
 func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*change) error {
 	all, err := t.read(ctx, inc)
 	if err != nil {
@@ -565,7 +563,7 @@ func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*c
 		})
 		t.setOwn(inc, own)
 	}
-	// Those that add stand first, then whoever ends the fewest.
+	// Additions come first, then the changes that end the fewest tasks.
 	fits, total := []*change(nil), sumOf(all)
 	left := slices.Clone(*batch)
 	slices.SortStableFunc(left, func(a, b *change) int { return cmp.Compare(b.delta, a.delta) })
@@ -580,9 +578,9 @@ func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*c
 	})
 	switch {
 	case len(fits) == 0:
-		// The znodes were read one after another, and may never have stood
-		// like that together. If they still stand as they were first read,
-		// they did so when the last of them was read.
+		// The znodes were read one after another, and may never have been in this state together.
+		// If a second read finds them unchanged, they were in this state when the first read
+		// ended.
 		again, err := t.readAgain(ctx, inc)
 		if err != nil || !slices.Equal(all, again) {
 			return err
@@ -612,10 +610,9 @@ func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*c
 	return err
 }
 
-// curtail divides changes that each end more than the total of the open tasks.
-// Those that are owed are brought down to what is left of it, and returned first
-// unless that is nothing: of what an Add that failed has added others have ended
-// the rest, and there is nobody to be told so.
+// curtail divides changes that each end more than the total of the open tasks. It reduces
+// owed changes to the remaining total, and returns them first if any total remains: other
+// processes have ended the rest of a failed Add, and there is no caller for an error.
 func (t *Tally) curtail(cs []*change, total int) (owed, rest []*change) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -668,16 +665,16 @@ func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, other
 	if t.own.path != "" {
 		end(t.own)
 	}
-	// Processes that begin with different ones are less in each other's way.
+	// Processes that start with different znodes collide less often.
 	rand.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
 	for _, a := range others {
 		if n > 0 && size < session.MaxPacket/2 {
 			end(a)
 		}
 	}
-	// This is about tasks that outlive our session, so unlike a change of our
-	// own znode it must be carried through. An attempt that failed cannot come
-	// late: no znode has the same path and version twice.
+	// These tasks outlive our session, so unlike a change of our own znode, this change must
+	// be completed. A failed attempt cannot be applied late: no znode has the same path and
+	// version twice.
 	if _, err := txn.Across(ctx, t.m, t.dir+"-receipts", ops); err != nil {
 		return 0, err
 	}
@@ -690,7 +687,7 @@ func (t *Tally) read(ctx context.Context, inc *session.Incarnation) ([]openTasks
 	return t.readFrom(ctx, inc, inc.ChildrenFresh)
 }
 
-// readAgain is read where the server has caught up already.
+// readAgain is read for a server that has caught up already.
 func (t *Tally) readAgain(ctx context.Context, inc *session.Incarnation) ([]openTasks, error) {
 	return t.readFrom(ctx, inc, inc.Children)
 }
@@ -706,7 +703,7 @@ func (t *Tally) readFrom(ctx context.Context, inc *session.Incarnation, list fun
 	return readTasks(ctx, inc, t.pathsOf(names))
 }
 
-// readTasks reads those znodes that are still there.
+// readTasks reads the znodes that still exist.
 func readTasks(ctx context.Context, inc *session.Incarnation, paths []string) ([]openTasks, error) {
 	nodes, err := inc.GetAll(ctx, paths)
 	if err != nil {
@@ -734,8 +731,7 @@ func sumOf(as []openTasks) int {
 	return n
 }
 
-// pathsOf returns the paths, in their order, of those of the children that are
-// znodes with open tasks.
+// pathsOf returns, in order, the paths of the children that are znodes with open tasks.
 func (t *Tally) pathsOf(names []string) []string {
 	var paths []string
 	for _, name := range names {
