@@ -12,11 +12,11 @@ import (
 // alone, and is a fixed point: Balance of its own result returns that result. Versions of
 // zsync that run side by side must agree on the fixed points.
 //
-//   1. A shard loses its owner if no member lists it, or if its owner has left or does not
+//  1. A shard loses its owner if no member lists it, or if its owner has left or does not
 //     list it.
-//   2. A shard without an owner is given to the member with the fewest shards that lists
+//  2. A shard without an owner is given to the member with the fewest shards that lists
 //     it.
-//   3. While a member has two shards more than another member that lists a shard of the
+//  3. While a member has two shards more than another member that lists a shard of the
 //     first, that shard moves.
 func Balance(owners map[string]string, wants map[string][]string) map[string]string {
 	b := newBalancing(wants)

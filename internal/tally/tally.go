@@ -42,16 +42,16 @@ func (ts *Tallies) Kept() int { return ts.m.Kept() }
 //
 // How changes are applied:
 //
-//   1. A caller puts its change into the queue. If no goroutine applies changes now, one
+//  1. A caller puts its change into the queue. If no goroutine applies changes now, one
 //     starts.
-//   2. That goroutine takes the whole queue. The changes in it are all under way at once,
+//  2. That goroutine takes the whole queue. The changes in it are all under way at once,
 //     so any order is right; additions come first.
 //  3. If this process has enough open tasks, its own znode is created,
 //     written or deleted, once for all of them.
-//   4. Otherwise the goroutine reads the znodes of other sessions, and writes or deletes
+//  4. Otherwise the goroutine reads the znodes of other sessions, and writes or deletes
 //     them in one transaction with ours. The transaction checks the version of each.
-//   5. A change fails if there are too few tasks anywhere.
-//   6. If the queue has filled since, go to 2.
+//  5. A change fails if there are too few tasks anywhere.
+//  6. If the queue has filled since, go to 2.
 type Tally struct {
 	m    *session.Manager
 	all  *Tallies // the tallies of the Session
