@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/go-zookeeper/zk"
@@ -63,34 +64,27 @@ func (inc *Incarnation) createChild(ctx context.Context, dir Dir, name, guid str
 			then()
 		}
 		path, err = create.Wait(ctx, inc)
+		if OutcomeOf(err) == Unknown && ctx.Err() == nil && !errors.Is(err, ErrEnded) {
+			if path, err = inc.Find(ctx, dir.Path, guid); err != nil {
+				inc.collect(create, dir.Path, guid).Await(Grace)
+				return "", nil, err
+			}
+			listed = nil // it may be ahead of what was made
+			if path != "" && then != nil {
+				then()
+			}
+		}
 		switch {
-		case err == nil && !list:
-			return path, nil, nil
+		case err == nil && path == "": // nothing was made, nor will be
 		case err == nil:
-			_, err = listed.Wait(ctx, inc)
-			if err == nil && listed.Has(BaseName(path)) {
-				return path, listed, nil
-			}
-			if err == nil || OutcomeOf(err) != Answered {
-				// The listing was lost, or was not behind the create after
-				// all because the connection changed between the two. If ctx or
-				// the session has ended at this same instant, that is what Roll
-				// says: the caller is not told of what he could try again.
-				names, err = inc.Roll(ctx, dir.Path)
-			}
-			if err != nil && OutcomeOf(err) != Answered {
-				// The listing was lost, or put aside, and it is not asked for again: of
-				// that nobody is to be told, but why.
-				switch {
-				case inc.Ctx.Err() != nil:
-					return "", nil, ErrEnded // what was made goes with it
-				case ctx.Err() != nil:
-					err = CtxErr(ctx)
-				}
+			if list {
+				names, err = inc.listBehind(ctx, dir.Path, path, listed)
 			}
 			switch {
 			case err == nil:
 				return path, names, nil
+			case errors.Is(err, ErrEnded):
+				return "", nil, err // what was made goes with it
 			case !IsNoNode(err):
 				inc.Remove(path).Await(Grace)
 				return "", nil, err
@@ -98,7 +92,7 @@ func (inc *Incarnation) createChild(ctx context.Context, dir Dir, name, guid str
 			// The listing is of later than the create: on another connection too,
 			// where nothing is older than an answer that has come before. So dir
 			// has been deleted since, and our child before it, which stands in the
-			// way of that; nobody was told of it. We make another.
+			// way of that; no caller has seen it. We make another.
 		case errors.Is(err, ErrEnded):
 			return "", nil, err // it was ephemeral, or its owner retries under its own name
 		case ctx.Err() != nil:
@@ -114,32 +108,36 @@ func (inc *Incarnation) createChild(ctx context.Context, dir Dir, name, guid str
 			continue
 		case OutcomeOf(err) == Answered:
 			return "", nil, err
-		case OutcomeOf(err) == Unknown:
-			path, err = inc.Find(ctx, dir.Path, guid)
-			if err != nil {
-				inc.collect(create, dir.Path, guid).Await(Grace)
-				return "", nil, err
-			}
-			if path != "" {
-				if then != nil {
-					then()
-				}
-				if list {
-					names, err = inc.Roll(ctx, dir.Path)
-				}
-				switch {
-				case err == nil:
-					return path, names, nil
-				case !IsNoNode(err): // else as above
-					inc.Remove(path).Await(Grace)
-					return "", nil, err
-				}
-			}
 		}
 		if err := inc.Pause(ctx, try); err != nil {
 			return "", nil, err
 		}
 	}
+}
+
+// listBehind returns a listing of dir that is not older than the create of its child at path.
+// listed was sent behind that create, over the same connection or the next, or is nil.
+func (inc *Incarnation) listBehind(ctx context.Context, dir, path string, listed *Roll) (*Roll, error) {
+	if listed != nil {
+		_, err := listed.Wait(ctx, inc)
+		switch {
+		case err == nil && listed.Has(BaseName(path)):
+			return listed, nil
+		case err != nil && OutcomeOf(err) == Answered:
+			return nil, err
+		}
+		// It was lost, or the connection changed between the create and the listing.
+	}
+	roll, err := inc.Roll(ctx, dir)
+	if OutcomeOf(err) != Answered { // the caller is told of the cause, not of a request
+		switch {
+		case inc.Ctx.Err() != nil:
+			err = ErrEnded
+		case ctx.Err() != nil:
+			err = CtxErr(ctx)
+		}
+	}
+	return roll, err
 }
 
 // startIn starts a create in dir, behind those of the directories that are missing, and
@@ -168,25 +166,28 @@ func (inc *Incarnation) startIn(ctx context.Context, dir Dir, missing []string, 
 	return create, listed, nil
 }
 
+// creates returns a transaction of before, and then of creates of ephemeral znodes.
+func (inc *Incarnation) creates(paths []string, data []byte, before ...any) ([]any, error) {
+	ops := slices.Clip(before)
+	for _, path := range paths {
+		ops = append(ops, &zk.CreateRequest{Path: path, Data: data, Acl: inc.Manager.Config.ACL, Flags: zk.FlagEphemeral})
+	}
+	return ops, CheckSize(ops)
+}
+
 // CreateAll makes ephemeral znodes of unique names in dir, all or none, and only if
 // there is a znode at proof and check, if there is one, passes. It is
 // ErrVanished if there is none, and NoNode if a parent is missing. When ctx
 // ends, or after any other error, nothing is left that is not being deleted: so the
 // names must not be used again.
 func (inc *Incarnation) CreateAll(ctx context.Context, dir Dir, proof string, check *zk.CheckVersionRequest, paths []string, data []byte) error {
-	ops := []any{&zk.CheckVersionRequest{Path: proof, Version: -1}}
-	size := 256 + len(proof)
+	before := []any{&zk.CheckVersionRequest{Path: proof, Version: -1}}
 	if check != nil {
-		ops = append(ops, check)
-		size += 64 + len(check.Path)
+		before = append(before, check)
 	}
-	first := len(ops)
-	for _, path := range paths {
-		ops = append(ops, &zk.CreateRequest{Path: path, Data: data, Acl: inc.Manager.Config.ACL, Flags: zk.FlagEphemeral})
-		size += inc.Manager.SizeOf(path, data)
-	}
-	if size > MaxPacket {
-		return ErrTooLarge
+	ops, err := inc.creates(paths, data, before...)
+	if err != nil {
+		return err
 	}
 	if err := inc.Vet(ctx, dir); err != nil {
 		return err
@@ -194,7 +195,7 @@ func (inc *Incarnation) CreateAll(ctx context.Context, dir Dir, proof string, ch
 	var multi *pending[[]zk.MultiResponse]
 	var rs []zk.MultiResponse
 	open := false
-	err := inc.repeat(ctx, func(a *attempts) (err error) {
+	err = inc.repeat(ctx, func(a *attempts) (err error) {
 		var p *pending[[]zk.MultiResponse]
 		if p, err = inc.StartMulti(ctx, ops); err == nil {
 			multi = p
@@ -202,7 +203,7 @@ func (inc *Incarnation) CreateAll(ctx context.Context, dir Dir, proof string, ch
 			a.outcome(err)
 		}
 		open = a.open
-		if i := FailedOp(rs); i >= first && IsNodeExists(rs[i].Error) {
+		if i := FailedOp(rs); i >= len(before) && IsNodeExists(rs[i].Error) {
 			// An attempt without a reply has been applied: nobody else makes such a name. Those
 			// before it are not there if somebody has deleted them, which is told as a loss.
 			return nil
@@ -233,9 +234,9 @@ func (inc *Incarnation) CreateAll(ctx context.Context, dir Dir, proof string, ch
 // the listings before it. Otherwise none was, or withdrawn deletes them; it is nil
 // if none was, or will be.
 func (inc *Incarnation) CreateThenList(ctx context.Context, dir Dir, check *zk.CheckVersionRequest, paths []string, data []byte, dirs ...string) (lists [][]string, withdrawn *Deletion, err error) {
-	ops := []any{check}
-	for _, path := range paths {
-		ops = append(ops, &zk.CreateRequest{Path: path, Data: data, Acl: inc.Manager.Config.ACL, Flags: zk.FlagEphemeral})
+	ops, err := inc.creates(paths, data, check)
+	if err != nil {
+		return nil, nil, err
 	}
 	if err := inc.Vet(ctx, dir); err != nil {
 		return nil, nil, err
