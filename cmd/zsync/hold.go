@@ -239,6 +239,7 @@ func (t *task) run(lost <-chan struct{}, tokens func(context.Context) ([]int64, 
 		return verdict(context.Cause(t.waiting), t.busy)
 	}
 	c := &child{host: t.host, session: t.session.ID(), argv: t.argv, signals: t.signals, lost: lost, killAfter: t.grace(), onLost: t.onLost}
+	c.env = append(c.env, fmt.Sprintf("ZSYNC_HELD=%s %d", t.path, os.Getpid()))
 	if tokens != nil {
 		toks, err := tokens(t.waiting)
 		if err != nil {

@@ -26,7 +26,14 @@ job five times, one after another. For a nightly job, use zsync schedule.
 The lock is a zsync.Mutex. With --rw it is the write lock of a zsync.RWMutex, which
 also excludes the readers of zsync rlock. The two are different locks: if one is in
 use at PATH, zsync refuses the other. With --kazoo the two look alike, so it cannot
-refuse.`,
+refuse.
+
+A script locks itself with its second line:
+
+  [ "${ZSYNC_HELD-}" = "/locks/x $PPID" ] || exec zsync lock -n /locks/x -- "$0" "$@"
+
+In the environment of the command, ZSYNC_HELD has the path and the process number
+of zsync. So the script sees whether this zsync, and no other, runs it.`,
 		Example: `  zsync lock /locks/backup -- ./backup.sh
   zsync lock /locks/backup --try -E 0 -- ./backup.sh
   zsync lock /accounts/1 /accounts/2 --timeout 5 -- ./transfer.sh

@@ -61,7 +61,7 @@ func TestPoisonHoldsUpNobodyAndIsSetAsideWithItsReason(t *testing.T) {
 	r.wait()
 	var letters []letterLine
 	if err := json.Unmarshal([]byte(r.stdout.String()), &letters); err != nil || len(letters) != 1 ||
-		string(letters[0].Data) != "bad" || letters[0].Reason != "exit status 3" || letters[0].Attempts != 2 || letters[0].First == nil {
+		string(letters[0].Data) != `"bad"` || letters[0].Reason != "exit status 3" || letters[0].Attempts != 2 || letters[0].First == nil {
 		t.Errorf("dead letters: %v\n%s", err, &r.stdout)
 	}
 }

@@ -104,6 +104,7 @@ Exit status 75 means that fewer than --count elements came.`,
 	cmd.Flags().IntVarP(&w.jobs, "jobs", "j", 1, "run the command for `N` elements at once")
 	cmd.Flags().IntVar(&w.attempts, "max-attempts", 0, "failures after which an element is a dead letter, `N` (default: no limit)")
 	cmd.Flags().Var((*seconds)(&w.backoff), "backoff", "`TIME` before the second attempt, doubled for each further one up to a minute")
+	cmd.Flags().StringVarP(&w.replace, "replace", "I", "", "give the element as an argument: `TEXT`, such as {}, stands for it in the command, which reads nothing then")
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "wait for more elements")
 	return cmd
 }

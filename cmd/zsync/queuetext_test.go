@@ -4,11 +4,15 @@ package main
 
 import (
 	"context"
+	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/need"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -99,4 +103,56 @@ func TestElementsOfBytesAreSentAndReceivedWithRaw(t *testing.T) {
 		start(t, srv.Addr(), "", "queue", "send", "/simple", "--layout", "simple", "as it is").want(0, "")
 		start(t, srv.Addr(), "", "queue", "recv", "/simple", "--layout", "simple").want(0, "as it is\n")
 	})
+}
+
+func TestAnElementIsAnArgumentOfTheCommandAsWithXargs(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		send := func(elements ...string) {
+			t.Helper()
+			start(t, srv.Addr(), "", append([]string{"queue", "send", "/p"}, elements...)...).want(0, "")
+		}
+		send("one two", "$(three)", "")
+		start(t, srv.Addr(), "", "queue", "recv", "/p", "-I{}", "--", "echo", "<{}>", "and {}").want(0, "<one two> and one two\n<$(three)> and $(three)\n<> and \n")
+		send("not read")
+		start(t, srv.Addr(), "", "queue", "recv", "/p", "-I", "%", "--", does(t, func(p *memoryProcess) int {
+			n, err := io.Copy(p.out, p.in)
+			p.say(p.args[1], n, err)
+			return 0
+		}), "%").want(0, "not read 0 <nil>\n")
+		send("with a \x00 zero")
+		start(t, srv.Addr(), "", "queue", "recv", "/p", "-I{}", "--max-attempts", "2", "--", "echo", "{}").want(exitUsage, "")
+		r := start(t, srv.Addr(), "", "queue", "dead", "/p")
+		if r.wait(); !strings.Contains(r.stdout.String(), "an element with a zero byte, or of 128 KiB, is no argument o") {
+			t.Errorf("the dead letters are\n%s", &r.stdout)
+		}
+		for _, args := range []string{"recv /p -I{} -- echo", "recv /p -I{}", "recv /p --replace= -- echo"} {
+			start(t, srv.Addr(), "", append([]string{"queue"}, strings.Fields(args)...)...).want(exitUsage, "")
+		}
+	})
+}
+
+func TestAScriptLocksItself(t *testing.T) {
+	need.Command(t, "sh")
+	srv := serve(t)
+	script := filepath.Join(t.TempDir(), "script")
+	const text = `#!/bin/sh
+[ "${ZSYNC_HELD-}" = "/locks/x $PPID" ] || exec zsync lock -n /locks/x -- "$0" "$@"
+echo "held with $*"
+cat
+`
+	if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	path := "env:PATH=" + filepath.Dir(binary()) + ":" + os.Getenv("PATH")
+	x, outer := zsync.NewMutex(connect(t, srv), "/locks/x"), zsync.NewMutex(connect(t, srv), "/locks/outer")
+	in, out := io.Pipe()
+	// An outer zsync, which also sets ZSYNC_TOKEN and ZSYNC_HELD, does not count.
+	first := startReading(t, srv.Addr(), in, path, "lock", "/locks/outer", "--", script, "a", "b c")
+	first.awaitOutput("held with a b c\n")
+	contenders(t, x, 1)
+	contenders(t, outer, 1)
+	start(t, srv.Addr(), "", path, "lock", "/locks/other", "--", script).want(exitBusy, "")
+	out.Close()
+	first.want(0, "held with a b c\n")
+	start(t, srv.Addr(), "", path, "lock", "/locks/x", "--", script).want(0, "held with \n")
 }

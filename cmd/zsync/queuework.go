@@ -3,11 +3,14 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,6 +26,7 @@ type working struct {
 	jobs     int
 	attempts int // 0: without end
 	backoff  time.Duration
+	replace  string // what stands for the element in argv; empty: the command reads it
 }
 
 // longest is how long what has failed waits at most.
@@ -31,12 +35,16 @@ const longest = time.Minute
 // check judges what the command line says.
 func (w *working) check(cmd *cobra.Command, layout string) error {
 	flags := cmd.Flags()
-	for _, name := range []string{"jobs", "max-attempts", "backoff"} {
+	for _, name := range []string{"jobs", "max-attempts", "backoff", "replace"} {
 		if flags.Changed(name) && w.argv == nil {
 			return fail(exitUsage, "--%s goes with a command: %s", name, cmd.UseLine())
 		}
 	}
 	switch {
+	case flags.Changed("replace") && w.replace == "":
+		return fail(exitUsage, "--replace: want the text that stands for the element, such as {}")
+	case w.replace != "" && !slices.ContainsFunc(w.argv[1:], func(arg string) bool { return strings.Contains(arg, w.replace) }):
+		return fail(exitUsage, "--replace %s: no argument of the command has it", w.replace)
 	case w.jobs < 1:
 		return fail(exitUsage, "--jobs %d: must be at least 1", w.jobs)
 	case flags.Changed("max-attempts") && w.attempts < 1:
@@ -47,6 +55,25 @@ func (w *working) check(cmd *cobra.Command, layout string) error {
 		w.backoff = 0
 	}
 	return nil
+}
+
+// longestArgument is the longest argument of a command that Linux takes.
+const longestArgument = 128<<10 - 1
+
+// with returns the command for an element: it finds the element in its arguments, and nothing in
+// its standard input, or else in its standard input.
+func (w *working) with(element []byte) (argv []string, in io.Reader, err error) {
+	if w.replace == "" {
+		return w.argv, bytes.NewReader(element), nil
+	}
+	argv = slices.Clone(w.argv)
+	for i := 1; i < len(argv); i++ {
+		argv[i] = strings.ReplaceAll(argv[i], w.replace, string(element))
+		if len(argv[i]) > longestArgument || strings.Contains(argv[i], "\x00") {
+			return nil, nil, errors.New("an element with a zero byte, or of 128 KiB, is no argument of a command")
+		}
+	}
+	return argv, strings.NewReader(""), nil
 }
 
 // pause is how long an element waits that has failed so many times.
@@ -129,9 +156,15 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	// The kernel kills the command if the thread ends that has started it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	c := &child{host: r.host, session: r.id(), argv: r.argv, stdin: bytes.NewReader(r.form.decode(d.Value)), signals: j.signals,
-		env: []string{"ZSYNC_ID=" + d.ID, "ZSYNC_ATTEMPT=" + strconv.Itoa(d.Attempt)}}
 	value := d.Value
+	argv, in, err := r.with(r.form.decode(value))
+	if err != nil {
+		r.finish(j)
+		r.again(ctx, d, value, &statusError{exitUsage, err})
+		return nil
+	}
+	c := &child{host: r.host, session: r.id(), argv: argv, stdin: in, signals: j.signals,
+		env: []string{"ZSYNC_ID=" + d.ID, "ZSYNC_ATTEMPT=" + strconv.Itoa(d.Attempt)}}
 	status, err := c.run()
 	ending := r.finish(j)
 	switch {
@@ -155,6 +188,9 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 // again has an element tried again that has failed, or sets it aside.
 func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], value []byte, status *statusError) {
 	why := fmt.Sprintf("exit status %d", status.status)
+	if status.err != nil { // it was not run
+		why = status.err.Error()
+	}
 	last := r.attempts > 0 && d.Attempt >= r.attempts
 	pause := r.pause(d.Attempt)
 	r.mu.Lock()

@@ -274,7 +274,7 @@ func TestWhoHasClosedAGateIsNamed(t *testing.T) {
 		}, "the word of what it waits for")
 		start(t, srv.Addr(), "", "barrier", "open", "/gate").want(0, "")
 		loud.want(0, "")
-		if got := loud.stderr.String(); !strings.Contains(got, "zsync: /gate: got it after ") {
+		if got := loud.stderr.String(); !strings.Contains(got, "zsync: /gate: granted after ") {
 			t.Errorf("the messages are %q", got)
 		}
 	})

@@ -149,7 +149,7 @@ func (t *task) narrateOf(what func() string) (stop func(got bool)) {
 			close(ended)
 			<-gone
 			if got {
-				t.say(fmt.Errorf("%s: got it after %v", t.path, time.Since(began).Round(time.Millisecond)))
+				t.say(fmt.Errorf("%s: granted after %v", t.path, time.Since(began).Round(time.Millisecond)))
 			}
 		})
 	}
