@@ -37,8 +37,8 @@ import (
 //
 // # Errors
 //
-// Run returns [ErrTooLarge] if the plan does not fit into 1 MiB; that limits a Partition to
-// some ten thousand shards.
+// Run returns [ErrTooLarge] if the shards of this process no longer fit into the plan of 1
+// MiB; the other processes continue. That limits a Partition to some ten thousand shards.
 //
 // # Cost
 //
