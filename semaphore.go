@@ -867,6 +867,62 @@ func (m *Semaphore) Lost() <-chan struct{} {
 	return m.held.Lost()
 }
 
+// Txn applies writes to ZooKeeper, all or none, and only while the permits that m
+// holds stand: the servers themselves check each of them. If they are lost the error
+// is [ErrLost], and [ErrNotLocked] if m holds none. See [Session.Txn] for ops,
+// lost replies and costs.
+func (m *Semaphore) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+	rs, err := m.txn(ctx, ops)
+	return rs, opError("txn", m.path, err)
+}
+
+func (m *Semaphore) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+	for {
+		a, err := m.standing()
+		if err != nil {
+			return nil, err
+		}
+		rs, err := a.Txn(ctx, ops)
+		if !errors.Is(err, ErrNotLocked) { // else some were released meanwhile, and nothing was applied
+			return rs, err
+		}
+	}
+}
+
+// Token returns a fencing token of the permits that m holds: a number greater than
+// that of all permits that were released, or lost, before the latest of m's were
+// acquired, by whomever. See [Mutex.Token]. Where the limit is above 1 others may
+// hold permits at the same time, with greater or smaller tokens: so whoever checks
+// tokens must keep one for each permit's work, and not one for all.
+//
+// The first call after an Acquire costs one write, the others nothing. The errors are
+// [ErrNotLocked] and [ErrLost].
+func (m *Semaphore) Token(ctx context.Context) (int64, error) {
+	token, err := m.token(ctx)
+	return token, opError("token", m.path, err)
+}
+
+func (m *Semaphore) token(ctx context.Context) (int64, error) {
+	a, err := m.standing()
+	if err != nil {
+		return 0, err
+	}
+	return a.Token(ctx)
+}
+
+// standing returns what m holds.
+func (m *Semaphore) standing() (*line.Permits, error) {
+	if m.misuse() != nil {
+		return nil, m.misuse()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.held == nil {
+		return nil, ErrNotLocked
+	}
+	return m.held, nil
+}
+
 // Contenders returns the holders of permits, one Contender for each znode, and then the
 // waiters, in their order.
 func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
@@ -891,4 +947,40 @@ func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 		return nil, opError("contenders", m.path, err)
 	}
 	return append(out, waiting...), nil
+}
+
+// traced is what a tracer is told of n permits.
+func (m *Semaphore) traced(n int64) func() Op {
+	return func() Op {
+		t := m.s.tracers.traced("semaphore", "acquire", m.path)
+		t.Count = int(n)
+		return t
+	}
+}
+
+// observe tells the tracer of what m holds, if that is news: nobody can tell which
+// of several permits is released, so they are one hold, from the first that is
+// acquired to the last that is released. It returns what ctx becomes.
+func (m *Semaphore) observe(ctx context.Context, a *line.Permits) context.Context {
+	if a == nil || m.s.tracers.tracer == nil {
+		return ctx
+	}
+	m.mu.Lock()
+	news := m.followed != a
+	m.followed = a
+	m.mu.Unlock()
+	if !news {
+		return ctx
+	}
+	ctx, end := m.s.tracers.holding(ctx, m.traced(a.Held())())
+	m.s.m.Spawn(func() {
+		// If it was lost and then released, either is right to end the wait, and
+		// the loss is told.
+		select {
+		case <-a.Lost():
+		case <-a.Left():
+		}
+		end(a.Loss())
+	})
+	return ctx
 }
