@@ -18,6 +18,7 @@ type Place struct {
 	Behind *Ahead // if it is not nil, Take says there whom it waits for
 
 	arrival *arrival // nil while no znode of p is in the line
+	last    arrival  // the memory of arrival
 }
 
 // Take waits until it is the turn of p, whatever happens to sessions and znodes. If ctx ends first,
@@ -52,9 +53,10 @@ func (p *Place) takeIn(ctx context.Context, inc *session.Incarnation) (_ *Claim,
 	for {
 		if p.arrival == nil {
 			p.Behind.Forget() // the contenders ahead of the place before
-			if p.arrival, err = p.Line.arrive(ctx, inc, p.Base, p.Data); err != nil {
+			if p.last, err = p.Line.arrive(ctx, inc, p.Base, p.Data); err != nil {
 				return nil, err
 			}
+			p.arrival = &p.last
 		}
 		a := p.arrival
 		if err = a.awaitTurn(ctx, p.Rule, p.Behind); err == nil {
@@ -134,18 +136,11 @@ type arrival struct {
 	relist *relisting // nil if listings could prove nothing, or are not needed
 }
 
-func newArrival(c *Claim, roll *session.Roll, trip time.Duration) *arrival {
-	return &arrival{claim: c, roll: roll, trip: trip, lists: maxRelists}
-}
-
 // arrive enters the line of inc.
-func (l *Line) arrive(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*arrival, error) {
+func (l *Line) arrive(ctx context.Context, inc *session.Incarnation, base string, data []byte) (arrival, error) {
 	start := time.Now()
 	c, roll, err := l.Enter(ctx, inc, base, data) // Steps 1 and 2.
-	if err != nil {
-		return nil, err
-	}
-	return newArrival(c, roll, time.Since(start)), nil
+	return arrival{claim: c, roll: roll, trip: time.Since(start), lists: maxRelists}, err
 }
 
 // errDeferred means that a contender whose turn had come lets others go before.

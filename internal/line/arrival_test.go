@@ -44,7 +44,7 @@ func TestAPlaceThatIsLeftIsNotInTheLineThoughItsTurnHasCome(t *testing.T) {
 		a, err := line.arrive(t.Context(), inc, "lock-", nil)
 		harness.Must(t, err)
 		m.Waiters.Add(1) // as Take does
-		p := Place{Line: line, Base: "lock-", Rule: Exclusive, arrival: a}
+		p := Place{Line: line, Base: "lock-", Rule: Exclusive, arrival: &a}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if c, err := p.Take(ctx); c != nil || !errors.Is(err, context.Canceled) {

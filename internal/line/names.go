@@ -60,6 +60,9 @@ func ParseChildren(names []string, bases ...string) []Child {
 // is sorted each time that it is listed, so it is sorted as integers: the number, with the
 // place of its child behind.
 func byNumbers(line []Child) []Child {
+	if len(line) < 2 {
+		return line
+	}
 	keys := make([]uint64, len(line))
 	for i, c := range line {
 		keys[i] = uint64(uint32(c.Seq))<<32 | uint64(i)
