@@ -152,6 +152,9 @@ func draw(seed uint64) plan {
 		case "cut", "isolate", "freeze", "return", "slow", "depose":
 			p.staleReads = true
 		}
+		if f.kind == "depose" {
+			p.members = 5 // two halves, and one between
+		}
 		p.faults = append(p.faults, f)
 	}
 	if p.losesData {
