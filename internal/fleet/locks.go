@@ -133,7 +133,18 @@ func (l *lock) step(ctx context.Context, a *actor, kit any) {
 	by := k.ways[a.dice.IntN(len(k.ways))]
 	switch n := a.dice.IntN(6); {
 	case n < 2:
-		l.function(ctx, a, k, by)
+		if l.function(ctx, a, k, by) {
+			return
+		}
+		// What its Wait has left to the background must not give up what the actor locks now.
+		ctx, cancel := context.WithTimeout(a.ctx, a.w.timeout)
+		defer cancel()
+		done := a.doing("locks %s behind a Wait", l.path)
+		err := by.lock(ctx)
+		done()
+		if a.may("Lock of "+l.path, ctx, err, l.mayFail(a)...) {
+			l.plainly(ctx, a, k, by)
+		}
 	case n == 2 && by.try != nil:
 		done := a.doing("tries %s", l.path)
 		ok, err := by.try(ctx)
@@ -221,9 +232,9 @@ func (l *lock) neighbour(a *actor) {
 	}
 }
 
-// function holds l while a function runs.
-func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) {
-	var ran bool
+// function holds l while a function runs. It reports whether no Wait of the function has failed.
+func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) (whole bool) {
+	ran, whole := false, true
 	done := a.doing("does %s", l.path)
 	err := by.do(ctx, func(inner context.Context) error {
 		done()
@@ -232,7 +243,7 @@ func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) {
 		l.use(inner, a, k, h)
 		if k.cond != nil && a.dice.IntN(2) == 0 {
 			h.end()
-			if !l.wait(inner, a, k) {
+			if whole = l.wait(inner, a, k); !whole {
 				return errOwn
 			}
 			h = l.grant(a, by.n, l.toldInside(a, inner, k.lost()))
@@ -250,9 +261,10 @@ func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) {
 	if !ran {
 		done()
 		a.may("Do of "+l.path, ctx, err, l.mayFail(a)...)
-		return
+		return whole
 	}
 	a.may("Do of "+l.path, ctx, err, errOwn, zsync.ErrLost, zsync.ErrClosed, context.Canceled)
+	return whole
 }
 
 // toldInside returns whether the holder of a function has been told of a loss. Close of its Session
