@@ -169,8 +169,30 @@ func (w *world) start() {
 	if w.uneven {
 		e.Server(w.least()).SetSessionTimeouts(2*w.tick, max(2*w.tick, w.timeout/time.Duration(2+mix(w.seed, 7)%3)))
 	}
+	var numbers sync.Map
+	for i := range w.members {
+		e.Server(i).Intercept(func(r zktest.Request) zktest.Action { return w.numbered(&numbers, r) })
+	}
 	e.SetBacklog(w.backlog)
 	w.e.Store(e)
+}
+
+// A numbered request is known to the servers by its session and its xid alone. A number below 0 is for
+// what no server answers with the result of a proposal, such as a ping.
+type numbered struct {
+	session int64
+	xid     int32
+}
+
+// numbered notes the xid of a request. If a session uses one twice, a server may answer a request with
+// the result of another.
+func (w *world) numbered(seen *sync.Map, r zktest.Request) zktest.Action {
+	if r.Xid > 0 && r.Op != zktest.OpConnect {
+		if _, twice := seen.LoadOrStore(numbered{r.Session, r.Xid}, true); twice {
+			w.fail("session %#x uses the xid %d twice", r.Session, r.Xid)
+		}
+	}
+	return zktest.Pass
 }
 
 // least returns the member that grants the least timeout, if they are uneven.
