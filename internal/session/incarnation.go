@@ -15,18 +15,19 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// An Incarnation is one ZooKeeper session, from handshake to end. It begins
-// once, ends once, and is never revived: the public [Session] is the manager
-// that replaces it with the next. Every ephemeral znode belongs to the
-// incarnation that created it, so "does my lock still stand?" has one answer.
+// An Incarnation is one ZooKeeper session, from the handshake to its end. It begins once, ends
+// once, and is never revived: the Manager replaces it with the next. Every ephemeral znode
+// belongs to the incarnation that created it, so "do I still hold the lock?" has one answer. When
+// the incarnation ends, its socket is closed and it never connects again.
 //
-// When it ends its socket is closed, and it connects no more.
+// This file has its life: connections one after another, the end, and the states in which callers
+// see it. How long the session is confirmed is not its business (liveness), nor are requests.
 type Incarnation struct {
 	Manager *Manager
 	Watches *Watches
 
-	// ctx is cancelled, with cause an ErrLost or ErrClosed, when the session is
-	// over or may be over.
+	// Ctx is cancelled, with an ErrLost or ErrClosed as its cause, when the session is over or
+	// may be over.
 	Ctx    context.Context
 	cancel context.CancelCauseFunc
 
@@ -34,15 +35,15 @@ type Incarnation struct {
 
 	ID      atomic.Int64           // the session id; 0 before the first handshake
 	Timeout atomic.Int64           // the negotiated session timeout, in nanoseconds
-	Heard   Moment                 // when the last answered request was sent; zero before the first; guarded by LiveMu
-	went    Moment                 // when the last stride of a long packet came or went; guarded by LiveMu
-	zxid    atomic.Int64           // the last that a reply has shown
+	Heard   Moment                 // sending time of the newest answered request; zero before the first; guarded by LiveMu
+	went    Moment                 // time of the last stride of a long packet; guarded by LiveMu
+	zxid    atomic.Int64           // the newest of a reply
 	xid     atomic.Uint32          // of the last request, over all connections
-	vetted  shared.Cache[struct{}] // by path: the directories that nobody else may change
-	lasting shared.Cache[int64]    // by path: the czxid of what lasts there, see Storable
-	own     sync.Map               // by path: the last sighting of what CreateOwn has made
+	vetted  shared.Cache[struct{}] // by path: the parent znodes that no other client can change
+	lasting shared.Cache[int64]    // by path: the czxid of the persistent znode there, see Storable
+	own     sync.Map               // by path: the last sighting of a znode that CreateOwn created
 	first   chan struct{}          // closed when the first handshake has succeeded
-	gone    chan struct{}          // closed when serve has ended
+	gone    chan struct{}          // closed when serve has returned
 	drain   sync.Once              // of shut
 
 	mu   sync.Mutex
@@ -52,40 +53,38 @@ type Incarnation struct {
 
 	LiveMu    sync.Mutex
 	Live      liveness  // guarded by liveMu
-	stakes    int       // what is held through the session; guarded by liveMu
+	stakes    int       // number of holds of the session; guarded by LiveMu
 	asking    *inquiry  // under way; guarded by liveMu
-	nobody    string    // a path where there is no znode
-	abandoned time.Time // when the session was abandoned; guarded by liveMu, and stays once it is set
-	over      bool      // the servers have answered that they have ended the session; guarded by liveMu
+	nobody    string    // a path at which no znode exists
+	abandoned time.Time // when the session was abandoned; guarded by LiveMu; never changes once set
+	over      bool      // the servers have confirmed the end of the session; guarded by LiveMu
 	password  []byte    // of the session; guarded by liveMu
 
-	Attached sync.Map // what is kept with the session, by keys of whoever keeps it
+	Attached sync.Map // data that other packages attach to the session, by their keys
 
 	kick   chan struct{}          // has a token when the watchdog should look again
-	looked atomic.Pointer[Moment] // when the watchdog has last looked
+	looked atomic.Pointer[Moment] // time of the watchdog's last look
 
-	last    chan struct{} // has a token while lastly runs, and for good when shut goes on
+	last    chan struct{} // has a token while lastly runs, and permanently once shut proceeds
 	largest atomic.Int64  // bytes of the largest znode in a late bundle
 
-	disowned int // connections in a row that were given up, see link.disowned; used by serve alone
+	disowned int // connections in a row that link.disowned has ended; only serve uses it
 
 	sight sight
 	trail trail
 }
 
-// A session through which nothing is held is given up after this part of its
-// timeout without an answer, so that what only waits goes on in another. When
-// something is held it is liveness that decides.
+// A session without holds is abandoned if no server answers for this part of its timeout. Its
+// waiters then continue in another session. If there are holds, liveness decides.
 const patience = 3.0 / 4
 
-// pingEvery is how often pings go. It is a little shorter than the gap of liveness: so each span of
-// a gap has a packet with its answer, which a write at the end of the next gap carries. Then
-// whatever is confirmed is followed by a later confirmation two gaps after it, also in the first
-// cycle of a connection.
+// pingEvery is the interval between pings. It is a little shorter than the gap of liveness, so
+// each gap contains a packet that is answered in it. A write at the end of the next gap carries
+// that packet. So each confirmation is followed by a later one at most two gaps after it, even in
+// the first cycle of a connection.
 func (inc *Incarnation) pingEvery() time.Duration { return time.Duration(inc.Timeout.Load() / 4) }
 
-// newIncarnation begins a session. It is not established before first is
-// closed.
+// newIncarnation returns a session that is not established until first is closed.
 func newIncarnation(m *Manager) *Incarnation {
 	inc := &Incarnation{
 		Manager: m,
@@ -113,8 +112,7 @@ func (inc *Incarnation) start() {
 	inc.Manager.Spawn(inc.watchdog)
 }
 
-// serve makes one connection after another, and reads from it, until the incarnation
-// has ended.
+// serve opens one connection after another, and reads from each, until the incarnation has ended.
 func (inc *Incarnation) serve() {
 	for inc.Ctx.Err() == nil {
 		addr := inc.pick()
@@ -129,7 +127,7 @@ func (inc *Incarnation) serve() {
 			if l != nil {
 				l.Close()
 			}
-			if inc.Ctx.Err() == nil { // else it says nothing of the server
+			if inc.Ctx.Err() == nil { // else the error says nothing about the server
 				inc.Manager.dialed(addr, err)
 			}
 			continue
@@ -143,7 +141,7 @@ func (inc *Incarnation) serve() {
 	}
 }
 
-// silence is how long a connection may stay without a reply.
+// silence is how long a connection can be without a reply before the link closes it.
 func (inc *Incarnation) silence() time.Duration {
 	return time.Duration(float64(inc.Timeout.Load()) * silent)
 }
@@ -152,7 +150,7 @@ func (inc *Incarnation) silence() time.Duration {
 func (inc *Incarnation) dial(addr string) (*link, error) {
 	limit := inc.dialLimit()
 	if least := inc.leastGrant(addr); inc.ID.Load() != 0 && least < time.Duration(inc.Timeout.Load()) {
-		limit = min(limit, least/3) // time for another server, before the session must be given up
+		limit = min(limit, least/3) // time for another server before the session must be abandoned
 	}
 	deadline := time.Now().Add(limit)
 	c, err := dial(inc.Ctx, &inc.Manager.Config, inc.Manager.Spawn, addr, limit)
@@ -163,18 +161,19 @@ func (inc *Incarnation) dial(addr string) (*link, error) {
 	inc.mu.Lock()
 	inc.link = l
 	inc.mu.Unlock()
-	// Either connect sees the end, or whoever ends the incarnation sees the
-	// link there: it is set before, and end is called before it is read.
+	// Either connect sees the end of the incarnation, or the goroutine that ends it sees this
+	// link: the link is stored before connect checks, and end runs before seal reads the link.
 	return l, nil
 }
 
-// leastGrant returns the least that a server grants if it is asked for the session's timeout.
+// leastGrant returns the shortest timeout that a server may grant to a request for the session's
+// timeout.
 func (inc *Incarnation) leastGrant(addr string) time.Duration {
 	return inc.Manager.grants.of(addr, time.Duration(inc.Timeout.Load()))
 }
 
-// handshake is told of a server's reply to the connect request, and refuses
-// what would not continue this very session.
+// handshake processes a server's reply to the connect request. It refuses a reply that does not
+// continue this session.
 func (inc *Incarnation) handshake(l *link, id int64, timeout time.Duration) error {
 	if err := context.Cause(inc.Ctx); err != nil {
 		return err
@@ -183,8 +182,9 @@ func (inc *Incarnation) handshake(l *link, id int64, timeout time.Duration) erro
 	case id == 0 && mine == 0:
 		return fmt.Errorf("%w: no session was given", errHandshake)
 	case id == 0:
-		// Who was stopped hears at once that his session has ended, as a rule before he
-		// notices himself for how long nothing was certain: that is why, and since when.
+		// A process that was stopped gets this reply at once, usually before its watchdog runs.
+		// Then Alive finds that the session was unconfirmed, and records that reason and since
+		// when.
 		if inc.Alive() {
 			inc.Lose(LossExpired)
 		}
@@ -198,8 +198,8 @@ func (inc *Incarnation) handshake(l *link, id int64, timeout time.Duration) erro
 	if isNew {
 		inc.trail.came(l.addr)
 	} else {
-		// Servers may be configured differently. What was granted first is
-		// what a new leader gives to the session.
+		// Servers may be configured differently. A new leader gives the session the timeout that
+		// was granted first.
 		timeout = min(timeout, time.Duration(inc.Timeout.Load()))
 	}
 	inc.Timeout.Store(int64(timeout))
@@ -210,22 +210,22 @@ func (inc *Incarnation) handshake(l *link, id int64, timeout time.Duration) erro
 	return nil
 }
 
-// sending is told that requests are about to be written together.
+// sending returns the stamp of requests that are about to be written together.
 func (inc *Incarnation) sending() stamp {
 	inc.LiveMu.Lock()
 	defer inc.LiveMu.Unlock()
 	return inc.Live.send(time.Now())
 }
 
-// nextXid returns an xid for a request, which no other request of the session has, over
-// whatever connection. A follower or observer knows the result of a request by its session
-// and its xid alone. So if an xid is used again, the result of a request that a former
-// connection has left behind is given to another request, which may not have been executed.
+// nextXid returns an xid that no other request of the session has, over any connection. A
+// follower or observer knows the result of a request by session and xid alone. If an xid were
+// used again, the late result of a request from an earlier connection could be delivered as the
+// result of another request, which might not have been executed.
 //
-// Pings, credentials and setWatches have the xids that the protocol gives them, each time:
-// no server proposes anything for these, so there is no result that comes late. After 2^31
-// requests the xids begin again, when those of the first have long been answered.
-// 0 is left out: the leader has it for the session's begin and for the end that it decides on.
+// Pings, credentials and setWatches always have the xids that the protocol prescribes. No server
+// proposes a transaction for them, so they have no late results. After 2^31 requests the xids
+// begin again; by then the first have long been answered. 0 is left out: the leader uses it for
+// the session's creation and for the expiry that it decides.
 func (inc *Incarnation) nextXid() int32 {
 	for {
 		if xid := int32(inc.xid.Add(1) & math.MaxInt32); xid != 0 {
@@ -234,8 +234,7 @@ func (inc *Incarnation) nextXid() int32 {
 	}
 }
 
-// contact is told that a request was answered, what that proves, and when the answer
-// was there.
+// contact records that a request was answered at now, and with which proof.
 func (inc *Incarnation) contact(s stamp, p proof, now time.Time) {
 	inc.LiveMu.Lock()
 	before := inc.Live.Sure
@@ -255,8 +254,8 @@ func (inc *Incarnation) heardLocked(at time.Time) {
 	}
 }
 
-// left is how long the session may still be believed in if nothing more is
-// heard.
+// left is how long the session counts as alive if no further reply comes. With holds, it counts as
+// alive while it is confirmed. Without holds, patience limits it.
 func (inc *Incarnation) left() time.Duration {
 	inc.LiveMu.Lock()
 	defer inc.LiveMu.Unlock()
@@ -269,21 +268,20 @@ func (inc *Incarnation) left() time.Duration {
 	}
 	idle := inc.Heard.since(now)
 	if !inc.went.Mono.IsZero() {
-		idle = min(idle, inc.went.since(now)) // the answer behind it cannot come before
+		idle = min(idle, inc.went.since(now)) // the reply after the long packet cannot come earlier
 	}
 	return time.Duration(float64(inc.Timeout.Load())*patience) - idle
 }
 
-// moved is told that a stride of a long packet has come or gone, see link.moved. A session through
-// which nothing is held goes on meanwhile.
+// moved records a stride of a long packet, see link.moved. It keeps a session without holds from
+// being abandoned.
 func (inc *Incarnation) moved(now time.Time) {
 	inc.LiveMu.Lock()
 	defer inc.LiveMu.Unlock()
 	inc.went = momentOf(now)
 }
 
-// Alive reports whether the session certainly stands. It does not rely on the
-// watchdog having run.
+// Alive reports whether the session counts as alive, see left. It does not depend on the watchdog.
 func (inc *Incarnation) Alive() bool {
 	if inc.Ctx.Err() != nil {
 		return false
@@ -299,7 +297,7 @@ func (inc *Incarnation) Alive() bool {
 	return true
 }
 
-// Lose ends the incarnation because its session is over, or may be.
+// Lose ends the incarnation because its session has ended or may have ended.
 func (inc *Incarnation) Lose(why LossReason) { inc.loseSince(why, time.Now()) }
 
 func (inc *Incarnation) loseSince(why LossReason, since time.Time) {
@@ -307,19 +305,17 @@ func (inc *Incarnation) loseSince(why LossReason, since time.Time) {
 	inc.seal(lost)
 }
 
-// giveUp ends the incarnation, and its session on the servers, with everything
-// that is held through it. It is lose without the end of the connection, over
-// which shut closes the session when those who held something have had LossTime.
+// giveUp ends the incarnation, all its holds, and its session on the servers. Unlike Lose, it
+// leaves the connection open: shut ends the session over it after holders have had LossTime.
 //
-// There may be many reasons to give a session up, before and after it was. The
-// first counts: an incarnation is given up once.
+// There may be several reasons to abandon a session. The first counts: an incarnation is
+// abandoned once.
 func (inc *Incarnation) giveUp() {
-	inc.abandon() // before end, after which shut looks
+	inc.abandon() // before end, because shut reads it after end
 	inc.end(inc.Manager.Config.Lost(LossGivenUp, inc.ID.Load(), time.Now()))
 }
 
-// abandon notes that the session is left to its fate, and when those who held
-// something were told, or are about to be.
+// abandon records when the session was abandoned, which is when its holders learn of their loss.
 func (inc *Incarnation) abandon() {
 	inc.LiveMu.Lock()
 	defer inc.LiveMu.Unlock()
@@ -328,47 +324,45 @@ func (inc *Incarnation) abandon() {
 	}
 }
 
-// leftAt returns when the session was abandoned, or a zero time.
+// leftAt returns the time at which the session was abandoned, or a zero time.
 func (inc *Incarnation) leftAt() time.Time {
 	inc.LiveMu.Lock()
 	defer inc.LiveMu.Unlock()
 	return inc.abandoned
 }
 
-// endedOnServer is told that the servers have ended the session because they were
-// asked to.
+// endedOnServer records that the servers have ended the session at the client's request.
 func (inc *Incarnation) endedOnServer() {
 	inc.LiveMu.Lock()
 	inc.over = true
 	inc.LiveMu.Unlock()
 }
 
-// ended reports whether the servers have said so.
+// ended reports whether endedOnServer was called.
 func (inc *Incarnation) ended() bool {
 	inc.LiveMu.Lock()
 	defer inc.LiveMu.Unlock()
 	return inc.over
 }
 
-// LossTime is how long whoever is told that what he held is given up has before
-// it can be granted to others: a tenth of the session timeout, as much as there
-// is between the moment at which a client that is cut off tells its losses and
-// the end of its session.
+// LossTime is the time that holders have to react after the library gives up their holds, before
+// another session can be granted them. It is a tenth of the session timeout. A client that is cut
+// off has as much time between the report of its losses and the end of its session.
 func (inc *Incarnation) LossTime() time.Duration { return time.Duration(inc.Timeout.Load() / 10) }
 
-// leaveTime waits until those who held something through the session, if it was
-// given up, have had their time. All were told when the incarnation ended. It
-// reports whether there is a connection, and has been all the time: one that is
-// made anew does not count, as nobody has waited on it.
+// leaveTime waits, if the session was abandoned, until its holders have had their time. It
+// reports whether there is a connection that has been there all the time. A connection made
+// during the wait does not count: no holder has had time since it began. All holders learned of
+// the loss when the incarnation ended.
 func (inc *Incarnation) leaveTime() (connected bool) {
 	left, down := inc.leftAt(), inc.Disconnection()
 	if left.IsZero() {
 		return !IsClosed(down)
 	}
-	// Whichever is picked when several are ready, down is looked at again. Without a
-	// connection endOrphan waits as long; and if the session expires first, that is
-	// later than LossTime too: it was certain to live for as long when it was given
-	// up. Who closes the Session gives up by himself, and waits for nobody.
+	// Several cases may be ready at once; whichever is picked, down is checked again. Without a
+	// connection, endOrphan waits as long. If the session expires first, that too is later than
+	// LossTime, because the session was confirmed for longer when it was abandoned. A caller of
+	// Close gives up its holds itself, so Close waits for no holder.
 	select {
 	case <-time.After(time.Until(left.Add(inc.LossTime()))):
 	case <-down:
@@ -377,15 +371,15 @@ func (inc *Incarnation) leaveTime() (connected bool) {
 	return !IsClosed(down)
 }
 
-// fail ends the incarnation, and the whole Session with it, because of
-// something that no retry can cure.
+// fail ends the incarnation, and the whole Session with it, because of an error that no retry can
+// cure.
 func (inc *Incarnation) fail(err error) {
 	inc.Manager.fail(err)
 	inc.seal(err)
 }
 
-// seal ends the incarnation. Holders are told first; then the socket goes, so
-// that no call already queued can reach a server.
+// seal ends the incarnation. Holders learn of it first. Then it closes the socket, so that no
+// queued request can reach a server.
 func (inc *Incarnation) seal(cause error) {
 	inc.end(cause)
 	inc.mu.Lock()
@@ -396,21 +390,20 @@ func (inc *Incarnation) seal(cause error) {
 	}
 }
 
-// shut waits until nothing of the incarnation is left. If the session is still
-// alive and connected, it is closed on the server too, which deletes its
-// ephemeral znodes.
+// shut waits until every part of the incarnation has ended. If the session is alive and
+// connected, shut also closes it on the server, which deletes its ephemeral znodes.
 func (inc *Incarnation) shut() {
 	inc.drain.Do(func() {
 		inc.end(ErrClosed)     // the first cause stays
-		inc.last <- struct{}{} // lastly has returned, and is not called from here on
+		inc.last <- struct{}{} // lastly has returned, and later calls of it take the other branch
 		if inc.leaveTime() {
 			inc.newestLink().bye()
 			AwaitFor(inc.gone, time.Second)
 		}
 		inc.seal(ErrClosed)
-		// Nothing may have been asked, for want of a connection, or the server was
-		// silent: then another is asked. What the silent one passes on after all ends
-		// the same session.
+		// Perhaps no server was asked to end the session, because there was no connection, or the
+		// server that was asked is silent. Then endOrphan asks another. If the silent server
+		// forwards the request later, it ends the same session.
 		if left := inc.leftAt(); !left.IsZero() && !inc.ended() {
 			inc.Manager.Spawn(func() { inc.endOrphan(left) })
 		}
@@ -418,8 +411,8 @@ func (inc *Incarnation) shut() {
 	<-inc.gone
 }
 
-// lastly calls f, which ends the session over a connection that was made while the Session was
-// closed. shut does not close that connection before f returns.
+// lastly calls f, which ends the session over a connection that was made during Close. shut does
+// not close that connection before f returns.
 func (inc *Incarnation) lastly(f func()) {
 	select {
 	case inc.last <- struct{}{}:
@@ -431,12 +424,12 @@ func (inc *Incarnation) lastly(f func()) {
 	}
 }
 
-// end ends the incarnation. When it returns, every hook of Ended has returned, also if another
-// goroutine has ended it: every hold of the session is lost, and its holder can know. So every
-// request that ends the session on the servers is written after end.
+// end ends the incarnation. When it returns, every hook of Ended has returned, even if another
+// goroutine called end first: every hold of the session is lost, and its holder can know. So
+// every request that ends the session on the servers is written after end.
 //
-// That order is what Close rests on: after closeSession another session can be granted the lock
-// within a round trip. A session that ends otherwise lives on for a tenth of its timeout.
+// Close depends on that order: after closeSession, another session can be granted the lock within
+// a round trip. A session that ends in another way lives on for a tenth of its timeout.
 func (inc *Incarnation) end(cause error) {
 	inc.cancel(cause)
 	inc.Ended.End(inc.Loss())
@@ -454,7 +447,7 @@ func (inc *Incarnation) connected() {
 		kind, text = EventReconnected, "zsync: reconnected"
 		m.reconnects.Add(1)
 	}
-	// The state first: whoever goes on because of what is closed next may ask
+	// The state comes first: a goroutine that is woken by one of the channels closed next may ask
 	// for it.
 	entered := m.enter(inc, StateConnected, Event{Kind: kind})
 	inc.mu.Lock()
@@ -470,18 +463,18 @@ func (inc *Incarnation) connected() {
 		m.Log.Info(text, "session", Text(inc.ID.Load()), "timeout", time.Duration(inc.Timeout.Load()))
 		m.tell()
 	}
-	if said { // at the level of what it ends
+	if said { // at the level of the message that it ends
 		m.Log.Warn("zsync: connected again", "since", time.Now(), "lasted", time.Since(began).Round(time.Millisecond), "session", Text(inc.ID.Load()))
 	}
 }
 
 func (inc *Incarnation) disconnected() {
 	if IsClosed(inc.Disconnection()) {
-		return // it was a handshake that failed
+		return // only a handshake has failed
 	}
 	inc.Manager.outage.begin()
 	if inc.Manager.Config.LossOnSuspend && inc.Ctx.Err() == nil {
-		inc.abandon() // before its end, after which shut looks
+		inc.abandon() // before its end, because shut reads it after the end
 		inc.Lose(LossSuspended)
 	}
 	entered := inc.Manager.enter(inc, StateSuspended, Event{Kind: EventSuspended})
@@ -495,8 +488,7 @@ func (inc *Incarnation) disconnected() {
 	}
 }
 
-// Disconnection returns a channel that is closed while no connection serves
-// the session.
+// Disconnection returns a channel that is closed while no connection serves the session.
 func (inc *Incarnation) Disconnection() <-chan struct{} {
 	inc.mu.Lock()
 	defer inc.mu.Unlock()
@@ -509,10 +501,10 @@ func (inc *Incarnation) Connection(ctx context.Context) error {
 	up := inc.up
 	inc.mu.Unlock()
 	if IsClosed(up) {
-		return nil // nobody who has a connection pays for a select of three
+		return nil // with a connection, this is cheaper than the select below
 	}
-	// Whichever of the three is picked when several are ready, the caller is
-	// right: a dead ctx or incarnation is also found behind the request.
+	// Several cases may be ready at once; every choice is right: the next request also finds that
+	// ctx or the incarnation has ended.
 	select {
 	case <-up:
 	case <-ctx.Done():
@@ -530,41 +522,39 @@ func (inc *Incarnation) newestLink() *link {
 	return inc.link
 }
 
-// seen is told of the zxid of a reply.
+// seen records the zxid of a reply.
 func (inc *Incarnation) seen(zxid int64) {
-	if zxid > inc.zxid.Load() { // only who reads stores, and one link reads at a time
+	if zxid > inc.zxid.Load() { // no race: only the reading goroutine stores, and one link reads at a time
 		inc.zxid.Store(zxid)
 	}
 }
 
-// newest reports whether l is the link that was made last. A link that is not
-// carries nothing any more.
+// newest reports whether l is the link that was made last. An older link carries nothing.
 func (inc *Incarnation) newest(l *link) bool {
 	inc.mu.Lock()
 	defer inc.mu.Unlock()
 	return inc.link == l
 }
 
-// removeWatch has the server forget an idle watch.
+// removeWatch asks the server to drop an idle watch.
 func (inc *Incarnation) removeWatch(key WatchKey) {
 	for {
-		if l := inc.newestLink(); l.removeWatch(key) { // there is one, or there were no watches
+		if l := inc.newestLink(); l.removeWatch(key) { // there is a link, or there would be no watches
 			return
 		}
 	}
 }
 
-// TraceLine is a line of the trace about what is held through inc by the znode
-// of this name.
+// TraceLine returns a record of the trace about a hold through inc with the znode of this name.
 func (inc *Incarnation) TraceLine(event, kind, path, hold string) trace.Line {
 	return trace.Line{
 		Event: event, Kind: kind, Path: inc.Manager.Bare(path), Hold: hold,
-		// Blind is read first: what comes in between makes both better.
+		// Blind is read first: an event between the two reads can only make both better.
 		Blind: inc.sight.blind.Load(), Zxid: inc.sight.zxid.Load(), Session: Text(inc.ID.Load()),
 	}
 }
 
-// TraceLoss makes l tell why.
+// TraceLoss returns l with the reason of a loss.
 func (m *Manager) TraceLoss(l trace.Line, why error) trace.Line {
 	var since time.Time
 	if l.Reason, since = m.Config.Reason(why); !since.IsZero() {
@@ -583,8 +573,8 @@ func (m *Manager) traceEnd(inc *Incarnation, why error) {
 	}
 }
 
-// EndError says what the end of an incarnation, for this cause, means to one
-// who held something through it: it is ErrLost.
+// EndError returns the error for holders if the incarnation ends with this cause. It matches
+// ErrLost.
 func (inc *Incarnation) EndError(cause error) error {
 	if errors.Is(cause, ErrLost) {
 		return cause
@@ -593,13 +583,13 @@ func (inc *Incarnation) EndError(cause error) error {
 	if cause == nil || errors.Is(cause, ErrClosed) {
 		return lost
 	}
-	return fmt.Errorf("%w: %w", lost, cause) // the Session has failed for good, and the caller must learn why
+	return fmt.Errorf("%w: %w", lost, cause) // the Session has failed permanently, and the caller must learn why
 }
 
-// Loss is endError for an incarnation that has ended.
+// Loss is EndError for an incarnation that has ended.
 func (inc *Incarnation) Loss() error { return inc.EndError(context.Cause(inc.Ctx)) }
 
-// Deleted is the loss of something in this session whose znode is gone.
+// Deleted returns the loss of a hold in this session whose znode was deleted.
 func (inc *Incarnation) Deleted() error {
 	return inc.Manager.Config.Lost(LossDeleted, inc.ID.Load(), time.Now())
 }

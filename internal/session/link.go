@@ -19,36 +19,37 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A link is one network connection of a session. Requests are encoded straight into
-// its buffer, and their replies are decoded as they come, without a goroutine for
-// each. What it does besides:
+// A link is one network connection of a session. It encodes requests straight into its buffer and
+// decodes replies in the goroutine that reads. No request needs a goroutine of its own. Which
+// server to connect to, and when a session has ended, is not its business: see pacer and
+// liveness. A link does the following besides:
 //
-//   - The handshake. Only the first link of an incarnation may open a session,
-//     and later links may only continue it: an expired session, or another
-//     session id without any word of expiry, ends the incarnation. So no request
-//     ever runs in a session that it was not made for.
-//   - Credentials are sent with the handshake, and watches right behind it, ahead
-//     of every request.
-//   - A new connection of a session shows nothing older than the one before:
-//     its server catches up with the leader ahead of every request.
-//   - The watch flag of a read is set when Watches wants that znode watched, and
-//     events go to Watches.
-//   - What is sent and answered, and when, is noted: see liveness.
-//   - Deadlines: a handshake may not hang, and silence is noticed early enough
-//     to try another server before the session must be given up.
+//   - The handshake. Only the first link of an incarnation may open a session.
+//     Later links may only continue it. If the server says that the session has
+//     expired, or answers with another session id, the incarnation ends. So no
+//     request ever runs in a session that it was not made for.
+//   - Credentials. They are sent with the handshake. Watches follow directly,
+//     ahead of every request.
+//   - Catching up. The server of a new connection first catches up with the
+//     leader. So no read over it is older than a read over the previous connection.
+//   - Watches. A read carries the watch flag if Watches wants a watch on its
+//     znode. Events are passed to Watches.
+//   - Times. The link records when it sends each packet and when the reply comes:
+//     see liveness.
+//   - Deadlines. A handshake cannot hang. The link notices a silent server early
+//     enough to try another before the session must be abandoned.
 //
-// What is requested while nothing else is under way is written by who requests
-// it (put). All else is written by one goroutine, which takes all there
-// is: what is requested while it writes, or before it runs, goes in one write.
-// It has no deadline of its own. A server that does not read does not answer
-// either, and that is noticed by whoever reads.
+// If the connection is otherwise unused, the goroutine that makes a request also writes it (put).
+// All other packets are written by one goroutine, write. Each time it takes all packets that are
+// in the buffer and writes them together. It has no deadline of its own: a server that does not
+// read does not answer either, and the reading goroutine notices that.
 type link struct {
 	net.Conn               // the socket
 	addr     string        // of the server
 	inc      *Incarnation  // whose session this is
-	r        *bufio.Reader // of Conn; used by the reading goroutine alone
+	r        *bufio.Reader // of Conn; only the reading goroutine uses it
 	head     [replyHeader]byte
-	body     []byte // of the last reply; used by the reading goroutine alone
+	body     []byte // of the last reply; only the reading goroutine uses it
 
 	shook      atomic.Bool   // the handshake is over
 	limit      time.Duration // for the server to be reached, and to answer the handshake
@@ -62,64 +63,64 @@ type link struct {
 
 	wmu   sync.Mutex // held while a packet is put in its place in the order; taken before Watches.Mu
 	out   []byte     // packets that are not written yet; guarded by wmu
-	spare []byte     // what out is made of next; guarded by wmu
-	busy  bool       // somebody writes what was in out; guarded by wmu
+	spare []byte     // the empty buffer that replaces out; guarded by wmu
+	busy  bool       // a goroutine is writing packets taken from out; guarded by wmu
 	more  chan struct{}
 
 	dmu  sync.Mutex
 	due  time.Time // the read deadline that is set; guarded by dmu
-	went time.Time // when the last stride came or went; guarded by dmu
+	went time.Time // time of the last stride, in either direction; guarded by dmu
 
-	heard time.Time // when the last reply came, or zero; used by the reading goroutine alone
-	reset int       // answers to setWatches; used by the reading goroutine alone
+	heard time.Time // when the last reply came, or zero; only the reading goroutine uses it
+	reset int       // answers to setWatches; only the reading goroutine uses it
 
-	useful bool // the server has carried a request out; used by the reading goroutine alone
+	useful bool // the server has executed a request; only the reading goroutine uses it
 
-	mu    sync.Mutex         // guards what follows; taken before Incarnation.LiveMu
+	mu    sync.Mutex         // guards the fields below; taken before Incarnation.LiveMu
 	sent  map[int32]sentInfo // requests without a reply, by xid
-	order []int32            // the xids of sent as they were sent, and some that have been answered
+	order []int32            // the xids of sent in the order of sending; some may have been answered
 	pings []stamp            // pings without a reply, oldest first
 	state linkState
 }
 
-// A linkState is whether a link takes requests.
+// A linkState says whether a link takes requests.
 type linkState int
 
 const (
-	linkNew  linkState = iota // not before the session has heard of the connection
+	linkNew  linkState = iota // not yet: the session does not know of the connection
 	linkOpen                  // yes
-	linkOver                  // not any more, and those without a reply have failed
+	linkOver                  // no longer: all requests without a reply have failed
 )
 
-// A request is one of the session's own.
+// A request is an operation that the session sends and that has one reply.
 type request interface {
-	// encode appends what follows the header.
+	// encode appends the body, which follows the header.
 	encode(p []byte) []byte
-	// key returns what a watch on what is read would be of.
+	// key returns the key of the watch that a read can set; ok is false for other requests.
 	key() (key WatchKey, ok bool)
 	opcode() int32
-	// moot reports whether it changes nothing, whenever it is carried out.
+	// moot reports whether the request changes nothing, whenever the server executes it.
 	moot() bool
-	// answer is given the reply. It returns the code that the reply has as a
-	// whole, and whether the reply was one at all.
+	// answer decodes the reply. It returns the code of the reply as a whole. ok is false if the
+	// reply is malformed.
 	answer(code int32, body []byte) (whole int32, ok bool)
-	// done lets the caller go on.
+	// done lets the caller continue.
 	done()
-	// fail is told that there will be no reply.
+	// fail is called instead of answer and done if no reply will come.
 	fail(err error)
 }
 
-// sentInfo is what the link remembers of a request until its reply.
+// sentInfo describes a request that has no reply yet.
 type sentInfo struct {
 	at  stamp
 	op  int32
-	ask *ask    // what Watches makes of the reply, if the read carries a watch
-	r   request // nil if the link has asked by itself
+	ask *ask    // passed to Watches with the reply, if the read carries the watch flag
+	r   request // nil if the link made the request itself
 
-	deletes []string // the paths that it deletes, if that is traced
+	deletes []string // the paths that it deletes, if a trace is written
 }
 
-// harms reports whether harm may come of a request that is carried out late.
+// harms reports whether the request does harm if a server executes it late.
 func (info *sentInfo) harms() bool {
 	switch info.op {
 	case wire.OpCreate, wire.OpCreateContainer, wire.OpDelete, wire.OpSetData, wire.OpMulti:
@@ -142,7 +143,7 @@ func newLink(inc *Incarnation, c net.Conn, addr string, limit time.Duration, dea
 	}
 }
 
-// open is told that the session has heard of the connection: requests may come.
+// open lets requests in. It is called when the session knows of the connection.
 func (l *link) open() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -151,11 +152,10 @@ func (l *link) open() {
 	}
 }
 
-// over is told that nothing comes from the connection any more. What has had no
-// reply has none.
+// over is called when the connection has ended. Every request without a reply fails.
 func (l *link) over() { l.fail(zk.ErrConnectionClosed) }
 
-// fail has no more requests sent, and those without a reply fail with err.
+// fail stops the sending of requests. Requests without a reply fail with err.
 func (l *link) fail(err error) {
 	l.mu.Lock()
 	lost := l.sent
@@ -176,11 +176,11 @@ func (l *link) fail(err error) {
 	}
 }
 
-// send puts requests on their way, one right behind the other. It reports false
-// if the link takes none, or none any more; then none of them was sent.
+// send sends requests, one directly after the other. It reports false if the link does not take
+// requests; then it has sent none of them.
 func (l *link) send(rs ...request) bool {
 	if !l.shook.Load() {
-		return false // it is not open yet, and holds wmu while a server is silent
+		return false // not open yet; the handshake holds wmu even while a server is silent
 	}
 	mine, ok := l.put(rs)
 	if mine != nil {
@@ -189,7 +189,8 @@ func (l *link) send(rs ...request) bool {
 	return ok
 }
 
-// sendOrFail is send, but what is not sent fails: the connection has just gone.
+// sendOrFail is send for a connection that may just have ended. Requests that it cannot send fail
+// with errUnsent.
 func (l *link) sendOrFail(rs ...request) {
 	if !l.send(rs...) {
 		for _, r := range rs {
@@ -198,14 +199,15 @@ func (l *link) sendOrFail(rs ...request) {
 	}
 }
 
-// directly is how long the packets may be that are written by who requests them.
+// directly is the size of the largest packets that a requesting goroutine writes itself.
 const directly = 4 << 10
 
-// put puts requests into out. If it returns packets these are they, and the caller is to
-// write them itself: then all that was sent before is answered, what went with the
-// handshake included. So the server has read it, the socket's buffer is empty, and the
-// write does not wait, whatever the server does from here on. What others request
-// meanwhile, of which there may be much, is not for the caller.
+// put appends requests to out. If it returns packets, the caller must write them.
+//
+// That is so only if every packet that was sent before has been answered, including the packets
+// sent with the handshake. So the server has read them, the socket's buffer is empty, and the
+// caller's write does not block, whatever the server does from now on. Requests that other
+// goroutines add during that write are left to the goroutine write: there may be many.
 func (l *link) put(rs []request) (mine []byte, ok bool) {
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
@@ -236,32 +238,32 @@ func (l *link) put(rs []request) (mine []byte, ok bool) {
 		l.order = append(l.order, xid)
 	}
 	l.inc.Manager.requests.Add(int64(len(rs)))
-	if n := len(l.out); alone && 0 < n && n <= directly { // it is empty if rs is
+	if n := len(l.out); alone && 0 < n && n <= directly { // out is empty if rs is
 		return l.takeLocked(), true
 	}
 	l.wroteLocked()
 	return nil, true
 }
 
-// takeLocked takes what is in out for the caller to write.
+// takeLocked takes the packets in out, for the caller to write.
 func (l *link) takeLocked() (p []byte) {
 	p, l.out, l.spare, l.busy = l.out, l.spare, nil, true
 	return p
 }
 
-// wroteLocked has what is in out written.
+// wroteLocked wakes the goroutine write, which writes the packets in out.
 func (l *link) wroteLocked() {
 	select {
 	case l.more <- struct{}{}:
-	default: // it will be seen with what is there already
+	default: // the token that is already there covers these packets too
 	}
 }
 
-// lastWords is for how long a connection is read over which nothing can be written any more. A
-// server that hung up ends it sooner.
+// lastWords is how long the link still reads from a connection on which a write has failed. If
+// the server has closed it, the reading ends earlier.
 const lastWords = 20 * time.Millisecond
 
-// keptBuffer is how large a buffer is kept for the next packets.
+// keptBuffer is the size of the largest buffer that is reused for later packets.
 const keptBuffer = 64 << 10
 
 // write writes packets until the link is closed.
@@ -278,7 +280,7 @@ func (l *link) write() {
 		}
 		var p []byte
 		l.wmu.Lock()
-		if !l.busy && len(l.out) > 0 { // else it has gone, or goes when somebody else has written
+		if !l.busy && len(l.out) > 0 { // else out is empty, or the goroutine that is writing wakes us when it has finished
 			p = l.takeLocked()
 		}
 		l.wmu.Unlock()
@@ -288,12 +290,13 @@ func (l *link) write() {
 	}
 }
 
-// writeOut writes p, for who has taken it.
+// writeOut writes p, which the caller has taken from out.
 func (l *link) writeOut(p []byte) {
 	err := l.writeAll(p, l.moved)
 	if err != nil {
-		// The packets may be there in part, so nothing is written behind them. The connection ends, but
-		// the reader first reads what a server has said that hung up: why it did.
+		// A part of the packets may have been written, so nothing can be written after them, and
+		// the connection ends. If the server has closed it, the reader first reads the server's
+		// last words: they say why.
 		time.AfterFunc(lastWords, func() { l.Close() })
 	}
 	l.wmu.Lock()
@@ -306,11 +309,11 @@ func (l *link) writeOut(p []byte) {
 	}
 }
 
-// A deadline moves with the bytes. Otherwise what takes longer than one over a slow link would fail,
-// and be tried again as it was, for ever. A long packet comes or goes in strides, and each stride has
-// as much time as an answer. A packet has about 64 strides at most: so a server that trickles holds up
-// the answers to pings behind it for 32 session timeouts at most. A stride says nothing of the session:
-// whatever is held rests on answers alone, see liveness.
+// Deadlines move with the bytes. With a fixed deadline, a packet that needs longer over a slow
+// link would fail, be sent again in full, and fail again. So a long packet is sent or read in
+// strides, and each stride has as much time as a reply. A packet has about 64 strides at most. So
+// a server that trickles delays the replies to pings by at most 32 session timeouts. A stride
+// proves nothing about the session: holds rest on replies alone, see liveness.
 const stride = 16 << 10
 
 // strideOf is the stride of a packet of n bytes.
@@ -328,7 +331,7 @@ func (l *link) writeAll(p []byte, moved func()) error {
 	return err
 }
 
-// moved is told that a stride of a long packet has come or gone.
+// moved extends the deadlines after a stride of a long packet was sent or read.
 func (l *link) moved() {
 	now := time.Now()
 	l.dmu.Lock()
@@ -338,8 +341,8 @@ func (l *link) moved() {
 	l.deadline(now.Add(l.inc.silence()))
 }
 
-// connect opens the session over l, or continues it. It runs in the goroutine that reads,
-// when no other uses l.
+// connect opens the session over l, or continues it. It runs in the reading goroutine, while no
+// other goroutine uses l.
 func (l *link) connect() error {
 	if l.inc.Ctx.Err() != nil {
 		return net.ErrClosed // a session must not be opened after the end
@@ -355,8 +358,8 @@ func (l *link) connect() error {
 	} else {
 		timeout = time.Duration(l.inc.Timeout.Load())
 	}
-	// Credentials go with the handshake, which saves a round trip. A server does not
-	// read on before the session is established, and answers in this order.
+	// Sending credentials with the handshake saves a round trip. A server reads them only after
+	// it has established the session, and answers in this order.
 	l.wanted = timeout
 	out := wire.Connect(l.relative, timeout, id, password)
 	for _, a := range l.inc.Manager.Config.Auths {
@@ -375,13 +378,13 @@ func (l *link) connect() error {
 	return l.handshake()
 }
 
-// read deals with what the server sends, until the connection ends.
+// read processes packets of the server until the connection ends.
 func (l *link) read() {
 	for l.nextPacket() == nil {
 	}
 }
 
-// begin appends the header of a request that the link makes by itself. wmu is held.
+// begin appends the header of a request that the link itself makes. The caller holds wmu.
 func (l *link) begin(p []byte, op int32) []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -412,13 +415,12 @@ func (l *link) bye() {
 	l.wroteLocked()
 }
 
-// replyHeader is the size of what every packet of a server begins with: its
-// length, xid, zxid and error code.
+// replyHeader is the size of the header of every packet from a server: length, xid, zxid and
+// error code.
 const replyHeader = 20
 
-// nextPacket reads a packet.
-//
-// What ends in an error here is never seen by anyone, nor is anything behind it.
+// nextPacket reads and processes a packet. If it returns an error, this packet and all later ones
+// are dropped.
 func (l *link) nextPacket() error {
 	l.patience()
 	if _, err := io.ReadFull(l.r, l.head[:]); err != nil {
@@ -430,9 +432,9 @@ func (l *link) nextPacket() error {
 	}
 	xid, code := int32(binary.BigEndian.Uint32(l.head[4:])), int32(binary.BigEndian.Uint32(l.head[16:]))
 	now, n := time.Now(), int(size)-(replyHeader-4)
-	if xid != wire.XidEvent { // which a server may tell who does not hear us any more
-		// The deadline may have been that of this request or another: what has begun
-		// may take its time.
+	if xid != wire.XidEvent { // else the server may send it without receiving anything from us
+		// A read deadline may have expired just before the packet came. Once a packet has begun,
+		// it gets its own time.
 		l.deadline(now.Add(l.inc.silence()))
 		if l.heard = now; l.r.Buffered() < n {
 			defer func() { l.heard = time.Now() }()
@@ -451,8 +453,8 @@ func (l *link) nextPacket() error {
 		return l.event(body)
 	case wire.XidSetWatches:
 		if code != 0 {
-			// The server has none of them. They are set again on the next
-			// connection; until then nobody must be answered.
+			// The server has set none of the watches. The next connection sets them again. Until
+			// then, no read may be answered.
 			return fmt.Errorf("zsync: the server has refused to set the watches again (error %d)", code)
 		}
 		l.reset++
@@ -468,7 +470,7 @@ func (l *link) nextPacket() error {
 	return l.received(xid, code, body, now)
 }
 
-// served notes that the server carries requests out.
+// served records that the server executes requests.
 func (l *link) served() {
 	if !l.useful {
 		l.useful = true
@@ -476,11 +478,12 @@ func (l *link) served() {
 	}
 }
 
-// refused is told that the server carries out nothing for this client, and hangs up. The
-// Session ends when every server has refused the client, or could not be reached, since one of
-// them has carried out a request: another attempt cures nothing, and each caller must learn why.
+// refused is called when the server refuses this client and closes the connection. If every
+// server has refused the client or could not be reached since a server last executed a request,
+// the Session ends: another attempt would fail in the same way, and each caller must get the
+// reason.
 func (l *link) refused(err error) error {
-	l.fail(errUnsent) // what is behind the request that was refused is not executed either
+	l.fail(errUnsent) // the server does not execute the requests after the refused one either
 	m := l.inc.Manager
 	m.unfit(l.addr, fmt.Errorf("%s: %w", l.addr, err))
 	if m.noneFits() {
@@ -489,19 +492,19 @@ func (l *link) refused(err error) error {
 	return err
 }
 
-// maxDisowned is how many connections in a row disowned gives up.
+// maxDisowned is the number of connections in a row that disowned ends.
 const maxDisowned = 3
 
-// A server that serves a session may answer to a request that the session has moved, or has
-// expired. It did not execute the request, and goes on to answer so over this connection.
+// A server that serves a session may reply that the session has moved or has expired. It has not
+// executed that request, and it answers all later ones over this connection in the same way.
 //
-// The session has moved when another server has asked the leader late to continue it. The next
-// handshake makes its server the owner again, so that cures it each time.
+// A session has moved if another server's request to continue it reached the leader late. The
+// next handshake makes its own server the owner, so that always helps.
 //
-// If the session has expired the next handshake says so. disowned reports whether the connection
-// ends. If the handshake succeeds three times, within a second each, the servers contradict
-// themselves: a server with localSessionsEnabled does, because the leader does not know its
-// sessions. Then the caller gets the answer.
+// If the session has expired, the next handshake fails. disowned reports whether the link must
+// end so that this handshake takes place. If three handshakes in a row succeed, within a second
+// each, the servers contradict themselves. A server with localSessionsEnabled does that, because
+// the leader does not know its sessions. Then the caller gets the reply.
 func (l *link) disowned() bool {
 	if time.Since(l.asked) >= lasting {
 		l.inc.disowned = 0
@@ -513,14 +516,15 @@ func (l *link) disowned() bool {
 	return true
 }
 
-// readBody reads the n bytes of the packet xid, which are good until the next packet.
+// readBody reads the n bytes of the packet xid. They are valid until the next packet.
 //
-// The strides count of the reply alone that is due next, and each request has one reply: so a server
-// that does not answer a request cannot keep the connection by telling other things at length.
+// Strides extend the deadline only for the reply that is due next. Each request has one reply. So
+// a server that does not answer a request cannot keep the connection open with other long
+// packets.
 func (l *link) readBody(n int, xid int32) ([]byte, error) {
 	body, step := l.body[:0], strideOf(n)
 	switch {
-	case n > wire.MaxAhead: // sizes cost a server nothing: make room as the bytes come
+	case n > wire.MaxAhead: // a size costs a server nothing, so allocate only as the bytes come
 		body = make([]byte, 0, keptBuffer)
 	case n > cap(body):
 		body = make([]byte, 0, n)
@@ -543,14 +547,14 @@ func (l *link) readBody(n int, xid int32) ([]byte, error) {
 	return body, nil
 }
 
-// expects reports whether the reply that is due next is that to xid.
+// expects reports whether the reply to xid is due next.
 func (l *link) expects(xid int32) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.order) > 0 && l.order[0] == xid
 }
 
-// event tells Watches of an event.
+// event passes an event to Watches.
 func (l *link) event(body []byte) error {
 	s := wire.Scanner{Rest: body}
 	t := zk.EventType(s.Int32())
@@ -563,11 +567,10 @@ func (l *link) event(body []byte) error {
 	return nil
 }
 
-// maxGranted is a session timeout that a server may grant whatever was asked for.
+// maxGranted is a session timeout that is accepted from a server whatever the client asked for.
 const maxGranted = 2 * time.Minute
 
-// handshake reads the reply to the connect request and decides whether this
-// link may go on.
+// handshake reads the reply to the connect request and decides whether the link can be used.
 func (l *link) handshake() error {
 	var size [4]byte
 	switch _, err := io.ReadFull(l.r, size[:]); {
@@ -592,7 +595,7 @@ func (l *link) handshake() error {
 		return fmt.Errorf("%w: session of %v", errHandshake, timeout)
 	}
 	if asked := l.inc.Manager.Config.Timeout; id != 0 && timeout > max(10*asked, maxGranted) {
-		// To believe it would be to wait for that server for as long, and for no other.
+		// Accepting it would mean to wait as long for this server, and for no other.
 		l.endSession()
 		return fmt.Errorf("%w: a session timeout of %v, where %v was asked for: see WithSessionTimeout, and the server's minSessionTimeout", errHandshake, timeout, asked)
 	}
@@ -604,20 +607,19 @@ func (l *link) handshake() error {
 		switch {
 		case id == 0:
 		case id == l.inc.ID.Load() && !IsClosed(l.inc.Manager.Over):
-			// The incarnation has ended meanwhile, and those who held something
-			// have only just been told. endOrphan ends the session when they
-			// have had their time; left out, it would live for another timeout,
-			// as this handshake has touched it.
+			// The incarnation ended during the handshake, and its holders have only just learned
+			// of their loss. endOrphan ends the session after they have had their time. It must,
+			// because this handshake has renewed the session for another timeout.
 			l.inc.abandon()
 		case id == l.inc.ID.Load():
 			// The whole Session is closed.
 			l.inc.lastly(l.endSession)
 		default:
-			l.endSession() // nobody will use it: it is not the one that was asked for
+			l.endSession() // a new session, not ours: no client will use it
 		}
 		return err
 	}
-	// Behind the handshake, ahead of every call.
+	// These packets come after the handshake and ahead of every call.
 	var out []byte
 	if continued && l.inc.staked() {
 		out = append(out, l.confirmPacket()...)
@@ -657,13 +659,13 @@ func (l *link) handshake() error {
 	return nil
 }
 
-// portionsAhead is how many portions of watches are sent before the first of them is answered.
+// portionsAhead is how many portions of watches are sent before the first is answered.
 const portionsAhead = 4
 
-// resendRest sets the watches that are left again. Each portion is sent when an earlier one was
-// answered, for which that has as much time as any answer: so a handshake does not fail for ever over a
-// slow link, however many watches there are. While something is held the session is confirmed with
-// each portion: requests, inquiries among them, wait until the handshake is over.
+// resendRest sets the remaining watches again. It sends each portion when an earlier one has been
+// answered, and gives each answer the usual time. So the handshake succeeds over a slow link,
+// however many watches there are. While the session has holds, each portion confirms it, because
+// requests, inquiries included, wait until the handshake is over.
 func (l *link) resendRest(portions [][]byte) error {
 	for i, p := range portions {
 		for l.reset <= i {
@@ -685,23 +687,23 @@ func (l *link) resendRest(portions [][]byte) error {
 	return nil
 }
 
-// catchUpPacket is the sync with which a connection begins that continues a session.
+// catchUpPacket is the sync with which a connection begins if it continues a session.
 //
-// What a server tells in an event is not in the zxid that the handshake shows to the next server. So
-// a server from before the event would take the session, and show what the event has told to be
-// over: a place that is gone, permits that are taken. A session that begins needs no such thing: its
-// server has applied its beginning, which comes after everything that was seen before.
+// The handshake shows the next server the zxid of the last reply, but not the zxid of an event.
+// So a server whose state is older than an event could take over the session. Reads would then
+// show state that the event has ended, such as a deleted place or permits still in use. A new
+// session needs no sync: its server has applied the session's creation, which is later than
+// everything that the client has seen.
 func (l *link) catchUpPacket() []byte {
 	return wire.EndPacket(wire.AppendString(l.begin(nil, wire.OpSync), "/"))
 }
 
-// endSession has the server end the session of the handshake.
+// endSession asks the server to end the session of this handshake.
 func (l *link) endSession() {
 	l.Conn.Write(wire.AppendHeader(nil, l.inc.nextXid(), wire.OpCloseSession))
 }
 
-// passwordIn returns the password in the reply to a handshake, whose size has been
-// looked at.
+// passwordIn returns the password in the reply to a handshake. The caller has checked its size.
 func passwordIn(body []byte) []byte {
 	return bytes.Clone(body[20 : 20+binary.BigEndian.Uint32(body[16:])])
 }
@@ -711,8 +713,8 @@ func isTLS(c net.Conn) bool {
 	return ok
 }
 
-// confirmPacket is the write that makes a session certain again that is continued
-// while something is held: see liveness. It deletes where there is no znode.
+// confirmPacket is a write that confirms a session that is continued while it has holds: see
+// liveness. It deletes a znode that does not exist.
 func (l *link) confirmPacket() []byte {
 	l.inc.LiveMu.Lock()
 	l.inc.Live.pending = true
@@ -722,8 +724,8 @@ func (l *link) confirmPacket() []byte {
 	return wire.EndPacket(binary.BigEndian.AppendUint32(p, math.MaxUint32)) // any version
 }
 
-// authenticated reads the replies to n credentials, which come before all
-// others. A refusal ends the Session.
+// authenticated reads the replies to n credentials, which come before all others. A refusal ends
+// the Session.
 func (l *link) authenticated(n int) error {
 	for range n {
 		var head [replyHeader]byte
@@ -741,8 +743,8 @@ func (l *link) authenticated(n int) error {
 	return nil
 }
 
-// received is told of each packet that came in but events, and of when it began to
-// come: what it says was so by then. It runs in the goroutine that reads.
+// received processes every packet except events. now is when the packet began to arrive: whatever
+// the packet says was true by then. It runs in the reading goroutine.
 func (l *link) received(xid, code int32, body []byte, now time.Time) error {
 	l.mu.Lock()
 	if xid == wire.XidPing {
@@ -778,7 +780,7 @@ func (l *link) received(xid, code int32, body []byte, now time.Time) error {
 	if info.ask != nil {
 		l.inc.Watches.answered(info.ask, code, ownerOf(code, body) == l.inc.ID.Load())
 	}
-	// Watches and the liveness know before the caller goes on.
+	// Watches and liveness are updated before the caller continues.
 	whole, ok := info.r.answer(code, body)
 	if !ok {
 		info.r.fail(zk.ErrConnectionClosed) // it may have been applied
@@ -790,10 +792,9 @@ func (l *link) received(xid, code int32, body []byte, now time.Time) error {
 	return nil
 }
 
-// own deals with the reply to a request that the link has made by itself. Its zxid
-// does not count as seen: the next connection would ask only for the events after
-// it, and those before it may not have come, as the watches are set behind the
-// confirmation.
+// own processes the reply to a request that the link itself has made. Its zxid does not count as
+// seen. The next connection asks only for the events after the last zxid seen, and events before
+// this zxid may still be missing: the watches are set after the confirmation.
 func (l *link) own(info sentInfo, code int32, now time.Time) error {
 	switch info.op {
 	case wire.OpCloseSession:
@@ -803,7 +804,7 @@ func (l *link) own(info sentInfo, code int32, now time.Time) error {
 		}
 	case wire.OpSync:
 		if code != 0 {
-			// Before anything behind it is believed.
+			// The connection ends before any later reply is used.
 			return fmt.Errorf("zsync: the server cannot catch up with its leader (error %d)", code)
 		}
 		l.inc.trail.caughtUp(l.addr)
@@ -813,8 +814,8 @@ func (l *link) own(info sentInfo, code int32, now time.Time) error {
 	return nil
 }
 
-// deleted tells the trace what became of a deletion. A znode that is not there has
-// been deleted before, in a transaction whose reply was lost.
+// deleted records a deletion in the trace. If the znode did not exist, an earlier transaction
+// whose reply was lost has deleted it.
 func (l *link) deleted(info sentInfo, code int32) {
 	zxid := int64(binary.BigEndian.Uint64(l.head[8:]))
 	switch {
@@ -829,14 +830,13 @@ func (l *link) deleted(info sentInfo, code int32) {
 	}
 }
 
-// removeWatch asks the server to forget a watch, unless somebody waits for it
-// again. It reports whether l is still the newest link; otherwise it has done
-// nothing.
+// removeWatch asks the server to drop a watch, unless a goroutine waits for it again. It reports
+// false if l is no longer the newest link; then it has done nothing.
 //
-// wmu is held from the decision until the request has its place in the order, so whatever read
-// sets the watch anew is behind it. A handshake holds wmu too, from the packets
-// that set the watches again to its end: what is forgotten before is not among
-// them, and what is forgotten after is removed.
+// It holds wmu from the decision until the request has its place in the order. So a read that
+// sets the watch again is sent after the removal. A handshake also holds wmu, from the packets
+// that set the watches again to its end. So a watch that was dropped before is not among them,
+// and a watch that is dropped after is removed on the new connection.
 func (l *link) removeWatch(key WatchKey) (newest bool) {
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
@@ -853,10 +853,9 @@ func (l *link) removeWatch(key WatchKey) (newest bool) {
 	return true
 }
 
-// patience bounds the wait for the next packet: silence is noticed, though there may be
-// events, and so is a request that is not answered though pings are. A request that is
-// sent while a packet is awaited has its time after the deadline that was set; before the
-// next packet it is looked at.
+// patience sets the deadline for the next packet. A silent server is noticed even if it sends
+// events, and an unanswered request even if pings are answered. A request that is sent during the
+// read does not move the deadline; patience considers it before the next read.
 func (l *link) patience() {
 	if l.heard.IsZero() {
 		l.heard = time.Now()
@@ -872,9 +871,9 @@ func (l *link) patience() {
 	l.deadline(due)
 }
 
-// deadline sets the read deadline to due, or to when the next stride is due if that is later. It leaves
-// it where it is if that is a little earlier: a deadline that moved with every packet would cost more
-// than the packet.
+// deadline sets the read deadline to due, or to the deadline of the next stride if that is later.
+// If the present deadline is only a little earlier, it stays: moving it for every packet would
+// cost more than the packet.
 func (l *link) deadline(due time.Time) {
 	silence := l.inc.silence()
 	l.dmu.Lock()
@@ -888,9 +887,9 @@ func (l *link) deadline(due time.Time) {
 	}
 }
 
-// Close closes the socket. It may be called by anyone, any number of times. It
-// does not wait for TLS to say goodbye, which a server that is away would not
-// hear: nothing may be sent any more from here on.
+// Close closes the socket. Any goroutine may call it, any number of times. It sends no TLS
+// close_notify: that would wait for a server that does not answer, and nothing may be sent from
+// now on.
 func (l *link) Close() error {
 	l.closeOnce.Do(func() {
 		close(l.closed)
@@ -911,7 +910,7 @@ func authPacket(a Auth) []byte {
 }
 
 // ownerOf returns the session that owns the znode that a read with a watch has found, or 0. The
-// reply to each such read ends with the Stat, and that with the owner, two counts and a zxid.
+// reply to each such read ends with the Stat, which ends with the owner, two counts and a zxid.
 func ownerOf(code int32, body []byte) int64 {
 	const behind = 24
 	if code != 0 || len(body) < behind {

@@ -6,55 +6,53 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A liveness works out for how long a session can be believed in. It knows
-// only what its client sends and receives, and when.
+// A liveness computes for how long a session is confirmed, which means that it cannot have ended.
+// It knows only the packets that its client sends and receives, and their times. It sends nothing
+// itself: see stake.
 //
-// What the client must know is when the leader of the servers last heard of the
-// session, because the leader alone ends sessions. A server that is not the
-// leader, a learner, answers pings and reads by itself; it tells the leader
-// which sessions it has heard of only when the leader asks, every half tick. So
-// an answer says little by itself, but the order of packets on a connection does:
+// The question is when the leader of the ensemble last had contact with the session, because only
+// the leader expires sessions. A learner is a server that is not the leader. It answers pings and
+// reads by itself. It reports the sessions of its clients to the leader only when the leader
+// asks, every half tick. So a single reply proves little, but the order of packets on a
+// connection proves more:
 //
-//  1. A packet was sent at t and answered at q: the learner had heard of the
-//     session before q.
-//  2. A write that was sent half a tick after q, or later, is answered. The
-//     leader had a quorum, so it was leader when the write was sent. It had
-//     asked the learner between q and the write; the question came to the
-//     learner ahead of the write's result, and the learner has answered it: t
-//     is carried.
-//  3. A request that needs the leader, and was sent after that, is answered. It
-//     went from the learner to the leader behind that answer. So the leader has
-//     touched the session, later than t: t is confirmed.
+//  1. A packet was sent at t and answered at q. So the learner had contact with the session before q.
+//  2. A write that was sent half a tick after q, or later, is answered. The leader had a quorum, so
+//     it was the leader when the write was sent. It asked the learner between q and the write. The
+//     question reached the learner ahead of the write's result, and the learner has answered it:
+//     t is carried.
+//  3. A request that needs the leader, and was sent after that, is answered. The learner forwarded
+//     it to the leader after that answer. So the leader has renewed the session later than t:
+//     t is confirmed.
 //
-// A session that is confirmed at t does not end before t and its timeout have
-// passed, whatever happens to connections, servers and leaders. The argument,
-// with what it rests on, is in docs/design.md.
+// A session that is confirmed at t does not end before t plus its timeout, whatever happens to
+// connections, servers and leaders. docs/design.md has the argument and its assumptions.
 //
-// Not all requests are fit for step 3. While the session is known to stand a
-// sync is. Otherwise the leader may have begun to end it, when touching comes
-// too late; it refuses a write then, but not a sync.
+// Step 3 accepts a sync only while the session is confirmed. Otherwise the leader may have begun
+// to end the session, and renewing comes too late. In that state it refuses a write, but not a
+// sync.
 //
 // A liveness is not safe for concurrent use.
 type liveness struct {
 	timeout time.Duration // of the session
-	events  int64         // sendings and answers so far: their order, where two have the same time
-	conn    int64         // the event that was the beginning of the present connection
+	events  int64         // number of packets sent and answered; orders packets with equal times
+	conn    int64         // value of events when the present connection began
 	Sure    *Moment       // the latest t that is confirmed; nil if there is none
 
-	// Since when the leader may count another timeout, which is less, as a handshake was sent
-	// that has no answer; nil if it does not.
+	// Time of an unanswered handshake for which the leader may now count a shorter timeout,
+	// least; nil if there is none.
 	tried *Moment
 	least time.Duration
-	lower time.Duration // of the session as soon as asked is confirmed; 0 if it stays
+	lower time.Duration // timeout of the session once asked is confirmed; 0 if it does not change
 
 	// Of the present connection, each oldest first:
-	asked   *stamp    // when the handshake was sent that continued the session, if that is not confirmed
-	pending bool      // the write that confirms it went with the handshake
+	asked   *stamp    // sending of the handshake that continued the session; nil once confirmed
+	pending bool      // the write that confirms it was sent with the handshake
 	seen    []contact // answered, not carried
 	carried []carried // not confirmed
 }
 
-// A stamp is the sending of a packet.
+// A stamp says when a packet was sent, by clock and by order.
 type stamp struct {
 	at    time.Time
 	event int64
@@ -64,39 +62,38 @@ type stamp struct {
 // A contact is a packet that was answered.
 type contact struct{ sent, answered time.Time }
 
-// A carried is the sending of a packet of which the learner has told the leader,
-// or is about to.
+// A carried is a packet, by its sending time, that the learner has reported to the leader or is
+// about to report.
 type carried struct {
 	sent  time.Time
-	event int64 // when that became known
+	event int64 // value of events when that became known
 }
 
-// A proof is what the answer to a request says.
+// A proof is a conclusion from the reply to a request.
 type proof int
 
 const (
-	provesNothing proof = iota // a refusal by who knows whom
-	provesServer               // the server that we are connected to has heard of the session
-	provesLeader               // it has come to what its server took for the leader
-	provesQuorum               // a leader has got the servers to agree on it
+	provesNothing proof = iota // a refusal that any server may make
+	provesServer               // our server has had contact with the session
+	provesLeader               // the request has reached a server that our server took for the leader
+	provesQuorum               // a leader has committed it with a quorum
 )
 
-// gap is how much later than an answer a write must be sent to be sure that the
-// leader has asked the learner in between. It does so every half tick, and a
-// session lasts at least two ticks: so that is a quarter of the timeout, and
-// some for a leader that is a little late.
+// gap is the least time between a reply and a later write after which the leader has certainly
+// asked the learner between the two. The leader asks every half tick, and a session timeout is at
+// least two ticks. So gap is a quarter of the timeout, and a little more for a leader that is
+// late.
 func (v *liveness) gap() time.Duration { return v.timeout / 40 * 11 }
 
-// A connection is given up after this part of the timeout without a reply, so
-// that time is left to try another server.
+// silent is the part of the timeout after which a connection without a reply is closed. It leaves
+// time to try another server.
 const silent = 1.0 / 2
 
-// belief is how long after the latest confirmed sending what is held is believed
-// to be held. A tenth of the timeout is left to be told of the loss, and for
-// clocks whose rates differ.
+// belief is how long holds count as held after the latest confirmed sending. It leaves a tenth of
+// the timeout to report the loss to holders, and for clocks whose rates differ.
 func (v *liveness) belief() time.Duration { return v.timeout / 10 * 9 }
 
-// left is how much longer the session is certain to live; it may be negative.
+// left returns for how much longer the session is confirmed; it may be negative.
 func (v *liveness) left(now time.Time) time.Duration {
 	if v.Sure == nil {
 		return 0
@@ -108,9 +105,9 @@ func (v *liveness) left(now time.Time) time.Duration {
 	return left
 }
 
-// try is told that a handshake which continues the session is about to be sent, to a server
-// that may grant as little as least. Of several without an answer the one counts by which the
-// session would end first.
+// try records that a handshake which continues the session is about to be sent to a server that
+// may grant as little as least. Of several unanswered handshakes, the one with the earliest
+// possible end of the session counts.
 func (v *liveness) try(now time.Time, least time.Duration) {
 	if least >= v.timeout || v.tried != nil && v.least-v.tried.since(now) <= least {
 		return
@@ -119,10 +116,9 @@ func (v *liveness) try(now time.Time, least time.Duration) {
 	v.tried, v.least = &m, least
 }
 
-// connect is told of a handshake that was sent at asked and has just been
-// answered. A new session is itself an agreement of the servers, that they
-// made after asked. What continues a session has come to a leader, which
-// has touched it, but was perhaps not the leader any more.
+// connect records that the handshake sent at asked has been answered. A quorum has committed a
+// new session after asked. A handshake that continues a session has reached a leader, which has
+// renewed the session; but another leader may have replaced it by then.
 func (v *liveness) connect(asked time.Time, isNew bool, timeout time.Duration) {
 	if v.tried != nil && v.tried.Mono.Equal(asked) {
 		v.tried = nil // this is the answer, and timeout is what it grants
@@ -132,8 +128,8 @@ func (v *liveness) connect(asked time.Time, isNew bool, timeout time.Duration) {
 		v.timeout = timeout
 		v.confirm(asked)
 	case timeout < v.timeout:
-		// If a leader has touched the session, it counts less from then on. If that was not the
-		// leader any more, what was confirmed before holds as it was.
+		// If the leader has renewed the session, it counts the shorter timeout from then on. If
+		// it was no longer the leader, the earlier confirmation still holds unchanged.
 		v.try(asked, timeout)
 		v.lower = timeout
 	}
@@ -145,13 +141,13 @@ func (v *liveness) connect(asked time.Time, isNew bool, timeout time.Duration) {
 	}
 }
 
-// send is told that a request is about to be sent.
+// send returns the stamp of a request that is about to be sent.
 func (v *liveness) send(now time.Time) stamp {
 	v.events++
 	return stamp{now, v.events, v.conn}
 }
 
-// answer is told that the request s was answered, and what that proves.
+// answer records that the request s was answered, and with which proof.
 func (v *liveness) answer(s stamp, p proof, now time.Time) {
 	if s.conn != v.conn || p == provesNothing {
 		return
@@ -159,8 +155,9 @@ func (v *liveness) answer(s stamp, p proof, now time.Time) {
 	v.events++
 	if p == provesQuorum && v.asked != nil {
 		v.confirm(v.asked.at)
-		// The leader has got this handshake, and counts what its server grants. An earlier one
-		// without an answer was before it, or is lost, but for what design.md says is not covered.
+		// The leader has this handshake, and counts the timeout that its server grants. An
+		// earlier unanswered handshake reached the leader before, or is lost. design.md names the
+		// exception.
 		v.asked, v.tried = nil, nil
 		if v.lower > 0 {
 			v.timeout, v.lower = v.lower, 0
@@ -181,10 +178,10 @@ func (v *liveness) answer(s stamp, p proof, now time.Time) {
 			v.seen = v.seen[i+1:]
 		}
 	}
-	// Step 1. A few of them, some time apart, are enough.
+	// Step 1. A few packets, some time apart, are enough.
 	if n := len(v.seen); n == 0 || s.at.Sub(v.seen[n-1].sent) >= v.gap()/8 {
-		// Those before the latest that the earliest write under way would carry are of no use any more. A
-		// connection is given up when an answer takes longer than that.
+		// Only the latest packet that the earliest open write would carry is needed; older ones
+		// are dropped. A connection is closed if a reply takes longer than that.
 		if i := v.ripe(now.Add(-time.Duration(silent * float64(v.timeout)))); i > 0 {
 			v.seen = v.seen[i:]
 		}
@@ -192,9 +189,9 @@ func (v *liveness) answer(s stamp, p proof, now time.Time) {
 	}
 }
 
-// ripe returns the latest of seen that a write sent at this time would carry, or
-// -1. The monotonic clock decides: where it differs from the truth because the
-// machine slept, it says too little.
+// ripe returns the index in seen of the latest packet that a write sent at this time would carry,
+// or -1. It uses the monotonic clock, which can only be too slow: it stops while the machine
+// sleeps.
 func (v *liveness) ripe(at time.Time) int {
 	i := len(v.seen) - 1
 	for i >= 0 && at.Sub(v.seen[i].answered) < v.gap() {
@@ -210,15 +207,15 @@ func (v *liveness) confirm(t time.Time) {
 	}
 }
 
-// next returns what must be sent to have something later confirmed, and how
-// long that has time. With urgent it has none, but for what is not ripe.
+// next returns which proof must be requested to confirm a later time, and how long that can wait.
+// If urgent is set, it waits only for packets that are not ripe yet.
 func (v *liveness) next(now time.Time, urgent bool) (p proof, wait time.Duration) {
 	if v.Sure != nil && !urgent {
 		wait = 2*v.gap() - v.Sure.since(now)
 	}
 	switch {
 	case v.asked != nil && v.pending && !urgent:
-		// Another write is due if that is slow.
+		// If that reply is late, another write is due.
 		return provesQuorum, v.timeout/20 - now.Sub(v.asked.at)
 	case v.asked != nil:
 		return provesQuorum, 0
@@ -230,10 +227,9 @@ func (v *liveness) next(now time.Time, urgent bool) (p proof, wait time.Duration
 	return provesQuorum, wait
 }
 
-// proofOf says what an answer with this code proves, if the request had this
-// operation. A transaction is given a code too. A refusal that a server may have
-// given by itself, such as for want of permission, proves nothing; where the
-// leader has made it, it is agreed on as any write is.
+// proofOf returns the proof in a reply with this code to a request of type op. For a transaction,
+// code is its code as a whole. A refusal that a server may make by itself, such as for lack of
+// permission, proves nothing. A refusal by the leader is committed like any write.
 func proofOf(op, code int32) proof {
 	switch op {
 	case wire.OpCreate, wire.OpCreateContainer, wire.OpDelete, wire.OpSetData, wire.OpMulti:
@@ -253,16 +249,16 @@ func proofOf(op, code int32) proof {
 	return provesNothing
 }
 
-// A Moment is a time by two clocks. The monotonic clock is never set, but it
-// stands still while the machine sleeps or is moved, which the servers do not.
-// The wall clock goes on, or is set when the machine is back, but it may be set
-// at any other time too. What is later by either is late: to give up a session
-// for nothing does less harm than to believe in one that has ended.
+// A Moment is a time by two clocks. The monotonic clock is never set, but it stops while the
+// machine sleeps or migrates, and the servers do not stop. The wall clock continues, or is set
+// when the machine is back, but it may also be set at any other time. The later of the two
+// counts: abandoning a session without need does less harm than trusting a session that has
+// ended.
 type Moment struct{ Mono, Wall time.Time }
 
 func momentOf(t time.Time) Moment { return Moment{Mono: t, Wall: t.Round(0)} }
 
-// since returns how long ago m was, by the clock that says more.
+// since returns how long ago m was, by the clock that gives the longer time.
 func (m *Moment) since(now time.Time) time.Duration {
 	return max(now.Sub(m.Mono), now.Round(0).Sub(m.Wall))
 }

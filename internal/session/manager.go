@@ -16,13 +16,16 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A Manager keeps one incarnation alive after another, until it is closed or
-// fails for good. It is what is inside a [Session].
+// A Manager opens one incarnation after another until it is closed or fails permanently. It is
+// the inside of a [Session].
+//
+// This file has that loop, the life of the manager's goroutines, and its reports to the observer.
+// Requests and holds are not its business: they belong to an Incarnation.
 type Manager struct {
 	Config Config
-	Owner  []byte   // Config.Owner, as it is written; nobody changes it
+	Owner  []byte   // Config.Owner in the form in which it is stored; never changed
 	Hosts  []string // the servers, as in the connect string, each with a port
-	chroot string   // what every path begins with; "" or "/a/b"
+	chroot string   // prefix of every path; "" or "/a/b"
 	Log    *slog.Logger
 	Trace  *trace.Writer // nil if nothing is traced
 	Pace   pacer
@@ -34,28 +37,28 @@ type Manager struct {
 	noContainers atomic.Bool // nor containers
 
 	mu       sync.Mutex
-	cur      *Incarnation          // the newest; guarded by mu
+	cur      *Incarnation          // the newest incarnation; guarded by mu
 	changed  chan struct{}         // closed and replaced when cur or err changes; guarded by mu
 	err      error                 // why there will be no other incarnation; guarded by mu
-	closing  error                 // why nothing new is begun; guarded by mu
+	closing  error                 // why nothing new can begin; guarded by mu
 	state    State                 // guarded by mu
-	feeds    map[listener]struct{} // those who follow the states; guarded by mu
-	untold   []Event               // what the observer has not heard of the session; guarded by mu
-	telling  bool                  // somebody is in tell; guarded by mu
+	feeds    map[listener]struct{} // the listeners for states; guarded by mu
+	untold   []Event               // events that the observer has not received yet; guarded by mu
+	telling  bool                  // a goroutine is passing events; guarded by mu
 	dialErr  error                 // the last failure to reach a server; guarded by mu
-	tried    map[string]error      // by address, since a server has carried a request out: why it was of no use; guarded by mu
+	tried    map[string]error      // by address: the last error of the server, since any server last executed a request; guarded by mu
 	leaving  farewell
 	outage   outage
 	calls    functions
-	Attached sync.Map       // what other packages keep across sessions, by their keys
+	Attached sync.Map       // data that other packages keep across sessions, by their keys
 	Closing  chan struct{}  // closed when closing is set: by Close, or by a failure that no retry can cure
 	Over     chan struct{}  // closed when err is set: after Closing, when Close has waited for the functions
-	ended    chan struct{}  // closed when nothing is left
-	wg       sync.WaitGroup // every goroutine of this session but run
-	sealed   bool           // wg is being waited for; guarded by spawnMu
+	ended    chan struct{}  // closed when run has returned
+	wg       sync.WaitGroup // every goroutine of this session except run
+	sealed   bool           // run waits for wg; guarded by spawnMu
 	spawnMu  sync.RWMutex   // taken before wg is added to
-	jobs     chan func()    // to goroutines that wait for something to do
-	idlers   atomic.Int32   // how many they are
+	jobs     chan func()    // functions for goroutines that run idle
+	idlers   atomic.Int32   // number of goroutines that run idle
 }
 
 func New(hosts []string, chroot string, cfg Config) *Manager {
@@ -86,7 +89,7 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 	return m
 }
 
-// run makes each incarnation and waits for its end.
+// run opens each incarnation and waits for its end.
 func (m *Manager) run() {
 	defer close(m.ended)
 	for {
@@ -105,15 +108,15 @@ func (m *Manager) run() {
 			inc.shut()
 			break
 		}
-		// The next session is sought while the old one's connection is
-		// still being torn down: nothing of it can be used any more.
+		// The next session is opened while the old connection is still being closed: no request
+		// uses the old one.
 		m.expiries.Add(1)
 		cause := context.Cause(inc.Ctx)
 		m.enter(nil, StateExpired, Event{Kind: EventExpired, Err: cause})
 		m.enter(nil, StateConnecting, Event{})
 		m.Spawn(inc.shut)
-		// It is told here, not where it was found out: whoever did that may
-		// hold a lock.
+		// The loss is logged here and not at the place that found it, because its caller may hold
+		// a lock.
 		m.traceEnd(inc, cause)
 		m.Log.Warn("zsync: session lost", "session", Text(inc.ID.Load()), "reason", cause)
 		m.tell()
@@ -126,7 +129,7 @@ func (m *Manager) run() {
 	m.Trace.Close(Grace)
 }
 
-// leave says that nothing new is begun, because of err. The first reason stays.
+// leave refuses all new work with err. The first reason stays.
 func (m *Manager) leave(err error) {
 	m.mu.Lock()
 	if m.closing == nil {
@@ -138,7 +141,7 @@ func (m *Manager) leave(err error) {
 	m.mu.Unlock()
 }
 
-// fail ends the session for good. The first reason stays.
+// fail ends the session permanently. The first reason stays.
 func (m *Manager) fail(err error) {
 	m.leave(err)
 	m.mu.Lock()
@@ -152,8 +155,8 @@ func (m *Manager) fail(err error) {
 	m.outage.end()
 }
 
-// Failure returns why nothing new is begun, or nil: the Session is closed, is being closed, or
-// has failed.
+// Failure returns why new work is refused, or nil: the Session is closed, is being closed, or has
+// failed.
 func (m *Manager) Failure() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -165,12 +168,12 @@ func (m *Manager) broadcastLocked() {
 	m.changed = make(chan struct{})
 }
 
-// Spawn runs f in a goroutine that is waited for when the session is closed.
+// Spawn runs f in a goroutine. Close waits for it.
 func (m *Manager) Spawn(f func()) {
 	m.spawnMu.RLock()
 	defer m.spawnMu.RUnlock()
 	if m.sealed {
-		// Every connection is closed, so whatever f does ends at once.
+		// every connection is closed, so f returns soon
 		go f()
 		return
 	}
@@ -181,9 +184,9 @@ func (m *Manager) Spawn(f func()) {
 	}
 }
 
-// idle takes over what is spawned next, until the session is closed, unless enough
-// goroutines do so. Most of what is spawned is short, and to make the stack of a
-// new goroutine as large as it needs takes longer than the rest of it.
+// idle runs later spawned functions until the session is closed, or returns if enough goroutines
+// do so already. Most functions are short. A new goroutine would spend more time on growing its
+// stack than on the function.
 func (m *Manager) idle() {
 	for m.idlers.Add(1) <= maxIdlers {
 		select {
@@ -197,19 +200,19 @@ func (m *Manager) idle() {
 	m.idlers.Add(-1)
 }
 
-// maxIdlers is how many goroutines of a session wait for something to do.
+// maxIdlers is the number of goroutines of a session that wait for functions.
 const maxIdlers = 2
 
-// finishingKey marks a context of work that goes on while the Session is being closed.
+// finishingKey marks a context of work that continues while the Session is being closed.
 type finishingKey struct{}
 
-// Finishing is the context of the work that a Session finishes before it is closed, such as the
-// settlement of an element. It is context.Background, except that Incarnation accepts it until
-// Close has waited for the functions and for the farewell.
+// Finishing is the context of work that a Session finishes before it is closed, such as the
+// settlement of an element. It is context.Background with one difference: Incarnation accepts it
+// until Close has waited for the functions and for the farewell.
 var Finishing = context.WithValue(context.Background(), finishingKey{}, true)
 
-// Incarnation returns the incarnation that is established and has not ended, and
-// waits for it. It fails with ctx, or when there will be none any more.
+// Incarnation returns the established incarnation, and waits until there is one. It fails when
+// ctx ends or when there will be no incarnation.
 func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
 	if ctx.Err() != nil {
 		return nil, CtxErr(ctx)
@@ -218,7 +221,7 @@ func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
 		m.mu.Lock()
 		inc, changed, closing, err := m.cur, m.changed, m.closing, m.err
 		m.mu.Unlock()
-		// ctx is the caller's, and may take its time to answer. So it is asked without mu.
+		// ctx belongs to the caller and its Value method may be slow, so it is called without mu
 		if err == nil && closing != nil && ctx.Value(finishingKey{}) == nil {
 			err = closing
 		}
@@ -228,8 +231,7 @@ func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
 		var first, ended <-chan struct{}
 		if inc != nil && inc.Ctx.Err() == nil {
 			if IsClosed(inc.first) {
-				// It may end, or ctx may, at this same instant: both are found
-				// by the first request that is made.
+				// The incarnation or ctx may end at this moment; the first request finds that.
 				return inc, nil
 			}
 			first, ended = inc.first, inc.Ctx.Done()
@@ -244,8 +246,8 @@ func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
 	}
 }
 
-// During runs f with a live incarnation, and again with the next as long as f
-// fails because its incarnation ended.
+// During calls f with a live incarnation. If f fails because the incarnation ended, During calls
+// it again with the next.
 func (m *Manager) During(ctx context.Context, f func(inc *Incarnation) error) error {
 	for {
 		inc, err := m.Incarnation(ctx)
@@ -258,7 +260,7 @@ func (m *Manager) During(ctx context.Context, f func(inc *Incarnation) error) er
 	}
 }
 
-// Full returns the path that the server knows p by; bare is its inverse.
+// Full returns the path as the server knows it; Bare is its inverse.
 func (m *Manager) Full(p string) string {
 	if m.chroot == "" {
 		return p
@@ -276,11 +278,10 @@ func (m *Manager) Bare(p string) string {
 	return strings.TrimPrefix(p, m.chroot)
 }
 
-// enter records a change of state, and that the observer must hear e. It does
-// not tell it yet: see tell. An incarnation that has ended changes nothing any
-// more, and enter reports false: from its end on the manager alone, for which
-// inc is nil, says what the state is. A change that inc makes as it ends comes
-// before the manager's own, as both hold mu.
+// enter records a change of state, and an event that tell passes to the observer. An incarnation
+// that has ended changes nothing, and enter reports false: after that, only the manager itself
+// (inc is nil) changes the state. Both hold mu, so a change by an ending incarnation comes before
+// the manager's own.
 func (m *Manager) enter(inc *Incarnation, s State, e Event) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -299,9 +300,9 @@ func (m *Manager) enter(inc *Incarnation, s State, e Event) bool {
 	return true
 }
 
-// tell tells the observer what enter has recorded: one thing at a time, in
-// order, and with no lock held. What is recorded while it runs, by others or by
-// the observer's own doing, it tells too.
+// tell passes the recorded events to the observer: one at a time, in order, and without a lock.
+// Events that are recorded while it runs, by other goroutines or by the observer itself, it
+// passes too.
 func (m *Manager) tell() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -319,16 +320,16 @@ func (m *Manager) tell() {
 	m.telling = false
 }
 
-// Observe tells the observer, and is called without locks; but nothing of a hold that has no operation: that
-// is a part of another.
+// Observe passes an event to the observer. The caller holds no lock. An event of a hold without
+// an operation is left out: that hold is a part of another.
 func (m *Manager) Observe(e Event) {
 	if m.Config.Observe != nil && (e.Op != "" || e.Path == "") {
 		m.Config.Observe(e)
 	}
 }
 
-// dialed is told why a server could not be reached. What TLS does not permit is
-// for people to see, once.
+// dialed records why a server could not be reached. An error of TLS that a retry cannot cure is
+// logged once as a warning.
 func (m *Manager) dialed(addr string, err error) {
 	err = fmt.Errorf("%s: %w", addr, err)
 	m.mu.Lock()
@@ -343,7 +344,7 @@ func (m *Manager) dialed(addr string, err error) {
 	m.Log.Log(context.Background(), level, "zsync: cannot reach server", "addr", addr, "err", err)
 }
 
-// unfit is told why a server was of no use.
+// unfit records why a server was of no use.
 func (m *Manager) unfit(addr string, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -353,22 +354,22 @@ func (m *Manager) unfit(addr string, why error) {
 	m.tried[addr] = why
 }
 
-// fit is told that a server has carried a request out.
+// fit records that a server has executed a request.
 func (m *Manager) fit() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	clear(m.tried)
 }
 
-// noneFits reports whether every server was of no use since one has carried a request out.
+// noneFits reports whether every server has failed since a server last executed a request.
 func (m *Manager) noneFits() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return !slices.ContainsFunc(m.Hosts, func(addr string) bool { return m.tried[addr] == nil })
 }
 
-// sayOutage logs for each server why it was of no use when it was tried last, and until when the
-// session is believed in, if something is held.
+// sayOutage logs for each server why its last attempt failed and, if there are holds, until when
+// the session is confirmed.
 func (m *Manager) sayOutage(began time.Time) {
 	m.mu.Lock()
 	var why []string
@@ -392,17 +393,17 @@ func (m *Manager) sayOutage(began time.Time) {
 	m.Log.Warn(text, "since", began, "err", err)
 }
 
-// untried returns how many servers have not been tried in this round, that of
-// the last pick included.
+// untried returns how many servers have not been tried in this round, including the server of the
+// last pick.
 func (p *pacer) untried() int {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	return len(p.hosts) - (p.tries+len(p.hosts)-1)%len(p.hosts)
 }
 
-// pick chooses the next server, and waits until it is to be tried. If no server may
-// continue the session now, it waits until one may, or the session ends: then the
-// result is of no use.
+// pick chooses the next server and waits until it is time to try it. If no server may continue
+// the session now, pick waits until one may or until the session ends. In the latter case its
+// result is not used.
 func (inc *Incarnation) pick() (addr string) {
 	for addr == "" && inc.Ctx.Err() == nil {
 		var delay time.Duration
@@ -416,14 +417,13 @@ func (inc *Incarnation) pick() (addr string) {
 	return addr
 }
 
-// longestDelay is for how long the next attempt may be put off.
+// longestDelay is the longest pause before the next attempt.
 func (inc *Incarnation) longestDelay() time.Duration {
 	if inc.ID.Load() == 0 {
 		return math.MaxInt64
 	}
-	// The session must not run out while a server is already back, nor for
-	// want of attempts: there are about 30 of these before it does, and twice
-	// as many where something is held.
+	// The session must not expire while a server is already back, nor for lack of attempts. This
+	// allows about 30 attempts before it expires, and twice as many if there are holds.
 	parts := time.Duration(8)
 	if inc.staked() {
 		parts = 16
@@ -441,11 +441,10 @@ func (inc *Incarnation) mayUse(addr string) bool {
 	return !barred
 }
 
-// Text writes a session id as ZooKeeper's own tools do.
+// Text formats a session id as ZooKeeper's own tools do.
 func Text(id int64) string { return fmt.Sprintf("0x%x", uint64(id)) }
 
-// Outage returns a channel that is closed while no connection serves the
-// present session.
+// Outage returns a channel that is closed while no connection serves the present session.
 func (m *Manager) Outage() <-chan struct{} {
 	m.mu.Lock()
 	inc := m.cur
@@ -456,7 +455,7 @@ func (m *Manager) Outage() <-chan struct{} {
 	return inc.Disconnection()
 }
 
-// Waited tells the observer how a wait for a hold ended.
+// Waited reports to the observer how a wait for a hold ended.
 func (m *Manager) Waited(op, path string, start time.Time, err error) {
 	e := Event{Kind: EventAcquired, Op: op, Path: path, Wait: time.Since(start)}
 	if err != nil {
@@ -465,13 +464,13 @@ func (m *Manager) Waited(op, path string, start time.Time, err error) {
 	m.Observe(e)
 }
 
-// A farewell lets those who have persistent znodes to tidy away do so before
-// the session is closed: the session's end deletes only ephemeral ones.
+// A farewell delays the end of the session until its owners have deleted their persistent znodes:
+// the end itself deletes only ephemeral ones.
 type farewell struct {
 	mu    sync.Mutex
-	begun chan struct{} // closed when Close has been called; made on first use
+	begun chan struct{} // closed by Close; made on first use
 	over  bool          // begun is closed; guarded by mu
 	said  chan struct{} // closed when the session may be closed; made when over is set
-	staff int           // those who will tidy up; guarded by mu
-	done  chan struct{} // closed when none of them is left; nil before Close
+	staff int           // number of goroutines that will tidy up; guarded by mu
+	done  chan struct{} // closed when staff is 0; nil before Close
 }

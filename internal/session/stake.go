@@ -8,15 +8,16 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A Stake is something that is held through a session. As long as there is one,
-// the session is believed in no longer than it is certain to live, and requests
-// are made, if the program makes none, that keep it certain: see liveness.
+// A Stake keeps a session confirmed while its owner holds something through it. A session with
+// stakes counts as alive only while it is confirmed. If the program itself sends no
+// requests, the watchdog sends requests that confirm it. How replies confirm a session is not the
+// business of this file: see liveness.
 type Stake struct {
 	inc  *Incarnation
 	once sync.Once
 }
 
-// Drop ends s. It may be called any number of times, and of no stake.
+// Drop ends s. It may be called any number of times, and on nil.
 func (s *Stake) Drop() {
 	if s == nil {
 		return
@@ -28,33 +29,33 @@ func (s *Stake) Drop() {
 	})
 }
 
-// Stake is the last step before somebody is told that something is held through
-// the session. It returns once the session is certain to live for some time to
-// come. With a session that has held something lately, or is new, or is used for
-// writes, that is so already. Otherwise it costs one or two requests: a
-// session that holds nothing sends pings, and they prove nothing of the leader.
+// Stake is the last step before a caller learns of a hold through the session. It returns when
+// the session is confirmed for some time to come. That is immediate if the session recently had a
+// stake, is new, or is used for writes. Otherwise it costs one or two requests: a session without
+// holds only sends pings, and they prove nothing about the leader.
 //
-// A write must have been answered over the present connection too, if that continues the
-// session. It began with a sync, which a leader answers its own client before it has applied all that it
-// has told its followers to be committed. So what is read over the connection may be from before the
-// event, over another, that has told of the caller's turn; behind a write it is not. A connection that
-// is made while something is held begins with a write.
+// If the present connection continues the session, a write must also have been answered over it.
+// The connection began with a sync, and a leader answers a sync of its own client before it has
+// applied all transactions that its followers have learned to be committed. So a read over this
+// connection may be older than the event, received over another connection, that gave the caller
+// its turn. A read after a write is not. A connection that is made while there are stakes begins
+// with a write.
 //
-// The error is ErrEnded, or that of ctx, or that of the Session.
+// The error is ErrEnded, or the error of ctx or of the Session.
 func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
-	enough := time.Duration(inc.Timeout.Load() / 4) // so that holding does not begin in a hurry
+	enough := time.Duration(inc.Timeout.Load() / 4) // so that a new hold has some time
 	for {
 		if IsClosed(inc.Manager.Closing) {
-			return nil, inc.Manager.Failure() // nothing is held from here on, though the session may live on for functions
+			return nil, inc.Manager.Failure() // no new holds from here on, though the session may live on for functions
 		}
 		inc.LiveMu.Lock()
 		now := time.Now()
-		// What is certain to live for so long is alive, if it has not ended.
+		// A session that is confirmed for so long is alive, unless it was ended.
 		if inc.Live.asked == nil && inc.Live.left(now) > enough && inc.Ctx.Err() == nil {
 			inc.stakes++
-			// The watchdog looks by itself every tenth of the timeout. It is
-			// woken where something is due before that, or belief ends: this stake
-			// may rest on little, until the next confirmation.
+			// The watchdog looks every tenth of the timeout. It must be woken if a request is due
+			// or the confirmation ends before that: this stake may begin with
+			// little time left.
 			_, due := inc.Live.next(now, false)
 			due = min(due, inc.Live.left(now))
 			inc.LiveMu.Unlock()
@@ -75,8 +76,8 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		}
 		q, wait := inc.inquire(true)
 		if q == nil && inc.certain() > enough && inc.wroteHere() {
-			// Another's inquiry was answered since we looked, and so none is due
-			// for a quarter of the timeout. Nobody need wait for that.
+			// Another goroutine's inquiry was answered since the check above. The next is due in
+			// a quarter of the timeout, and this caller need not wait for it.
 			continue
 		}
 		var answered <-chan struct{}
@@ -86,15 +87,14 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		} else {
 			ripe = time.After(wait)
 		}
-		// Whichever is picked when several are ready, the next pass of the loop
-		// looks at all of them again.
+		// Several cases may be ready at once; whichever is picked, the next pass checks them all.
 		select {
 		case <-answered:
-			// An inquiry that was lost with its connection has made nothing more
-			// certain: holding would begin in a hurry, and without a connection.
-			// What a write has carried the next inquiry confirms, at once.
+			// An inquiry that was lost with its connection has confirmed nothing more: the hold
+			// would begin with little time left and without a connection. If a write has carried
+			// a packet, the next inquiry confirms it at once.
 			if q.proved && !(q.op == wire.OpDelete && inc.confirmable()) {
-				enough = 0 // it is as certain as can be
+				enough = 0 // no inquiry can confirm more
 			}
 		case <-ripe:
 		case <-ctx.Done():
@@ -103,14 +103,15 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 	}
 }
 
-// wroteHere reports whether a write was answered over the present connection, or that began the session.
+// wroteHere reports whether a write was answered over the present connection, or the connection
+// began the session.
 func (inc *Incarnation) wroteHere() bool {
 	inc.LiveMu.Lock()
 	defer inc.LiveMu.Unlock()
 	return inc.Live.asked == nil
 }
 
-// confirmable reports whether there is something that a sync would confirm.
+// confirmable reports whether a sync would confirm anything.
 func (inc *Incarnation) confirmable() bool {
 	inc.LiveMu.Lock()
 	defer inc.LiveMu.Unlock()
@@ -118,27 +119,27 @@ func (inc *Incarnation) confirmable() bool {
 	return p == provesLeader && wait <= 0
 }
 
-// Assured reports whether the session is as certain to live as a new stake would
-// have it be. It asks nobody.
+// Assured reports whether the session is confirmed for as long as a new stake requires. It sends
+// no request.
 func (inc *Incarnation) Assured() bool {
-	// What is certain to live for longer than no time is alive.
+	// a session that is still confirmed is alive
 	return inc.Ctx.Err() == nil && inc.certain() > time.Duration(inc.Timeout.Load()/4)
 }
 
-// An inquiry is a request that is to confirm the session.
+// An inquiry is a request that confirms the session.
 type inquiry struct {
-	limit time.Time     // when to give up the connection; used by the watchdog alone
-	ended chan struct{} // closed when it has been answered, or cannot be any more
+	limit time.Time     // when to close the connection; only the watchdog uses it
+	ended chan struct{} // closed when the reply has come, or cannot come
 	inc   *Incarnation
 	op    int32
 	code  int32 // of the answer
 
-	proved bool // it was answered, and not refused; read when ended is closed
+	proved bool // the reply was not a refusal; read it after ended is closed
 }
 
-// inquire makes the next inquiry, if it is due and none is under way, and
-// returns the one that is. If it returns none it says when one will be due. With
-// urgent it is due as soon as it can be of use.
+// inquire returns the inquiry under way. If there is none, it starts the next if one is due. If
+// none is due, it returns nil and the time until then. If urgent is set, an inquiry is due as
+// soon as it can be of use.
 func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	inc.mu.Lock()
 	up := IsClosed(inc.up)
@@ -155,22 +156,22 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	}
 	left, timeout := inc.Live.left(now), inc.Live.timeout
 	if !up {
-		return nil, timeout / 10 // connected wakes us
+		return nil, timeout / 10 // connected wakes the watchdog
 	}
 	if left <= 0 {
-		left = timeout // nothing is held that could be lost
+		left = timeout // there are no holds to lose
 	}
-	// Half of the time is for this server, the rest for others.
+	// Half of the time is for this server, the rest is for others.
 	q = &inquiry{limit: now.Add(left / 2), ended: make(chan struct{})}
 	inc.asking = q
 	q.op, q.inc = wire.OpDelete, inc
 	if p != provesQuorum {
 		q.op = wire.OpSync
 	}
-	// Not with liveMu held: the link notes when it is sent.
+	// In a goroutine, because LiveMu is held and the link needs it to record the sending.
 	inc.Manager.Spawn(func() {
 		if !inc.newestLink().send(q) {
-			q.over(timeout / 100) // the connection has just gone
+			q.over(timeout / 100) // the connection has just ended
 		}
 	})
 	return q, 0
@@ -178,7 +179,7 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 
 func (q *inquiry) opcode() int32 { return q.op }
 
-// moot: it deletes where there is no znode, or is a sync.
+// moot is true: the inquiry is a sync, or deletes a znode that does not exist.
 func (q *inquiry) moot() bool { return true }
 
 func (q *inquiry) encode(p []byte) []byte {
@@ -201,15 +202,14 @@ func (q *inquiry) done() {
 		q.over(0)
 		return
 	}
-	// Refused, as by a server that has too much to do.
+	// Refused, for example because the server is overloaded.
 	q.inc.Manager.Spawn(func() { q.over(time.Duration(q.inc.Timeout.Load()) / 100) })
 }
 
-// fail is told that the connection is lost. The inquiry is sent again over the
-// next, as soon as there is one.
+// fail is called when the connection is lost. The inquiry is sent again over the next connection.
 func (q *inquiry) fail(error) { q.over(0) }
 
-// over is the end of q, after a while.
+// over ends q after wait.
 func (q *inquiry) over(wait time.Duration) {
 	if wait > 0 {
 		select {
@@ -223,17 +223,16 @@ func (q *inquiry) over(wait time.Duration) {
 	close(q.ended)
 }
 
-// wake has the watchdog look again.
+// wake makes the watchdog look at once.
 func (inc *Incarnation) wake() {
 	select {
 	case inc.kick <- struct{}{}:
-	default: // it has been told
+	default: // the token is there already
 	}
 }
 
-// watchdog ends the incarnation when it cannot be believed in any more, and
-// keeps that from happening while something is held. It looks more often than
-// it must, because its timer sleeps when the machine does.
+// watchdog ends the incarnation when it is no longer confirmed, and confirms it while there are
+// stakes. It looks more often than necessary, because its timer stops while the machine sleeps.
 func (inc *Incarnation) watchdog() {
 	select {
 	case <-inc.first:
@@ -266,7 +265,7 @@ func (inc *Incarnation) watchdog() {
 	}
 }
 
-// lookEvery is how often the watchdog looks.
+// lookEvery is the interval between two looks of the watchdog.
 func (inc *Incarnation) lookEvery() time.Duration { return time.Duration(inc.Timeout.Load() / 10) }
 
 // hangUp closes the connection, so that another server is tried.
@@ -284,27 +283,25 @@ func (inc *Incarnation) staked() bool {
 	return inc.stakes > 0
 }
 
-// overslept reports whether the watchdog has been kept from looking, as happens
-// when the process is stopped or the machine sleeps.
+// overslept reports whether the watchdog could not run for a while, as when the process is
+// stopped or the machine sleeps.
 func (inc *Incarnation) overslept() bool {
 	m := inc.looked.Load()
 	return m != nil && m.since(time.Now()) > time.Duration(inc.Timeout.Load()/5)
 }
 
-// dialLimit is how long a server may take to be reached and to answer the
-// handshake: an equal part of the time that is left for each that has not been
-// tried.
+// dialLimit is the time for reaching a server and for its answer to the handshake. Servers that
+// have not been tried share the remaining time equally.
 func (inc *Incarnation) dialLimit() time.Duration {
 	timeout := time.Duration(inc.Timeout.Load())
-	limit := timeout / 3 // nothing is lost yet
+	limit := timeout / 3 // no hold can be lost yet
 	if inc.ID.Load() != 0 {
 		limit = min(timeout/5, inc.left()/time.Duration(inc.Manager.Pace.untried()))
 	}
 	return min(max(limit, 10*time.Millisecond), 5*time.Second)
 }
 
-// certain is how much longer the session is certain to live, if nothing more is
-// heard of it.
+// certain returns for how much longer the session is confirmed if no further reply comes.
 func (inc *Incarnation) certain() time.Duration {
 	inc.LiveMu.Lock()
 	defer inc.LiveMu.Unlock()

@@ -9,7 +9,7 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A watchKind is what of a znode is watched.
+// A watchKind is the part of a znode that is watched.
 type watchKind int
 
 const (
@@ -29,7 +29,7 @@ func kindOfRead(op int32) watchKind {
 	return WatchChildren
 }
 
-// watcherType is the WatcherType of a removeWatches request.
+// watcherType returns the WatcherType of a removeWatches request.
 func (k watchKind) watcherType() int32 {
 	if k == WatchChildren {
 		return 1 // Children
@@ -42,49 +42,49 @@ type WatchKey struct {
 	Path string // as the server knows it
 }
 
-// A Watches shares the watches of one ZooKeeper session among all who wait.
+// A Watches shares the watches of one ZooKeeper session among all waiters.
 //
-// There is at most one watch on the server for each key, however many wait,
-// and anyone may leave at any time. To watch: join, then read the znode, then
-// wait for fired. The link sets the watch flag of every read of a key that is
-// wanted and not armed yet, so the state that a waiter has read is never newer
-// than the watch: either its own read set the watch, or the watch stood before
-// the read was sent. A watch that has fired is gone; who wants the next change
-// joins and reads again. A fired watch means "look again", and nothing more.
+// There is at most one watch on the server for each key, however many waiters there are, and each
+// waiter may leave at any time. To watch a znode, join, then read the znode, then wait for Fired.
+// The link sets the watch flag of every read of a key that has a waiter and is not armed. So the
+// state that a waiter has read is never newer than the watch: either its own read set the watch,
+// or the server already had the watch. A watch fires once. To see the next
+// change, join and read again. A fired watch means "look again", and nothing more.
 //
-// When the connection is replaced, the watches that are armed are set again
-// ahead of any call; the server answers with the events that were missed.
-// When the session is replaced its Watches go with it.
+// When the connection is replaced, the armed watches are set again ahead of any call. The server
+// answers with the events that were missed. When the session is replaced, its Watches ends with
+// it.
 //
-// A watch that nobody waits for any more stays for the next who comes, up to
-// a limit; beyond it the server is asked to forget it.
+// If the last waiter leaves, the watch stays for later waiters, up to a limit. Beyond the limit,
+// the server is asked to remove watches without a waiter.
 //
-// Watches alone decides whether the server has a watch, from what the link
-// tells it in the order of the packets:
+// Watches alone decides whether the server has a watch. The link calls it in the order of the
+// packets:
 //
-//	ask        a read is written: with the flag, if it is wanted and not armed
-//	answered   its reply has come: armed, unless a removal was written behind it
+//	ask        a read is written: with the flag, if the key has a waiter and is not armed
+//	answered   its reply has come: armed, unless a removal was written after the read
 //	forget     a removal is written: not armed, nor by any read before it
 //	fire       the event has come: not armed
-//	resend     a new connection: what is armed is set again before all else
+//	resend     a new connection: armed watches are set again before any other request
 //
-// So a watch that is taken for armed is on the server, or its event is on
-// its way, or it is set again before anything else is asked. The opposite may
-// happen, and does no harm: an event that nobody waits for is ignored.
+// So the server has every armed watch, or its event is on the way, or it is set again before any
+// other request. The opposite can happen and does no harm: an event without a waiter is ignored.
+//
+// Conclusions from an event are not the business of this file.
 type Watches struct {
-	remove func(WatchKey) // asks the server to forget a watch that is idle
-	spawn  func(func())   // runs a goroutine that the session waits for when it is closed
+	remove func(WatchKey) // asks the server to remove an idle watch
+	spawn  func(func())   // runs a goroutine that Close waits for
 
 	Mu      sync.Mutex
-	conn    int64 // the number of the present connection, from 1; guarded by mu
+	conn    int64 // number of the present connection, from 1; guarded by mu
 	watches map[WatchKey]*Watch
-	Idle    map[WatchKey]struct{} // armed, and nobody waits
+	Idle    map[WatchKey]struct{} // armed watches without a waiter
 	asks    map[serverWatch][]*ask
 	janitor bool // a goroutine is removing idle watches
 }
 
-// A serverWatch is what is one watch to the server: those of a znode's data
-// and of its existence are.
+// A serverWatch identifies a watch on the server. Data watches and exists watches of a znode are
+// the same watch to the server.
 type serverWatch struct {
 	path     string
 	children bool
@@ -95,29 +95,29 @@ func (k WatchKey) onServer() serverWatch { return serverWatch{k.Path, k.Kind == 
 // An ask is a read that carries the watch flag and whose reply has not come.
 type ask struct {
 	key  WatchKey
-	void bool // the removal of the watch was written behind it; guarded by Watches.Mu
+	void bool // a removal of the watch was written after the read; guarded by Watches.Mu
 }
 
-// MaxIdleWatches is how many watches a session keeps that nobody waits for.
+// MaxIdleWatches is the number of watches without a waiter that a session keeps.
 const MaxIdleWatches = 64
 
-// A Watch is one watch on the server, or the wish for one.
+// A Watch is a watch on the server, or a request for one.
 type Watch struct {
 	Key     WatchKey
-	Fired   chan struct{} // closed, under Watches.Mu, when the event has come
-	Event   zk.EventType  // which event; read it only after fired is closed
+	Fired   chan struct{} // closed, under Watches.Mu, by the event
+	Event   zk.EventType  // the event; read it only after Fired is closed
 	told    []telling     // guarded by Watches.Mu
 	waiters int           // guarded by Watches.Mu
 	armed   bool          // the server has it; guarded by Watches.Mu
 	ours    bool          // it was set on a znode of this session; guarded by Watches.Mu
-	setOn   int64         // the number of the connection on which it was set; guarded by Watches.Mu
-	toldOn  int64         // the number of the connection on which the event came; guarded by Watches.Mu
+	setOn   int64         // number of the connection on which it was set; guarded by Watches.Mu
+	toldOn  int64         // number of the connection on which the event came; guarded by Watches.Mu
 	missing bool          // it was set by an exists that found nothing; guarded by Watches.Mu
 }
 
-// A telling is what is called, under Watches.Mu, when the event has come.
+// A telling is a function that is called, under Watches.Mu, when the event has come.
 type telling struct {
-	owner any // whom it is for
+	owner any // identifies the telling for Untell
 	f     func()
 }
 
@@ -133,7 +133,7 @@ func newWatches(remove func(WatchKey), spawn func(func())) *Watches {
 	}
 }
 
-// Join makes the caller one who waits for a change of key. It must leave.
+// Join adds the caller to the waiters for a change of key. It must call Leave.
 func (h *Watches) Join(key WatchKey) *Watch {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -147,9 +147,9 @@ func (h *Watches) Join(key WatchKey) *Watch {
 	return w
 }
 
-// Tell has f called when w fires, for a waiter with more watches than it can
-// select on, or without a goroutine to wait in. f runs with h.mu held: it must not
-// block, nor call h. If w has fired already f is called at once.
+// Tell registers f, which is called when w fires. It is for a waiter with too many watches for a
+// select, or without a goroutine. f runs with h.Mu held: it must not block, nor call h. If w fired
+// earlier, f is called at once.
 func (h *Watches) Tell(w *Watch, owner any, f func()) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -161,7 +161,7 @@ func (h *Watches) Tell(w *Watch, owner any, f func()) {
 	w.told = append(w.told, telling{owner: owner, f: f})
 }
 
-// Untell is the end of Tell.
+// Untell removes the function that owner has registered.
 func (h *Watches) Untell(w *Watch, owner any) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -172,13 +172,13 @@ func (h *Watches) untellLocked(w *Watch, owner any) {
 	w.told = slices.DeleteFunc(w.told, func(t telling) bool { return t.owner == owner })
 }
 
-// leaveUntold is Leave for one who was to be told.
+// leaveUntold is Untell and Leave.
 func (h *Watches) leaveUntold(w *Watch, owner any) {
 	h.Untell(w, owner)
 	h.Leave(w)
 }
 
-// Leave is the end of a join. It never blocks.
+// Leave ends a Join. It never blocks.
 func (h *Watches) Leave(w *Watch) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -186,7 +186,7 @@ func (h *Watches) Leave(w *Watch) {
 	h.tidyLocked()
 }
 
-// tidyLocked has idle watches removed if there are too many.
+// tidyLocked starts the removal of idle watches if there are too many.
 func (h *Watches) tidyLocked() {
 	if len(h.Idle) > MaxIdleWatches && !h.janitor {
 		h.janitor = true
@@ -194,8 +194,8 @@ func (h *Watches) tidyLocked() {
 	}
 }
 
-// Abandon is leave for one who has become garbage. It starts no goroutine: it
-// is called by the runtime, and what is idle too many the next leave removes.
+// Abandon is Leave for a waiter that the garbage collector has freed. The runtime calls it, so it
+// starts no goroutine. The next Leave removes surplus idle watches.
 func (h *Watches) Abandon(w *Watch) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -208,7 +208,7 @@ func (h *Watches) leaveLocked(w *Watch) {
 		return
 	}
 	if !w.armed {
-		// A read that was sent may still set it. See answered.
+		// A read that was sent may still arm it. See answered.
 		delete(h.watches, w.Key)
 		return
 	}
@@ -234,9 +234,9 @@ func (h *Watches) clean() {
 	}
 }
 
-// forget drops the watch of key if it is still idle, and reports whether a
-// removal must be written, so that the server drops it too. Nothing else is
-// written between this and the removal.
+// forget drops the watch of key if it is still idle. It reports whether the caller must write a
+// removal, so that the server drops the watch too. The caller writes no other packet between this
+// call and the removal.
 func (h *Watches) forget(key WatchKey) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -248,20 +248,19 @@ func (h *Watches) forget(key WatchKey) bool {
 	delete(h.Idle, key)
 	other := WatchKey{WatchData + WatchExists - key.Kind, key.Path}
 	if key.Kind != WatchChildren && h.watches[other] != nil {
-		return false // removing one would remove the other
+		return false // removing this watch would remove the other
 	}
-	// The reads that were written before carry the flag in vain: their watch
-	// goes too. Nobody waits for one of them, or there would be a watch here;
-	// who comes now asks anew, behind the removal.
+	// Reads that were written earlier carry the flag, but the removal also removes their watch.
+	// They have no waiter, or there would be a watch here. A waiter that comes from now on sends
+	// a read after the removal.
 	for _, a := range h.asks[key.onServer()] {
 		a.void = true
 	}
 	return true
 }
 
-// ask is called when a read of key is about to be written. It returns nil if
-// the read need not carry the watch flag; else answered must be told of the
-// reply.
+// ask is called when a read of key is about to be written. It returns nil if the read need not
+// carry the watch flag. Otherwise the caller must call answered with the reply.
 func (h *Watches) ask(key WatchKey) *ask {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -273,9 +272,8 @@ func (h *Watches) ask(key WatchKey) *ask {
 	return a
 }
 
-// answered is told that the read of a has been answered with code, and whether the znode
-// that it has found is ours. It runs in the reading goroutine, so events that the server sent later are processed
-// later.
+// answered processes the reply code of the read of a. ours says whether the read has found a
+// znode of this session. It runs in the reading goroutine, so later events are processed later.
 func (h *Watches) answered(a *ask, code int32, ours bool) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -288,25 +286,25 @@ func (h *Watches) answered(a *ask, code int32, ours bool) {
 		return
 	}
 	w := h.watches[a.key]
-	if w == nil { // all have left before the server had it
+	if w == nil { // all waiters have left before the server had it
 		w = newWatch(a.key)
 		h.watches[a.key] = w
 	}
 	w.armed, w.missing, w.ours, w.setOn = true, code != 0, ours, h.conn
 	if w.waiters == 0 {
 		h.Idle[a.key] = struct{}{}
-		h.tidyLocked() // perhaps all have left, and nobody else will
+		h.tidyLocked() // all waiters may have left already, so no later Leave would tidy
 	}
 }
 
-// fire is told of each event that a server sends. It never blocks.
+// fire processes an event of a server. It never blocks.
 func (h *Watches) fire(t zk.EventType, path string) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	switch t {
 	case zk.EventNodeCreated:
 		h.fireLocked(t, WatchKey{WatchExists, path})
-		// The server has one watch less, whatever it was taken for.
+		// The server has one watch less, whether it is armed here for data or for existence.
 		if w := h.watches[WatchKey{WatchData, path}]; w != nil && w.armed {
 			h.fireLocked(t, w.Key)
 		}
@@ -336,50 +334,50 @@ func (h *Watches) fireLocked(t zk.EventType, key WatchKey) {
 	delete(h.Idle, key)
 }
 
-// connected is told that there is another connection, before anything comes on
-// it. What came on the one before has been told by then: one goroutine reads them
-// one after the other.
+// connected is called when there is another connection, before a packet arrives on it. All events
+// of the previous connection have been processed by then: one goroutine reads the connections one
+// after the other.
 func (h *Watches) connected() {
 	h.Mu.Lock()
 	h.conn++
 	h.Mu.Unlock()
 }
 
-// Connection returns the number of the present connection, or of the last. On
-// one connection, and only there, events and answers come in the order of what
-// they tell of: an event, before every answer that is as new as it.
+// Connection returns the number of the present connection, or of the last. Events and replies of
+// one connection, and only these, arrive in the order of the transactions that they show: an
+// event comes before every reply that is at least as new.
 func (h *Watches) Connection() int64 {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return h.conn
 }
 
-// Armed reports whether the server has w, or has had it until it fired.
+// Armed reports whether the server has w, or had it until it fired.
 func (h *Watches) Armed(w *Watch) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return w.armed
 }
 
-// ArmedOnOurs is Armed by a read that has found an ephemeral znode of this session. A watch
-// says that a znode exists, and not whose it is: another waiter of this session may have set
-// the watch on a copy that another client has made of our znode.
+// ArmedOnOurs reports whether w was armed by a read that has found an ephemeral znode of this
+// session. A watch shows that a znode exists, but not its session. Another waiter
+// of this session may have set the watch on a copy of our znode that another client has created.
 func (h *Watches) ArmedOnOurs(w *Watch) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return w.armed && w.ours
 }
 
-// Stands reports whether the server has w and w has not fired: whoever has read the znode
-// since he joined w has seen what is there, as of the latest answer that has come.
+// Stands reports whether the server has w and w has not fired. Then a caller that has read the
+// znode since Join has seen its state as of the latest reply.
 func (h *Watches) Stands(w *Watch) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return w.armed && !IsClosed(w.Fired)
 }
 
-// ArmedOn returns the number of the connection on which w was set, and told that
-// on which it fired.
+// ArmedOn returns the number of the connection on which w was set. Told returns the number of the
+// connection on which it fired.
 func (h *Watches) ArmedOn(w *Watch) int64 {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -392,19 +390,19 @@ func (h *Watches) Told(w *Watch) int64 {
 	return w.toldOn
 }
 
-// len returns how many watches the session has or wants.
+// len returns the number of watches, armed or not.
 func (h *Watches) len() int {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return len(h.watches)
 }
 
-// resend begins a new connection. It returns the packets that set all armed
-// watches again and ask for the events after zxid; nothing is asked before them.
+// resend begins a new connection. It returns the packets that set all armed watches again and ask
+// for the events after zxid. No request is sent before them.
 func (h *Watches) resend(zxid int64) (portions [][]byte) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
-	clear(h.asks) // no reply comes from the former connection any more
+	clear(h.asks) // no more replies come from the previous connection
 	var data, exist, child []string
 	size := 0
 	flush := func() {
@@ -424,7 +422,7 @@ func (h *Watches) resend(zxid int64) (portions [][]byte) {
 			continue
 		}
 		if size > 0 && size+4+len(key.Path) > wire.SetWatchesPortion {
-			flush() // a long path must not make the others too many
+			flush() // a long path must not make the packet too long
 		}
 		size += 4 + len(key.Path)
 		switch {
