@@ -18,7 +18,7 @@ const (
 	permAll    int32 = 31
 )
 
-// An identity is who somebody is, under an authentication scheme.
+// An identity names a client under an authentication scheme.
 type identity struct {
 	scheme, id string
 }
@@ -35,7 +35,8 @@ var (
 	openACLBytes = appendACLs(nil, openACL)
 )
 
-// allowed reports whether one of ids has one of perms under list.
+// allowed reports whether list grants any of the permissions perms to a client
+// that has the identities ids.
 func allowed(list []acl, perms int32, ids []identity) bool {
 	if len(list) == 0 {
 		return true
@@ -51,7 +52,8 @@ func allowed(list []acl, perms int32, ids []identity) bool {
 	return false
 }
 
-// matches reports whether who is the one, or one of those, that id in an ACL names.
+// matches reports whether the id of an ACL entry covers who: an equal identity, or
+// an address in its network.
 func (id identity) matches(who identity) bool {
 	if id.scheme != who.scheme {
 		return false
@@ -81,9 +83,9 @@ func parseNetwork(s string) (netip.Prefix, error) {
 	return addr.Prefix(addr.BitLen())
 }
 
-// fixACL returns list as it is stored for a client known as ids: without
-// duplicates, and with "auth" replaced by the ids that the client has proved.
-// It reports false if list is empty or one of its entries is invalid.
+// fixACL returns list as the server stores it for a client with the identities
+// ids: without duplicates, and with "auth" replaced by the identities that the
+// client has proved. It reports false if list is empty or an entry is invalid.
 func fixACL(list []acl, ids []identity) ([]acl, bool) {
 	if len(list) == 1 && list[0] == openACL[0] {
 		return openACL, true // by far the most common, and then shared
@@ -136,7 +138,8 @@ func authenticate(scheme string, data []byte, ip string) (identity, bool) {
 	return identity{}, false
 }
 
-// redact returns list as it is shown to one who may read but not administer.
+// redact returns list as a client sees it that may read but not administer:
+// without the passwords' hashes.
 func redact(list []acl) []acl {
 	list = slices.Clone(list)
 	for i, a := range list {

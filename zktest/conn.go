@@ -29,11 +29,11 @@ type conn struct {
 
 	// Guarded by Server.mu.
 	session   *session              // nil before the handshake
-	ids       []identity            // whom the client has proved to be
+	ids       []identity            // the identities that the client has proved
 	watched   map[watchKey]struct{} // what it watches, in at.view.watches
-	lastEvent int64                 // the last event that it was told of
+	lastEvent int64                 // the last event that was sent to it
 	closing   bool                  // no further request is carried out
-	now       string                // what the reader is at, for Dump and a Close that hangs
+	now       string                // the step that the reader is at, for Dump and a Close that hangs
 	received  int64                 // packets
 	sent      int64                 // packets
 }
@@ -132,8 +132,8 @@ func (c *conn) serve() {
 		for c.next() {
 		}
 	}
-	// Stay until the writer has sent the last words, throwing away what
-	// still comes, or until the client has gone.
+	// Stay until the writer has sent the last words or the client has closed the
+	// connection. Further requests are thrown away.
 	_, _ = io.Copy(io.Discard, c.r)
 }
 
@@ -163,8 +163,8 @@ func (c *conn) next() bool {
 	return c.carryOut(&r)
 }
 
-// readFrame reads the rest of a packet whose length has been read. A packet
-// that claims to be large gets its memory as its bytes arrive.
+// readFrame reads a packet after its length. The buffer for a packet that claims
+// to be large grows only as bytes arrive.
 func (c *conn) readFrame(length [4]byte) ([]byte, bool) {
 	n := int(int32(binary.BigEndian.Uint32(length[:])))
 	if n < 0 || n > c.s.maxBuffer {
@@ -293,7 +293,8 @@ func (c *conn) carryOut(r *Request) bool {
 	return action.kind.repeats() && !c.closing
 }
 
-// answer sends b, the whole reply to r, or what is left of it by action.
+// answer sends b, the reply to r. If action drops or cuts the reply, it sends that
+// part only.
 func (c *conn) answer(r *Request, action Action, b []byte, code int32) {
 	switch action.kind {
 	case actDropReply:

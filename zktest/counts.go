@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// Counts is what a server has done since it was made, and what it holds now.
+// Counts says how much a server has done since it was made, and how much it holds
+// now.
 type Counts struct {
 	// Requests is how many requests of each kind have arrived, by the names
 	// of [Op.String], intercepted ones included, pings not. A handshake
@@ -57,8 +58,8 @@ func (c Counts) Total() int64 {
 	return total
 }
 
-// Sub returns the difference between c and an earlier Counts. Kinds of
-// requests that did not occur in between are left out.
+// Sub returns the difference between c and an earlier Counts. It leaves out kinds
+// of requests whose counts are equal.
 func (c Counts) Sub(earlier Counts) Counts {
 	d := c
 	d.Requests = maps.Clone(c.Requests)
@@ -85,15 +86,15 @@ func (s *Server) count(op Op) {
 	s.requests[op]++
 }
 
-// A Watch is one change that a client has asked the server to tell it of.
+// A Watch names a change that a client has asked the server to report.
 type Watch struct {
 	Path     string
 	Children bool // the list of the node's children; otherwise the node itself, there or not yet there
 }
 
 // Watches returns the watches that the connection of a session has set here,
-// sorted by path. Without a connection there are none: clients set them again
-// when they reconnect.
+// sorted by path. A session without a connection has none: clients set them again
+// after they reconnect.
 func (s *Server) Watches(session int64) []Watch {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -7,18 +7,18 @@
 //
 // # Faults
 //
-// What goes wrong with real servers can be made to go wrong here, at a chosen
-// moment: [Server.Expire], [Server.Disconnect], [Server.Partition],
-// [Server.Stop], [Server.SetLatency], [Server.Freeze] and, request by request,
-// [Server.Intercept], which tells a lost request from a lost reply.
-// [Server.Counts] says what a piece of code asked of the server, and
-// [Server.Dump] what the server is left with.
+// A test can cause the faults of real servers here, at a chosen moment:
+// [Server.Expire], [Server.Disconnect], [Server.Partition], [Server.Stop],
+// [Server.SetLatency], [Server.Freeze]. [Server.Intercept] acts on a single
+// request, and can lose either the request or its reply. [Server.Counts] counts
+// the requests that a piece of code sends; [Server.Dump] prints the znodes that it
+// leaves.
 //
 // # Ensembles
 //
-// An [Ensemble] is several such servers that agree as ZooKeeper's do, so that a
-// test can have what one server never does: a follower that is behind, one
-// that has lost its leader and goes on answering, a leader that has lost its
+// An [Ensemble] is several such servers that agree as ZooKeeper's do. It can show
+// a test the states that a single server never has: a follower that lags, a
+// follower that has lost its leader and still answers, a leader that has lost its
 // majority and does not know it yet, a new leader.
 //
 //	e := zktest.StartEnsemble(t, 3, zktest.WithTick(2*time.Second))
@@ -29,19 +29,20 @@
 //
 //   - A follower answers pings and reads from its own tree. Writes, sync and
 //     handshakes go to the leader; a client's replies keep their order.
-//   - Every write, one that fails too, is logged by a majority before it is
-//     committed, and applied by each member when it hears of that. Beginning
-//     and ending a session are writes. A sync waits for what was proposed
-//     before it, and needs no majority if that is nothing.
+//   - A majority logs every write before it is committed, failed writes too. A
+//     member applies a write when the leader reports it as committed. Beginning
+//     and ending a session are writes. A sync waits for all earlier proposals;
+//     if there are none, it needs no majority.
 //   - The leader alone ends sessions, a timeout after it has last heard of the
 //     client, rounded up to a tick. Of the clients of others it hears when they
 //     answer its ping, twice a tick, and when a client comes to a member with
 //     its session; a write that a follower passes on does not count.
-//   - A follower that hears nothing from its leader for the sync limit, or a
-//     leader with no majority for that time, closes its clients' connections and
-//     looks for a leader. A majority whose members reach each other elects the
-//     one with the latest log. The new leader gives every session its whole
-//     timeout. What was logged by a minority is forgotten by those who come back.
+//   - A follower that hears nothing from its leader for the sync limit closes
+//     its clients' connections and looks for a leader. So does a leader with no
+//     majority for that time. A majority whose members reach each other elects
+//     the member with the latest log. The new leader gives every session its
+//     whole timeout. A member that comes back drops all that only a minority
+//     had logged.
 //   - A member refuses clients that have seen more than it has. A write through
 //     a connection whose session has moved to another member closes it.
 //   - The leader looks at requests behind a queue ([Ensemble.SetBacklog]), and
@@ -52,15 +53,14 @@
 //     client uses an xid twice in a session, a follower may answer the second
 //     request with the result of the first.
 //   - A member grants session timeouts by its own limits
-//     ([Server.SetSessionTimeouts]). With each handshake the leader begins to
+//     ([Server.SetSessionTimeouts]). With each handshake, the leader begins to
 //     count the timeout that this member grants. A new leader begins with the
 //     timeout that the session was granted first.
 //
-// What is simpler than in ZooKeeper: an election takes a fixed time, at whose
-// end the new leader and its followers agree in an instant; only the log is
-// kept over a crash, at once and without fail; a member that comes back always
-// gets the whole tree; a thawed member looks at its clocks before it looks at what
-// was sent to it.
+// Some parts are simpler than in ZooKeeper. An election takes a fixed time, at
+// whose end the new leader and its followers agree in an instant. Only the
+// log survives a crash; it is written at once and never fails. A member that comes
+// back always gets the whole tree. A thawed member looks at its clocks before it looks at its messages.
 //
 // # Time
 //
@@ -84,12 +84,12 @@
 //   - Nothing is stored: [Server.Restart] finds the tree and the sessions in memory.
 //   - Sessions may be far shorter; see [WithTick].
 //   - Nodes with a TTL are served without a setting that enables them.
-//   - Watches of different kinds that one client has on one path are kept
-//     apart; in ZooKeeper 3.8 the last one left decides how all behave.
-//   - checkWatches looks for watches of its own client only; in ZooKeeper 3.8
-//     it finds those of others too.
-//   - When a parent has had 2^31 children, sequence numbers go on at -2147483648,
-//     as they did before ZooKeeper 3.6. Since then a parent's number stays at
+//   - If a client has watches of different kinds on a path, they are kept
+//     apart. In ZooKeeper 3.8, the latest decides how all behave.
+//   - checkWatches looks for watches of its own client only. ZooKeeper 3.8 also
+//     finds watches of other clients.
+//   - After 2^31 children of a parent, sequence numbers continue at
+//     -2147483648, as they did before ZooKeeper 3.6. Newer versions stay at
 //     2147483647, and -2147483648 comes up only while that create is under way.
 //   - Ephemerals of a session that ends are deleted in the order of their creation.
 //   - Latencies in the answers to four-letter words are zero.

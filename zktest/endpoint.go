@@ -20,7 +20,7 @@ type endpoint struct {
 	view   *view
 
 	// Of an endpoint that lags.
-	lag     time.Duration // how far behind; frozen is for ever
+	lag     time.Duration // how far behind; frozen means without end
 	backlog []late        // transactions not yet applied to view
 }
 
@@ -32,8 +32,8 @@ type late struct {
 
 const frozen = time.Duration(1<<63 - 1)
 
-// inBubble reports whether the caller runs in a testing/synctest bubble. There
-// is no function to ask; the first line of a stack trace tells.
+// inBubble reports whether the caller runs in a testing/synctest bubble. No
+// function reports that, but the first line of a stack trace does.
 func inBubble() bool {
 	b := make([]byte, 256)
 	b = b[:runtime.Stack(b, false)]
@@ -117,11 +117,11 @@ func (s *Server) shutListeners() {
 	}
 }
 
-// reopen takes connections to e again. The port may have been taken by
-// somebody else; then it panics, after a while, as NewServer does.
+// reopen takes connections to e again. Another process may have taken the port;
+// then reopen panics, after a while, as NewServer does.
 func (s *Server) reopen(e *endpoint) {
 	var err error
-	for range 3000 { // for a minute: a connection of somebody's may have the port
+	for range 3000 { // for a minute: a connection of another process may have the port
 		s.mu.Lock()
 		if s.closed || e.up {
 			s.mu.Unlock()
@@ -163,11 +163,10 @@ func (s *Server) mustFind(addr string) *endpoint {
 	return e
 }
 
-// Dial connects to the server in memory, without the network. It can be given
-// to go-zookeeper as a zk.Dialer. An address that is not one of the server's,
-// or that is stopped, is refused as TCP refuses it. Dial never waits, so it
-// ignores timeout. A server made in a [testing/synctest] bubble must be
-// dialled from within that bubble.
+// Dial connects to the server in memory, without the network. It can be given to
+// go-zookeeper as a zk.Dialer. Like TCP, it refuses an address that is stopped or
+// that the server does not have. Dial never waits, so it ignores timeout. A server
+// made in a [testing/synctest] bubble must be dialled from within that bubble.
 func (s *Server) Dial(network, address string, timeout time.Duration) (net.Conn, error) {
 	s.mu.Lock()
 	e := s.find(address)

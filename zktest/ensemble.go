@@ -22,10 +22,10 @@ import (
 // [Server.Restart] are [Ensemble.Crash] and [Ensemble.Restart] of the member,
 // [Server.SetLag] and [Server.Freeze] are [Ensemble.SetLag].
 //
-// What a test breaks are the members themselves (Crash, Freeze, SetLag) and
-// the ways between two of them, each direction by itself (Cut, SetDelay). A
-// way is an ordered stream, as a TCP connection is: what is sent while it is
-// cut arrives when it is healed, if the connection still stands.
+// A test breaks the members themselves (Crash, Freeze, SetLag) and the ways
+// between two of them, each direction by itself (Cut, SetDelay). A way is an
+// ordered stream, like a TCP connection: a message that is sent during a cut
+// arrives when the cut is healed, if neither member has closed the connection.
 type Ensemble struct {
 	tick         time.Duration
 	syncLimit    time.Duration
@@ -41,7 +41,7 @@ type Ensemble struct {
 	mu     sync.Mutex // guards all below, and is Server.mu of every member
 	agenda agenda
 	nth    int       // the number of the last event put on the agenda
-	armed  time.Time // when the agenda will be looked at again
+	armed  time.Time // the next look at the agenda
 	secret [passwordLen]byte
 	closed bool
 
@@ -216,9 +216,8 @@ func (e *Ensemble) Serving(i int) bool {
 	return e.member(i).serving()
 }
 
-// MemberOf returns the member that the client of a session is connected to, or
-// -1. A connection over which nothing passes any more counts until it is
-// closed.
+// MemberOf returns the member that the client of a session is connected to, or -1.
+// A connection that is cut off counts until it is closed.
 func (e *Ensemble) MemberOf(session int64) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -257,7 +256,7 @@ func (e *Ensemble) setSequence(path string, next int32) {
 
 // Crash ends member i as SIGKILL does. Its connections to clients and to other
 // members are closed, and the others learn of that as fast as the ways between
-// them allow. What it has logged is kept for [Ensemble.Restart].
+// them allow. [Ensemble.Restart] finds its log.
 func (e *Ensemble) Crash(i int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -276,8 +275,8 @@ func (e *Ensemble) Restart(i int) {
 	}
 }
 
-// Freeze stops member i as SIGSTOP does: it does nothing, and its connections
-// stay open and silent. What is sent to it is kept until [Ensemble.Thaw].
+// Freeze stops member i as SIGSTOP does: it does nothing, and its connections stay
+// open and silent. It reads the messages that it is sent after [Ensemble.Thaw].
 func (e *Ensemble) Freeze(i int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -293,10 +292,10 @@ func (e *Ensemble) Thaw(i int) {
 }
 
 // SetLag makes member i apply each transaction d after it has heard that it is
-// committed; 0 ends that. In the meantime the member answers pings and reads
-// from its older tree, and still agrees to transactions. A leader that lags
-// answers a sync of its own client at once, as ZooKeeper's does. A lag longer
-// than the test keeps the member at a chosen transaction.
+// committed; 0 ends that. During the lag, the member answers pings and reads from
+// its older tree, and still agrees to transactions. A leader that lags answers a
+// sync of its own client at once, as ZooKeeper's does. A lag longer than the test
+// keeps the member at a chosen transaction.
 func (e *Ensemble) SetLag(i int, d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -323,9 +322,9 @@ func (e *Ensemble) SetBacklog(d time.Duration) {
 	e.backlog = max(d, 0)
 }
 
-// Cut stops what one member sends to another: nothing that it sends from now
-// on arrives before [Ensemble.Heal]. What is already on its way still arrives;
-// see [Ensemble.CutLosing]. Neither member is told.
+// Cut stops the messages from one member to another: nothing that it sends from
+// now on arrives before [Ensemble.Heal]. Messages that it has already sent still
+// arrive; see [Ensemble.CutLosing]. Neither member learns of the cut.
 func (e *Ensemble) Cut(from, to int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -26,21 +26,21 @@ const (
 )
 
 var (
-	// Pass carries out the request as if nobody had looked.
+	// Pass carries out the request normally.
 	Pass = Action{}
 
-	// DropRequest loses the request: it is not carried out, and the
-	// connection is closed once the replies before it have been sent.
+	// DropRequest loses the request: it is not carried out. The server sends the
+	// replies before it and closes the connection.
 	DropRequest = Action{kind: actDropRequest}
 
-	// DropReply loses the reply: the request is carried out, and the
-	// connection is closed once the replies before it have been sent.
+	// DropReply loses the reply: the request is carried out. The server sends the
+	// replies before it and closes the connection.
 	DropReply = Action{kind: actDropReply}
 
 	// Hang does not carry out the request, and sends nothing more on its
-	// connection, which stays open until the client or a disconnection
-	// ends it. What else the client sends is thrown away, so its session
-	// is not heard of and expires in the end.
+	// connection, which stays open until the client or a disconnection ends it.
+	// The server throws away all further requests on it, so the session expires in
+	// the end.
 	Hang = Action{kind: actHang}
 
 	// HangReply carries out the request and sends four bytes of the reply,
@@ -48,9 +48,9 @@ var (
 	HangReply = Action{kind: actHangReply}
 )
 
-// Fail does not carry out the request and answers with code, such as
-// [CodeNoNode]. A connect request that fails with any code is told that its
-// session has expired, which is all that ZooKeeper can say there.
+// Fail does not carry out the request and answers with code, such as [CodeNoNode].
+// To a connect request, ZooKeeper can only answer that the session has expired; so
+// does Fail, with any code.
 func Fail(code int32) Action {
 	return Action{kind: actFail, code: code}
 }
@@ -79,10 +79,10 @@ func (s *Server) Sessions() []int64 {
 	return slices.Sorted(maps.Keys(s.sessions))
 }
 
-// Expire ends a session at once, as if the server had heard nothing of it for
-// its timeout. Its ephemerals are deleted, its connection is closed, and when
-// the client comes back it is told that the session has expired. If there is
-// no such session, Expire does nothing.
+// Expire ends a session at once, as if the server had heard nothing of it for its
+// timeout: it deletes its ephemerals and closes its connection. If the client
+// comes back, the server answers that the session has expired. If there is no such
+// session, Expire does nothing.
 func (s *Server) Expire(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,12 +105,11 @@ func (s *Server) Disconnect(session int64) {
 	}
 }
 
-// Partition cuts off the client of a session: nothing passes in either
-// direction, though its connection stays open and neither side is told. When
-// the client connects anew and asks for the same session, it gets no answer.
-// The session expires when its timeout is over, and the client does not hear
-// of that either. What the client sends is kept on its way until
-// [Server.Heal].
+// Partition cuts off the client of a session: nothing passes in either direction,
+// though its connection stays open and neither side learns of the cut. If the
+// client connects again and asks for the same session, it gets no answer. The
+// session expires when its timeout is over, and the client does not hear of that
+// either. The client's packets are kept until [Server.Heal].
 //
 // A client that asks for a new session gets through: the server cannot know
 // that it is the same client. A client that has no session at the moment has the
@@ -140,10 +139,10 @@ func (s *Server) Heal(session int64) {
 	}
 }
 
-// ChangeSession makes the server grant a new session when the client next
-// comes back to this one, expired or not, instead of resuming the old one or
-// saying that it has expired. ZooKeeper does not do so, but servers that speak
-// its protocol do. The old session, if it has not expired, goes on.
+// ChangeSession makes the server grant a new session when the client next comes
+// back to this one, expired or not. ZooKeeper would resume the session or answer
+// that it has expired; other servers that speak its protocol do as ChangeSession
+// does. A session that has not expired remains.
 func (s *Server) ChangeSession(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,9 +158,9 @@ func (s *Server) SetLatency(d time.Duration) {
 	s.latency = d
 }
 
-// Stop crashes the server: all connections are dropped at once, those of
-// partitioned clients too, and no address accepts new ones. The tree and the
-// sessions survive, and no session expires before [Server.Restart].
+// Stop crashes the server: all connections are dropped at once, even of
+// partitioned clients, and no address accepts new ones. The tree and the sessions
+// survive, and no session expires before [Server.Restart].
 func (s *Server) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// version is what the server says it is: the version whose protocol it speaks.
+// version is the version of ZooKeeper whose protocol the server speaks.
 const version = "3.8.0-zktest"
 
 // built is a time in the format that clients parse. It is not when.
@@ -54,8 +54,8 @@ func (s *Server) traffic() (received, sent int64) {
 	return received, sent
 }
 
-// nodeCount returns how many znodes there are as ZooKeeper counts them, the
-// root twice, because it is in the tree as "" and as "/".
+// nodeCount returns the number of znodes by ZooKeeper's count. It has the root
+// twice, as "" and as "/".
 func (s *Server) nodeCount() int {
 	return len(s.leader.tree.nodes) + 1
 }

@@ -15,18 +15,18 @@ import (
 // It is looking for a leader unless it leads (ld) or has one (tie).
 type member struct {
 	e     *Ensemble
-	s     *Server // what its clients see; s.leader is the tree as this member knows it
+	s     *Server // as its clients see it; s.leader is the tree as this member knows it
 	index int
 
-	// What survives a crash: the tree (in s), and
+	// A crash spares the tree (in s) and these two.
 	epoch  int64  // of the last leader that it had, or was
 	logged []*txn // transactions that it has logged and not yet applied
 
 	up      bool
 	life    int       // how often it was started
 	looks   time.Time // since when it has been looking for a leader
-	overdue []func()  // of a frozen member: what its clocks have made due
-	inbox   []func()  // of a frozen member: what was sent to it
+	overdue []func()  // of a frozen member: the timers that have fired
+	inbox   []func()  // of a frozen member: the messages to it
 
 	ld  *leadership // nil unless it leads
 	tie *tie        // nil unless it follows
@@ -39,8 +39,9 @@ type member struct {
 	lag     time.Duration
 }
 
-// news is what a leader says in the order of the transactions: that one is
-// committed or, if answer is not nil, that a sync has come so far.
+// news is a message from a leader, in the order of the transactions. If answer is
+// nil, the next transaction is committed; otherwise the sync that it answers has
+// reached this point.
 type news struct {
 	at     time.Time
 	answer *pending
@@ -94,7 +95,7 @@ func (m *member) receive(do func()) {
 	do()
 }
 
-// at has do called by m's clock, unless m has crashed until then.
+// at schedules do by m's clock. A crash of m cancels it.
 func (m *member) at(t time.Time, do func()) {
 	life := m.life
 	m.e.at(t, func() {
@@ -108,7 +109,7 @@ func (m *member) at(t time.Time, do func()) {
 	})
 }
 
-// before reports whether o is preferred as a leader.
+// before reports whether an election prefers o to m.
 func (m *member) before(o *member) bool {
 	if m.epoch != o.epoch {
 		return m.epoch < o.epoch
@@ -171,8 +172,8 @@ func (m *member) thaw() {
 		return
 	}
 	m.unstall()
-	// A socket that has something to read does not time out, however late it
-	// is read.
+	// A socket with unread data does not time out, even if the member reads it
+	// late.
 	if m.tie != nil {
 		m.tie.follow.heard = time.Now()
 	}
@@ -227,14 +228,15 @@ func (m *member) orphaned() {
 
 // Electing.
 
-// look has those who look for a leader find one after the time that takes. It
-// is called whenever something has changed that can bring them together.
+// look schedules an election. It is called after each change that can bring
+// members together.
 func (e *Ensemble) look() {
 	e.at(time.Now().Add(e.electionTime), e.elect)
 }
 
-// elect finds a leader for everyone who looks for one and can have one: the one
-// that there is or, where enough look and reach each other, one of them.
+// elect gives a leader to each member that looks for one and can have one. A
+// leader in reach takes it as a follower. Otherwise, the best member that reaches
+// a majority of lookers begins to lead.
 func (e *Ensemble) elect() {
 	var lookers []*member
 	for _, m := range e.members {
@@ -253,8 +255,9 @@ func (e *Ensemble) elect() {
 		}
 		return -1
 	})
-	// Who has logged more is preferred, so whatever a majority had logged is
-	// in the log of the best of any majority.
+	// The member with the longer log is preferred. A transaction that a majority
+	// had logged is in the log of at least one member of any majority, and so in
+	// the longest.
 	for i, m := range lookers {
 		var group []*member
 		for _, o := range lookers[i+1:] {
@@ -350,7 +353,7 @@ func (m *member) advance() {
 		m.commits = m.commits[1:]
 		if n.answer == nil {
 			m.apply()
-		} else if len(m.writes) > 0 && m.writes[0] == n.answer { // else m has had no leader since it asked
+		} else if len(m.writes) > 0 && m.writes[0] == n.answer { // else m has lost its leader after it asked
 			m.writes = m.writes[1:]
 			n.answer.body = appendString(nil, n.answer.r.Path)
 			n.answer.finish()
@@ -363,11 +366,10 @@ func (m *member) setLag(d time.Duration) {
 	m.advance()
 }
 
-// asked returns the request of m's clients that x answers, or nil. The leader
-// has the very request that x came from. A follower does what ZooKeeper's
-// CommitProcessor does: it takes its first waiting request for that one if
-// session and xid are equal. If a client uses an xid twice, that can be the
-// wrong one.
+// asked returns the request of m's clients that x answers, or nil. The leader has
+// the very request that x came from. A follower does as ZooKeeper's
+// CommitProcessor: it takes its first waiting request if session and xid are
+// equal. If a client uses an xid twice, the match can be wrong.
 func (m *member) asked(x *txn) *pending {
 	if m.ld != nil {
 		if x.origin != nil && x.origin.m == m {
@@ -395,8 +397,8 @@ func (x *txn) request() (session int64, xid int32) {
 	return x.origin.who.session, x.origin.r.Xid
 }
 
-// apply applies the first transaction of the log, tells the watches, and
-// answers the client of m who asked for it.
+// apply applies the first transaction of the log, fires the watches, and answers
+// m's client if it sent the request.
 func (m *member) apply() {
 	x := m.logged[0]
 	m.logged = m.logged[1:]
@@ -413,7 +415,7 @@ func (m *member) apply() {
 	}
 	if o := x.opened; o == nil {
 	} else if known := s.sessions[o.id]; known != nil {
-		known.timeout = o.timeout // its client has come to m before m has seen it begin
+		known.timeout = o.timeout // its client has come to m before the news of the session
 	} else {
 		s.sessions[o.id] = &session{id: o.id, password: o.password, timeout: o.timeout, granted: o.timeout}
 	}
@@ -457,19 +459,19 @@ func (p *pending) result(b []byte, x *txn, i int) []byte {
 		b = appendMultiHeader(b, op.resultInMulti(), 0)
 		return p.m.s.appendResult(b, op, &x.changes[i])
 	case p.m.s.leader.tree.get(x.changes[i].path) == nil && p.r.Op != OpCreate:
-		return nil // nothing is left whose Stat could be told
+		return nil // no znode is left to return a Stat of
 	}
 	return p.m.s.appendResult(b, p.r.Op, &x.changes[i])
 }
 
-// fits reports whether the result of x can be told as that of p, which is
-// another request if its client has used an xid twice.
+// fits reports whether p can be answered with the result of x. If a client has
+// used an xid twice, p and x can be different requests.
 func (p *pending) fits(x *txn) bool {
 	return x.origin != nil && (x.origin.r.Op == OpMulti) == (p.r.Op == OpMulti)
 }
 
-// end ends the body and says with which code it goes. A multi is answered with
-// OK whatever has become of it, if its client may write at all.
+// end ends the body and returns it with the code of the reply. A multi is answered
+// with OK even if it failed, unless its client may not write at all.
 func (p *pending) end(b []byte, x *txn) ([]byte, int32) {
 	switch {
 	case p.r.Op != OpMulti || x.connection():
@@ -482,7 +484,8 @@ func (p *pending) end(b []byte, x *txn) ([]byte, int32) {
 	return nil, CodeMarshallingError
 }
 
-// connection reports whether x failed for what its client is, not for what it asked.
+// connection reports whether x failed because of its client, not because of its
+// request.
 func (x *txn) connection() bool {
 	return x.code == CodeSessionExpired || x.code == CodeSessionMoved
 }
@@ -498,8 +501,8 @@ func (m *member) touch(id int64, timeout time.Duration) {
 	m.table[id] = timeout
 }
 
-// take takes a request. What only reads is answered by m itself, and all of a
-// session in order. It reports whether another may follow.
+// take takes a request. m answers reads itself; all requests of a session are
+// answered in order. It reports whether another may follow.
 func (m *member) take(c *conn, r *Request, action Action) bool {
 	p := &pending{m: m, c: c, r: *r, action: action, who: c.who()}
 	if r.Op == OpAuth {
@@ -519,7 +522,7 @@ func (m *member) inTurn(do func()) {
 	}
 }
 
-// put puts a request in its place among those of its session.
+// put appends a request to the queue of its session.
 func (m *member) put(p *pending) {
 	x := p.c.session
 	x.queue = append(x.queue, p)
@@ -563,10 +566,10 @@ func (p *pending) finish() {
 	p.c.session.drain()
 }
 
-// drain answers the requests of x that can be, in order. One whose connection
-// has ended keeps those of the next waiting until the leader's word on it has
-// come, and at the leader one that came through a follower does so too: nobody
-// who comes back finds less than he has asked this member for.
+// drain answers the requests at the head of x's queue, in order, until one still
+// waits for the leader. A request that is left from an ended connection blocks the
+// later ones too, and at the leader, so does a request through a follower. So a
+// client that reconnects sees the effect of all that it has asked this member for.
 func (x *session) drain() {
 	for len(x.queue) > 0 {
 		p := x.queue[0]
@@ -596,7 +599,7 @@ func (c *conn) settle(p *pending) {
 	switch {
 	case p.action.kind.fails():
 	case p.waits && p.code == CodeSessionMoved:
-		c.finish() // as ZooKeeper does: the client of this connection has gone elsewhere
+		c.finish() // as ZooKeeper does: the client has moved to another server
 		return
 	case p.waits:
 		b, code = append(b, p.body...), p.code
@@ -656,14 +659,15 @@ func (m *member) connect(c *conn, r *Request, action Action) (wait <-chan bool, 
 	return p.ready, false
 }
 
-// resume goes on with a handshake, now that it is known whether the session is still valid.
+// resume continues a handshake once the leader has said whether the session is
+// still valid.
 func (m *member) resume(p *pending, id int64, timeout time.Duration, valid bool) {
 	if !valid {
 		m.welcome(p, nil)
 		return
 	}
 	x := m.s.sessions[id]
-	if x == nil { // m lags, and has not seen it begin
+	if x == nil { // m lags: the news of the session is still to come
 		x = &session{id: id, password: m.e.password(id)}
 		m.s.sessions[id] = x
 	}
@@ -674,7 +678,7 @@ func (m *member) resume(p *pending, id int64, timeout time.Duration, valid bool)
 // welcome ends a handshake.
 func (m *member) welcome(p *pending, x *session) {
 	if p.c.closing {
-		return // its reader has gone, or is about to
+		return // its reader has ended, or is about to
 	}
 	if x != nil {
 		x.leave(p.c)

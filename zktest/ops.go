@@ -44,7 +44,7 @@ func (s *Server) handle(c *conn, r *Request, b []byte) ([]byte, int32) {
 	return s.read(c, r, b)
 }
 
-// addID notes that the client has proved to be id.
+// addID adds id to the identities that the client has proved.
 func (c *conn) addID(id identity) {
 	for _, known := range c.ids {
 		if known == id {
@@ -264,7 +264,7 @@ func (t *tree) checkCreate(who requester, r *Request) (change, int32) {
 		return ch, CodeNoChildrenForEphemerals
 	}
 	ch.acl = list
-	ch.version = parent.cversion + 1 // past 2^31-1 it goes on at -2^31
+	ch.version = parent.cversion + 1 // wraps from 2^31-1 to -2^31
 	switch {
 	case r.Op == OpCreateContainer:
 		ch.container = true
@@ -302,7 +302,7 @@ func (t *tree) checkDelete(who requester, r *Request) (change, int32) {
 	return ch, CodeOK
 }
 
-// isSpecial reports whether path is one of the nodes that cannot be deleted.
+// isSpecial reports whether path is a node that cannot be deleted.
 func isSpecial(path string) bool {
 	switch path {
 	case "/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config":
@@ -312,9 +312,9 @@ func isSpecial(path string) bool {
 }
 
 // SetSequence makes next the number of the next sequential node below path.
-// Without it that is the number of children that path has ever had. With
-// math.MaxInt32 the one after the next gets -2147483648. It panics if there is
-// no such path.
+// Otherwise, it is the number of children that path has ever had. After
+// math.MaxInt32, the following node gets -2147483648. It panics if there is no
+// such path.
 func (s *Server) SetSequence(path string, next int32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -25,10 +25,10 @@ const (
 type output struct {
 	mu      sync.Mutex // guards all below but the channels; nothing is locked within
 	buf     []byte
-	marks   []mark            // when each stretch of buf may leave; none: at once
+	marks   []mark            // when each stretch of buf may leave; nil: at once
 	gates   []<-chan struct{} // nothing leaves until all are closed
-	closing bool              // when buf is empty, the connection ends
-	mute    bool              // what is appended is thrown away
+	closing bool              // the connection ends with the last byte of buf
+	mute    bool              // append throws its bytes away
 
 	wake chan struct{} // has room for one; something was appended or changed
 	room chan struct{} // has room for one; buf was taken
@@ -44,8 +44,8 @@ func newOutput() output {
 	return output{wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 }
 
-// append queues b, which leaves after latency and after all that was queued
-// before. It reports how many bytes are now queued.
+// append queues b. It leaves after latency, and after all that is already queued.
+// append reports how many bytes are now queued.
 func (o *output) append(b []byte, latency time.Duration) int {
 	o.mu.Lock()
 	if o.mute || o.closing {
@@ -85,8 +85,9 @@ func (o *output) shut(gate <-chan struct{}) {
 	o.mu.Unlock()
 }
 
-// take returns what may leave now, using spare for what comes next, or what to
-// wait for: the gate, or a time. It reports false when nothing will ever follow.
+// take returns the bytes that may leave now, and keeps spare as the next buffer.
+// If none may, it returns the gate or the time to wait for. It reports false when
+// nothing will ever follow.
 func (o *output) take(spare []byte) (b []byte, gate <-chan struct{}, wait time.Duration, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -128,7 +129,7 @@ func (o *output) size() int {
 	return len(o.buf)
 }
 
-// poke sends to a channel with room for one, unless somebody did already.
+// poke sends to a channel with room for one, unless it is full.
 func poke(ch chan struct{}) {
 	select {
 	case ch <- struct{}{}:

@@ -12,10 +12,10 @@ import (
 // pipeLimit is how many bytes wait in one direction of a pipe before writes block.
 const pipeLimit = 4 << 20
 
-// A pipeEnd is one end of a connection in memory. It behaves as a TCP
-// connection does: writes return before they are read, what was written before
-// a Close can still be read, deadlines hold. Inside a testing/synctest bubble
-// a goroutine that waits for a pipe is durably blocked.
+// A pipeEnd is one end of a connection in memory. It behaves as a TCP connection
+// does: a write returns before the other end reads it, the other end can still
+// read it after a Close, and deadlines hold. Inside a testing/synctest bubble, a
+// goroutine that waits for a pipe is durably blocked.
 type pipeEnd struct {
 	in, out       *stream
 	local, remote net.Addr
@@ -39,7 +39,7 @@ func (p *pipeEnd) Write(b []byte) (int, error) {
 	return n, p.opError("write", err)
 }
 
-// opError wraps err as a network connection's errors are, but for io.EOF.
+// opError wraps err as a network connection does. io.EOF stays as it is.
 func (p *pipeEnd) opError(op string, err error) error {
 	if err == nil || err == io.EOF {
 		return err
@@ -75,7 +75,7 @@ func (p *pipeEnd) SetWriteDeadline(t time.Time) error {
 // A stream is one direction of a pipe.
 type stream struct {
 	mu      sync.Mutex // guards all below
-	changed *sync.Cond // broadcast at every change of what follows
+	changed *sync.Cond // broadcast at every change of a field below
 	buf     []byte     // buf[off:] was written and not yet read
 	off     int
 
@@ -131,7 +131,7 @@ func (s *stream) write(b []byte) (int, error) {
 			return written, nil
 		case room > 0:
 			n := min(room, len(b)-written)
-			if s.off > len(s.buf)/2 { // keep buf from growing for ever
+			if s.off > len(s.buf)/2 { // keep buf from growing without end
 				s.buf = s.buf[:copy(s.buf, s.buf[s.off:])]
 				s.off = 0
 			}

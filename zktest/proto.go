@@ -174,8 +174,8 @@ type watchLists struct {
 	data, exist, child, persistent, recursive []string
 }
 
-// decodeConnect decodes the first packet of a connection. It reports false for
-// one that is too short to be a connect request.
+// decodeConnect decodes the first packet of a connection. It reports false if the
+// packet is too short to be a connect request.
 func decodeConnect(frame []byte) (Request, bool) {
 	d := decoder{b: frame}
 	d.int32() // protocol version
@@ -289,7 +289,7 @@ func (r *Request) decodeOps(d *decoder) {
 	}
 }
 
-// within reports whether op may stand in a multi or a multiRead.
+// within reports whether a multi or a multiRead can have op in it.
 func (op Op) within(multi Op) bool {
 	switch op {
 	case OpCreate, OpCreate2, OpCreateContainer, OpCreateTTL, OpDelete, OpSetData, OpCheck:

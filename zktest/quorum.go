@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A leadership is what a member has while it leads. Ensemble.mu guards it.
+// A leadership is the state of a member that leads. Ensemble.mu guards it.
 type leadership struct {
 	m     *member
 	prep  *tree // m's tree with all that is proposed applied, which the next proposal is checked against
@@ -22,14 +22,14 @@ type leadership struct {
 	reaping  bool
 
 	sessions map[int64]*tracked
-	queued   time.Time // when the last of what waits will be looked at
+	queued   time.Time // the time of the leader's look at the last waiting request
 }
 
-// tracked is a session as the leader keeps it, who alone ends sessions.
+// tracked is a session as the leader keeps it. Only the leader ends sessions.
 type tracked struct {
-	end     time.Time // if nothing is heard until then; a whole number of ticks after epoch
-	armed   time.Time // when the next look at it is on the agenda; zero: none is
-	owner   *member   // whose client it is
+	end     time.Time // the end if the client stays silent; a whole number of ticks after epoch
+	armed   time.Time // the next look at it on the agenda; zero: none
+	owner   *member   // the member that its client is connected to
 	closing bool
 }
 
@@ -75,12 +75,12 @@ func (ld *leadership) bind(f *member) *tie {
 	return t
 }
 
-// join makes f, which has come later than others or comes back, a follower. What
-// it had logged of others is forgotten.
+// join makes f a follower, at its first or at a later attempt. f drops its
+// own log.
 func (ld *leadership) join(f *member) {
 	t := ld.bind(f)
 	m := ld.m
-	for range m.commits { // what m is late to apply
+	for range m.commits { // the transactions that m is late to apply
 		m.apply()
 	}
 	m.commits = nil
@@ -98,7 +98,7 @@ func (ld *leadership) join(f *member) {
 // lose gives up a follower.
 func (ld *leadership) lose(t *tie) {
 	t.leader.open = false
-	if ld.ties[t.f] == t { // and has not come back meanwhile
+	if ld.ties[t.f] == t { // and has not followed anew
 		delete(ld.ties, t.f)
 	}
 	t.farewell(ld.m, t.f)
@@ -107,8 +107,8 @@ func (ld *leadership) lose(t *tie) {
 // deadline notes that the follower was heard of.
 func (t *tie) deadline() { t.ld.deadline[t.f] = t.ld.tick + t.ld.m.e.syncTicks }
 
-// pulse is what a leader does twice a tick: it sees whether a majority still
-// follows, and asks every follower which sessions it has heard of.
+// pulse runs twice a tick. It checks that a majority still follows, and asks every
+// follower which sessions it has heard of.
 func (ld *leadership) pulse() {
 	m := ld.m
 	m.at(time.Now().Add(m.e.tick/2), func() {
@@ -280,7 +280,8 @@ func (ld *leadership) propose(x *txn) {
 	ld.ack(ld.m, x)
 }
 
-// ack notes that m has logged x. What a majority has logged is committed.
+// ack notes that m has logged x. The leader commits the transactions that a
+// majority has logged.
 func (ld *leadership) ack(m *member, x *txn) {
 	x.acks |= 1 << m.index
 	for len(ld.proposed) > 0 && ld.agreed(ld.proposed[0]) {
@@ -383,8 +384,8 @@ func (ld *leadership) touch(id int64, timeout time.Duration) bool {
 	return true
 }
 
-// arm has the session looked at when its time is over. That may be earlier than
-// it was: members may grant different timeouts.
+// arm schedules the check of a session at the end of its time. That can be earlier
+// than it was: members may grant different timeouts.
 func (ld *leadership) arm(id int64, s *tracked) {
 	if !s.armed.IsZero() && !s.end.Before(s.armed) {
 		return

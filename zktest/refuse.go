@@ -1,8 +1,8 @@
 package zktest
 
 // Refuse does not carry out the request, answers with code, and closes the
-// connection, as ZooKeeper does where a client is not welcome. What the client
-// has sent behind the request has no answer.
+// connection, as ZooKeeper does with a client that it does not accept. Later
+// requests on the connection get no answer.
 func Refuse(code int32) Action {
 	return Action{kind: actRefuse, code: code}
 }
@@ -15,9 +15,8 @@ func WithRequiredAuth() Option {
 	return func(s *Server) { s.authRequired = true }
 }
 
-// WithoutRequests makes the server one that does not know these kinds of
-// request, as a version from before they existed. It refuses them with
-// [CodeUnimplemented].
+// WithoutRequests makes the server refuse these kinds of request with
+// [CodeUnimplemented], like a version from before they existed.
 func WithoutRequests(ops ...Op) Option {
 	return func(s *Server) {
 		for _, op := range ops {

@@ -22,15 +22,15 @@ type Server struct {
 	bubble         bool          // made in a testing/synctest bubble: no TCP
 	syncLimit      int           // of an ensemble, in ticks
 	electionTime   time.Duration // of an ensemble
-	member         *member       // nil for a server that stands alone
+	member         *member       // nil for a server without an ensemble
 
 	wake chan struct{} // has room for one; see rearm
 	quit chan struct{} // closed by Close
 	wg   sync.WaitGroup
 
-	// mu guards everything below and what is said to be guarded by it. It
-	// is the order of the transactions. Nobody waits for anything while
-	// holding it; the locks within outputs are the only ones taken under it.
+	// mu guards everything below, and the fields elsewhere whose comments name it.
+	// It is the order of the transactions. No goroutine waits while it holds mu;
+	// the only locks taken under it are within outputs.
 	mu            *sync.Mutex // of a member, the ensemble's
 	epoch         time.Time   // ticks are counted from here
 	leader        *view
@@ -40,8 +40,8 @@ type Server struct {
 	lastSession   int64 // the last id given
 	lastEvent     int64 // see nextEvent
 	scratch       []byte
-	armed         time.Time // when the clock will look again; zero: not
-	reapAt        time.Time // when containers are looked at; zero: there are none
+	armed         time.Time // the next look of the clock; zero: none
+	reapAt        time.Time // the next look at containers; zero: there are none
 	latency       time.Duration
 	intercept     func(Request) Action
 	authRequired  bool
@@ -58,7 +58,7 @@ type Server struct {
 // An Option changes how [NewServer] makes a server.
 type Option func(*Server)
 
-// rule panics if an option breaks one of its rules.
+// rule panics if a value that an option was given breaks the option's rule.
 func rule(holds bool, format string, args ...any) {
 	if !holds {
 		panic("zktest: " + fmt.Sprintf(format, args...))
@@ -89,10 +89,10 @@ func withAddrs(option string, addrs []string) Option {
 	}
 }
 
-// WithTick sets the length of a tick, to which session timeouts are rounded
-// up. Clients may ask for timeouts from 2 ticks to 20 ticks or 60 s, whichever
-// is longer, unless [WithSessionTimeouts] says otherwise. The default is 20 ms,
-// far less than ZooKeeper's, so that sessions can be as short as 40 ms.
+// WithTick sets the length of a tick, to which session timeouts are rounded up.
+// Clients may ask for timeouts from 2 ticks to 20 ticks or 60 s, whichever is
+// longer, unless [WithSessionTimeouts] says otherwise. The default is 20 ms, so
+// sessions can be as short as 40 ms. ZooKeeper's ticks are far longer.
 func WithTick(d time.Duration) Option {
 	return func(s *Server) {
 		rule(d > 0, "WithTick: the tick is %v; want more than 0", d)
@@ -230,10 +230,10 @@ func (s *Server) Addrs() []string {
 	return addrs
 }
 
-// Close drops all connections and returns when every goroutine of the server
-// has ended. If one of them has not ended after five seconds, as when a
-// function given to [Server.Intercept] does not return, Close writes to
-// standard error what it waits for. Later calls return at once.
+// Close drops all connections and returns when every goroutine of the server has
+// ended. After five seconds, Close writes to standard error which goroutines it
+// still waits for; a function given to [Server.Intercept] that does not return is
+// such a case. Later calls return at once.
 func (s *Server) Close() error {
 	if s.member != nil {
 		return s.member.e.Close()

@@ -18,8 +18,8 @@ type session struct {
 	deadline time.Time     // when it expires if nothing is heard, always on a tick
 	conn     *conn         // nil while it has none
 
-	// Of a member: what its clients have asked with this session, over this
-	// connection and those before it, and is not yet answered.
+	// Of a member: the requests with this session that the member has not yet
+	// answered, over this connection and earlier ones.
 	queue []*pending
 }
 
@@ -146,8 +146,9 @@ func (c *conn) greet(r *Request, action Action) (wait <-chan bool, ok bool) {
 	return nil, c.welcome(x, r, action)
 }
 
-// welcome answers the handshake r: the client has the session x now, or, if x
-// is nil, is told that its session has expired. It reports whether requests may follow.
+// welcome answers the handshake r. The client has the session x now; a nil x
+// answers that its session has expired. welcome reports whether requests may
+// follow.
 func (c *conn) welcome(x *session, r *Request, action Action) bool {
 	b := connectReply(c.reply[:0], x, r.readOnly)
 	switch action.kind {
@@ -166,9 +167,9 @@ func (c *conn) welcome(x *session, r *Request, action Action) bool {
 	return x != nil
 }
 
-// resume returns the session that a connect request asks for, a new one if it
-// asks for none, or nil if that session has expired or is another's. A session
-// that is found moves to c.
+// resume returns the session that a connect request asks for, and moves it to c. A
+// request for no session gets a new one. If the session has expired or is another
+// client's, resume returns nil.
 func (s *Server) resume(c *conn, r *Request) *session {
 	timeout := s.grant(r)
 	id := r.Session

@@ -43,7 +43,7 @@ func newTree() *tree {
 		ephemerals: map[int64]map[string]struct{}{},
 		reapable:   map[string]struct{}{},
 	}
-	// What a new ZooKeeper holds. None of it was counted as created.
+	// A new ZooKeeper has these znodes, which it does not count as created.
 	for _, path := range []string{"/zookeeper", "/zookeeper/config", "/zookeeper/quota"} {
 		t.nodes[path] = &node{acl: openACL, data: []byte{}}
 		parent, name := split(path)
@@ -131,7 +131,7 @@ func validPath(path string) bool {
 	return true
 }
 
-// validName reports whether name may be that of a znode.
+// validName reports whether a znode may have this name.
 func validName(name string) bool {
 	if name == "" || name == "." || name == ".." {
 		return false
@@ -144,7 +144,7 @@ func validName(name string) bool {
 	return true
 }
 
-// A changeKind is what a change does.
+// A changeKind is the kind of a change.
 type changeKind int8
 
 const (
@@ -162,7 +162,7 @@ type change struct {
 	kind      changeKind
 	path      string
 	data      []byte
-	acl       []acl // of a delete, what it was
+	acl       []acl // of a delete, the former ACL
 	version   int32 // the new version of data or ACL; of a create, the parent's new cversion
 	owner     int64
 	ttl       int64
@@ -178,10 +178,10 @@ type txn struct {
 	// In an ensemble a transaction is agreed upon before it is applied.
 	code   int32      // why it failed
 	failed int        // of a multi that failed, the operation to blame
-	opened *session   // what it begins: id, password and timeout
+	opened *session   // the session that it begins: id, password and timeout
 	closed int64      // the session that it ends, or 0
 	origin *pending   // the request that it carries out, or nil
-	ahead  *pending   // holds back what the session asks the leader itself meanwhile, or nil
+	ahead  *pending   // the session's requests at the leader itself wait for this one, or nil
 	acks   uint64     // bit i: member i has logged it
 	at     time.Time  // when it was proposed
 	syncs  []*pending // to be answered once it is committed

@@ -16,9 +16,8 @@ func (s *Server) begin() *txn {
 	return &txn{zxid: s.leader.tree.zxid, time: time.Now().UnixMilli()}
 }
 
-// commit makes x known: to those who watch the leader's view now, to the
-// endpoints that lag when their time comes. Its changes are in the leader's
-// tree already.
+// commit publishes x, whose changes are already in the leader's tree: it fires the
+// watches on the leader's view now, and on a lagging endpoint when its time comes.
 func (s *Server) commit(x *txn) {
 	for i := range x.changes {
 		s.fire(s.leader, &x.changes[i])
@@ -98,12 +97,12 @@ func (s *Server) moveWatches(e *endpoint, to *view) {
 	e.view = to
 }
 
-// SetLag makes reads through addr, one of the server's addresses, see the tree
-// as it was d ago, as on a follower that lags behind its leader; 0 ends that.
-// As on a follower, a client never sees a state from before its own writes: a
-// write, a new session or a sync through addr brings addr up to that moment.
-// Watches that were left through addr fire when addr sees the change. A client
-// that has seen newer transactions elsewhere is refused.
+// SetLag makes reads through addr, an address of the server, return the tree of
+// d ago; 0 ends that. As on a
+// follower, a client never sees a state from before its own writes: a write, a new
+// session or a sync through addr brings addr up to that moment. Watches set
+// through addr fire when addr sees the change. addr refuses a client that has seen
+// newer transactions elsewhere.
 func (s *Server) SetLag(addr string, d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

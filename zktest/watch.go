@@ -27,7 +27,8 @@ func newWatchTable() *watchTable {
 	return &watchTable{byKey: map[watchKey]map[*conn]watchMode{}}
 }
 
-// add leaves a watch. One that is there already is not there twice.
+// add sets a watch. A second watch of a connection on the same key adds its mode
+// to the first.
 func (w *watchTable) add(c *conn, key watchKey, mode watchMode) {
 	watchers := w.byKey[key]
 	if watchers == nil {
@@ -79,15 +80,16 @@ func (w *watchTable) move(c *conn, to *watchTable) {
 	}
 }
 
-// fire tells everyone whom ch concerns, by ZooKeeper's rules:
+// fire notifies the watchers that ch concerns, by ZooKeeper's rules:
 //
-//   - a creation is seen by watches on the node that was missing and on the
-//     parent's children;
-//   - a deletion by watches on the node, on its children, and on the parent's
-//     children, where one who has both of the first two is told once;
-//   - a change of data by watches on the node; of the ACL by nobody.
+// - a creation fires watches on the missing node and on the parent's children;
+// - a deletion fires watches on the node, on its children, and on the parent's
+// children; a client that watches the node and its children gets one event for
+// both;
+// - a change of data fires watches on the node; a change of the ACL fires none.
 //
-// Who may not read the node loses the watch without being told, as since 3.8.4.
+// A client that may not read the node loses its watch without an event, as since
+// ZooKeeper 3.8.4.
 func (s *Server) fire(v *view, ch *change) {
 	if v.watches.count == 0 {
 		return
@@ -107,15 +109,15 @@ func (s *Server) fire(v *view, ch *change) {
 	}
 }
 
-// nextEvent returns a number for one event on one path. A connection remembers
-// the last it was told of, and is told of each once.
+// nextEvent returns a number for one event on one path. A connection remembers the
+// last event that it was sent, and is sent each once.
 func (s *Server) nextEvent() int64 {
 	s.lastEvent++
 	return s.lastEvent
 }
 
-// trigger notifies the watchers of key and, unless it is the children that
-// changed, those who watch it from above. list is the node's ACL.
+// trigger notifies the watchers of key. If the change is not to the children, it
+// also notifies recursive watches on the ancestors. list is the node's ACL.
 func (s *Server) trigger(v *view, path string, children bool, kind int32, event int64, list []acl) {
 	w := v.watches
 	key := watchKey{path, children}
@@ -159,8 +161,8 @@ func (s *Server) notify(c *conn, path string, kind int32, event int64) {
 	c.send(b)
 }
 
-// setWatches sets the watches of a client that has come back, and tells it at
-// once of what it missed since the transaction zxid.
+// setWatches sets the watches of a client that has reconnected. For each change
+// since the transaction zxid, it sends the event at once instead.
 func (s *Server) setWatches(c *conn, zxid int64, lists *watchLists) {
 	v := c.at.view
 	for _, path := range lists.data {

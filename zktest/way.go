@@ -28,7 +28,7 @@ func (a *agenda) Pop() any {
 	return x
 }
 
-// at has do called, with Ensemble.mu held, once it is t.
+// at schedules do for the time t. Ensemble.mu is held when do runs.
 func (e *Ensemble) at(t time.Time, do func()) {
 	e.nth++
 	heap.Push(&e.agenda, event{t, e.nth, do})
@@ -38,8 +38,8 @@ func (e *Ensemble) at(t time.Time, do func()) {
 	}
 }
 
-// run does what is on the agenda. It sleeps until the next event, so that an
-// ensemble needs one goroutine, besides those of its clients' connections.
+// run does the work on the agenda. Between events it sleeps. So an ensemble needs
+// one goroutine, in addition to the goroutines of its clients' connections.
 func (e *Ensemble) run() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -72,7 +72,7 @@ type way struct {
 	delay   time.Duration
 	cut     bool
 	parcels []*parcel // on their way, in order
-	last    time.Time // when the last of them arrives
+	last    time.Time // when the last parcel arrives
 }
 
 // A parcel is one packet on its way.
@@ -82,7 +82,8 @@ type parcel struct {
 	open func()
 }
 
-// send has open called where w leads to, after the delay, and after all that was sent before.
+// send schedules open at the far end of w, after the delay and after all earlier
+// parcels.
 func (w *way) send(open func()) {
 	p := &parcel{held: w.cut, open: open}
 	w.parcels = append(w.parcels, p)
@@ -109,7 +110,7 @@ func (w *way) deliver() {
 	}
 }
 
-// shut cuts the way, for what is on it as well if lose is set.
+// shut cuts the way. If lose is set, parcels on their way are held up too.
 func (w *way) shut(lose bool) {
 	w.cut = true
 	for _, p := range w.parcels {
@@ -117,7 +118,8 @@ func (w *way) shut(lose bool) {
 	}
 }
 
-// open ends a cut. What was held, the last of the parcels, arrives after the delay.
+// open ends a cut. The parcels that were held are the last ones; they arrive after
+// the delay.
 func (w *way) open() {
 	w.cut = false
 	for _, p := range w.parcels {
@@ -168,7 +170,7 @@ func (t *tie) toFollower(do func()) {
 	})
 }
 
-// farewell tells one side that the other has closed its end.
+// farewell notifies to that from has closed its end.
 func (t *tie) farewell(from, to *member) {
 	from.wayTo(to).send(func() {
 		switch {

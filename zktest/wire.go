@@ -5,10 +5,10 @@ import (
 	"encoding/binary"
 )
 
-// A decoder reads the fields of one packet. The first field that does not fit
-// sets bad, and every field after it reads as zero, so that callers look at
-// bad once, at the end. Nothing is allocated from a length or a count before
-// the bytes behind it are known to be there.
+// A decoder reads the fields of one packet. After the first field that does not
+// fit, bad is set and every later field reads as zero, so callers check bad once,
+// at the end. The decoder allocates nothing for a length or a count until it has
+// seen that many bytes.
 type decoder struct {
 	b     []byte
 	bad   bool
