@@ -1,24 +1,20 @@
 // Package fence makes writes fail that come too late.
 //
-// No lock service can stop a process that held a lock, was paused, and goes on
-// writing when another holds the lock. What is written to can: each hold comes
-// with a fencing token ([github.com/zsync/zsync.Mutex.Token] and its like),
-// greater than that of every earlier hold. Whoever writes sends the token
-// along, and what is written to keeps the greatest that it has seen and
-// refuses smaller ones:
+// No lock service can stop a process that held a lock, was paused, and continues to write after another process
+// has the lock. The resource itself can stop it. Each hold has a fencing token
+// ([github.com/zsync/zsync.Mutex.Token] and its like), greater than the token of every earlier hold. A writer
+// sends its token with each write. The resource keeps the greatest token that it has seen, and refuses writes
+// with smaller ones:
 //
-//   - [Table], for whatever a database/sql transaction writes;
-//   - [NewHandler], for an HTTP service;
-//   - [WriteFile] and [DoFile], for files.
+// - [Table], for the writes of a database/sql transaction;
+// - [NewHandler], for an HTTP service;
+// - [WriteFile] and [DoFile], for files.
 //
-// A stale write is refused with a [StaleError], which is [ErrStale]. Its
-// resource is unchanged.
+// A refused write returns a [StaleError], which is [ErrStale], and leaves its resource unchanged.
 //
-// A resource is whatever one lock protects: an account, a table, a file. Its
-// tokens must all come from the same path of the same ZooKeeper ensemble.
-// Tokens of etcd (revisions) or of a lock of your own do as well: any positive
-// numbers that grow from one holder to the next. The same token may write
-// again and again.
+// A resource is anything that a single lock protects: an account, a table, a file. Its tokens must all come from
+// the same path of the same ZooKeeper ensemble. Tokens of etcd (revisions) or of a lock of your own work too:
+// any positive numbers that grow from one holder to the next. A token may be used for many writes.
 package fence
 
 import (
@@ -28,8 +24,8 @@ import (
 	"sync"
 )
 
-// ErrStale means that the write was refused, since a greater token has been
-// seen for its resource: whoever makes it does not hold the lock any more.
+// ErrStale means that the resource refused the write because it has seen a greater token: the writer no longer
+// holds the lock.
 var ErrStale = errors.New("fence: stale token")
 
 // ErrInvalid means that an argument breaks a rule. Nothing was written.

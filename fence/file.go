@@ -14,26 +14,23 @@ import (
 	"time"
 )
 
-// WriteFile replaces the file called name, whole and at once, unless a greater
-// token has written to it; then it returns a [*StaleError] and leaves the file
-// as it is. Whoever reads needs nothing special, and sees the old contents or
-// the new.
+// WriteFile replaces the file called name, whole and at once, unless a greater token has written to it; then it
+// returns a [*StaleError] and leaves the file as it is. Readers need no special code, and see either the old
+// contents or the new.
 //
-// The greatest token stands in a file beside it, name.fence. That is also
-// locked (flock) while the file is written, so all who write must do so with
-// this function or [DoFile]. The directory must be of a local file system.
+// A second file, name.fence, keeps the greatest token. WriteFile locks it (flock) during a write, so all writers
+// must use this function or [DoFile]. The directory must be on a local file system.
 //
-// ctx governs the wait for another writer. A process that is paused while it
-// writes keeps the others waiting until it goes on or ends.
+// ctx governs the wait for another writer. If a process is paused during a write, other writers wait until it
+// continues or ends.
 //
-// It works on Linux, macOS and the BSDs; elsewhere the error is
-// errors.ErrUnsupported.
+// It works on Linux, macOS and the BSDs; elsewhere the error is errors.ErrUnsupported.
 func WriteFile(ctx context.Context, name string, data []byte, perm fs.FileMode, token int64) error {
 	return DoFile(ctx, name, token, func() error { return replace(name, data, perm) })
 }
 
-// DoFile calls write, which may do what it likes to the file called name,
-// unless a greater token has been seen for that. See [WriteFile].
+// DoFile calls write, which may change the file called name in any way, unless the file has seen a greater
+// token. See [WriteFile].
 func DoFile(ctx context.Context, name string, token int64, write func() error) error {
 	if write == nil {
 		return fmt.Errorf("%w: write is nil", ErrInvalid)
@@ -61,13 +58,13 @@ func (d Dir) Advance(ctx context.Context, resource string, token int64) error {
 	return advance(ctx, file, resource, token, func() error { return nil })
 }
 
-// width is the length of a token in its file. It is always the same, so that
-// one is replaced by another in one write.
+// width is the length of a token in its file. All tokens have this length, so a single write replaces the old
+// one.
 const width = 20
 
-// advance calls write while it has the token's file locked and the token is in
-// it. The token is stored first: a write that fails half way is then one of
-// the newest token, and none with a smaller can come after it.
+// advance stores the token in its file, and calls write while it has the file locked. The token is stored first.
+// So a write that fails half way has
+// already stored its token, and a smaller token cannot write later.
 func advance(ctx context.Context, file, resource string, token int64, write func() error) (err error) {
 	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {
@@ -120,7 +117,7 @@ const (
 	late = 50 * time.Millisecond
 )
 
-// lock waits until nobody else has f locked.
+// lock waits until f is free, and locks it.
 func lock(ctx context.Context, f *os.File) error {
 	for pause := soon; ; pause = min(2*pause, late) {
 		if ok, err := tryLock(f); ok || err != nil {

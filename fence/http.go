@@ -34,25 +34,27 @@ func Token(h http.Header) (int64, error) {
 //
 //	http.Handle("/accounts/", fence.NewHandler(accounts, fence.Dir("/var/lib/accounts/fences"), nil))
 //
-// It answers 412 Precondition Failed where a greater token has been seen for
-// the resource, 428 Precondition Required where there is no token, 400 Bad
-// Request where it is no positive number or the name of the resource has more
-// than 255 bytes, and 503 Service Unavailable where the store fails. A GET, HEAD
-// or OPTIONS without a token is served: reading harms nobody.
+// It refuses the other requests:
 //
-// When a greater token comes while next still serves requests with smaller
-// ones, the contexts of these end with [ErrStale] as their cause, and the
-// greater waits until next has returned from them. So next never serves two
-// tokens of one resource at once, and none after a greater.
+//   - 412 Precondition Failed: the resource has seen a greater token;
+//   - 428 Precondition Required: the request has no token;
+//   - 400 Bad Request: the token is not a positive number, or the resource's
+//     name has more than 255 bytes;
+//   - 503 Service Unavailable: the store has failed.
 //
-// The store keeps the greatest tokens; nil keeps them in memory, until the
-// process ends. resource says what a request writes to; nil takes the path of
-// its URL.
+// It serves a GET, HEAD or OPTIONS without a
+// token: reads do no harm.
 //
-// That holds for one process. If several serve the same resource they may share
-// a store, and a request that one has let pass can still write after another
-// has served a greater token: there have the write itself checked, by
-// [Table.Do].
+// If a greater token arrives while next serves requests with smaller tokens, the handler ends their contexts
+// with the cause [ErrStale], and the new request waits until next has returned from them. So next never serves
+// two tokens of one resource at once, and never a token after a greater one.
+//
+// The store keeps the greatest tokens; nil keeps them in memory, until the process ends. resource returns the
+// name of the resource that a request writes to; nil takes the path of its URL.
+//
+// All this holds within one process. Several processes that serve the same resource can share a store, but a
+// request that one process has admitted can still write after another process has served a greater token. In
+// this case, check the write itself with [Table.Do].
 func NewHandler(next http.Handler, store Store, resource func(*http.Request) string) http.Handler {
 	if store == nil {
 		store = new(Memory)
@@ -78,10 +80,10 @@ type door struct {
 	requests int // all that have come and not left, waiting or inside
 	newest   int64
 	inside   int
-	serving  int64             // the token of those inside
-	end      func(cause error) // ends the contexts of those inside
-	empty    chan struct{}     // closed when nobody is inside any more
-	ctx      context.Context   // ends with those inside
+	serving  int64             // the token of the requests inside
+	end      func(cause error) // ends the contexts of the requests inside
+	empty    chan struct{}     // closed when the last request has left
+	ctx      context.Context   // ends with the requests inside
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -102,9 +104,9 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := h.resource(r)
 	d := h.come(name)
 	defer h.leave(name, d)
-	// The store speaks first, and enter again afterwards: a greater token may
-	// have come and gone between the two. The door remembers it, since it
-	// stays as long as this request does.
+	// Ask the store, and then enter a second time: between the two, a greater token may have entered and left.
+	// The door remembers that token, and exists as long
+	// as this request.
 	err = h.store.Advance(r.Context(), name, token)
 	if err == nil {
 		err = h.enter(r.Context(), name, d, token)
@@ -116,7 +118,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer h.exit(d)
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
-	inside := d.ctx // who comes when all of us have gone gets another
+	inside := d.ctx // after the last of these has left, later requests get another context
 	stop := context.AfterFunc(inside, func() { cancel(context.Cause(inside)) })
 	defer stop()
 	h.next.ServeHTTP(w, r.WithContext(ctx))
@@ -150,7 +152,7 @@ func (h *handler) come(resource string) *door {
 	return d
 }
 
-// leave forgets the door when nobody needs it any more.
+// leave deletes the door when its last request has left.
 func (h *handler) leave(resource string, d *door) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -159,8 +161,8 @@ func (h *handler) leave(resource string, d *door) {
 	}
 }
 
-// enter waits until nobody with a smaller token is inside, and goes in. It
-// fails if a greater token comes first, or ctx ends.
+// enter waits until no request with a smaller token is inside, and enters. It fails if a greater token comes
+// first, or ctx ends.
 func (h *handler) enter(ctx context.Context, resource string, d *door, token int64) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -172,17 +174,16 @@ func (h *handler) enter(ctx context.Context, resource string, d *door, token int
 		if d.inside == 0 || d.serving == token {
 			break
 		}
-		// Those inside have a smaller token, as none is greater than newest.
+		// The requests inside have a smaller token, as none is greater than newest.
 		d.end(&StaleError{resource, d.serving, token})
 		empty := d.empty
 		h.mu.Unlock()
 		select {
 		case <-empty:
-			// Somebody else may have gone in since, or come with a greater
-			// token: look again.
+			// Since then, another request may have entered, or come with a greater token: look again.
 		case <-ctx.Done():
-			// The place may have become free as well. Going is right: nobody
-			// waits for this request any more, and nothing was written.
+			// The door may have become free as well. To give up is right: the client no longer waits for this
+			// request, and nothing was written.
 			h.mu.Lock()
 			return context.Cause(ctx)
 		}

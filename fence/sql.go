@@ -8,8 +8,7 @@ import (
 	"regexp"
 )
 
-// ErrUnknown means that nobody has added the resource to the [Table]. Nothing was
-// written.
+// ErrUnknown means that the [Table] does not have the resource. Nothing was written.
 var ErrUnknown = errors.New("fence: unknown resource")
 
 // A Dialect says which database it is.
@@ -33,29 +32,24 @@ const (
 //		return err
 //	})
 //
-// What a transaction writes is committed only if no greater token had
-// committed before, and no smaller one can commit after it. That rests on one
-// statement, the same for all three databases but for their placeholders,
-// which may be used without this package too:
+// A transaction commits only if no greater token has committed before it, and then no smaller one can commit
+// after it. All of this rests on a single statement. It is the same for all three databases except for its
+// placeholders, and other programs may use it too:
 //
 //	UPDATE fences SET token = ?, writes = writes + 1 WHERE resource = ? AND token <= ?
 //
-// If it changes no row the token is stale. (The second assignment has MySQL
-// count a row whose token stays the same.) The row stays locked until the
-// transaction ends; so of two transactions for one resource the later waits,
-// and then sees what the other has committed.
+// If it changes no row, the token is stale. (Because of the second assignment, MySQL counts a row whose token
+// stays the same.) The row stays locked until the transaction ends. So of two transactions for one resource, the
+// second waits, and then sees the writes of the first.
 //
-// It holds at every isolation level. At those above READ COMMITTED PostgreSQL
-// may refuse a transaction for having come at the same time as another; run
-// it again.
+// It holds at every isolation level. At levels above READ COMMITTED, PostgreSQL may refuse a transaction that
+// runs at the same time as another; run it again.
 //
 // # Pauses
 //
-// A process that is paused in the midst of a transaction keeps its row, and
-// with SQLite the database, locked until it goes on or is given up. Nothing
-// stale is written; but others wait. Set PostgreSQL's
-// idle_in_transaction_session_timeout, or innodb_lock_wait_timeout, to what
-// you can wait.
+// A process that is paused during a transaction keeps its row locked (with SQLite, the whole database) until it
+// continues or the database gives it up. It writes nothing stale, but other writers wait. Set PostgreSQL's
+// idle_in_transaction_session_timeout, or innodb_lock_wait_timeout, to the longest wait that you accept.
 //
 // # Cost
 //
@@ -71,9 +65,8 @@ type Table struct {
 
 var identifier = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*\.)?[A-Za-z_][A-Za-z0-9_]*$`)
 
-// NewTable returns the Table of that name, which may have a schema before it:
-// "fences" or "audit.fences". Nothing is sent. A bad argument is told by the
-// methods.
+// NewTable returns the Table of that name, which may have a schema before it: "fences" or "audit.fences". It
+// sends no statement. If an argument is bad, the Table's methods return the error.
 func NewTable(d Dialect, name string) *Table {
 	t := new(Table)
 	if !identifier.MatchString(name) {
@@ -109,8 +102,8 @@ func (t *Table) Create(ctx context.Context, db *sql.DB) error {
 	return err
 }
 
-// Add adds a resource that nobody has written to, unless it is there. [Table.Do]
-// does so by itself; [Table.Advance] does not.
+// Add adds a resource without a token, unless the table has it already. [Table.Do] adds resources by itself;
+// [Table.Advance] does not.
 func (t *Table) Add(ctx context.Context, db *sql.DB, resource string) error {
 	if err := errors.Join(t.err, check(resource, 1)); err != nil {
 		return err
@@ -122,9 +115,9 @@ func (t *Table) Add(ctx context.Context, db *sql.DB, resource string) error {
 // Do runs write in a transaction that commits only if token is not stale. If it
 // is, write is not called and Do returns a [*StaleError].
 //
-// An error of write is returned as it is, and the transaction rolled back. In MySQL
-// write must not change tables (CREATE, ALTER and the like): that commits, and what
-// follows it is not fenced any more.
+// An error of write is returned as it is, and the transaction rolled back. In MySQL, write must not change
+// tables (CREATE, ALTER and the like): MySQL then commits, and later statements of the transaction are not
+// fenced.
 func (t *Table) Do(ctx context.Context, db *sql.DB, resource string, token int64, write func(tx *sql.Tx) error) error {
 	if write == nil {
 		return fmt.Errorf("%w: write is nil", ErrInvalid)
@@ -133,8 +126,8 @@ func (t *Table) Do(ctx context.Context, db *sql.DB, resource string, token int64
 	if !errors.Is(err, ErrUnknown) {
 		return err
 	}
-	// Added in a transaction of its own: MySQL has two that look for a row which
-	// is not there, and then insert it, wait for each other.
+	// The row is added in a transaction of its own. Otherwise, two transactions that look for a missing row and
+	// then insert it wait for each other in MySQL.
 	if err := t.Add(ctx, db, resource); err != nil {
 		return err
 	}
@@ -174,8 +167,8 @@ func (t *Table) Advance(ctx context.Context, tx *sql.Tx, resource string, token 
 	case err != nil:
 		return err
 	case stale.Newest <= token:
-		// The resource was added after the update, or what is read is a snapshot older than
-		// what the update saw. The resource is there in either case: now the update tells.
+		// Either the resource was added after the update, or the read saw an older snapshot than the update. The
+		// row exists in both cases, so the update decides now.
 		if is, err := t.advance(ctx, tx, resource, token); is || err != nil {
 			return err
 		}
@@ -194,9 +187,9 @@ func (t *Table) advance(ctx context.Context, tx *sql.Tx, resource string, token 
 	return n > 0, err
 }
 
-// Store returns a [Store] that keeps its tokens in the table, for [NewHandler].
-// Where the writes go to the same database use Do instead: only what is written
-// in one transaction with the token is safe from a pause between the two.
+// Store returns a [Store] that keeps its tokens in the table, for [NewHandler]. If the writes are to the same
+// database, use Do instead: only a write in the same transaction as the token is safe from a pause between the
+// two.
 func (t *Table) Store(db *sql.DB) Store { return tableStore{t, db} }
 
 type tableStore struct {

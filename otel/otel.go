@@ -29,13 +29,11 @@
 //
 // # Spans
 //
-// Each acquisition, hold, wait and queue operation is a span, with zsync.path in
-// full. The span of a hold is the parent of what Do's function does. That of an
-// acquisition is linked to the hold that it waited for, if that is in this
-// process. What is in another is not linked: its span context would have to
-// travel in the data of its znode, which Curator and kazoo show to people as the
-// owner. Both spans say which znode they are about instead, zsync.hold, by which
-// a search finds the other.
+// Each acquisition, hold, wait and queue operation is a span, with zsync.path in full. The span of a hold is the
+// parent of the spans of Do's function. The span of an acquisition is linked to the hold that it waited for, if
+// both are in this process. A hold in another process is not linked: its span context would have to travel in
+// the data of its znode, which Curator and kazoo display as the owner. Instead, both spans name the znode in
+// zsync.hold, so that a search for it finds both.
 package otel
 
 import (

@@ -18,7 +18,7 @@ type Counts struct {
 
 	Watches     int // set now: each path once for each connection and kind
 	Sessions    int // not ended
-	Znodes      int // with the 4 that are always there
+	Znodes      int // the 4 that are always there included
 	Connections int // open
 }
 

@@ -1,6 +1,5 @@
-// Command compare runs the same workloads with several clients, one after the other
-// on one server, again and again, and writes down what came of it: as CSV, as tables
-// in a Markdown file and as plots.
+// Command compare measures several clients with the same workloads on one server. The clients run one after the
+// other, in several rounds. The results are written as CSV, as tables in a Markdown file and as plots.
 //
 //	compare -servers HOST:PORT -peer 'NAME=COMMAND' -peer … -do lock_uncontended:1,lock_sessions:8 -reps 5 -csv out.csv
 //

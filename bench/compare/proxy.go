@@ -12,9 +12,8 @@ type chunk struct {
 	bytes []byte
 }
 
-// startProxy listens on loopback and passes everything on to a server, each byte a
-// fixed time after it came, in both directions: a link of that latency, on which
-// nothing is lost and which is never full.
+// startProxy listens on loopback and passes everything on to a server, in both directions, each byte after a
+// fixed time. It models a link of that latency: nothing is lost, and the link is never full.
 func startProxy(to string, oneWay time.Duration) (addr string, stop func(), err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -40,7 +39,7 @@ func startProxy(to string, oneWay time.Duration) (addr string, stop func(), err 
 	return l.Addr().String(), func() { l.Close() }, nil
 }
 
-// carry passes on what comes from one end to the other, until either is closed.
+// carry passes on all bytes from one end to the other, until either is closed.
 func carry(to, from net.Conn, oneWay time.Duration) {
 	under := make(chan chunk, 1<<14)
 	go func() {

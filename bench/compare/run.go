@@ -66,8 +66,8 @@ func (p plan) run(ctx context.Context) (*result, error) {
 	return r, nil
 }
 
-// measure runs the command of a peer. One that fails, or takes too long, is noted and
-// left out; one that does not have the workload is left out.
+// measure runs the command of a peer. It skips a peer without the workload; a peer that fails or takes too long
+// is noted and skipped too.
 func (r *result) measure(ctx context.Context, addr string, s sample, p peer) error {
 	limited, cancel := context.WithTimeout(ctx, r.plan.limit)
 	defer cancel()

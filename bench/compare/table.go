@@ -39,7 +39,7 @@ func values(m map[int]float64) (xs []float64) {
 	return xs
 }
 
-// peers and jobs are those that have printed something, in their order.
+// peers and jobs return the peers and jobs that have printed something, in their order.
 func (r *result) peers() []string {
 	return inOrder(r.samples, func(s sample) string { return s.peer })
 }
@@ -58,7 +58,7 @@ func inOrder[T comparable](samples []sample, key func(sample) T) (all []T) {
 	return all
 }
 
-// markdown is what was measured, as tables: one for each link.
+// markdown returns the measurements as tables, a table for each link.
 func (r *result) markdown() string {
 	var b strings.Builder
 	least, most := r.loads()
@@ -118,8 +118,8 @@ func rate(x float64) string {
 	return text
 }
 
-// ratio is how many times as fast as the best of the others the first is: the median
-// of the rounds, in each of which both ran one right after the other.
+// ratio returns the speed of the first peer relative to the best of the others: the median of the ratios per
+// round. In a round, both ran one right after the other.
 func (r *result) ratio(delay time.Duration, j job, first string, peers []string) string {
 	mine := r.rates(delay, j, first)
 	best, of := 0.0, ""
@@ -153,8 +153,8 @@ func (r *result) loads() (least, most float64) {
 	return s.least, s.most
 }
 
-// command is the call that measures the same again. Where the peers' programs are is
-// the reader's business.
+// command returns the command line that repeats the measurement. The reader must supply the paths of the peers'
+// programs.
 func (r *result) command() string {
 	var jobs, delays []string
 	for _, j := range r.plan.jobs {

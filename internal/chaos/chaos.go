@@ -1,14 +1,12 @@
 //go:build linux
 
-// Package chaos runs real ZooKeeper servers in a network of its own and cuts
-// them off from each other, one direction at a time if need be, for the test
-// of the promise on which the library lives: that who loses a lock is told
-// before the next is granted it.
+// Package chaos runs real ZooKeeper servers in a network of its own and cuts them off from each other, in one
+// direction at a time if need be. It is for the test of the library's central promise: a process that loses a
+// lock learns of it before the next process is granted the lock.
 //
-// Each server is in a network namespace; none of them is in sight of the
-// machine's own network, and nothing is left of them when the process ends,
-// however it ends. Where namespaces are not to be had the servers are on
-// loopback, with proxies between them.
+// Each server is in a network namespace, out of sight of the machine's own network. All of it disappears when
+// the process ends, even if it is killed. If the system allows no namespaces, the servers are on loopback, with
+// proxies between them.
 package chaos
 
 import (
@@ -30,7 +28,7 @@ const Servers = 3
 
 const classpath = "/usr/share/java/zookeeper.jar:/usr/share/java/zookeeper-jute.jar:/usr/share/java/slf4j-simple.jar"
 
-// A network is what the servers of an [Ensemble] talk through.
+// A network connects the servers of an [Ensemble].
 type network interface {
 	// client returns the address at which clients reach server i.
 	client(i int) string
@@ -89,8 +87,8 @@ func Start(dir string, cfg Config) (_ *Ensemble, err error) {
 	return e, e.Await(3 * time.Minute)
 }
 
-// starter starts all processes from one thread that lasts as long as this
-// process: the kernel kills them when the thread that started them ends.
+// starter starts all processes from one thread, which lasts as long as this process. The kernel kills a child
+// when the thread that started it ends.
 func (e *Ensemble) starter() {
 	runtime.LockOSThread()
 	for job := range e.jobs {
@@ -211,7 +209,7 @@ func (e *Ensemble) Kill(i int) error {
 // Stop stops server i as SIGSTOP does. [Ensemble.Repair] lets it go on.
 func (e *Ensemble) Stop(i int) error { return e.running[i].Process.Signal(syscall.SIGSTOP) }
 
-// Cut has nothing pass any more, from the first server of each way to the second.
+// Cut stops all packets from the first server of each way to the second.
 func (e *Ensemble) Cut(ways ...[2]int) error {
 	for _, w := range ways {
 		e.cut[w] = true

@@ -26,8 +26,8 @@ func Namespaced(cmd *exec.Cmd) {
 // the clients, joined by a bridge in the caller's. A process in each, which ends
 // with this one, anchors it.
 //
-// What one server sends to another is cut by giving the first a wrong hardware
-// address for the second: the packets leave, and nobody takes them.
+// To cut the way from one server to another, the first gets a wrong hardware address for the second: packets
+// leave it and arrive at no server.
 type namespaces struct {
 	anchors [Servers + 1]*exec.Cmd
 	stdin   [Servers + 1]io.Closer

@@ -10,17 +10,16 @@ import (
 	"sync"
 )
 
-// proxies is a network on loopback: each server reaches each other through a
-// proxy of its own. A connection that a server opens to another's advertised
-// address, as it does for some of its votes, goes past them.
+// proxies is a network on loopback: each server reaches each other through a proxy of its own. A server opens
+// some of its connections for votes to the advertised address of the other; these pass by the proxies.
 type proxies struct {
 	clients [Servers + 1]int // ports
 	quorum  [Servers + 1]int
 	votes   [Servers + 1]int
-	links   map[[2]int][2]*proxy // from, to: the one to quorum, the one to votes
+	links   map[[2]int][2]*proxy // from, to: the proxies of the quorum and of the votes
 
 	mu    sync.Mutex
-	moved *sync.Cond // broadcast at every change of what follows
+	moved *sync.Cond // broadcast at every change of a field below
 	shut  map[[2]int]bool
 	ended bool
 }
@@ -108,7 +107,7 @@ func (p *proxies) close() {
 	}
 }
 
-// A proxy passes on the connections that one server opens to another.
+// A proxy passes on the connections from one server to another.
 type proxy struct {
 	p        *proxies
 	from, to int
@@ -143,7 +142,7 @@ func (x *proxy) port() int { return x.l.Addr().(*net.TCPAddr).Port }
 func (x *proxy) serve(near net.Conn) {
 	defer x.release(near)
 	x.hold(near)
-	if !x.p.wait(x.from, x.to) || !x.p.wait(x.to, x.from) { // there and back, as a TCP handshake goes
+	if !x.p.wait(x.from, x.to) || !x.p.wait(x.to, x.from) { // there and back, like a TCP handshake
 		return
 	}
 	far, err := net.Dial("tcp", x.upstream)
@@ -171,7 +170,7 @@ func (x *proxy) release(c net.Conn) {
 	x.mu.Unlock()
 }
 
-// pump passes on what comes from src. An end of the stream is passed on as late as its bytes.
+// pump passes on all bytes from src. The end of the stream takes as long as its bytes.
 func (x *proxy) pump(dst, src net.Conn, from, to int) {
 	buf := make([]byte, 32<<10)
 	for {

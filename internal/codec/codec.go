@@ -148,8 +148,8 @@ func Encode[T any](c Codec, v T) (data []byte, err error) {
 	return c.Marshal(v)
 }
 
-// Decode is the inverse of Encode. With an error v is zero: what was decoded before it
-// is no value.
+// Decode is the inverse of Encode. If it returns an error, v is zero: a value that is decoded in part is
+// useless.
 func Decode[T any](c Codec, data []byte) (v T, err error) {
 	defer func() {
 		if r := recover(); r != nil {

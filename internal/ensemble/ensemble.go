@@ -100,8 +100,7 @@ func (e *Ensemble) Restart(i ...int) {
 	mark(e.paused, i, false)
 }
 
-// Leader returns the server that leads now. A server that has no processor for a while does
-// not say what it is, so it is waited for.
+// Leader returns the server that leads now. A starved server does not answer, so Leader asks for up to a minute.
 func (e *Ensemble) Leader() int {
 	e.tb.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {

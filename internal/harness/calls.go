@@ -85,13 +85,13 @@ func Requests(srv *zktest.Server, f func()) int64 {
 	return srv.Counts().Sub(before).Total()
 }
 
-// Standing returns a test of whether a session's holds stand, as the server of
-// a bubble has it. A session that [Chaos] ends at once learns it a little later.
+// Standing returns a function that reports whether the server of a bubble still has a session. If [Chaos] ends
+// the session, its client learns of that a little later.
 func Standing(srv *zktest.Server) func(session int64) bool {
 	return func(session int64) bool { return slices.Contains(srv.Sessions(), session) }
 }
 
-// Pause lets real time pass, where the passing of time is what is tested.
+// Pause lets real time pass, for tests of the passage of time.
 func Pause(t testing.TB, d time.Duration) {
 	t.Helper()
 	timer := time.NewTimer(d)
@@ -102,8 +102,8 @@ func Pause(t testing.TB, d time.Duration) {
 	}
 }
 
-// StoodStill returns a function that tells for how long at most the process has stood
-// still since it was last called.
+// StoodStill returns a function that reports the longest time for which the process can have been stopped since
+// the last call.
 func StoodStill(t testing.TB) func() time.Duration {
 	const tick = 10 * time.Millisecond
 	var longest atomic.Int64

@@ -44,9 +44,8 @@ func OneByOne(srv *zktest.Server, f func(r zktest.Request) zktest.Action) (read 
 	}
 }
 
-// EachSeed runs f in a bubble of its own with one random source after another:
-// 40, 8 under the race detector, or 1,000 in a long run. The first failure ends it and names the seed;
-// ZSYNC_TEST_SEED runs that one alone.
+// EachSeed runs f in a bubble of its own with one random source after another: 40, 8 under the race detector, or
+// 1,000 in a long run. It ends at the first failure and names the seed; ZSYNC_TEST_SEED runs a single seed.
 func EachSeed(t *testing.T, f func(t *testing.T, srv *zktest.Server, rnd *rand.Rand)) {
 	t.Helper()
 	t.Parallel()
@@ -59,9 +58,9 @@ func EachSeed(t *testing.T, f func(t *testing.T, srv *zktest.Server, rnd *rand.R
 	}
 }
 
-// Chaos hurts sessions at random until the channel is closed: it expires them,
-// drops their connections, partitions them for a while, and loses requests and
-// replies. When it returns everything is whole again. rnd is Chaos's own.
+// Chaos hurts sessions at random until the channel is closed: it expires them, drops their connections,
+// partitions them for a while, and loses requests and replies. Before it returns, it repairs everything. rnd is
+// Chaos's own.
 func Chaos[S interface{ ID() int64 }](t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []S, until <-chan struct{}) {
 	t.Helper()
 	var mu sync.Mutex
@@ -120,7 +119,7 @@ func UnderChaos[S interface{ ID() int64 }](t testing.TB, srv *zktest.Server, rnd
 	until, over := make(chan struct{}), make(chan struct{})
 	fate := rand.New(rand.NewPCG(rnd.Uint64(), 0))
 	go func() { defer close(over); Chaos(t, srv, fate, sessions, until) }()
-	defer func() { // also where f ends the test
+	defer func() { // even if f ends the test
 		close(until)
 		<-over
 	}()

@@ -1,6 +1,5 @@
-// Package harness is what the tests of all layers have in common: bubbles of
-// virtual time with a server, contexts, errors, and calls that wait. It knows the
-// test server and nothing of zsync, so the tests of every layer can use it.
+// Package harness helps the tests of all layers: bubbles of virtual time with a server, contexts, errors, and
+// calls that wait. It knows the test server and nothing of zsync, so the tests of every layer can use it.
 package harness
 
 import (
@@ -28,11 +27,11 @@ const Timeout = 10 * time.Second
 
 // Main runs the tests of a package, and fails if they leave a goroutine behind.
 //
-// Each session's client of go-zookeeper takes 1.5 MB, and what lives beside it is
-// small. With the usual GOGC the collector runs for every second or third of them,
-// which is a third of what these tests cost; so it runs less often, unless GOGC says how.
+// Each session's client of go-zookeeper takes 1.5 MB, and the rest of the heap is small. With the usual GOGC,
+// the collector runs for every second or third session and takes a third of the time of these tests. So Main
+// makes it run less often, unless the environment sets GOGC.
 //
-// Sessions log nothing unless a test says where to: they warn of the faults that the tests make.
+// Sessions log nothing unless a test sets a logger: they would warn of the faults that the tests cause.
 func Main(m *testing.M) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	if os.Getenv("GOGC") == "" {
@@ -47,8 +46,8 @@ func Main(m *testing.M) {
 // Long reports whether ZSYNC_TEST_LONG asks for the long run of a test.
 func Long() bool { return os.Getenv("ZSYNC_TEST_LONG") != "" }
 
-// InMemory says that a test runs in memory whatever servers there are. It is
-// skipped where ZSYNC_TEST_ONLY=servers asks only for those that use them.
+// InMemory marks a test that runs in memory even if ZSYNC_SERVERS names servers. ZSYNC_TEST_ONLY=servers skips
+// it.
 func InMemory(t testing.TB) {
 	t.Helper()
 	if os.Getenv("ZSYNC_TEST_ONLY") == "servers" {
@@ -63,9 +62,9 @@ func Bubble(t *testing.T, f func(t *testing.T, srv *zktest.Server), opts ...zkte
 	VirtualTime(t, func(t *testing.T) { f(t, zktest.Start(t, opts...)) })
 }
 
-// VirtualTime runs f in a synctest bubble. When ten days have passed in it the tests
-// end, with the stacks of all goroutines: sessions ping, so whoever waits for what
-// never comes would wait, and keep a core busy, for as long as the tests may take.
+// VirtualTime runs f in a synctest bubble. After ten days of virtual time, it ends the tests and prints the
+// stacks of all goroutines. A goroutine that never ends would
+// otherwise keep a core busy until the tests' timeout: sessions send pings, so virtual time never stops.
 func VirtualTime(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -121,9 +120,9 @@ func PendingStill(t testing.TB, c <-chan error) {
 	}
 }
 
-// Patient is an option of a server whose test runs in real time and expects no loss: a
-// session ends a minute after it was heard of last, whatever its client asks for. A busy
-// machine may stand still for seconds, and server and client notice that in any order.
+// Patient is an option of a server whose test runs in real time and expects no loss: a session ends a minute
+// after its last request, at any timeout that its client asks for. A busy machine can stop for seconds, and
+// server and client notice that in any order.
 var Patient = zktest.WithSessionTimeouts(time.Minute, time.Hour)
 
 // Plain is a client of go-zookeeper's own, for what zsync does not do.
@@ -138,9 +137,8 @@ func Plain(t testing.TB, srv *zktest.Server, credentials ...string) *zk.Conn {
 	return c
 }
 
-// Dial is for a client of go-zookeeper's own that goes over TCP. Left to itself
-// such a client gives a server one second, and fails what was asked of it
-// meanwhile; that is too short beside other work.
+// Dial connects a client of go-zookeeper's own over TCP. By default, such a client waits one second for a server
+// and then fails its requests, which is too short on a busy machine.
 func Dial(network, addr string, _ time.Duration) (net.Conn, error) {
 	return net.DialTimeout(network, addr, time.Minute)
 }
@@ -162,8 +160,8 @@ func SetACL(t testing.TB, srv *zktest.Server, path string, acl []zk.ACL) {
 	Must(t, err)
 }
 
-// Children lists what is below a znode, sorted, for a client of go-zookeeper's
-// own. There is none below one that does not exist.
+// Children lists the children of a znode, sorted, for a client of go-zookeeper's own. A znode that does not
+// exist has none.
 func Children(t testing.TB, c *zk.Conn, path string) []string {
 	t.Helper()
 	names, _, err := c.Children(path)

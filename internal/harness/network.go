@@ -14,9 +14,8 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// A Network stands between sessions and real servers. It drops connections,
-// loses requests and replies before it does, cuts sessions off for a while, and
-// ends them at the servers.
+// A Network sits between sessions and real servers. It drops connections, often after it has lost requests and
+// replies, cuts sessions off for a while, and ends them at the servers.
 type Network struct {
 	mu    sync.Mutex
 	conns []*cable       // guarded by mu
@@ -27,8 +26,8 @@ type Network struct {
 type cable struct {
 	net.Conn
 	cut   *atomic.Bool // whether the client is cut off
-	deaf  atomic.Bool  // what the server sends is lost
-	mute  atomic.Bool  // what the client sends is lost
+	deaf  atomic.Bool  // packets from the server are lost
+	mute  atomic.Bool  // packets from the client are lost
 	hello []byte       // the server's first packet, as far as it has come; guarded by Network.mu
 	n     *Network
 }
@@ -74,7 +73,7 @@ func (w *cable) Write(p []byte) (int, error) {
 	return w.Conn.Write(p)
 }
 
-// Stands reports whether the network has not ended a session.
+// Stands reports that the network has not ended a session.
 func (n *Network) Stands(session int64) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -88,11 +87,12 @@ func (n *Network) Ended() int {
 	return len(n.ended)
 }
 
-// Hurt goes on until the channel is closed. What it lost it has dropped then, so that nobody waits for it.
+// Hurt causes faults until the channel is closed. Then it has dropped each connection with a loss, so no client
+// waits for a lost reply.
 func (n *Network) Hurt(until <-chan struct{}) {
 	var cutting sync.WaitGroup
 	defer cutting.Wait()
-	var busy atomic.Bool // somebody is cut off
+	var busy atomic.Bool // a client is cut off
 	pause := func(most time.Duration) {
 		select {
 		case <-until:

@@ -21,9 +21,8 @@ import (
 
 type rawJSON = json.RawMessage
 
-// At asks everything that can be at path, whatever the names of its children
-// say: that costs some twenty requests. What is found before an error comes with
-// it.
+// At looks for every primitive that can be at path, even if the names of its children give no hint of it: that
+// costs some twenty requests. With an error, At returns the lines found before it.
 func At(ctx context.Context, s *zsync.Session, path string) ([]Line, error) {
 	names, _, err := s.Children(ctx, path)
 	if err != nil && !errors.Is(err, zk.ErrNoNode) {
@@ -39,7 +38,7 @@ func At(ctx context.Context, s *zsync.Session, path string) ([]Line, error) {
 			return nil, err
 		}
 	}
-	if entry && !a.isMap { // what is beside it are entries too
+	if entry && !a.isMap { // all else beside it is an entry too
 		if a.all, a.kinds = false, kinds.Of(names); len(a.kinds) == 0 {
 			a.kinds = []kinds.Kind{kinds.Entry}
 		}
@@ -63,7 +62,7 @@ type asker struct {
 	names []string // of the children
 	kinds []kinds.Kind
 	all   bool // ask for everything
-	isMap bool // so its children are entries, but for those who hold or wait
+	isMap bool // so its children are entries, except for contenders
 	gated bool // it has the neighbour of kazoo's semaphore
 }
 
@@ -89,7 +88,7 @@ func (a *asker) ask(ctx context.Context) (lines []Line, err error) {
 	return lines, nil
 }
 
-// contenders describes who holds and who waits.
+// contenders describes the holders and the waiters.
 func (a *asker) contenders(ctx context.Context) (lines []Line, err error) {
 	s, path := a.s, a.path
 	for _, kind := range []struct {
@@ -130,14 +129,14 @@ func (a *asker) contenders(ctx context.Context) (lines []Line, err error) {
 	return lines, nil
 }
 
-// other reports whether an error says that what is there is something else, which only has
-// the name of what was looked for.
+// other reports whether err means that the path has another primitive, which merely shares a name with the one
+// asked for.
 func other(err error) bool {
 	var noTime *time.ParseError
 	return errors.Is(err, zsync.ErrMixed) || errors.Is(err, zsync.ErrInvalid) || errors.As(err, &noTime)
 }
 
-// lineOf describes one who holds or waits.
+// lineOf describes a contender.
 func lineOf(path, kind, mode string, c zsync.Contender) Line {
 	state := "waits"
 	switch {
@@ -160,9 +159,8 @@ func lineOf(path, kind, mode string, c zsync.Contender) Line {
 // SessionText is how a session is shown: as ZooKeeper's own tools do.
 func SessionText(id int64) string { return fmt.Sprintf("%#x", uint64(id)) }
 
-// permits describes the children of a znode, whatever they are: to kazoo's
-// semaphore each of them is a permit that somebody holds. Those who wait for one
-// come after them.
+// permits describes the children of a znode as kazoo's semaphore does: each child is a permit that a holder has.
+// The waiters come after them.
 func permits(s *zsync.Session, path string) func(context.Context) ([]zsync.Contender, error) {
 	return zsync.NewSemaphore(s, path, 1, zsync.WithLayout(zsync.LayoutKazoo)).Contenders
 }
@@ -171,7 +169,7 @@ func permits(s *zsync.Session, path string) func(context.Context) ([]zsync.Conte
 // but not to someone who does not know what is at the path.
 var kazooPermit = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// facts returns what is known of a path beside who holds and who waits.
+// facts returns everything else about a path: all except its holders and waiters.
 func (a *asker) facts(ctx context.Context) (facts []Line, err error) {
 	if a.wants(kinds.WaitGroup) {
 		tasks, err := zsync.NewWaitGroup(a.s, a.path).Count(ctx)
@@ -219,7 +217,7 @@ func (a *asker) facts(ctx context.Context) (facts []Line, err error) {
 	return facts, nil
 }
 
-// queueConsumer tells a consumer that waits for elements.
+// queueConsumer matches a consumer that waits for elements.
 var queueConsumer = regexp.MustCompile(`-turn--?\d+$`)
 
 // queueLayouts are the layouts of queues by the names that flags have for them.
@@ -278,8 +276,8 @@ func (a *asker) queue(ctx context.Context) (lines []Line, err error) {
 // deadLetter matches the name of a dead letter.
 var deadLetter = regexp.MustCompile(`^dead-.*-[0-9a-f]{16}-\d{10}$`)
 
-// deadLetters counts those of the queue at path by their names, as they may be many.
-// Whichever its layout, they are in the same place.
+// deadLetters counts the dead letters of the queue at path by their names, as they may be many. In every layout,
+// they are in the same place.
 func deadLetters(ctx context.Context, s *zsync.Session, path string) (n int, err error) {
 	names, _, err := s.Children(ctx, path+"-dead")
 	if errors.Is(err, zk.ErrNoNode) {
@@ -293,8 +291,7 @@ func deadLetters(ctx context.Context, s *zsync.Session, path string) (n int, err
 	return n, err
 }
 
-// members describes those of a group. Only a look at the whole tree can tell that
-// there is one.
+// members describes the members of a group. Only a look at the whole tree can find out that there is a group.
 func (a *asker) members(ctx context.Context) (lines []Line, err error) {
 	if a.all || !a.wants(kinds.Group) {
 		return nil, nil
@@ -325,8 +322,8 @@ func (a *asker) keys(ctx context.Context) ([]Line, error) {
 	return []Line{{Path: a.path, Kind: string(kinds.Map), State: Count(n, "key"), Count: &n}}, nil
 }
 
-// idle describes a semaphore that nobody uses: its limit is there, and where
-// those stand who use it.
+// idle describes a semaphore without users: the limit is there, and so are the parents of the contenders'
+// znodes.
 func (a *asker) idle(ctx context.Context, data []byte) ([]Line, error) {
 	limit, err := strconv.ParseInt(strings.TrimSpace(string(marks.Unmark(data))), 10, 64)
 	if err != nil || limit <= 0 {

@@ -14,16 +14,15 @@ type Graph struct {
 	Waits map[string][]Wait // by the session that waits
 }
 
-// A Wait is one session's, at a path, for those who hold what it wants. Without a path it is
-// for a session of its own command, a zsync lock in a zsync lock: until that has ended the
-// command goes on, and what it runs under is held.
+// A Wait says that a session waits at a path for the holders there. If Path is empty, the session waits for another session of its
+// own command: a zsync lock that runs a zsync lock holds until the inner one has ended.
 type Wait struct {
 	Path    string
 	Holders []string // sessions
-	Any     bool     // one of them is enough: it waits for permits
+	Any     bool     // a single holder is enough: it waits for permits
 }
 
-// Add takes note of who waits at a path, and for whom.
+// Add adds the waits that lines show.
 func (g *Graph) Add(lines []Line) {
 	if g.Names == nil {
 		g.Names, g.Waits = map[string]string{}, map[string][]Wait{}
@@ -58,9 +57,9 @@ func (g *Graph) Add(lines []Line) {
 	}
 }
 
-// stuck are the sessions that will not go on unless somebody steps in, if each
-// waits with what it holds: those who wait for nobody go on, and so do those who
-// wait only for such as go on. Of permits it is enough that one is given back.
+// stuck returns the sessions that cannot proceed by themselves, if each keeps its holds while it waits: the
+// sessions in a circle, and the sessions that wait for these. For a permit, a single holder that can proceed is
+// enough.
 func (g *Graph) stuck() map[string]bool {
 	stuck := map[string]bool{}
 	for s := range g.Waits {
@@ -134,7 +133,7 @@ func (g *Graph) Describe(circle []Step) string {
 	return strings.Join(words, ", ")
 }
 
-// Name is what a session is called.
+// Name returns a printable name of a session.
 func (g *Graph) Name(session string) string {
 	if g.Names[session] == "" {
 		return "session " + session

@@ -1,6 +1,5 @@
-// Package look tells what there is in a tree of znodes: which primitives, who
-// holds them, who waits, and who waits for whom. It only reads, through a
-// [zsync.Session], with so many requests under way at once and no more. It is for
+// Package look finds the primitives in a tree of znodes: their holders, their waiters, and which session waits
+// for which. It only reads, through a [zsync.Session], with a bounded number of requests at a time. It is for
 // tools that show a tree to people: the command and package ui.
 package look
 
@@ -32,14 +31,14 @@ const TooMany = 20_000
 type Place struct {
 	Path  string
 	Kinds []kinds.Kind // by its mark, or else by the names of its children and neighbours
-	Names []string     // of its children; of a map's, those that are no entries
+	Names []string     // of its children; of a map's, only the children that are no entries
 	Made  int64        // how many children it has had, about
 	Data  bool         // it holds data
-	Gated bool         // it has the neighbour at which those stand who wait for kazoo's permits
+	Gated bool         // it has the neighbour that holds the waiters for kazoo's permits
 	Lines []Line       // set by Look
 }
 
-// A Tree is what was found below a path.
+// A Tree is the result of a look below a path.
 type Tree struct {
 	Places  []Place
 	Strays  []string // belong to a neighbour that is not there
@@ -75,12 +74,12 @@ func Look(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
 	return t, nil
 }
 
-// rounds matches what a double barrier writes into the parent of its parties: n,
-// and what is to be known of the last rounds.
+// rounds matches the data that a double barrier writes into the parent of its parties: n, and the state of the
+// last rounds.
 var rounds = regexp.MustCompile(`^\d+( -?\d+:-?\d+:-?\d+)+$`)
 
-// dropMarks removes the places that are only what a once, a schedule or a double
-// barrier that nobody uses has written.
+// dropMarks removes the places that consist only of the marks that an unused once, schedule or double barrier
+// has left.
 func (t *Tree) dropMarks() {
 	marks := map[string]bool{}
 	for _, p := range t.Places {
@@ -210,8 +209,7 @@ type explorer struct {
 	queues  map[string]bool // paths that have the neighbours of a queue
 }
 
-// isMap reports whether a znode has the mark of a map. One that may not be read
-// has it not, as far as can be told.
+// isMap reports whether a znode has the mark of a map. A znode that may not be read counts as none.
 func isMap(ctx context.Context, s *zsync.Session, path string) (bool, error) {
 	data, _, err := s.Get(ctx, path)
 	if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth) {
@@ -231,7 +229,7 @@ func inMap(ctx context.Context, s *zsync.Session, at string) (bool, error) {
 // add takes note of a znode, and returns the children to look at.
 func (x *explorer) add(at found, names []string, stat *zk.Stat) (below []found) {
 	p := Place{Path: at.path, Kinds: kinds.Of(names), Names: names, Data: stat.DataLength > 0}
-	// A server counts what is made and what is deleted, in 32 bits.
+	// A server counts creations and deletions, in 32 bits.
 	p.Made = (int64(uint32(stat.Cversion)) + int64(stat.NumChildren)) / 2
 	p.Gated = at.gated
 	below = x.children(at, names)
@@ -269,7 +267,7 @@ func (x *explorer) add(at found, names []string, stat *zk.Stat) (below []found) 
 	return below
 }
 
-// children returns those of the znode at which we are that are to be looked at.
+// children returns the children of at that explore must visit.
 func (x *explorer) children(at found, names []string) (below []found) {
 	if at.isMap { // whatever they are called
 		for _, name := range names {
@@ -331,8 +329,8 @@ func (x *explorer) settle() {
 	})
 }
 
-// holdInMaps adds to maps the kinds of what stands among their entries. An entry
-// is never ephemeral, and who holds or waits always is.
+// holdInMaps adds to maps the kinds of the primitives among their entries. An entry is never ephemeral, and a
+// contender always is.
 func (x *explorer) holdInMaps() {
 	for i := range x.tree.Places {
 		if p := &x.tree.Places[i]; len(p.Kinds) > 0 && p.Kinds[0] == kinds.Map {
@@ -342,9 +340,8 @@ func (x *explorer) holdInMaps() {
 	}
 }
 
-// group makes a place of each path whose children are members of a group. A
-// gate, a value or a map has no ephemeral znodes, and those of lines have names
-// that tell them.
+// group makes a place of each path whose children are members of a group. A gate, a value or a map has no
+// ephemeral znodes, and contenders have names of their own form.
 func (x *explorer) group() {
 	for dir := range x.groups {
 		if dir == "/" {
@@ -362,7 +359,7 @@ func (x *explorer) group() {
 	}
 }
 
-// A Line is one who holds or waits, or one thing that is known of a path.
+// A Line is a contender, or another fact about a path.
 type Line struct {
 	Path     string     `json:"path"`
 	Kind     string     `json:"kind"` // empty if the path is free
@@ -379,12 +376,12 @@ type Line struct {
 	Count    *int       `json:"count,omitempty"`  // elements of a queue, tasks of a wait group
 	Dead     *int       `json:"dead,omitempty"`   // dead letters of a queue
 	Layout   string     `json:"layout,omitempty"` // of a queue, as --layout calls it
-	Value    rawJSON    `json:"value,omitempty"`  // the data of the znode: as it is if that is JSON, or else as a string
+	Value    rawJSON    `json:"value,omitempty"`  // the data of the znode: unchanged if it is JSON, or else as a string
 	Info     string     `json:"info,omitempty"`   // of a member
 }
 
-// HeldSince returns the time at which a holder was granted. atMost reports that this time is not
-// known: then since is the time at which the holder came, and it may have waited after that.
+// HeldSince returns the time at which a holder was granted. If atMost is set, that time is unknown: since is
+// then the time at which the holder came, and it may have waited after that.
 func (l Line) HeldSince() (since *time.Time, atMost bool) {
 	switch {
 	case l.Held != nil:
@@ -395,8 +392,8 @@ func (l Line) HeldSince() (since *time.Time, atMost bool) {
 	return l.Since, l.Since != nil
 }
 
-// A Memory compares each look with the one before. A contender that waited in one and holds in
-// the next was granted between the two.
+// A Memory compares each look with the previous one. A contender that waited in the previous look and holds in
+// this one was granted between the two.
 type Memory struct{ waited, held map[string]time.Time }
 
 // Note completes what a look has found, which ended just now.
@@ -428,7 +425,7 @@ func (m *Memory) Note(t *Tree) {
 	}
 }
 
-// Znode returns the path of the znode of one who holds or waits.
+// Znode returns the path of a contender's znode.
 func (l Line) Znode() string {
 	dir := ""
 	switch kinds.Kind(l.Kind) {

@@ -6,12 +6,11 @@ import (
 	"unicode/utf8"
 )
 
-// What others have written (owners, paths, errors that quote them) must not act
-// on the terminal of whoever looks at it. This file has the ways to print it.
+// Other users have written the owners, the paths, and the errors that quote them. Such text must not act on the
+// terminal of the person who reads it. The functions here print it safely.
 
-// Plain returns s with everything escaped that is not printed as itself: control
-// characters, newlines, bytes that are not UTF-8, and what turns the direction
-// of the text around.
+// Plain returns s with special characters escaped: control characters, newlines, bytes that are not UTF-8, and
+// characters that turn the direction of the text around.
 func Plain(s string) string {
 	var b strings.Builder
 	for len(s) > 0 {
@@ -32,8 +31,8 @@ func Plain(s string) string {
 // Special reports whether a rune is not printed as itself.
 func Special(r rune) bool { return !strconv.IsPrint(r) }
 
-// Printable returns what a znode holds, in a form for a table: no more than
-// will fit, and quoted where something had to be escaped.
+// Printable returns the data of a znode in a form for a table: cut to a length that fits, and quoted if a
+// character had to be escaped.
 func Printable(s string) string {
 	const most = 60
 	if len(s) > most {

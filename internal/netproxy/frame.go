@@ -9,8 +9,8 @@ import (
 // and a four-letter word read as a length is over a gigabyte.
 const maxFrame = 64 << 20
 
-// A unit is what is passed on in one piece: a whole frame of the ZooKeeper
-// protocol, its length prefix included, or any bytes of a stream that is none.
+// A unit passes in one piece: a whole frame of the ZooKeeper protocol with its length prefix, or any bytes of
+// another stream.
 type unit struct {
 	data   []byte
 	framed bool

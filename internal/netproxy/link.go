@@ -51,16 +51,16 @@ func (l *link) run() {
 	server.Close()
 }
 
-// A sent unit is under way since at; one that ends the stream has last set.
+// A sent unit is under way since at; the unit that ends the stream has last set.
 type sent struct {
 	unit
 	at   time.Time
 	last bool
 }
 
-// pump carries units from one connection to the other, in order, as the faults in force
-// allow, until one of them ends; then it drops the link. inspect is asked
-// about every frame, its number given, and reports whether the frame may go on.
+// pump carries units from one connection to the other, in order, as the faults in force allow, until either
+// ends; then it drops the link. For every frame, inspect gets the frame and its number and reports whether the
+// frame may pass.
 func (l *link) pump(to, from net.Conn, inspect func(n int, u unit) bool) {
 	way := make(chan sent, underWay)
 	var reading sync.WaitGroup
@@ -103,8 +103,8 @@ func (l *link) read(from net.Conn, way chan<- sent) {
 	}
 }
 
-// arrived waits until what was sent at the given time has been under way for the
-// latency in force, and reports whether the link still stands.
+// arrived waits until a unit that was sent at the given time has been under way for the latency in force. It
+// reports whether the link is still open.
 func (l *link) arrived(at time.Time) bool {
 	wait := time.Until(at.Add(l.p.delay()))
 	if wait <= 0 {
@@ -120,7 +120,7 @@ func (l *link) arrived(at time.Time) bool {
 	}
 }
 
-// passable waits until there is no partition, and reports whether the link still stands.
+// passable waits until there is no partition, and reports whether the link is still open.
 func (l *link) passable() bool {
 	for {
 		open := l.p.open()
@@ -132,7 +132,7 @@ func (l *link) passable() bool {
 		if l.p.open() == open {
 			return l.ctx.Err() == nil
 		}
-		// Another partition began meanwhile.
+		// Another partition has begun since open was closed.
 	}
 }
 

@@ -1,7 +1,6 @@
-// Package netproxy is a TCP proxy that stands between a ZooKeeper client and a
-// real server and brings the faults that a server cannot be asked for: a
-// partition, a dropped connection, a refused one, latency, a lost request, a
-// lost reply.
+// Package netproxy is a TCP proxy between a ZooKeeper client and a real server. It causes the faults that a
+// server cannot be asked for: a partition, a dropped connection, a refused one, latency, a lost request, a lost
+// reply.
 package netproxy
 
 import (
@@ -51,9 +50,8 @@ const (
 // which has no header and so no op or xid of its own.
 const OpConnect int32 = -10
 
-// Start returns a running proxy in front of upstream, which is "host:port", or several
-// of them separated by commas: then each connection goes to the next one that answers.
-// The proxy is closed when the test ends.
+// Start returns a running proxy in front of upstream: "host:port", or several, separated by commas. With
+// several, each connection uses the next server that answers. The proxy is closed when the test ends.
 func Start(tb testing.TB, upstream string) *Proxy {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -99,7 +97,7 @@ func (p *Proxy) Partition() {
 	}
 }
 
-// Heal ends a partition. What was sent meanwhile is delivered now, as TCP does.
+// Heal ends a partition. It delivers the bytes that were sent during the partition, as TCP does.
 func (p *Proxy) Heal() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -136,7 +134,7 @@ func (p *Proxy) Accept() {
 		return
 	}
 	l, err := net.Listen("tcp", p.addr)
-	for i := 0; err != nil && i < 6000; i++ { // a connection of somebody's may have the port for a while
+	for i := 0; err != nil && i < 6000; i++ { // a connection of another process may have the port for a while
 		time.Sleep(10 * time.Millisecond)
 		l, err = net.Listen("tcp", p.addr)
 	}
@@ -155,10 +153,10 @@ func (p *Proxy) SetLatency(d time.Duration) {
 	p.latency = d
 }
 
-// OnRequest has f decide about every request from now on; nil lets all pass. f is called just
-// before the request would go to the server, in order for each connection, and at once
-// for several connections. It may call any method of p except Close: a partition that
-// f begins lets this request through and nothing after it, so that the reply stays away.
+// OnRequest makes the proxy ask f about every request from now on; nil lets all pass. The proxy calls f before
+// it passes the request on: in order for each connection, and concurrently for several. f may call any method of
+// p except Close. If f begins a partition, this request passes and nothing after it does, so the reply stays
+// away.
 func (p *Proxy) OnRequest(f func(op, xid int32) Verdict) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -197,7 +195,7 @@ func (p *Proxy) serveLocked(l net.Listener) {
 	})
 }
 
-// admit begins to serve client, unless l was closed in the meantime.
+// admit begins to serve client, unless l has been closed since it accepted client.
 func (p *Proxy) admit(l net.Listener, client net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Names keeps those of one Session apart who want one name, which the servers cannot:
-// to them it is one session. The zero value is ready for use.
+// Names makes the goroutines of one Session take turns at a name. The servers cannot do that: they see a single
+// session. The zero value is ready for use.
 type Names struct {
 	mu    sync.Mutex
 	taken map[string]chan struct{} // by name; closed when it is free; guarded by mu

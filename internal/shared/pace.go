@@ -10,11 +10,10 @@ import (
 // zero value is ready for use.
 type Pace struct {
 	mu   sync.Mutex
-	next map[string]time.Time // when it is due again; guarded by mu
+	next map[string]time.Time // the time at which it is due again; guarded by mu
 }
 
-// Due reports whether it is time to do what is done for key, and if so counts it as
-// done: it is due again when wait is over.
+// Due reports whether the work of key is due. If it is, Due counts it as done; it is due again after wait.
 func (p *Pace) Due(key string, wait time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -22,7 +21,7 @@ func (p *Pace) Due(key string, wait time.Duration) bool {
 	if p.next[key].After(now) {
 		return false
 	}
-	// Those that are due anyway need not be remembered.
+	// A key that is due needs no entry.
 	maps.DeleteFunc(p.next, func(_ string, at time.Time) bool { return !at.After(now) })
 	if p.next == nil {
 		p.next = make(map[string]time.Time)
@@ -31,7 +30,7 @@ func (p *Pace) Due(key string, wait time.Duration) bool {
 	return true
 }
 
-// Again has key be due when wait is over, whatever was said before.
+// Again makes key due after wait. It overrides earlier calls.
 func (p *Pace) Again(key string, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,7 +1,6 @@
-// Package shared is for what the values of one Session have in common: Map finds it, by
-// path or another key, Names keeps those apart who want the same name, and Pace keeps what
-// any of them may do from being done too often. What is held
-// through a session, or asks the servers, does not belong here.
+// Package shared holds the state that the values of one Session have in common. Map finds it, by path or another
+// key; Names makes goroutines take turns at a name; Pace limits how often work is done. Nothing here holds a
+// lock or sends a request.
 package shared
 
 import (
@@ -15,10 +14,10 @@ import (
 type Map[K comparable, V any] struct {
 	mu   sync.Mutex
 	in   map[K]weak.Pointer[V] // guarded by mu
-	kept map[K]*V              // those that must not be forgotten; guarded by mu
+	kept map[K]*V              // kept even while unused; guarded by mu
 }
 
-// Of returns what those of key share; if there is none yet it is v.
+// Of returns the value that all users of key share; v becomes it if there is none yet.
 func (s *Map[K, V]) Of(key K, v *V) *V {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -33,7 +32,7 @@ func (s *Map[K, V]) Of(key K, v *V) *V {
 	return v
 }
 
-// drop is told that what those of key shared is garbage.
+// drop removes the entry of a value that the garbage collector has freed.
 func (s *Map[K, V]) drop(key K) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -42,8 +41,7 @@ func (s *Map[K, V]) drop(key K) {
 	}
 }
 
-// Keep holds v, which is what those of key share, even while none of them is in
-// use, until it is called with hold false.
+// Keep keeps v, the shared value of key, even while no one uses it, until a call with hold false.
 func (s *Map[K, V]) Keep(key K, v *V, hold bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
