@@ -1,5 +1,8 @@
 package session
 
+// This file has the waits for znodes: until they are deleted, created, or a watch fires. The
+// conclusions of a waiter are not its business.
+
 import (
 	"context"
 	"reflect"
@@ -8,16 +11,15 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// AwaitGone waits until there is no znode at path. It costs one request, and a
-// watch that fires when the znode is deleted and at nothing else: a znode's
-// children are listed, and an ephemeral one has none. A change of its data,
-// such as a fencing token, wakes nobody.
+// AwaitGone waits until there is no znode at path. It costs one request, and a watch that fires
+// only when the znode is deleted: the request lists its children, and an ephemeral znode has
+// none. A change of its data, such as a fencing token, does not wake the caller.
 func (inc *Incarnation) AwaitGone(ctx context.Context, path string) error {
 	return inc.WhileThere(ctx, path, func(w *Watch) error { return inc.AwaitFired(ctx, w) })
 }
 
-// AwaitAllGone waits until there is no znode at any of paths. It costs one round
-// trip for all of them, and a notification for each that is still there.
+// AwaitAllGone waits until there is no znode at any of paths. It costs one round trip for all of
+// them, and an event for each znode that exists.
 func (inc *Incarnation) AwaitAllGone(ctx context.Context, paths []string) error {
 	watches := make([]*Watch, len(paths))
 	for i, path := range paths {
@@ -48,7 +50,7 @@ func (inc *Incarnation) AwaitAllGone(ctx context.Context, paths []string) error 
 	return err
 }
 
-// WhileThere is awaitGone with f, which is to return when w has fired.
+// WhileThere is AwaitGone with its own wait: f must return when w has fired.
 func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(w *Watch) error) error {
 	for {
 		w := inc.Watches.Join(WatchKey{WatchChildren, path})
@@ -68,16 +70,15 @@ func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(w *W
 	}
 }
 
-// AwaitFired waits for a watch that the caller has joined and whose znode it
-// has read.
+// AwaitFired waits for a watch that the caller has joined and whose znode it has read.
 func (inc *Incarnation) AwaitFired(ctx context.Context, w *Watch) error {
 	return AwaitIn(ctx, inc, w.Fired)
 }
 
 // AwaitIn waits for done, while ctx and the session last.
 func AwaitIn[T any](ctx context.Context, inc *Incarnation, done <-chan T) error {
-	// When done has come and ctx has ended as well, either outcome is right:
-	// nobody has been told anything yet, and the caller cleans up.
+	// If done and ctx are both ready, either result is right: no caller has learned anything yet,
+	// and the caller cleans up.
 	select {
 	case <-done:
 		return nil
@@ -103,8 +104,7 @@ func (inc *Incarnation) AwaitMade(ctx context.Context, path string) error {
 	}
 }
 
-// AwaitAny is awaitFired for several watches. It ends at due as well, unless
-// that is zero.
+// AwaitAny is AwaitFired for several watches. It also ends at due, unless due is zero.
 func (inc *Incarnation) AwaitAny(ctx context.Context, watches []*Watch, due time.Time) error {
 	var expired <-chan time.Time
 	if !due.IsZero() {
@@ -127,7 +127,7 @@ func (inc *Incarnation) AwaitAny(ctx context.Context, watches []*Watch, due time
 	return nil
 }
 
-// AwaitConnected is AwaitFor for what needs the servers: it does not wait while
+// AwaitConnected is AwaitFor for an operation that needs the servers: it does not wait while
 // there is no connection.
 func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration) {
 	timer := time.NewTimer(limit)
@@ -140,9 +140,9 @@ func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration
 	}
 }
 
-// AwaitLossTime waits until whoever was told of a loss at this moment has had as
-// long to stop as one who is cut off, or has said that he has: then done is closed.
-// It reports false if the session has ended instead, and with it what was lost.
+// AwaitLossTime waits until a holder that learns of a loss now has had LossTime to stop. The
+// holder may close done earlier, when it has stopped. It reports false if the session has ended
+// instead, and with it the lost hold.
 func (inc *Incarnation) AwaitLossTime(done <-chan struct{}) bool {
 	timer := time.NewTimer(inc.LossTime())
 	defer timer.Stop()

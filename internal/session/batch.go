@@ -6,28 +6,24 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// A Batch is requests that are executed in this order, over one connection, or
-// from one of them on not at all. All are on their way at once, so together
-// they take one round trip.
+// A Batch is a list of requests that are executed in order, over one connection. They are sent
+// together, so they take one round trip. A Batch does not repeat requests; its sender does.
 //
-// They are put on one link in one piece, and never on another: what a
-// connection drops is not repeated over the next. So if the connection is
-// replaced meanwhile, some first ones of them may have been executed, and some
-// of those answered; the others have no answer, now or later, and whoever has
-// sent the batch decides what to do about them.
+// All requests are sent over one link, and never over another. So if the connection is replaced,
+// the servers may have executed the first requests of the batch, and answered some of them. The
+// others have no reply, now or later, and the sender of the batch decides about them.
 //
-// A server executes the requests of one connection in their order, and answers
-// in that order. So an answer says that what came before it in the batch was
-// executed, and answered; and what a request sees has been made by those before
-// it, or is newer. A read behind a sync is as new as the sync, and a listing
-// behind a create shows what was created.
+// A server executes and answers the requests of one connection in order. So a reply proves that
+// all earlier requests of the batch were executed and answered. And a request sees the effects of
+// the requests before it, or newer state. A read after a sync is as new as the sync. A listing
+// after a create shows the created znode.
 //
 // A Batch is used once.
 type Batch struct {
 	requests []request // all batched
 }
 
-// A batched request is a pending, of whatever type.
+// A batched request is a pending of any type.
 type batched interface {
 	request
 	settle(ctx context.Context, inc *Incarnation) error
@@ -38,15 +34,15 @@ func (p *pending[T]) settle(ctx context.Context, inc *Incarnation) error {
 	return err
 }
 
-// add adds a request. Its answer may be read when the batch has been waited for.
+// add adds a request. Its result may be read after the batch's wait.
 func add[T any](b *Batch, c call[T]) *pending[T] {
 	p := newPending(c)
 	b.requests = append(b.requests, p)
 	return p
 }
 
-// startBatch sends b as soon as there is a connection, and returns without waiting for
-// the answers. If there is an error nothing was sent.
+// startBatch sends b as soon as there is a connection, and returns without waiting for replies.
+// If it returns an error, nothing was sent.
 func (inc *Incarnation) startBatch(ctx context.Context, b *Batch) error {
 	l, err := inc.openLink(ctx)
 	if err == nil {
@@ -55,10 +51,10 @@ func (inc *Incarnation) startBatch(ctx context.Context, b *Batch) error {
 	return err
 }
 
-// wait waits for the answers to b, which was begun in inc. It is nil if every
-// request was answered, with a result or with an error of its own; otherwise it
-// is the error of the first that was not. When ctx or the incarnation ends first
-// it returns their error, and what has no answer is of unknown outcome.
+// wait waits for the replies to b, which was sent in inc. It returns nil if every request was
+// answered, with a result or with its own error. Otherwise it returns the error of the first
+// unanswered request. If ctx or the incarnation ends first, it returns their error, and the
+// outcome of unanswered requests is unknown.
 func (b *Batch) wait(ctx context.Context, inc *Incarnation) error {
 	for _, r := range b.requests {
 		if err := r.(batched).settle(ctx, inc); OutcomeOf(err) != Answered {
@@ -68,8 +64,8 @@ func (b *Batch) wait(ctx context.Context, inc *Incarnation) error {
 	return nil
 }
 
-// retryAll makes attempts at the requests that f adds, which may safely be
-// applied twice, until every one is answered in one attempt.
+// retryAll makes attempts at the requests that f adds, until all are answered in one attempt. It
+// must be safe to apply them twice.
 func (inc *Incarnation) retryAll(ctx context.Context, f func(b *Batch)) error {
 	return inc.repeat(ctx, func(*attempts) error {
 		b := new(Batch)
@@ -81,8 +77,8 @@ func (inc *Incarnation) retryAll(ctx context.Context, f func(b *Batch)) error {
 	})
 }
 
-// fresh makes a read behind a sync: what it sees is not older than the call. If
-// the sync was refused, what was read behind it is not looked at.
+// fresh makes a read after a sync, so its result is not older than the call. If the sync was
+// refused, fresh ignores the read.
 func fresh[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err error) {
 	var sync *pending[void]
 	var read *pending[T]
@@ -96,13 +92,13 @@ func fresh[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err er
 	return read.val, read.err
 }
 
-// GetFresh is Get of what is not older than the call, in one round trip.
+// GetFresh is Get with a result that is not older than the call, in one round trip.
 func (inc *Incarnation) GetFresh(ctx context.Context, path string) ([]byte, *zk.Stat, error) {
 	n, err := fresh(ctx, inc, getCall(path))
 	return n.Data, n.Stat, err
 }
 
-// ExistsFresh is Exists of what is not older than the call, in one round trip.
+// ExistsFresh is Exists with a result that is not older than the call, in one round trip.
 func (inc *Incarnation) ExistsFresh(ctx context.Context, path string) (*zk.Stat, error) {
 	stat, err := fresh(ctx, inc, existsCall(path))
 	if IsNoNode(err) {
@@ -111,8 +107,8 @@ func (inc *Incarnation) ExistsFresh(ctx context.Context, path string) (*zk.Stat,
 	return stat, err
 }
 
-// ListFresh lists znodes, as they are not before the call, in one round trip. What
-// does not exist is empty.
+// ListFresh lists znodes, with results that are not older than the call, in one round trip. A
+// znode that does not exist has no children.
 func (inc *Incarnation) ListFresh(ctx context.Context, dirs ...string) (lists [][]string, err error) {
 	var sync *pending[void]
 	var listed []*pending[listing]
@@ -137,14 +133,14 @@ func (inc *Incarnation) ListFresh(ctx context.Context, dirs ...string) (lists []
 	return lists, nil
 }
 
-// A Look is whether a znode is there, as a listing of its children tells.
+// A Look says whether a znode exists, by a listing of its children.
 type Look struct {
 	Stat *zk.Stat
 	Err  error
 }
 
-// LookAtAll looks at several znodes in one round trip, and sets the watches on their
-// children that are wanted. An error is of what has not been answered.
+// LookAtAll looks at several znodes in one round trip, and sets the watches on their children
+// that have a waiter. It returns an error if a request was not answered.
 func (inc *Incarnation) LookAtAll(ctx context.Context, paths ...string) (looks []Look, err error) {
 	var listed []*pending[listing]
 	err = inc.retryAll(ctx, func(b *Batch) {
@@ -162,15 +158,15 @@ func (inc *Incarnation) LookAtAll(ctx context.Context, paths ...string) (looks [
 	return looks, nil
 }
 
-// ChildrenFresh is Children of what is not older than the call, in one round trip.
+// ChildrenFresh is Children with a result that is not older than the call, in one round trip.
 func (inc *Incarnation) ChildrenFresh(ctx context.Context, path string) ([]string, *zk.Stat, error) {
 	l, err := fresh(ctx, inc, childrenCall(path))
 	return l.names, l.stat, err
 }
 
-// ChildrenFreshBeside is ChildrenFresh that reads the znode at path in the same round trip,
-// which is probably among those children. Its Stat is nil if it is not there, or may not
-// be read.
+// ChildrenFreshBeside is ChildrenFresh that also reads the znode at path, in the same round trip.
+// That znode is probably one of the children. Its Stat is nil if it does not exist or cannot be
+// read.
 func (inc *Incarnation) ChildrenFreshBeside(ctx context.Context, dir, path string) (names []string, n Node, err error) {
 	var sync *pending[void]
 	var listed *pending[listing]

@@ -12,14 +12,15 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A bundle is the znodes that one request reads. A server puts its reply together in memory, and
-// dies if there is not enough. How large a znode is the client learns with its data alone, and
-// small ones say little of those that come next. So each call begins with bundles of few znodes,
-// which grow round by round as long as all that came were small; they are of even fewer if
-// those that came last were large, and of half as many if the connection broke under one.
+// A bundle is a list of znodes which a single request reads. A server assembles the reply in
+// memory, and crashes if there is not enough. The client learns the size of a znode only with its
+// data, and small znodes say little about the next. So each call begins with small bundles. Their
+// size grows in each round if all znodes so far were small. If recent znodes were large, bundles
+// are smaller. If the connection broke during one, it is halved.
 //
-// Several bundles are under way at once, but no more than would be roundBytes if all znodes
-// were as large as the largest of late.
+// Several bundles are read at once. Their total stays below roundBytes even if every znode has
+// the size of the largest recent znode. Znodes that change during the reads are not the business
+// of this file: the result is no snapshot.
 const (
 	bundleFirst = 16
 	bundleMax   = 128
@@ -27,19 +28,19 @@ const (
 	roundBytes  = 8 << 20
 )
 
-// GetAll reads the data of many znodes. It is no snapshot, but each is at least
-// as new as what this session has seen before.
+// GetAll reads the data of many znodes. The result is no snapshot, but no znode is older than the
+// state that this session has seen before.
 func (inc *Incarnation) GetAll(ctx context.Context, paths []string) ([]Node, error) {
 	return inc.getAll(ctx, paths, bundleFirst)
 }
 
-// getAll is GetAll with such bundles at first.
+// getAll is GetAll with bundles of this size at first.
 func (inc *Incarnation) getAll(ctx context.Context, paths []string, size int) ([]Node, error) {
 	nodes := make([]Node, 0, len(paths))
 	for limit := size; len(paths) > 0; limit *= 4 {
 		largest := max(int(inc.largest.Load()), 1)
 		if largest > 1 && len(paths) <= bundleMax {
-			limit = bundleMax // so few all come at once, whatever their size
+			limit = bundleMax // few enough to read at once, whatever their size
 		}
 		size = max(min(size, bundleBytes/largest), 1)
 		round := paths[:min(len(paths), limit, max(roundBytes/largest, 1))]
@@ -59,8 +60,8 @@ func (inc *Incarnation) getAll(ctx context.Context, paths []string, size int) ([
 	return nodes, nil
 }
 
-// bundlesOf divides paths into bundles of at most n, whose requests the servers
-// take: the names of others may be long.
+// bundlesOf divides paths into bundles of at most n, whose requests servers accept: names that
+// other clients choose may be long.
 func bundlesOf(paths []string, n int) (bundles [][]string) {
 	for len(paths) > 0 {
 		k, size := 0, 0
@@ -74,8 +75,8 @@ func bundlesOf(paths []string, n int) (bundles [][]string) {
 	return bundles
 }
 
-// getBundle reads a bundle. If the connection broke under it, the server may have died of the
-// reply: then it is read in two halves.
+// getBundle reads a bundle. If the connection broke, the server may have crashed because of the
+// reply. Then getBundle reads the two halves.
 func (inc *Incarnation) getBundle(ctx context.Context, paths []string, broken int) ([]Node, error) {
 	if len(paths) == 1 || inc.Manager.noBundles.Load() {
 		return inc.getEach(ctx, paths)
@@ -100,7 +101,7 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string, broken in
 		return nil, err
 	}
 	nodes := b.nodes
-	for _, i := range b.refused { // a single read says why
+	for _, i := range b.refused { // a single read returns the reason
 		n, err := inc.getEach(ctx, paths[i:i+1])
 		if err != nil {
 			return nil, err
@@ -115,7 +116,8 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string, broken in
 	return nodes, nil
 }
 
-// getHalves reads a bundle in two. broken is how often a connection has broken under a larger one.
+// getHalves reads a bundle in two halves. broken is how often a connection has broken during a
+// larger one.
 func (inc *Incarnation) getHalves(ctx context.Context, paths []string, broken int) ([]Node, error) {
 	if err := inc.Pause(ctx, broken); err != nil {
 		return nil, err
@@ -142,14 +144,14 @@ func (inc *Incarnation) getEach(ctx context.Context, paths []string) ([]Node, er
 	})
 }
 
-// GetVisible is GetAll, but of a znode that may not be read it returns the Stat
-// alone, which servers give to everybody. One such costs 128 requests, those of
-// its neighbours one by one.
+// GetVisible is GetAll, with one difference. For a znode that the client cannot read, it returns
+// only the Stat, which servers give to every client. Such a znode costs 128 requests, because its
+// neighbours are read one by one.
 func (inc *Incarnation) GetVisible(ctx context.Context, paths []string) ([]Node, error) {
 	return inc.getVisible(ctx, paths, bundleFirst)
 }
 
-// GetSmall is GetVisible of znodes whose data zsync alone writes, and keeps short. It takes fewer
+// GetSmall is GetVisible for znodes whose data only zsync writes, and keeps short. It sends fewer
 // requests.
 func (inc *Incarnation) GetSmall(ctx context.Context, paths []string) ([]Node, error) {
 	return inc.getVisible(ctx, paths, bundleMax)
@@ -188,9 +190,8 @@ func (inc *Incarnation) getVisible(ctx context.Context, paths []string, size int
 
 var errBundle = errors.New("zsync: malformed reply to multiRead")
 
-// parseBundle takes the reply for n znodes apart. refused are the places of
-// those that the server did not give, for another reason than that they do not
-// exist.
+// parseBundle decodes the reply for n znodes. refused has the indexes of znodes that the server
+// did not return for another reason than NoNode.
 func parseBundle(p []byte, n int) (nodes []Node, refused []int, err error) {
 	s := wire.Scanner{Rest: p}
 	for op, more := s.Next(); more; op, more = s.Next() {
@@ -215,8 +216,8 @@ func parseBundle(p []byte, n int) (nodes []Node, refused []int, err error) {
 	return nodes, refused, nil
 }
 
-// Parallel calls f for each i below n, many at once, and returns an error of
-// one of them, if any, rather NoNode than another.
+// Parallel calls f for each i below n, many at once, and returns one of the errors, preferably
+// NoNode.
 func Parallel(n int, f func(i int) error) error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup

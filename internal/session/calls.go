@@ -8,7 +8,8 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// This file holds the requests that a session sends, as its link encodes them.
+// This file has the requests that a session sends, as its link encodes them, and their replies.
+// The time of sending is not its business.
 
 type void = struct{}
 
@@ -36,8 +37,8 @@ func (inc *Incarnation) createWithACL(path string, data []byte, flags int32, acl
 	}
 }
 
-// isMade reports whether made can be the path of what a create of path has made. Everybody behind
-// may rely on that.
+// isMade reports whether made can be the path that a create of path has created. All callers may
+// rely on it.
 func isMade(made, path string, flags int32) bool {
 	rest, ok := strings.CutPrefix(made, path)
 	if flags&zk.FlagSequence != 0 {
@@ -51,10 +52,10 @@ func deleteCall(path string) call[void] {
 	return call[void]{op: wire.OpDelete, path: path, body: appendAnyVersion}
 }
 
-// flush deletes where there is no znode. Whatever reads behind it over the same connection
-// finds all that the leader had taken from this session before: a write is answered in its
-// turn, behind those. Where that may not be deleted the answer may be the server's own, and
-// what is read is as new as the sync beside it makes it.
+// flush deletes a znode that does not exist. The leader answers a write in its turn. So a read
+// after flush, over the same connection, sees every earlier request of this session that the
+// leader has received. If the client has no permission for that delete, the server may answer by
+// itself. Then the read is only as new as the sync that is sent with it.
 func (inc *Incarnation) flush() call[void] {
 	c := deleteCall(inc.nobody)
 	c.moot = true
@@ -122,7 +123,7 @@ func multiCall(ops []any) call[[]zk.MultiResponse] {
 // A bundle is the reply to a request for the data of many znodes.
 type bundle struct {
 	nodes   []Node
-	refused []int // the places of those that the server did not give
+	refused []int // indexes of the znodes that the server did not return
 }
 
 func bundleCall(paths []string) call[bundle] {

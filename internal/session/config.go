@@ -11,7 +11,8 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// Config are what a session is told by its options.
+// Config has the settings of a session, from its options. It has no defaults: the public package
+// sets them.
 type Config struct {
 	Timeout       time.Duration
 	ACL           []zk.ACL // of every znode that is created
@@ -19,7 +20,7 @@ type Config struct {
 	TLS           *tls.Config
 	Dialer        zk.Dialer
 	Log           *slog.Logger
-	Owner         string // what is written into the znodes of a line
+	Owner         string // written into the znodes of a line
 	Retry         Backoff
 	Observe       func(Event)                                                // or nil
 	Lost          func(why LossReason, session int64, since time.Time) error // makes an ErrLost
@@ -29,15 +30,14 @@ type Config struct {
 	Reason        func(error) (string, time.Time) // of a loss: a word, and Since
 }
 
-// An Auth is what a client proves who it is with.
+// An Auth is a credential of the client.
 type Auth struct {
 	Scheme      string
 	Credentials []byte
 }
 
-// A Backoff paces attempts. The first repetition of anything is immediate; the
-// delay before the n'th after it is Min × Factorⁿ⁻¹, at most Max, shortened at
-// random by up to the part Jitter of it.
+// A Backoff paces attempts. The first repetition is immediate. The delay before the n'th after it
+// is Min × Factorⁿ⁻¹, at most Max, reduced at random by up to the fraction Jitter.
 type Backoff struct {
 	Min, Max time.Duration
 	Factor   float64 // at least 1; 0 means 2
@@ -57,6 +57,6 @@ func (b Backoff) Delay(try int) time.Duration {
 	if g := float64(b.Min) * math.Pow(f, float64(try-1)); g < float64(b.Max) {
 		d = time.Duration(g)
 	}
-	// What is taken off is below d: a float64 may exceed the largest Duration.
+	// The reduction is below d, because a float64 may exceed the largest Duration.
 	return d - time.Duration(float64(d/2)*b.Jitter*rand.Float64())*2
 }

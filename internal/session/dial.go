@@ -1,5 +1,8 @@
 package session
 
+// This file connects to servers: which server is tried next, when, and how (TCP, TLS, the dialer
+// of WithDialer). The handshake of ZooKeeper is not its business: see link.
+
 import (
 	"context"
 	"crypto/tls"
@@ -15,7 +18,7 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// dial connects to addr within limit. Names are looked up anew each time.
+// dial connects to addr within limit. It resolves the name each time.
 func dial(ctx context.Context, cfg *Config, spawn func(func()), addr string, limit time.Duration) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -35,9 +38,9 @@ func dial(ctx context.Context, cfg *Config, spawn func(func()), addr string, lim
 	return t, nil
 }
 
-// tlsError says what the failure of a TLS handshake means. A server that waits for
-// the ZooKeeper protocol takes what it is sent for the length of a packet, which is
-// too large, and hangs up.
+// tlsError explains the failure of a TLS handshake. A server that expects the ZooKeeper protocol
+// reads TLS's first bytes as the length of a packet. It is too large, so the server closes the
+// connection.
 func tlsError(err error) error {
 	var record tls.RecordHeaderError
 	if errors.As(err, &record) || errors.Is(err, io.EOF) {
@@ -46,9 +49,8 @@ func tlsError(err error) error {
 	return err
 }
 
-// refusesTLS reports whether a server could not be reached because one side does
-// not take the other's certificate, or the like. Another attempt will hardly cure
-// that.
+// refusesTLS reports whether the connection failed because one side rejects the other's
+// certificate, or for a similar reason. Another attempt will hardly help.
 func refusesTLS(err error) bool {
 	var certificate *tls.CertificateVerificationError
 	var alert tls.AlertError
@@ -62,8 +64,8 @@ func dialPlain(ctx context.Context, own zk.Dialer, spawn func(func()), addr stri
 		if _, e := netip.ParseAddr(host); err != nil || e == nil {
 			return d.DialContext(ctx, "tcp", addr)
 		}
-		// One name may stand for a whole ensemble: take its servers in
-		// random order, not always the first that the resolver gives.
+		// One name may resolve to a whole ensemble: try its servers in random order, not always
+		// the resolver's first.
 		ips, err := net.DefaultResolver.LookupHost(ctx, host)
 		if err != nil {
 			return nil, err
@@ -76,15 +78,14 @@ func dialPlain(ctx context.Context, own zk.Dialer, spawn func(func()), addr stri
 	return dialOwn(ctx, own, spawn, addr, limit)
 }
 
-// leastShare is how long an address is tried at least, or for a third of the whole time: a share
-// that is shorter than a round trip reaches no server.
+// leastShare is the least time for one address, or a third of the total if that is less: in less
+// than a round trip, no server can be reached.
 const leastShare = time.Second
 
-// dialEach connects to the first of several addresses that can be reached. Each has
-// an equal share of the time that is left, so one that is dead costs no more than
-// that, and none is blamed for the time that others took. If there are so many that the
-// shares are less than leastShare the time is over before all are tried. The next attempt
-// has them in another order.
+// dialEach connects to the first of several addresses that can be reached. The remaining
+// addresses share the remaining time equally. So a dead address costs only its share, and no
+// address is blamed for the time that others took. If there are so many that a share is less than
+// leastShare, the time ends before all are tried. The next attempt has them in another order.
 func dialEach(ctx context.Context, addrs []string, dial func(ctx context.Context, addr string) (net.Conn, error)) (net.Conn, error) {
 	end, _ := ctx.Deadline()
 	least := min(leastShare, time.Until(end)/3)
@@ -109,9 +110,9 @@ func dialEach(ctx context.Context, addrs []string, dial func(ctx context.Context
 	return nil, failed
 }
 
-// dialOwn connects with the dialer of WithDialer, which knows no context. When
-// ctx ends first it is left to itself, and what it still brings is closed. Close
-// waits for it, but only as long as it has been given.
+// dialOwn connects with the dialer of WithDialer, which takes no context. If ctx ends first,
+// dialOwn returns, and closes a connection that still comes. Close waits for the dialer, but only
+// for limit.
 func dialOwn(ctx context.Context, own zk.Dialer, spawn func(func()), addr string, limit time.Duration) (net.Conn, error) {
 	type result struct {
 		c   net.Conn
@@ -150,8 +151,8 @@ func dialOwn(ctx context.Context, own zk.Dialer, spawn func(func()), addr string
 	}
 }
 
-// A timedConn gives deadlines to a connection that has none, such as a channel of SSH: when the
-// deadline has passed it closes the connection.
+// A timedConn gives deadlines to a connection that has none, such as an SSH channel: it closes
+// the connection at the deadline.
 type timedConn struct {
 	net.Conn
 	mu    sync.Mutex
@@ -178,28 +179,25 @@ func (c *timedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// A pacer chooses the next server to try, and how long to wait before.
-// Everyone is tried once without delay; after that each round waits longer,
-// until a connection has lasted. The time that the last one lived counts as
-// waited, so one that was of some use is replaced at once. One that has confirmed
-// a session through which something is held counts as one that has lasted, once
-// a second: where connections break all the time, what is held hangs on how many
-// are tried.
+// A pacer chooses the next server and the pause before it is tried. It tries every server once
+// without a pause. After that, each round waits longer, until a connection has lasted. The
+// lifetime of the last connection counts as waited, so a connection that was of some use is
+// replaced at once. A connection that has confirmed a session with holds counts as lasting, at
+// most once a second: if connections break all the time, the holds depend on many attempts.
 type pacer struct {
 	hosts []string
 	retry Backoff
 
 	Mu        sync.Mutex
 	Next      int       // index of the next server
-	tries     int       // attempts since a connection has lasted
-	connected time.Time // when the last attempt succeeded; zero if it failed
-	useful    bool      // it has confirmed what is held
-	spared    time.Time // when tries began anew for such a connection
+	tries     int       // attempts since a connection last lasted
+	connected time.Time // time of the last attempt if it succeeded; else zero
+	useful    bool      // it has confirmed a session with holds
+	spared    time.Time // time of the last reset of tries for such a connection
 }
 
-// pick returns the next server that may be used, and how long to wait before it is
-// tried; at most limit. If none may be used addr is empty, and the wait is that of
-// a round.
+// pick returns the next server that may be used, and the pause before it is tried, at most limit.
+// If no server may be used, addr is empty, and the pause is the pause of a round.
 func (p *pacer) pick(limit time.Duration, mayUse func(addr string) bool) (addr string, delay time.Duration) {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
@@ -213,7 +211,7 @@ func (p *pacer) pick(limit time.Duration, mayUse func(addr string) bool) (addr s
 		}
 		p.connected, p.useful = time.Time{}, false
 	}
-	for range p.hosts { // one that may not be used counts as one that was tried
+	for range p.hosts { // a server that may not be used counts as tried
 		next := p.hosts[p.Next%len(p.hosts)]
 		p.Next++
 		if p.tries%len(p.hosts) == 0 {
@@ -227,7 +225,7 @@ func (p *pacer) pick(limit time.Duration, mayUse func(addr string) bool) (addr s
 	return "", delay
 }
 
-// again has pick return the same server once more.
+// again makes pick return the same server once more.
 func (p *pacer) again() {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
@@ -240,14 +238,13 @@ func (p *pacer) success() {
 	p.connected, p.useful = time.Now(), false
 }
 
-// confirmed is told that the connection has confirmed a session through which
-// something is held.
+// confirmed records that the connection has confirmed a session with holds.
 func (p *pacer) confirmed() {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	p.useful = true
 }
 
-// lasting is how long a connection must live to be replaced as the first is. A
-// server that accepts and drops is thus dialled no more than once a second.
+// lasting is how long a connection must live to be replaced without a pause. So a server that
+// accepts and closes connections is dialled at most once a second.
 const lasting = time.Second

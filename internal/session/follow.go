@@ -6,62 +6,61 @@ import (
 	"sync"
 )
 
-// A follower keeps the children of one znode, with their data, as they all were
-// at one moment, and learns of every change, within one ZooKeeper session.
+// A follower maintains a snapshot of the children of one znode, with their data, within one
+// ZooKeeper session. Its user receives each snapshot that differs from the last. The meaning of
+// the data is not its business.
 //
-// It has a watch on the list and one on each child. What it hands out is a
-// consistent snapshot, for this reason. Each part was read with its watch set,
-// so it is current until the watch fires. The server sends the events of a
-// session and its replies in the order of the transactions that they are about,
-// so an event that came before the last reply has been seen when that reply is.
-// If then no watch has fired, every part was current at the moment of that last
-// reply, which is one moment for all of them.
+// It has a watch on the list and one on each child. A snapshot is consistent, for this reason.
+// Each part was read with its watch set, so it is current until the watch fires. A server sends
+// the events and replies of a session in the order of the transactions that they show. So when
+// the last reply arrives, every earlier event has arrived. If no watch has fired by then, every
+// part was current at the moment of the last reply, which is one moment for all of them.
 //
-// No answer is older than one before: a server that has not seen what this
-// session has read refuses its connection. An event is only ever taken as a
-// reason to read again, so a connection that is lost between an event and the
-// read costs nothing but time.
+// No reply is older than an earlier one: a server that has not applied the transactions that this
+// session has read refuses its connection. An event only makes the follower read again. So a
+// connection that is lost between an event and the read costs only time.
 type follower struct {
 	inc *Incarnation
 	dir string
 
-	list  *Watch              // on the list of children, or for dir to be made; nil before the first look
+	list  *Watch              // on the children, or on the creation of dir; nil before the first read
 	parts map[string]followed // by the name of the child
 
 	mu     sync.Mutex
 	relist bool                // the list may have changed; guarded by mu
 	stale  map[string]struct{} // children that may have changed; guarded by mu
-	bell   chan struct{}       // has a token when relist or stale was set
+	bell   chan struct{}       // gets a token when relist or stale is set
 }
 
-// A followed is a child as it was read, and the watch that was set with it.
+// A followed is a child, as it was read, and the watch that this read has set.
 type followed struct {
 	Node
 	w *Watch
 }
 
-// written tells the states of a child apart: which transactions made and wrote it, and when. The
-// time differs where the servers have lost their data, and zxids begin again.
+// written identifies a state of a child: the transactions that created and last wrote it, and the
+// time of the latter. Only the time differs if the servers have lost their data and zxids begin
+// again.
 type written struct{ czxid, mzxid, mtime int64 }
 
-// FollowDir calls tell with each snapshot of the children of dir that differs
-// from the one before, beginning with the present one, until ctx ends or tell
-// returns an error; it goes on through lost sessions. While dir does not exist
-// it has no children. tell may give up, and return false, when it gets something
-// from changed: then it is called again with what is newer.
+// FollowDir passes each snapshot of the children of dir that differs from the previous one to
+// tell, beginning with the present one. It returns when ctx ends or the callback returns an
+// error, and continues through lost sessions. While dir does not exist, it has no children. The
+// callback may return false if it receives from changed; then FollowDir calls it again with a
+// newer snapshot.
 //
-// If confirm, tell is also called with the first snapshot behind each connection
-// that was lost, even if nothing has changed, and not while there is none: lost is closed
-// then, at which tell gives up too. Otherwise lost is closed when the session has ended:
-// what was read in it may be old by the time that it is told.
+// With confirm, FollowDir also passes on the first snapshot after each lost connection, even if
+// it has not changed. It calls nothing while there is no connection: then lost is closed, and the
+// callback returns false. Without confirm, lost is closed when the session has ended, because a
+// snapshot of that session may then be old.
 func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell func(nodes map[string]Node, changed, lost <-chan struct{}) (told bool, err error)) error {
 	var last map[string]written
 	return m.During(ctx, func(inc *Incarnation) error {
 		f := &follower{inc: inc, dir: dir, parts: make(map[string]followed), stale: make(map[string]struct{}), relist: true, bell: make(chan struct{}, 1)}
 		defer f.close()
-		// The first snapshot of all must not be older than the call. Those of a
-		// later session are not older than what was told before anyway: that
-		// session was itself made by a later transaction, which its server has.
+		// The first snapshot must not be older than the call. A later session needs no such
+		// check: the transaction that created it is newer than every snapshot before, and its
+		// server has applied it.
 		lost := f.connectionLost(confirm)
 		if err := inc.Sync(ctx, dir); err != nil {
 			return err
@@ -72,9 +71,9 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 				return err
 			}
 			if IsClosed(lost) {
-				// What was read may be of before that. What has changed since is told
-				// ahead of every reply on the next connection, as are our watches set;
-				// and that shows nothing older than the servers had when it was made.
+				// The snapshot may be from before the loss. On the next connection, the server
+				// sends the missed events and sets our watches ahead of every reply. The sync
+				// makes sure that it shows nothing older than the ensemble had at that time.
 				if err := inc.Connection(ctx); err != nil {
 					return err
 				}
@@ -90,13 +89,13 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 					return err
 				}
 				if !told {
-					// The token was taken by tell, or the connection is lost.
+					// the callback has taken the token, or the connection is lost
 					continue
 				}
 				last, unconfirmed = now, false
 			}
-			// Whichever is picked when several are ready, nothing is lost: the
-			// flags behind the bell stay set until they have been looked at.
+			// Several cases may be ready at once; whichever is picked, nothing is lost: the flags
+			// behind the bell stay set until catchUp reads them.
 			select {
 			case <-f.bell:
 			case <-lost:
@@ -109,8 +108,8 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 	})
 }
 
-// connectionLost returns a channel that is closed when the present connection is
-// lost or, if that is of no interest, the session.
+// connectionLost returns a channel that is closed when the present connection is lost. Without
+// interest in that, it is closed when the session ends.
 func (f *follower) connectionLost(interest bool) <-chan struct{} {
 	if !interest {
 		return f.inc.Ctx.Done()
@@ -118,15 +117,14 @@ func (f *follower) connectionLost(interest bool) <-chan struct{} {
 	return f.inc.Disconnection()
 }
 
-// maxRounds is how often a follower reads again before it tells what it has
-// although something is changing still.
+// maxRounds is how often a follower reads before it returns a snapshot even though children still
+// change.
 const maxRounds = 8
 
-// catchUp reads what may have changed until no watch has fired any more, so that
-// all parts are of one moment. What has changed once meanwhile is read in every
-// round from then on: of many that change all the time, others would change in
-// each round trip, but hardly any within a round. Where one does even so there
-// would be no end: then the parts are of the last few round trips.
+// catchUp reads the parts that may have changed, until no watch has fired. Then all parts are of
+// one moment. A child that has changed once during the call is read in every later round. So even
+// if many children change all the time, few of them change within a round. If some still do,
+// catchUp stops after maxRounds, and the parts are from the last few round trips.
 func (f *follower) catchUp(ctx context.Context) error {
 	hot := make(map[string]struct{})
 	for range maxRounds {
@@ -155,8 +153,7 @@ func (f *follower) catchUp(ctx context.Context) error {
 	return nil
 }
 
-// readList lists the children with a watch, forgets those that are gone, and
-// returns those that are not known yet.
+// readList lists the children with a watch, drops deleted children, and returns the unknown ones.
 func (f *follower) readList(ctx context.Context) (missing []string, err error) {
 	names, err := f.listed(ctx, WatchChildren)
 	if IsNoNode(err) {
@@ -182,8 +179,7 @@ func (f *follower) readList(ctx context.Context) (missing []string, err error) {
 	return missing, nil
 }
 
-// listed lists dir with a watch of this kind: that on the children is not to be
-// had while there is no dir.
+// listed lists dir with a watch of this kind. A watch on the children requires that dir exists.
 func (f *follower) listed(ctx context.Context, kind watchKind) ([]string, error) {
 	if f.list != nil {
 		f.inc.Watches.leaveUntold(f.list, f)
@@ -193,7 +189,7 @@ func (f *follower) listed(ctx context.Context, kind watchKind) ([]string, error)
 	if kind == WatchExists {
 		stat, err := f.inc.Exists(ctx, f.dir)
 		if err != nil || stat != nil {
-			// Made in between: the list must be read, with its own watch.
+			// dir was created before this read: list it again, with a watch on its children
 			f.ring(func() { f.relist = true })
 		}
 		return nil, err
@@ -218,7 +214,7 @@ func (f *follower) readParts(ctx context.Context, names map[string]struct{}) err
 	err := Parallel(len(list), func(i int) error {
 		data, stat, err := f.inc.Get(ctx, ChildPath(f.dir, list[i]))
 		if IsNoNode(err) {
-			// Deleted since it was listed: the watch on the list has fired.
+			// Deleted since the listing: the watch on the list has fired.
 			return nil
 		}
 		parts[i].Node = Node{data, stat}
@@ -234,7 +230,7 @@ func (f *follower) readParts(ctx context.Context, names map[string]struct{}) err
 	return err
 }
 
-// ring sets a flag and wakes the follower. It is called with Watches.Mu held too.
+// ring sets a flag and wakes the follower. It may be called with Watches.Mu held.
 func (f *follower) ring(set func()) {
 	f.mu.Lock()
 	set()
@@ -262,8 +258,8 @@ func (f *follower) close() {
 	}
 }
 
-// versions tells snapshots apart: also one in which a child was deleted and
-// made again, whose counter is the same.
+// versions returns a value that differs between any two snapshots, even if a child was deleted
+// and created again with the same version.
 func (f *follower) versions() map[string]written {
 	vs := make(map[string]written, len(f.parts))
 	for name, p := range f.parts {

@@ -1,5 +1,8 @@
 package session
 
+// This file has the operations of a Session as a whole: Connect, Close, and its state and
+// counters. How incarnations follow each other is not its business: see manager.go.
+
 import (
 	"cmp"
 	"context"
@@ -7,9 +10,9 @@ import (
 	"time"
 )
 
-// GiveUp runs f, which gives something up for a call with ctx, and returns what
-// came of it. Once ctx has ended that is waited for no longer than grace: then f
-// goes on in the background, and nothing is known against it.
+// GiveUp runs f, which releases something for a call with ctx, and returns its error. Once ctx
+// has ended, GiveUp waits no longer than Grace; then f continues in the background, and the error
+// is nil.
 func (m *Manager) GiveUp(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	m.Spawn(func() { done <- f() })
@@ -17,8 +20,8 @@ func (m *Manager) GiveUp(ctx context.Context, f func() error) error {
 	return err
 }
 
-// Connect waits for the first session. If there is none the manager is closed,
-// and the error tells the last attempt.
+// Connect waits for the first session. If there is none, it closes the manager and returns an
+// error that includes the last attempt's.
 func (m *Manager) Connect(ctx context.Context) error {
 	_, err := m.Incarnation(ctx)
 	if err == nil {
@@ -32,19 +35,19 @@ func (m *Manager) Connect(ctx context.Context) error {
 	case m.dialErr == nil || ctx.Err() == nil:
 	case refusesTLS(m.dialErr):
 		err = fmt.Errorf("%w (last attempt: %w)", err, m.dialErr)
-	default: // it may be an error of a context that is not the caller's
+	default: // it may be an error of another context than the caller's
 		err = fmt.Errorf("%w (last attempt: %v)", err, m.dialErr)
 	}
 	return err
 }
 
-// Close ends the session for good, and returns when all goroutines of m have ended.
+// Close ends the session permanently, and returns when all goroutines of m have ended.
 //
-//  1. Nothing new is begun: no hold, no function, no call.
+//  1. Nothing new begins: no hold, no function, no call.
 //  2. The contexts of functions end, and holds without a function are released.
-//  3. Functions return and release what they hold, or CloseTimeout passes.
-//  4. The farewell: what only this process can finish.
-//  5. Every hold that is left is lost, and its holder can know (Incarnation.end).
+//  3. Functions return and release their holds, or CloseTimeout passes.
+//  4. The farewell: work that only this process can finish.
+//  5. Every remaining hold is lost, and its holder can know (Incarnation.end).
 //  6. The servers are asked to end the session.
 func (m *Manager) Close() {
 	m.leave(ErrClosed)
@@ -69,8 +72,9 @@ func (m *Manager) FunctionOf(ctx context.Context) *Function {
 	return f
 }
 
-// releaseBare releases the holds that no function has, so that other sessions need not wait for
-// the functions. What is granted from here on is refused (Incarnation.Stake) or releases itself.
+// releaseBare releases the holds without a function, so that other sessions need not wait for the
+// functions. A hold that is granted from now on is refused (Incarnation.Stake) or releases
+// itself.
 func (m *Manager) releaseBare() {
 	m.mu.Lock()
 	inc := m.cur
@@ -82,8 +86,8 @@ func (m *Manager) releaseBare() {
 	}
 }
 
-// awaitFunctions waits until the functions have returned, at most for CloseTimeout. What they
-// hold stays held and confirmed until then.
+// awaitFunctions waits until the functions have returned, for at most CloseTimeout. Until then,
+// their holds stay held and confirmed.
 func (m *Manager) awaitFunctions() {
 	limit := m.Config.CloseTimeout
 	if limit < 0 {
@@ -98,8 +102,8 @@ func (m *Manager) awaitFunctions() {
 		if n == 0 {
 			return
 		}
-		// If the last function returns at the limit, either branch is right: its hold is
-		// released by then, or ends with the session.
+		// If the last function returns at the limit, either case is right: its hold is released
+		// by then, or ends with the session.
 		select {
 		case <-changed:
 		case <-m.Over:
@@ -130,10 +134,10 @@ func (m *Manager) Granted() time.Duration {
 	return 0
 }
 
-// Timeout returns the session timeout: that of the present session, or the one that is asked for.
+// Timeout returns the timeout of the present session, or the configured timeout if there is none.
 func (m *Manager) Timeout() time.Duration { return cmp.Or(m.Granted(), m.Config.Timeout) }
 
-// Certain returns how much longer the present session is certain to live.
+// Certain returns for how much longer the present session is confirmed.
 func (m *Manager) Certain() time.Duration {
 	if inc := m.present(); inc != nil {
 		return inc.certain()
@@ -149,14 +153,14 @@ func (m *Manager) SessionID() int64 {
 	return 0
 }
 
-// State returns what the session is doing.
+// State returns the state of the session.
 func (m *Manager) State() State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state
 }
 
-// Counters are what a manager counts.
+// Counters has the counters of a manager.
 type Counters struct {
 	Requests   int64 // sent, without pings and handshakes
 	Watches    int64 // of the present session

@@ -11,37 +11,38 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// An incarnation that was abandoned, because its connection dropped or because it
-// was given up, leaves a session that the servers would keep until it expires; and
-// what stood in a line through it would hold up everybody, its own process too. So
-// it is ended over another connection, by its id and password.
+// An incarnation is abandoned if its connection dropped or if the library gave up its holds. Its
+// session would stay on the servers until it expires, and its znodes in a line would block every
+// waiter, even in its own process. This file ends such a session over another connection, by its
+// id and password.
 //
-// That is safe whenever it comes. All who held something were told when the
-// incarnation ended, and have had LossTime; nothing was granted since, because a
-// grant needs an incarnation that has not ended; and an incarnation that has ended
-// connects no more. All that is sent is the handshake and
-// the end of the session, in one piece: so no server prolongs what is not ended
-// right behind, unless the connection breaks in between. Then it has a timeout more.
+// That is safe at any time. All holders learned of the loss when the incarnation ended, and have
+// had LossTime. Nothing was granted since, because a grant needs an incarnation that has not
+// ended. And an incarnation that has ended never connects again. The client sends only the
+// handshake and the request to end the session, in one write. So a server that renews the session
+// also ends it, unless the connection breaks between the two. Then the session lives for one more
+// timeout.
 
-// A will is what a session that was abandoned is ended with.
+// A will is the data with which an abandoned session is ended.
 type will struct {
 	id       int64
 	password []byte
 	timeout  time.Duration
 	xid      int32
-	auths    []Auth // a server may demand some, of its end too
+	auths    []Auth // a server may demand credentials even for this
 }
 
-// packets is the handshake that continues the session, with credentials and its end behind it.
+// packets returns the handshake that continues the session, credentials, and the request to end
+// it.
 func (w will) packets() []byte {
-	p := wire.Connect(0, w.timeout, w.id, w.password) // nothing was seen: any server will do, as nothing is read
+	p := wire.Connect(0, w.timeout, w.id, w.password) // zxid 0: any server will do, because nothing is read
 	for _, a := range w.auths {
 		p = append(p, authPacket(a)...)
 	}
 	return append(p, wire.EndPacket(wire.AppendHeader(nil, w.xid, wire.OpCloseSession))...)
 }
 
-// execute sends w to a server. It is nil if the session has ended, now or before.
+// execute sends w to a server. It returns nil if the session has ended, now or before.
 func (w will) execute(c io.ReadWriter) error {
 	if _, err := c.Write(w.packets()); err != nil {
 		return err
@@ -57,10 +58,10 @@ func (w will) execute(c io.ReadWriter) error {
 	case 0:
 		return nil // it has expired
 	case w.id:
-	default: // that one is ended, too
+	default: // the request ends that session, too
 		return fmt.Errorf("%w: session 0x%x", errHandshake, uint64(got))
 	}
-	for { // the answers to the credentials, and to what counts
+	for { // the replies to the credentials and to the end of the session
 		if body, err = readPacket(c, wire.MaxHandshake); err != nil {
 			return err
 		}
@@ -77,18 +78,17 @@ func (w will) execute(c io.ReadWriter) error {
 	}
 }
 
-// endOrphan ends an abandoned session that has no connection, or whose server has
-// not answered that it is ended, when those who held something have had their time.
-// The server of its last connection is asked after all others. Attempts are made
-// until the session has expired by itself, or the Session is closed: its Close does
-// not wait for it.
+// endOrphan ends an abandoned session after its holders have had their time. The session has no
+// connection, or its server has not confirmed the end. endOrphan asks the server of its last
+// connection after all others. It makes attempts until the session has expired by itself or the
+// Session is closed: Close does not wait for it.
 func (inc *Incarnation) endOrphan(left time.Time) {
 	m := inc.Manager
 	inc.LiveMu.Lock()
 	w := will{id: inc.ID.Load(), password: inc.password, timeout: time.Duration(inc.Timeout.Load()), auths: m.Config.Auths}
 	inc.LiveMu.Unlock()
 	if w.id == 0 {
-		return // there never was one
+		return // there was no session
 	}
 	first := 0
 	if l := inc.newestLink(); l != nil {

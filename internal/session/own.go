@@ -1,5 +1,10 @@
 package session
 
+// This file has operations on ephemeral znodes whose names are not unique: another session may
+// delete such a znode and create its own at the same path. They never change or delete another
+// session's znode. Znodes with unique names are not the business of this file, except in
+// GetThenRemove.
+
 import (
 	"cmp"
 	"context"
@@ -8,19 +13,20 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// CreateOwn makes an ephemeral znode whose name is not unique in dir.
-// The error is NodeExists if there is one. No other goroutine of this process may
-// create there meanwhile: so when a reply is lost, and a znode of this very
-// session is there, it is the one. When it fails nothing is left: what may have
-// been made is deleted in the background, and undo is that, if there is any. Until
-// it is over nobody of this process may create there.
+// CreateOwn creates an ephemeral znode whose name is not unique in dir. The error is NodeExists
+// if there is one. No other goroutine of this process may create a znode there during the call.
+// So if a reply is lost, and a znode of this session exists, CreateOwn has created it.
+//
+// If CreateOwn fails, it leaves no znode: it deletes in the background a znode that may have been
+// created. undo is that deletion, or nil. Until it has ended, this process must not create a
+// znode there.
 func (inc *Incarnation) CreateOwn(ctx context.Context, dir Dir, path string, data []byte) (undo *Deletion, err error) {
 	if err := inc.Vet(ctx, dir); err != nil {
 		return nil, err
 	}
 	var create *pending[string]
 	var seen sighting
-	open := false // an attempt without a reply may have been applied, or may be yet
+	open := false // an unanswered attempt may have been applied, or may yet be
 	err = inc.repeat(ctx, func(a *attempts) error {
 		seen = sighting{on: inc.Disconnection()}
 		p, err := start(ctx, inc, inc.createCall(path, data, zk.FlagEphemeral))
@@ -31,9 +37,9 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, dir Dir, path string, dat
 		_, err = p.Wait(ctx, inc)
 		a.outcome(err)
 		if IsNoNode(err) {
-			a.open = false // where there is no parent there is no child
+			a.open = false // no parent, so no child
 		}
-		open = a.open // a refusal says nothing of the attempts before it
+		open = a.open // a refusal proves nothing about earlier attempts
 		switch {
 		case IsNoNode(err):
 			if err := inc.MakeDir(ctx, dir); err != nil {
@@ -46,19 +52,19 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, dir Dir, path string, dat
 			case e != nil:
 				return e
 			case stat == nil:
-				return errAgain // gone in between
+				return errAgain // deleted since the attempt
 			case stat.EphemeralOwner == inc.ID.Load():
 				seen.version = stat.Version
 				return nil
 			}
-			open = false // another's, so none of ours
+			open = false // another session's znode, so ours does not exist
 		}
 		return err
 	})
 	switch {
 	case err == nil:
 		inc.own.Store(path, seen)
-	case open && !errors.Is(err, ErrEnded): // else it was ephemeral
+	case open && !errors.Is(err, ErrEnded): // else the znode ends with the session
 		undo = deleteBehind(inc, create, &Deletion{Paths: []string{path}, By: func() error {
 			return inc.removeOwn(path, sighting{on: ClosedChan})
 		}})
@@ -66,9 +72,9 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, dir Dir, path string, dat
 	return undo, err
 }
 
-// AwaitOwnGone waits until what CreateOwn has made is gone: also if another session has
-// made its own there since. To a watch that is set again after an outage the znode has
-// only changed then. It is not told of a change of the data, see AwaitGone.
+// AwaitOwnGone waits until the znode of CreateOwn is deleted, even if another session has created
+// its own there since. In that case, a watch that is set again after an outage reports only a
+// change. A change of the data does not wake AwaitOwnGone, see AwaitGone.
 func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 	for {
 		w := inc.Watches.Join(WatchKey{WatchChildren, path})
@@ -90,9 +96,9 @@ func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 	}
 }
 
-// SetOwn writes the data of what CreateOwn has made. The error is NoNode if that is gone,
-// also if another session has made its own there since: then nothing was written. It
-// costs 1 request; the first after an outage looks at the znode before, which costs 2 more.
+// SetOwn writes the data of a znode of CreateOwn. The error is NoNode if that znode is deleted,
+// even if another session has created its own there since. Then nothing was written. SetOwn costs
+// 1 request. The first call after an outage reads the znode first, which costs 2 more.
 func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) error {
 	stat, on, err := whileOurs(ctx, inc, inc.seenOwn(path), inc.lookAtOwn(ctx, path), func(version int32) call[*zk.Stat] { return setCall(path, data, version) })
 	if err == nil {
@@ -101,32 +107,32 @@ func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) er
 	return err
 }
 
-// RemoveOwn deletes in the background what CreateOwn has made. Unlike Remove it
-// never deletes what another session has made there after it.
+// RemoveOwn deletes a znode of CreateOwn in the background. Unlike Remove, it never deletes a
+// znode that another session has created there since.
 func (inc *Incarnation) RemoveOwn(path string) *Deletion {
 	return inc.Delete(&Deletion{Paths: []string{path}, By: func() error {
 		seen := inc.seenOwn(path)
-		inc.own.Delete(path) // nobody watches it any more, so a repetition looks
+		inc.own.Delete(path) // no watch guards it from now on, so a repetition reads the znode
 		return inc.removeOwn(path, seen)
 	}})
 }
 
 // removeOwn deletes the znode at path if it is this session's.
 func (inc *Incarnation) removeOwn(path string, seen sighting) error {
-	// There is nobody else to wait for than the session.
+	// only the end of the session ends the attempts
 	_, _, err := whileOurs(inc.Ctx, inc, seen, inc.lookAtOwn(inc.Ctx, path), func(version int32) call[void] { return deleteVersionCall(path, version) })
 	return err
 }
 
-// A sighting is what is known of a znode of ours whose name others may make again: what is
-// closed unless there is the connection still over which it was last seen, and its version then.
+// A sighting is the last read or write of a znode of ours whose name is not unique. It has the
+// znode's version, and a channel that is closed when the connection of that request has ended.
 type sighting struct {
 	on      <-chan struct{}
 	version int32
 }
 
-// sawOwn is told of a sighting of what is at path, which may be older than what is known: a
-// look may be answered before a write, and told after it.
+// sawOwn records a sighting of the znode at path. It may be older than the recorded sighting: the
+// reply to a read can come before the reply to a write, and be recorded after it.
 func (inc *Incarnation) sawOwn(path string, seen sighting) {
 	for {
 		known, ok := inc.own.LoadOrStore(path, seen)
@@ -136,7 +142,7 @@ func (inc *Incarnation) sawOwn(path string, seen sighting) {
 	}
 }
 
-// seenOwn returns the last sighting of what CreateOwn has made at path.
+// seenOwn returns the last sighting of the znode of CreateOwn at path.
 func (inc *Incarnation) seenOwn(path string) sighting {
 	if seen, ok := inc.own.Load(path); ok {
 		return seen.(sighting)
@@ -144,7 +150,7 @@ func (inc *Incarnation) seenOwn(path string) sighting {
 	return sighting{on: ClosedChan}
 }
 
-// lookAtOwn returns what looks for what CreateOwn has made at path.
+// lookAtOwn returns a function that reads the Stat of our znode at path.
 func (inc *Incarnation) lookAtOwn(ctx context.Context, path string) func() (*zk.Stat, error) {
 	return func() (*zk.Stat, error) {
 		stat, err := inc.ExistsFresh(ctx, path)
@@ -155,8 +161,9 @@ func (inc *Incarnation) lookAtOwn(ctx context.Context, path string) func() (*zk.
 	}
 }
 
-// RemoveIfData deletes the znode at path, which this session has made, if its data
-// is data, which no other znode there ever has. It is NoNode if there is none of that.
+// RemoveIfData deletes the znode at path, which this session has created, if it contains data. No
+// other znode there may ever contain the same data. The error is NoNode if there is no such
+// znode.
 func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) error {
 	_, _, err := whileOurs(ctx, inc, sighting{on: ClosedChan}, func() (*zk.Stat, error) {
 		was, stat, err := inc.GetFresh(ctx, path)
@@ -168,27 +175,27 @@ func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) err
 	return err
 }
 
-// whileOurs makes attempts at c, which is about a znode whose name others may make again
-// and expects this version of it, until it is answered, and as long as look finds that the
-// znode is ours: else the error is NoNode. seen is when that was last found. on is closed
-// when the connection is gone over which c was answered.
+// whileOurs makes attempts at c until one is answered. c is an operation on a znode of ours that
+// expects this version of it, and other clients may create another znode of this name. If look
+// finds that the znode is not ours, the error is NoNode. seen is the last sighting. The returned
+// channel is closed when the connection over which c was answered has ended.
 //
-// While the connection is there over which it was last seen, whoever watches the znode is
-// told when it goes. During an outage, and behind an attempt that has no reply, it may have
-// gone, and another may have made the next: then look comes first. It is fresh, and so not
-// older than that attempt, and none of a session comes late (see find). What is sent goes
-// over a connection that was there before the look, or not at all: so there is no
-// outage between the two.
+// Over the connection of the last sighting, a watch reports the deletion of the znode. During an
+// outage, and after an attempt without a reply, the znode may have been deleted and another
+// client may have created the next. Then look comes first. It is fresh, so it is not older than
+// that attempt, and no request of a session is executed late (see find). c is sent over a
+// connection that existed before the look, or not at all: so there is no outage between the two.
 //
-// What goes before we can have been told leaves the version alone to tell them apart. A
-// znode that somebody else has written has another version too, and is looked at again.
+// If the znode is deleted before the event can arrive, only the version distinguishes the two
+// znodes. If another client has written our znode, its version also differs, and look reads it
+// again.
 func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look func() (*zk.Stat, error), c func(version int32) call[T]) (v T, on <-chan struct{}, err error) {
 	err = inc.repeat(ctx, func(*attempts) error {
 		l, err := inc.openLink(ctx)
 		if err != nil {
 			return err
 		}
-		// If l has gone by now this is of the next connection, and l takes no request.
+		// if l has ended, this channel belongs to the next connection, and l takes no request
 		on = inc.Disconnection()
 		if IsClosed(seen.on) {
 			stat, err := look()
@@ -208,10 +215,10 @@ func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look
 	return v, on, err
 }
 
-// GetThenRemove reads the znode at path, and deletes own, which is ephemeral and of a unique name, in
-// one round trip. The read comes first. But if the connection is lost under both, the read is
-// repeated, and may come after the deletion. err is the error of the deletion; NoNode means that
-// another client has deleted own.
+// GetThenRemove reads the znode at path and deletes own, an ephemeral znode with a unique name,
+// in one round trip. The read comes first. But if the connection is lost before either reply, the
+// read is repeated, and may come after the deletion. err is the error of the deletion. NoNode
+// means that another client has deleted own.
 func (inc *Incarnation) GetThenRemove(ctx context.Context, path, own string) (n Node, readErr, err error) {
 	b := new(Batch)
 	read, remove := add(b, getCall(path)), add(b, deleteCall(own))

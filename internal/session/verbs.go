@@ -8,13 +8,13 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// This file holds the verbs with which the recipes speak to ZooKeeper: one
-// request each, within one incarnation, with what must be done when the reply
-// does not come. Paths are the server's (see Manager.Full).
+// This file has the operations with which the recipes use ZooKeeper. Each is one request within
+// one incarnation, with the treatment of a lost reply. Paths are the server's (see Manager.Full).
+// How a request reaches a server is not its business: see link.
 
-// maxRequest is the largest request that a server with the default jute.maxbuffer
-// accepts. A larger one would cost everyone the connection. MaxPacket is that for what is
-// measured by [Manager.SizeOf].
+// maxRequest is the largest request that a server with the default jute.maxbuffer accepts. A
+// larger one would break the connection for all users of the session. MaxPacket is the limit for
+// sizes from [Manager.SizeOf].
 const (
 	maxRequest = 1<<20 - 1
 	MaxPacket  = maxRequest - 64
@@ -48,7 +48,7 @@ func (inc *Incarnation) Children(ctx context.Context, path string) ([]string, *z
 	return l.names, l.stat, err
 }
 
-// Names lists the children of a znode. One that is not there has none.
+// Names lists the children of a znode. A znode that does not exist has none.
 func (inc *Incarnation) Names(ctx context.Context, path string) ([]string, error) {
 	names, _, err := inc.Children(ctx, path)
 	if IsNoNode(err) {
@@ -63,14 +63,14 @@ func (inc *Incarnation) Sync(ctx context.Context, path string) error {
 	return err
 }
 
-// Multi applies ops, which must be such that they can be applied only once, in
-// one transaction. If a reply was lost the error may be that they have been.
+// Multi applies ops in one transaction. The ops must be such that they cannot be applied twice.
+// If a reply was lost, the error may mean that they have been applied.
 func (inc *Incarnation) Multi(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	return retry(ctx, inc, multiCall(ops))
 }
 
-// MultiOpen is Multi that also reports whether an attempt before the last has no answer:
-// if not, the error is all that there is to say.
+// MultiOpen is Multi that also reports whether an attempt before the last has no reply. If none
+// has, the error is final.
 func (inc *Incarnation) MultiOpen(ctx context.Context, ops []any) (rs []zk.MultiResponse, open bool, err error) {
 	err = inc.repeat(ctx, func(a *attempts) (err error) {
 		open = a.open
@@ -80,13 +80,13 @@ func (inc *Incarnation) MultiOpen(ctx context.Context, ops []any) (rs []zk.Multi
 	return rs, open, err
 }
 
-// AttemptMulti is a single attempt at a transaction. An error of unknown outcome is
-// passed on as it is.
+// AttemptMulti is a single attempt at a transaction. It returns an error of unknown outcome
+// unchanged.
 func (inc *Incarnation) AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 	return attempt(ctx, inc, multiCall(ops))
 }
 
-// StartMulti is tryMulti without waiting for the reply.
+// StartMulti is AttemptMulti without the wait for the reply.
 func (inc *Incarnation) StartMulti(ctx context.Context, ops []any) (*pending[[]zk.MultiResponse], error) {
 	return start(ctx, inc, multiCall(ops))
 }
@@ -96,23 +96,23 @@ func (inc *Incarnation) StartCreate(ctx context.Context, path string, data []byt
 	return start(ctx, inc, inc.createCall(path, data, flags))
 }
 
-// AttemptCreate is a single attempt at a create. An error of unknown outcome is passed on as it is.
+// AttemptCreate is a single attempt at a create. It returns an error of unknown outcome
+// unchanged.
 func (inc *Incarnation) AttemptCreate(ctx context.Context, path string, data []byte, flags int32, acl []zk.ACL) (string, error) {
 	return attempt(ctx, inc, inc.createWithACL(path, data, flags, acl))
 }
 
-// Set writes the data of a znode that only this client writes, so that writing
-// it twice does no harm. It returns the new Stat.
+// Set writes the data of a znode that only this client writes, so a second write does no harm. It
+// returns the new Stat.
 func (inc *Incarnation) Set(ctx context.Context, path string, data []byte, version int32) (*zk.Stat, error) {
 	return retry(ctx, inc, setCall(path, data, version))
 }
 
-// Create makes a persistent znode, with its parents, which belong to nobody, and
-// reports whether it was missing; one that exists already is left as it is.
+// Create creates a persistent znode and its missing parents, which belong to no primitive. It
+// reports whether the znode was missing, and leaves an existing znode unchanged.
 //
-// When a reply is lost, the repetition may find the znode that the first
-// attempt made, and report false. Who must know whether it was itself writes
-// something unique into it.
+// If a reply is lost, the repetition may find the znode of the first attempt, and report false. A
+// caller that must know whether it created the znode writes unique data into it.
 func (inc *Incarnation) Create(ctx context.Context, path string, data []byte) (bool, error) {
 	return inc.CreateIn(ctx, Dir{}, path, data)
 }
@@ -134,25 +134,25 @@ func (inc *Incarnation) CreateIn(ctx context.Context, dir Dir, path string, data
 	}
 }
 
-// ReleaseTime is how long a release without a context waits to learn what came
-// of it; with askTime, which it may need before, less than half a second.
+// ReleaseTime is how long a release without a context waits for its result. Together with
+// askTime, which it may need before that, it is less than half a second.
 const ReleaseTime = 250 * time.Millisecond
 
-// SizeOf estimates the size of a create, or set, from above.
+// SizeOf returns an upper bound of the size of a create or set.
 func (m *Manager) SizeOf(path string, data []byte) int {
 	return 64 + len(path) + len(data) + sizeOfACL(m.Config.ACL)
 }
 
-// A Node is what was read of a znode.
+// A Node is the result of reading a znode.
 type Node struct {
 	Data []byte
 	Stat *zk.Stat // nil if there is no such znode
 }
 
 // CheckSize returns ErrTooLarge for a transaction that servers with the default settings do not
-// read: they would only break the connection, again and again.
+// read. They would break the connection at each attempt.
 func CheckSize(ops []any) error {
-	n := 8 + 9 // the header of the request, and what ends the operations
+	n := 8 + 9 // the header of the request, and the end of the operations
 	for _, op := range ops {
 		n += 9
 		switch op := op.(type) {
