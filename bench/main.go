@@ -3,10 +3,9 @@
 //
 //	bench -servers HOST:PORT -workload lock_uncontended [-n N] [-dur 3s] [-warm 1s] [-peer zsync]
 //
-// It prints one line a measurement, "<peer>,<workload>,<n>,<operations per second>",
-// and to standard error what each operation cost in requests. With -peer zk.Lock it
-// measures go-zookeeper in the same way; a workload that a peer does not have ends
-// with the exit code 64. To compare, see bench/compare.
+// It prints a line for each measurement, "<peer>,<workload>,<n>,<operations per second>", and to standard error
+// the requests per operation. With -peer zk.Lock, it measures go-zookeeper in the same way; a workload that a
+// peer does not have ends with the exit code 64. To compare, see bench/compare.
 package main
 
 import (
@@ -26,7 +25,7 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// A workload measures one thing; its words are those of the list below.
+// A workload measures one thing. The list below describes each.
 type workload struct {
 	name string
 	run  func(b *bench)
@@ -38,10 +37,10 @@ var workloads = []workload{
 	{"lock_retained", func(b *bench) { b.locks(1, false, zsync.WithRetention(time.Minute)) }}, // lock_uncontended, or lock_shared_session, WithRetention
 	{"lock_strict", func(b *bench) { b.locks(1, true) }},                                      // the same in strict global order: every goroutine in the line
 	{"lock_sessions", func(b *bench) { b.locks(b.n, false) }},                                 // n sessions, one path: hand-overs between processes
-	{"lock_rival", (*bench).rival},                                                            // lock_shared_session beside a process that wants the lock all the time
-	{"lock_waiters", func(b *bench) { b.waiters(1) }},                                         // n goroutines of one session stand in line, with a Mutex each: the hand-overs until it is empty
+	{"lock_rival", (*bench).rival},                                                            // lock_shared_session beside a process that always wants the lock
+	{"lock_waiters", func(b *bench) { b.waiters(1) }},                                         // n goroutines of a session wait, with a Mutex each: the hand-overs until the line is empty
 	{"lock_waiters_200", func(b *bench) { b.waiters(200) }},                                   // the same, of 200 sessions
-	{"queue", (*bench).queue},                                                                 // n elements of 100 bytes into the channel of In (queue_put), then out of that of Recv (queue_take)
+	{"queue", (*bench).queue},                                                                 // n elements of 100 bytes into the channel of In (queue_put), then out of Recv's (queue_take)
 	{"queue_send", (*bench).sends},                                                            // n elements of 100 bytes by Send, one after the other by one goroutine
 	{"barrier", (*bench).barrier},                                                             // rounds of a double barrier with n parties on one session
 }
@@ -97,7 +96,7 @@ func (b *bench) connect() *zsync.Session {
 // path returns a path that no other run uses.
 func (b *bench) path() string { return fmt.Sprintf("/zsync-bench-%d", time.Now().UnixNano()) }
 
-// session returns the one session of a run, and what it has sent so far.
+// session returns the only session of a run, and a counter of its requests.
 func (b *bench) session() (s *zsync.Session, requests func() int64) {
 	s = b.connect()
 	return s, func() int64 { return s.Stats().Requests }
@@ -137,8 +136,8 @@ func (b *bench) locks(sessions int, strict bool, opts ...zsync.LockOption) {
 	b.drive(loops)
 }
 
-// rival has n goroutines share a Mutex, and counts what they do, beside a session that
-// locks and unlocks as often as it can.
+// rival counts the operations of n goroutines that share a Mutex, beside a session that locks and unlocks as
+// often as it can.
 func (b *bench) rival() {
 	path := b.path()
 	s, other := b.connect(), b.connect()
@@ -166,7 +165,7 @@ func (b *bench) rival() {
 	fmt.Fprintf(os.Stderr, "RIVAL,%s,%s,%d,%v\n", b.peer, b.workload, b.n, time.Duration(longest.Load()))
 }
 
-// waiters has n goroutines stand in line over so many sessions.
+// waiters measures the line of n waiting goroutines, spread over so many sessions.
 func (b *bench) waiters(sessions int) {
 	path := b.path()
 	holder := b.connect()
@@ -202,9 +201,8 @@ func (b *bench) waiters(sessions int) {
 	}
 }
 
-// drain has loops stand in line behind holder, and reports how fast each hands over to
-// the next. standing is how many contenders there are, and sent how many requests were sent
-// by how many sessions, if that is known.
+// drain lets loops wait in line behind holder, and reports the rate of their hand-overs. standing returns the
+// number of contenders, and sent the requests of so many sessions, if known.
 func (b *bench) drain(holder closedLoop, loops []closedLoop, standing func() int, sent func() (requests, sessions int64)) {
 	must(holder.begin())
 	var before, after runtime.MemStats
@@ -247,8 +245,8 @@ func (b *bench) drain(holder closedLoop, loops []closedLoop, standing func() int
 	b.line(b.workload, float64(n)/time.Since(start).Seconds())
 }
 
-// A closedLoop is what one goroutine does again and again: begin and end are one
-// operation. If it excludes nobody else is between the two.
+// A closedLoop is the work that a goroutine repeats: begin and end are one operation. If excludes is set, a
+// single goroutine at a time is between the two.
 type closedLoop struct {
 	begin, end func() error
 	excludes   bool
@@ -313,11 +311,10 @@ func (b *bench) drive(loops []closedLoop) {
 	wg.Wait()
 }
 
-// element is what the queues carry.
+// element is the payload of the queues.
 var element = bytes.Repeat([]byte("x"), 100)
 
-// queue puts n elements with nobody consuming, and takes them, once to warm
-// up and once measured.
+// queue puts n elements, without a consumer, and then takes them: once to warm up, once measured.
 func (b *bench) queue() {
 	s, requests := b.session()
 	defer s.Close()
@@ -365,8 +362,7 @@ func (b *bench) sends() {
 	must(err)
 }
 
-// barrier has n goroutines enter and leave in rounds. A round is everybody's
-// Enter and everybody's Leave.
+// barrier measures rounds of n goroutines. In a round, each of them enters and leaves.
 func (b *bench) barrier() {
 	s, requests := b.session()
 	defer s.Close()

@@ -159,7 +159,7 @@ func pathAndPerhapsCommand(cmd *cobra.Command, args []string) (path string, argv
 	return paths[0], argv, nil
 }
 
-// parties connects for one of n parties at path.
+// parties connects for a barrier of n parties at path.
 func (h *holding) parties(cmd *cobra.Command, n int, path, below string, argv []string) (*task, *zsync.WaitGroup, error) {
 	if !cmd.Flags().Changed("parties") {
 		return nil, nil, fail(exitUsage, "how many parties are there? give -n")

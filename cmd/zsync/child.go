@@ -29,8 +29,8 @@ type child struct {
 	onLost    string           // for the shell, to run as well when it is
 	stopped   bool             // set by run: the hold was lost while the command ran
 	missed    os.Signal        // set by run: came when the command had just ended
-	got       []os.Signal      // set by run: what was passed on
-	told      bool             // set by run: a signal came that is to end more than this run of it
+	got       []os.Signal      // set by run: the signals passed on
+	told      bool             // set by run: a signal came that ends all runs, not only this one
 }
 
 // notRun returns the exit status for a command that cannot be run, and says why.
@@ -54,11 +54,11 @@ func (c *child) run() (status int, why error) {
 		status = p.wait()
 	}()
 	var kill <-chan time.Time
-	told := func() {} // waits for what was told of the loss
+	told := func() {} // waits for the end of --on-lost
 	for lost := c.lost; ; {
 		select {
 		case <-ended:
-			if kill != nil { // told to end, and not yet killed
+			if kill != nil { // terminated, and not yet killed
 				p.clear(kill)
 			}
 			told()
@@ -87,9 +87,9 @@ func (c *child) run() (status int, why error) {
 // underWay is how long a signal to zsync may need to arrive.
 const underWay = 100 * time.Millisecond
 
-// status returns the exit status of a command that has ended. If that is the status
-// of a signal that zsync got too, the error is a [signalError]: zsync dies of the
-// signal, and a shell that waits for zsync sees what it would see of the command.
+// status returns the exit status of a command that has ended. If a signal ended the command and zsync got it
+// too, the error is a [signalError]: zsync dies of the signal, so its shell sees the same as it would see of the
+// command.
 func (c *child) status(status int) (int, error) {
 	if ends(syscall.Signal(status - 128)) { // the terminal may have sent it to both, and ours be on its way
 		select {
@@ -106,8 +106,8 @@ func (c *child) status(status int) (int, error) {
 	return status, nil
 }
 
-// start starts the command. As execvp(3) does, it has the shell read a file that the
-// kernel cannot execute: a script whose first line does not name its interpreter.
+// start starts the command. If the kernel cannot execute the file, because its first line names no interpreter,
+// the shell reads it, as with execvp(3).
 func (c *child) start() (p process, orphans <-chan os.Signal, stop func(), err error) {
 	p, orphans, stop, err = c.startAs(c.argv)
 	if notExecutable(err) {
@@ -126,7 +126,7 @@ func (c *child) startAs(argv []string) (p process, orphans <-chan os.Signal, sto
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.host.stdin, c.host.stdout, c.host.stderr
 	if c.stdin != nil {
 		cmd.Stdin = c.stdin
-		cmd.WaitDelay = time.Second // for what is left behind and does not read
+		cmd.WaitDelay = time.Second // for orphans that do not read
 	}
 	cmd.Env = c.environment()
 	p = c.host.prepare(cmd)
@@ -134,8 +134,8 @@ func (c *child) startAs(argv []string) (p process, orphans <-chan os.Signal, sto
 	return p, orphans, stop, p.start()
 }
 
-// ours are the processes that have been started and not waited for. What was
-// adopted is reaped, and these must not be: see reap.
+// ours lists the processes that zsync has started and not yet waited for. reap must leave them alone; it is for
+// adopted ones.
 var ours processTable
 
 type processTable struct {
@@ -169,7 +169,7 @@ func (t *processTable) wait(cmd *exec.Cmd) error {
 func (p *systemProcess) start() error { return ours.start(p.cmd) }
 
 func (p *systemProcess) wait() int {
-	ours.wait(p.cmd) // what it says is in ProcessState
+	ours.wait(p.cmd) // its status is in ProcessState
 	return exitStatus(p.cmd.ProcessState)
 }
 
@@ -181,10 +181,10 @@ func (p *systemProcess) beside(cmd *exec.Cmd) (wait func() error, err error) {
 	return func() error { return ours.wait(cmd) }, nil
 }
 
-// telling is how long what is run at a loss may take.
+// telling is the time limit of --on-lost.
 const telling = 10 * time.Second
 
-// tell runs what shall be run at a loss. wait waits for its end.
+// tell runs the command of --on-lost. wait waits for its end.
 func (c *child) tell(p process) (wait func()) {
 	if c.onLost == "" {
 		return func() {}
@@ -204,7 +204,7 @@ func (c *child) tell(p process) (wait func()) {
 	}
 }
 
-// environment is that of what is run. The credentials are zsync's own.
+// environment returns the command's environment. It lacks the credentials, which are zsync's own.
 func (c *child) environment() []string {
 	env := slices.DeleteFunc(slices.Clone(c.host.env), func(s string) bool {
 		return strings.HasPrefix(s, "ZSYNC_AUTH=") || strings.HasPrefix(s, withinVariable+"=")

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// systemSignals are those of passedOn that other systems do not have.
+// systemSignals returns the signals of passedOn that other systems do not have.
 func systemSignals() []os.Signal {
 	all := []os.Signal{syscall.SIGPWR}
 	for n := syscall.Signal(35); n <= 64; n++ {
@@ -19,20 +19,18 @@ func systemSignals() []os.Signal {
 	return all
 }
 
-// attributes has the kernel kill the command when zsync dies without a chance
-// to do it: nobody would be left to stop it when the hold is lost. The kernel
-// looks at the thread that started the command, so main stays on its own.
+// attributes makes the kernel kill the command when zsync dies without a chance to do so: otherwise no process
+// would stop the command when the hold is lost. The kernel watches the thread that started the command, so main
+// stays on its own thread.
 func attributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }
 
-// adopt makes zsync the parent of what its descendants leave behind. Otherwise
-// that is init: nobody would know any more that it is to be stopped, and in many
-// a container nobody would ever ask how it has ended.
+// adopt makes zsync the parent of the orphans among its descendants. Otherwise they become children of init:
+// zsync could not find them to stop them, and in many a container init never reaps them.
 func adopt() { unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
 
-// rest returns the processes that have been started under zsync and have not
-// ended, but for the one that is spared and what that has started.
+// rest returns the running descendants of zsync, without the spared process and its descendants.
 func (p *systemProcess) rest() []int {
 	var rest []int
 	children := processes()
@@ -54,7 +52,7 @@ func (p *systemProcess) rest() []int {
 	return rest
 }
 
-// reap asks how those have ended that were adopted, which makes an end of them.
+// reap reaps the adopted processes that have ended.
 func (p *systemProcess) reap() {
 	ours.mu.Lock()
 	defer ours.mu.Unlock()

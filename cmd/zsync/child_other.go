@@ -40,7 +40,7 @@ func (p *systemProcess) clear(<-chan time.Time) {}
 
 func (p *systemProcess) reap() {}
 
-// orphaned tells of nothing here.
+// orphaned never sends on this system.
 func (p *systemProcess) orphaned() (_ <-chan os.Signal, stop func()) { return nil, func() {} }
 
 // dieOf does nothing: no signal ends a process here.

@@ -29,11 +29,10 @@ var shell = []string{"sh", "-c"}
 
 // A systemProcess is a running command.
 //
-// With a terminal it shares zsync's process group, as with flock(1): the terminal and
-// the shell stop, continue and end both, or let both read. It is signalled alone.
-// Without a terminal it has a group of its own, so that the processes of a shell script
-// get the signals of the script. When the hold is lost all that it has
-// started is stopped too, as far as the system tells what that is: see rest.
+// With a terminal it shares zsync's process group, as with flock(1): the terminal and the shell stop, continue
+// and end both, or let both read. Signals from zsync go to the command alone. Without a terminal it has a group
+// of its own, so that the processes of a shell script get the signals of the script. When the hold is lost,
+// zsync also stops the command's descendants, as far as the system reports them: see rest.
 type systemProcess struct {
 	cmd    *exec.Cmd
 	shares bool // zsync's process group
@@ -127,11 +126,10 @@ func (p *systemProcess) terminate() {
 	}
 }
 
-// kill kills the process and what it has started, what that starts meanwhile
-// included.
+// kill kills the process and its descendants, even those that start during kill.
 func (p *systemProcess) kill() {
 	p.signal(syscall.SIGKILL)
-	for range 1000 { // one that sleeps in the kernel may take its time
+	for range 1000 { // a process that sleeps in the kernel may take its time
 		rest := p.rest()
 		if len(rest) == 0 {
 			return
@@ -143,10 +141,9 @@ func (p *systemProcess) kill() {
 	}
 }
 
-// clear returns when nothing is left of what a process that has ended has
-// started, and kills what is left when kill fires. Those that have ended count until
-// their parent has asked how. That is us, where a process can adopt others;
-// elsewhere it is init, which may be slow.
+// clear returns when an ended process has no descendants left, and kills them when kill fires. A descendant
+// counts until its parent has reaped it. The parent is zsync if it can adopt orphans; on other systems it is
+// init, which may be slow.
 func (p *systemProcess) clear(kill <-chan time.Time) {
 	for {
 		p.reap()
@@ -162,14 +159,14 @@ func (p *systemProcess) clear(kill <-chan time.Time) {
 	}
 }
 
-// orphaned tells when something that was adopted may have ended.
+// orphaned sends when an adopted process may have ended.
 func (p *systemProcess) orphaned() (_ <-chan os.Signal, stop func()) {
 	ch := make(chan os.Signal, 1)
 	signal.Notify(ch, syscall.SIGCHLD)
 	return ch, func() { signal.Stop(ch) }
 }
 
-// exitStatus is what a shell would say.
+// exitStatus returns the status as a shell would show it.
 func exitStatus(state *os.ProcessState) int {
 	if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
 		return 128 + int(ws.Signal())

@@ -15,11 +15,11 @@ func attributes() *syscall.SysProcAttr { return new(syscall.SysProcAttr) }
 
 func adopt() {}
 
-// rest returns nothing: here nobody tells what a process has started, and only
-// its group is stopped.
+// rest returns nothing: this system does not report the descendants of a process, so zsync stops only its
+// process group.
 func (p *systemProcess) rest() []int { return nil }
 
-// reap has nothing to do: what the command leaves behind is init's.
+// reap has nothing to do: init reaps the command's orphans.
 func (p *systemProcess) reap() {}
 
 // stopTogether has nothing to do: a terminal stops the whole process group.

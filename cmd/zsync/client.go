@@ -17,7 +17,7 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 )
 
-// A client is what the global flags say about the ensemble.
+// A client has the global flags for the ensemble.
 type client struct {
 	*host
 	servers string
@@ -104,8 +104,7 @@ func defaultOwner() string {
 	return fmt.Sprintf("%s:%d", host, os.Getpid())
 }
 
-// verdict gives an error its exit status, unless it has one. That of a wait
-// which took too long is late.
+// verdict gives an error its exit status, unless it has one. late is the status of a wait that took too long.
 func verdict(err error, late int) error {
 	var has *statusError
 	var sig *signalError
@@ -147,9 +146,8 @@ func (h *host) hearAll() chan os.Signal {
 	return all
 }
 
-// hear has signals sent to ch, but for those that the parent process has had ignored,
-// as nohup does with SIGHUP. They stay ignored, and so they are by the command, which
-// inherits that.
+// hear sends signals to ch, except for the ones that the parent process ignores, as nohup does with SIGHUP.
+// zsync ignores them too, and so does the command, which inherits that.
 func (h *host) hear(ch chan<- os.Signal, signals ...os.Signal) {
 	for _, sig := range signals {
 		if !h.signals.Ignored(sig) {
@@ -158,8 +156,8 @@ func (h *host) hear(ch chan<- os.Signal, signals ...os.Signal) {
 	}
 }
 
-// untilSignalOf returns a context that ends with one of the signals that end
-// programs. After stop it does not, and all signals stay in the channel.
+// untilSignalOf returns a context that ends with the first signal that ends programs. After stop, all signals
+// stay in the channel.
 func untilSignalOf(ctx context.Context, all <-chan os.Signal) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stopped, gone := make(chan struct{}), make(chan struct{})

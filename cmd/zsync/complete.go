@@ -67,7 +67,7 @@ func (c *client) candidates(ctx context.Context, begun string) []string {
 	found := places(ctx, s, path.Dir(begun+"x"))
 	found = slices.DeleteFunc(found, func(p string) bool { return !strings.HasPrefix(p, begun) })
 	if len(found) == 1 && len(places(ctx, s, found[0])) > 0 {
-		return append(found, found[0]+"/") // so that one can stop here, or go on
+		return append(found, found[0]+"/") // so that the user can stop here, or continue
 	}
 	return found
 }

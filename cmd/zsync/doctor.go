@@ -120,16 +120,16 @@ type doctor struct {
 	session    *zsync.Session
 	clean, yes bool
 	admin      int
-	older      time.Duration // what killed processes have left behind: nobody waits for a reply for a day
+	older      time.Duration // the least age of leftovers of killed processes: no process waits a day for a reply
 	findings   []string
-	wrong      bool // one of them is more than a note
+	wrong      bool // a finding is more than a note
 	znodes     int
 	hosts      int
 	leftovers  []leftover
-	left       []string          // what has the name of a leftover and is left alone, and why
-	sessions   map[string]string // those of contenders, and where one of them is
+	left       []string          // znodes with a leftover's name that we leave alone, and the reason
+	sessions   map[string]string // the contenders' sessions, each with a path
 	newest     time.Time         // when the last contender came
-	first      map[string]int    // the settings of the first server that tells them
+	first      map[string]int    // the settings of the first server that answered
 	firstHost  string
 }
 
@@ -204,7 +204,7 @@ func (d *doctor) clock() {
 	}
 }
 
-// contender looks at one who holds or waits.
+// contender examines a contender.
 func (d *doctor) contender(ctx context.Context, l look.Line) error {
 	if l.Since == nil || l.Node == "" {
 		return nil
@@ -225,7 +225,7 @@ func (d *doctor) contender(ctx context.Context, l look.Line) error {
 // often is after how many attempts an element is taken for poison.
 const often = 5
 
-// poison looks for elements of a queue that fail again and again.
+// poison looks for elements of a queue that fail repeatedly.
 func (d *doctor) poison(ctx context.Context, path string) error {
 	st, err := zsync.NewQueue[[]byte](d.session, path, zsync.WithCodec(zsync.Raw)).Stats(ctx)
 	if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth) {
@@ -237,8 +237,8 @@ func (d *doctor) poison(ctx context.Context, path string) error {
 	return err
 }
 
-// deadlocks tells the circles that are there at two looks: what is read is no
-// snapshot, and two who exchange their locks may look like a circle once.
+// deadlocks reports the circles that exist at two looks. A single look reads no snapshot: two processes that
+// exchange their locks can look like a circle once.
 func (d *doctor) deadlocks(ctx context.Context, t *look.Tree) error {
 	var first look.Graph
 	for _, p := range t.Places {
@@ -275,13 +275,12 @@ func (d *doctor) deadlocks(ctx context.Context, t *look.Tree) error {
 	return nil
 }
 
-// receipts looks for those of processes that were killed before they could
-// delete them.
+// receipts looks for receipts of processes that were killed before they could delete them.
 func (d *doctor) receipts(ctx context.Context, root string, t *look.Tree) error {
 	parents := map[string]bool{root: true}
 	for _, p := range t.Places {
 		parents[path.Dir(p.Path)] = true
-		// Those of a Cond or a Once lie among its contenders.
+		// The receipts of a Cond or a Once lie among its contenders.
 		if err := d.receiptsIn(ctx, p.Path, p.Names); err != nil {
 			return err
 		}
@@ -356,9 +355,8 @@ func isReceipt(data []byte, stat *zk.Stat) (not string) {
 	return ""
 }
 
-// leave takes note of a znode that has the name of a leftover. It may be deleted if its data
-// prove that zsync has made it, it has no children, is of no session, and has not been written
-// for some time.
+// leave notes a znode that has the name of a leftover. doctor may delete it if its data prove that zsync made
+// it, it has no children and no session, and its last write was some time ago.
 func (d *doctor) leave(ctx context.Context, path string, disproof func(data []byte, stat *zk.Stat) string) error {
 	data, stat, err := d.session.Get(ctx, path)
 	if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth) {
@@ -421,13 +419,12 @@ func (d *doctor) cleanUp(ctx context.Context, cmd *cobra.Command) error {
 
 var errChanged = errors.New("it is not what was shown")
 
-// remove deletes the znode if it is still what was looked at.
+// remove deletes the znode if it is still the one that was examined.
 //
-// The deletion is bound to the version that is read here, together with the zxid
-// of the creation and of the last write. Who makes the znode anew between the
-// read and the deletion, at that same version, would have it deleted. A receipt's name is
-// never used twice. An empty directory that a session makes anew is made again by the
-// session that misses it.
+// The deletion is bound to the version that is read here, together with the zxids of the creation and of the
+// last write. One case remains: another client deletes and creates the znode between the read and the deletion,
+// at the same version. Then we delete the new znode. For a receipt this cannot happen: its name is never used
+// twice. For an empty directory it is harmless: the session that misses it creates it again.
 func (l leftover) remove(ctx context.Context, s *zsync.Session) error {
 	_, stat, err := s.Get(ctx, l.path)
 	if errors.Is(err, zk.ErrNoNode) {
@@ -468,7 +465,7 @@ func (d *doctor) numbers(p look.Place) {
 			}
 		}
 	}
-	if greatest == 0 && len(p.Kinds) > 0 { // nobody is there to show the number
+	if greatest == 0 && len(p.Kinds) > 0 { // there is no contender to show the number
 		greatest = p.Made
 	}
 	if greatest > nearly {
@@ -500,7 +497,7 @@ func (d *doctor) servers(ctx context.Context, c *client) {
 	}
 }
 
-// differences compares the settings of a server with those of the first.
+// differences compares the settings of a server with the first server's.
 func (d *doctor) differences(host string, settings map[string]int) {
 	if d.first == nil {
 		d.first, d.firstHost = settings, host
@@ -518,7 +515,7 @@ func (d *doctor) differences(host string, settings map[string]int) {
 func (d *doctor) state(ctx context.Context, host string) {
 	text, err := d.ask(ctx, host, "srvr")
 	if err != nil {
-		return // conf has told that it does not answer
+		return // conf has reported that it does not answer
 	}
 	mode := ""
 	for line := range strings.Lines(text) {
@@ -540,7 +537,7 @@ func (d *doctor) state(ctx context.Context, host string) {
 		return
 	}
 	for id, at := range d.sessions {
-		// One of another kind of session, or one that has ended since, is looked for again.
+		// A session of another kind, or a session that has ended since, needs a second look.
 		if id == look.SessionText(0) || strings.Contains(dump, id+":\n") {
 			continue
 		}
@@ -551,7 +548,7 @@ func (d *doctor) state(ctx context.Context, host string) {
 	}
 }
 
-// adminServer asks what only the admin server tells.
+// adminServer asks for the facts that only the admin server has.
 func (d *doctor) adminServer(ctx context.Context, host string) {
 	if d.admin == 0 {
 		return
@@ -579,13 +576,13 @@ func (d *doctor) adminServer(ctx context.Context, host string) {
 	if resp.StatusCode != http.StatusOK || json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&properties) != nil {
 		return
 	}
-	const packet = 0xfffff // what the library and ZooKeeper take for the limit
+	const packet = 0xfffff // the limit by default, in the library and in ZooKeeper
 	if n, err := strconv.ParseInt(fmt.Sprint(properties["jute.maxbuffer"]), 0, 64); err == nil && n < packet {
 		d.problem("%s: jute.maxbuffer is %d, less than %d: listings of long lines and large values fail, and end the connection", host, n, packet)
 	}
 }
 
-// settings judges those of one server.
+// settings judges the settings of a server.
 func (d *doctor) settings(host string, settings map[string]int) {
 	tick := time.Duration(settings["tickTime"]) * time.Millisecond
 	if limit := time.Duration(settings["syncLimit"]) * tick; limit > 0 && limit > d.session.Timeout() {

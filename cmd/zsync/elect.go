@@ -40,8 +40,8 @@ long time. SIGINT and SIGTERM end it in any case.`,
 				e := zsync.NewElection(t.session, t.path, zsync.WithLayout(layout))
 				err = t.under(hold{acquire: e.Campaign, release: e.Resign, lost: e.Lost, tokens: token(e.Token), lines: []line{e}})
 				t.session.Close()
-				// Whoever has told the command to end has meant all of this, though the
-				// leadership was lost before it ended.
+				// A signal that ends the command ends the whole program, even if the leadership was lost before
+				// the command ended.
 				if !again || !lost(err) || t.told {
 					return err
 				}

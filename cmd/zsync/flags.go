@@ -14,7 +14,7 @@ type seconds time.Duration
 
 func (s *seconds) Type() string { return "time" }
 
-// String is 0 for none: help shows no such default. What none means, a flag says.
+// String returns 0 for none, for which help shows no default. A flag's text says what none means.
 func (s *seconds) String() string {
 	if *s == 0 {
 		return "0"
@@ -32,7 +32,7 @@ func (s *seconds) Set(text string) error {
 		d, err, zero = time.Duration(f*float64(time.Second)), nil, f == 0
 	}
 	switch {
-	case err == nil && d == 0 && !zero: // as 0 it would often mean for ever
+	case err == nil && d == 0 && !zero: // 0 would often mean without a limit
 		return errors.New("out of range")
 	case err != nil:
 		return errors.New("want seconds, or a number with a unit, such as 5, 0.5, 5s or 1m30s")

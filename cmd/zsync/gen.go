@@ -60,7 +60,7 @@ func writeMan(root *cobra.Command, dir string) error {
 	return writeManOf(root, dir, &built)
 }
 
-// writeManOf writes the page of cmd, which is titled by its name, and those of its subcommands.
+// writeManOf writes the pages of cmd and of its subcommands. A page's title is the command's name.
 func writeManOf(cmd *cobra.Command, dir string, built *time.Time) error {
 	hideUnused(cmd)
 	name := strings.ReplaceAll(cmd.CommandPath(), " ", "-")
@@ -81,8 +81,7 @@ func writeManOf(cmd *cobra.Command, dir string, built *time.Time) error {
 	return nil
 }
 
-// markUp makes of the texts of commands the Markdown that man pages are made of:
-// what is indented stays as it is.
+// markUp turns the texts of commands into Markdown for man pages. Indented text stays as it is.
 func markUp(cmd *cobra.Command) {
 	cmd.DisableAutoGenTag = true
 	var b strings.Builder

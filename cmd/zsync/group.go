@@ -75,7 +75,7 @@ lists processes, but does not exclude them from each other.`,
 	return cmd
 }
 
-// join is a member while argv runs, or until a signal comes if that is nil.
+// join is a member while argv runs. Without argv, it is a member until a signal comes.
 func (h *holding) join(cmd *cobra.Command, path, id string, info []byte, argv []string) error {
 	t, err := h.begin(cmd.Context(), path, argv)
 	if err != nil {
@@ -93,7 +93,7 @@ func (h *holding) join(cmd *cobra.Command, path, id string, info []byte, argv []
 	if err != nil {
 		return verdict(err, t.busy)
 	}
-	defer m.Leave() // if that fails it goes with the session
+	defer m.Leave() // otherwise it ends with the session
 	if argv != nil {
 		return t.run(nil, nil) // a member is one again after a loss
 	}
@@ -198,7 +198,7 @@ or after --count lines.`,
 			return h.connected(cmd, args[0], func(ctx context.Context, s *zsync.Session) error {
 				g := h.group(s, args[0])
 				if _, err := g.Members(ctx); err != nil {
-					return err // what may not be read, or has no such path
+					return err // no permission, or no such path
 				}
 				return follow(ctx, cmd, n, args[0], g.Watch(ctx), func(w io.Writer, ms []zsync.Member[[]byte]) error {
 					return writeLine(w, memberLines(ms))

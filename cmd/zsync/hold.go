@@ -15,20 +15,19 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has what the commands that run a command have in common: they wait,
-// run it, and give up what they hold.
+// This file is shared by the commands that run a command: they wait, run it, and release their hold.
 
-// A hold is what a command is run under.
+// A hold is the lock, permit or leadership under which a command runs.
 type hold struct {
 	acquire func(ctx context.Context) error
 	try     func(ctx context.Context) (bool, error)
 	release func() error
 	lost    func() <-chan struct{}
 	tokens  func(ctx context.Context) ([]int64, error) // nil: it has none
-	lines   []line                                     // who else holds and waits stands there
+	lines   []line                                     // the lines of its other holders and waiters
 }
 
-// A line is what has contenders at a path.
+// A line is a path with contenders.
 type line interface {
 	Path() string
 	Contenders(ctx context.Context) ([]zsync.Contender, error)
@@ -42,7 +41,7 @@ func token(get func(ctx context.Context) (int64, error)) func(ctx context.Contex
 	}
 }
 
-// A holding is what the command line says about waiting, running and stopping.
+// A holding has the flags for waiting, running and stopping.
 type holding struct {
 	*client
 	timeout   time.Duration
@@ -52,7 +51,7 @@ type holding struct {
 	killAfter time.Duration
 	onLost    string
 	kazoo     bool
-	signals   chan os.Signal // for one task after another: what comes between two is for the second
+	signals   chan os.Signal // for all tasks in turn: a signal between two is for the second
 }
 
 // tryTimeout is how long --try waits for a server, unless --connect-timeout says more.
@@ -96,15 +95,15 @@ func (h *holding) addBusy(cmd *cobra.Command) {
 	cmd.Flags().IntVarP(&h.busy, "conflict-exit-code", "E", exitBusy, "exit `STATUS` if it is not acquired")
 }
 
-// addTry adds the flag of those who can try, with a short one if that is free.
+// addTry adds --try to a command that can try, with a short flag if that is free.
 func (h *holding) addTry(cmd *cobra.Command, short string) {
 	h.canTry = true
 	cmd.Flags().BoolVarP(&h.try, "try", short, false, "try once, and do not wait; the same as --timeout 0")
 	cmd.Flags().BoolVar(&h.try, "no-wait", false, "the same")
-	cmd.Flags().MarkHidden("no-wait") // what --try was called
+	cmd.Flags().MarkHidden("no-wait") // the old name of --try
 }
 
-// addKazoo adds the flag of those whose znodes can be kazoo's.
+// addKazoo adds --kazoo to a command that can use kazoo's znodes.
 func (h *holding) addKazoo(cmd *cobra.Command, kazoos, curators string) {
 	cmd.Flags().BoolVar(&h.kazoo, "kazoo", false, fmt.Sprintf("share the path with kazoo's %s, not Curator's %s", kazoos, curators))
 }
@@ -157,7 +156,7 @@ func (h *holding) begin(ctx context.Context, path string, argv []string) (*task,
 	}
 	t := &task{holding: h, path: path, argv: argv}
 	if argv != nil {
-		// Whoever read our messages may go; the command, and what is held, are worth more.
+		// If the reader of our messages has exited, continue: the command and its hold are worth more.
 		h.host.hear(make(chan os.Signal, 1), syscall.SIGPIPE)
 	}
 	if h.signals == nil {
@@ -204,13 +203,11 @@ func (t *task) under(h hold) error {
 	case err == nil && errors.As(released, &sig): // while it waited for others
 		return verdict(released, exitBusy)
 	}
-	// A release that fails otherwise goes on in the background, or ends with
-	// the session.
+	// After any other error, the release continues in the background, or ends with the session.
 	return err
 }
 
-// acquire waits for the hold, or tries. When it is not to be had the error says
-// who has it.
+// acquire waits for the hold, or tries. If it fails, the error names the holders.
 func (t *task) acquire(h hold) error {
 	if t.try {
 		ok, err := h.try(t.waiting)
@@ -249,9 +246,8 @@ func (t *task) run(lost <-chan struct{}, tokens func(context.Context) ([]int64, 
 	}
 	select {
 	case <-lost:
-		// Whoever has it now may be running already. Asked after grace: a
-		// session that comes after the one in which this is held, perhaps with
-		// another timeout, begins only when this is told to be lost.
+		// The next holder may be running already. We look after grace: a session that follows the one of this
+		// hold, perhaps with another timeout, begins only after the loss was reported.
 		return fail(exitLost, "%s: the hold was lost before %s was run", t.path, t.argv[0])
 	default:
 	}
@@ -266,7 +262,7 @@ func (t *task) run(lost <-chan struct{}, tokens func(context.Context) ([]int64, 
 	return nil
 }
 
-// tokenVariable is what the command finds in its environment.
+// tokenVariable returns the environment variable that gives the command its tokens.
 func tokenVariable(tokens []int64) string {
 	words := make([]string, len(tokens))
 	for i, t := range tokens {
@@ -286,10 +282,9 @@ func lost(err error) bool {
 
 // grace is how long a command may take to end after it has lost its hold.
 //
-// A session that is cut off tells the loss at least a tenth of its timeout, as
-// the servers have granted it, before they let others go on: see
-// [zsync.Session.Margin]. One half of that is the command's; the other is for
-// zsync to learn of it, and for what is killed to be gone.
+// A session that is cut off reports the loss before the servers let other sessions proceed, by at least a tenth
+// of the timeout that they have granted: see [zsync.Session.Margin]. The command has half of that time. In the
+// other half, zsync learns of the loss and killed processes disappear.
 func (t *task) grace() time.Duration {
 	tenth := t.session.Timeout() / 10
 	if t.killAfter > tenth {
@@ -301,8 +296,8 @@ func (t *task) grace() time.Duration {
 	return tenth / 2
 }
 
-// within returns a context that ends when d has passed, unless stop is called
-// before that or d is 0. format says what has not happened by then.
+// within returns a context that ends after d. It does not if d is 0, or after stop. format describes the wait
+// that has failed.
 func within(ctx context.Context, d time.Duration, format string) (_ context.Context, stop func()) {
 	if d <= 0 {
 		return ctx, func() {}

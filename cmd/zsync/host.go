@@ -55,8 +55,8 @@ func (h *host) getenv(name string) (value string) {
 	return value
 }
 
-// withinVariable is the variable by which a zsync learns that another zsync's command has
-// started it, directly or not: the sessions of those, the outermost first.
+// By withinVariable, a zsync learns that another zsync's command has started it, directly or not. The variable
+// lists the sessions of the outer ones, the outermost first.
 const withinVariable = "ZSYNC_WITHIN"
 
 // within returns the sessions whose commands have started this process.

@@ -33,7 +33,7 @@ DistributedAtomicLong and SharedCount. A new int is 0.`,
 	return cmd
 }
 
-// A number is what the command line says about a number.
+// A number has the flags for a number.
 type number struct {
 	*holding
 	curator bool
@@ -53,7 +53,7 @@ func (n *number) codec() zsync.Codec {
 	return numberCodec{zsync.JSON}
 }
 
-// A numberCodec tells what is no number from servers that fail.
+// A numberCodec marks the error of data that is no number, to separate it from errors of the servers.
 type numberCodec struct{ zsync.Codec }
 
 func (c numberCodec) Unmarshal(data []byte, v any) error {
@@ -63,7 +63,7 @@ func (c numberCodec) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// A noNumberError is what is at a path in place of a number.
+// A noNumberError says that the data at a path is no number.
 type noNumberError struct{ error }
 
 // with connects to the number at the path that is the first of the arguments, of
@@ -187,7 +187,7 @@ numbers.`,
 			return n.connected(cmd, args[0], func(ctx context.Context, s *zsync.Session) error {
 				v := zsync.NewValue[int64](s, args[0], zsync.WithCodec(n.codec()))
 				if _, _, err := v.Load(ctx); err != nil && !errors.Is(err, zsync.ErrNoValue) {
-					return err // what may not be read, or is no number
+					return err // no permission, or no number
 				}
 				return follow(ctx, cmd, count, args[0], v.Watch(ctx), func(w io.Writer, x int64) error { return printNumber(cmd, x) })
 			})
@@ -203,8 +203,7 @@ var negatives = map[string]string{"negatives": ""}
 
 var negative = regexp.MustCompile(`^-[0-9]+$`)
 
-// behindDashes puts a negative number that is an argument behind a --, where it
-// is not taken for flags.
+// behindDashes moves negative numbers among the arguments behind a --, so that they are not taken for flags.
 func behindDashes(root *cobra.Command, args []string) []string {
 	cmd, _, err := root.Find(args)
 	if _, ok := cmd.Annotations["negatives"]; err != nil || !ok || slices.Contains(args, "--") {
@@ -212,7 +211,7 @@ func behindDashes(root *cobra.Command, args []string) []string {
 	}
 	var others, numbers []string
 	for i, a := range args {
-		// What follows --if or --timeout is that flag's.
+		// The word after --if or --timeout is that flag's value.
 		if negative.MatchString(a) && (i == 0 || !takesNext(cmd, args[i-1])) {
 			numbers = append(numbers, a)
 		} else {

@@ -93,8 +93,8 @@ writers are served in the order in which they came.`,
 	return cmd
 }
 
-// unlessMixed returns mine, refused while the other kind of lock is in use at
-// the path. kazoo's locks do not tell their kind.
+// unlessMixed returns mine, refused while the other kind of lock is in use at the path. kazoo's locks do not
+// show their kind.
 func (h *holding) unlessMixed(mine hold, other line, format string) hold {
 	if h.kazoo {
 		return mine

@@ -94,8 +94,8 @@ servers stop answering and when they answer again; zsync top does that in a term
 	return cmd
 }
 
-// missing says once that the servers do not answer, if stop is not called soon, and when stop is
-// called after that, that they do again.
+// missing reports an outage, if stop is not called soon, and its end, when stop is called after that. Each is
+// reported once.
 func (t *task) missing() (stop func()) {
 	began, said := time.Now(), make(chan struct{})
 	timer := time.AfterFunc(overdue, func() {
@@ -133,8 +133,7 @@ func sumUpAll(t *look.Tree) []summary {
 	return rows
 }
 
-// sumUp makes a summary for each kind among the lines of a path. What is free
-// is left out.
+// sumUp makes a summary for each kind among the lines of a path. It omits free paths.
 func sumUp(lines []look.Line) (rows []summary) {
 	for _, l := range lines {
 		if l.Kind == "" {
@@ -182,7 +181,7 @@ func printList(w io.Writer, rows []summary, now time.Time) error {
 	return t.Flush()
 }
 
-// tally is what a list shows for n.
+// tally returns a list's text for n.
 func tally(n int) string {
 	if n == 0 {
 		return "-"

@@ -20,8 +20,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// The exit statuses of zsync itself. A command's own status is passed on, and
-// 128+n for one that signal n ended.
+// The exit statuses of zsync itself. zsync passes on the status of a command that it runs, or 128+n if signal n
+// ended the command.
 const (
 	exitUsage    = 64  // bad command line
 	exitServers  = 69  // ZooKeeper cannot be used: no server answers
@@ -86,8 +86,8 @@ func main() {
 	os.Exit(status)
 }
 
-// execute runs the command line and returns the exit status. If the signal is not nil
-// then zsync must die of it: Ctrl-C ends a shell's loop only if the shell sees that.
+// execute runs the command line and returns the exit status. If it returns a signal, zsync must die of it:
+// Ctrl-C ends a shell's loop only if the shell sees that.
 func execute(ctx context.Context, h *host) (int, os.Signal) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -236,7 +236,7 @@ func commit(info *debug.BuildInfo) (words []string) {
 	return words
 }
 
-// wantSubcommand is what a command does that has only subcommands.
+// wantSubcommand runs a command that has only subcommands.
 func wantSubcommand(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return fail(exitUsage, "%s", didYouMean(fmt.Sprintf("unknown subcommand %q; see %s --help", args[0], cmd.CommandPath()), nearest(args[0], commandNames(cmd))))

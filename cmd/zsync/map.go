@@ -111,7 +111,7 @@ exits with status 75.`,
 	return cmd
 }
 
-// An expectation is what a value must be for it to be written.
+// An expectation has the flags that make a write depend on the present value.
 type expectation struct {
 	value       string
 	absent, any bool
@@ -131,7 +131,7 @@ func (e *expectation) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// swap writes data if the value is what is expected.
+// swap writes data if the value is as expected.
 func (e *expectation) swap(ctx context.Context, what string, data []byte,
 	load func(context.Context) ([]byte, zsync.Version, error), swap func(context.Context, zsync.Version, []byte) (bool, error),
 ) error {
@@ -220,7 +220,7 @@ with a signal, with --timeout, or after --count lines.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 1, 1, func(ctx context.Context, m *sharedMap) error {
 				if _, err := m.Len(ctx); err != nil {
-					return err // what may not be read, or has no such path
+					return err // no permission, or no such path
 				}
 				return follow(ctx, cmd, n, args[0], m.Watch(ctx), func(w io.Writer, all map[string][]byte) error {
 					texts := make(map[string]string, len(all))

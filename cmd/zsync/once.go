@@ -32,7 +32,7 @@ It is a zsync.Once. --reset, without a command, forgets that it was done.`,
 				return err
 			}
 			defer t.session.Close()
-			// Whoever runs it is first in a line like that of a Mutex.
+			// The process that runs it is first in a line, as with a Mutex.
 			lines := []line{zsync.NewMutex(t.session, t.path)}
 			stop := t.narrate(lines)
 			err = zsync.NewOnce(t.session, t.path).Do(t.waiting, func(ctx context.Context) error {

@@ -36,7 +36,7 @@ are bytes too.`,
 	return cmd
 }
 
-// A queueing is what the command line says about a queue.
+// A queueing has the flags for a queue.
 type queueing struct {
 	holding
 	layoutName string
@@ -90,7 +90,7 @@ func (q *queueing) open(cmd *cobra.Command, path string, opts ...zsync.QueueOpti
 	return t, queue, nil
 }
 
-// A sender is one of the ways to send.
+// A sender sends elements, in a way that flags choose.
 type sender func(ctx context.Context, vs ...[]byte) error
 
 func sendCommand(c *client) *cobra.Command {
@@ -231,8 +231,7 @@ type input struct {
 	err     error // io.EOF at the end
 }
 
-// elementsOf reads elements. It reads on until the end, even if nobody wants
-// them: reading cannot be interrupted.
+// elementsOf reads elements. It reads to the end even if the caller has stopped: a read cannot be interrupted.
 func elementsOf(r io.Reader, end byte) <-chan input {
 	ch := make(chan input, maxBatch)
 	go func() {
@@ -253,8 +252,8 @@ func elementsOf(r io.Reader, end byte) <-chan input {
 	return ch
 }
 
-// readElement reads to the end of an element, as ReadBytes does, but no more than
-// can be sent.
+// readElement reads to the end of an element, as ReadBytes does, but not beyond the greatest size that can be
+// sent.
 func readElement(b *bufio.Reader, end byte) (element []byte, err error) {
 	for {
 		part, err := b.ReadSlice(end)
@@ -268,8 +267,7 @@ func readElement(b *bufio.Reader, end byte) (element []byte, err error) {
 	}
 }
 
-// What sendAll sends in one request: about as many elements, and bytes, as
-// there is room for.
+// The number of elements and of bytes that sendAll sends in one request, about as many as there is room for.
 const (
 	maxBatch      = 1000
 	maxBatchBytes = 256 << 10

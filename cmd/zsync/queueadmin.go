@@ -104,7 +104,7 @@ queue. The ID is still remembered.`,
 	return cmd
 }
 
-// A statsLine is what is in a queue, in JSON.
+// A statsLine has the numbers of a queue, in JSON.
 type statsLine struct {
 	Ready    int          `json:"ready"`
 	Claimed  int          `json:"claimed"`

@@ -67,7 +67,7 @@ Exit status 75 means that fewer than --count elements came.`,
 				return err
 			}
 			if argv != nil {
-				// Before any element is claimed: what is given back has had an attempt.
+				// Look before any element is claimed: to give it back would cost it an attempt.
 				if _, err := c.lookPath(argv[0]); err != nil && !errors.Is(err, exec.ErrDot) {
 					status, err := notRun(argv[0], err)
 					return &statusError{status, err}
@@ -129,21 +129,21 @@ type receiver struct {
 	removals sync.WaitGroup
 	slots    chan struct{} // one for each removal that may be under way
 
-	mu      sync.Mutex      // guards what follows
-	doubts  int             // how many removals may not have been: the elements may be received again
+	mu      sync.Mutex      // guards the fields below
+	doubts  int             // removals with unknown results: these elements may be received again
 	failed  error           // of a removal
 	ending  bool            // a signal has come that ends recv
 	running []*job          // the commands
-	failing map[failing]int // those that are to be tried again: how many
+	failing map[failing]int // the elements to try again: how many of each
 	status  error           // of the last command that has failed
 	dead    bool            // something was set aside
-	retried time.Time       // when the last that is to be tried again may be
-	stop    error           // what a command's end ends recv with
+	retried time.Time       // when the last retry is due
+	stop    error           // the error from a command that ends recv
 }
 
 // receive takes what there is, or with follow what will be.
 func (r *receiver) receive(ctx context.Context) error {
-	// A reader that has gone must not end us before the elements are back.
+	// If the reader of our output exits, we must not end before the elements are back.
 	broken := make(chan os.Signal, 1)
 	r.host.hear(broken, syscall.SIGPIPE)
 	if r.argv != nil {
@@ -154,14 +154,14 @@ func (r *receiver) receive(ctx context.Context) error {
 		if !errors.Is(err, errEmpty) {
 			return err
 		}
-		// What our own consumer had claimed has gone back by now.
+		// Our own consumer has given all its claims back by now.
 		if _, more, err := r.queue.Peek(ctx); err != nil || !more {
 			return verdict(err, exitBusy)
 		}
 	}
 }
 
-// verdict says what came of it all, when nothing is under way any more.
+// verdict returns the final error, after all work has ended.
 func (r *receiver) verdict(err error) error {
 	switch {
 	case r.doubts > 0:
@@ -202,7 +202,7 @@ func (r *receiver) round(ctx context.Context) (err error) {
 	}()
 	for !r.full() {
 		select {
-		case free <- struct{}{}: // somebody can work on the next
+		case free <- struct{}{}: // a worker is free for the next
 		case <-stopped:
 			return nil
 		}
@@ -233,8 +233,8 @@ func (r *receiver) round(ctx context.Context) (err error) {
 	return nil
 }
 
-// next waits for an element. It has a place in free already. Without an error ok
-// is false when a command has ended recv.
+// next waits for an element, for which the caller already has a place in free. If ok is false without an error,
+// a command has ended recv.
 func (r *receiver) next(ctx context.Context, elements <-chan zsync.Delivery[[]byte], free chan struct{}, stopped <-chan struct{}) (d zsync.Delivery[[]byte], ok bool, err error) {
 	for {
 		var look <-chan time.Time
@@ -250,8 +250,8 @@ func (r *receiver) next(ctx context.Context, elements <-chan zsync.Delivery[[]by
 		case <-stopped:
 			return d, false, nil
 		case <-look:
-			// What is being worked on may come back, and what is to be tried again will,
-			// unless others take it.
+			// An element that a command works on may come back. An element to try again will, unless another
+			// consumer takes it.
 			if len(free) > 1 || time.Now().Before(r.retry()) {
 				continue
 			}

@@ -26,8 +26,8 @@ func (f *form) addText(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&f.text, "text", false, "store each element as a JSON string, even if it is JSON itself, such as 42")
 }
 
-// encode returns what is stored for an element. Without a flag JSON is stored as it is, as a
-// program expects it that receives objects or numbers, and other text as a JSON string.
+// encode returns the stored form of an element. Without a flag, JSON is stored as it is, for programs that
+// receive objects or numbers, and other text as a JSON string.
 func (f *form) encode(element []byte) ([]byte, error) {
 	switch {
 	case f.raw, !f.text && json.Valid(element):

@@ -20,13 +20,13 @@ import (
 
 // This file runs the command of queue recv.
 
-// A working is what the command line says about the command.
+// A working has the flags for the command.
 type working struct {
 	argv     []string // nil: there is none, and elements are written
 	jobs     int
 	attempts int // 0: without end
 	backoff  time.Duration
-	replace  string // what stands for the element in argv; empty: the command reads it
+	replace  string // the placeholder of the element in argv; empty: the command reads it
 }
 
 // longest is how long what has failed waits at most.
@@ -118,8 +118,7 @@ func (r *receiver) passSignals() (stop func()) {
 	}
 }
 
-// begin makes a job that gets the signals which come from now on; nil if one has
-// come that ends recv.
+// begin makes a job that gets all signals from now on. It returns nil if a signal has already ended recv.
 func (r *receiver) begin() *job {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -139,8 +138,7 @@ func (r *receiver) finish(j *job) (ending bool) {
 	return r.ending
 }
 
-// run runs the command for an element, and decides what becomes of that. What it
-// returns ends recv.
+// run runs the command for an element, and then acknowledges, requeues or drops the element. An error ends recv.
 func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	j := r.begin()
 	if j == nil {
@@ -217,8 +215,7 @@ func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], value []
 	}
 }
 
-// A failing is what is known of an element that is tried again: it has another ID
-// then.
+// A failing identifies an element that is tried again: each attempt has another ID.
 type failing struct {
 	sent  time.Time
 	value string
@@ -231,7 +228,7 @@ func (r *receiver) done(d zsync.Delivery[[]byte], value []byte) {
 	r.forget(d, value)
 }
 
-// forget removes an element from those that are to be tried again. r.mu is held.
+// forget removes an element from the list of retries. r.mu is held.
 func (r *receiver) forget(d zsync.Delivery[[]byte], value []byte) {
 	if d.Attempt == 1 {
 		return // another like it may be

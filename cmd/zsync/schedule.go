@@ -34,7 +34,7 @@ The command's environment has the instant as ZSYNC_INSTANT, in the form
 	return cmd
 }
 
-// A timetable is what the command line says of one.
+// A timetable has the flags for a timetable.
 type timetable struct {
 	every time.Duration
 	cron  string
@@ -48,7 +48,7 @@ func (t *timetable) add(cmd *cobra.Command) {
 // given reports whether there is one.
 func (t *timetable) given() bool { return t.every > 0 || t.cron != "" }
 
-// parse returns the timetable. What cannot be parsed is told from the library.
+// parse returns the timetable. Its errors differ from the library's.
 func (t *timetable) parse() (zsync.Timetable, error) {
 	switch {
 	case t.every > 0 && t.cron != "":
@@ -170,7 +170,7 @@ every machine runs on one, and if it fails there, on another.`,
 	return cmd
 }
 
-// instant is the one that is meant.
+// instant returns the instant of the job, from --at or the timetable.
 func (t *timetable) instant(at string) (time.Time, error) {
 	if at != "" && t.given() {
 		return time.Time{}, fail(exitUsage, "--at does not go with --every and --cron")
@@ -201,7 +201,7 @@ func (t *timetable) instant(at string) (time.Time, error) {
 
 // doOnce does one instant.
 func (t *task) doOnce(at time.Time) error {
-	// Whoever runs it is first in a line like that of a Mutex.
+	// The process that runs the job is first in a line, as with a Mutex.
 	lines := []line{zsync.NewMutex(t.session, t.path)}
 	stop := t.narrate(lines)
 	var status *commandError
@@ -310,8 +310,8 @@ func (t *task) runAll(schedule *zsync.Schedule, next zsync.Timetable) error {
 	return verdict(err, t.busy)
 }
 
-// A relay gives signals to the command while it runs. One that ends programs ends
-// ctx: at once while no command runs, or else when the command has ended.
+// A relay passes signals to the command while it runs. A signal that ends programs ends ctx: at once if no
+// command runs, or else after the command.
 type relay struct {
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
@@ -357,15 +357,15 @@ func (r *relay) take(sig os.Signal) {
 		}
 		select {
 		case r.passed <- sig:
-		default: // as the kernel does with signals that nobody takes
+		default: // the kernel too drops signals that no process takes
 		}
 	case ends(sig):
 		r.cancel(&signalError{sig})
 	}
 }
 
-// begin reports whether a command may be run: no signal has come. A signal comes
-// either before that, and ends ctx, or after, and goes to the command.
+// begin reports whether a command may be run: no signal has come. Each signal comes either before begin, and
+// ends ctx, or after it, and is passed to the command.
 func (r *relay) begin() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has what the global flags say about who we are, who the servers
-// must be, and who may touch what we make.
+// This file has the global flags for security: our credentials, the identity of the servers, and the ACL of our
+// znodes.
 
 // security returns what the flags for it come to.
 func (c *client) security() (opts []zsync.Option, err error) {
@@ -41,7 +41,7 @@ func (c *client) security() (opts []zsync.Option, err error) {
 	return opts, err
 }
 
-// credentials are those of the environment, of --auth-file and of --auth.
+// credentials returns the credentials from the environment, from --auth-file and from --auth.
 func (c *client) credentials() (auths []string, err error) {
 	if env := c.getenv("ZSYNC_AUTH"); env != "" {
 		auths = append(auths, env)
@@ -64,8 +64,8 @@ func (c *client) credentials() (auths []string, err error) {
 	return append(auths, c.auth...), nil
 }
 
-// accessList is what --acl says. What is made with credentials is its maker's
-// alone unless it says something else.
+// accessList returns the list that --acl gives. By default, znodes belong to their creator alone if there are
+// credentials.
 func (c *client) accessList(credentials bool) (acl []zk.ACL, err error) {
 	entries := c.acl
 	if len(entries) == 0 {

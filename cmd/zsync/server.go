@@ -49,7 +49,7 @@ the connection before the reply. server reports each fault on standard error.`,
 	return cmd
 }
 
-// faults are what the flags say about the server.
+// faults has the server's flags.
 type faults struct {
 	*host
 	listen                      string
@@ -103,8 +103,8 @@ func checkAddress(addr string) error {
 	return nil
 }
 
-// newServer makes the server. zktest, made for tests, panics if it cannot listen; whether
-// it can, nobody knows before.
+// newServer makes the server. zktest, made for tests, panics if it cannot listen, and a check in advance is
+// impossible.
 func newServer(opts []zktest.Option) (srv *zktest.Server, err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -25,7 +25,7 @@ func all(holds []hold) hold {
 		}
 		return errors.Join(errs...)
 	}
-	// What was acquired first may have been lost while the last was waited for.
+	// During the wait for the last hold, the first may have been lost.
 	whole := func() bool {
 		return !slices.ContainsFunc(sorted, func(h hold) bool {
 			select {
@@ -48,7 +48,7 @@ func all(holds []hold) hold {
 			if whole() {
 				return nil
 			}
-			release(sorted) // nothing was run under them, so the wait goes on
+			release(sorted) // the command has not started, so wait again
 		}
 	}
 	together.try = func(ctx context.Context) (bool, error) {

@@ -76,7 +76,7 @@ layout, of a queue, and value, the data, which is a string if it is not JSON its
 func (h *host) statusOf(ctx context.Context, s *zsync.Session, paths []string) (lines []look.Line, refused bool, err error) {
 	lines = []look.Line{}
 	for _, path := range paths {
-		if path == "/" { // where nothing can be, but below it
+		if path == "/" { // only paths below it can have primitives
 			t, err := h.survey(ctx, s, path)
 			if err != nil {
 				return nil, false, verdict(err, exitServers)
@@ -93,7 +93,7 @@ func (h *host) statusOf(ctx context.Context, s *zsync.Session, paths []string) (
 		more, err := look.At(ctx, s, path)
 		lines = append(lines, more...)
 		switch {
-		case errors.Is(err, zk.ErrNoAuth): // that of others can be shown
+		case errors.Is(err, zk.ErrNoAuth): // show the other paths
 			lines = append(lines, look.Line{Path: path, State: "not ours to read"})
 			h.say(err)
 			refused = true
@@ -134,7 +134,7 @@ func printStatus(w io.Writer, lines []look.Line) error {
 	return t.Flush()
 }
 
-// dash is what a table shows for s.
+// dash returns a table's text for s.
 func dash(s string) string {
 	if s == "" {
 		return "-"

@@ -20,7 +20,7 @@ var otherWords = map[string][]string{
 	"count": {"permits"}, "workers": {"jobs"}, "parallel": {"jobs"}, "retries": {"max-attempts"}, "debug": {"verbose"},
 }
 
-// near is how many letters a word may differ from one that is suggested.
+// near is the greatest distance of a suggested name from the word.
 const near = 2
 
 // nearest returns the names that are nearest to a word, if they are near, or begin with it.
@@ -37,8 +37,8 @@ func nearest(word string, names []string) (found []string) {
 	return found
 }
 
-// distance is how many letters have to be changed, added, removed, or exchanged with the next to
-// make b of a.
+// distance returns how many changes make b of a: a letter replaced, added or removed, or two neighbours
+// exchanged.
 func distance(a, b string) int {
 	rows := make([][]int, len(a)+1)
 	for i := range rows {
@@ -79,7 +79,7 @@ func didYouMean(message string, names []string) string {
 // unknownFlag matches what is said of a flag that there is not.
 var unknownFlag = regexp.MustCompile(`^unknown flag: --(\S+)$`)
 
-// suggestFlags adds to the error of a flag that there is not those that may be meant.
+// suggestFlags adds similar flags to the error of an unknown flag.
 func suggestFlags(cmd *cobra.Command, err error) error {
 	m := unknownFlag.FindStringSubmatch(err.Error())
 	if m == nil {
@@ -103,8 +103,8 @@ func suggestFlags(cmd *cobra.Command, err error) error {
 	return errors.New(didYouMean(err.Error(), found))
 }
 
-// offline are the commands that connect to no server, as the global flags say how to; looking are
-// those that hold nothing, so that there is nothing to trace.
+// offline lists the commands that connect to no server, and so need no global flags for it. looking lists the
+// commands that hold nothing, and so have nothing to trace.
 var (
 	offline = []string{"server", "verify", "gen", "version", "completion", "help"}
 	looking = []string{"ls", "status", "top", "ui", "doctor"}

@@ -19,8 +19,8 @@ var (
 	count     = look.Count
 )
 
-// writeJSON writes v as JSON of ASCII characters and of what is printed as
-// itself; the rest is escaped, as it may stand in strings alone.
+// writeJSON writes v as JSON of ASCII and other printable characters. It escapes the rest, which only strings
+// can contain.
 func writeJSON(w io.Writer, v any) error {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

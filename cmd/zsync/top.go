@@ -69,7 +69,7 @@ func (h *host) terminal() (in, out *os.File) {
 	return in, out
 }
 
-// top shows what is below root until it is told to quit.
+// top shows the primitives below root until the user quits.
 func (t *task) top(in, out *os.File, root string, every time.Duration) error {
 	before, err := term.MakeRaw(int(in.Fd()))
 	if err != nil {
@@ -182,13 +182,13 @@ type view struct {
 	lines   map[string][]look.Line // by path
 	znodes  int
 	looked  bool
-	looking time.Time // when the present look began; zero: there is none
+	looking time.Time // when the present look began; zero: none
 	failure string
 	order   int     // of orders
 	marked  summary // the line that is marked
-	at      int     // where it was when it was last there
+	at      int     // the last row of the marked line
 	top     int     // the first row that is shown
-	detail  bool    // who holds and who waits at the marked line
+	detail  bool    // shows the contenders at the marked line
 }
 
 // orders are the ways to sort.
@@ -202,7 +202,7 @@ var orders = []struct {
 	{"path", func(a, b summary) int { return 0 }},
 }
 
-// earlier orders times, those that there are before those that there are not.
+// earlier orders times; missing ones come last.
 func earlier(a, b *time.Time) int {
 	switch {
 	case a == nil && b == nil:
@@ -245,7 +245,7 @@ func (v *view) mark(i int) {
 	}
 }
 
-// press does what a key stands for.
+// press carries out a key.
 func (v *view) press(key string, height int) {
 	page := max(height-4, 1)
 	switch key {
@@ -321,7 +321,7 @@ func (v *view) draw(width, height int, now time.Time) string {
 	return out.String()
 }
 
-// drawDetail is who holds and who waits at the marked line.
+// drawDetail shows the holders and the waiters at the marked line.
 func (v *view) drawDetail(now time.Time) []string {
 	rows := []string{fmt.Sprintf("%s: %s", plain(v.marked.Path), v.marked.Kind)}
 	for _, l := range v.lines[v.marked.Path] {

@@ -99,7 +99,7 @@ status 75.`,
 	return cmd
 }
 
-// unexpected says what there is instead of what was expected.
+// unexpected returns the error for a value that --if does not expect.
 func unexpected(path string, old []byte, none bool) error {
 	if none {
 		return fail(exitBusy, "%s: there is no value", path)
@@ -158,7 +158,7 @@ After quick changes, it can write only the latest. It ends with a signal, with
 			}
 			return withValue(h, cmd, args[0], func(ctx context.Context, v *zsync.Value[[]byte]) error {
 				if _, _, err := v.Load(ctx); err != nil && !errors.Is(err, zsync.ErrNoValue) {
-					return err // what may not be read, or has no such path
+					return err // no permission, or no such path
 				}
 				return follow(ctx, cmd, n, args[0], v.Watch(ctx), func(w io.Writer, data []byte) error { return writeElement(w, data, end) })
 			})

@@ -15,12 +15,11 @@ import (
 
 // This file says what a task waits for: behind whom, and since when.
 
-// asking is how long it may take to find out who is in the way. Nobody waits
-// for it but whoever has waited in vain.
+// asking is how long zsync may take to find the holders. Only a command whose wait has failed waits for that.
 const asking = time.Second
 
-// taken names those who are in the way, after a colon; nothing if that cannot be found out,
-// or if there is nobody any more.
+// taken names the holders and the waiters ahead, after a colon. It returns nothing if there are none, or if it
+// cannot find out.
 func (t *task) taken(lines []line, colon string) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.waiting), asking)
 	defer cancel()
@@ -89,16 +88,16 @@ func describe(cs []zsync.Contender) string {
 	return words
 }
 
-// narrating is how often whoever asked for it is told of a change.
+// narrating is how often -v can report a change.
 const narrating = 500 * time.Millisecond
 
-// narrate is narrateOf for who is in the way at lines.
+// narrate is narrateOf for the holders, and the waiters ahead, at lines.
 func (t *task) narrate(lines []line) (stop func(got bool)) {
 	return t.narrateOf(func() string { return t.taken(lines, "") })
 }
 
-// inVain is the error of a wait that took too long. who says who is in the way, as
-// of now: it is told instead of what the wait knew when it ended.
+// inVain returns the error of a wait that took too long. who names the present holders; it replaces what the
+// wait knew when it ended.
 func (t *task) inVain(err error, who string) error {
 	var op *zsync.Error
 	var wait *zsync.WaitError
@@ -116,8 +115,8 @@ func colon(words string) string {
 	return ": " + words
 }
 
-// narrateOf tells on standard error, with -v, what is waited for, until stop is
-// called, at first with the outcome.
+// With -v, narrateOf reports on standard error what the command waits for, until stop is called. The first call
+// of stop reports the outcome.
 func (t *task) narrateOf(what func() string) (stop func(got bool)) {
 	if !t.verbose {
 		return func(bool) {}
