@@ -8,25 +8,27 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// deletions are the queue of one ZooKeeper session: every [Deletion] that it makes.
+// A deletions is the queue of one ZooKeeper session for its [Deletion]s. It decides when each
+// attempt is made. The meaning of a deletion is not its business: see deletion.go.
 //
-// The caller sends a deletion, and the goroutine that reads its answer ends it. So while
-// servers answer, a deletion costs no goroutine. A deletion that waits for a connection, or
-// for its next attempt, waits with all others in one goroutine, run, which exists only while
-// there are any. When there is a connection again, run sends all of them in one piece.
+// The caller sends a deletion, and the reading goroutine ends it with the reply. So while servers
+// answer, a deletion costs no goroutine. A deletion that waits for a connection, or for its next
+// attempt, waits with all others in one goroutine, run. It exists only while there are any. When
+// a connection is back, run sends them all in one write.
 //
-// A deletion of what an abandoned request may make waits for the answer to that, without a
-// goroutine: see deleteBehind. The znodes of abandoned creates without an answer, whose names
-// are not known, are looked for together, in one goroutine: see search.
+// A deletion of a znode that an abandoned request may create waits for the reply to that request,
+// without a goroutine: see deleteBehind. If abandoned creates have no reply, the names of their
+// znodes are unknown, and one goroutine looks for them together: see search.
 //
-// A deletion by a function has a goroutine while that runs, but none between two attempts.
+// A deletion by a function has a goroutine while the function runs, but none between two
+// attempts.
 type deletions struct {
 	inc *Incarnation
 
 	mu        sync.Mutex
-	waiting   []*Deletion   // those that run has not looked at yet; guarded by mu
-	running   bool          // there is a run; guarded by mu
-	searching bool          // there is a search; guarded by mu
+	waiting   []*Deletion   // new deletions for run; guarded by mu
+	running   bool          // run is running; guarded by mu
+	searching bool          // search is running; guarded by mu
 	bell      chan struct{} // has a token when something was added to waiting
 }
 
@@ -40,7 +42,7 @@ func (inc *Incarnation) deletions() *deletions {
 	return q.(*deletions)
 }
 
-// wait hands d to run, and never waits.
+// wait passes d to run. It does not block.
 func (q *deletions) wait(d *Deletion) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -52,15 +54,15 @@ func (q *deletions) wait(d *Deletion) {
 	q.ring()
 }
 
-// ring has run look again.
+// ring makes run look again.
 func (q *deletions) ring() {
 	select {
 	case q.bell <- struct{}{}:
-	default: // run will see it with what is there already
+	default: // the token that is already there covers it
 	}
 }
 
-// run makes attempts until nothing waits any more.
+// run makes attempts until no deletion is left.
 func (q *deletions) run() {
 	var ds []*Deletion
 	for {
@@ -81,8 +83,8 @@ func (q *deletions) run() {
 	}
 }
 
-// look decides when the next attempt at d is made, of which the last has failed, or
-// could not be made. It reports false if there is none: d is over.
+// look decides the time of the next attempt at d, after a failed one. It reports false if d is
+// over.
 func (q *deletions) look(d *Deletion) bool {
 	m := q.inc.Manager
 	switch err := d.err; {
@@ -94,7 +96,7 @@ func (q *deletions) look(d *Deletion) bool {
 		d.over(err)
 		return false
 	case OutcomeOf(err) != Answered:
-		// The answer is lost, or there is no connection.
+		// The reply is lost, or there is no connection.
 		d.mayBe = d.mayBe || OutcomeOf(err) == Unknown
 		d.due = time.Now().Add(m.Config.Retry.Delay(d.tries))
 		d.tries++
@@ -115,11 +117,11 @@ func (q *deletions) look(d *Deletion) bool {
 	return true
 }
 
-// manyWait is how many may wait before a look at all of them takes long.
+// manyWait is the number of deletions above which one pass over all of them takes long.
 const manyWait = 100
 
-// next waits until something can be done about one of ds, all of which wait, or
-// others are handed in; does it, and returns those that go on waiting.
+// next waits until an attempt at a deletion of ds is due, or until there are new deletions. It
+// makes the attempts that are due, and returns the deletions that still wait.
 func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 	if len(ds) == 0 {
 		return nil
@@ -157,7 +159,7 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 		}
 	}
 	if slices.ContainsFunc(due, sought) {
-		// The others are looked for with it, whether or not it is their time.
+		// The others are looked for together with it, even if they are not due.
 		var rest []*Deletion
 		for _, d := range left {
 			if sought(d) {
@@ -173,8 +175,8 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 		return left
 	}
 	if len(left) > manyWait {
-		// Every look is at all of them. So that many whose times differ do not cost a
-		// look each, what comes due meanwhile is seen together.
+		// A pass visits all of them. This pause makes deletions that become due at slightly
+		// different times share a pass.
 		select {
 		case <-time.After(time.Duration(len(left)) * time.Microsecond):
 		case <-q.inc.Ctx.Done():
@@ -185,9 +187,10 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 		timer = time.After(max(time.Until(wake), time.Microsecond))
 	}
 	if connected {
-		up = nil // it is time that is waited for
+		up = nil // wait only for the time
 	}
-	// Whichever is picked when several are ready, all of them are looked at again.
+	// Several cases may be ready at once; whichever is picked, the next pass looks at all
+	// deletions.
 	select {
 	case <-q.bell:
 	case <-up:
@@ -197,7 +200,7 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 	return left
 }
 
-// attempt makes an attempt at each of ds, in one piece where that is a request.
+// attempt makes an attempt at each of ds. Requests among them are sent in one write.
 func (q *deletions) attempt(ds []*Deletion) {
 	var requests []request
 	var lost []*Deletion
@@ -216,24 +219,24 @@ func (q *deletions) attempt(ds []*Deletion) {
 	}
 	if len(lost) > 0 {
 		q.mu.Lock()
-		q.searching = true // run alone begins one, and found none under way
+		q.searching = true // only run begins a search, and there was none
 		q.mu.Unlock()
 		q.inc.Manager.Spawn(func() { q.search(lost) })
 	}
 	if len(requests) > 0 && !q.inc.newestLink().send(requests...) {
 		for _, d := range requests {
-			d.fail(errUnsent) // the connection has just gone
+			d.fail(errUnsent) // the connection has just ended
 		}
 	}
 }
 
-// search looks for what abandoned creates without an answer have made, in one round
-// trip for all of ds. That what is not listed is not there, nor will be, is for the
-// reason that makes [Incarnation.Find] exact: the listings are behind a write and a sync.
+// search looks for the znodes of abandoned creates without a reply, in one round trip for all of
+// ds. A znode that is not listed does not exist, and never will. [Incarnation.Find] has the
+// reason: the listings come after a write and a sync.
 func (q *deletions) search(ds []*Deletion) {
 	inc := q.inc
 	var flush, sync *pending[void]
-	var listed map[string]*pending[listing] // by directory
+	var listed map[string]*pending[listing] // by parent path
 	err := inc.retryAll(inc.Ctx, func(b *Batch) {
 		flush = add(b, inc.flush())
 		sync, listed = add(b, syncCall(ParentPath(ds[0].Paths[0]))), make(map[string]*pending[listing])
@@ -244,7 +247,7 @@ func (q *deletions) search(ds []*Deletion) {
 		}
 	})
 	if err != nil {
-		err = ErrEnded // nothing else ends it
+		err = ErrEnded // retryAll ends with no other error
 	} else if err = sync.err; OutcomeOf(flush.err) != Answered {
 		err = flush.err
 	}
@@ -275,18 +278,18 @@ func (q *deletions) search(ds []*Deletion) {
 // sought reports whether the znode that d deletes must be looked for.
 func sought(d *Deletion) bool { return d.guid != "" }
 
-// found says what d deletes: what was made for a call that has failed.
+// found sets the znode that d deletes. A failed call has created it.
 func (d *Deletion) found(path string) {
 	d.Paths[0], d.guid, d.err = path, "", nil
 }
 
-// giveUpOver ends d, and the session with it, as it may not be deleted.
+// giveUpOver ends d, and the session with it, because the servers refuse the deletion.
 func (q *deletions) giveUpOver(d *Deletion) {
 	q.inc.giveUpOver(d.Paths[0])
 	d.over(ErrEnded)
 }
 
-// giveUpOver gives up the session, because a znode of it at path may not be deleted.
+// giveUpOver abandons the session, because the servers refuse to delete its znode at path.
 func (inc *Incarnation) giveUpOver(path string) {
 	inc.Manager.Log.Error("zsync: what was made may not be deleted; giving up the session", "path", path)
 	inc.giveUp()
@@ -304,8 +307,8 @@ func (d *Deletion) answer(code int32, _ []byte) (whole int32, ok bool) {
 	return code, true
 }
 
-// done is told that an attempt is over. It may be called by the goroutine that reads
-// from the network, so what may wait is left to run.
+// done is called when an attempt is over. The reading goroutine may call it, so it leaves
+// everything that may block to run.
 func (d *Deletion) done() {
 	switch {
 	case d.err == nil, IsNoNode(d.err) && d.mayBe:
@@ -336,8 +339,7 @@ func (d *Deletion) over(err error) {
 
 var _ request = (*Deletion)(nil)
 
-// connection returns a channel that is closed while a connection serves the
-// session.
+// connection returns a channel that is closed while a connection serves the session.
 func (inc *Incarnation) connection() <-chan struct{} {
 	inc.mu.Lock()
 	defer inc.mu.Unlock()

@@ -1,5 +1,8 @@
 package session
 
+// This file has the errors of a session, and the conclusion from an error about its request. The
+// public errors are made of them elsewhere.
+
 import (
 	"context"
 	"errors"
@@ -13,9 +16,8 @@ import (
 
 var (
 
-	// ErrLost means that what was held is gone, or may be as far as this
-	// client can know: its ZooKeeper session ended, or somebody deleted its
-	// znode. The error says why.
+	// ErrLost means that a hold is lost, or may be as far as this client can know: its ZooKeeper
+	// session ended, or another client deleted its znode. The error says why.
 	ErrLost = errors.New("lost")
 
 	// ErrClosed means the Session was closed.
@@ -25,8 +27,8 @@ var (
 	// 1 MiB (jute.maxbuffer). Nothing was sent.
 	ErrTooLarge = errors.New("larger than ZooKeeper's packet limit of 1 MiB")
 
-	// ErrUnprotected means that a znode which somebody else has made may be
-	// changed by others than [WithACL] allows.
+	// ErrUnprotected means that other clients may change a znode of another creator in more ways
+	// than [WithACL] allows.
 	ErrUnprotected = errors.New("others may change what is here")
 
 	// ErrInvalid means an argument breaks a rule that the message names.
@@ -34,16 +36,14 @@ var (
 	ErrInvalid = errors.New("invalid argument")
 )
 
-// ErrEnded means the ZooKeeper session in which a request was to run is over.
-// It never leaves the package: what only waits goes on in the next session,
-// what was held is reported as ErrLost.
+// ErrEnded means that the ZooKeeper session of a request is over. It never leaves the package:
+// waiters continue in the next session, and a hold is reported as ErrLost.
 var ErrEnded = errors.New("zsync: incarnation ended")
 
-// errUnsent is what the transport reports when a request certainly did not
-// reach a server.
+// errUnsent is the error of a request that certainly has not reached a server.
 var errUnsent = zk.ErrNoServer
 
-// ErrVanished means that somebody deleted the znode of a claim.
+// ErrVanished means that another client deleted the znode of a claim.
 var ErrVanished = errors.New("zsync: own znode vanished")
 
 // CtxErr returns the error of a context that has ended, so that both
@@ -56,8 +56,8 @@ func CtxErr(ctx context.Context) error {
 	return &ctxError{err: err, cause: cause}
 }
 
-// A ctxError is the end of a context as an error: it is both the context's Err
-// and its cause.
+// A ctxError is the end of a context as an error: it matches both the context's Err and its
+// cause.
 type ctxError struct{ err, cause error }
 
 func (e *ctxError) Error() string   { return e.cause.Error() }
@@ -68,21 +68,19 @@ func isCtxError(err error) bool {
 	return errors.As(err, &e)
 }
 
-// An outcome says what is known of a request after its reply, or the lack of
-// one.
+// An outcome is the knowledge about a request after its reply, or after the lack of one.
 type outcome int
 
 const (
-	Answered outcome = iota // the server answered: with a result or with an error of its own
+	Answered outcome = iota // the server answered, with a result or an error
 	unsent                  // it never left this client
-	Unknown                 // it was or may have been sent, and no answer came
+	Unknown                 // it was or may have been sent, and has no reply
 )
 
-// OutcomeOf tells what err, as returned by a [zk.Conn], says about the request.
+// OutcomeOf returns the outcome of a request that failed with err.
 //
-// Whatever is not provably unsent or answered is unknown: a failed write comes
-// back as the raw error of the network, so the list is of answers, not of
-// failures.
+// Every error that does not prove "unsent" or "answered" is unknown. A failed write returns the
+// raw error of the network, so the function lists replies, not failures.
 func OutcomeOf(err error) outcome {
 	switch err {
 	case nil,
@@ -94,7 +92,7 @@ func OutcomeOf(err error) outcome {
 		zk.ErrInvalidPath, zk.ErrInvalidFlags, zk.ErrShortBuffer:
 		return Answered
 	case errUnsent, zk.ErrSessionMoved:
-		// A server that has seen the session move ignores the request.
+		// a server that knows that the session has moved ignores the request
 		return unsent
 	}
 	if isCtxError(err) {
@@ -105,9 +103,9 @@ func OutcomeOf(err error) outcome {
 	}
 	var code codeErr
 	switch ok := errors.As(err, &code); {
-	case !ok, code == wire.CodeConnectionLoss, code == wire.CodeOperationTimeout: // a server's own "I do not know"
+	case !ok, code == wire.CodeConnectionLoss, code == wire.CodeOperationTimeout: // the server itself does not know
 		return Unknown
-	case code == wire.CodeThrottled, code == wire.CodeWantsAuth: // the server has put the request aside
+	case code == wire.CodeThrottled, code == wire.CodeWantsAuth: // the server has not executed the request
 		return unsent
 	}
 	return Answered
@@ -133,7 +131,7 @@ func codeError(code int32) error {
 // A codeErr is a server's code for which go-zookeeper has no error.
 type codeErr int32
 
-// codeTexts say what the codes mean.
+// codeTexts has the meanings of codes.
 var codeTexts = map[codeErr]string{
 	-1:                        "the server failed",
 	-2:                        "another operation of the transaction failed",
@@ -158,20 +156,20 @@ func (e codeErr) Error() string {
 	return fmt.Sprintf("%s (server's code %d)", text, int32(e))
 }
 
-// Is has whoever looks for refused credentials find a demand for some, too.
+// Is makes a demand for credentials match the error of refused credentials.
 func (e codeErr) Is(err error) bool { return e == wire.CodeWantsAuth && err == zk.ErrAuthFailed }
 
-// IsNoNode and its like say that a server answered so.
+// IsNoNode, IsNodeExists and IsBadVersion report whether a server has returned that error.
 func IsNoNode(err error) bool     { return IsAnswer(err, zk.ErrNoNode) }
 func IsNodeExists(err error) bool { return IsAnswer(err, zk.ErrNodeExists) }
 func IsBadVersion(err error) bool { return IsAnswer(err, zk.ErrBadVersion) }
 
-// IsAnswer keeps apart what a server has answered and what a context has ended
-// with. The cause of a context may be the answer to another request: errgroup
-// cancels all goroutines with the error of the first that failed.
+// IsAnswer reports whether a server has returned the error answer. It is false for the end of a
+// context, even if its cause is the same error from another request: errgroup cancels all
+// goroutines with the error of the first failure.
 func IsAnswer(err, answer error) bool { return errors.Is(err, answer) && !isCtxError(err) }
 
-// isUnimplemented reports that the server is too old for the request.
+// isUnimplemented reports whether the server is too old for the request.
 func isUnimplemented(err error) bool {
 	return IsAnswer(err, codeErr(wire.CodeUnimplemented))
 }
@@ -189,7 +187,7 @@ var (
 	ErrProtocol  = errors.New("zsync: not the ZooKeeper protocol")
 )
 
-// Invalid reports a bad argument: which one, and the rule it breaks.
+// Invalid returns an error for a bad argument. It names the argument and the rule.
 func Invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
 }

@@ -4,13 +4,13 @@ import (
 	"time"
 )
 
-// An Event is one thing that the observer of a session is told.
+// An Event is one report to the observer of a session.
 type Event struct {
 	Kind EventKind
 	Op   string        // the operation, such as "lock"; empty for events of the session
 	Path string        // the path of the primitive; empty for events of the session
-	Wait time.Duration // how long the caller waited, or how long it was held
-	Err  error         // why it ended
+	Wait time.Duration // how long the caller waited, or how long the hold lasted
+	Err  error         // reason for the end
 }
 
 // An EventKind says what happened.
@@ -19,30 +19,30 @@ type EventKind int
 const (
 	EventAcquired    EventKind = iota + 1 // a wait ended with a grant
 	EventGaveUp                           // a wait ended without one
-	EventReleased                         // a hold was given back to the servers
+	EventReleased                         // a hold was released
 	EventLost                             // a hold was lost with its session
-	EventDead                             // a queue element went to the dead letters
+	EventDead                             // a queue element became a dead letter
 	EventConnected                        // a new ZooKeeper session was established
 	EventSuspended                        // the connection dropped; the session may survive
-	EventReconnected                      // the same session goes on over a new connection
-	EventExpired                          // the session ended and everything held through it was lost
+	EventReconnected                      // the same session continues over a new connection
+	EventExpired                          // the session ended, and every hold through it is lost
 )
 
-// A LossReason says why something that was held in a session is lost.
+// A LossReason says why a hold in a session is lost.
 type LossReason int
 
 const (
 	LossExpired   LossReason = iota + 1 // the servers have ended the session
 	LossCutOff                          // no server has confirmed it in time
-	LossPaused                          // nor could one, as this process was stopped
+	LossPaused                          // no server could confirm it, because this process was stopped
 	LossReplaced                        // a server has put another session in its place
-	LossDeleted                         // somebody has deleted the znode
-	LossClosed                          // closed, or failed for good
-	LossSuspended                       // the connection dropped, and that counts
-	LossGivenUp                         // this process has given it up by itself
+	LossDeleted                         // another client has deleted the znode
+	LossClosed                          // closed, or failed permanently
+	LossSuspended                       // the connection dropped, which counts as a loss by option
+	LossGivenUp                         // this process has abandoned it
 )
 
-// A State is what a session is doing.
+// A State is the state of a session.
 type State int
 
 const (
@@ -53,5 +53,5 @@ const (
 	StateClosed                  // the end
 )
 
-// A listener is told of every change of state. It does not wait.
+// A listener receives every change of state. push does not block.
 type listener interface{ push(State) }

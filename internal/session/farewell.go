@@ -1,15 +1,18 @@
 package session
 
+// This file delays the end of a session until its users have finished work that only this process
+// can do, such as deleting persistent znodes. How they do it is not its business.
+
 import (
 	"sync"
 	"time"
 )
 
-// farewellTime is how long Close waits for them.
+// farewellTime is the longest time that Close waits for them.
 const farewellTime = time.Second
 
-// BeforeClose returns a channel that is closed when the session is about to be
-// closed. Close waits, but not long, until done has been called.
+// BeforeClose returns a channel that is closed when Close begins the farewell. Close waits, but
+// not long, until each user has called done.
 func (m *Manager) BeforeClose() (begun <-chan struct{}, done func()) {
 	f := &m.leaving
 	f.mu.Lock()
@@ -30,8 +33,8 @@ func (m *Manager) BeforeClose() (begun <-chan struct{}, done func()) {
 	})
 }
 
-// sayFarewell is the first thing that Close does. Who closes the session while
-// another does waits with him.
+// sayFarewell runs the farewell for Close. A second concurrent Close waits until the first has
+// run it.
 func (m *Manager) sayFarewell() {
 	f := &m.leaving
 	f.mu.Lock()

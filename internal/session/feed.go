@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// States returns a channel of every change of state from now on, as values of
-// the caller's type. The channel is closed when ctx ends, or after StateClosed.
+// States returns a channel that receives every change of state from now on, as values of the
+// caller's type. The channel is closed when ctx ends, or after StateClosed.
 func States[S ~int](ctx context.Context, m *Manager) <-chan S {
 	f := newFeed[S]()
 	m.mu.Lock()
@@ -34,12 +34,13 @@ func States[S ~int](ctx context.Context, m *Manager) <-chan S {
 	return f.out
 }
 
-// A feed carries the changes of state to one reader.
+// A feed carries the changes of state to one reader. It buffers them, so that a slow reader never
+// blocks the session.
 type feed[S ~int] struct {
 	out   chan S
 	more  chan struct{} // has a token when queue may not be empty
 	last  chan struct{} // closed when StateClosed is in queue
-	stuck chan struct{} // closed when nothing but the reader is missing after that
+	stuck chan struct{} // closed when, after that, only the reader is missing
 
 	mu    sync.Mutex
 	queue []State // guarded by mu

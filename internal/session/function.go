@@ -9,35 +9,36 @@ import (
 	"time"
 )
 
-// A Function is a call of the program's function by Do, Run or Work. Close ends its context,
-// with cause ErrClosed, and waits until the function has returned and its hold is released.
+// A Function is a call of the program's function by Do, Run or Work. Close ends its context, with
+// cause ErrClosed, and waits until the function has returned and its hold is released. This file
+// counts these calls; holds are not its business.
 type Function struct {
 	of     *functions
-	parent *Function // in whose context this one was called, or nil
+	parent *Function // the function in whose context this function was called, or nil
 
-	goroutine uint64 // that runs it; guarded by functions.mu, as is what follows
+	goroutine uint64 // runs the function; guarded by functions.mu, like the fields below
 	running   bool
 	waived    bool // it has called Close itself
 }
 
-// functions are the functions of a Session that run.
+// functions has the running functions of a Session.
 type functions struct {
-	leaving Ending // ended by Close, right after nothing new may begin; its hooks end the contexts of functions
+	leaving Ending // ended by Close when nothing new may begin; its hooks end the contexts of functions
 
 	mu      sync.Mutex
-	closed  error // why none may begin any more
+	closed  error // why no function may begin
 	running map[*Function]struct{}
 	changed chan struct{} // made by Close; closed when running changes
-	until   time.Time     // when Close waits no longer; set by the first call of it
+	until   time.Time     // end of Close's wait; set by its first call
 }
 
-// Begin is called before the function runs, in its goroutine. If the Session is being closed the
+// Begin is called before the function runs, in its goroutine. If the Session is being closed, the
 // function must not run, and the error is ErrClosed.
 func (f *Function) Begin() error {
 	fs := f.of
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	// Close sets closed, and looks at running after that. So either it sees f, or f sees closed.
+	// Close sets closed and then reads running. So either it sees f, or f sees closed.
 	if fs.closed != nil {
 		return fs.closed
 	}
@@ -49,17 +50,17 @@ func (f *Function) Begin() error {
 	return nil
 }
 
-// close says that no function may begin any more, because of err.
+// close stops functions from beginning. Begin then returns err.
 func (fs *functions) close(err error) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	fs.closed = err
 }
 
-// A functionKey is the key of the function whose context it is.
+// A functionKey is the context key of a Function.
 type functionKey struct{ of *functions }
 
-// In returns the context of f, made of ctx.
+// In returns a context of f that is derived from ctx.
 func (f *Function) In(ctx context.Context) context.Context {
 	return context.WithValue(ctx, functionKey{f.of}, f)
 }
@@ -100,7 +101,7 @@ func (f *Function) Runs() bool {
 	return false
 }
 
-// waive has Close not wait for the functions of this goroutine, which has called Close.
+// waive excludes the functions of this goroutine, which has called Close, from the wait of Close.
 func (fs *functions) waive() {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -111,11 +112,11 @@ func (fs *functions) waive() {
 	for f := range fs.running {
 		f.waived = f.waived || f.goroutine == me
 	}
-	fs.changeLocked() // another Close may be waiting for one of them
+	fs.changeLocked() // another Close may be waiting for these
 }
 
-// awaited returns the number of functions that Close waits for, and a channel that is closed
-// when it changes.
+// awaited returns the number of functions that Close waits for, and a channel that is closed when
+// it changes.
 func (fs *functions) awaited() (n int, changed <-chan struct{}) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -130,7 +131,7 @@ func (fs *functions) awaited() (n int, changed <-chan struct{}) {
 	return n, fs.changed
 }
 
-// deadline returns when Close waits no longer: limit after its first call.
+// deadline returns the time at which Close stops waiting: limit after its first call.
 func (fs *functions) deadline(limit time.Duration) time.Time {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// NameOfKey returns the name of a znode for any string: what no name may hold is
-// escaped as in a URL.
+// NameOfKey returns a znode name for any string. It escapes characters that a name cannot
+// contain, as in a URL.
 func NameOfKey(key string) string {
 	switch key {
 	case "":
@@ -33,7 +33,7 @@ func NameOfKey(key string) string {
 	return b.String()
 }
 
-// KeyOfName returns the string that NameOfKey made name of, if it did.
+// KeyOfName returns the string for which NameOfKey returns name; ok is false if there is none.
 func KeyOfName(name string) (key string, ok bool) {
 	if name == "%" {
 		return "", true
@@ -58,7 +58,7 @@ func KeyOfName(name string) (key string, ok bool) {
 	return key, NameOfKey(key) == name
 }
 
-// KeyThatFits returns as much of key as has a name of at most room bytes.
+// KeyThatFits returns the longest prefix of key whose name has at most room bytes.
 func KeyThatFits(key string, room int) string {
 	for i, r := range key {
 		if room -= len(NameOfKey(string(r))); room < 0 {

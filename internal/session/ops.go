@@ -13,10 +13,11 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// This file has what transactions are made of, and what is known of their results.
+// This file prepares the operations of transactions, and reconstructs lost results. How a
+// transaction is applied exactly once is not its business: see internal/txn.
 
-// Recall finds out the responses of a transaction that was applied at zxid, but
-// whose reply was lost. What others have changed since cannot be found out.
+// Recall reconstructs the responses of a transaction that was applied at zxid, but whose reply
+// was lost. It cannot reconstruct responses about znodes that other clients have changed since.
 func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.MultiResponse {
 	rs := presumed(ops)
 	found := make(map[string]bool)
@@ -32,14 +33,14 @@ func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.
 			}
 			dir, base := op.Path[:strings.LastIndexByte(op.Path, '/')], op.Path[strings.LastIndexByte(op.Path, '/')+1:]
 			names, _, _ := inc.Children(ctx, cmp.Or(dir, "/"))
-			slices.Sort(names) // the newest last; several of one prefix were numbered in their order
+			slices.Sort(names) // the newest last; several of one prefix were numbered in order
 			for _, name := range slices.Backward(names) {
 				if _, ok := ParseSeq(strings.TrimPrefix(name, base)); !ok || !strings.HasPrefix(name, base) || found[dir+"/"+name] {
 					continue
 				}
 				stat, err := inc.Exists(ctx, dir+"/"+name)
 				if err != nil || stat != nil && stat.Czxid < zxid {
-					break // it is gone
+					break // it is deleted
 				}
 				if stat != nil && stat.Czxid == zxid {
 					rs[i].String = dir + "/" + name
@@ -52,8 +53,8 @@ func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.
 	return rs
 }
 
-// presumed is what is known without asking of the responses of a transaction
-// that was applied: the paths that are not sequential.
+// presumed returns the responses of an applied transaction as far as they are known without a
+// request: the paths that are not sequential.
 func presumed(ops []any) []zk.MultiResponse {
 	rs := make([]zk.MultiResponse, len(ops))
 	for i, op := range ops {
@@ -64,7 +65,7 @@ func presumed(ops []any) []zk.MultiResponse {
 	return rs
 }
 
-// BareResponses takes the chroot off the paths of rs.
+// BareResponses removes the chroot from the paths of rs.
 func (m *Manager) BareResponses(rs []zk.MultiResponse) []zk.MultiResponse {
 	for i := range rs {
 		if rs[i].String != "" {
@@ -74,11 +75,10 @@ func (m *Manager) BareResponses(rs []zk.MultiResponse) []zk.MultiResponse {
 	return rs
 }
 
-// CheckOps refuses operations that cannot be sent, gives copies of the others
-// the chroot and returns the directory of a path beside which a log can be made. They are
-// copies because they may be sent when the caller has gone, and uses its buffers for
-// something else. extra are the server's paths of what else will be named in
-// the transaction.
+// CheckOps refuses operations that cannot be sent. It returns copies of the others with the
+// chroot, and the parent path in which a log can be created. They are copies because they may be
+// sent after the call has returned, when the caller reuses its buffers. extra has the server's
+// paths of other znodes of the transaction.
 func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, err error) {
 	if len(ops) == 0 {
 		return nil, "", Invalid("a transaction needs at least one operation")
@@ -125,7 +125,7 @@ func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, 
 			return nil, "", fmt.Errorf("operation %d: %w", i, err)
 		}
 	}
-	// A log cannot be made in what is deleted.
+	// a log cannot be created in a znode that is deleted
 	for slices.ContainsFunc(full, func(op any) bool { d, ok := op.(*zk.DeleteRequest); return ok && d.Path == dir }) {
 		dir = ParentPath(dir)
 	}
@@ -138,11 +138,11 @@ func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, 
 	return full, dir, nil
 }
 
-// LogName is as long as the name of a transaction's log may be.
+// LogName is as long as the longest name of a transaction's log.
 const LogName = "_c_xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx-receipt"
 
-// checkOpPath is CheckPath, but the path of a sequential create may end in a
-// slash: the number is then the whole name.
+// checkOpPath is CheckPathText, but the path of a sequential create may end in a slash: then the
+// number is the whole name.
 func checkOpPath(op any, path string) error {
 	if c, ok := op.(*zk.CreateRequest); ok && c.Flags&zk.FlagSequence != 0 && len(path) > 1 && path[len(path)-1] == '/' {
 		path += "0"
@@ -150,7 +150,7 @@ func checkOpPath(op any, path string) error {
 	return CheckPathText(path)
 }
 
-// FailedOp returns the index of the operation that failed a transaction.
+// FailedOp returns the index of the operation because of which a transaction failed.
 func FailedOp(rs []zk.MultiResponse) int {
 	for i, r := range rs {
 		if r.Error != nil {
@@ -160,12 +160,13 @@ func FailedOp(rs []zk.MultiResponse) int {
 	return -1
 }
 
-// SweptAfter is how long something that tells of a transaction must not have been written, by
-// the servers' clock, before somebody deletes it: who was to do that has been killed.
+// SweptAfter is the age, by the servers' clock, after which any client may delete a znode that
+// records a transaction: its own client has crashed.
 const SweptAfter = 12 * time.Hour
 
-// Late reports whether what was sent at that time may have made something that was swept since.
-// The machine may have slept, or its clock been set: the clock counts by which it is later.
+// Late reports whether a request sent at that time may have created a znode that was swept since.
+// The machine may have slept, or its clock may have been set: the clock that shows more time
+// counts.
 func Late(sent time.Time) bool {
 	now := time.Now()
 	m := momentOf(sent)

@@ -5,26 +5,27 @@ import (
 	"time"
 )
 
-// An outage is the time from the end of a connection, or from Connect, to the next connection. While it
-// lasts the log says now and then which servers were tried, and why each has failed: after
-// firstWord, and each time twice as late as the time before. Its end is logged if the outage was.
+// An outage is the time from the end of a connection, or from Connect, to the next connection.
+// During an outage, the log lists at intervals the servers that were tried, and why each has
+// failed: first after firstWord, and then after twice the previous interval. If the outage was
+// logged, its end is too.
 type outage struct {
 	say   func(began time.Time)
 	spawn func(f func()) // runs f in a goroutine that Close waits for
 
 	mu    sync.Mutex    // taken after Manager.mu
 	began time.Time     // zero if there is a connection; guarded by mu
-	said  bool          // the log has told of it; guarded by mu
-	wait  time.Duration // before the next word; guarded by mu
-	timer *time.Timer   // until the next word; guarded by mu
+	said  bool          // it was logged; guarded by mu
+	wait  time.Duration // pause before the next message; guarded by mu
+	timer *time.Timer   // runs lasts; guarded by mu
 }
 
 const (
 	firstWord = time.Second
-	lastWord  = time.Hour // the longest wait
+	lastWord  = time.Hour // the longest interval
 )
 
-// begin is told that there is no connection.
+// begin is called when there is no connection.
 func (o *outage) begin() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -34,8 +35,8 @@ func (o *outage) begin() {
 	}
 }
 
-// end is told that there is a connection, or will be none. It returns when the outage began, and
-// whether the log has told of it.
+// end is called when there is a connection, or will be none. It returns when the outage began,
+// and whether it was logged.
 func (o *outage) end() (began time.Time, said bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -46,7 +47,7 @@ func (o *outage) end() (began time.Time, said bool) {
 	return began, o.said && !began.IsZero()
 }
 
-// lasts says what was tried.
+// lasts logs the outage.
 func (o *outage) lasts() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -56,5 +57,5 @@ func (o *outage) lasts() {
 	o.said, o.wait = true, min(2*o.wait, lastWord)
 	o.timer = time.AfterFunc(o.wait, o.lasts)
 	began := o.began
-	o.spawn(func() { o.say(began) }) // nothing is said behind Close: end, which comes before it, has o.mu too
+	o.spawn(func() { o.say(began) }) // no message follows Close: end comes before it, and takes o.mu
 }

@@ -1,5 +1,7 @@
 package session
 
+// This file has the rules for paths and names of znodes.
+
 import (
 	"path"
 	"strconv"
@@ -23,8 +25,8 @@ func ParentPath(p string) string { return path.Dir(p) }
 // BaseName returns the last element of p.
 func BaseName(p string) string { return path.Base(p) }
 
-// CheckPath refuses what ZooKeeper would refuse, the root, which can carry no
-// primitive, and what is too long.
+// CheckPath refuses a path that ZooKeeper refuses, the root, which cannot carry a primitive, and
+// a path that is too long.
 func CheckPath(p string) error {
 	if len(p) > MaxPath {
 		return Invalid("path of %d bytes is too long; the limit is %d", len(p), MaxPath)
@@ -32,8 +34,8 @@ func CheckPath(p string) error {
 	return CheckPathText(p)
 }
 
-// CheckPathText is CheckPath but for the length. The rules are those of
-// ZooKeeper's PathUtils.
+// CheckPathText is CheckPath without the limit on the length. ZooKeeper's PathUtils has the same
+// rules.
 func CheckPathText(p string) error {
 	switch {
 	case p == "":
@@ -63,23 +65,23 @@ func CheckPathText(p string) error {
 	return nil
 }
 
-// MaxPath bounds the paths of primitives and the chroot, so that a request which
-// names many of their znodes stays below the packet limit.
+// MaxPath limits the paths of primitives and the chroot, so that a request with many of their
+// znodes stays below the packet limit.
 const MaxPath = 2048
 
-// NewGUID returns what makes a znode's name unique: 36 lower-case characters,
-// dashed, as Curator wants them.
+// NewGUID returns a unique part of a znode's name: 36 lower-case characters with dashes, as
+// Curator requires.
 func NewGUID() string { return uuid.NewString() }
 
-// NewMarkedGUID is NewGUID with a mark on it, which costs nothing: it is a UUID of
-// version 8, that of one's own design, where others are random, of version 4.
+// NewMarkedGUID is NewGUID with a mark that costs no space: it is a UUID of version 8 (custom),
+// and NewGUID returns version 4 (random).
 func NewMarkedGUID() string {
 	id := uuid.New()
 	id[6] = id[6]&0x0f | 0x80
 	return id.String()
 }
 
-// IsMarkedGUID reports whether guid, with its dashes or without them, is one of NewMarkedGUID.
+// IsMarkedGUID reports whether guid, with or without dashes, is a result of NewMarkedGUID.
 func IsMarkedGUID(guid string) bool {
 	if len(guid) != 36 && len(guid) != 32 {
 		return false
@@ -88,12 +90,11 @@ func IsMarkedGUID(guid string) bool {
 	return err == nil && id.Version() == 8 && id.Variant() == uuid.RFC4122
 }
 
-// ProtectedName is Curator's form of a name that its creator can find again
-// when the reply to the create was lost.
+// ProtectedName returns Curator's form of a name that its creator can find after a lost reply.
 func ProtectedName(guid, base string) string { return "_c_" + guid + "-" + base }
 
-// ParseSeq reads the server's "%010d" of an int32: ten digits, or a minus sign
-// and as many digits as "%010d" gives a negative number.
+// ParseSeq parses the server's "%010d" of an int32: ten digits, or a minus sign and the digits
+// that "%010d" gives a negative number.
 func ParseSeq(s string) (int32, bool) {
 	if len(s) < 10 || len(s) > 11 || len(s) == 11 && s[0] != '-' {
 		return 0, false

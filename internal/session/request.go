@@ -1,5 +1,8 @@
 package session
 
+// This file has the life of a request: it is started, awaited, and repeated until it is answered.
+// How it reaches a server is not its business: see link.
+
 import (
 	"context"
 	"errors"
@@ -9,26 +12,25 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A call is what a request says and what its reply means.
+// A call is the content of a request and the decoder of its reply.
 type call[T any] struct {
 	op   int32
-	path string                  // "" if it is not of one znode
-	moot bool                    // it changes nothing, whenever it is carried out
-	body func(p []byte) []byte   // appends what follows the path; nil: nothing
-	take func(s *wire.Scanner) T // takes the reply apart, which is no error; nil: there is nothing in it
+	path string                  // "" if the request is not about one znode
+	moot bool                    // it changes nothing, whenever the server executes it
+	body func(p []byte) []byte   // appends the part after the path; nil: there is none
+	take func(s *wire.Scanner) T // decodes a reply without an error; nil: it is empty
 
-	// judge, if it is not nil, is take for a reply that can tell of an error of
-	// its own.
+	// judge replaces take, if it is not nil, for a reply that can contain its own error.
 	judge func(s *wire.Scanner) (v T, code int32, err error)
 }
 
-// A pending is a request whose reply may be awaited, or left to someone else.
+// A pending is a request whose reply the caller awaits, or leaves to another function.
 type pending[T any] struct {
 	Done chan struct{} // closed when val and err are set
 	val  T
 	err  error
 	call call[T]
-	scan wire.Scanner // of the reply; here so that it is not allocated anew
+	scan wire.Scanner // of the reply; a field to save an allocation
 	heir atomic.Pointer[func()]
 }
 
@@ -67,7 +69,7 @@ func (p *pending[T]) answer(code int32, body []byte) (whole int32, ok bool) {
 	case p.call.take != nil:
 		p.val = p.call.take(&p.scan)
 	}
-	p.scan.Rest = nil // it is the link's
+	p.scan.Rest = nil // the buffer belongs to the link
 	return code, !p.scan.Bad
 }
 
@@ -82,11 +84,10 @@ func (p *pending[T]) fail(err error) {
 	p.done()
 }
 
-// then has f called once, when Done is closed: so nobody needs a goroutine to wait
-// for what a caller who has left would have waited for. f must not wait itself, as
-// it may be called by the goroutine that reads from the network. It is called once
-// at the latest when the session has ended and its connection is down, as what has
-// no reply then fails. There is one f for a request.
+// then registers f, which is called once, when Done is closed. So no goroutine needs to wait for
+// the reply after the caller has left. The reading goroutine may call f, so f must not block. f
+// is called at the latest when the session has ended and its connection is down: then a request
+// without a reply fails. A request has one f.
 func (p *pending[T]) then(f func()) {
 	p.heir.Store(&f)
 	if IsClosed(p.Done) {
@@ -94,17 +95,17 @@ func (p *pending[T]) then(f func()) {
 	}
 }
 
-// handOn calls what then was given. It is called behind the close of Done, and
-// behind the store of heir where Done is closed already: so the later of the two
-// finds both, and where both do one of them takes it.
+// handOn calls the function that then has registered. done closes Done and then calls handOn.
+// then stores heir, and calls handOn if Done is closed. So at least the later of the two finds
+// the function with Done closed. If both call handOn, only the first takes the function.
 func (p *pending[T]) handOn() {
 	if f := p.heir.Swap(nil); f != nil {
 		(*f)()
 	}
 }
 
-// Wait waits for the reply. When ctx or the incarnation ends first it returns
-// their error, and the request is of unknown outcome.
+// Wait waits for the reply. If ctx or the incarnation ends first, it returns their error, and the
+// outcome of the request is unknown.
 func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 	var zero T
 	select {
@@ -116,22 +117,20 @@ func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 	case <-ctx.Done():
 		return zero, CtxErr(ctx)
 	}
-	// The reply may have come at the instant in which the incarnation
-	// ended. A result is still a fact about the past; whether something is
-	// held on the strength of it is asked of inc.alive by whoever says so.
+	// The reply may have come at the moment at which the incarnation ended. A result is still
+	// true of the past. Before a caller treats it as a hold, the caller asks Alive.
 	if OutcomeOf(p.err) == Unknown && inc.Ctx.Err() != nil {
 		return zero, ErrEnded
 	}
 	return p.val, p.err
 }
 
-// start sends a request of this incarnation as soon as there is a connection, and
-// returns without waiting for the reply. What was sent may be executed whatever
-// becomes of the caller, so a caller that leaves passes the pending on to someone
-// who collects its effect.
+// start sends a request of this incarnation as soon as there is a connection, and returns without
+// waiting for the reply. The servers may execute it even if the caller leaves. So a caller that
+// leaves passes the pending to a function that undoes its effect.
 //
-// Requests have their places in the order when start returns: if two are on one
-// connection, the one that was started first is executed first.
+// Requests have their places in the order when start returns. If two are on one connection, the
+// earlier one is executed first.
 func start[T any](ctx context.Context, inc *Incarnation, c call[T]) (*pending[T], error) {
 	l, err := inc.openLink(ctx)
 	if err != nil {
@@ -156,8 +155,7 @@ func (inc *Incarnation) openLink(ctx context.Context) (*link, error) {
 	return inc.newestLink(), nil
 }
 
-// attempt makes a single attempt at a request. An error of unknown outcome is
-// passed on as it is.
+// attempt makes a single attempt at a request. It returns an error of unknown outcome unchanged.
 func attempt[T any](ctx context.Context, inc *Incarnation, c call[T]) (T, error) {
 	p, err := start(ctx, inc, c)
 	if err != nil {
@@ -167,8 +165,8 @@ func attempt[T any](ctx context.Context, inc *Incarnation, c call[T]) (T, error)
 	return p.Wait(ctx, inc)
 }
 
-// retry makes attempts at a request that may safely be applied twice, until it
-// is answered. It is for reads, and for writes that name what they expect.
+// retry makes attempts at a request until it is answered. It must be safe to apply the request
+// twice: it is for reads, and for writes that name the state that they expect.
 func retry[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err error) {
 	err = inc.repeat(ctx, func(*attempts) (err error) {
 		v, err = attempt(ctx, inc, c)
@@ -177,38 +175,38 @@ func retry[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err er
 	return v, err
 }
 
-// attempts are those that were made so far at something.
+// attempts records the attempts so far at one operation.
 type attempts struct {
-	// open is that one of them was sent and has no answer: it may have been applied,
-	// or may be yet, unless something that was answered since says that it cannot.
+	// An attempt was sent and has no reply: it may have been applied, or may yet be, unless a
+	// later reply proves that it cannot.
 	open bool
-	over bool // no other is made, whatever came of the last
+	over bool // there is no further attempt, whatever the result of the last
 }
 
-// outcome notes what came of an attempt that was sent, and returns it.
+// outcome records the result of an attempt that was sent, and returns it.
 func (a *attempts) outcome(err error) error {
 	a.open = a.open || OutcomeOf(err) == Unknown
 	return err
 }
 
-// last says that no other attempt is made, as err is not about one: something
-// that had to be done in between has failed.
+// last ends the attempts with err. err is not the result of an attempt, but of an operation
+// between two attempts.
 func (a *attempts) last(err error) error {
 	a.over = true
 	return err
 }
 
-// errAgain is returned by an attempt that is to be made again, at once: it was
-// refused, for a reason that is none any more.
+// errAgain is returned by an attempt that must be repeated at once: the reason for its refusal no
+// longer applies.
 var errAgain = errors.New("zsync: BUG: to be tried again")
 
-// repeat is how everything is tried again that has no answer. It calls f, which
-// makes an attempt, until that is answered, and returns the answer: nil, or an error
-// of the server's. When ctx or the incarnation ends first it is CtxErr or ErrEnded.
+// repeat repeats an operation until it is answered. It calls f, which makes an attempt, and
+// returns the first reply: nil, or an error of the server. If ctx or the incarnation ends first,
+// it returns CtxErr or ErrEnded.
 //
-// Whoever does what must not be applied twice has f note the outcome of each attempt
-// in a. Then a.open tells f that a refusal may be the work of an attempt before; and
-// its caller, when all is over without success, that something has to be undone.
+// If the operation must not be applied twice, f records the outcome of each attempt in a. Then
+// a.open says in f that a refusal may be the effect of an earlier attempt. After repeat has
+// failed, a.open says that the caller must undo the operation.
 func (inc *Incarnation) repeat(ctx context.Context, f func(a *attempts) error) error {
 	a := new(attempts)
 	for try := 0; ; try++ {
@@ -227,8 +225,8 @@ func (inc *Incarnation) repeat(ctx context.Context, f func(a *attempts) error) e
 	}
 }
 
-// Pause waits before the next attempt at something: not at all the first time,
-// as a dropped connection is usually replaced at once.
+// Pause waits before the next attempt. It does not wait the first time, because a dropped
+// connection is usually replaced at once.
 func (inc *Incarnation) Pause(ctx context.Context, try int) error {
 	d := inc.Manager.Config.Retry.Delay(try)
 	if d == 0 {

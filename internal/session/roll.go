@@ -6,17 +6,17 @@ import (
 	"sync"
 )
 
-// A Roll is one listing of a directory, which many may wait for.
+// A Roll is a listing of a parent znode that several callers share.
 //
-// Of each directory a session has one listing in flight at most, and one next, which is sent when
-// that is answered, for all who have asked meanwhile. So ten thousand contenders that come at once
-// cause a few listings, and not ten thousand of ten thousand names each, and pings are not kept
-// waiting.
+// A session has at most one listing of each parent in flight, and one next listing, which is sent
+// when the first is answered. All callers that ask before then share it. So ten thousand
+// contenders that arrive together cause a few listings, not ten thousand listings of ten thousand
+// names each, and pings are not delayed.
 //
-// A roll is always sent after it was asked for. So it is behind a request that was
-// sent before, if both went over the same connection. It may be another: the caller looks for
-// the znode that it has made. If that is listed the roll was made later than the znode, however
-// the roll came; if it is not, that proves nothing, and the caller asks again.
+// A Roll is always sent after the caller has asked for it. So the server executes it after the
+// caller's earlier requests, if both were sent over the same connection. They may not have been,
+// so the caller looks for the znode that it has created. If it is listed, the Roll is newer than
+// the znode. If it is not listed, that proves nothing, and the caller asks again.
 type Roll struct {
 	pending[listing]
 	rolls *rolls
@@ -28,11 +28,10 @@ type Roll struct {
 	made []madeOf // guarded by mu
 }
 
-// A madeOf is what one has made of a roll for all.
+// A madeOf is a value that Make has derived from a Roll.
 type madeOf struct{ key, v any }
 
-// Names returns the names that are listed. They share memory: see
-// [wire.Scanner.Strings].
+// Names returns the listed names. They share memory: see [wire.Scanner.Strings].
 func (r *Roll) Names() []string { return r.val.names }
 
 // Has reports whether name is listed.
@@ -50,7 +49,7 @@ func (r *Roll) Has(name string) bool {
 	return ok
 }
 
-// Make returns what f makes of r, which is made once for all who have r.
+// Make returns the result of f for r. f is called once for all users of r with this key.
 func (r *Roll) Make(key any, f func(names []string) any) any {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -64,10 +63,10 @@ func (r *Roll) Make(key any, f func(names []string) any) any {
 	return v
 }
 
-// fewNames is how many names are looked through rather than indexed.
+// fewNames is the number of names up to which Has searches the list instead of an index.
 const fewNames = 8
 
-// rolls are the listings of one directory. Their fields are guarded by rollBook.mu.
+// rolls has the listings of one parent znode. Its fields are guarded by rollBook.mu.
 type rolls struct {
 	inc      *Incarnation
 	dir      string
@@ -75,7 +74,7 @@ type rolls struct {
 	next     *Roll // not sent yet; nil if no caller has asked for it
 }
 
-// A rollBook has the rolls of a session. A directory is in it while a listing of it is in flight.
+// A rollBook has the rolls of a session, by parent path, while a listing is in flight.
 type rollBook struct {
 	mu    sync.Mutex
 	byDir map[string]*rolls // guarded by mu
@@ -91,7 +90,7 @@ func (inc *Incarnation) rollBook() *rollBook {
 
 type rollBookKey struct{}
 
-// roll asks for a roll of dir. There must be a connection.
+// roll asks for a Roll of dir. There must be a connection.
 func (inc *Incarnation) roll(dir string) *Roll {
 	r, ours := inc.nextRoll(dir, true)
 	if ours {
@@ -100,8 +99,8 @@ func (inc *Incarnation) roll(dir string) *Roll {
 	return r
 }
 
-// nextRoll returns the next roll of dir, and whether it is for the caller to send. If it is not,
-// and is not to be shared, there is none.
+// nextRoll returns the next Roll of dir, and whether the caller must send it. If another caller
+// must send it, and share is false, it returns nil.
 func (inc *Incarnation) nextRoll(dir string, share bool) (r *Roll, ours bool) {
 	b := inc.rollBook()
 	b.mu.Lock()
@@ -123,7 +122,7 @@ func (inc *Incarnation) nextRoll(dir string, share bool) (r *Roll, ours bool) {
 	return rs.takeLocked(), true
 }
 
-// takeLocked takes the next roll, which the caller sends: from here on no other caller gets it.
+// takeLocked takes the next Roll, which the caller sends. No later caller gets this Roll.
 func (rs *rolls) takeLocked() *Roll {
 	r := rs.next
 	rs.next, rs.inFlight = nil, true
@@ -142,7 +141,7 @@ func (r *Roll) fail(err error) {
 	r.pending.fail(err)
 }
 
-// ended sends the next roll, if there is one, as none is in flight any more.
+// ended sends the next Roll, if there is one, because no listing is in flight now.
 func (rs *rolls) ended() {
 	b := rs.inc.rollBook()
 	b.mu.Lock()
@@ -159,8 +158,7 @@ func (rs *rolls) ended() {
 	}
 }
 
-// Roll returns a listing of dir that was sent after it was asked for. It may be
-// shared with others.
+// Roll returns a listing of dir that was sent after the call. Other callers may share it.
 func (inc *Incarnation) Roll(ctx context.Context, dir string) (*Roll, error) {
 	var r *Roll
 	err := inc.repeat(ctx, func(*attempts) error {

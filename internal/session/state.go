@@ -10,24 +10,27 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 )
 
-// ErrMixed means that something of another kind, or of another layout, is used at a path.
+// ErrMixed means that the path is used by another kind of primitive, or with another layout.
 var ErrMixed = errors.New("something of another kind, or of another layout, is used at this path")
 
-// The servers must not remove a znode in which a confirmed write has stored something. They
-// remove an ephemeral znode with its session, and a container when it has become empty. No Stat
-// shows that a znode is a container. Our own containers are marked by their data: see [Dir]. A
-// container of another program has no data, and nobody has written it. A znode like that gets a
-// persistent child, which keeps it. A znode with data holds a value already, and lasts.
+// The servers must not delete a znode in which a confirmed write has stored a value. This file
+// makes sure of that. The values themselves are not its business.
+//
+// Servers delete an ephemeral znode with its session, and a container when it has become empty.
+// No Stat shows that a znode is a container. Our own containers are marked by their data: see
+// [Dir]. A container of another program has no data, and was never written. A znode like that
+// gets a persistent child, so it never becomes empty. A znode with data holds a value already,
+// and is persistent.
 
-// keptBy is the name of what keeps a znode from being empty. No key of a Map is written so.
+// keptBy is the name of a child that keeps a znode from being empty. NameOfKey never returns it.
 const keptBy = "%kept"
 
-// Unstored reports whether a znode holds nothing that was stored at its path: it is ephemeral, or
-// the marked directory of a primitive.
+// Unstored reports whether a znode contains no value that was stored at its path: it is
+// ephemeral, or the marked Dir of a primitive.
 func Unstored(data []byte, stat *zk.Stat) bool { return stat.EphemeralOwner != 0 || marks.IsDir(data) }
 
-// NeverStored is Unstored for a path below which nothing else is made. There a znode without data
-// that has or had children is a directory of another program, or above one.
+// NeverStored is Unstored for a path below which zsync creates no other znode. There, a znode
+// without data that has or had children belongs to another program, or is a parent of its znodes.
 func NeverStored(data []byte, stat *zk.Stat) bool {
 	return Unstored(data, stat) || untouched(stat) && stat.Cversion != 0
 }
@@ -41,8 +44,8 @@ func (inc *Incarnation) GetMade(ctx context.Context, path string, read func(cont
 	return data, stat, err
 }
 
-// Entry returns the key of a Map that a read has found. Its Stat is nil if there is no znode, or
-// if the znode is NeverStored.
+// Entry returns the key of a Map from the result of a read. Its Stat is nil if there is no znode,
+// or if the znode is NeverStored.
 func Entry(data []byte, stat *zk.Stat, err error) (Node, error) {
 	if IsNoNode(err) || err == nil && NeverStored(data, stat) {
 		return Node{}, nil
@@ -50,11 +53,12 @@ func Entry(data []byte, stat *zk.Stat, err error) (Node, error) {
 	return Node{Data: data, Stat: stat}, err
 }
 
-// SwapOps returns what writes data if the znode's counter is at version.
+// SwapOps returns operations that write data if the znode has this version.
 //
-// The counter wraps after 2^31-1 and passes -1, except on the newest servers. A request cannot
-// ask for the version -1, which means any. So at -1 the transaction writes whatever the counter
-// is, and checks that the write took it to 0: an operation sees the effects of those before it.
+// The version wraps after 2^31-1 and passes -1, except on the newest servers. A request cannot
+// expect the version -1, because that means any. So at -1 the transaction writes unconditionally,
+// and then checks that the write has made the version 0: an operation sees the effects of the
+// operations before it.
 func SwapOps(path string, data []byte, version int32) []any {
 	set := &zk.SetDataRequest{Path: path, Data: data, Version: version}
 	if version != -1 {
@@ -63,23 +67,23 @@ func SwapOps(path string, data []byte, version int32) []any {
 	return []any{set, &zk.CheckVersionRequest{Path: path, Version: version + 1}}
 }
 
-// Mixed is the error of a write to path, a full one, where nothing may be stored.
+// Mixed is the error of a write to path, with the chroot, at which no value may be stored.
 func (m *Manager) Mixed(path string) error {
 	return fmt.Errorf("%w: %s is the directory of a lock, a group, a queue or the like, or is ephemeral", ErrMixed, m.Bare(path))
 }
 
-// untouched reports whether a znode is as another program makes a directory.
+// untouched reports whether a znode looks like a parent znode that another program has created.
 func untouched(stat *zk.Stat) bool { return stat.DataLength == 0 && stat.Version == 0 }
 
-// A Stored is a path at which a primitive stores something that must last.
+// A Stored is a path at which a primitive stores a persistent value.
 type Stored struct {
 	Path string
-	Dir  string // the directory of Path, if that must last too
-	Leaf bool   // nothing else is made below Path, so a znode that is NeverStored is refused
+	Dir  string // the parent of Path, if it must also be persistent
+	Leaf bool   // zsync creates no znode below Path, so a NeverStored znode is refused
 }
 
-// Storable returns the czxid of the znode at at, which lasts, or 0 if there is none yet. The error
-// is ErrMixed if the servers may remove that znode. A session reads each znode once, unless it
+// Storable returns the czxid of the persistent znode at at, or 0 if there is none yet. The error
+// is ErrMixed if the servers may delete that znode. A session reads each znode once, unless it
 // uses very many.
 func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, err error) {
 	var unknown []Stored
@@ -94,7 +98,7 @@ func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, e
 			}
 			continue
 		}
-		if !s.Leaf { // the ACL of its directory decides
+		if !s.Leaf { // the ACL of the parent decides for a Leaf
 			if err := inc.VetHere(ctx, s.Path); err != nil {
 				return 0, err
 			}
@@ -116,15 +120,15 @@ func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, e
 	return czxid, err
 }
 
-// Saw notes that the caller has read at, so that Storable need not.
+// Saw records that the caller has read at, so that Storable need not.
 func (inc *Incarnation) Saw(at Stored, n Node) {
 	if !Unstored(n.Data, n.Stat) && !untouched(n.Stat) {
 		inc.lasting.Store(at.Path, n.Stat.Czxid)
 	}
 }
 
-// outlast makes the znode n that was read at at last, and remembers it. The error is ErrMixed for
-// the directory of a primitive and for an ephemeral znode.
+// outlast makes sure that the servers do not delete the znode n at at, and records it. The error
+// is ErrMixed for the Dir of a primitive and for an ephemeral znode.
 func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
 	switch {
 	case n.Stat == nil:
@@ -140,9 +144,10 @@ func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
 	return nil
 }
 
-// Wrote checks, behind a write to at, that it changed the znode of czxid, which lasts. stat is that
-// of the answer, or nil if the answer was lost. Another znode has replaced it since the read. If it
-// was a directory, the write has removed its mark: so it is kept, or refused if it is a Leaf.
+// Wrote checks, after a write to at, that the write changed the persistent znode of czxid. stat
+// is from the reply, or nil if the reply was lost. If the czxid differs, another znode has
+// replaced it since the read. The write has removed the mark of a Dir there. So the znode gets a
+// child, or a Leaf is refused.
 func (inc *Incarnation) Wrote(ctx context.Context, at Stored, stat *zk.Stat, czxid int64) (err error) {
 	if stat == nil {
 		if stat, err = inc.ExistsFresh(ctx, at.Path); err != nil || stat == nil {
@@ -165,8 +170,8 @@ func (inc *Incarnation) Wrote(ctx context.Context, at Stored, stat *zk.Stat, czx
 	return nil
 }
 
-// keep makes the persistent child that keeps the znode at path. It is no error if there is no such
-// znode, or if the session may not make the child.
+// keep creates the persistent child of the znode at path. It is no error if there is no such
+// znode, or if the session has no permission to create the child.
 func (inc *Incarnation) keep(ctx context.Context, path string) error {
 	_, err := retry(ctx, inc, inc.createCall(ChildPath(path, keptBy), nil, zk.FlagPersistent))
 	if IsNodeExists(err) || IsNoNode(err) || IsAnswer(err, zk.ErrNoAuth) {

@@ -2,21 +2,20 @@ package session
 
 import "sync/atomic"
 
-// A sight is what a session has been told of the state of the servers, for the
-// trace.
+// A sight is the newest state of the servers that a session has seen, for the trace.
 type sight struct {
 	zxid  atomic.Int64 // the newest transaction, events included
-	blind atomic.Bool  // a newer one since, without its number
+	blind atomic.Bool  // a newer one was seen since, without its zxid
 }
 
-// see notes that a server has told of the state after transaction zxid, or, if
-// that is not positive, after one that it does not name. One link reads at a time.
+// see records that a packet showed the state after transaction zxid. A zxid that is not positive
+// is unknown. One link reads at a time, so see is not called concurrently.
 func (s *sight) see(xid int32, zxid int64) {
 	switch {
 	case zxid > 0:
-		// What is newer than all before covers what was told without a name: the
-		// packets of one connection come in the order of the states. The first
-		// answers of the next connection may be older.
+		// A zxid that is newer than all before covers packets without a zxid: the packets of one
+		// connection come in the order of the states. The first replies of the next connection
+		// may be older.
 		if zxid > s.zxid.Load() {
 			s.zxid.Store(zxid)
 			s.blind.Store(false)

@@ -11,30 +11,29 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// Where an ACL other than the open one is asked for, a directory that somebody
-// else has made is used only if its ACL lets nobody change what is in it who
-// could not by ours. Otherwise a stranger who made it first could delete what is
-// held in it, however well each znode is protected.
+// If the session has its own ACL, it uses a parent znode of another creator only on one
+// condition: its ACL must not let other clients change its children if the session's ACL would
+// not. Otherwise a client that creates the parent first could delete the holds in it, however
+// well each znode is protected. This file checks that condition.
 
-// protects reports whether the session was given an ACL of its own.
+// protects reports whether the session has its own ACL.
 func (m *Manager) protects() bool { return !slices.Equal(m.Config.ACL, zk.WorldACL(zk.PermAll)) }
 
-// Vet refuses a directory if others may change what is in it. It asks once in a
-// session; if there is no directory it makes it. Without an ACL of one's own it does
-// nothing.
+// Vet refuses a Dir if other clients may change its children. It reads the ACL once in a session.
+// If the Dir is missing, Vet creates it. Without an ACL of the session, Vet does nothing.
 func (inc *Incarnation) Vet(ctx context.Context, dir Dir) error {
 	if _, ok := inc.vetted.Load(dir.Path); ok || !inc.Manager.protects() || dir.Path == "/" {
 		return nil
 	}
 	err := inc.VetNow(ctx, dir.Path)
 	if IsNoNode(err) {
-		// Made now, so that nobody makes it between this look and its use.
+		// created now, so that no other client can create it between this check and its use
 		err = inc.MakeDir(ctx, dir)
 	}
 	return err
 }
 
-// VetHere is vet of a znode that others make if it is missing.
+// VetHere is Vet for a znode that its users create if it is missing.
 func (inc *Incarnation) VetHere(ctx context.Context, path string) error {
 	if _, ok := inc.vetted.Load(path); ok {
 		return nil
@@ -45,7 +44,7 @@ func (inc *Incarnation) VetHere(ctx context.Context, path string) error {
 	return nil
 }
 
-// VetNow is vet of a znode that is there, whatever was known of it.
+// VetNow is Vet for a znode that exists, without the memory of earlier checks.
 func (inc *Incarnation) VetNow(ctx context.Context, path string) error {
 	inc.vetted.Delete(path)
 	if !inc.Manager.protects() {
@@ -68,8 +67,7 @@ func (inc *Incarnation) VetNow(ctx context.Context, path string) error {
 	return nil
 }
 
-// allows reports whether the session's own ACL gives as much as e does, but for
-// reading.
+// allows reports whether the session's own ACL gives all the permissions of e, except reading.
 func (m *Manager) allows(e zk.ACL) bool {
 	var given int32
 	for _, own := range m.Config.ACL {
@@ -80,38 +78,38 @@ func (m *Manager) allows(e zk.ACL) bool {
 	return e.Perms&^zk.PermRead&^given == 0
 }
 
-// sameID reports whether e is for those that own, of the session's ACL, is for.
+// sameID reports whether e is for the same clients as own, an entry of the session's ACL.
 func (m *Manager) sameID(own, e zk.ACL) bool {
 	switch {
 	case own.Scheme == "world" && own.ID == "anyone":
-		return true // whatever others may, so may everyone
+		return true // every client has these permissions anyway
 	case own.Scheme != "auth":
 		return own.Scheme == e.Scheme && sameUser(own.ID, e.ID)
 	case e.Scheme == "world" || e.Scheme == "ip":
 		return false
 	case e.Scheme != "digest":
-		return true // who the servers take us for by our certificate, or the like, is not known here
+		return true // the client does not know its identity by certificate or the like
 	}
 	return slices.ContainsFunc(m.Config.Auths, func(a Auth) bool {
 		return a.Scheme == "digest" && sameUser(digestID(string(a.Credentials)), e.ID)
 	})
 }
 
-// sameUser compares two ids. The servers show those who may not administer a
-// znode "user:x" for the digest of a password.
+// sameUser compares two ids. To a client without admin permission, servers show "user:x" instead
+// of the digest of the password.
 func sameUser(own, shown string) bool {
 	user, _, ok := strings.Cut(own, ":")
 	return own == shown || ok && shown == user+":x"
 }
 
-// digestID is what the servers make of "user:password".
+// digestID returns the servers' id for "user:password".
 func digestID(userPassword string) string {
 	user, _, _ := strings.Cut(userPassword, ":")
 	sum := sha1.Sum([]byte(userPassword))
 	return user + ":" + base64.StdEncoding.EncodeToString(sum[:])
 }
 
-// permText writes permissions as ZooKeeper's own tools do.
+// permText formats permissions as ZooKeeper's own tools do.
 func permText(perms int32) string {
 	var b strings.Builder
 	for i, c := range "rwcda" {

@@ -1,13 +1,14 @@
 package session
 
+// This file has waits with a time limit, for work that then continues in the background.
+
 import (
 	"context"
 	"time"
 )
 
-// Grace is how long a call that has been cancelled, or has failed, waits for
-// its traces to be deleted. With a server that answers this is enough;
-// otherwise the deletion goes on in the background.
+// Grace is how long a call that was cancelled, or has failed, waits for the deletion of its
+// znodes. That is enough if a server answers. Otherwise the deletion continues in the background.
 const Grace = 25 * time.Millisecond
 
 // IsClosed reports whether c is closed now.
@@ -22,11 +23,10 @@ func IsClosed(c <-chan struct{}) bool {
 
 var ClosedChan = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
-// What follows is how a call waits for a while for something that then goes on in
-// the background: AwaitFor and its like. When done comes at the very end of the
-// limit either outcome is right, because whoever waits does nothing else then.
+// AwaitFor and AwaitGrace wait for a limited time. If done comes at the end of the limit, either
+// result is right, because the caller does the same in both cases.
 
-// AwaitFor waits for done, but no longer than limit. ok tells whether it came.
+// AwaitFor waits for done, but no longer than limit. ok reports whether it came.
 func AwaitFor[T any](done <-chan T, limit time.Duration) (v T, ok bool) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -38,8 +38,8 @@ func AwaitFor[T any](done <-chan T, limit time.Duration) (v T, ok bool) {
 	}
 }
 
-// AwaitGrace waits for done, once end is closed for no longer than Grace. ok tells
-// whether it came.
+// AwaitGrace waits for done. Once end is closed, it waits no longer than Grace. ok reports
+// whether done came.
 func AwaitGrace[T any](done <-chan T, end <-chan struct{}) (v T, ok bool) {
 	select {
 	case v = <-done:

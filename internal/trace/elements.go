@@ -1,5 +1,8 @@
 package trace
 
+// This file judges the part of a trace that is about elements of queues: each has one owner at a
+// time, and is removed once.
+
 import (
 	"cmp"
 	"fmt"
@@ -7,37 +10,37 @@ import (
 	"time"
 )
 
-// A claim is one element of a queue, from when a claimant was told that it is his to
-// when that was over; or the removal of one by who had not claimed it.
+// A claim is the time in which one element of a queue was claimed, from the claimant's notice to
+// the end; or the removal of an element without a claim.
 type claim struct {
 	path, element string
-	who           string // for people
+	who           string // for the report
 	claimant      string
 	session       string
 
-	// It was claimed in transaction from, and owned until over at least: that
-	// transaction has given it up. Either is 0 if it is not known.
+	// The element was claimed in transaction from, and owned at least until over, the transaction
+	// that has ended the claim. Either is 0 if it is unknown.
 	from, over int64
 
 	begun time.Time
-	lost  time.Time // when the owner was told so, or zero
+	lost  time.Time // when the owner learned of the loss, or zero
 	why   string    // of a loss
-	fate  string    // "" if it is not known what has become of it
-	ended time.Time // when that was known
+	fate  string    // "" if the end is unknown
+	ended time.Time // when that was recorded
 }
 
 func (c *claim) String() string { return fmt.Sprintf("%s (%s)", c.who, cmp.Or(c.session, "TryRecv")) }
 
-// claims reads the lines of a trace that are about elements. What does not fit
-// together is a violation, unless lines are missing.
+// claims reads the records of a trace that are about elements. An inconsistency is a violation,
+// unless records are missing.
 func (r *Report) claims(t *one) (all []*claim) {
 	open := make(map[string]*claim)
-	last := make(map[string]int64) // the newest transaction that a session was told of
+	last := make(map[string]int64) // by session, the newest transaction that it has seen
 	complete, next := true, int64(1)
 	for _, l := range t.lines {
 		complete = complete && l.N <= next && l.Event != Dropped
 		if l.N < next {
-			continue // there twice, which holds has told
+			continue // recorded twice, which holds has reported
 		}
 		next = l.N + 1
 		if l.Session != "" {
@@ -89,8 +92,8 @@ func (r *Report) claims(t *one) (all []*claim) {
 		}
 	}
 	for _, c := range open {
-		// Nobody can have taken it over while its session was told of transactions,
-		// unless somebody has deleted what says that it is owned.
+		// While its session still saw transactions, no other claimant can have taken it over,
+		// unless another client has deleted the record of its owner.
 		if c.why != "deleted" {
 			c.over = last[c.session]
 		}
@@ -98,7 +101,7 @@ func (r *Report) claims(t *one) (all []*claim) {
 	return all
 }
 
-// end is the end of c by the line l.
+// end ends c with the record l.
 func (c *claim) end(l Line) { c.fate, c.over, c.ended = l.Fate, l.Zxid, l.Time }
 
 // element judges all claims of one element.
@@ -121,7 +124,7 @@ func (r *Report) element(all []*claim) {
 	}
 }
 
-// twoOwners judges two claims of one element, of which b was made later.
+// twoOwners judges two claims of one element. b is the later one.
 func (r *Report) twoOwners(a, b *claim) {
 	switch {
 	case a.from != 0 && b.from != 0 && b.from <= a.over:

@@ -1,5 +1,7 @@
 package trace
 
+// This file reads traces from files. It does not judge them.
+
 import (
 	"bufio"
 	"bytes"
@@ -9,23 +11,23 @@ import (
 	"sort"
 )
 
-// A File is what was read of one file.
+// A File has the records of one file.
 type File struct {
 	Name  string
 	Lines []Line // in the order of the file
 
-	// Cut is the last line of the file if that is no whole line, as when the
-	// process was killed while it wrote.
+	// Cut is set if the last line of the file is incomplete. That happens if the process was
+	// killed during a write.
 	Cut bool
-	// Torn are the numbers of lines in the middle that are not whole.
+	// Torn has the numbers of incomplete lines in the middle of the file.
 	Torn []int
 }
 
-// longest is more than the longest line of a trace: ZooKeeper takes no path of 1 MiB.
+// longest is more than the longest record of a trace: ZooKeeper accepts no path of 1 MiB.
 const longest = 2 << 20
 
-// Parse reads one file of lines, of one trace or of several. It fails if that
-// holds anything else, or another version.
+// Parse reads a file with the records of one or several traces. It fails if the file contains
+// anything else, or another version of the format.
 func Parse(r io.Reader, name string) (*File, error) {
 	f := &File{Name: name}
 	in := bufio.NewReaderSize(r, longest)
@@ -62,15 +64,15 @@ func Parse(r io.Reader, name string) (*File, error) {
 	}
 }
 
-// one is a trace: the lines of one Session of one process, in order.
+// one is a trace: the records of one Session of one process, in order.
 type one struct {
 	id    string
 	owner string
 	lines []Line
 }
 
-// traces takes files apart by trace. A file may hold several, and a trace may go
-// on in the next file, as when files are rotated.
+// traces sorts the records of files by trace. A file may have several traces, and a trace may
+// continue in the next file, as when files are rotated.
 func traces(files []*File) []*one {
 	byID := make(map[string]*one)
 	var all []*one

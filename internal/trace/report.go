@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// A Report is what Verify has found.
+// A Report is the result of Verify.
 type Report struct {
-	Violations []Finding // what must never be
-	Missing    []Finding // what keeps the traces from being judged as a whole
-	Notes      []Finding // what is allowed, and worth knowing
+	Violations []Finding // never allowed
+	Missing    []Finding // prevents a complete judgement
+	Notes      []Finding // allowed, and worth knowing
 
 	Traces, Sessions, Paths, Holds, Losses, Tokens, Lines int
 	Claims, Removed                                       int // of elements
 	Tolerance                                             time.Duration
 }
 
-// A Finding is one of these, at a path if it belongs to one.
+// A Finding is an entry of a Report, with a path if it is about one.
 type Finding struct {
 	Path string
 	Text string
@@ -45,11 +45,10 @@ func (r *Report) missing(format string, args ...any) {
 
 func clock(t time.Time) string { return t.UTC().Format("15:04:05.000000") }
 
-// Whole reports whether nothing was found that must not be, and nothing is
-// missing.
+// Whole reports whether there is no violation, and no record is missing.
 func (r *Report) Whole() bool { return len(r.Violations) == 0 && len(r.Missing) == 0 }
 
-// Print writes r for people.
+// Print writes r as text.
 func (r *Report) Print(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d lines of %s: %s, %s of %s, %s, %s\n", r.Lines, count(r.Traces, "trace"), count(r.Sessions, "session"),

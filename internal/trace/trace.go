@@ -1,5 +1,5 @@
-// Package trace is the format in which a Session writes down what it holds, from
-// when to when, and the judge of such writings: see [Line] and [Verify].
+// Package trace has the format in which a Session records its holds, from grant to end, and the
+// judge of such records: see [Line] and [Verify]. It does not decide when a hold begins or ends.
 package trace
 
 import (
@@ -10,28 +10,28 @@ import (
 	"time"
 )
 
-// Version is that of the format. It changes when a reader of the old one would
-// misread the new one, not when a field or an event is added.
+// Version is the version of the format. It changes if a reader of the old format would misread
+// the new one, not if a field or an event is added.
 const Version = 1
 
 // The events.
 const (
-	Begin   = "begin"   // the first line of a trace
+	Begin   = "begin"   // the first record of a trace
 	Session = "session" // a ZooKeeper session was established
-	Expired = "expired" // it ended, and all that was held through it is lost
-	Grant   = "grant"   // somebody was told that he holds it
-	Pass    = "pass"    // he gave it up, and the process keeps it, for its next goroutine
-	Token   = "token"   // a fencing token was handed out
-	Move    = "move"    // what was held is held by another znode from here on: a downgrade, a part of a weight
-	Loss    = "loss"    // the holder was told that it is lost
-	Release = "release" // it is held no more, and its znode is about to be deleted
+	Expired = "expired" // the session ended, and every hold through it is lost
+	Grant   = "grant"   // a caller was granted the hold
+	Pass    = "pass"    // a goroutine released the hold, and the process keeps it for its next goroutine
+	Token   = "token"   // a caller has received a fencing token
+	Move    = "move"    // from here on, another znode has the hold: a downgrade, a part of a weight
+	Loss    = "loss"    // the holder learned that the hold is lost
+	Release = "release" // the hold has ended, and its znode is about to be deleted
 	Gone    = "gone"    // the servers have deleted the znode
-	Take    = "take"    // elements of a queue were removed by who had not claimed them
-	Dropped = "dropped" // lines are missing here: they came faster than they could be written
-	End     = "end"     // the last line: the Session was closed
+	Take    = "take"    // a process removed elements of a queue without a claim
+	Dropped = "dropped" // records are missing here, because they came faster than they could be written
+	End     = "end"     // the last record: the Session was closed
 )
 
-// The kinds of what is held.
+// The kinds of holds.
 const (
 	Mutex     = "mutex"
 	Read      = "read"  // of an RWMutex, or of a lock in kazoo's layout
@@ -39,81 +39,80 @@ const (
 	Election  = "election"
 	Once      = "once" // the right to run its function
 	Party     = "party"
-	Semaphore = "semaphore" // one line for each znode of permits
-	Element   = "element"   // of a queue: one line for all of a transaction
+	Semaphore = "semaphore" // one record for each znode of permits
+	Element   = "element"   // of a queue: one record for all of a transaction
 )
 
-// What has become of elements that were claimed.
+// The ends of a claim.
 const (
 	Removed  = "removed"  // received, or acknowledged
-	Returned = "returned" // to their places
-	Delayed  = "delayed"  // given back for a later time, under other names
-	Buried   = "buried"   // set aside as dead letters
-	Missing  = "missing"  // somebody had deleted them
+	Returned = "returned" // returned to their positions
+	Delayed  = "delayed"  // returned for a later time, under other names
+	Buried   = "buried"   // moved to the dead letters
+	Missing  = "missing"  // another client had deleted them
 )
 
-// A Line is one line of a trace.
+// A Line is one record of a trace.
 type Line struct {
 	V     int       `json:"v"`     // Version
-	Trace string    `json:"trace"` // of which Session of which process
-	N     int64     `json:"n"`     // counts the lines of a trace from 1
+	Trace string    `json:"trace"` // the Session of the process; unique
+	N     int64     `json:"n"`     // number of the record in its trace, from 1
 	Time  time.Time `json:"time"`  // by the clock of the process
 	Event string    `json:"event"`
 
 	Kind string `json:"kind,omitempty"`
 	Path string `json:"path,omitempty"` // of the primitive, without the chroot
-	Hold string `json:"hold,omitempty"` // the name of the znode by which it is held
-	Use  int    `json:"use,omitempty"`  // grant, pass: which use of the hold
-	From string `json:"from,omitempty"` // move: the hold that this one continues; grant: that beside which it stands
+	Hold string `json:"hold,omitempty"` // the name of the znode of the hold
+	Use  int    `json:"use,omitempty"`  // grant, pass: number of the use of the hold
+	From string `json:"from,omitempty"` // move: the hold that this one continues; grant: the hold of the same Do
 
-	Elements []string `json:"elements,omitempty"` // of a queue: what the line is about, names that are never used again
-	Claim    string   `json:"claim,omitempty"`    // of elements: which claimant of the process
-	Fate     string   `json:"fate,omitempty"`     // release and take of elements: what has become of them
+	Elements []string `json:"elements,omitempty"` // names of elements of a queue, never used again
+	Claim    string   `json:"claim,omitempty"`    // of elements: the claimant in the process
+	Fate     string   `json:"fate,omitempty"`     // release and take of elements: the end of the claim
 
 	Session string `json:"session,omitempty"`
 	Owner   string `json:"owner,omitempty"` // begin
 	Timeout string `json:"timeout,omitempty"`
 
-	// Zxid of gone and token is that of the very write, and of elements that of
-	// the grant, release and take, or 0 where it is not known. Of other events it is
-	// the newest transaction that the session had been told of. Blind says that
-	// the servers have told something since without saying of which transaction.
+	// Zxid of gone and token is the transaction of that write. So it is for the grant, release
+	// and take of elements, or 0 if it is unknown. For other events it is the newest transaction
+	// that the session had seen. Blind says that the session has seen a newer state since, of an
+	// unknown transaction.
 	Zxid  int64 `json:"zxid,omitempty"`
 	Blind bool  `json:"blind,omitempty"`
 
 	Token   int64      `json:"token,omitempty"`
 	Permits int64      `json:"permits,omitempty"`
 	Limit   int64      `json:"limit,omitempty"`   // of the semaphore, at a grant
-	Reason  string     `json:"reason,omitempty"`  // of a loss, or of the end of a session
-	Since   *time.Time `json:"since,omitempty"`   // loss: from when it must not be counted on, if that is earlier
+	Reason  string     `json:"reason,omitempty"`  // of a loss, or for the end of a session
+	Since   *time.Time `json:"since,omitempty"`   // loss: since when the hold must not be trusted, if that is earlier
 	Dropped int64      `json:"dropped,omitempty"` // how many
 }
 
-// A Writer writes the lines of one Session, in order, from a goroutine of its
-// own. Nobody waits for it: what it cannot write in time is counted as dropped.
-// A nil Writer writes nothing.
+// A Writer writes the records of one Session, in order, in its own goroutine. Callers never wait
+// for it: it drops and counts records that it cannot write in time. A nil Writer writes nothing.
 type Writer struct {
 	w   io.Writer
 	id  string
-	log func(error) // told of the first failure
+	log func(error) // called with the first error
 
 	mu      sync.Mutex
 	n       int64
 	pending []byte          // whole lines
-	dropped int64           // since the last line that was kept
+	dropped int64           // since the last record that was written
 	missing bool            // the last Write failed in the middle of a line
-	closed  bool            // no line comes any more
-	held    map[string]Line // by the full path of its znode: what "gone" says of it
+	closed  bool            // no more records come
+	held    map[string]Line // by full path of the znode: the record for its deletion
 
-	wake  chan struct{} // has a token when there is something to write
-	ended chan struct{} // closed when all is written
+	wake  chan struct{} // has a token if there are records to write
+	ended chan struct{} // closed when all records are written
 }
 
-// room bounds what waits to be written.
+// room is the largest size of records that wait to be written.
 const room = 4 << 20
 
-// NewWriter returns a Writer to w, and begins the trace of that id. log is told of
-// the first line that cannot be written.
+// NewWriter returns a Writer to w, and begins the trace with this id. log is called with the
+// first error.
 func NewWriter(w io.Writer, id, owner string, log func(error)) *Writer {
 	t := &Writer{w: w, id: id, log: log, held: make(map[string]Line), wake: make(chan struct{}, 1), ended: make(chan struct{})}
 	go t.run()
@@ -121,7 +120,7 @@ func NewWriter(w io.Writer, id, owner string, log func(error)) *Writer {
 	return t
 }
 
-// Line writes l; the fields that every line has are filled in.
+// Line writes l, with the fields that every record has.
 func (t *Writer) Line(l Line) {
 	if t == nil {
 		return
@@ -143,7 +142,7 @@ func (t *Writer) lineLocked(l Line) {
 	t.putLocked(l)
 	select {
 	case t.wake <- struct{}{}:
-	default: // it has been told
+	default: // the token is already there
 	}
 }
 
@@ -161,8 +160,8 @@ func (t *Writer) putLocked(l Line) {
 	t.pending = append(append(t.pending, text...), '\n')
 }
 
-// Held writes l, of what is held from here on by the znode at full. [Writer.Gone]
-// will be told when that is deleted.
+// Held writes l, the beginning of a hold by the znode at full. [Writer.Gone] must be called when
+// that znode is deleted.
 func (t *Writer) Held(full string, l Line) {
 	if t == nil {
 		return
@@ -173,7 +172,7 @@ func (t *Writer) Held(full string, l Line) {
 	t.lineLocked(l)
 }
 
-// Lost writes l: what was held by the znode at full is lost.
+// Lost writes l, the loss of the hold by the znode at full.
 func (t *Writer) Lost(full string, l Line) {
 	if t == nil {
 		return
@@ -184,8 +183,8 @@ func (t *Writer) Lost(full string, l Line) {
 	t.lineLocked(l)
 }
 
-// Gone is told that the znode at full has been deleted in transaction zxid, or, if
-// that is 0, in an unknown one.
+// Gone records that transaction zxid has deleted the znode at full. zxid is 0 if the transaction
+// is unknown.
 func (t *Writer) Gone(full string, zxid int64) {
 	if t == nil {
 		return
@@ -201,7 +200,7 @@ func (t *Writer) Gone(full string, zxid int64) {
 	t.lineLocked(l)
 }
 
-// run writes what there is, until the end.
+// run writes pending records, until the end.
 func (t *Writer) run() {
 	defer close(t.ended)
 	failed := false
@@ -222,7 +221,7 @@ func (t *Writer) run() {
 	}
 }
 
-// write writes whole lines with one Write. What fails is dropped.
+// write writes complete records with one Write. If that fails, it drops them.
 func (t *Writer) write(text []byte) (err error) {
 	lines := int64(0)
 	for _, b := range text {
@@ -231,7 +230,7 @@ func (t *Writer) write(text []byte) (err error) {
 		}
 	}
 	if t.missing {
-		text = append([]byte("\n"), text...) // the rest of a line that was cut off is one of its own
+		text = append([]byte("\n"), text...) // ends the incomplete line
 	}
 	defer func() {
 		if p := recover(); p != nil {
@@ -251,8 +250,7 @@ func (t *Writer) write(text []byte) (err error) {
 	return err
 }
 
-// Close writes the last line, and waits for the rest to be written, but no longer
-// than limit.
+// Close writes the last record, and waits until all are written, but no longer than limit.
 func (t *Writer) Close(limit time.Duration) {
 	if t == nil {
 		return

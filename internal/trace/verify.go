@@ -1,5 +1,7 @@
 package trace
 
+// This file judges the holds in traces. Elements of queues are judged in elements.go.
+
 import (
 	"cmp"
 	"fmt"
@@ -9,22 +11,21 @@ import (
 	"time"
 )
 
-// DefaultTolerance is how far the clocks of two processes may be apart before
-// [Verify] draws conclusions from them.
+// DefaultTolerance is the difference between the clocks of two processes up to which [Verify]
+// draws no conclusion from them.
 const DefaultTolerance = 100 * time.Millisecond
 
-// Verify judges traces, which should be those of all who use a path:
+// Verify judges traces. They should come from all processes that use a path. It checks:
 //
-//   - Never two holders: neither by the order of transactions, nor, beyond the
-//     tolerance, by the clocks. Readers may hold together, and permits up to the
-//     limit.
-//   - A loss is told before the next is granted, by the clocks.
-//   - Fencing tokens grow from hold to hold.
-//   - What ends has begun, and ends once.
+//   - Never two holders, neither by the order of transactions nor by the clocks,
+//     within the tolerance. Read holds may overlap, and permits up to the limit.
+//   - By the clocks, a holder learns of a loss before the next is granted.
+//   - Fencing tokens increase from hold to hold.
+//   - Every end has a beginning, and there is only one end.
 //   - An element of a queue has one owner at a time, and is removed once.
 //
-// A loss because somebody has deleted the znode, or because the process was
-// stopped, can be told no sooner than it is known: such an overlap is a note.
+// If another client has deleted the znode, or the process was stopped, no process can know of the
+// loss earlier. Then an overlap is only a note.
 func Verify(files []*File, tolerance time.Duration) *Report {
 	r := &Report{Tolerance: tolerance}
 	byPath := make(map[string][]*hold)
@@ -63,36 +64,36 @@ func Verify(files []*File, tolerance time.Duration) *Report {
 	return r
 }
 
-// A hold is what one znode stood for, from when its owner was told to when he gave
-// it up or was told that it is lost.
+// A hold is one hold by one znode, from the holder's grant to its release or to the notice of its
+// loss.
 type hold struct {
 	path, kind, name string
-	who              string // for people
+	who              string // for the report
 	owner            *one
 	session          string
 	permits, limit   int64
 
-	from  *hold // that which it continues, or nil
-	with  *hold // a write hold of the same Do, beside which it stands, or nil
+	from  *hold // the hold that it continues, or nil
+	with  *hold // a write hold of the same Do, or nil
 	begun time.Time
-	ended time.Time // of a hold without an end: the last line of its session
+	ended time.Time // the time of the last record of its session, if there is no end
 	end   string    // the event, or ""
 	why   string    // of a loss
 	token int64
 
-	// It was held for certain, by the order of transactions, from sure on, and
-	// before over. sure is later than any if nothing is known of it.
-	first int64 // the zxid of the line that began it
+	// By the order of transactions, it was certainly held from sure on, and before over. sure is
+	// never if nothing is known of it.
+	first int64 // zxid of the first record
 	sure  int64
 	over  int64
 
-	use  int  // the last that began
-	used bool // it has not ended
+	use  int  // number of the last use
+	used bool // that use has not ended
 }
 
 const never = math.MaxInt64
 
-// excused says that the end of h could not be told in time.
+// excused reports whether no process could know of the end of h in time.
 func (h *hold) excused() bool {
 	return h.end == Loss && (h.why == "deleted" || h.why == "paused")
 }
@@ -101,10 +102,10 @@ func (h *hold) String() string {
 	return fmt.Sprintf("%s of %s (%s)", h.name, h.who, h.session)
 }
 
-// holds reads a trace, line by line, and returns what was held. What does not fit
-// together is a violation, unless lines are missing.
+// holds reads the records of a trace and returns the holds. An inconsistency is a violation,
+// unless records are missing.
 func (r *Report) holds(t *one) (all []*hold) {
-	open := make(map[string]*hold) // by path and name, until it is gone
+	open := make(map[string]*hold) // by path and name, until the znode is deleted
 	key := func(l Line) string { return l.Path + "\x00" + l.Hold }
 	complete := true
 	lastOf := make(map[string]Line) // by session
@@ -127,7 +128,7 @@ func (r *Report) holds(t *one) (all []*hold) {
 		}
 		h := open[key(l)]
 		odd := func(what string) {
-			if complete && l.Kind != Party { // the keeper ends a party together with its own
+			if complete && l.Kind != Party { // the coordinator also ends parties, together with its own
 				r.violation(l.Path, "%s: %s of %s (%s, line %d)", what, l.Hold, cmp.Or(t.owner, t.id), l.Session, l.N)
 			}
 		}
@@ -227,21 +228,21 @@ func (r *Report) holds(t *one) (all []*hold) {
 	return all
 }
 
-// finish is the end of h by the line l.
+// finish ends h with the record l.
 func (h *hold) finish(l Line) {
 	h.end, h.why, h.ended, h.used = l.Event, l.Reason, l.Time, false
 	if l.Event != Loss && !l.Blind && l.Zxid != 0 {
-		h.sure = min(h.sure, l.Zxid) // it still stood: its deletion had not been sent
+		h.sure = min(h.sure, l.Zxid) // the znode still existed, because its deletion was sent later
 	}
-	// Until the line that says in which transaction it went: the session was
-	// told of this one while it was held.
+	// This holds until a record has the transaction of the deletion: the session had seen this
+	// transaction during the hold.
 	h.over = l.Zxid + 1
 	if h.excused() {
 		h.over = 0
 	}
 }
 
-// until is when h was over: never, if its end is not known.
+// until returns the end of h, or a time in the far future if it is unknown.
 func (h *hold) until() time.Time {
 	if h.end == "" {
 		return time.Unix(1<<40, 0)
@@ -249,17 +250,17 @@ func (h *hold) until() time.Time {
 	return h.ended
 }
 
-// certain returns from when to when, in transactions, h was certainly held.
+// certain returns the transactions from which and until which h was certainly held.
 func (h *hold) certain() (from, to int64) {
 	from = h.sure
-	if h.from != nil { // its place was that of the former until that was gone
+	if h.from != nil { // until its znode was deleted, the earlier hold had the place
 		from = max(from, h.from.over)
 	}
 	return from, h.over
 }
 
-// together reports whether a and b were held at one time for certain: by the order
-// of transactions, or by the clocks.
+// together reports whether a and b certainly overlapped, by the order of transactions or by the
+// clocks.
 func (r *Report) together(a, b *hold) (how string, excused bool) {
 	if a.kin(b) {
 		return "", false
@@ -269,7 +270,7 @@ func (r *Report) together(a, b *hold) (how string, excused bool) {
 	if from, to := max(af, bf), min(at, bt); from < to && from != never {
 		return fmt.Sprintf("at transaction 0x%x", from), false
 	}
-	// Of two that began at one instant the first is the one that was over first.
+	// If two began at the same time, the first to end counts as the first.
 	if b.begun.Before(a.begun) || b.begun.Equal(a.begun) && b.until().Before(a.until()) {
 		a, b = b, a
 	}
@@ -279,7 +280,7 @@ func (r *Report) together(a, b *hold) (how string, excused bool) {
 	return "", false
 }
 
-// kin reports whether one of the two continues the other, or stands beside it.
+// kin reports whether h or o continues the other, or belongs to the same Do.
 func (h *hold) kin(o *hold) bool {
 	return h.descends(o) || o.descends(h)
 }
@@ -298,24 +299,24 @@ func (h *hold) descends(o *hold) bool {
 	return false
 }
 
-// conflict reports whether one may not be held with the other.
+// conflict reports whether the two holds exclude each other.
 func conflict(a, b *hold) bool {
 	return a.kind != Party && b.kind != Party && !(a.kind == Read && b.kind == Read)
 }
 
 // path judges the holds of one path.
 func (r *Report) path(all []*hold) {
-	// Of two that began at one instant the first is the one that was over first.
+	// If two began at the same time, the first to end counts as the first.
 	slices.SortStableFunc(all, func(a, b *hold) int { return cmp.Or(a.begun.Compare(b.begun), a.until().Compare(b.until())) })
-	// The first transaction in which one of those from here on was held for
-	// certain: what was gone by then does not matter to them.
+	// firsts[i] is the first transaction in which a hold from i on was certainly held. A hold
+	// that ended before it cannot overlap them.
 	firsts := make([]int64, len(all)+1)
 	firsts[len(all)] = never
 	for i, h := range slices.Backward(all) {
 		from, _ := h.certain()
 		firsts[i] = min(firsts[i+1], from)
 	}
-	var before []*hold // those that may still be held
+	var before []*hold // holds that may still be held
 	greatest := &hold{}
 	for i, h := range all {
 		var out int64
@@ -353,8 +354,8 @@ func (r *Report) path(all []*hold) {
 	}
 }
 
-// judge says what is wrong with h being held with others: out permits, if it is
-// of a semaphore, of which some were lost in a way that could not be told.
+// judge reports a violation if h must not overlap the holds in with. Of a semaphore, these have
+// out permits, of which excused were lost in a way that no process could know in time.
 func (r *Report) judge(h *hold, with []*hold, how string, out, excused int64) {
 	if len(with) == 0 {
 		return
@@ -384,7 +385,7 @@ func (r *Report) judge(h *hold, with []*hold, how string, out, excused int64) {
 	}
 }
 
-// fate says how h ended.
+// fate returns the end of h as text.
 func (h *hold) fate() string {
 	switch h.end {
 	case "":

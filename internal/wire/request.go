@@ -1,5 +1,7 @@
 package wire
 
+// This file encodes requests and decodes the parts of replies.
+
 import (
 	"bytes"
 	"encoding/binary"
@@ -21,7 +23,7 @@ func AppendBuffer(p, b []byte) []byte {
 	return append(AppendInt32(p, int32(len(b))), b...)
 }
 
-// Connect returns the request that opens a session, or continues the one of id.
+// Connect returns the request that opens a session, or continues the session id.
 func Connect(zxid int64, timeout time.Duration, id int64, password []byte) []byte {
 	p := AppendInt32(nil, 0) // the length
 	p = AppendInt32(p, 0)    // the version of the protocol
@@ -31,7 +33,7 @@ func Connect(zxid int64, timeout time.Duration, id int64, password []byte) []byt
 	return EndPacket(AppendBuffer(p, password))
 }
 
-// AppendCreate appends what follows the path in a request to create a znode.
+// AppendCreate appends the part after the path in a request to create a znode.
 func AppendCreate(p, data []byte, acl []zk.ACL, flags int32) []byte {
 	p = AppendBuffer(p, data)
 	p = AppendInt32(p, int32(len(acl)))
@@ -89,7 +91,7 @@ func appendOpHeader(p []byte, op int32, done bool) []byte {
 // String takes a string.
 func (s *Scanner) String() string { return string(s.Buffer()) }
 
-// Data takes a copy of a buffer, nil if there is none.
+// Data takes a copy of a buffer. It returns nil if there is none.
 func (s *Scanner) Data() []byte {
 	n := s.Int32()
 	if n == -1 || s.Bad {
@@ -98,8 +100,8 @@ func (s *Scanner) Data() []byte {
 	return bytes.Clone(s.Take(int(n)))
 }
 
-// Strings takes a vector of strings, which are names: one that is empty is none. They share one
-// piece of memory, which is no larger than they are: whoever keeps few of many copies them.
+// Strings takes a vector of names. It drops empty ones. The names share one piece of memory of
+// exactly their size, so a caller that stores few of many copies them.
 func (s *Scanner) Strings() []string {
 	n := int(s.Int32())
 	if n <= 0 || s.Bad {
@@ -120,7 +122,7 @@ func (s *Scanner) Strings() []string {
 		return nil
 	}
 	var all strings.Builder
-	all.Grow(size) // so what String returns stays in place
+	all.Grow(size) // so String never moves
 	out := make([]string, 0, names)
 	for range n {
 		if b := s.Buffer(); len(b) > 0 {
@@ -149,8 +151,8 @@ func (s *Scanner) ACL() (acl []zk.ACL) {
 	return acl
 }
 
-// Results takes the results of the n operations of a multi. code is the first of
-// their errors that says why it failed, or 0.
+// Results takes the results of the n operations of a multi. code is the first error code, which
+// says why the multi failed, or 0.
 func (s *Scanner) Results(n int, toError func(code int32) error) (rs []zk.MultiResponse, code int32) {
 	rs = make([]zk.MultiResponse, 0, n)
 	for op, more := s.Next(); more; op, more = s.Next() {

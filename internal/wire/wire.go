@@ -1,6 +1,5 @@
-// Package wire knows how packets of the ZooKeeper protocol are made of bytes, as
-// far as the link of a session reads, changes and makes them. It knows no
-// connection and no session.
+// Package wire encodes and decodes the packets of the ZooKeeper protocol that the link of a
+// session uses. Connections and sessions are not its business.
 package wire
 
 import (
@@ -9,7 +8,7 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// Numbers of the protocol, and limits on what a server may send.
+// Numbers of the protocol, and limits on packets from a server.
 const (
 	OpFailed             = -1 // in the reply to a multi
 	OpCreate             = 1
@@ -43,11 +42,11 @@ const (
 	CodeNotEmpty         = -111
 	CodeSessionExpired   = -112
 	CodeSessionMoved     = -118
-	CodeWantsAuth        = -124 // the client has not authenticated, and has to
+	CodeWantsAuth        = -124 // the client has not authenticated, but must
 	CodeThrottled        = -127
 	MaxHandshake         = 4096
 	MaxReply             = 256 << 20 // of a listing of millions
-	MaxAhead             = 1 << 20   // of what a client makes room for before it has come
+	MaxAhead             = 1 << 20   // allocated before the bytes have come
 	SetWatchesPortion    = 16 << 10
 )
 
@@ -81,10 +80,10 @@ func EndPacket(p []byte) []byte {
 	return p
 }
 
-// A Scanner takes bytes apart that may be anything.
+// A Scanner decodes bytes that may be malformed.
 type Scanner struct {
-	Rest []byte // what has not been taken yet
-	Bad  bool   // there was less than was asked for
+	Rest []byte // the bytes that are not taken yet
+	Bad  bool   // there were too few bytes
 }
 
 // Take takes n bytes.
@@ -110,8 +109,7 @@ func (s *Scanner) Int32() int32 {
 // Buffer takes a string or a buffer, whose length may be -1.
 func (s *Scanner) Buffer() []byte { return s.Take(max(0, int(s.Int32()))) }
 
-// Next takes the header of an operation in a multi, or of its result, and
-// reports whether it is one and not the end.
+// Next takes the header of an operation in a multi, or of its result. more is false at the end.
 func (s *Scanner) Next() (op int32, more bool) {
 	op = s.Int32()
 	done := s.Take(1)
@@ -122,8 +120,7 @@ func (s *Scanner) Next() (op int32, more bool) {
 // StatSize is the size of a Stat on the wire.
 const StatSize = 68
 
-// Deletes returns the paths that a request of type op deletes. p begins behind the
-// header.
+// Deletes returns the paths that a request of type op deletes. p begins after the header.
 func Deletes(op int32, p []byte) (paths []string) {
 	s := Scanner{Rest: p}
 	if op == OpDelete {
