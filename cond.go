@@ -72,8 +72,8 @@ type Cond struct {
 //  6. When its predecessor's znode is deleted, a waiter lists the line, for step 5, and
 //     continues with step 2.
 //
-// It is tempting to signal by deleting the znode of the waiter. But then a signal to a
-// process that has died, and whose session has not ended yet, would be lost.
+// It is tempting to signal by deleting the waiter's znode. But if the waiter has died, and its
+// session has not ended yet, the signal would be lost.
 
 // NewCond returns the Cond at path, with the lock l, which is usually a
 // [Mutex] of another path. It does no I/O; a bad argument is reported by every
@@ -132,20 +132,19 @@ func (c *Cond) wait(ctx context.Context) error {
 		err = unlocked
 	}
 	if err != nil && !errors.Is(err, session.ErrEnded) {
-		// A signal may reach us at this instant. Leaving is still right: it can
-		// be made only while our znode is there, and be taken only by deleting
-		// both at once. So when our znode is gone none can come any more, or
-		// one stands there without its waiter, and the first who deletes it
-		// passes it on in the same transaction.
+		// A signal may reach us at this instant. Leaving is still right. A signal is made only
+		// while our znode exists, and taken only by deleting both at once. So after the
+		// deletion of our znode, either no signal can come, or a signal is left without its
+		// waiter. The first client to delete that passes it on in the same transaction.
 		c.leave(p)
 		return err
 	}
-	// We are woken, or the session has ended, or L was lost: then it may have
-	// been held by another before we entered the line, whose signal we have
-	// missed. Either way the caller looks again.
+	// We are woken, or the session has ended, or L was lost. In the last case, another process
+	// may have held L before we entered the line, and we may have missed its signal. In all
+	// cases, the caller looks again.
 	//
-	// The signal is taken only with L held. Until then it is passed on if our
-	// process dies, or ctx ends.
+	// The signal is taken only with L held. If our process dies before that, or ctx ends, it
+	// is passed on.
 	if err := relock(ctx); err != nil {
 		c.leave(p)
 		return err
@@ -171,12 +170,12 @@ func (c *Cond) enter(ctx context.Context) (*line.Claim, []string, error) {
 	return p, roll.Names(), nil
 }
 
-// unlock unlocks L, and returns what locks it again. Unlocking cannot be refused,
-// so if ctx ends while it is waited for, it goes on in the background.
+// unlock unlocks L, and returns the function that locks it again. Unlocking cannot be refused:
+// if ctx ends before it is done, it continues in the background.
 //
-// A lock of this package knows what the Do in which ctx was made has of it: that
-// is what is given up, and what is got again belongs to that Do. It is decided here, and not
-// in the background: by then the Do may be over, and what is held another's.
+// If ctx comes from a Do of a lock of this package, that Do's hold is unlocked, and the new
+// hold belongs to it. The choice of the hold is made here, before the background: later, the
+// Do may be over, and the hold may belong to another goroutine.
 func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, err error) {
 	if c.misuse() != nil {
 		return nil, c.L.Unlock()
@@ -215,8 +214,8 @@ func (c *Cond) sleep(ctx context.Context, p *line.Claim, names []string) error {
 	_, stat, err := p.Incarnation.Get(ctx, p.Path)
 	switch {
 	case session.IsNoNode(err), err == nil && stat.Version > 0:
-		// Signalled already; or somebody has deleted our znode by hand, and we
-		// wake up for nothing.
+		// Signalled already; or another client has deleted our znode by hand, and we wake up
+		// without a signal.
 		return nil
 	case err != nil:
 		return err
@@ -225,8 +224,8 @@ func (c *Cond) sleep(ctx context.Context, p *line.Claim, names []string) error {
 	return c.guard(ctx, p, names, own.Fired)
 }
 
-// guard looks after the signals of those ahead of p until woken is closed or p
-// has vanished.
+// guard passes on the signals of dead waiters ahead of p, until woken is closed or p has
+// vanished.
 func (c *Cond) guard(ctx context.Context, p *line.Claim, names []string, woken <-chan struct{}) error {
 	for {
 		var err error
@@ -263,15 +262,15 @@ func (c *Cond) guard(ctx context.Context, p *line.Claim, names []string, woken <
 	}
 }
 
-// watchLast returns a channel that is closed when the last of ahead goes, and
-// is nil if there is none.
+// watchLast returns a channel that is closed when the last znode of ahead is deleted. Without
+// one, it returns nil.
 func (c *Cond) watchLast(ctx context.Context, inc *session.Incarnation, ahead []line.Child) (gone <-chan struct{}, leave func(), err error) {
 	if len(ahead) == 0 {
 		return nil, func() {}, nil
 	}
 	last := session.ChildPath(c.line.Dir, ahead[len(ahead)-1].Name)
-	// A watch of children does not fire when the data is changed, which it is
-	// when that one is signalled.
+	// A watch of children ignores changes of the data, and so does not fire when that waiter
+	// is signalled.
 	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: last})
 	leave = func() { inc.Watches.Leave(w) }
 	_, _, err = inc.Children(ctx, last)
@@ -308,7 +307,7 @@ func (c *Cond) take(ctx context.Context, p *line.Claim) {
 		_, err := p.Incarnation.Multi(p.Incarnation.Ctx,
 			&zk.DeleteRequest{Path: c.signalPath(p.Child), Version: -1},
 			&zk.DeleteRequest{Path: p.Path, Version: -1})
-		unsignalled := session.IsNoNode(err) // woken by something else; but it may be given one until it is gone
+		unsignalled := session.IsNoNode(err) // woken by another change; but a signal can come until the znode is deleted
 		if unsignalled {
 			err = p.Incarnation.RemoveNow(p.Incarnation.Ctx, p.Path)
 		}
@@ -343,8 +342,8 @@ func (c *Cond) leave(p *line.Claim) {
 	}}).Await(session.Grace)
 }
 
-// bequeath passes on the signal of p, if it has been given one, as soon as p is
-// gone: at once, or with its session. There may be nobody else to do it.
+// bequeath passes on the signal of p, if it has one, as soon as p is deleted: at once, or with
+// its session. There may be no other client to do so.
 func (c *Cond) bequeath(p *line.Claim) {
 	ctx := context.Background() // ends with the Session
 	c.s.m.During(ctx, func(inc *session.Incarnation) error {
@@ -365,9 +364,9 @@ func (c *Cond) bequeath(p *line.Claim) {
 	})
 }
 
-// The name of a signal is that of its waiter, but for "_c_" before and with
-// this behind. So it does not contain "_c_<uuid>-": who looks for that, because
-// the reply to its create was lost, must find the waiter.
+// The name of a signal is its waiter's name without "_c_", and with this suffix. So it does
+// not contain "_c_<uuid>-". A client whose create has lost its reply looks for that text, and
+// must find the waiter only.
 const signalSuffix = "-signal"
 
 func (c *Cond) signalPath(waiter line.Child) string {
@@ -384,7 +383,7 @@ func (c *Cond) waiterOf(signal string) (string, bool) {
 	return "_c_" + name, true
 }
 
-// unsignalled returns those of the line that have no signal, in their order.
+// unsignalled returns the waiters without a signal, in their order.
 func (c *Cond) unsignalled(ctx context.Context, inc *session.Incarnation, names []string) ([]line.Child, error) {
 	all, err := c.line.InOrder(ctx, inc, names)
 	if err != nil {
@@ -399,7 +398,7 @@ func (c *Cond) unsignalled(ctx context.Context, inc *session.Incarnation, names 
 	return slices.DeleteFunc(all, func(w line.Child) bool { return signalled[w.Name] }), nil
 }
 
-// orphans returns the signals among names whose waiters are gone.
+// orphans returns the signals among names whose waiters were deleted.
 func (c *Cond) orphans(names []string) []string {
 	present := make(map[string]bool, len(names))
 	for _, name := range names {
@@ -414,9 +413,9 @@ func (c *Cond) orphans(names []string) []string {
 	return out
 }
 
-// mend passes on the signals among names whose waiters are gone, and returns a
-// listing without such. A signal is made with its waiter there, and deleted by
-// it in one transaction; so if a listing shows it alone, it was not taken.
+// mend passes on the signals of deleted waiters among names, and returns a listing without
+// such signals. A signal is made while its waiter exists, and the waiter deletes both in one
+// transaction. So a signal that a listing shows alone was not taken.
 func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []string) (_ []string, err error) {
 	stays := make(map[string]bool)
 	for {
@@ -433,10 +432,11 @@ func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []strin
 	}
 }
 
-// pass gives the signal at path to the first without one, or to nobody if all
-// of these came after it. That others see and do the same at this moment does
-// no harm: the signal can be deleted once. If another program has put something below it, it stays,
-// and is written instead, at its version: it says that it was given at 0, when nobody waited.
+// pass gives the signal at path to the first waiter without one that came before it. If there
+// is none, it deletes the signal. Other clients may do the same at this moment, without harm:
+// the signal can be deleted only once. If another program has created a znode below the
+// signal, the signal stays. Instead, its data then say, at its version, that it was given at
+// 0, before any waiter came.
 func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []string, path string) (stays bool, err error) {
 	data, stat, err := inc.Get(ctx, path)
 	if err != nil {
@@ -476,12 +476,12 @@ func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []strin
 	return false, unlessChanged(err)
 }
 
-// mark returns what gives w a signal. It fails if w has one, or is gone. data is
-// empty, or the zxid with which a signal that is passed on was first given.
+// mark returns the writes that give w a signal. They fail if w has one, or is deleted. data is
+// empty, or the zxid at which a signal that is passed on was first given.
 //
-// That w has one is told by the signal's name alone. The version of w's znode does
-// not tell: somebody else may have written it, and w, whom that has woken, may wait
-// for L, which the caller holds.
+// Only the name of the signal shows that w has one. The version of w's znode does not: another
+// program may have written it and so woken w, which may now wait for L, which the caller
+// holds.
 func (c *Cond) mark(w line.Child, data string) []any {
 	return []any{
 		&zk.SetDataRequest{Path: session.ChildPath(c.line.Dir, w.Name), Version: -1},
@@ -489,8 +489,7 @@ func (c *Cond) mark(w line.Child, data string) []any {
 	}
 }
 
-// unlessChanged drops an error that says that the line is not any more as it
-// was listed.
+// unlessChanged drops an error that means that the line has changed since the listing.
 func unlessChanged(err error) error {
 	if session.IsNoNode(err) || session.IsBadVersion(err) || session.IsNodeExists(err) {
 		return nil
@@ -498,8 +497,8 @@ func unlessChanged(err error) error {
 	return err
 }
 
-// Signal wakes the one that has waited longest, if there is any, and does not
-// wait for it to return. The caller may hold c.L, but need not.
+// Signal wakes the waiter that has waited longest, if there is any, and does not wait for it
+// to return. The caller may hold c.L, but need not.
 //
 // Signal gives one signal, even if a reply or the session is lost. For that it writes a
 // log, the persistent znode path/_c_<uuid>-receipt, which is kept for a minute for the next
@@ -521,18 +520,18 @@ func (c *Cond) signal(ctx context.Context) error {
 		if err == nil || unlessChanged(err) != nil {
 			return err
 		}
-		// Another signal was quicker, or the waiter has gone.
+		// Another signal was quicker, or the waiter has left.
 	}
 }
 
-// waiting returns those that can be given a signal, in their order, after those
-// signals were passed on that were given before.
+// waiting passes on the signals of deleted waiters, and then returns the waiters that can be
+// given a signal, in their order.
 //
-// Whoever had unlocked L before Signal was called must be among them, whichever
-// way the caller knows of that: hence the sync, which brings the server up to
-// the leader. That the caller holds L is not enough: a goroutine of this process
-// that waits through another Session may have handed it over, and of that no server
-// has told this one.
+// Each waiter that had unlocked L before Signal was called must be among them, however the
+// caller has learned of that. Hence the sync, which brings the server up to the leader. It is
+// not enough that the caller holds L: it may have got L directly from a goroutine of this
+// process that waits through another Session, and this Session's server may not know of that
+// waiter yet.
 func (c *Cond) waiting(ctx context.Context) ([]line.Child, error) {
 	var waiting []line.Child
 	err := c.s.m.During(ctx, func(inc *session.Incarnation) error {
@@ -574,8 +573,8 @@ func (c *Cond) broadcast(ctx context.Context) error {
 		if err = unlessChanged(err); err != nil {
 			break
 		}
-		// One of them has been signalled or has left, or this was applied and
-		// the reply was lost. Who came since is not meant.
+		// A waiter has been signalled or has left, or this was applied and the reply was lost.
+		// Later waiters are not meant.
 		now, e := c.waiting(ctx)
 		err = e
 		todo = slices.DeleteFunc(todo, func(w line.Child) bool { return !slices.Contains(now, w) })

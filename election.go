@@ -75,9 +75,9 @@ type Election struct {
 
 	mu     sync.Mutex
 	term   *term    // of this candidate, if it campaigns or leads; guarded by mu
-	owed   bool     // a term is over though nobody has resigned it: that Resign may come yet; guarded by mu
-	known  string   // the znode of who led when Leader was last called; guarded by mu
-	wishes []string // names of those that it should lead, read when its turn came; guarded by mu
+	owed   bool     // a lost term ended without a Resign, which may still come; guarded by mu
+	known  string   // the leader's znode at the last call of Leader; guarded by mu
+	wishes []string // names of the wishes for e to lead, read when its turn came; guarded by mu
 }
 
 // A term is one candidacy of an Election, from Campaign to Resign.
@@ -87,7 +87,7 @@ type term struct {
 	ahead  line.Ahead              // of it, while it campaigns
 	over   chan struct{}           // closed, under Election.mu, when it is no longer Election.term
 	left   chan struct{}           // of Run: closed when its function has returned and the znode is given up; guarded by Election.mu
-	traced context.Context         // what a tracer has made of Campaign's: that of Run's function is made of it
+	traced context.Context         // Campaign's context from the tracer, the parent of Run's function's
 	stop   context.CancelCauseFunc // ends the context of Run's function, if there is one; guarded by Election.mu
 }
 
@@ -165,7 +165,7 @@ func (e *Election) campaign(ctx context.Context) (*term, error) {
 
 func (e *Election) traced() Op { return e.s.tracers.traced("election", "campaign", e.path) }
 
-// stand begins a term, when the one before is over.
+// stand begins a term when the previous term is over.
 func (e *Election) stand(ctx context.Context, start time.Time) (*term, error) {
 	for {
 		e.mu.Lock()
@@ -173,8 +173,8 @@ func (e *Election) stand(ctx context.Context, start time.Time) (*term, error) {
 		if last == nil || last.lost() {
 			t := &term{over: make(chan struct{}), led: make(chan struct{})}
 			if last != nil {
-				// Its goroutine may have gone home when Lost was closed:
-				// nobody owes us a Resign. But it may still come: see resign.
+				// The goroutine of the last term may have returned when Lost was closed: it
+				// need not call Resign. But its Resign may still come: see resign.
 				e.endLocked(ErrLost)
 				if last.left == nil { // else Run does, when its function has returned
 					e.owed = true
@@ -191,8 +191,9 @@ func (e *Election) stand(ctx context.Context, start time.Time) (*term, error) {
 			led, lost = nil, last.grant.Lost()
 		}
 		e.mu.Unlock()
-		// Whichever is picked of several that are ready, we look again. A loss
-		// is enough: its goroutine was told first, and need not come.
+		// If several cases are ready, each of them is right: we look again, or the caller's
+		// ctx or the Session has ended. A loss is enough to end the last term: its goroutine
+		// has seen Lost closed, and need not call Resign.
 		select {
 		case <-last.over:
 		case <-led:
@@ -205,8 +206,8 @@ func (e *Election) stand(ctx context.Context, start time.Time) (*term, error) {
 	}
 }
 
-// waitEnded is waitEnded with what t knows: of who leads, or of those ahead. So
-// many of this process wait behind t.
+// waitEnded is waitEnded with t's knowledge of the leader or the candidates ahead. behind is
+// the number of this process's candidates that wait behind t.
 func (e *Election) waitEnded(ctx context.Context, err error, start time.Time, t *term, behind int) error {
 	e.mu.Lock()
 	grant := t.grant
@@ -237,7 +238,7 @@ func (e *Election) win(ctx context.Context, t *term, start time.Time) error {
 	return nil
 }
 
-// lost reports whether t led, and does no more. Election.mu must be held.
+// lost reports whether t led and no longer does. Election.mu must be held.
 func (t *term) lost() bool { return t.grant != nil && t.grant.Err() != nil }
 
 // endLocked ends the present term. Its znode is deleted later than that.
@@ -276,16 +277,17 @@ func (e *Election) resign(ctx context.Context, t *term) error {
 	e.endLocked(ErrNotLocked)
 	left := t.left
 	if e.owed {
-		// This may be the late Resign of a term that is over. Whoever leads now must then
-		// hear that he does no more; and his own Resign may come as late. Nor is one that
-		// finds no term the one that is owed: many resign twice, to be sure.
+		// This may be the late Resign of a lost term. Then it ends the present term, so the
+		// present leader must see a loss; its own Resign may also come late. A Resign that
+		// finds no term does not clear owed: many programs resign twice, to be sure.
 		t.grant.Revoke()
 	}
 	e.mu.Unlock()
 	if left == nil {
 		return e.s.m.GiveUp(ctx, t.grant.Release)
 	}
-	// Run's function has been told. The next leader begins when it has returned.
+	// The context of Run's function has ended. The next leader begins when the function has
+	// returned.
 	if err := t.grant.Err(); err != nil {
 		return err
 	}
@@ -310,8 +312,8 @@ func (e *Election) current() (*term, error) {
 	return e.term, nil
 }
 
-// Run campaigns, calls f when it leads, resigns when f returns, and starts again, until one
-// of three things happens:
+// Run campaigns, calls f when it leads, resigns when f returns, and starts again, until any of
+// three things happens:
 //
 //   - ctx ends: Run returns its error, and f's if f returned another.
 //   - f returns an error while it leads: Run returns it.
@@ -360,8 +362,8 @@ func endOfRun(ctx context.Context, err error) error {
 	return errors.Join(session.CtxErr(ctx), err)
 }
 
-// endOfClosed is the error of a Run that Close has ended: closed, and that of its function unless it
-// only says that its context has ended.
+// endOfClosed returns the error of a Run that Close has ended: closed, joined with err if err
+// says more than that the context has ended.
 func endOfClosed(closed, err error) error {
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, ErrClosed) {
 		return closed
@@ -369,7 +371,7 @@ func endOfClosed(closed, err error) error {
 	return errors.Join(closed, err)
 }
 
-// lead runs f in t, and ends t. It returns f's error and that of the release.
+// lead runs f in t, and ends t. It returns f's error and the error of the release.
 func (e *Election) lead(outer context.Context, t *term, f func(ctx context.Context) error) (err, ended error) {
 	ctx, end, rest := endingContext(t.traced)
 	defer rest()
@@ -397,8 +399,8 @@ func (e *Election) lead(outer context.Context, t *term, f func(ctx context.Conte
 	return err, ended
 }
 
-// leave is the end of t, whose function has returned. What somebody else has ended
-// is given up now, so that the next leader begins when the last one has stopped.
+// leave ends t, whose function has returned. If another goroutine has already ended the term, leave releases it
+// now: the next leader must not begin before this function has returned.
 func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
 	e.mu.Lock()
 	resigned, run := e.term != t, t.left != nil
@@ -447,10 +449,9 @@ func (e *Election) Token(ctx context.Context) (int64, error) {
 	return tok, opError("token", e.path, err)
 }
 
-// Txn applies writes to ZooKeeper, all or none, and only while e leads: the
-// servers themselves check it. If the leadership is lost the error is
-// [ErrLost]. See [Session.Txn] for ops, lost replies and
-// costs.
+// Txn applies writes to ZooKeeper, all or none, and only while e leads: the servers themselves
+// check it. If the leadership is lost, the error is [ErrLost]. See [Session.Txn] for ops, lost
+// replies and costs.
 func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	t, err := e.current()
 	if err != nil {
@@ -536,16 +537,15 @@ func (e *Election) Observe(ctx context.Context) <-chan Contender {
 type spectator struct {
 	line *line.Line
 	out  chan<- Contender
-	told string // the name of the one last told
+	told string // the name of the last contender sent
 }
 
 // observe follows the line within one session.
-//
 //  1. List the children.
 //  2. If there are none, watch for the first to come, and go to 1.
-//  3. Otherwise watch the first for its going, and read it.
-//  4. Tell who it is, unless that was told, as long as it is there.
-//  5. When it is gone, go to 1.
+//  3. Otherwise, watch the first for its deletion, and read it.
+//  4. While it exists, send it, unless it was sent last.
+//  5. When it is deleted, go to 1.
 func (o *spectator) observe(ctx context.Context, inc *session.Incarnation) error {
 	list := inc.ChildrenFresh
 	for {
@@ -565,13 +565,13 @@ func (o *spectator) observe(ctx context.Context, inc *session.Incarnation) error
 	}
 }
 
-// awaitAnyone waits until somebody may be in the line.
+// awaitAnyone waits until a contender may be in the line.
 func (o *spectator) awaitAnyone(ctx context.Context, inc *session.Incarnation) error {
 	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: o.line.Dir})
 	defer inc.Watches.Leave(w)
 	switch names, _, err := inc.Children(ctx, o.line.Dir); {
 	case session.IsNoNode(err):
-		return inc.AwaitMade(ctx, o.line.Dir) // what is missing cannot be listed, nor watched in that way
+		return inc.AwaitMade(ctx, o.line.Dir) // a missing znode can be neither listed nor watched in that way
 	case err != nil:
 		return err
 	case len(line.ParseChildren(names, o.line.Bases...)) > 0:
@@ -580,12 +580,12 @@ func (o *spectator) awaitAnyone(ctx context.Context, inc *session.Incarnation) e
 	return inc.AwaitFired(ctx, w)
 }
 
-// follow tells who is first, and waits until it is gone.
+// follow sends the first contender, and waits until it is deleted.
 func (o *spectator) follow(ctx context.Context, inc *session.Incarnation, first string) error {
 	return inc.WhileThere(ctx, session.ChildPath(o.line.Dir, first), func(w *session.Watch) error { return o.tell(ctx, inc, first, w) })
 }
 
-// tell names the first to the reader, and returns when w has fired.
+// tell sends the first contender to the reader, and returns when w has fired.
 func (o *spectator) tell(ctx context.Context, inc *session.Incarnation, first string, w *session.Watch) error {
 	if first == o.told {
 		return inc.AwaitFired(ctx, w)
@@ -599,7 +599,7 @@ func (o *spectator) tell(ctx context.Context, inc *session.Incarnation, first st
 		o.told = first
 		return inc.AwaitFired(ctx, w)
 	case <-w.Fired:
-		return nil // it is gone before it could be told
+		return nil // it was deleted before the reader took it
 	case <-ctx.Done():
 		return session.CtxErr(ctx)
 	case <-inc.Ctx.Done():

@@ -48,7 +48,7 @@ import (
 // # Znodes
 //
 // Each Lock creates an ephemeral, sequential znode, path/_c_<uuid>-lock-<seq>, whose data
-// is the owner ([WithOwner]), as Curator's InterProcessMutex does. With [LayoutKazoo] the
+// is the owner ([WithOwner]), as Curator's InterProcessMutex does. With [LayoutKazoo], the
 // name is <guid>__lock__<seq>. Children with other names are ignored. path is a container;
 // its parents are persistent. The algorithm is "Locks" from the ZooKeeper recipes.
 type Mutex struct {
@@ -186,10 +186,9 @@ func (m *Mutex) Token(ctx context.Context) (int64, error) {
 	return tok, opError("token", m.path, err)
 }
 
-// Txn applies writes to ZooKeeper, all or none, and only while the present hold
-// stands: the servers themselves check it. If it is lost the error is
-// [ErrLost]. See [Session.Txn] for ops, lost replies and
-// costs.
+// Txn applies writes to ZooKeeper, all or none, and only if the present hold is not lost: the
+// servers themselves check it. If it is lost, the error is [ErrLost]. See [Session.Txn] for
+// ops, lost replies and costs.
 func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	g, err := m.current()
 	if err != nil {
@@ -279,8 +278,8 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 	return m.doThen(ctx, func() {}, f)
 }
 
-// doThen is Do, not nested, which releases when rest has returned: behind its caller if
-// his ctx has ended.
+// doThen is Do without nesting. When rest has returned, it releases m: in the background if
+// ctx has ended.
 func (m *Mutex) doThen(ctx context.Context, rest func(), f func(ctx context.Context) error) error {
 	if err := m.check(ctx); err != nil {
 		return opError("do", m.path, err)
@@ -322,7 +321,7 @@ func (d *doCall) set(q *localLock, g *line.Grant) {
 	}
 	lost := d.lost
 	d.mu.Unlock()
-	if g != nil { // else what it had may be lost now, and that is not told
+	if g != nil { // else d's former hold may be lost now, without notice
 		g.Within(&d.function)
 		g.AfterLoss(func(why error) {
 			d.mu.Lock()
@@ -357,12 +356,12 @@ func (d *doCall) holds() bool {
 	return ok
 }
 
-// stands returns nil while d has its lock for mode, or one that will do.
+// stands returns nil while d's hold is enough for mode.
 func (d *doCall) stands(mode local.Mode) error {
 	had, ok := d.mode()
 	switch q, g := d.now(); {
 	case q == nil && !d.over.Load():
-		return g.Err() // that of a Once, whose line a Mutex shares
+		return g.Err() // the error of a Once, which shares a Mutex's line
 	case !ok || d.over.Load():
 		return ErrNotLocked // the function has unlocked it, or has returned
 	case had != mode && mode == local.Exclusive:
@@ -377,8 +376,9 @@ func (m *Mutex) yield(ctx context.Context) (finish func() error, again func(cont
 	return m.local.yield(m.holderOf(ctx), local.Exclusive)
 }
 
-// untilLost returns a context that ends when the Session is being closed, with cause ErrClosed, or
-// with the loss of what d has, before any other call or channel shows the loss. stop ends it.
+// untilLost returns a context that ends with d's hold, before any other call or channel
+// shows the loss. It also ends, with cause ErrClosed, when the Session is being closed. stop
+// ends it.
 func (d *doCall) untilLost(ctx context.Context) (_ context.Context, stop func()) {
 	ctx, end, rest := endingContext(ctx)
 	d.mu.Lock()

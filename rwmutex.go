@@ -54,7 +54,7 @@ import (
 //
 // Lock creates an ephemeral, sequential znode, path/_c_<uuid>-__WRIT__<seq>, and RLock
 // path/_c_<uuid>-__READ__<seq>, with the owner as data ([WithOwner]), as Curator's
-// InterProcessReadWriteLock does. With [LayoutKazoo] they are <guid>__lock__<seq> and
+// InterProcessReadWriteLock does. With [LayoutKazoo], they are <guid>__lock__<seq> and
 // <guid>__rlock__<seq>. A downgraded writer has a read znode with its own number. path is a
 // container; its parents are persistent.
 type RWMutex struct {
@@ -102,11 +102,11 @@ func entriesOfRWMutex(write, read string) local.Entries {
 	return local.Entries{writer, {Base: read, Rule: readersRule(write), Op: "rlock"}}
 }
 
-// writersRule is the rule of those who write: everyone ahead is in the way.
+// writersRule is the rule of the writers: every contender ahead is in the way.
 //
-// That the only one ahead has gone never proves that nobody is ahead. A writer
-// may have become a reader: with another name and the same number, which is smaller
-// than ours. So a writer lists the line again.
+// It is tempting to lock when the only contender ahead is deleted. But a writer may have
+// become a reader, with another name and the same number, which is smaller than ours. So a
+// writer lists the line again.
 func writersRule(ahead []line.Child) (blocker *line.Child, alone bool) {
 	if len(ahead) == 0 {
 		return nil, false
@@ -114,8 +114,8 @@ func writersRule(ahead []line.Child) (blocker *line.Child, alone bool) {
 	return &ahead[len(ahead)-1], false
 }
 
-// readersRule is the rule of those who read: only writers are in the way. No
-// other can come to be ahead.
+// readersRule is the rule of the readers: only writers are in the way. No further writer can
+// arrive ahead.
 func readersRule(write string) line.Rule {
 	return func(ahead []line.Child) (blocker *line.Child, alone bool) {
 		writers := 0
@@ -132,22 +132,21 @@ func readersRule(write string) line.Rule {
 // Path returns the path that rw was made with.
 func (rw *RWMutex) Path() string { return rw.path }
 
-// Lock locks rw for writing. It waits until nobody holds rw, ctx ends, or the
-// Session is closed.
+// Lock locks rw for writing. It waits until rw is free, ctx ends, or the Session is closed.
 //
-// When Lock returns an error rw is not held by the caller and nothing of it is
-// left in the line. A ctx that has ended already fails even if rw is free. With
-// a ctx that comes from [RWMutex.Do] or [RWMutex.RDo] of the same path Lock
-// returns [ErrDeadlock], as it would wait for its own caller.
+// If Lock returns an error, the caller does not hold rw and has no place in the line. A ctx
+// that has ended already fails even if rw is free. With a ctx that comes from [RWMutex.Do] or
+// [RWMutex.RDo] of the same path, Lock returns [ErrDeadlock], as it would wait for its own
+// caller.
 func (rw *RWMutex) Lock(ctx context.Context) error {
 	g, err := rw.acquire(ctx, local.Exclusive, false)
 	rw.local.follow(ctx, local.Exclusive, g)
 	return opError("lock", rw.path, err)
 }
 
-// RLock locks rw for reading. It waits until no writer holds rw or came before,
-// ctx ends, or the Session is closed. The errors are those of [RWMutex.Lock]: within
-// [RWMutex.Do] and [RWMutex.RDo] use RDo, which is reentrant.
+// RLock locks rw for reading. It waits until no writer holds rw or came before, ctx ends, or
+// the Session is closed. It fails as [RWMutex.Lock] does: within [RWMutex.Do] and
+// [RWMutex.RDo], use RDo, which is reentrant.
 func (rw *RWMutex) RLock(ctx context.Context) error {
 	g, err := rw.acquire(ctx, local.Shared, false)
 	rw.local.follow(ctx, local.Shared, g)
@@ -203,8 +202,8 @@ func (rw *RWMutex) Unlock() error {
 	return opError("unlock", rw.path, rw.giveUp(local.Exclusive))
 }
 
-// RUnlock undoes a single [RWMutex.RLock]. Its errors are those of Unlock. The
-// znode is deleted when the last goroutine that reads under it leaves.
+// RUnlock undoes a single [RWMutex.RLock]. It returns the same errors as Unlock. The znode is
+// deleted when the last goroutine that reads under it leaves.
 func (rw *RWMutex) RUnlock() error {
 	return opError("runlock", rw.path, rw.giveUp(local.Shared))
 }
@@ -241,9 +240,9 @@ func (rw *RWMutex) Downgrade(ctx context.Context) error {
 	return opError("downgrade", rw.path, rw.downgrade(ctx))
 }
 
-// Lost returns a channel that is closed when the hold of this process is lost: the write
-// hold, or else the read holds, of which the loss of one counts as the loss of all. Without
-// a hold, the channel is closed. Unlock and RUnlock do not close it.
+// Lost returns a channel that is closed when the hold of this process is lost: the write hold,
+// or else the read holds, which are lost together. Without a hold, the channel is closed.
+// Unlock and RUnlock do not close it.
 func (rw *RWMutex) Lost() <-chan struct{} {
 	if rw.misuse() != nil {
 		return session.ClosedChan
@@ -263,8 +262,8 @@ func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	return tok, opError("token", rw.path, err)
 }
 
-// Txn applies writes to ZooKeeper, all or none, and only while the present hold
-// stands, for writing or for reading. See [Mutex.Txn].
+// Txn applies writes to ZooKeeper, all or none, and only if the present hold, for writing or
+// for reading, is not lost. See [Mutex.Txn].
 func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	var rs []zk.MultiResponse
 	err := rw.withCurrent(func(g *line.Grant, _ local.Mode) (err error) {
@@ -274,10 +273,10 @@ func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 	return rs, opError("txn", rw.path, err)
 }
 
-// withCurrent calls f with what this process holds. Of several readers that may
-// be another goroutine's, which unlocks it just now: then f, which has done
-// nothing if its error is ErrNotLocked, is called with what is held still. So
-// whoever holds rw for the whole of the call never hears that it is not locked.
+// withCurrent calls f with the hold of this process. If there are several readers, the hold
+// may be another goroutine's, which unlocks it at this moment. Then f returns ErrNotLocked and
+// has done nothing, and withCurrent calls it with another hold. So a goroutine that holds rw
+// during the whole call never gets ErrNotLocked.
 func (rw *RWMutex) withCurrent(f func(g *line.Grant, mode local.Mode) error) error {
 	for {
 		g, mode, err := rw.current()
@@ -288,7 +287,7 @@ func (rw *RWMutex) withCurrent(f func(g *line.Grant, mode local.Mode) error) err
 			continue
 		}
 		if errors.Is(err, ErrLost) {
-			rw.Lost() // g may be another's, who has left: ours is lost too, and told so first
+			rw.Lost() // g may be of another goroutine that has left: ours is lost too, and Lost must show it first
 		}
 		return err
 	}
@@ -301,16 +300,16 @@ func (rw *RWMutex) current() (*line.Grant, local.Mode, error) {
 	return rw.local.Current()
 }
 
-// Contenders returns who holds rw and who waits, in their order. Goroutines of
-// one process that read together are one contender. It costs one listing and
-// one read for every 128 of them.
+// Contenders returns the holders of rw and the waiters, in their order. Goroutines of one
+// process that read together are one contender. It costs one listing and one read for every
+// 128 contenders.
 func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if rw.misuse() != nil {
 		return nil, opError("contenders", rw.path, rw.misuse())
 	}
 	write, read := rw.local.Entries.Of(local.Exclusive), rw.local.Entries.Of(local.Shared)
 	cs, err := contenders(ctx, &rw.local.Line, func(all []line.Child, i int) (Mode, bool) {
-		// Those with the same number are a writer and its own read node.
+		// Two znodes with the same number are a writer and its own read znode.
 		ahead := all[:i]
 		for len(ahead) > 0 && ahead[len(ahead)-1].SamePlace(all[i]) {
 			ahead = ahead[:len(ahead)-1]
@@ -325,15 +324,15 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 	return cs, opError("contenders", rw.path, err)
 }
 
-// Do runs f while it holds rw for writing, as [Mutex.Do] does. It is reentrant
-// along its context. With a ctx that comes from [RWMutex.RDo] of the same path
-// it returns [ErrDeadlock].
+// Do runs f while it holds rw for writing, as [Mutex.Do] does. It is reentrant along its
+// context. With a ctx that comes from [RWMutex.RDo] of the same path, it returns
+// [ErrDeadlock].
 func (rw *RWMutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	return rw.do(ctx, "do", local.Exclusive, f)
 }
 
-// RDo runs f while it holds rw for reading, as [Mutex.Do] does. With a ctx that
-// comes from [RWMutex.Do] or RDo of the same path it runs f at once.
+// RDo runs f while it holds rw for reading, as [Mutex.Do] does. With a ctx that comes from
+// [RWMutex.Do] or RDo of the same path, it runs f at once.
 func (rw *RWMutex) RDo(ctx context.Context, f func(ctx context.Context) error) error {
 	return rw.do(ctx, "rdo", local.Shared, f)
 }
@@ -377,6 +376,5 @@ func (r *rlocker) yield(ctx context.Context) (finish func() error, again func(co
 	return rw.local.yield(rw.within(ctx), local.Shared)
 }
 
-// Lost returns a channel that is closed when one of the read locks that this
-// process holds is lost.
+// Lost returns a channel that is closed when a read lock of this process is lost.
 func (r *rlocker) Lost() <-chan struct{} { return (*RWMutex)(r).local.lost(local.Shared) }

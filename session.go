@@ -191,17 +191,16 @@ type Stats struct {
 // Stats returns the counters of s.
 func (s *Session) Stats() Stats { return Stats(s.m.Stats()) }
 
-// Txn applies several writes, all or none. ops are go-zookeeper's request
-// types: *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest and
-// *zk.CheckVersionRequest. Paths are taken below the chroot. The responses
-// stand in the order of ops.
+// Txn applies several writes, all or none. ops are go-zookeeper's request types:
+// *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest and *zk.CheckVersionRequest. Paths
+// are taken below the chroot. The responses are in the order of ops.
 //
-// If one of them fails none is applied; the error is that operation's, and the
-// responses tell which. If the connection drops before the reply, Txn finds
-// out whether the writes were applied before it returns. The responses are then
-// found out too, but for a Stat that others have changed since. The outcome
-// remains unknown if the session is lost as well, with the error [ErrLost]; if
-// ctx ends first; and if the connection drops where no log may be written.
+// If an operation fails, none is applied; the error is that operation's, and the responses
+// show which it is. If the connection drops before the reply, Txn finds out whether the writes
+// were applied, and the responses, before it returns; a Stat that other clients have changed
+// since is missing. The outcome remains unknown in three cases: the session is lost too, with
+// the error [ErrLost]; ctx ends first; or the connection drops and Txn was not permitted to
+// write its log.
 //
 // # Errors
 //
@@ -210,17 +209,16 @@ func (s *Session) Stats() Stats { return Stats(s.m.Stats()) }
 //
 // # Znodes
 //
-// Each transaction also writes a log: an ephemeral znode /_c_<guid>-txn at the root, or in
-// the chroot, which later transactions of the session write again. There are as many logs as
-// transactions under way at once. If the servers refuse that, the log lies beside the first
-// path that is created, or else the first that is named, and is deleted before Txn returns.
-// If the server is slow to delete it, Txn does not wait long, and the log may still be there
-// for a while. The log's ACL is that of the Session. If that lets nobody write who may create,
-// a client that may create may write the log too.
+// Each transaction also writes a log: an ephemeral znode /_c_<guid>-txn at the root, or in the
+// chroot. Later transactions of the session use it again; concurrent transactions have a log
+// each. If the servers refuse a log there, it lies beside the first path that is created, or
+// else the first path of ops, and Txn deletes it before it returns. If the server is slow, the
+// deletion continues after the return. The log has the Session's ACL. If under that ACL no
+// client may write, clients that may create may write the log too.
 //
 // # Cost
 //
-// One round trip, one request; for the first of a Session 2 of each.
+// One round trip and one request; two of each for the first Txn of a Session.
 func (s *Session) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	rs, err := txn.Session(ctx, s.m, ops)
 	return rs, opError("txn", "", err)

@@ -15,11 +15,10 @@ import (
 // This file has the leader's wish: what decides, besides the order of arrival and
 // priorities, who leads next.
 
-// Transfer hands the leadership to a waiting candidate from [Election.Contenders]. It
-// resigns, and returns when the heir is the first in the line, so that it leads as soon as
-// it notices. The context of a Run in progress ends, and the heir leads when Run's function
-// has returned. If Transfer is called with that context, it returns at once, so that the
-// function can return.
+// Transfer hands the leadership to a waiting candidate from [Election.Contenders]. It resigns,
+// and returns when the heir is the first in the line. The context of a Run in progress ends, and the heir leads after Run's function has
+// returned. If Transfer is
+// called with that context, it returns at once, so the function can return.
 //
 // Transfer returns [ErrNotLocked] if e does not lead, [ErrLost] if the leadership was lost,
 // and [ErrNoCandidate] if the heir does not wait; e then still leads. If ctx ends, or the
@@ -70,7 +69,7 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 	}
 	resigning := ctx
 	within := e.doKey().in(ctx) != nil
-	if within { // what waits for this call to return is not waited for
+	if within { // do not wait for a function that waits for this call
 		var end context.CancelFunc
 		resigning, end = context.WithCancel(resigning)
 		end()
@@ -85,18 +84,18 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 		return nil
 	}
 	if err := e.awaitHeir(ctx, inc, heir); err != nil {
-		dropWish(inc, wish) // nobody is waited for any more, and nothing is promised
+		dropWish(inc, wish) // this call waits no longer, and promises nothing
 		return err
 	}
 	e.keepWish(inc, wish, heir)
 	return nil
 }
 
-// keepWish keeps a wish, in the background, until the heir has gone: that it is the
-// first is not enough, as it may read the line much later, and would let one of a
-// higher priority go before. An heir that is a program of zsync deletes the wish
-// itself as soon as it leads. The wish goes with the session of who wished, too: it
-// is ephemeral. So Close waits until the heir leads, but not long.
+// keepWish keeps a wish, in the background, until the heir's znode is deleted. It is not
+// enough that the heir is the first: it may read the line much later, and would then let a
+// candidate with a higher priority lead first. An heir that is a zsync program deletes the
+// wish itself as soon as it leads. The wish is ephemeral, so it also ends with the session
+// that made it. So Close waits until the heir leads, but not long.
 func (e *Election) keepWish(inc *session.Incarnation, wish string, heir line.Child) {
 	inc.RemoveBehind(wish, session.ChildPath(e.line.Dir, heir.Name))
 }
@@ -110,7 +109,7 @@ func (e *Election) fulfilLocked(inc *session.Incarnation) {
 	e.wishes = nil
 }
 
-// dropWish deletes a wish in the background: it is in nobody's way.
+// dropWish deletes a wish in the background: it blocks no candidate.
 func dropWish(inc *session.Incarnation, path string) {
 	inc.Delete(&session.Deletion{Paths: []string{path}, MayStay: true, By: func() error { return inc.RemoveNow(inc.Ctx, path) }})
 }
@@ -137,7 +136,8 @@ func (e *Election) awaitHeir(ctx context.Context, inc *session.Incarnation, heir
 	}
 }
 
-// endedEarly says that what was wished for ended with the session of who wished.
+// endedEarly returns the loss if the session that made the wish has ended, and with it the
+// wish.
 func (e *Election) endedEarly(inc *session.Incarnation, err error) error {
 	if errors.Is(err, session.ErrEnded) {
 		return inc.Loss()

@@ -22,10 +22,10 @@ import (
 // the waiter reads the holder's znode, and again each time that the wait has doubled, at
 // most once a minute. The holder may have changed since.
 type WaitError struct {
-	// Behind is the first in the line: the holder. Its Node is known when the wait has a place
-	// in the line; its Owner, Session and Since when its znode has been read, or if it is in
-	// this process. For a [Semaphore], it is the first of the contenders that wait or, for the
-	// first waiter itself, a holder of permits.
+	// Behind is the first in the line: the holder. Its Node is set once the wait has a place
+	// in the line. Its Owner, Session and Since are set once its znode was read, or if it is
+	// in this process. For a [Semaphore], Behind is the first of the waiting contenders or,
+	// for the first waiter itself, a holder of permits.
 	Behind Contender
 
 	// Place is the number of contenders ahead, Behind included, in the last listing: 1 is the
@@ -53,19 +53,19 @@ func (e *WaitError) Error() string {
 // [ErrClosed].
 func (e *WaitError) Unwrap() error { return e.err }
 
-// waitEnded is err as the error of a wait since start, if that ended because ctx
-// or the Session did. Any other error is a failure, and stays as it is.
+// waitEnded returns err as the error of a wait since start, if ctx or the Session ended the
+// wait. Any other error is a failure, and stays as it is.
 func waitEnded(ctx context.Context, s *Session, err error, start time.Time, behind Contender, place int) error {
 	if err == nil || ctx.Err() == nil && s.m.Failure() == nil {
 		return err
 	}
-	if _, said := err.(*WaitError); said { // what is deeper may be the cause of ctx
+	if _, said := err.(*WaitError); said { // a deeper one may be the cause of ctx
 		return err
 	}
 	return &WaitError{Behind: behind, Place: place, Waited: time.Since(start), err: err}
 }
 
-// headContender is the contender of h, who holds in mode, if there is one.
+// headContender returns the contender of h, a holder in mode, if there is one.
 func headContender(h line.Head, mode Mode) Contender {
 	if h.Name == "" {
 		return Contender{}
@@ -78,7 +78,7 @@ func headContender(h line.Head, mode Mode) Contender {
 	return c
 }
 
-// ownContender is who holds c, which is of this process.
+// ownContender returns the holder of c, in this process.
 func ownContender(c *line.Claim, owner string, mode Mode) Contender {
 	return Contender{
 		Owner: owner, Node: session.BaseName(c.Znode()), Session: c.Incarnation.ID.Load(),
