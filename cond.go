@@ -307,7 +307,7 @@ func (c *Cond) take(ctx context.Context, p *line.Claim) {
 		_, err := p.Incarnation.Multi(p.Incarnation.Ctx,
 			&zk.DeleteRequest{Path: c.signalPath(p.Child), Version: -1},
 			&zk.DeleteRequest{Path: p.Path, Version: -1})
-		unsignalled := session.IsNoNode(err) // woken by another change; but a signal can come until the znode is deleted
+		unsignalled := session.IsNoNode(err) // woken otherwise; a signal can still come until the deletion
 		if unsignalled {
 			err = p.Incarnation.RemoveNow(p.Incarnation.Ctx, p.Path)
 		}

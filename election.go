@@ -399,8 +399,8 @@ func (e *Election) lead(outer context.Context, t *term, f func(ctx context.Conte
 	return err, ended
 }
 
-// leave ends t, whose function has returned. If another goroutine has already ended the term, leave releases it
-// now: the next leader must not begin before this function has returned.
+// leave ends t, whose function has returned. If another goroutine has already ended the term,
+// leave releases it now: the next leader must not begin before this function has returned.
 func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
 	e.mu.Lock()
 	resigned, run := e.term != t, t.left != nil

@@ -47,10 +47,10 @@ import (
 //
 // # Znodes
 //
-// Each Lock creates an ephemeral, sequential znode, path/_c_<uuid>-lock-<seq>, whose data
-// is the owner ([WithOwner]), as Curator's InterProcessMutex does. With [LayoutKazoo], the
-// name is <guid>__lock__<seq>. Children with other names are ignored. path is a container;
-// its parents are persistent. The algorithm is "Locks" from the ZooKeeper recipes.
+// Each Lock creates an ephemeral, sequential znode, path/_c_<uuid>-lock-<seq>, whose data is
+// the owner ([WithOwner]), as Curator's InterProcessMutex does. With [LayoutKazoo], the name
+// is <guid>__lock__<seq>. Children with other names are ignored. path is a container; its
+// parents are persistent. The algorithm is "Locks" from the ZooKeeper recipes.
 type Mutex struct {
 	made
 	local localLock
@@ -376,9 +376,9 @@ func (m *Mutex) yield(ctx context.Context) (finish func() error, again func(cont
 	return m.local.yield(m.holderOf(ctx), local.Exclusive)
 }
 
-// untilLost returns a context that ends with d's hold, before any other call or channel
-// shows the loss. It also ends, with cause ErrClosed, when the Session is being closed. stop
-// ends it.
+// untilLost returns a context that ends with d's hold, before any other call or channel shows
+// the loss. It also ends, with cause ErrClosed, when the Session is being closed. stop ends
+// it.
 func (d *doCall) untilLost(ctx context.Context) (_ context.Context, stop func()) {
 	ctx, end, rest := endingContext(ctx)
 	d.mu.Lock()

@@ -16,9 +16,9 @@ import (
 // priorities, who leads next.
 
 // Transfer hands the leadership to a waiting candidate from [Election.Contenders]. It resigns,
-// and returns when the heir is the first in the line. The context of a Run in progress ends, and the heir leads after Run's function has
-// returned. If Transfer is
-// called with that context, it returns at once, so the function can return.
+// and returns when the heir is the first in the line. The context of a Run in progress ends,
+// and the heir leads after Run's function has returned. If Transfer is called with that
+// context, it returns at once, so the function can return.
 //
 // Transfer returns [ErrNotLocked] if e does not lead, [ErrLost] if the leadership was lost,
 // and [ErrNoCandidate] if the heir does not wait; e then still leads. If ctx ends, or the

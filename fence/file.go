@@ -62,9 +62,9 @@ func (d Dir) Advance(ctx context.Context, resource string, token int64) error {
 // one.
 const width = 20
 
-// advance stores the token in its file, and calls write while it has the file locked. The token is stored first.
-// So a write that fails half way has
-// already stored its token, and a smaller token cannot write later.
+// advance stores the token in its file, and calls write while it has the file locked. The
+// token is stored first. So a write that fails half way has already stored its token, and a
+// smaller token cannot write later.
 func advance(ctx context.Context, file, resource string, token int64, write func() error) (err error) {
 	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {

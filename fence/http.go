@@ -42,8 +42,7 @@ func Token(h http.Header) (int64, error) {
 //     name has more than 255 bytes;
 //   - 503 Service Unavailable: the store has failed.
 //
-// It serves a GET, HEAD or OPTIONS without a
-// token: reads do no harm.
+// It serves a GET, HEAD or OPTIONS without a token: reads do no harm.
 //
 // If a greater token arrives while next serves requests with smaller tokens, the handler ends their contexts
 // with the cause [ErrStale], and the new request waits until next has returned from them. So next never serves
@@ -104,9 +103,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := h.resource(r)
 	d := h.come(name)
 	defer h.leave(name, d)
-	// Ask the store, and then enter a second time: between the two, a greater token may have entered and left.
-	// The door remembers that token, and exists as long
-	// as this request.
+	// Ask the store, and then enter a second time: between the two, a greater token may have
+	// entered and left. The door remembers that token, and exists as long as this request.
 	err = h.store.Advance(r.Context(), name, token)
 	if err == nil {
 		err = h.enter(r.Context(), name, d, token)

@@ -57,10 +57,11 @@
 //     count the timeout that this member grants. A new leader begins with the
 //     timeout that the session was granted first.
 //
-// Some parts are simpler than in ZooKeeper. An election takes a fixed time, at
-// whose end the new leader and its followers agree in an instant. Only the
-// log survives a crash; it is written at once and never fails. A member that comes
-// back always gets the whole tree. A thawed member looks at its clocks before it looks at its messages.
+// Some parts are simpler than in ZooKeeper. An election takes a fixed time, at whose
+// end the new leader and its followers agree in an instant. Only the log survives a
+// crash; it is written at once and never fails. A member that comes back always gets
+// the whole tree. A thawed member looks at its clocks before it looks at its
+// messages.
 //
 // # Time
 //

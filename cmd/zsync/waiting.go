@@ -96,7 +96,8 @@ func (t *task) narrate(lines []line) (stop func(got bool)) {
 	return t.narrateOf(func() string { return t.taken(lines, "") })
 }
 
-// inVain returns the error of a wait that took too long. who names the present holders; they replace the older names in err.
+// inVain returns the error of a wait that took too long. who names the present holders; they replace
+// the older names in err.
 func (t *task) inVain(err error, who string) error {
 	var op *zsync.Error
 	var wait *zsync.WaitError

@@ -62,9 +62,9 @@ func Bubble(t *testing.T, f func(t *testing.T, srv *zktest.Server), opts ...zkte
 	VirtualTime(t, func(t *testing.T) { f(t, zktest.Start(t, opts...)) })
 }
 
-// VirtualTime runs f in a synctest bubble. After ten days of virtual time, it ends the tests and prints the
-// stacks of all goroutines. A goroutine that never ends would
-// otherwise keep a core busy until the tests' timeout: sessions send pings, so virtual time never stops.
+// VirtualTime runs f in a synctest bubble. After ten days of virtual time, it ends the tests and
+// prints the stacks of all goroutines. A goroutine that never ends would otherwise keep a core busy
+// until the tests' timeout: sessions send pings, so virtual time never stops.
 func VirtualTime(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

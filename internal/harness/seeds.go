@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// Seeds yields the seeds of a random test: 0 to short-1; as many as race under the race detector, or as long in
-// a long run. ZSYNC_TEST_SEED names a single seed to run. After a failure, Seeds reports the seed and stops.
+// Seeds yields the seeds of a random test: 0 to short-1; as many as race under the race detector, or
+// as long in a long run. ZSYNC_TEST_SEED names a single seed to run. After a failure, Seeds reports
+// the seed and stops.
 func Seeds(t testing.TB, short, race, long int) iter.Seq[int] {
 	n := short
 	switch {

@@ -14,8 +14,9 @@ type Graph struct {
 	Waits map[string][]Wait // by the session that waits
 }
 
-// A Wait says that a session waits at a path for the holders there. If Path is empty, the session waits for another session of its
-// own command: a zsync lock that runs a zsync lock holds until the inner one has ended.
+// A Wait says that a session waits at a path for the holders there. If Path is empty, the session
+// waits for another session of its own command: a zsync lock that runs a zsync lock holds until the
+// inner one has ended.
 type Wait struct {
 	Path    string
 	Holders []string // sessions
