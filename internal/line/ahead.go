@@ -8,38 +8,37 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// An Ahead is what is known of those whom somebody waits for, from what he has
-// read anyway and, if he waits for long, from a look at who is the first of them.
-// A zero Ahead knows nothing; all methods may be called at any time.
+// An Ahead records the contenders that a waiter waits for, for errors and reports: which is the
+// first, and how many there are. It learns them from listings that the waiter makes anyway and,
+// in a long wait, from its own reads. It does not decide any turn. A zero Ahead is empty; all
+// methods may be called at any time.
 type Ahead struct {
 	mu    sync.Mutex
 	dir   string
-	first []string // the names of the first of them, in their order
-	place int      // how many there were
-	head  Head     // who was the first of them when that was looked at
+	first []string // names of the first contenders, in order
+	place int      // number of contenders at the listing
+	head  Head     // the first contender, as it was last read
 }
 
-// A Head is the first of those ahead. Of one that has not been looked at only
-// the name is known.
+// A Head is the first contender ahead. Node is empty before the first read.
 type Head struct {
 	Name string
 	Node session.Node
 }
 
-// A wait is long when it has lasted for lookAfter: then its Ahead looks who is
-// the first, and again each time that it has lasted twice as long, up to once in
-// lookEvery.
+// A wait is long after lookAfter. Then its Ahead reads the first contender, and again each time
+// that the wait has lasted twice as long, at most once in lookEvery.
 const (
 	lookAfter = time.Second
 	lookEvery = time.Minute
 )
 
-// lookAmong is how many of those ahead are kept, and read with one request. The
-// first of them that is still there is the first of all: nobody comes before
+// lookAmong is the number of contenders ahead that an Ahead keeps, and reads with one request.
+// The first of them that still exists is the first of the line: no contender arrives ahead of
 // them.
 const lookAmong = 8
 
-// Set says whom the wait is for: those of these names in dir, in their order. a keeps names.
+// Set sets the contenders ahead: the children of dir with these names, in order. a keeps names.
 func (a *Ahead) Set(dir string, names []string) { a.set(dir, names, len(names)) }
 
 func (a *Ahead) set(dir string, names []string, place int) {
@@ -53,19 +52,19 @@ func (a *Ahead) setLocked(names []string, place int) {
 	a.place = place
 	a.first = names[:min(len(names), lookAmong):min(len(names), lookAmong)]
 	if len(names) == 0 || names[0] != a.head.Name {
-		a.head = Head{} // of another wait, or gone
+		a.head = Head{} // of another wait, or deleted
 	}
 }
 
-// Forget is for one who does not stand in the line any more, or not yet.
+// Forget is Set for a contender that is not in the line.
 func (a *Ahead) Forget() {
 	if a != nil {
 		a.Set("", nil)
 	}
 }
 
-// Now returns the first of those ahead, as far as is known, and how many there
-// were when they were listed: 0 if they have not been.
+// Now returns the first contender ahead, as far as it is known, and how many there were at the
+// last listing: 0 if there was none.
 func (a *Ahead) Now() (head Head, place int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -86,7 +85,7 @@ func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context
 	wait := lookAfter / 2
 	return newPoll(inc.Manager, lookAfter, func(p *poll) time.Duration {
 		ctx := inc.Ctx
-		// After an error a stays as it is.
+		// After an error, a stays unchanged.
 		if found, err := a.look(ctx, inc); err == nil && !found {
 			if names, place, err := list(ctx); err == nil && a.relisted(p, names, place) {
 				a.look(ctx, inc)
@@ -100,7 +99,8 @@ func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context
 	})
 }
 
-// relisted sets the names that p has listed, unless p was stopped: then a is about another wait.
+// relisted sets the names that p has listed, unless p was stopped: then a belongs to another
+// wait.
 func (a *Ahead) relisted(p *poll, names []string, place int) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -111,8 +111,7 @@ func (a *Ahead) relisted(p *poll, names []string, place int) bool {
 	return true
 }
 
-// look reads who is the first, and reports whether it is one of those that are
-// kept.
+// look reads the first contender, and reports whether any contender in a still exists.
 func (a *Ahead) look(ctx context.Context, inc *session.Incarnation) (found bool, err error) {
 	a.mu.Lock()
 	dir, first := a.dir, a.first
@@ -128,7 +127,7 @@ func (a *Ahead) look(ctx context.Context, inc *session.Incarnation) (found bool,
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.first) != len(first) || a.dir != dir || len(first) > 0 && a.first[0] != first[0] {
-		return true, nil // they have been listed anew, and will be looked at next time
+		return true, nil // a new listing has replaced them; the next look uses it
 	}
 	for i, n := range nodes {
 		if n.Stat != nil {

@@ -1,5 +1,8 @@
 package line
 
+// This file takes a contender from its arrival to its turn, across sessions. Holds begin after
+// that: see grant.go.
+
 import (
 	"context"
 	"errors"
@@ -8,22 +11,22 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Place is a place in a line, on the way to a hold. It belongs to no goroutine: one may call Take
-// after another, and the place stays.
+// A Place is a place in a line, on the way to a hold. It belongs to no goroutine: several may
+// call Take, one after another, for the same place.
 type Place struct {
 	Line   *Line
 	Base   string // of the name of its znode
 	Data   []byte // of its znode
 	Rule   Rule
-	Behind *Ahead // if it is not nil, Take says there whom it waits for
+	Behind *Ahead // if it is not nil, Take records the contenders ahead there
 
 	arrival *arrival // nil while no znode of p is in the line
-	last    arrival  // the memory of arrival
+	last    arrival  // storage for arrival
 }
 
-// Take waits until it is the turn of p, whatever happens to sessions and znodes. If ctx ends first,
-// p may still be in the line: the next Take, with another ctx, continues from there, and Leave gives
-// the place up. After any other error, nothing of p is in the line.
+// Take waits until it is the turn of p, through lost sessions and deleted znodes. If ctx ends
+// first, p may still be in the line. The next Take, with another ctx, continues from there, and
+// Leave removes the place. After any other error, no znode of p is in the line.
 func (p *Place) Take(ctx context.Context) (c *Claim, err error) {
 	m := p.Line.Manager
 	if p.arrival == nil { // else it has been counted
@@ -52,7 +55,7 @@ func (p *Place) Take(ctx context.Context) (c *Claim, err error) {
 func (p *Place) takeIn(ctx context.Context, inc *session.Incarnation) (_ *Claim, err error) {
 	for {
 		if p.arrival == nil {
-			p.Behind.Forget() // the contenders ahead of the place before
+			p.Behind.Forget() // the contenders ahead of the previous place
 			if p.last, err = p.Line.arrive(ctx, inc, p.Base, p.Data); err != nil {
 				return nil, err
 			}
@@ -73,17 +76,17 @@ func (p *Place) takeIn(ctx context.Context, inc *session.Incarnation) (_ *Claim,
 		}
 		a.withdraw(err)
 		if errors.Is(err, session.ErrEnded) && p.Line.Manager.Failure() == nil {
-			p.Behind.Forget() // it has no place until there is another session
+			p.Behind.Forget() // p has no place until there is another session
 		}
 		if !errors.Is(err, session.ErrVanished) && !errors.Is(err, errDeferred) {
 			return nil, err
 		}
-		// It let others pass, or another client deleted its znode. Its caller holds nothing yet, so
-		// it enters at the back of the line.
+		// The contender deferred to others, or another client deleted its znode. Its caller holds
+		// nothing yet, so it enters the line again, at the end.
 	}
 }
 
-// Leave gives up p, after an error of Take.
+// Leave removes p from the line, after an error of Take.
 func (p *Place) Leave() {
 	if a := p.arrival; a != nil {
 		p.arrival = nil
@@ -97,8 +100,8 @@ func interrupted(ctx context.Context, err error) bool {
 	return err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err())
 }
 
-// Acquire waits for its turn in the line, as Take does. If ctx ends, it leaves nothing in the line.
-// If behind is not nil, it says there whom it waits for.
+// Acquire waits for its turn in the line, like Take. If ctx ends, it leaves nothing in the line.
+// If behind is not nil, Acquire records the contenders ahead there.
 func (l *Line) Acquire(ctx context.Context, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
 	p := Place{Line: l, Base: base, Data: data, Rule: rule, Behind: behind}
 	c, err := p.Take(ctx)
@@ -125,13 +128,13 @@ func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base strin
 // An arrival is a claim that has entered its line and waits for its turn.
 type arrival struct {
 	claim *Claim
-	roll  *session.Roll // the line, if it was listed and not looked at yet
-	trip  time.Duration // how long a round trip takes
-	lists int           // the number of listings that may still be made while it waits
+	roll  *session.Roll // a listing of the line that look has not used yet
+	trip  time.Duration // duration of a round trip
+	lists int           // number of listings that it may still make during the wait
 
-	// While it waits for one to go.
+	// While it waits for a deletion:
 	vigil  *vigil     // nil otherwise
-	alone  bool       // no other stood in the way, and none can come to
+	alone  bool       // no other contender blocks it, and none can come to
 	looks  *poll      // reads the first contender; nil if the caller does not ask
 	relist *relisting // nil if listings could prove nothing, or are not needed
 }
@@ -143,23 +146,23 @@ func (l *Line) arrive(ctx context.Context, inc *session.Incarnation, base string
 	return arrival{claim: c, roll: roll, trip: time.Since(start), lists: maxRelists}, err
 }
 
-// errDeferred means that a contender whose turn had come lets others go before.
+// errDeferred means that a contender whose turn has come defers to others.
 var errDeferred = errors.New("zsync: others go before")
 
-// end is the end of a's wait. The next wait of a lists the line first.
+// end ends a's wait. The next wait of a lists the line first.
 func (a *arrival) end() {
 	a.endVigil()
 	a.roll = nil
 }
 
-// withdraw is the end of a, after err. It may be a's turn at this same instant. Leaving is still
-// right: its caller holds nothing yet, and the deletion of the znode wakes the next contender.
+// withdraw ends a after err. a's turn may come at this moment. Leaving is still right: its caller
+// holds nothing yet, and the deletion of its znode wakes the next contender.
 func (a *arrival) withdraw(err error) {
 	a.end()
 	a.claim.withdraw(err)
 }
 
-// awaitTurn waits until it is a's turn. If ctx ends, a can go on where it was.
+// awaitTurn waits until it is a's turn. After the end of ctx, a later call continues the wait.
 func (a *arrival) awaitTurn(ctx context.Context, rule Rule, behind *Ahead) (err error) {
 	c := a.claim
 	if ctx.Err() != nil { // the turn may have come already, and is not wanted
@@ -167,7 +170,7 @@ func (a *arrival) awaitTurn(ctx context.Context, rule Rule, behind *Ahead) (err 
 	}
 	for {
 		if a.vigil == nil {
-			if a.roll == nil { // the one ahead has left, or ctx ended before the line was listed
+			if a.roll == nil { // the blocker has left, or ctx ended before the line was listed
 				roll, err := c.Incarnation.Roll(ctx, c.Line.Dir)
 				if err != nil && !session.IsNoNode(err) {
 					return err
@@ -197,7 +200,7 @@ func (a *arrival) awaitTurn(ctx context.Context, rule Rule, behind *Ahead) (err 
 	}
 }
 
-// look reports whether it is a's turn by its roll, and begins to wait if it is not.
+// look reports whether it is a's turn by its roll. If it is not, look begins the wait.
 func (a *arrival) look(ctx context.Context, rule Rule, behind *Ahead) (turn bool, err error) {
 	c, roll := a.claim, a.roll
 	ahead, err := c.Ahead(ctx, roll)
@@ -207,7 +210,7 @@ func (a *arrival) look(ctx context.Context, rule Rule, behind *Ahead) (turn bool
 	blocker, alone := rule(ahead) // Step 3.
 	if blocker == nil {
 		if c.Line.Defers != nil && c.Line.Defers(c.Child, roll.Names()) {
-			return false, errDeferred // nobody has been told that it was our turn
+			return false, errDeferred // no caller has learned of the turn
 		}
 		return true, c.confirm()
 	}
@@ -224,7 +227,7 @@ func (a *arrival) look(ctx context.Context, rule Rule, behind *Ahead) (turn bool
 }
 
 // listAhead lists the line. It returns the names of the first contenders, and the number of all
-// that are ahead of c.
+// contenders ahead of c.
 func (c *Claim) listAhead(ctx context.Context) (first []string, place int, err error) {
 	roll, err := c.Incarnation.Roll(ctx, c.Line.Dir)
 	if err != nil {
@@ -234,7 +237,7 @@ func (c *Claim) listAhead(ctx context.Context) (first []string, place int, err e
 	return c.Line.ranks(roll).first(ahead), len(ahead), err
 }
 
-// endVigil ends the wait for one znode, and all requests that are made during the wait.
+// endVigil ends the wait for one znode, and all requests for that wait.
 func (a *arrival) endVigil() {
 	if a.vigil != nil {
 		a.vigil.end()

@@ -9,20 +9,20 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has what decides, besides the order of arrival, who of the candidates of
-// an election leads next: priorities, and a leader's wish.
+// This file has the rules by which a candidate of an election defers to others, in addition to
+// the order of arrival: priorities, and a leader's wish for its successor.
 
-// priorityMark is what a priority follows in the name of a candidate.
+// priorityMark comes before a priority in the name of a candidate.
 const priorityMark = "p"
 
-// The priority stands right before the base: behind the dash of a Curator name, or
-// behind the hexadecimal digits of a kazoo name.
+// The priority is right before the base: after the dash of a Curator name, or after the
+// hexadecimal digits of a kazoo name.
 var (
 	curatorPriority = regexp.MustCompile(`-p(-?\d+)-$`)
 	kazooPriority   = regexp.MustCompile(`^[0-9a-f]{32}p(-?\d+)$`)
 )
 
-// WithPriority returns base as it stands in the names of those who have this priority.
+// WithPriority returns base with this priority, for the name of a candidate.
 func WithPriority(base string, priority int, kazoo bool) string {
 	if !kazoo {
 		base = "-" + base
@@ -30,7 +30,7 @@ func WithPriority(base string, priority int, kazoo bool) string {
 	return priorityMark + strconv.Itoa(priority) + base
 }
 
-// priorityOf returns the priority that a candidate's name says, or 0.
+// priorityOf returns the priority in a candidate's name, or 0.
 func priorityOf(c Child) int {
 	before := beforeBase(c)
 	m := curatorPriority.FindStringSubmatch(before)
@@ -46,22 +46,22 @@ func priorityOf(c Child) int {
 
 func beforeBase(c Child) string { return c.Name[:strings.LastIndex(c.Name, c.Base)] }
 
-// wishMark is what the name of a leader's wish begins with. Curator's and
-// kazoo's candidates do not take it for one of them, or for the last.
+// wishMark begins the name of a leader's wish. Curator's and kazoo's candidates do not mistake it
+// for a candidate.
 const wishMark = "transfer-"
 
-// guidSize is how long the text of a GUID is.
+// guidSize is the length of a GUID as text.
 const guidSize = 36
 
-// WishFor returns a name for a wish that c should lead. It ends with the name of c up
-// to the number, in which a base would make Curator sort it among the candidates.
+// WishFor returns a name for a wish that c should lead. It ends with the name of c up to the
+// base: with a base, Curator would sort it among the candidates.
 func WishFor(c Child) string { return wishMark + session.NewGUID() + "-" + beforeBase(c) }
 
-// wishesFor returns those of names that are wishes for c.
+// wishesFor returns the wishes for c among names.
 func wishesFor(c Child, names []string) (wishes []string) {
 	for _, name := range names {
-		// Behind the mark is a GUID, and a dash. What follows must be all that stands
-		// before the base: for one who has no prefix of his own, that is nothing.
+		// The mark is followed by a GUID and a dash. The rest must be all of the name before the
+		// base. For a candidate without a prefix, that is nothing.
 		if id, ok := strings.CutPrefix(name, wishMark); ok && len(id) > guidSize && id[guidSize+1:] == beforeBase(c) {
 			wishes = append(wishes, strings.Clone(name))
 		}
@@ -69,17 +69,17 @@ func wishesFor(c Child, names []string) (wishes []string) {
 	return wishes
 }
 
-// Defers reports whether me, whose turn has come and who has this priority, if any,
-// lets others go before: one whom the last leader wished for, or those of a higher
-// priority. Whoever defers goes behind them all, so each does so once for each of them.
-// It returns the wishes for me, too.
+// Defers reports whether me, whose turn has come, defers to others: to a candidate that the last
+// leader has wished for, or to candidates of a higher priority, if me has a priority. A candidate
+// that defers enters behind all of them, so it does so once for each of them. Defers also returns
+// the wishes for me.
 //
-// A wish is heard by everyone whose turn comes after the leader who wished: it was
-// made before that one's znode was deleted, and is read after. It stays until its
-// heir leads, or is gone, however late anybody reads it. And it keeps nobody from
-// leading for long: only who finds the heir in the line lets it go before, and is
-// behind it then, so that what is waited for is a contender like any other, which
-// leads or goes with its session.
+// Every candidate whose turn comes after the wishing leader reads the wish: it was created before
+// that leader's znode was deleted, and is read after. It stays until its candidate leads, or is
+// deleted, however late another candidate reads it. And it never keeps a candidate from leading
+// for long. A candidate defers only if it finds the wished candidate in the line, and is behind
+// it after that. So it waits for a contender like any other, which leads or ends with its
+// session.
 func Defers(me Child, names, bases []string, priority *int) (defers bool, wishes []string) {
 	others := slices.DeleteFunc(ParseChildren(names, bases...), func(c Child) bool { return c.Name == me.Name })
 	wishes = wishesFor(me, names)

@@ -9,16 +9,15 @@ import (
 )
 
 var (
-	// ErrDeadlock means that the call would wait for its own caller, or for a release that does
-	// not come.
+	// ErrDeadlock means that the call would wait for its own caller, or for a release that never
+	// comes.
 	ErrDeadlock = errors.New("deadlock: the caller already holds it")
 
-	// ErrNotLocked means a release of something that this value does not hold.
+	// ErrNotLocked means a release by a value that holds nothing.
 	ErrNotLocked = errors.New("not locked")
 
-	// ErrMixed means that a contender of another kind, or of another layout,
-	// stands in the line: a Mutex and an Election at one path, for example. They
-	// would not keep each other out.
+	// ErrMixed means that a contender of another kind, or of another layout, is in the line: a
+	// Mutex and an Election at one path, for example. They would not exclude each other.
 	ErrMixed = session.ErrMixed
 )
 

@@ -11,25 +11,25 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A Grant is one use of a claim whose turn has come: of a lock by one goroutine,
-// of a leadership. A claim can be used many times, one after another or, where
-// others may share it, at once; what is said of one use says nothing of another.
-// So each grant has an Ending of its own, which ends if the claim is lost while the grant
-// lasts, and never after it.
+// A Grant is one use of a claim whose turn has come: one goroutine's use of a lock, or a
+// leadership. A claim can have many grants, one after another or, if it can be shared, at the
+// same time. Each grant has its own Ending, because one grant says nothing about another. It ends
+// if the claim is lost during the grant, and never after it. How the turn comes is not the
+// business of this file: see arrival.go.
 type Grant struct {
 	Claim  *Claim
 	lost   session.Ending
-	hook   session.Hook      // on the loss of the claim, while it lasts
+	hook   session.Hook      // on the loss of the claim, during the grant
 	lasts  bool              // guarded by claim.mu
-	use    int               // counts the grants of a claim, for the trace
+	use    int               // number of this grant among the claim's, for the trace
 	free   func()            // ends its limits; nil if it has none
-	within *session.Function // that has acquired it, or nil; guarded by claim.mu
-	follow func(error)       // called without locks when it is over; guarded by claim.mu
+	within *session.Function // the function that has acquired it, or nil; guarded by claim.mu
+	follow func(error)       // called without locks at the end; guarded by claim.mu
 }
 
-// Grant is the next use of c, whose turn has come. op is for the observer. If the session has
-// ended, the grant is lost before the servers are asked to end the session: begin, or the first
-// grant before, has added c to the hooks of that end, which run before.
+// Grant begins the next use of c, whose turn has come. op is for the observer. If the session has
+// ended, the grant is lost before the servers are asked to end the session. That is so because
+// begin, now or at the first grant, has added c to the hooks of that end.
 func (c *Claim) Grant(op string) *Grant {
 	c.mu.Lock()
 	first := c.state == waiting
@@ -64,13 +64,14 @@ func (c *Claim) Grant(op string) *Grant {
 		c.begin()
 	}
 	if session.IsClosed(c.Incarnation.Manager.Closing) {
-		// Close may have been past c. A function that has acquired it cannot begin any more.
+		// Close may have passed c already. A function that has acquired it cannot begin.
 		c.ReleaseBare()
 	}
 	return g
 }
 
-// Within says that f has acquired g: Close waits for f before it releases g. Either may be nil.
+// Within records that f has acquired g: Close waits for f before it releases g. Either may be
+// nil.
 func (g *Grant) Within(f *session.Function) {
 	if g == nil || f == nil {
 		return
@@ -92,7 +93,7 @@ func (g *Grant) OnEnd(why error) {
 	}
 }
 
-// End is the end of g. What becomes of the claim is not told to it any more.
+// End ends g. Later changes of the claim do not affect g.
 func (g *Grant) End() {
 	c := g.Claim
 	c.mu.Lock()
@@ -105,7 +106,7 @@ func (g *Grant) overLocked() {
 	if !g.lasts {
 		return
 	}
-	if c.standing() { // its claim stays
+	if c.standing() { // its claim continues
 		c.tracePass(g)
 	}
 	if g.free != nil {
@@ -117,8 +118,8 @@ func (g *Grant) overLocked() {
 	g.OnEnd(nil)
 }
 
-// Revoke ends g and closes Lost, so that its holder notices that another goroutine has given it
-// up. The claim is held until it is released.
+// Revoke ends g and closes Lost, so that its holder notices that another goroutine has released
+// it. The claim is held until it is released.
 func (g *Grant) Revoke() {
 	c := g.Claim
 	c.mu.Lock()
@@ -129,15 +130,14 @@ func (g *Grant) Revoke() {
 	}
 }
 
-// Lost returns a channel that is closed when the claim is lost while g lasts, or g is
-// revoked.
+// Lost returns a channel that is closed when the claim is lost during g, or g is revoked.
 func (g *Grant) Lost() <-chan struct{} { return g.lost.Done() }
 
 // AfterLoss calls f when g is lost, before Lost is closed. The rules for hooks of a
-// session.Ending apply to f: a context that f ends must be one of endingContext.
+// session.Ending apply to f: a context that f ends must be an endingContext.
 func (g *Grant) AfterLoss(f func(why error)) (stop func()) { return g.lost.AfterFunc(f) }
 
-// Follow calls f once, without locks, when g is over: with the loss, or with nil.
+// Follow calls f once, without locks, when g ends: with the loss, or with nil.
 func (g *Grant) Follow(f func(why error)) {
 	c := g.Claim
 	c.mu.Lock()
@@ -156,10 +156,10 @@ func (g *Grant) Loss() *session.Ending { return &g.lost }
 // Name returns the name of the znode of g.
 func (g *Grant) Name() string { return session.BaseName(g.Claim.Znode()) }
 
-// Release gives up g, which is the only use of its claim, and the claim with it. It returns
-// once the znode is gone; if the connection drops, or is down, it returns at once and the
-// deletion goes on in the background, as it does when it is refused. It is ErrLost if the
-// claim was lost, even at the last moment, and nothing else.
+// Release releases g, which is the only use of its claim, and the claim. It returns when the
+// znode is deleted. If the connection drops, is down, or the servers refuse the deletion, Release
+// returns at once or soon, and the deletion continues in the background. Its only error is
+// ErrLost: the claim was lost, even at the last moment.
 func (g *Grant) Release() error {
 	c := g.Claim
 	defer g.End() // after the claim: a loss during finish ends g too
@@ -174,12 +174,11 @@ func (g *Grant) Release() error {
 	return nil
 }
 
-// ReleaseBy is Release by f, a transaction that deletes the znode at own. Where f
-// fails the znode is deleted otherwise, and the error is that of f; if it is
-// ErrVanished it was deleted before, by somebody else, and that is a loss.
+// ReleaseBy is Release by f, a transaction that deletes the znode at own. If f fails, ReleaseBy
+// deletes the znode itself, and returns the error of f. If that is ErrVanished, another client
+// had deleted the znode, which is a loss.
 //
-// What f deletes is not watched over any more when f begins: the event of that is
-// no loss.
+// When f begins, the znode is no longer watched: the event of its deletion is no loss.
 func (g *Grant) ReleaseBy(f func(own string) error) error {
 	c := g.Claim
 	defer g.End()
@@ -214,7 +213,7 @@ func (g *Grant) Left() {
 	g.End()
 }
 
-// GiveBack releases a claim that nobody was given.
+// GiveBack releases a claim that was never granted.
 func (c *Claim) GiveBack() error {
 	c.Stake.Drop()
 	r := c.Incarnation.Remove(c.Path)
@@ -223,17 +222,16 @@ func (c *Claim) GiveBack() error {
 	return err
 }
 
-// Token returns the fencing token of g; alone means that nobody can share its claim.
+// Token returns the fencing token of g. alone says that no other goroutine can share its claim.
 func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 	c := g.Claim
 	has := func() bool { return c.users > 0 && c.state != released && (g.lasts || !alone) }
 	return c.fence(ctx, has, func() string { return c.Path }, c.touch)
 }
 
-// touch writes to c's znode what it says already. It expects the version that its
-// own last write has left, so that it never writes over what somebody else has
-// written meanwhile: that the holder should give up (Mutex.Revoke), which he may
-// not have heard yet, or may not listen to before his next call.
+// touch writes the data of c's znode again, unchanged. It expects the version of its own last
+// write, so it never overwrites data of another client. Such data may ask the holder to release
+// (Mutex.Revoke), and the holder may not have read it yet.
 func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 	c.mu.Lock()
 	data, version := c.data, c.version
@@ -244,15 +242,15 @@ func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 		case err == nil:
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			if c.Path == path { // of two at the same time the later counts
+			if c.Path == path { // of two concurrent writes, the later counts
 				c.version = max(c.version, stat.Version)
 			}
 			return stat, nil
 		case !session.IsBadVersion(err):
 			return nil, err
 		}
-		// Somebody has written it: or we, and the reply was lost, or another
-		// goroutine, which wants the token too. What stands there stays.
+		// Another client has written it; or we have, and the reply was lost; or another goroutine
+		// has, for its token. Write back the present data.
 		if data, stat, err = c.Incarnation.Get(ctx, path); err != nil {
 			return nil, err
 		}
@@ -260,11 +258,11 @@ func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 	}
 }
 
-// errMoved means that the znode of a claim was exchanged while it was named in a
-// transaction. Nothing was applied.
+// errMoved means that the znode of a claim was exchanged during a transaction that names it.
+// Nothing was applied.
 var errMoved = errors.New("the lock was downgraded at the same time")
 
-// Txn applies ops if g still stands: see Hold.txn.
+// Txn applies ops if g is still held: see Hold.txn.
 func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open bool, err error) {
 	c := g.Claim
 	dir, path := c.Line.Dir, c.Znode()
@@ -282,12 +280,11 @@ func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open
 	return nil, false, c.Explain(err)
 }
 
-// Move makes c the claim of another znode of the same session, and returns the
-// path of the former. Whoever has a grant keeps it.
+// Move makes c the claim of another znode of the same session, and returns the path of the
+// previous znode. Grants of c continue.
 //
-// If c is lost by now it stays what it was, and the other is deleted: whoever has c
-// is told of the loss of what he had, and where that was given up it stands for as
-// long as he has to notice.
+// If c is lost by now, Move changes nothing and deletes the other znode. The holder learns of the
+// loss of c. If the library gave c up, its znode exists for as long as the holder has to notice.
 func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	c.mu.Lock()
 	if lost = c.lost.Cause(); lost != nil {
@@ -296,7 +293,7 @@ func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 		return "", lost
 	}
 	defer c.mu.Unlock()
-	e := c.event(session.EventReleased, nil) // as what it was
+	e := c.event(session.EventReleased, nil) // before the change
 	c.unwatch(true)
 	former = c.Path
 	was := c.Child.Name
@@ -314,7 +311,7 @@ func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	return former, nil
 }
 
-// WasAsked reports whether the holder of c is known to have been asked to give up.
+// WasAsked reports whether this process knows that the holder of c was asked to release.
 func (c *Claim) WasAsked() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -335,8 +332,8 @@ func (c *Claim) path() string   { return c.Line.Manager.Bare(c.Line.Dir) }
 func (c *Claim) discard()       { c.Leave() }
 func (c *Claim) deleted(string) { c.Lose(c.Incarnation.Deleted()) }
 
-// inFunction reports whether a function has a grant of c. A claim that is Unwatched is released
-// by its owner, or with the session.
+// inFunction reports whether a function has a grant of c. An Unwatched claim is released by its
+// owner, or with the session.
 func (c *Claim) inFunction() bool {
 	return c.Unwatched || c.lost.Any(func(owner any) bool {
 		g, ok := owner.(*Grant)
@@ -353,8 +350,8 @@ func (c *Claim) guardLocked() {
 	c.ownWatch.Made(c.own != nil)
 }
 
-// Vanished is called when another client has deleted the znode of o, which Move may have
-// exchanged for another.
+// Vanished is called when another client has deleted the znode of o. Move may have exchanged that
+// znode before.
 func (c *Claim) Vanished(o *session.OwnWatch) {
 	c.lose(c.Incarnation.Deleted(), func() bool { return c.ownWatch == o && c.standing() })
 }
@@ -370,9 +367,9 @@ func (c *Claim) unwatch(gone bool) {
 	}
 }
 
-// traced reports whether c is traced: if there is a trace, and c is not a
-// part of something else, which has no operation. The lines of a claim are in the order in
-// which people were told.
+// traced reports whether c is traced: there is a trace, and c has an operation, so it is not a
+// part of another hold. Records of a claim come in the order in which callers learned of its
+// changes.
 func (c *Claim) traced() bool {
 	return c.Line.Manager.Trace != nil && c.op != "" && c.Line.Kind != "" && c.uses > 0
 }
@@ -412,7 +409,7 @@ func (c *Claim) traceGrant(g *Grant) {
 	}
 }
 
-// tracePass is for the end of a grant whose claim stays.
+// tracePass records the end of a grant whose claim continues.
 func (c *Claim) tracePass(g *Grant) {
 	if c.traced() {
 		l := c.traceLine(trace.Pass)

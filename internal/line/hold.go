@@ -17,37 +17,37 @@ import (
 // A Hold is a lock, a leadership or some permits that a process holds through one session, by
 // ephemeral znodes of its own: one znode, or one for each permit. It begins and ends once.
 //
-// Every consequence of a loss is a hook on lost: the channels of Lost, the contexts of
-// functions, and waits that others must end. The goroutine that finds the loss runs the hooks,
-// under mu. If the session has ended, that is the goroutine that ended it, and it runs them
-// before the servers are asked to end the session (session.Incarnation.end).
+// Every consequence of a loss is a hook on lost: the channels of Lost, the contexts of functions,
+// and waits that others must end. The goroutine that finds the loss runs the hooks, under mu. If
+// the session has ended, that is the goroutine that ended it. It runs them before it asks the
+// servers to end the session (session.Incarnation.end).
 type Hold struct {
 	Incarnation *session.Incarnation
-	Stake       *session.Stake // nil until it is held
-	of          holding        // set when it is held first
+	Stake       *session.Stake // nil until the grant
+	of          holding        // set at the first grant
 
-	mu    sync.Mutex // a leaf: a primitive takes it under its own lock, and no lock is taken under it
+	mu    sync.Mutex // a leaf: a primitive takes it while it holds its own lock, and takes no lock while it holds mu
 	state state
 	lost  session.Ending // ended by a loss
-	left  chan struct{}  // made on demand; closed by the release, also by that of a lost hold
+	left  chan struct{}  // made on demand; closed by the release, even of a lost hold
 	hook  session.Hook   // on the end of the session
 	op    string         // for the observer
 	since time.Time      // of the last grant
 	ended time.Time      // of the loss
-	token int64          // the fencing token, 0 until it is asked for
-	told  int64          // the greatest token returned to a single caller, which token is not
-	epoch int            // counts the uses for which token must be written again
+	token int64          // the fencing token; 0 until a caller asks for it
+	told  int64          // the greatest token that was returned to a single caller only
+	epoch int            // number of uses that need a new token
 }
 
-// A state is that of a Hold.
+// A state is the state of a Hold.
 type state int8
 
 const (
 	waiting  state = iota // a contender, not granted yet
 	held                  // by a goroutine of this process
-	kept                  // released by its goroutine; the znode stays, and can be granted again here
-	lost                  // its hooks have run; the znode may exist until the holder lets go
-	released              // by its holder, also after a loss
+	kept                  // released by its goroutine; the znode exists, and can be granted again in this process
+	lost                  // its hooks have run; the znode may exist until the holder releases it
+	released              // by its holder, even after a loss
 )
 
 // A holding is the part of a Hold that differs between a lock and permits. Its methods are
@@ -55,15 +55,15 @@ const (
 type holding interface {
 	weight() int64       // its part of the gauge of holds
 	path() string        // of the primitive
-	trace(event string)  // writes a line for each znode
-	deleted(path string) // the znode at path is deleted; "" means one of them
+	trace(event string)  // writes a record for each znode
+	deleted(path string) // the znode at path is deleted; "" means any of them
 	unwatch(gone bool)   // stops watching the znodes; gone says that they are deleted already
 	discard()            // deletes the znodes, in the background
-	inFunction() bool    // a function holds it, or its owner releases it otherwise at the end of the session
+	inFunction() bool    // a function holds it, or its owner releases it in another way at the end of the session
 }
 
-// begin has the end of the session end h. It is called without mu, when h is held first. If the
-// session has ended already, h is lost when begin returns.
+// begin makes the end of the session end h. It is called without mu, at the first grant of h. If
+// the session has ended already, h is lost when begin returns.
 func (h *Hold) begin() {
 	h.hook.Owner = h
 	h.Incarnation.Ended.Add(&h.hook)
@@ -76,7 +76,7 @@ func (h *Hold) OnEnd(why error) { h.Lose(why) }
 // hooks of a session.Ending apply to f.
 func (h *Hold) AfterLoss(f func(why error)) (stop func()) { return h.lost.AfterFunc(f) }
 
-// standing reports whether h is held, or kept.
+// standing reports whether h is held or kept.
 func (h *Hold) standing() bool { return h.state == held || h.state == kept }
 
 func (h *Hold) always() bool { return true }
@@ -84,7 +84,7 @@ func (h *Hold) always() bool { return true }
 // Lose ends h by a loss, if h is held or kept.
 func (h *Hold) Lose(why error) bool { return h.lose(why, h.standing) }
 
-// lose ends h by a loss if so, asked under mu, agrees. It reports whether it has.
+// lose ends h by a loss if so, called under mu, returns true. It reports whether it has ended h.
 func (h *Hold) lose(why error, so func() bool) bool {
 	h.mu.Lock()
 	if h.lost.Cause() != nil || !so() {
@@ -102,7 +102,7 @@ func (h *Hold) lose(why error, so func() bool) bool {
 	h.mu.Unlock()
 	h.Incarnation.Ended.Remove(&h.hook)
 	h.Stake.Drop()
-	if e.Op == "" || nobodys { // the gate of a semaphore, or a place that no goroutine has
+	if e.Op == "" || nobodys { // the semaphore's lock, or a place without a goroutine
 		return true
 	}
 	m.Spawn(func() { // the caller may hold a lock that the observer's calls need
@@ -131,8 +131,8 @@ func (h *Hold) event(kind session.EventKind, why error) session.Event {
 	return session.Event{Kind: kind, Op: h.op, Path: h.of.path(), Err: why, Wait: time.Since(h.since)}
 }
 
-// Err returns nil while h is certain to be held, and otherwise the loss: an ErrLost, which is
-// also ErrClosed after Session.Close.
+// Err returns nil while h is certainly held, and otherwise the loss: an ErrLost, which is also
+// ErrClosed after Session.Close.
 func (h *Hold) Err() error {
 	if !h.Incarnation.Alive() {
 		why := h.Incarnation.Loss()
@@ -149,8 +149,8 @@ func (h *Hold) Loss() error {
 	return h.lost.Cause()
 }
 
-// Forgotten returns the ErrDeadlock of a wait for the release of h, if h was lost a session timeout
-// ago or earlier, and nil otherwise.
+// Forgotten returns the ErrDeadlock of a wait for the release of h, if h was lost a session
+// timeout ago or earlier, and nil otherwise.
 func (h *Hold) Forgotten() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -202,7 +202,7 @@ func (h *Hold) finish() error {
 	return gone
 }
 
-// leftLocked returns a channel that is closed by the release of h, also after a loss.
+// leftLocked returns a channel that is closed by the release of h, even after a loss.
 func (h *Hold) leftLocked() <-chan struct{} {
 	switch {
 	case h.left != nil:
@@ -222,11 +222,11 @@ func (h *Hold) observeRelease() {
 	h.Incarnation.Manager.Observe(e)
 }
 
-// giveUp ends h by a loss, if so agrees, though its holder does nothing.
+// giveUp ends h by a loss, if so agrees. The holder need not do anything.
 //
-// As with every loss, the hooks run first. The znodes are deleted when the holder has released
-// h, or after LossTime, which is as long as a holder has who is cut off from the servers. Only
-// then can the servers grant the lock to another session.
+// As with every loss, the hooks run first. The znodes are deleted when the holder has released h,
+// or after LossTime. A holder that is cut off from the servers has the same time. Only then can
+// the servers grant the lock to another session.
 func (h *Hold) giveUp(l *Limits, why error, so func() bool) {
 	inc := h.Incarnation
 	if !h.lose(l.Lost(inc.ID.Load(), why, time.Now()), so) {
@@ -235,8 +235,8 @@ func (h *Hold) giveUp(l *Limits, why error, so func() bool) {
 	h.withdraw()
 }
 
-// withdraw deletes the znodes of h, which is lost though its session lives, when its holder has
-// released h, or after LossTime.
+// withdraw deletes the znodes of h after a loss, if the session still lives. It waits until the
+// holder has released h, or for LossTime.
 func (h *Hold) withdraw() {
 	h.mu.Lock()
 	left := h.leftLocked()
@@ -250,8 +250,8 @@ func (h *Hold) withdraw() {
 	})
 }
 
-// ReleaseBare releases h as the Session is being closed, unless a function holds it, for which
-// Close waits. The hooks run first, as with every loss.
+// ReleaseBare releases h for Close, unless a function holds it: Close waits for functions. The
+// hooks run first, as with every loss.
 func (h *Hold) ReleaseBare() {
 	bare := func() bool { return h.standing() && !h.of.inFunction() }
 	if h.lose(h.Incarnation.EndError(session.ErrClosed), bare) {
@@ -259,10 +259,10 @@ func (h *Hold) ReleaseBare() {
 	}
 }
 
-// fence returns the fencing token of h: the zxid of a write to a znode of h, which is greater
-// than that of every write of earlier holders. Goroutines that share h share its token, unless
-// one of them asks for it while another joins. has reports whether the caller still holds h,
-// and node returns the znode; both are called under mu.
+// fence returns the fencing token of h: the zxid of a write to a znode of h. It is greater than
+// the zxid of every write of earlier holders. Goroutines that share h share its token. If a
+// goroutine joins during such a write, the token is for its caller only. has reports whether the
+// caller still holds h, and node returns the znode; both are called under mu.
 func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, write func(ctx context.Context, path string) (*zk.Stat, error)) (int64, error) {
 	for {
 		if err := h.Err(); err != nil {
@@ -293,7 +293,8 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 			tok = h.token
 		default:
 			// If another goroutine has joined during the write, the token may be too small for
-			// that one. It is right for this caller, and told keeps smaller ones from being returned.
+			// that goroutine. It is right for this caller, and told keeps smaller tokens from
+			// being returned.
 			tok = stat.Mzxid
 			if h.told = tok; h.epoch == epoch {
 				h.token = tok
@@ -308,8 +309,8 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 	}
 }
 
-// renew forgets the token, for the next goroutine that holds h. The former one may still use
-// it, and a reader in another process may have had a greater one in between.
+// renew drops the token, for the next goroutine that holds h. The previous goroutine may still
+// use it, and since then a reader in another process may have received a greater token.
 func (h *Hold) renew() {
 	h.token = 0
 	h.epoch++
@@ -341,7 +342,7 @@ func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) 
 	return rs[min(len(rs), len(paths)):], "", open, err
 }
 
-// limited gives h up, if so agrees, when a limit is reached. stop ends that.
+// limited gives h up at a limit, if so agrees. stop cancels that.
 func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func()) {
 	give := func(why error) { h.giveUp(l, why, so) }
 	ctx, stop := context.WithCancel(h.Incarnation.Ctx)

@@ -9,19 +9,18 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// Limits are what ends a hold of a process that is connected, and may be hung.
+// Limits end a hold of a process that is connected but may be hung.
 type Limits struct {
-	Max    time.Duration                                       // how long a hold may last; 0 is for ever
-	Health func(ctx context.Context) error                     // asked while something is held, if not nil
+	Max    time.Duration                                       // longest duration of a hold; 0 means no limit
+	Health func(ctx context.Context) error                     // called during a hold, if not nil
 	Lost   func(session int64, why error, now time.Time) error // makes the ErrLost
 }
 
 // errUnhealthy means that a health function did not return in time.
 var errUnhealthy = errors.New("the health function did not return in time")
 
-// Guard asks l.Health every third of the session timeout of inc, until end is
-// closed, and calls giveUp, once, when that fails, or has not returned by the time
-// of the next.
+// Guard calls l.Health every third of the session timeout of inc, until end is closed. If a call
+// fails, or has not returned when the next is due, Guard calls giveUp once.
 func (l *Limits) Guard(inc *session.Incarnation, end <-chan struct{}, giveUp func(why error)) {
 	if l == nil || l.Health == nil {
 		return
@@ -44,15 +43,14 @@ func (l *Limits) Guard(inc *session.Incarnation, end <-chan struct{}, giveUp fun
 	})
 }
 
-// ask is one call of Health. It does not wait for one that hangs: nothing could
-// be done about it.
+// ask calls Health once. It does not wait for a call that hangs.
 func (l *Limits) ask(period time.Duration, inc *session.Incarnation, end <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(context.Background(), period)
 	defer cancel()
 	healthy := make(chan error, 1)
 	go func() { healthy <- l.Health(ctx) }()
-	// An answer that comes at the last moment may count or not. Where the hold
-	// has ended meanwhile, giveUp finds nothing to give up.
+	// A result at the last moment may count or not. If the hold has ended during the call, giveUp
+	// does nothing.
 	select {
 	case err := <-healthy:
 		if err != nil {

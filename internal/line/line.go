@@ -15,41 +15,41 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Line is the ephemeral, sequential children of one znode: contenders, in
-// the order in which ZooKeeper saw them arrive. It is the one mechanism behind
-// every primitive that people queue for.
+// A Line is the ephemeral, sequential children of one znode: contenders, in the order in which
+// ZooKeeper saw them arrive. Every primitive with waiters uses it. The conditions and limits of a
+// hold are not its business: see Rule and the primitives.
 //
 // The protocol is "Locks" from the ZooKeeper recipes:
 //
 //  1. Enter: create an ephemeral, sequential child.
 //  2. List the children, without a watch.
-//  3. If nobody ahead of us stands in our way, it is our turn.
-//  4. Otherwise watch only the nearest who does, and wait until it is gone.
-//  5. If nobody else stood in our way, and our own child is still there, it is
-//     our turn; otherwise go to 2.
+//  3. If no contender ahead blocks us, it is our turn.
+//  4. Otherwise watch only the nearest contender that blocks us, and wait until it is deleted.
+//  5. If no other contender blocked us, and our own child still exists, it is our turn. Otherwise
+//     continue with 2.
 //
-// If several are ahead of us, the children are also listed during step 4, so that step 5
-// knows that only the nearest was left: see relisting.
+// If several contenders block us, the children are also listed during step 4. Then step 5 knows
+// that only the nearest was left: see relisting.
 type Line struct {
 	Manager *session.Manager
 	Dir     string                         // the parent, as the server knows it
-	Bases   []string                       // what marks a child as a contender, before its number
-	name    func(guid, base string) string // makes a name, up to the number
+	Bases   []string                       // mark a child as a contender, before its number
+	name    func(guid, base string) string // returns a name up to the number
 
-	Part    bool // the znode above Dir is of what the line is part of
+	Part    bool // the znode above Dir belongs to the same primitive
 	Kept    bool // other programs rely on the parent: see [session.Dir]
-	Strict  bool // nobody enters behind a contender of another kind
-	Settled bool // nobody can come to stand ahead of anyone who is there
-	Keeps   bool // who is of the first of Bases may be kept in his place when nobody has it
+	Strict  bool // no contender enters after a contender of another kind
+	Settled bool // no contender can arrive ahead of an existing one
+	Keeps   bool // a contender of the first of Bases may keep its place while no goroutine holds it
 
-	// Defers reports, if it is not nil, whether one whose turn has come lets others
-	// go before, given all children: then it goes to the back of the line.
+	// Defers reports, if it is not nil, whether a contender whose turn has come defers to others,
+	// given all children. Then it enters again at the end of the line.
 	Defers func(me Child, names []string) bool
 
 	speed *speed // how fast contenders have left, as waiters of this Line saw it
 
-	Limits *Limits // of what is held, if there are any
-	Kind   string  // what the trace calls it; of a read-write lock, a write
+	Limits *Limits // limits of holds, or nil
+	Kind   string  // its kind in the trace; for a read-write lock, a write
 }
 
 // New returns the line of contenders below path, whose znodes name names.
@@ -57,16 +57,15 @@ func New(m *session.Manager, path string, name func(guid, base string) string, b
 	return Line{Manager: m, Dir: m.Full(path), Bases: bases, name: name, speed: new(speed)}
 }
 
-// SessionDir is the parent, as it is made where it is missing.
+// SessionDir returns the parent znode for its creation.
 func (l *Line) SessionDir() session.Dir { return session.Dir{Path: l.Dir, Part: l.Part, Kept: l.Kept} }
 
-// A Rule says who stands in the way of a contender, given those ahead of it in
-// their order: nobody, or the one whose going is worth waking up for. alone
-// means that no other stands in the way and none can come to: then the going
-// of this one is proof enough that it is our turn.
+// A Rule returns the contender that blocks another, given the contenders ahead in order: nil, or
+// the contender whose deletion is worth waiting for. alone means that no other contender blocks,
+// and none can come to. Then the deletion of the blocker proves that it is our turn.
 type Rule func(ahead []Child) (blocker *Child, alone bool)
 
-// Exclusive is the rule of a mutex: everyone ahead is in the way.
+// Exclusive is the rule of a mutex: every contender ahead blocks.
 func Exclusive(ahead []Child) (blocker *Child, alone bool) {
 	if len(ahead) == 0 {
 		return nil, false
@@ -74,37 +73,36 @@ func Exclusive(ahead []Child) (blocker *Child, alone bool) {
 	return &ahead[len(ahead)-1], len(ahead) == 1
 }
 
-// A Claim is one contender of ours in a line: a znode and its session. It waits
-// for its turn and, once that has come, is held by whoever has a grant of it.
+// A Claim is a contender of this process in a line: a znode and its session. It waits for its
+// turn. After that, every goroutine with a grant of it holds it.
 type Claim struct {
 	Hold
 	Line      *Line
 	data      []byte // of its znode
-	beside    string // the znode in whose very place it was made
-	Unwatched bool   // its znode is looked after by somebody else
+	beside    string // the znode whose place it shares
+	Unwatched bool   // its owner watches its znode
 
 	version   int32             // of its znode, after our last write to it; guarded by mu
 	Path      string            // of its znode, as the server knows it; guarded by mu once its turn has come
 	Child     Child             // guarded by mu once its turn has come
 	own       *session.Watch    // on its znode, joined, if it is watched; guarded by mu
-	lineWatch *session.Watch    // on the line, joined, if it was alone there when that was set; guarded by mu
-	recalls   bool              // OnRecall is told of lineWatch; guarded by mu
-	ownWatch  *session.OwnWatch // while it is held; nil if Unwatched; guarded by mu
+	lineWatch *session.Watch    // on the line, joined, if it was set while c was alone there; guarded by mu
+	recalls   bool              // OnRecall has registered with lineWatch; guarded by mu
+	ownWatch  *session.OwnWatch // during the hold; nil if Unwatched; guarded by mu
 	leaveHeld func()            // of ownWatch.Drop: called when its znode is deleted; guarded by mu
-	asked     chan struct{}     // if not nil, closed when somebody asks the holder to give up; guarded by mu
-	users     int               // the grants that last; guarded by mu
-	uses      int               // all its grants, for the trace; guarded by mu
-	first     Grant             // the memory of its first grant
+	asked     chan struct{}     // if not nil, closed when another client asks the holder to release; guarded by mu
+	users     int               // number of present grants; guarded by mu
+	uses      int               // number of all grants, for the trace; guarded by mu
+	first     Grant             // storage for its first grant
 }
 
 func (l *Line) ranks(r *session.Roll) *ranks { return ranksOf(r, l.Strict, l.Bases) }
 
-// confirm is the last step before anybody is told: it is our turn if the
-// session still stands. That our znode was there, and nobody in the way, is the
-// state of one server at one time, which was not before the last event that we
-// were told of: whatever is read after an event is at least as new, on the same
-// connection because a server answers in order, and on the next because the
-// link has its server catch up first.
+// confirm is the last step before a caller learns of the turn: it is our turn if the session is
+// alive. A read has shown that our znode exists and that no contender blocks us. That was the
+// state of one server at one time, and not before the last event that we received. For a read
+// after an event is at least as new as the event. On the same connection, the server answers in
+// order. On the next, the link makes the server catch up first.
 func (c *Claim) confirm() error {
 	if !c.Incarnation.Alive() {
 		return session.ErrEnded
@@ -112,14 +110,14 @@ func (c *Claim) confirm() error {
 	return nil
 }
 
-// assure is confirm for whoever is to be told that he holds something: the
-// session must certainly stand, and go on to be known to.
+// assure is confirm for a caller that will hold: the session must be confirmed, and be kept
+// confirmed.
 func (c *Claim) assure(ctx context.Context) (err error) {
 	c.Stake, err = c.Incarnation.Stake(ctx)
 	return err
 }
 
-// withdraw deletes c, of which nobody has been told, after err.
+// withdraw deletes c after err. No caller has learned of its turn.
 func (c *Claim) withdraw(err error) {
 	c.Stake.Drop()
 	if errors.Is(err, session.ErrVanished) {
@@ -130,16 +128,16 @@ func (c *Claim) withdraw(err error) {
 	c.disown()
 }
 
-// stands reports whether c's znode was there when the one ahead was gone, which
-// connection proof has told.
+// stands reports whether c's znode existed when the blocker was deleted. Connection proof has
+// delivered that event.
 //
-// The events of one connection come in the order of the changes, and before any
-// answer that is as new. So if c's watch was set on that same connection, by a
-// look that has found c, and has not fired, then c stood. Otherwise we look.
+// The events of one connection come in the order of the changes, and before any reply that is as
+// new. So c existed under two conditions: a read on that same connection has found c and set its
+// watch, and the watch has not fired. Otherwise stands reads the znode.
 //
-// Where one transaction has deleted both, our own event may still be behind the
-// other's. That is as if ours had been deleted right after our turn had come:
-// whoever is told that he holds it is told of the loss by that next event.
+// If one transaction has deleted both znodes, our own event may still follow the other. That is
+// as if our znode had been deleted right after our turn: the holder learns of the loss by that
+// next event.
 func (c *Claim) stands(ctx context.Context, proof int64) (bool, error) {
 	own, watches := c.watch(), c.Incarnation.Watches
 	if proof != 0 && watches.ArmedOn(own) == proof && watches.ArmedOnOurs(own) && !session.IsClosed(own.Fired) {
@@ -148,7 +146,7 @@ func (c *Claim) stands(ctx context.Context, proof int64) (bool, error) {
 	return c.lookAt(ctx, c.Path)
 }
 
-// mustStand is ErrVanished if c's znode is not there any more.
+// mustStand returns ErrVanished if c's znode does not exist.
 func (c *Claim) mustStand(ctx context.Context) error {
 	stands, err := c.lookAt(ctx, c.Path)
 	if err == nil && !stands {
@@ -157,21 +155,20 @@ func (c *Claim) mustStand(ctx context.Context) error {
 	return err
 }
 
-// lookAt reports whether c's own znode is there, at path. It sets the watch, if
-// that is joined and not set yet: one of children, because an ephemeral znode
-// has none, so it fires when it is deleted and at nothing else, such as a
-// fencing token.
+// lookAt reports whether c's own znode exists, at path. It sets the watch if that is joined and
+// not set. The watch is on the children. An ephemeral znode has none, so the watch fires only at
+// the deletion, and not at a change of data such as a fencing token.
 func (c *Claim) lookAt(ctx context.Context, path string) (bool, error) {
 	_, stat, err := c.Incarnation.Children(ctx, path)
 	return c.standsBy(session.Look{Stat: stat, Err: err})
 }
 
-// standsBy is lookAt by what a look has shown.
+// standsBy is lookAt for the result of a read.
 func (c *Claim) standsBy(l session.Look) (bool, error) {
 	if session.IsNoNode(l.Err) {
 		return false, nil
 	}
-	// The same name in another session is somebody's copy of ours.
+	// a znode with this name in another session is another client's copy
 	return l.Err == nil && l.Stat.EphemeralOwner == c.Incarnation.ID.Load(), l.Err
 }
 
@@ -192,7 +189,7 @@ func (c *Claim) ownLocked() *session.Watch {
 	return c.own
 }
 
-// disown is the end of watch.
+// disown leaves the watches of c.
 func (c *Claim) disown() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -211,7 +208,7 @@ func (c *Claim) disownLocked() {
 	}
 }
 
-// Enter makes a claim at the end of the line, and lists who is in it.
+// Enter creates a claim at the end of the line, and lists the line.
 func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*Claim, *session.Roll, error) {
 	n := l.newcomer(inc, base)
 	path, roll, err := inc.CreateChild(ctx, l.SessionDir(), n.name, n.guid, data, zk.FlagEphemeralSequential, true)
@@ -227,10 +224,10 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 	return c, roll, nil
 }
 
-// A newcomer is about to enter a line.
+// A newcomer is a contender that is about to enter a line.
 type newcomer struct {
 	line       *Line
-	name, guid string         // of the znode; guid as the name spells it
+	name, guid string         // of the znode; guid as it is in the name
 	lineWatch  *session.Watch // joined if the place may be kept; the listing sets it
 }
 
@@ -246,34 +243,33 @@ func (l *Line) newcomer(inc *session.Incarnation, base string) newcomer {
 	return n
 }
 
-// turnBack is the end of n, whose znode was not made.
+// turnBack ends n, whose znode was not created.
 func (n newcomer) turnBack(inc *session.Incarnation) {
 	if n.lineWatch != nil {
 		inc.Watches.Leave(n.lineWatch)
 	}
 }
 
-// arrive returns the claim of n, whose znode was made at path before roll was listed.
-// If there is an error the claim is to be withdrawn.
+// arrive returns the claim of n. Its znode was created at path before roll was listed. If arrive
+// returns an error, the caller must withdraw the claim.
 func (n newcomer) arrive(inc *session.Incarnation, path string, data []byte, roll *session.Roll) (*Claim, error) {
 	l := n.line
 	c := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: path, data: data}
 	rk := l.ranks(roll)
 	c.keepLineWatch(n.lineWatch, len(rk.in) == 1 && rk.sure)
 	me, ok := ParseChild(session.BaseName(path), l.Bases...)
-	if !ok { // no server that speaks the protocol answers so
+	if !ok { // no server with this protocol answers so
 		return c, fmt.Errorf("%w: created %q as %q", session.ErrProtocol, n.name, path)
 	}
 	c.Child = me
 	return c, unmixed(l.Bases, rk.mixed, &me)
 }
 
-// Ahead returns those of names that are ahead of c in the line, in order. Our
-// own name must be among them: otherwise our claim is gone.
+// Ahead returns the contenders ahead of c, in order. The listing must contain our own name:
+// otherwise our claim is deleted.
 //
-// The name is enough: whoever has made the same name anew, by hand, keeps others
-// out as ours would, for as long as we may believe in it, and c.lookAt sees that
-// it is not ours.
+// The name is enough. Another client may have created a znode of the same name. It blocks others
+// like ours, for as long as our session counts as alive. c.lookAt finds that it is not ours.
 func (c *Claim) Ahead(ctx context.Context, roll *session.Roll) ([]Child, error) {
 	rk := c.Line.ranks(roll)
 	if !rk.told || c.Child.Exhausted() {
@@ -285,7 +281,7 @@ func (c *Claim) Ahead(ctx context.Context, roll *session.Roll) ([]Child, error) 
 	return nil, session.ErrVanished
 }
 
-// AheadAmong is Ahead for a listing of one's own.
+// AheadAmong is Ahead for a listing that the caller has made.
 func (c *Claim) AheadAmong(ctx context.Context, names []string) ([]Child, error) {
 	all, err := c.Line.InOrder(ctx, c.Incarnation, names)
 	if err != nil {
@@ -299,9 +295,9 @@ func (c *Claim) AheadAmong(ctx context.Context, names []string) ([]Child, error)
 	return nil, session.ErrVanished
 }
 
-// InOrder returns the contenders among names in the order of their arrival. Those whose
-// numbers do not tell are in the order of the zxids of their creates, which everyone can
-// read. That costs one request for every 128 of them.
+// InOrder returns the contenders among names in the order of their arrival. If the numbers do not
+// show the order, it is the order of the zxids of the creates, which every client can read. That
+// costs one request for every 128 of them.
 func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []string) ([]Child, error) {
 	all := ParseChildren(names, l.Bases...)
 	in, exhausted, tell := split(all)
@@ -315,14 +311,14 @@ func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []st
 	return append(in, behind...), err
 }
 
-// byCreation sorts line by the zxids of the creates, without those who have left.
+// byCreation sorts line by the zxids of the creates, without contenders that have left.
 //
-// A znode that was put in the place of another, which was granted, is the first. That
-// other may be gone, and with it the zxid of the place. But all that stood ahead of the
-// place had left when it was granted, or may be beside it, and so does no harm behind it.
+// A granted znode that shares the place of another comes first. The other may be deleted, and
+// with it the zxid of the place. But all contenders ahead of the place had left at the grant, or
+// may hold together with it. So they do no harm after it.
 //
-// A persistent znode whose number is exhausted is the last. No contender is persistent, so
-// the number was chosen, and nothing would ever have it leave.
+// A persistent znode whose number is exhausted comes last. No contender is persistent, so a
+// client has chosen the number, and no session end would ever delete it.
 func (l *Line) byCreation(ctx context.Context, inc *session.Incarnation, line []Child) ([]Child, error) {
 	paths := make([]string, len(line))
 	for i, c := range line {
@@ -354,10 +350,10 @@ func (l *Line) joinLineWatch(inc *session.Incarnation) *session.Watch {
 	return inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: l.Dir})
 }
 
-// keepLineWatch gives c a watch on the line that was joined before the line was listed;
-// alone says that nobody else was in that listing. A nil watch changes nothing.
-// Nor does a listing that failed: somebody may be waiting for the watch that c has. One
-// that shows others comes behind the event of that watch, if it was armed.
+// keepLineWatch gives c a watch on the line that was joined before the line was listed. alone
+// says that the listing has shown no other contender. A nil watch changes nothing, and neither
+// does a failed listing: a goroutine may be waiting for the watch that c has. If a listing shows
+// other contenders, it comes after the event of that watch, provided that the watch was armed.
 func (c *Claim) keepLineWatch(w *session.Watch, alone bool) {
 	if w == nil {
 		return
@@ -383,18 +379,17 @@ func (c *Claim) leaveLineWatchLocked() {
 	}
 }
 
-// Leave deletes c, in the background.
+// Leave deletes c in the background.
 func (c *Claim) Leave() *session.Deletion {
 	c.Stake.Drop()
-	// Its own watch is left behind the deletion, so that it is not removed while it is
-	// about to fire.
+	// Its own watch is left after the deletion. Otherwise it could be removed just before it
+	// fires.
 	return c.Incarnation.Delete(&session.Deletion{Paths: []string{c.Znode()}, Then: c.disown})
 }
 
-// others reports whether anyone of these bases is in the line, besides c and
-// what stands in its very place: see RWMutex.Downgrade. If c itself is not there
-// any more it is lost. With watch the listing sets the watch that c.Alone asks; bases
-// must be those of all then.
+// others reports whether a contender of these bases is in the line, except c and the znode that
+// shares its place: see RWMutex.Downgrade. If c itself is not in the listing, it is lost. With
+// watch, the listing sets the watch for c.Alone; then bases must be all bases.
 func (c *Claim) others(ctx context.Context, watch bool, bases ...string) (bool, error) {
 	child := func() Child {
 		c.mu.Lock()
@@ -413,8 +408,8 @@ func (c *Claim) others(ctx context.Context, watch bool, bases ...string) (bool, 
 		return false, c.Explain(err) // without the parent there is no child
 	}
 	if child() != me {
-		// It was downgraded meanwhile: the listing may show the one, the other or
-		// both, and says nothing of who waits. Nobody's loss.
+		// It was downgraded during the listing, which may show either znode or both, and says
+		// nothing about waiters. That is no loss.
 		return true, nil
 	}
 	if !slices.Contains(names, me.Name) {
@@ -432,7 +427,7 @@ func (c *Claim) others(ctx context.Context, watch bool, bases ...string) (bool, 
 // A listing lists the children of a znode: Incarnation.Children or ChildrenFresh.
 type listing = func(ctx context.Context, path string) ([]string, *zk.Stat, error)
 
-// First returns the name of the first in the line, or "".
+// First returns the name of the first contender, or "".
 func (l *Line) First(ctx context.Context, inc *session.Incarnation, list listing) (string, error) {
 	names, _, err := list(ctx, l.Dir)
 	if err != nil && !session.IsNoNode(err) {
@@ -445,9 +440,9 @@ func (l *Line) First(ctx context.Context, inc *session.Incarnation, list listing
 	return all[0].Name, nil
 }
 
-// ReadFirst returns the name of the first in the line, as it is not before the call, and
-// its znode; or "". It takes one round trip where the first is the one of the name known,
-// which may be "", and otherwise two.
+// ReadFirst returns the name of the first contender, not older than the call, and its znode; or
+// "". If the first contender is known, it takes one round trip, and otherwise two. known may be
+// "".
 func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known string) (name string, n session.Node, err error) {
 	list := inc.ChildrenFresh
 	if known != "" {
@@ -463,23 +458,22 @@ func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known st
 		if n.Data, n.Stat, err = inc.Get(ctx, session.ChildPath(l.Dir, name)); !session.IsNoNode(err) {
 			return name, n, err
 		}
-		// It left between the listing and the read: look who is first now.
+		// It left between the listing and the read: list the line again.
 		list, known = inc.Children, ""
 	}
 }
 
-// errExhausted means that a number no longer says where in the line its znode
-// stands, so nothing can be put beside it. See split.
+// errExhausted means that a number no longer shows the place of its znode, so no znode can share
+// it. See split.
 var errExhausted = errors.New("the path has had 2^31 children: the order is kept, but no read lock can be put in a writer's place")
 
-// askTime is how long a release asks whether others wait. Without an answer it
-// takes it that they do.
+// askTime is how long a release waits for the answer whether there are waiters. Without an
+// answer, it assumes that there are.
 const askTime = 200 * time.Millisecond
 
-// Beside makes a child of another mode at the very place that c has in the
-// line: its name ends in the same number. The servers make it only if c's own
-// child is there. If that is gone the error is NoNode; when ctx ends, or after
-// any other error, nothing is left.
+// Beside creates a child of another mode at the place of c in the line: its name ends in the same
+// number. The servers create it only if c's own child exists. If that is deleted, the error is
+// NoNode. If ctx ends, or after any other error, no child is left.
 func (c *Claim) Beside(ctx context.Context, base string, data []byte) (*Claim, error) {
 	l, inc := c.Line, c.Incarnation
 	for {
@@ -501,7 +495,7 @@ func (c *Claim) Beside(ctx context.Context, base string, data []byte) (*Claim, e
 			}
 			return b, nil
 		case errors.Is(err, session.ErrVanished) && c.Znode() != path:
-			continue // it has been downgraded in the meantime, and stands elsewhere
+			continue // it was downgraded during the request, and has another znode
 		case errors.Is(err, session.ErrVanished):
 			err = zk.ErrNoNode
 		}
@@ -509,13 +503,12 @@ func (c *Claim) Beside(ctx context.Context, base string, data []byte) (*Claim, e
 	}
 }
 
-// Anyone reports whether anybody of these bases waits behind c. It fails when
-// there is no connection, or no answer for askTime: whoever gives up does not
-// wait for the next.
+// Anyone reports whether a contender of these bases waits behind c. It fails if there is no
+// connection, or no answer within askTime: a release does not wait for the next connection.
 func (c *Claim) Anyone(bases ...string) (bool, error) { return c.ask(false, bases) }
 
-// AnyoneElse is Anyone of all bases. If there is nobody c.Alone says so from then on,
-// until somebody comes, or c goes: the listing sets a watch.
+// AnyoneElse is Anyone for all bases. If there is none, c.Alone reports it from then on, until a
+// contender comes or c is deleted: the listing sets a watch.
 func (c *Claim) AnyoneElse() (bool, error) { return c.ask(true, c.Line.Bases) }
 
 func (c *Claim) ask(watch bool, bases []string) (bool, error) {

@@ -1,5 +1,8 @@
 package line
 
+// This file has the names of contenders and permits, and the order that names alone can show.
+// Reads of znodes are not its business.
+
 import (
 	"math"
 	"slices"
@@ -11,22 +14,21 @@ import (
 
 // A Child is the parsed name of a sequential znode.
 type Child struct {
-	Name string // as ZooKeeper gives it, without the parent
-	Base string // what it is: "lock-", "__READ__", ...
-	Seq  int32  // wraps after 2^31-1, as the server's counter does
+	Name string // as ZooKeeper returns it, without the parent
+	Base string // its kind: "lock-", "__READ__", ...
+	Seq  int32  // wraps after 2^31-1, like the server's counter
 }
 
-// contenderBases is what marks the contenders of locks and elections, of every
-// kind and layout, before their number.
+// contenderBases mark the contenders of locks and elections, of every kind and layout, before
+// their number.
 var contenderBases = []string{"lock-", "__lock__", "__rlock__", "__WRIT__", "__READ__", "latch-"}
 
-// Exhausted reports whether c's number is one of those that a server gives when
-// it has given them all. See split.
+// Exhausted reports whether c has a number that a server gives after it has given all others. See
+// split.
 func (c Child) Exhausted() bool { return c.Seq < 0 || c.Seq == math.MaxInt32 }
 
-// ParseChild splits name into base and sequence number, for the first of bases
-// that it carries right before its number. The number is read from the end: a
-// name may hold anything before its base.
+// ParseChild splits name into base and number, for the first of bases that comes right before a
+// number. It parses from the end: a name may have any text before its base.
 func ParseChild(name string, bases ...string) (Child, bool) {
 	for _, base := range bases {
 		i := strings.LastIndex(name, base)
@@ -40,12 +42,11 @@ func ParseChild(name string, bases ...string) (Child, bool) {
 	return Child{}, false
 }
 
-// ParseChildren returns the children among names that carry one of bases, in the
-// order of their numbers: from 0 to 2147483647, and from there on through -1.
-// Others are none of our business and are left out. Children with equal numbers
-// (a writer and the read node it downgrades to) are ordered by name. So everyone
-// sees them in one order, in whichever a server lists them. Whether that is the
-// order of their arrival says split.
+// ParseChildren returns the children among names with any of bases, in the order of their
+// numbers: from 0 to 2147483647, then from -2147483648 to -1. Other names are left out. Children
+// with equal numbers (a writer, and the read znode to which it downgrades) are ordered by name.
+// So every client has the same order, however a server lists them. split says whether that is the
+// order of arrival.
 func ParseChildren(names []string, bases ...string) []Child {
 	line := make([]Child, 0, len(names))
 	for _, name := range names {
@@ -56,9 +57,9 @@ func ParseChildren(names []string, bases ...string) []Child {
 	return byNumbers(line)
 }
 
-// byNumbers sorts line by number, and those of one number by name. A line may be long, and
-// is sorted each time that it is listed, so it is sorted as integers: the number, with the
-// place of its child behind.
+// byNumbers sorts line by number, and children with equal numbers by name. A line may be long and
+// is sorted at each listing, so the keys are integers: the number, followed by the index of the
+// child.
 func byNumbers(line []Child) []Child {
 	if len(line) < 2 {
 		return line
@@ -83,18 +84,18 @@ func byNumbers(line []Child) []Child {
 	return sorted
 }
 
-// numberWindow is the distance of two numbers from which on their order tells nothing.
+// numberWindow is the difference of two numbers from which their order shows nothing.
 const numberWindow = 1 << 30
 
-// split cuts line, which is sorted by number, into the contenders before the first exhausted
+// split divides line, which is sorted by number, into the contenders before the first exhausted
 // number, and the rest. tell reports whether in is in the order of arrival, and all of it ahead
-// of exhausted, whose own order is not known.
+// of exhausted, whose own order is unknown.
 //
-// A parent numbers its children one by one, until it has had 2^31 of them. Since ZooKeeper 3.6
-// it then gives 2147483647 again and again, and -2147483648 and its successors while earlier
-// creates are under way. Before 3.6 it continues from -2147483648 through -1, and begins again
-// at 0. So numbers do not tell beside a number just below 0, nor if they are far apart. Any
-// client may choose its number; with an exhausted one it is behind.
+// A parent numbers its children one by one, until it has had 2^31 of them. After that, ZooKeeper
+// 3.6 and later gives 2147483647 to each, and -2147483648 and its successors while earlier
+// creates are under way. Before 3.6, it continues from -2147483648 through -1, and begins again
+// at 0. So numbers show no order if one is just below 0, or if they are far apart. Any client may
+// choose its number; with an exhausted number it is behind.
 func split(line []Child) (in, exhausted []Child, tell bool) {
 	i := len(line)
 	for i > 0 && line[i-1].Exhausted() {
@@ -108,39 +109,40 @@ func split(line []Child) (in, exhausted []Child, tell bool) {
 	return in, exhausted, !wraps
 }
 
-// certainlyAfter reports whether the number of c says that it came after d.
+// certainlyAfter reports whether the numbers show that c came after d.
 func (c Child) certainlyAfter(d Child) bool {
 	_, exhausted, tell := split(byNumbers([]Child{c, d}))
 	return tell && len(exhausted) == 0 && c.Seq > d.Seq
 }
 
-// KazooName is kazoo's form of the same.
+// KazooName is kazoo's form of session.ProtectedName.
 func KazooName(guid, base string) string { return strings.ReplaceAll(guid, "-", "") + base }
 
-// SamePlace reports whether c and d are one contender: a writer, and the read
-// node with which it downgrades.
+// SamePlace reports whether c and d are one contender: a writer, and the read znode to which it
+// downgrades.
 func (c Child) SamePlace(d Child) bool {
 	return c.Name == d.Name || c.Seq == d.Seq && !c.Exhausted()
 }
 
-// The UUID in a name may have a mark: see session.NewMarkedGUID. In the name of a writer the mark
-// says that the contender may only keep its place; in the name of a reader, that its znode was
-// put in the place of another (Claim.Beside).
+// The UUID in a name may have a mark: see session.NewMarkedGUID. In a writer's name, the mark
+// says that the contender may only keep its place. In a reader's name, it says that the znode
+// shares the place of another (Claim.Beside).
 
-// sharedBases are those of contenderBases that readers have.
+// sharedBases are the contenderBases of readers.
 var sharedBases = []string{"__rlock__", "__READ__"}
 
-// MayBeKept reports whether the contender of this name may only keep its place.
+// MayBeKept reports whether the contender with this name may only keep its place, without a
+// goroutine that holds it.
 func MayBeKept(name string) bool {
 	c, ok := ParseChild(name, contenderBases...)
 	return ok && !slices.Contains(sharedBases, c.Base) && marked(c)
 }
 
-// beside reports whether c was put in the place of another.
+// beside reports whether c shares the place of another znode.
 func (c Child) beside() bool { return slices.Contains(sharedBases, c.Base) && marked(c) }
 
-// marked reports whether c's name begins with a marked UUID, as the layouts spell it. The names
-// of go-zookeeper's zk.Lock have 32 random hexadecimal digits instead.
+// marked reports whether c's name begins with a marked UUID, in either layout. The names of
+// go-zookeeper's zk.Lock have 32 random hexadecimal digits instead.
 func marked(c Child) bool {
 	head := beforeBase(c)
 	if guid, ok := strings.CutPrefix(head, "_c_"); ok {
@@ -150,8 +152,7 @@ func marked(c Child) bool {
 	return len(head) >= bare && session.IsMarkedGUID(head[:bare])
 }
 
-// weightBase is what the number of permits follows in the name of a znode that stands
-// for several.
+// weightBase comes before the number of permits in the name of a znode for several permits.
 const weightBase = "-weight-"
 
 // PermitsName returns a unique name for the znode of n permits.
@@ -159,8 +160,8 @@ func PermitsName(n int64) string {
 	return "_c_" + session.NewGUID() + weightBase + strconv.FormatInt(n, 10)
 }
 
-// Without returns the names but those of the znodes at paths. What others have is compared with
-// what is left for us, as with ours the sum may be more than a number can tell.
+// Without returns names except the znodes at paths. A caller compares the permits of others with
+// the rest of the limit, because a sum that includes its own could overflow.
 func Without(names, paths []string) []string {
 	ours := make(map[string]bool, len(paths))
 	for _, path := range paths {
@@ -169,9 +170,9 @@ func Without(names, paths []string) []string {
 	return slices.DeleteFunc(names, func(name string) bool { return ours[name] })
 }
 
-// CountPermits returns how many permits znodes of these names stand for: each for one,
-// whatever it is called, as Curator and kazoo count them, unless its name says more,
-// which in kazoo's layout none does.
+// CountPermits returns the number of permits of znodes with these names. A znode counts as one
+// permit, whatever its name, as Curator and kazoo count it. If its name has a weight, it counts
+// as more; in kazoo's layout, no name has one.
 func CountPermits(names []string, kazoo bool) (out int64) {
 	for _, name := range names {
 		weight := int64(1)
@@ -180,7 +181,7 @@ func CountPermits(names []string, kazoo bool) (out int64) {
 				weight = n
 			}
 		}
-		if out += weight; out < 0 { // nobody has so many
+		if out += weight; out < 0 { // overflow: no client has so many
 			return math.MaxInt64
 		}
 	}

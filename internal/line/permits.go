@@ -12,7 +12,8 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A Pool is where the permits of a semaphore have their znodes.
+// A Pool is the place of the znodes of a semaphore's permits. How permits are acquired is not the
+// business of this file.
 type Pool struct {
 	Manager *session.Manager
 	Root    string // of the semaphore
@@ -21,27 +22,27 @@ type Pool struct {
 	Limit   *atomic.Int64 // for the trace
 }
 
-// Permits are the permits of a Pool that one Semaphore value holds through one ZooKeeper
-// session, from the first acquired to the last released. Permits have no names, so a deleted
-// znode is the loss of all of them.
+// Permits are the permits of a Pool that one Semaphore value holds through one ZooKeeper session,
+// from the first acquired to the last released. Permits have no names, so a deleted znode is the
+// loss of all of them.
 type Permits struct {
 	Hold
 	Pool   *Pool
-	leases []Lease             // guarded by Hold.mu, as is what follows
-	n      int64               // the sum of leases, and after a loss what was not released
-	taken  []taking            // what was acquired and not released, in order
-	free   func()              // if it is limited, ends that
-	within []*session.Function // those that have acquired some of p
-	last   *session.Deletion   // the last change of what has weight
+	leases []Lease             // guarded by Hold.mu, like the fields below
+	n      int64               // the sum of leases; after a loss, the permits that are not released
+	taken  []taking            // acquired and not released, in order
+	free   func()              // cancels the limit, if there is one
+	within []*session.Function // the functions that have acquired some of p
+	last   *session.Deletion   // the last change of znodes with a weight
 }
 
-// A taking is the permits of one Acquire that are not released yet.
+// A taking is the part of one Acquire that is not released yet.
 type taking struct {
 	at time.Time
 	n  int64
 }
 
-// A Lease is a znode that stands for one permit, or for several.
+// A Lease is a znode for one permit, or for several.
 type Lease struct {
 	Path     string // as the server knows it
 	Weight   int64
@@ -56,7 +57,7 @@ func (pool *Pool) NewPermits(inc *session.Incarnation, s *session.Stake) *Permit
 	return p
 }
 
-// Add adds n permits, whose znodes exist. If p is lost it returns the loss and adds none.
+// Add adds n permits, whose znodes exist. If p is lost, Add returns the loss and adds none.
 func (p *Permits) Add(leases []Lease, n int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -77,8 +78,8 @@ func (p *Permits) Add(leases []Lease, n int64) error {
 	return nil
 }
 
-// Within says that f has acquired some of p: Close waits for f before it releases p. Either may
-// be nil.
+// Within records that f has acquired some of p: Close waits for f before it releases p. Either
+// may be nil.
 func (p *Permits) Within(f *session.Function) {
 	if p == nil || f == nil {
 		return
@@ -101,7 +102,7 @@ func (p *Permits) deleted(path string) {
 	}
 }
 
-// has reports whether the znode at path is of p; "" is any.
+// has reports whether the znode at path belongs to p; "" means any.
 func (p *Permits) has(path string) bool {
 	return path == "" || slices.ContainsFunc(p.leases, func(l Lease) bool { return l.Path == path })
 }
@@ -119,7 +120,7 @@ func (p *Permits) limit() {
 	if len(p.taken) > 0 {
 		first := p.taken[0].at
 		p.free = p.limited(l, time.Until(first.Add(l.Max)), func() bool {
-			return p.standing() && len(p.taken) > 0 && p.taken[0].at.Equal(first) // or it was released at this instant
+			return p.standing() && len(p.taken) > 0 && p.taken[0].at.Equal(first) // else it was released at this moment
 		})
 	}
 }
@@ -141,12 +142,12 @@ func (p *Permits) Held() int64 {
 	return p.n
 }
 
-// Release releases n of p, which has at least n, and reports whether any are left. If it
-// returns the loss of p, there was nothing to release.
+// Release releases n of p, which has at least n, and reports whether any are left. If it returns
+// the loss of p, there was nothing to release.
 func (p *Permits) Release(n int64) (left bool, r *session.Deletion, lost error) {
 	p.mu.Lock()
 	some := n
-	for some > 0 && len(p.taken) > 0 { // those that were acquired first
+	for some > 0 && len(p.taken) > 0 { // in the order of acquisition
 		k := min(some, p.taken[0].n)
 		some -= k
 		if p.taken[0].n -= k; p.taken[0].n == 0 {
@@ -167,8 +168,8 @@ func (p *Permits) Release(n int64) (left bool, r *session.Deletion, lost error) 
 	return left, r, lost
 }
 
-// Result returns the outcome of r, of Release. If it is a loss, p is lost when Result returns, so
-// that Lost is closed first. The release of the last of p has ended p before.
+// Result returns the outcome of r, from Release. If it is a loss, p is lost when Result returns,
+// so Lost is closed first. The release of the last permit has ended p before.
 func (p *Permits) Result(r *session.Deletion) error {
 	err := r.Result()
 	if err != nil {
@@ -200,9 +201,9 @@ func (p *Permits) give(n int64) *session.Deletion {
 	return p.change(gone, nil, nil)
 }
 
-// change deletes the znodes of gone in the background, and exchanges the znode of whole for that
-// of rest, if there is one. A change waits for the one before if either exchanges a znode,
-// because it may delete the znode that the one before makes.
+// change deletes the znodes of gone in the background. If there is a rest, change replaces the
+// znode of whole with it. If this change or the previous one replaces a znode, this one waits for
+// the previous: it may delete the znode that the previous creates.
 func (p *Permits) change(gone []Lease, whole, rest *Lease) *session.Deletion {
 	inc := p.Incarnation
 	paths := PathsOf(gone)
@@ -212,7 +213,7 @@ func (p *Permits) change(gone []Lease, whole, rest *Lease) *session.Deletion {
 	}
 	then := drop(all)
 	if whole == nil && p.last == nil {
-		return inc.Delete(&session.Deletion{Paths: paths, Then: then}) // nothing before it can matter
+		return inc.Delete(&session.Deletion{Paths: paths, Then: then}) // no earlier change matters
 	}
 	before, remove, first := p.last, inc.Removing(paths), all[0].Path
 	told := then
@@ -228,7 +229,7 @@ func (p *Permits) change(gone []Lease, whole, rest *Lease) *session.Deletion {
 					return before.Refusal
 				}
 			}
-			before = nil // and with it all those before
+			before = nil // and with it all earlier ones
 		}
 		if whole != nil {
 			err = inc.Exchange(context.Background(), whole.Path, rest.Path, p.Pool.Manager.Owner)
@@ -271,7 +272,7 @@ func (p *Permits) Token(ctx context.Context) (int64, error) {
 		if _, err := p.made(ctx); err != nil {
 			return nil, err
 		}
-		return p.Incarnation.Set(ctx, path, p.Pool.Manager.Owner, -1) // written again where the reply was lost, it only becomes greater
+		return p.Incarnation.Set(ctx, path, p.Pool.Manager.Owner, -1) // if the reply was lost, a second write only makes the token greater
 	})
 }
 
@@ -287,7 +288,7 @@ func (p *Permits) made(ctx context.Context) ([]string, error) {
 		if last == nil || session.IsClosed(last.Done) {
 			return paths, nil
 		}
-		// An exchange of a znode is under way.
+		// a znode is being replaced
 		select {
 		case <-last.Done:
 		case <-last.Refused:
@@ -299,7 +300,7 @@ func (p *Permits) made(ctx context.Context) ([]string, error) {
 	return nil, session.CtxErr(ctx)
 }
 
-// Txn applies ops while all of p are held: see Hold.txn. If some were released during the call
+// Txn applies ops while all of p are held: see Hold.txn. If some were released during the call,
 // it returns ErrNotLocked, and nothing was applied.
 func (p *Permits) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 	paths, err := p.made(ctx)

@@ -7,8 +7,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A poll calls a function repeatedly while a contender waits. Each call has a goroutine, which ends
-// with it. Between the calls a poll needs a timer and no goroutine.
+// A poll calls a function repeatedly while a contender waits. Each call has a goroutine of its
+// own. Between two calls, a poll needs only a timer.
 type poll struct {
 	manager *session.Manager
 	f       func(p *poll) (next time.Duration)
@@ -20,10 +20,10 @@ type poll struct {
 	over  chan struct{} // if not nil, closed when no call runs after end; guarded by mu
 }
 
-// never is returned by the function of a poll that ends itself.
+// never is returned by the function to end its poll.
 const never time.Duration = -1
 
-// newPoll calls f after first, and then again after the duration that f has returned.
+// newPoll calls f after first, and then again after each duration that f returns.
 func newPoll(m *session.Manager, first time.Duration, f func(p *poll) (next time.Duration)) *poll {
 	p := &poll{manager: m, f: f}
 	p.mu.Lock()

@@ -10,18 +10,19 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// ranks is what a listing says of a line, worked out once for all who share it.
+// ranks is the order of a line in a listing. It is computed once for all waiters that share the
+// listing.
 type ranks struct {
-	in    []Child // in the order of their numbers, those that have one to go by
+	in    []Child // the contenders that a number orders, in the order of their numbers
 	told  bool    // that is the order of arrival, and all others are behind
-	sure  bool    // so it is, there are no others, and no two numbers are the same
+	sure  bool    // also, there are no others, and all numbers differ
 	mixed []Child // contenders of other kinds, if the line is strict
 
 	once  sync.Once
 	heads []string // the first names of in; set by once
 }
 
-// ranksKey is what ranks depend on besides the listing.
+// ranksKey has the parameters of ranks, besides the listing.
 type ranksKey struct {
 	bases  string
 	strict bool
@@ -43,7 +44,7 @@ func ranksOf(r *session.Roll, strict bool, bases []string) *ranks {
 }
 
 // first returns the names of the first contenders of ahead. All waiters that share the listing
-// share them.
+// share the result.
 func (rk *ranks) first(ahead []Child) []string {
 	if len(ahead) > 0 && len(rk.in) > 0 && ahead[0].Name == rk.in[0].Name && rk.told {
 		rk.once.Do(func() { rk.heads = namesOf(rk.in) })
@@ -52,8 +53,8 @@ func (rk *ranks) first(ahead []Child) []string {
 	return namesOf(ahead)
 }
 
-// namesOf returns copies of the first names, as each name of a listing keeps the whole listing
-// in memory.
+// namesOf returns copies of the first names: each name of a listing keeps the whole listing in
+// memory.
 func namesOf(all []Child) []string {
 	names := make([]string, 0, lookAmong)
 	for _, c := range all[:min(len(all), lookAmong)] {
@@ -62,7 +63,8 @@ func namesOf(all []Child) []string {
 	return names
 }
 
-// before returns those ahead of c, and whether c is there, where numbers tell the order.
+// before returns the contenders ahead of c, and whether c is in the line, if numbers show the
+// order.
 func (rk *ranks) before(c Child) ([]Child, bool) {
 	i, _ := slices.BinarySearchFunc(rk.in, c, func(a, b Child) int {
 		if a.Seq != b.Seq {
@@ -89,12 +91,12 @@ func strangers(names []string, bases []string) (mixed []Child) {
 	return mixed
 }
 
-// unmixed is ErrMixed if there is a contender of another kind, before me if there
-// is one: they would not keep each other out.
+// unmixed returns ErrMixed if there is a contender of another kind that may be ahead of me (or
+// any, if me is nil): the two would not exclude each other.
 //
-// All children of one parent are numbered together, so of two that come at the
-// same time the later one sees the earlier, and alone goes; and nobody who has
-// listed the line needs to look again, since nobody comes before him any more.
+// All children of one parent share one sequence of numbers. So of two contenders that arrive at
+// the same time, only the later sees the earlier, and only the later leaves. A contender that has
+// listed the line need not check again, because no contender arrives ahead of it.
 func unmixed(bases []string, mixed []Child, me *Child) error {
 	for _, c := range mixed {
 		if me == nil || !c.certainlyAfter(*me) {

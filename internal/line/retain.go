@@ -2,26 +2,25 @@ package line
 
 import "github.com/zsync/zsync/internal/session"
 
-// This file is for places that are kept when nobody has them any more, so that who
-// wants them next in the same process need not ask the servers.
+// This file has places that stay in the line while no goroutine holds them. The next goroutine of
+// the same process can then acquire without a request. Which locks do so is not its business.
 //
-// What makes that safe is what makes a hand-over safe: the znode stands, ahead of
-// all others, as long as its session does, and nobody is told that he holds it
-// before that has been looked at (Incarnation.Assured). What makes it fair is a
-// watch on the line: whoever comes, or goes, fires it.
+// It is safe for the same reason as a handoff. The znode is ahead of all others while its session
+// lives. And a goroutine is granted the hold only after a check of the session
+// (Incarnation.Assured). It is fair because of a watch on the line, which fires when a contender
+// comes or leaves.
 //
-//  1. Enter with the watch joined, so that the listing behind the create sets it.
-//     Who finds himself alone in that listing is alone until it fires.
-//  2. Give up: if the watch has not fired, the znode stays.
-//  3. Acquire in the same process: nothing is asked.
-//  4. When the watch fires the znode is deleted, at once if nobody has it.
+//  1. Enter with the watch joined, so that the listing after the create sets it. A contender that is
+//     alone in that listing is alone until the watch fires.
+//  2. Release: if the watch has not fired, the znode stays.
+//  3. Acquire in the same process: no request is sent.
+//  4. When the watch fires, the znode is deleted, at once if no goroutine holds it.
 //
-// Our own create does not fire the watch unless somebody else of this session has
-// set it before: then this place is not kept.
+// Our own create does not fire the watch unless another contender of this session has set it
+// before. Then this place is not kept.
 
-// Recall returns a channel that is closed when somebody else may have come to the
-// line of c, or c itself has gone from it. It is closed already where that cannot
-// be told.
+// Recall returns a channel that is closed when another contender may have come to the line of c,
+// or c itself was deleted. It is closed already if the process cannot learn of that.
 func (c *Claim) Recall() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -31,21 +30,21 @@ func (c *Claim) Recall() <-chan struct{} {
 	return c.lineWatch.Fired
 }
 
-// Alone reports whether nobody else is in the line, as far as this process has been
-// told. Without a connection it is told nothing.
+// Alone reports whether no other contender is in the line, by the events so far. Without a
+// connection there are no events, and Alone reports false.
 func (c *Claim) Alone() bool {
 	return !session.IsClosed(c.Recall()) && !session.IsClosed(c.Incarnation.Disconnection())
 }
 
-// Ready reports whether c, which was kept, may be granted again: it is not lost, nobody
-// else has come, and its session is as certain to live as for any grant.
+// Ready reports whether c, which was kept, may be granted again: it is not lost, no other
+// contender has come, and its session is confirmed for as long as any grant requires.
 func (c *Claim) Ready() bool {
 	return c.Loss() == nil && !session.IsClosed(c.Recall()) && c.Incarnation.Assured()
 }
 
-// Keep ends g, the only use of its claim, which stays in its place until it is
-// granted again, or Discard. It returns what the observer is to be told, when the
-// caller has no locks any more. If the claim is lost nothing is done.
+// Keep ends g, the only use of its claim. The claim stays in its place until the next grant, or
+// Discard. Keep returns the event for the observer, which the caller passes on without locks. If
+// the claim is lost, Keep does nothing.
 func (g *Grant) Keep() (e session.Event, done bool) {
 	c := g.Claim
 	c.mu.Lock()
@@ -66,8 +65,8 @@ func (c *Claim) Discard() {
 	}
 }
 
-// OnRecall has f called, in a goroutine of its own, when Recall is closed. A second call
-// before that changes nothing.
+// OnRecall calls f, in its own goroutine, when Recall is closed. A second call before that
+// changes nothing.
 func (c *Claim) OnRecall(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

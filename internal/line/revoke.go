@@ -1,5 +1,7 @@
 package line
 
+// This file has the request to a holder to release. The holder's program decides whether it does.
+
 import (
 	"context"
 	"time"
@@ -7,12 +9,11 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// RevokeMessage is the data of the znode of a holder who is asked to give up, as
-// Curator's Revoker writes it.
+// RevokeMessage is the data that ask a holder to release, as Curator's Revoker writes them.
 const RevokeMessage = "__REVOKE__"
 
-// Asked returns a channel that is closed when somebody asks the holder of c to
-// give up. The first call has the data of its znode watched.
+// Asked returns a channel that is closed when another client asks the holder of c to release. The
+// first call sets a watch on the data of its znode.
 func (c *Claim) Asked() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -24,14 +25,15 @@ func (c *Claim) Asked() <-chan struct{} {
 	return c.asked
 }
 
-// listen closes asked when the message is there, until end is closed, as long as c is held.
+// listen closes asked when the message is there. It returns when end is closed, or c is no longer
+// held.
 func (c *Claim) listen(path string, asked chan struct{}, end <-chan struct{}) {
 	inc := c.Incarnation
 	for over := false; !over; {
 		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: path})
 		data, _, err := inc.Get(inc.Ctx, path)
 		var again <-chan time.Time
-		if err != nil { // the servers refuse it now
+		if err != nil { // the servers refuse the read now
 			again = time.After(session.LookAgainAfter)
 		}
 		switch {
@@ -44,7 +46,7 @@ func (c *Claim) listen(path string, asked chan struct{}, end <-chan struct{}) {
 			select {
 			case <-w.Fired:
 			case <-again:
-			case <-end: // what is written from here on asks nobody any more
+			case <-end: // the hold has ended, so a later message is for no one
 				over = true
 			case <-inc.Ctx.Done():
 				over = true
@@ -54,9 +56,9 @@ func (c *Claim) listen(path string, asked chan struct{}, end <-chan struct{}) {
 	}
 }
 
-// Recall gives up the place of a holder who may only keep it, and says whether it has. If it
-// is in use it is not kept any more from now on, so that who holds it later is not asked
-// what is asked of this one.
+// Recall releases the place of a holder that may only keep it, and reports whether it has. If a
+// goroutine holds it, the place is not kept after that hold. So a later holder does not receive
+// this request.
 func (l *Line) Recall(ctx context.Context, holder string) (recalled bool, err error) {
 	if !MayBeKept(holder) {
 		return false, nil

@@ -1,5 +1,7 @@
 package line
 
+// This file acquires without a wait for other holders.
+
 import (
 	"context"
 	"errors"
@@ -8,9 +10,9 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// Try takes its turn if it comes at once, and otherwise leaves the line. A
-// line in which somebody already stands in the way is only read, unless that is one
-// who may only keep his place: he is recalled, and waited for, for a moment.
+// Try takes its turn if it comes at once, and otherwise leaves the line. It first reads the line,
+// and does not enter if a contender blocks it. An exception is a contender that may only keep its
+// place: Try recalls it, and waits for it for a moment.
 func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (*Claim, error) {
 	var won *Claim
 	err := l.Manager.During(ctx, func(inc *session.Incarnation) error {
@@ -38,8 +40,7 @@ func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (*C
 	return won, err
 }
 
-// tryTurn is errBlocked if it is not c's turn, nor comes to be at once. roll is the
-// line.
+// tryTurn returns errBlocked if it is not c's turn, nor becomes so at once. roll is the line.
 func (c *Claim) tryTurn(ctx context.Context, roll *session.Roll, rule Rule) error {
 	ahead, err := c.Ahead(ctx, roll)
 	if err != nil {
@@ -54,16 +55,16 @@ func (c *Claim) tryTurn(ctx context.Context, roll *session.Roll, rule Rule) erro
 	return c.awaitRecall(ctx, ahead[0].Name, rule)
 }
 
-// RecallTime is how long who does not wait for a holder waits for one who may only
-// keep his place: for an event to go there, and a deletion to come back.
+// RecallTime is how long Try waits for a contender that may only keep its place: enough for an
+// event to reach its process, and for its deletion to come back.
 const RecallTime = 500 * time.Millisecond
 
-// onlyKept reports whether a single one is ahead, and may only keep its place.
+// onlyKept reports whether exactly one contender is ahead, and may only keep its place.
 func onlyKept(ahead []Child) bool { return len(ahead) == 1 && MayBeKept(ahead[0].Name) }
 
-// awaitRecall waits for the contender of this name, the only one ahead of c, to go.
-// The create of c has recalled it. If it does not go in time it is in use, or its
-// process does not answer: then the error is errBlocked.
+// awaitRecall waits until the contender of this name, the only one ahead of c, is deleted. The
+// create of c has recalled it. If it is not deleted in time, a goroutine holds it, or its process
+// does not answer. Then the error is errBlocked.
 func (c *Claim) awaitRecall(ctx context.Context, name string, rule Rule) error {
 	short, cancel := context.WithTimeout(ctx, RecallTime)
 	defer cancel()
@@ -82,9 +83,9 @@ func (c *Claim) awaitRecall(ctx context.Context, name string, rule Rule) error {
 	return err
 }
 
-// mustBeFirst is errBlocked if anybody stands in the way of c, when the only one
-// ahead has gone, which connection proof has told. Where others can come to stand
-// ahead, as a read lock in the place of a write lock, the line is listed again.
+// mustBeFirst returns errBlocked if a contender blocks c after the deletion of the only one
+// ahead. Connection proof has delivered that event. If other contenders can come to be ahead, as
+// a read lock at the place of a write lock can, mustBeFirst lists the line again.
 func (c *Claim) mustBeFirst(ctx context.Context, proof int64, rule Rule) error {
 	if c.Line.Settled && !c.Child.Exhausted() {
 		stands, err := c.stands(ctx, proof)
@@ -94,7 +95,7 @@ func (c *Claim) mustBeFirst(ctx context.Context, proof int64, rule Rule) error {
 		return err
 	}
 	roll, err := c.Incarnation.Roll(ctx, c.Line.Dir)
-	if err != nil && !session.IsNoNode(err) { // without the directory our own znode is gone too, as Ahead tells
+	if err != nil && !session.IsNoNode(err) { // without the parent, our own znode is deleted too, which Ahead reports
 		return err
 	}
 	ahead, err := c.Ahead(ctx, roll)
@@ -107,12 +108,11 @@ func (c *Claim) mustBeFirst(ctx context.Context, proof int64, rule Rule) error {
 	return nil
 }
 
-// errBlocked means that somebody stands in the way of one who does not wait.
+// errBlocked means that a contender blocks a caller that does not wait.
 var errBlocked = errors.New("zsync: somebody stands in the way")
 
-// blocked reports whether somebody stands in the way of one who would enter
-// now. Of a server that lags that is not believed: whoever stood there may have
-// left before we were called.
+// blocked reports whether a contender would block a newcomer. It reads after a sync. A lagging
+// server could show a contender that had left before the call.
 func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, rule Rule) (bool, error) {
 	names, _, err := inc.ChildrenFresh(ctx, l.Dir)
 	if err != nil && !session.IsNoNode(err) {

@@ -9,22 +9,23 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A vigil is for one contender to go, by the claim that waits behind. That one's own
-// znode is watched as well: if that is gone first, it waits in vain.
+// A vigil is the wait of a claim for the deletion of one contender ahead. It also watches the
+// claim's own znode: if that is deleted first, the wait is useless. The meaning of the deletion
+// is not its business.
 type vigil struct {
 	claim *Claim
-	path  string         // of the one ahead
-	watch *session.Watch // on that, joined and set; nil if it has to be
-	own   *session.Watch // on the claim's own, set; see Claim.watch
+	path  string         // of the contender ahead
+	watch *session.Watch // on path, joined and set; nil if it must be set
+	own   *session.Watch // on the claim's own znode, set; see Claim.watch
 }
 
 func (c *Claim) vigil(name string) *vigil {
 	return &vigil{claim: c, path: session.ChildPath(c.Line.Dir, name)}
 }
 
-// await waits until the one ahead has gone, and returns then the number of the connection that
-// has told so, or 0 if that is not certain. The error is ErrVanished if the claim's own znode is
-// not there any more. After the error of a ctx that has ended, await can be called again.
+// await waits until the contender ahead is deleted. It returns the number of the connection that
+// has shown the deletion, or 0 if that is uncertain. The error is ErrVanished if the claim's own
+// znode is deleted. After the end of ctx, await can be called again.
 func (v *vigil) await(ctx context.Context) (proof int64, err error) {
 	for proof, err = v.keep(ctx); err == errWaits; proof, err = v.keep(ctx) {
 		v.wait(ctx)
@@ -32,14 +33,14 @@ func (v *vigil) await(ctx context.Context) (proof int64, err error) {
 	return proof, err
 }
 
-// errWaits means that nothing can be done until something has happened.
+// errWaits means that keep can do nothing until an event comes.
 var errWaits = errors.New("zsync: BUG: it waits for those ahead")
 
-// keep is await, with errWaits while the one ahead is there.
+// keep is await, but returns errWaits while the contender ahead exists.
 //
-// Whichever is looked at first of what has happened, it is right: that the other is gone
-// is proof of nothing before Claim.stands has looked at the claim's own watch, and
-// whoever leaves tells nobody anything.
+// Several events may have come; the order of the checks does not matter. The deletion of the
+// other znode proves nothing before Claim.stands has checked the claim's own watch. And a claim
+// that leaves has not been granted.
 func (v *vigil) keep(ctx context.Context) (proof int64, err error) {
 	inc := v.claim.Incarnation
 	for {
@@ -60,12 +61,12 @@ func (v *vigil) keep(ctx context.Context) (proof int64, err error) {
 			}
 		case session.IsClosed(v.watch.Fired):
 			w := v.watch
-			v.end() // if that was another event, it has to be set again
+			v.end() // if that was another event, the watch must be set again
 			if w.Event == zk.EventNodeDeleted {
 				return inc.Watches.Told(w), nil
 			}
 		case session.IsClosed(v.own.Fired):
-			own := v.claim.watch() // the next, which this look sets
+			own := v.claim.watch() // the next watch, which this read sets
 			if err := v.claim.mustStand(ctx); err != nil {
 				return 0, err
 			}
@@ -76,11 +77,11 @@ func (v *vigil) keep(ctx context.Context) (proof int64, err error) {
 	}
 }
 
-// set sets the watches, both at the same time, unless it finds that the one ahead is gone.
+// set sets both watches at the same time, unless it finds that the contender ahead is deleted.
 func (v *vigil) set(ctx context.Context) (gone bool, proof int64, err error) {
 	c, inc, watches := v.claim, v.claim.Incarnation, v.claim.Incarnation.Watches
 	v.watch = watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: v.path})
-	v.path = v.watch.Key.Path // shared with the other waits for it
+	v.path = v.watch.Key.Path // shared with other waits for the same znode
 	v.own = c.watch()
 	paths := []string{v.path, c.Path}
 	if watches.ArmedOnOurs(v.own) {
@@ -106,12 +107,12 @@ func (v *vigil) set(ctx context.Context) (gone bool, proof int64, err error) {
 		return false, 0, nil
 	}
 	if watches.Connection() != conn {
-		conn = 0 // it was sent on one, and answered on another
+		conn = 0 // sent on one connection, and answered on another
 	}
 	return true, conn, nil
 }
 
-// end leaves the watch on the one ahead; that on the claim's own is the claim's.
+// end leaves the watch on the contender ahead. The claim keeps its own watch.
 func (v *vigil) end() {
 	if v.watch != nil {
 		v.claim.Incarnation.Watches.Leave(v.watch)
@@ -119,7 +120,7 @@ func (v *vigil) end() {
 	}
 }
 
-// wait waits until keep has something to do, or ctx ends.
+// wait waits until keep can continue, or ctx ends.
 func (v *vigil) wait(ctx context.Context) {
 	select {
 	case <-v.watch.Fired:
@@ -130,7 +131,7 @@ func (v *vigil) wait(ctx context.Context) {
 	}
 }
 
-// awaitGone waits until the contender of this name is gone: see vigil.await.
+// awaitGone waits until the contender of this name is deleted: see vigil.await.
 func (c *Claim) awaitGone(ctx context.Context, name string) (proof int64, err error) {
 	v := c.vigil(name)
 	defer v.end()
