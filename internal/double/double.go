@@ -1,5 +1,5 @@
-// Package double is the double barrier: parties enter together and leave
-// together, round after round. It is one of the two faces of a WaitGroup.
+// Package double is the double barrier of a WaitGroup: parties enter together and leave
+// together, round after round. The counter of a WaitGroup is package tally.
 package double
 
 import (
@@ -21,15 +21,14 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A Barrier is the double barrier of one path. Each value keeps its own
-// memberships.
+// A Barrier is the double barrier of one path. Each value keeps its own memberships.
 //
-// The parties are ephemeral, sequential children of one znode, the room. Its
-// data tells up to which number they have been let in, so no marker of one
-// round means anything to the next. Whoever completes a round lets all of it in
-// with one transaction, which the servers apply only if each of its parties is
-// still there, and becomes its keeper: it makes a znode, ephemeral too, that
-// tells those who leave when all have left.
+// The parties are ephemeral, sequential children of one znode, the room. The room's data say
+// up to which number parties have been let in. So no round leaves a marker that could
+// confuse the next. The party that completes a round lets all of it in with one transaction,
+// which the servers apply only if each party of the round still exists. That party becomes
+// the round's keeper: it creates an ephemeral znode, by which the others learn that all have
+// left.
 //
 // Enter:
 //
@@ -37,34 +36,34 @@ import (
 //  2. Read the room, with a watch. Its Stat contains the number of children. The
 //     first time, this takes one round trip together with step 1.
 //  3. If our number has been let in, we are inside.
-//  4. If our number is the n'th or a later one after those let in, and there
-//     are that many children, list them. If we are the n'th of those who wait,
-//     or behind, let the first n in, and if we are the n'th be their keeper. If
-//     that fails, or we are not among them, go to 2.
-//  5. Wait until the room is written, and when that has lasted for a second for the
-//     deletion of our child too, behind which we begin anew. If we were among the next n
-//     in any case, we are inside; otherwise go to 2.
+//  4. Compare our number with the last one let in. If it is the n'th after that or a later
+//     one, and the room has at least n children, list them. If at least n-1 of the waiting
+//     parties are ahead of us, let the first n in; if we are the n'th, be their keeper. If
+//     that fails, or we are not among the first n, go to 2.
+//  5. Wait until the room is written. After a second, wait for the deletion of our child too;
+//     if it is deleted, start again. If we were among the next n in any case, we are inside;
+//     otherwise go to 2.
 //
 // Leave:
 //
-//  6. Read the keeper's znode, with a watch. If we are the keeper go to 10.
-//  7. Delete our child, unless that is done. Together with step 6 that takes one
+//  6. Read the keeper's znode, with a watch. If we are the keeper, go to 10.
+//  7. Delete our child, unless that is done. Together with step 6, this takes one
 //     round trip.
 //  8. If there is no keeper, be the keeper: create the znode. Go to 6.
-//  9. Wait for the keeper's znode. If it is written all have left. If it is
-//     deleted without that the keeper has died, and if the connection was
-//     replaced meanwhile it may be the next keeper's: go to 6.
-//  10. Wait until all others of the round are gone.
-//  11. Write and delete the keeper's znode, and delete our child if it is still
-//     there, in one transaction.
+//  9. Wait for the keeper's znode. If it is written, all have left. If it is deleted without
+//     a write, the keeper has died: go to 6. Go to 6 also if the connection was replaced
+//     since the watch was set, because the znode may be the next keeper's.
+//  10. Wait until all other children of the round are deleted.
+//  11. Write and delete the keeper's znode, and delete our child if it still
+//     exists, in one transaction.
 //
-// In step 4 it suffices that those look who are n'th or behind: of any n who
-// wait, the last has such a number, and saw the others, who came before it. Nobody
-// in such a place goes to sleep in step 5, so nobody needs to be woken for a party
-// ahead that dies.
+// In step 4, only a party with the n'th number or a later one looks at the line. That is
+// enough: of any n waiting parties, the last has such a number, and it sees the others, which
+// came before it. Such a party never waits in step 5 for a party ahead, so none must be woken
+// when a party ahead dies.
 //
-// Step 6 comes before step 7 because the keeper waits for our child: so its
-// znode cannot go before we watch it unless the keeper dies.
+// Step 6 comes before step 7 because the keeper waits for the deletion of our child. So while
+// the keeper lives, its znode cannot be deleted before we watch it.
 type Barrier struct {
 	line line.Line // only says where the holds are
 	room string    // the parent of the parties, as the server knows it
@@ -76,11 +75,11 @@ type Barrier struct {
 	leftovers *leftovers
 }
 
-// Leftovers are those of one Session, by path. The zero value is ready for use.
+// Leftovers has the leftovers of one Session, by path. The zero value is ready for use.
 type Leftovers struct{ m shared.Map[string, leftovers] }
 
-// leftovers are what names parties whose Enter is over but whose znodes may be there. All
-// Barriers of a path in a Session share them: the caller may come again with another.
+// leftovers identifies parties whose Enter is over but whose znodes may still exist. All
+// Barriers of a path in a Session share them: the caller may come again with another value.
 type leftovers struct {
 	all *Leftovers
 	dir string
@@ -89,7 +88,7 @@ type leftovers struct {
 	guids []string // guarded by mu
 }
 
-// A party is one who enters, is inside or leaves.
+// A party enters, is inside, or leaves.
 type party struct {
 	name  string // of its child
 	path  string
@@ -97,25 +96,25 @@ type party struct {
 	round roundID
 	asked bool // it has asked to be the keeper
 
-	// Of one who is inside.
+	// Of a party that is inside.
 	hold   *line.Grant
 	left   bool     // its child is deleted, or will be
 	keeps  bool     // it certainly is the keeper: it let the round in
-	others []string // if it keeps: the names of all others of the round
+	others []string // if it keeps: the names of the other parties of the round
 
 	making <-chan struct{} // if not nil, closed when the request that may make it the keeper is over
 	going  <-chan struct{} // if not nil, closed when it has deleted its child, or has failed to
 }
 
-// A roundID identifies a round for ever: the room, and the version of its data
-// that let the round in.
+// A roundID identifies a round, and no other at any time: the room, and the version of its
+// data that let the round in.
 type roundID struct {
 	room    int64 // czxid
 	version int32
 }
 
-// A round is who was let in together: those whose numbers lie behind after and
-// not behind last.
+// A round is the parties that were let in together: their numbers are greater than after and
+// at most last.
 type round struct {
 	version     int32
 	after, last int32
@@ -147,8 +146,8 @@ func (s roomState) find(fits func(round) bool) (round, bool) {
 	return s.rounds[i], true
 }
 
-// next returns the state in which those in have been let in too, when all are
-// the children of the room. Rounds of which nobody is left are forgotten.
+// next returns the state after the parties of in have been let in too. all are the children of
+// the room; a round without a child is forgotten.
 func (s roomState) next(version int32, all, in []line.Child) roomState {
 	next := roomState{n: s.n}
 	for _, r := range s.rounds {
@@ -210,20 +209,21 @@ func (b *Barrier) Check(n int) error {
 
 const partyBase = "party-"
 
-// partyOf is the base of a name that tells how many parties its own wants. Those
-// of another number than the room's are about to leave, and do not count.
+// partyOf returns the base of a party's name, which contains the number of parties that its
+// caller wants. A party with another number than the room's is about to leave, and does not
+// count.
 func partyOf(n int) string { return strconv.Itoa(n) + "-" + partyBase }
 
 func isPartyOf(n int, name string) bool { return strings.Contains(name, "-"+partyOf(n)) }
 
-// LastParty is where a room is given up for the next, long before its numbers
-// are used up: a server may give one of them to many then. Whoever lets a round in
-// that reaches it closes the room for all others at once, so nobody waits in it
-// for those who have gone on. Between two rounds 2^30 parties may come and give
-// up; the rest would have to leave before the others go on.
+// LastParty is the number at which a room is replaced, long before its numbers are used up:
+// after that, a server may give a number to many parties. If a round reaches it, the party
+// that lets it in closes the room for all others at once, so no party waits there for parties
+// that use the next room. Between two rounds, 2^30 parties may come and give up. Any further
+// parties must leave before the others can proceed.
 const LastParty = 1 << 30
 
-// keeperPath is the same for everyone in a round, and never used again.
+// keeperPath is the same for all parties of a round, and never used again.
 func (b *Barrier) keeperPath(id roundID) string {
 	return session.ChildPath(b.dir, fmt.Sprintf("keeper-%x-%d", id.room, id.version))
 }
@@ -234,8 +234,8 @@ var (
 	errUsedUp    = errors.New("zsync: the room's numbers are used up")
 )
 
-// Enter waits until n parties have entered and all are let in together. The hold
-// is that of the caller's membership, which [Barrier.Leave] ends.
+// Enter waits until n parties have entered and all are let in together. The hold is the
+// caller's membership, which [Barrier.Leave] ends.
 func (b *Barrier) Enter(ctx context.Context, n int) (*line.Grant, error) {
 	m := b.line.Manager
 	m.Waiters.Add(1)
@@ -280,8 +280,8 @@ func (b *Barrier) Leave(ctx context.Context) error {
 	return err
 }
 
-// Membership returns the hold of the earliest membership, that which Leave would
-// end, and which round it is in; nil if there is none.
+// Membership returns the hold of the earliest membership, the next that Leave would end, and
+// its round. It returns nil if there is none.
 func (b *Barrier) Membership() (hold *line.Grant, round any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -291,11 +291,10 @@ func (b *Barrier) Membership() (hold *line.Grant, round any) {
 	return b.inside[0].hold, b.inside[0].round
 }
 
-// enter is Enter within one session. It is ErrVanished if Enter should begin
-// anew, because the room or our child is gone.
+// enter is Enter within one session. It returns ErrVanished if the room or our child was
+// deleted, and Enter must start again.
 func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*party, error) {
-	// Nothing is made while there is no connection, so that what is given up
-	// then leaves no ghost.
+	// Create nothing without a connection: a caller that gives up then leaves no ghost.
 	if err := inc.Connection(ctx); err != nil {
 		return nil, err
 	}
@@ -347,10 +346,10 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 	return nil, err
 }
 
-// leaveBehind remembers a party that is not, or no longer, waiting but may have a
-// znode: its deletion is under way, or its session is lost to us and lives on for
-// the servers. It must not make up the number together with the next Enter
-// of the very caller that has left, or goes on in the next session.
+// leaveBehind remembers a party that does not wait, or no longer waits, but may have a znode:
+// its deletion is under way, or its session is lost to us and still alive at the servers. The
+// same caller may enter again, or continue in the next session. The old znode must not count
+// as a party beside its new one.
 func (b *Barrier) leaveBehind(guid string) {
 	l := b.leftovers
 	l.mu.Lock()
@@ -359,12 +358,12 @@ func (b *Barrier) leaveBehind(guid string) {
 	l.all.m.Keep(l.dir, l, true)
 }
 
-// removeLeftovers deletes the znodes of ghosts. They stay ghosts until that is done,
-// so that everyone who enters meanwhile sees to it too.
+// removeLeftovers deletes the znodes of ghosts. A ghost remains in the list until its znode is
+// deleted, so each party that enters before that tries too.
 //
-// Within a session find is exact. A create of a former session can still come
-// after it only if it is held up on its way for longer than the session can be
-// taken for alive here; it is then, to the servers, a party that dies.
+// Within a session, Find is exact. A create of an earlier session can still arrive after Find
+// only if it was held up for longer than we can take that session to be alive. To the servers,
+// its znode is then a party that dies.
 func (b *Barrier) removeLeftovers(ctx context.Context, inc *session.Incarnation) error {
 	l := b.leftovers
 	l.mu.Lock()
@@ -402,10 +401,10 @@ func (b *Barrier) removeLeftovers(ctx context.Context, inc *session.Incarnation)
 // keeper's znode if that is p's.
 func (b *Barrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion {
 	return inc.Delete(&session.Deletion{Paths: []string{p.path}, By: func() error {
-		ctx := inc.Ctx // there is nobody else to wait for
+		ctx := inc.Ctx // no other goroutine can do this
 		if p.going != nil {
-			// A Leave that was given up goes on. Nobody else may delete what it deletes, or
-			// it takes that for a loss.
+			// A Leave that was given up continues in the background. If we deleted its znode
+			// first, it would report a loss.
 			select {
 			case <-p.going:
 			case <-ctx.Done():
@@ -418,9 +417,8 @@ func (b *Barrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion
 		if !p.asked {
 			return nil
 		}
-		// We may have let a round in without knowing it. Now that our child is
-		// gone this cannot happen any more, and if it has, somebody else must be
-		// the keeper.
+		// We may have let a round in without knowing it. Our child is deleted, so we cannot do
+		// so from now on. If we have, another party must be the keeper.
 		if p.making != nil {
 			select {
 			case <-p.making:
@@ -428,8 +426,8 @@ func (b *Barrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion
 				return nil
 			}
 		}
-		// A deletion without a reply is not repeated blindly: by then the keeper's
-		// znode may be that of somebody else.
+		// A deletion without a reply is not repeated blindly: by then, the keeper's znode may
+		// be another party's.
 		err := inc.RemoveIfData(ctx, b.keeperPath(p.round), p.name)
 		if session.IsNoNode(err) {
 			err = nil
@@ -438,9 +436,9 @@ func (b *Barrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion
 	}})
 }
 
-// replace deletes the room, so that another takes its place, when nobody is in
-// it; if the room is for another number of parties, only if nobody of these is.
-// It returns nothing but an error: ErrVanished if Enter should begin anew.
+// replace deletes the empty room, so that another takes its place. It first waits until the
+// room is empty; if the room is for another number of parties, and such parties are in it, it
+// fails. It always returns an error: ErrVanished if Enter must start again.
 func (b *Barrier) replace(ctx context.Context, inc *session.Incarnation, n int, room int64, why error) error {
 	for {
 		err := inc.RemoveNow(ctx, b.room)
@@ -461,7 +459,7 @@ func (b *Barrier) replace(ctx context.Context, inc *session.Incarnation, n int, 
 		if errors.Is(why, errOtherSize) && slices.ContainsFunc(names, others) {
 			return session.Invalid("%d parties, while others enter or are inside with%s", n, strings.TrimPrefix(why.Error(), errOtherSize.Error()))
 		}
-		// Nobody is let in here any more: they leave as we do, or are inside.
+		// This room lets no party in from now on: its parties leave as we do, or are inside.
 		if err := b.awaitAll(ctx, inc, names); err != nil {
 			return err
 		}
@@ -509,11 +507,11 @@ func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, room seen
 	}
 }
 
-// look goes through steps 3 to 5 once, with what was read in step 2.
+// look runs steps 3 to 5 once, with the result of step 2.
 func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) (inside bool, _ error) {
 	switch err := room.err; {
 	case session.IsNoNode(err), err == nil && p.round.room != 0 && p.round.room != room.Stat.Czxid:
-		return false, session.ErrVanished // somebody deleted the room, and us with it
+		return false, session.ErrVanished // another client deleted the room, and us with it
 	case err != nil:
 		return false, err
 	}
@@ -539,7 +537,7 @@ func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, room seen,
 	if state.admitted() >= LastParty || (line.Child{Seq: p.seq}).Exhausted() {
 		return false, errUsedUp
 	}
-	nth := int(p.seq - state.admitted()) // at most: some who came before us may be gone
+	nth := int(p.seq - state.admitted()) // at most: parties before us may have left
 	if nth >= n && int(room.Stat.NumChildren) >= n {
 		place, inside, err := b.letIn(ctx, inc, state, p) // Step 4.
 		if err != nil || inside || place >= n {
@@ -547,27 +545,28 @@ func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, room seen,
 		}
 		nth = place
 	}
-	// The watch may be older than what we have read, if others have joined it
-	// before. Then it has fired by now, for what we know already. That we may
-	// look once more in vain, if the room was written just now, is the price.
+	// Others may have joined the watch before, so it may be older than our read. Then it has
+	// fired by now, for a change that we have read already. If the room was written just now,
+	// we read it once more for nothing; that is the price.
 	if session.IsClosed(room.watch.Fired) {
 		return false, nil
 	}
 	if err := b.awaitWritten(ctx, inc, room.watch, p); err != nil { // Step 5.
 		return false, err
 	}
-	// The room is written for nothing else than to let the next n in, and if
-	// there were fewer ahead of us we are one of them, unless somebody has deleted
-	// our child, not knowing what it is, before we have watched it. Then Leave tells.
+	// The room is written only to let the next n in. If there were fewer than n ahead of us,
+	// we are among them. There is one exception: another client has deleted our child before
+	// we have watched it. Then Leave reports the loss.
 	return room.watch.Event == zk.EventNodeDataChanged && nth <= n, nil
 }
 
-// ownAfter is how long a party waits before it watches its own child: as long as a wait
-// for a lock lasts before anything is looked at.
+// ownAfter is how long a party waits before it watches its own child. A wait for a lock is as
+// patient before its first look.
 const ownAfter = time.Second
 
-// awaitWritten waits until the room is written. It is ErrVanished if somebody deletes our
-// child; also if that was when the round had been let in, as if our session had ended then.
+// awaitWritten waits until the room is written. It returns ErrVanished if another client
+// deletes our child. That includes a deletion after the round was let in: for us, it is as if
+// our session had ended then.
 func (b *Barrier) awaitWritten(ctx context.Context, inc *session.Incarnation, room *session.Watch, p *party) error {
 	err := inc.AwaitAny(ctx, []*session.Watch{room}, time.Now().Add(ownAfter))
 	watched := room
@@ -588,22 +587,22 @@ func (b *Barrier) awaitWritten(ctx context.Context, inc *session.Incarnation, ro
 	case session.IsNoNode(err), err == nil && watched != room && session.IsClosed(watched.Fired):
 		return session.ErrVanished
 	case err == nil && inc.Watches.Told(room) != inc.Watches.ArmedOn(watched):
-		// Over one connection we would have been told first of a deletion that came before
-		// the round. After an outage both may be told, in any order. What is read now is
-		// not older: if our child is there it was there when the round was let in.
+		// Over one connection, the event of a deletion before the round would have come first.
+		// After an outage, both events may come in any order. The read below returns no older
+		// state: if our child exists now, it existed when the round was let in.
 		err = p.mustStand(ctx, inc)
 	}
 	return err
 }
 
-// mustStand is ErrVanished if p's child is not there any more.
+// mustStand returns ErrVanished if p's child no longer exists.
 func (p *party) mustStand(ctx context.Context, inc *session.Incarnation) error {
 	stat, err := inc.Exists(ctx, p.path)
 	return p.ours(inc, stat, err)
 }
 
-// ours is ErrVanished if a read of p's child, with this result, has not found it, or a copy
-// that another client has made.
+// ours returns ErrVanished if a read of p's child, with this result, has found no znode, or a
+// copy that another client has created.
 func (p *party) ours(inc *session.Incarnation, stat *zk.Stat, err error) error {
 	if err == nil && (stat == nil || stat.EphemeralOwner != inc.ID.Load()) {
 		return session.ErrVanished
@@ -611,9 +610,9 @@ func (p *party) ours(inc *session.Incarnation, stat *zk.Stat, err error) error {
 	return err
 }
 
-// letIn is step 4: it lets the next round in if p is the n'th who waits, or
-// behind. It says which p was, and whether p is inside. Unless p is inside or
-// one of the first n-1, p has to look again.
+// letIn is step 4: it lets the next round in if p is the n'th waiting party, or a later one.
+// It returns p's place, and whether p is inside. If p is not inside and not among the first
+// n-1, p must look again.
 func (b *Barrier) letIn(ctx context.Context, inc *session.Incarnation, state roomState, p *party) (nth int, inside bool, err error) {
 	names, err := inc.Names(ctx, b.room)
 	if err != nil {
@@ -628,8 +627,8 @@ func (b *Barrier) letIn(ctx context.Context, inc *session.Incarnation, state roo
 	case nth < state.n:
 		return nth, false, nil
 	}
-	// Whoever lists after its own create sees all who came before it. So these
-	// are the first n who wait, or the transaction fails.
+	// A party that lists after its own create sees all parties before it. So these are the
+	// first n waiting parties, or the transaction fails.
 	in := waiting[:state.n]
 	next := state.next(p.round.version, all, in)
 	data := next.bytes()
@@ -645,7 +644,7 @@ func (b *Barrier) letIn(ctx context.Context, inc *session.Incarnation, state roo
 		}
 	}
 	if nth == state.n {
-		// Somebody behind would keep it only until it is inside itself.
+		// A party behind the round would keep it only until it is inside itself.
 		ops = append(ops, &zk.CreateRequest{Path: b.keeperPath(p.round), Data: []byte(p.name), Flags: zk.FlagEphemeral, Acl: inc.Manager.Config.ACL})
 	}
 	if size > session.MaxPacket {
@@ -658,22 +657,21 @@ func (b *Barrier) letIn(ctx context.Context, inc *session.Incarnation, state roo
 		p.keeps, p.others = true, others
 		return nth, true, nil
 	case err == nil, session.IsNoNode(err), session.IsBadVersion(err):
-		// Done; or somebody has gone; or somebody was quicker. Look again.
+		// Done; or a party has left; or another party was quicker. Look again.
 		return state.n, false, nil
 	case errors.Is(err, session.ErrEnded), session.OutcomeOf(err) == session.Answered:
 		return nth, false, err
 	case ctx.Err() != nil:
 		return nth, false, session.CtxErr(ctx) // also if the connection was lost at this same instant
 	}
-	// Whether it was applied is not known. The room tells if we are inside, and
-	// the keeper's znode, when we leave, if we are the keeper. What was not
-	// applied before the next connection cannot be applied any more (see find).
+	// We do not know whether it was applied. The room will show whether we are inside, and
+	// when we leave, the keeper's znode will show whether we are the keeper. A request that
+	// was not applied before the next connection cannot be applied later (see Find).
 	return state.n, false, inc.Pause(ctx, 1)
 }
 
-// leave is Leave within one session, which is p's own the first time. It is
-// ErrEnded only if p has left. If it fails, p keeps the round no longer, and
-// somebody else becomes the keeper.
+// leave is Leave within one session, which is p's own the first time. It returns ErrEnded only
+// if p has left. If it fails, p stops being the keeper, and another party becomes it.
 func (b *Barrier) leave(ctx context.Context, inc *session.Incarnation, p *party) error {
 	err := b.depart(ctx, inc, p)
 	switch {
@@ -690,7 +688,7 @@ func (b *Barrier) leave(ctx context.Context, inc *session.Incarnation, p *party)
 	return err
 }
 
-// depart goes through steps 6 to 11.
+// depart runs steps 6 to 11.
 func (b *Barrier) depart(ctx context.Context, inc *session.Incarnation, p *party) error {
 	if p.keeps {
 		p.keeps = false
@@ -706,8 +704,8 @@ func (b *Barrier) depart(ctx context.Context, inc *session.Incarnation, p *party
 	}
 }
 
-// follow goes through steps 6 to 9 once, or becomes the keeper. w is a watch on the keeper's
-// znode, which it sets.
+// follow runs steps 6 to 9 once, or becomes the keeper. It sets w, a watch on the keeper's
+// znode.
 func (b *Barrier) follow(ctx context.Context, inc *session.Incarnation, w *session.Watch, p *party) (done bool, err error) {
 	keeper, unread, err := b.readKeeper(ctx, inc, p) // Steps 6 and 7.
 	switch {
@@ -725,19 +723,19 @@ func (b *Barrier) follow(ctx context.Context, inc *session.Incarnation, w *sessi
 	if err := inc.AwaitFired(ctx, w); err != nil { // Step 9.
 		return false, err
 	}
-	// The znode was written only if the event came over the connection over which the watch was
-	// set. After an outage the servers report a change also if the znode was deleted and another
-	// keeper has created it: then p looks again.
+	// The event proves a write only if it came over the connection on which the watch was set.
+	// After an outage, the servers report a change even if the znode was deleted and another
+	// keeper has created it. Then p looks again.
 	told := inc.Watches.Told(w) == inc.Watches.ArmedOn(w)
 	return w.Event == zk.EventNodeDataChanged && told, nil
 }
 
-// readKeeper is step 6, and step 7 the first time: it reads the keeper's znode, and then deletes
-// p's child. err means that p was not inside any more; unread is the error of the read. If ctx
-// ends, both requests continue in the background.
+// readKeeper is step 6, and the first time also step 7: it reads the keeper's znode, and then
+// deletes p's child. err means that p was no longer inside; unread is the error of the read.
+// If ctx ends, both requests continue in the background.
 //
-// If the connection is lost under both, the read may come after the deletion. Then the keeper may
-// be gone, and step 8 finds that out.
+// If the connection is lost under both, the read may come after the deletion. Then the
+// keeper's znode may be deleted already; step 8 finds that out.
 func (b *Barrier) readKeeper(ctx context.Context, inc *session.Incarnation, p *party) (keeper session.Node, unread, err error) {
 	path := b.keeperPath(p.round)
 	if p.left {
@@ -768,7 +766,7 @@ func (b *Barrier) readKeeper(ctx context.Context, inc *session.Incarnation, p *p
 	return read, failed, nil
 }
 
-// succeed is step 8. Unless it has done or failed, p has to look again.
+// succeed is step 8. If it returns neither done nor an error, p must look again.
 func (b *Barrier) succeed(ctx context.Context, inc *session.Incarnation, p *party) (done bool, err error) {
 	p.asked = true
 	create, err := inc.StartCreate(ctx, b.keeperPath(p.round), []byte(p.name), zk.FlagEphemeral)
@@ -782,7 +780,7 @@ func (b *Barrier) succeed(ctx context.Context, inc *session.Incarnation, p *part
 		// Our server, should it have lagged, has come up to this moment.
 		return true, b.keep(ctx, inc, p)
 	case session.IsNoNode(err):
-		return true, nil // the servers have removed the empty path
+		return true, nil // another party was quicker
 	case session.IsNodeExists(err):
 		return false, nil // somebody was quicker
 	case errors.Is(err, session.ErrEnded), session.OutcomeOf(err) == session.Answered:
@@ -808,11 +806,11 @@ func (b *Barrier) keep(ctx context.Context, inc *session.Incarnation, p *party) 
 	return err
 }
 
-// rest returns the names of those of p's round, but for p, who are inside.
+// rest returns the names of the other parties of p's round that are inside.
 func (b *Barrier) rest(ctx context.Context, inc *session.Incarnation, p *party) ([]string, error) {
 	data, stat, err := inc.Get(ctx, b.room)
 	if session.IsNoNode(err) || err == nil && stat.Czxid != p.round.room {
-		return nil, nil // a room goes only when nobody is in it
+		return nil, nil // a room is deleted only when it is empty
 	}
 	if err != nil {
 		return nil, err
@@ -823,7 +821,7 @@ func (b *Barrier) rest(ctx context.Context, inc *session.Incarnation, p *party) 
 	}
 	r, ok := state.find(func(r round) bool { return r.version == p.round.version })
 	if !ok {
-		return nil, nil // a round is forgotten only when nobody of it is left
+		return nil, nil // a round is forgotten only when all its parties have left
 	}
 	names, err := inc.Names(ctx, b.room)
 	if err != nil {
@@ -845,8 +843,8 @@ func (b *Barrier) awaitAll(ctx context.Context, inc *session.Incarnation, names 
 	return inc.AwaitAllGone(ctx, paths)
 }
 
-// tell is step 11. Those who wait see that the znode was written, as that comes
-// first in the transaction. It is ErrLost if somebody has deleted p's child before.
+// tell is step 11. The write is the first operation, so the waiting parties get its event.
+// tell returns ErrLost if another client had deleted p's child.
 func (b *Barrier) tell(ctx context.Context, inc *session.Incarnation, p *party) (lost error) {
 	path := b.keeperPath(p.round)
 	ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}
@@ -860,7 +858,7 @@ func (b *Barrier) tell(ctx context.Context, inc *session.Incarnation, p *party) 
 		case !session.IsNoNode(err):
 			return err
 		}
-		// A former attempt was applied, or somebody has deleted one of the two.
+		// An earlier attempt was applied, or another client has deleted either znode.
 		gone := session.FailedOp(rs) == len(ops)
 		if !gone {
 			err := inc.RemoveNow(ctx, p.path)
@@ -868,7 +866,7 @@ func (b *Barrier) tell(ctx context.Context, inc *session.Incarnation, p *party) 
 				return err
 			}
 		}
-		if p.left = true; gone && !open { // so it was somebody else; but all others have left
+		if p.left = true; gone && !open { // so another client did it; but all others have left
 			p.hold.Claim.Lose(inc.Deleted())
 			lost = p.hold.Release()
 		} else {
@@ -892,7 +890,7 @@ func (b *Barrier) Parties(ctx context.Context, inc *session.Incarnation) (names 
 	if len(all) == 0 {
 		return nil, nil, nil // and perhaps the room has no data yet
 	}
-	data, _, err := inc.Get(ctx, b.room) // after the listing, so that nobody who is inside seems to wait
+	data, _, err := inc.Get(ctx, b.room) // after the listing, so that no inside party seems to wait
 	if err != nil {
 		return nil, nil, err
 	}
