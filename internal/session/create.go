@@ -1,5 +1,9 @@
 package session
 
+// This file creates znodes whose reply may be lost. A function either finds what its create has
+// made, or deletes it in the background. Persistent znodes and single attempts are in verbs.go,
+// and znodes whose names are not unique in own.go.
+
 import (
 	"bytes"
 	"context"
@@ -10,26 +14,26 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// CreateChild makes a child of dir whose name holds guid, which is unique, and
-// returns its path. With list it also lists the children of dir, as they are
-// right after the create; both requests are on their way at once.
+// CreateChild creates a child of dir whose name contains guid, which is unique, and returns its
+// path. With list, it also lists the children of dir, with the new child among them. Both
+// requests are sent together.
 //
-// When the reply is lost createChild looks for guid. When ctx ends it returns
-// at once, and what may have been made is deleted in the background: so it must be
-// ephemeral. What somebody deletes before it has been listed is made again.
+// If the reply is lost, CreateChild looks for guid. If ctx ends, it returns at once, and deletes
+// in the background a znode that may have been created: so the znode must be ephemeral. If
+// another client deletes the znode before the listing, CreateChild creates another.
 func (inc *Incarnation) CreateChild(ctx context.Context, dir Dir, name, guid string, data []byte, flags int32, list bool) (path string, names *Roll, err error) {
 	return inc.createChild(ctx, dir, name, guid, data, flags, list, nil)
 }
 
-// CreateChildAndGet is CreateChild that also reads dir, as it is right after the create; both
-// requests are on their way at once. If the read fails, with readErr, the create still counts.
+// CreateChildAndGet is CreateChild that also reads dir after the create. Both requests are sent
+// together. If the read fails, with readErr, the create still counts.
 func (inc *Incarnation) CreateChildAndGet(ctx context.Context, dir Dir, name, guid string, data []byte, flags int32) (path string, n Node, readErr, err error) {
 	var read *pending[Node]
 	path, _, err = inc.createChild(ctx, dir, name, guid, data, flags, false, func() { read, readErr = start(ctx, inc, getCall(dir.Path)) })
 	if err != nil {
 		return "", n, nil, err
 	}
-	// The read is behind the create, or behind the listing that has found what it has made.
+	// The read comes after the create, or after the listing that has found the created znode.
 	if readErr == nil {
 		n, readErr = read.Wait(ctx, inc)
 	}
@@ -39,9 +43,9 @@ func (inc *Incarnation) CreateChildAndGet(ctx context.Context, dir Dir, name, gu
 	return path, n, readErr, nil
 }
 
-// createChild is CreateChild that calls then, if there is one, when it has sent
-// a create, and when it has found what one has made to which there was no answer: that may
-// have been applied behind what then has sent.
+// createChild is CreateChild that also calls then, if it is not nil, after it has sent a create.
+// It calls then again after it has found the znode of a create without a reply: the servers may
+// have executed that create after the requests of the first call.
 func (inc *Incarnation) createChild(ctx context.Context, dir Dir, name, guid string, data []byte, flags int32, list bool, then func()) (path string, names *Roll, err error) {
 	full := ChildPath(dir.Path, name)
 	if inc.Manager.SizeOf(full, data) > MaxPacket {
@@ -50,8 +54,8 @@ func (inc *Incarnation) createChild(ctx context.Context, dir Dir, name, guid str
 	if err := inc.Vet(ctx, dir); err != nil {
 		return "", nil, err
 	}
-	// The directories to make first. They stay for the attempts behind one that has
-	// no answer: if it has made them that costs a NodeExists each, and nothing else.
+	// The parents to create first. They are sent again after an attempt without a reply. If that
+	// attempt has created them, each costs only a NodeExists.
 	var missing []string
 	for try := 0; ; try++ {
 		var create *pending[string]
@@ -69,13 +73,13 @@ func (inc *Incarnation) createChild(ctx context.Context, dir Dir, name, guid str
 				inc.collect(create, dir.Path, guid).Await(Grace)
 				return "", nil, err
 			}
-			listed = nil // it may be ahead of what was made
+			listed = nil // it may be older than the created znode
 			if path != "" && then != nil {
 				then()
 			}
 		}
 		switch {
-		case err == nil && path == "": // nothing was made, nor will be
+		case err == nil && path == "": // no znode was created, nor will be
 		case err == nil:
 			if list {
 				names, err = inc.listBehind(ctx, dir.Path, path, listed)
@@ -84,17 +88,17 @@ func (inc *Incarnation) createChild(ctx context.Context, dir Dir, name, guid str
 			case err == nil:
 				return path, names, nil
 			case errors.Is(err, ErrEnded):
-				return "", nil, err // what was made goes with it
+				return "", nil, err // the session has ended, and the znode with it
 			case !IsNoNode(err):
 				inc.Remove(path).Await(Grace)
 				return "", nil, err
 			}
-			// The listing is of later than the create: on another connection too,
-			// where nothing is older than an answer that has come before. So dir
-			// has been deleted since, and our child before it, which stands in the
-			// way of that; no caller has seen it. We make another.
+			// The listing is newer than the create, even over another connection: no reply there
+			// is older than an earlier one. So dir was deleted since, and our child before it,
+			// because a parent with children cannot be deleted. No caller has seen the child, so
+			// we create another.
 		case errors.Is(err, ErrEnded):
-			return "", nil, err // it was ephemeral, or its owner retries under its own name
+			return "", nil, err // the znode was ephemeral, or its owner repeats the create under the same name
 		case ctx.Err() != nil:
 			inc.collect(create, dir.Path, guid).Await(Grace)
 			return "", nil, CtxErr(ctx)
@@ -116,7 +120,7 @@ func (inc *Incarnation) createChild(ctx context.Context, dir Dir, name, guid str
 }
 
 // listBehind returns a listing of dir that is not older than the create of its child at path.
-// listed was sent behind that create, over the same connection or the next, or is nil.
+// listed was sent after that create, over the same connection or the next, or is nil.
 func (inc *Incarnation) listBehind(ctx context.Context, dir, path string, listed *Roll) (*Roll, error) {
 	if listed != nil {
 		_, err := listed.Wait(ctx, inc)
@@ -126,10 +130,10 @@ func (inc *Incarnation) listBehind(ctx context.Context, dir, path string, listed
 		case err != nil && OutcomeOf(err) == Answered:
 			return nil, err
 		}
-		// It was lost, or the connection changed between the create and the listing.
+		// The reply was lost, or the connection changed between the create and the listing.
 	}
 	roll, err := inc.Roll(ctx, dir)
-	if OutcomeOf(err) != Answered { // the caller is told of the cause, not of a request
+	if OutcomeOf(err) != Answered { // return the cause to the caller, not the error of a request
 		switch {
 		case inc.Ctx.Err() != nil:
 			err = ErrEnded
@@ -140,9 +144,9 @@ func (inc *Incarnation) listBehind(ctx context.Context, dir, path string, listed
 	return roll, err
 }
 
-// startIn starts a create in dir, behind those of the directories that are missing, and
-// with list a listing of dir behind it. The two go in one write, unless others list dir too:
-// then it is a listing that they share, and which is asked for when the create is on its way.
+// startIn starts a create in dir, after the creates of the missing parents, and with list also a
+// listing of dir after it. All go into one write, unless a listing of dir is in flight. Then the
+// caller shares the next listing, which is requested after the create is sent.
 func (inc *Incarnation) startIn(ctx context.Context, dir Dir, missing []string, c call[string], list bool) (create *pending[string], listed *Roll, err error) {
 	l, err := inc.openLink(ctx)
 	if err != nil {
@@ -161,12 +165,13 @@ func (inc *Incarnation) startIn(ctx context.Context, dir Dir, missing []string, 
 	}
 	l.sendOrFail(rs...)
 	if list && listed == nil {
-		listed = inc.roll(dir.Path) // behind the create, unless the connection is replaced between the two
+		listed = inc.roll(dir.Path) // after the create, unless the connection is replaced between the two
 	}
 	return create, listed, nil
 }
 
-// creates returns a transaction of before, and then of creates of ephemeral znodes.
+// creates returns a transaction of the operations before, followed by creates of ephemeral
+// znodes.
 func (inc *Incarnation) creates(paths []string, data []byte, before ...any) ([]any, error) {
 	ops := slices.Clip(before)
 	for _, path := range paths {
@@ -175,11 +180,10 @@ func (inc *Incarnation) creates(paths []string, data []byte, before ...any) ([]a
 	return ops, CheckSize(ops)
 }
 
-// CreateAll makes ephemeral znodes of unique names in dir, all or none, and only if
-// there is a znode at proof and check, if there is one, passes. It is
-// ErrVanished if there is none, and NoNode if a parent is missing. When ctx
-// ends, or after any other error, nothing is left that is not being deleted: so the
-// names must not be used again.
+// CreateAll creates ephemeral znodes with unique names in dir, all or none. It creates them only
+// if a znode exists at proof and check, if it is not nil, passes. The error is ErrVanished if
+// there is none at proof, and NoNode if a parent is missing. If ctx ends, or after any other
+// error, every created znode is being deleted, so the names must not be used again.
 func (inc *Incarnation) CreateAll(ctx context.Context, dir Dir, proof string, check *zk.CheckVersionRequest, paths []string, data []byte) error {
 	before := []any{&zk.CheckVersionRequest{Path: proof, Version: -1}}
 	if check != nil {
@@ -204,17 +208,18 @@ func (inc *Incarnation) CreateAll(ctx context.Context, dir Dir, proof string, ch
 		}
 		open = a.open
 		if i := FailedOp(rs); i >= len(before) && IsNodeExists(rs[i].Error) {
-			// An attempt without a reply has been applied: nobody else makes such a name. Those
-			// before it are not there if somebody has deleted them, which is told as a loss.
+			// An attempt without a reply has been applied, because no other client creates such a
+			// name. If another client has deleted an earlier znode of paths, its owner learns of
+			// that as a loss.
 			return nil
 		}
 		return err
 	})
 	switch {
-	case err == nil, errors.Is(err, ErrEnded): // they were ephemeral
+	case err == nil, errors.Is(err, ErrEnded): // the znodes were ephemeral
 		return err
 	case open:
-		// An attempt before the last may have been applied, or the last may be yet.
+		// An attempt before the last may have been applied, or the last may yet be.
 		deleteBehind(inc, multi, &Deletion{Paths: paths}).Await(Grace)
 	}
 	switch {
@@ -226,13 +231,13 @@ func (inc *Incarnation) CreateAll(ctx context.Context, dir Dir, proof string, ch
 	return err
 }
 
-// CreateThenList makes ephemeral znodes of unique names in dir, all or none, and only if
-// check passes; and then lists dirs, in their order. It takes one round trip, and
-// is tried once. A directory that does not exist is empty.
+// CreateThenList creates ephemeral znodes with unique names in dir, all or none, only if check
+// passes. Then it lists dirs, in order. It makes one attempt, in one round trip. A parent that
+// does not exist has no children.
 //
-// Without an error all were made, and each listing is newer than that, and than
-// the listings before it. Otherwise none was, or withdrawn deletes them; it is nil
-// if none was, or will be.
+// Without an error, all were created. Each listing is newer than the creates, and than the
+// listings before it. After an error, either none was created and none will be, and withdrawn is
+// nil; or withdrawn deletes them.
 func (inc *Incarnation) CreateThenList(ctx context.Context, dir Dir, check *zk.CheckVersionRequest, paths []string, data []byte, dirs ...string) (lists [][]string, withdrawn *Deletion, err error) {
 	ops, err := inc.creates(paths, data, check)
 	if err != nil {
@@ -259,7 +264,7 @@ func (inc *Incarnation) CreateThenList(ctx context.Context, dir Dir, check *zk.C
 			lists, err = append(lists, ls.names), nil
 		}
 	} else if OutcomeOf(err) != Unknown {
-		return nil, nil, err // none was made
+		return nil, nil, err // none was created
 	}
 	if err != nil {
 		return nil, deleteBehind(inc, made, &Deletion{Paths: paths}), err
@@ -267,18 +272,19 @@ func (inc *Incarnation) CreateThenList(ctx context.Context, dir Dir, check *zk.C
 	return lists, nil, nil
 }
 
-// Find looks for the child of dir whose name holds guid, and returns its path
-// or "". It is exact: a write brings the server up to everything that this
-// session's earlier connections got through to the leader, and what they did
-// not get through can no longer be applied, because the leader refuses requests
-// that come from a server which the session has left (SessionMoved). The write changes
-// nothing, see flush. A sync alone would not do where the server is the leader: it answers
-// a sync of its own client at once, before what it has proposed is committed.
+// Find looks for the child of dir whose name begins with guid, and returns its path or "".
 //
-// The listing is shared: where one reply is lost others are too. It is behind the
-// sync, or has come over a later connection, which began with a sync of its own. A
-// listing whose sync was not carried out, as by a server that has put it aside, has
-// not been read: we ask again.
+// It is exact, for this reason. It first sends a write, which changes nothing (see flush). The
+// reply shows that the server has applied every request of this session's earlier connections
+// that reached the leader. Requests that did not reach the leader cannot be applied any longer,
+// because the leader refuses requests from a server that the session has left (SessionMoved). A
+// sync alone is not enough if the server is the leader: it answers a sync of its own client at
+// once, before its proposals are committed.
+//
+// The listing is shared, because several replies are usually lost together. It comes after the
+// sync, or over a later connection, which began with its own sync. If the sync was not executed,
+// for example because the server is overloaded, Find ignores the listing and repeats all
+// requests.
 func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, error) {
 	var path string
 	err := inc.repeat(ctx, func(*attempts) error {
@@ -305,9 +311,9 @@ func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, err
 	return path, err
 }
 
-// findIn returns the path of the child of dir that is listed and whose name begins
-// with guid, protected or not; or "". Other names may hold it too, as that of a wish
-// for a candidate of an Election does: they are not what was made.
+// findIn returns the path of the listed child of dir whose name begins with guid, protected or
+// not; or "". Other names may contain guid too, such as the name of a wish for a candidate of an
+// Election. They are not the created znode.
 func findIn(names []string, dir, guid string) string {
 	protected := ProtectedName(guid, "")
 	for _, name := range names {
@@ -318,8 +324,8 @@ func findIn(names []string, dir, guid string) string {
 	return ""
 }
 
-// collect deletes in the background what an abandoned create may have made. It
-// goes with its session if the servers do not let us find it, or delete it.
+// collect deletes in the background a znode that an abandoned create may have made. If the
+// servers refuse to list or delete it, it ends with its session.
 func (inc *Incarnation) collect(create *pending[string], dir, guid string) *Deletion {
 	d := inc.deletion(&Deletion{Paths: []string{ChildPath(dir, guid)}, guid: guid})
 	create.then(func() {
@@ -335,31 +341,30 @@ func (inc *Incarnation) collect(create *pending[string], dir, guid string) *Dele
 	return d
 }
 
-// Exchange makes an ephemeral znode of a unique name in place of another, in
-// one transaction, so that nobody sees too few permits out or is woken twice.
-// It is NoNode if the other is gone.
+// Exchange creates an ephemeral znode with a unique name and deletes another, in one transaction.
+// So no client counts too few permits, or is woken twice. The error is NoNode if the other does
+// not exist.
 func (inc *Incarnation) Exchange(ctx context.Context, old, name string, data []byte) error {
 	rs, err := inc.Multi(ctx,
 		&zk.CreateRequest{Path: name, Data: data, Acl: inc.Manager.Config.ACL, Flags: zk.FlagEphemeral},
 		&zk.DeleteRequest{Path: old, Version: -1})
 	if len(rs) > 0 && IsNodeExists(rs[0].Error) {
-		return nil // an attempt without a reply has been applied: nobody else makes this name
+		return nil // an attempt without a reply has been applied: no other client creates this name
 	}
 	return err
 }
 
-// MakeAndLeave makes a persistent znode and deletes own, which is ephemeral and of
-// a unique name, in one transaction, and reads what it has made: made means that
-// this has been seen, and that the watch is set that was joined for it. The error
-// is NodeExists if it is there already, and ErrVanished if own is not there any
-// more. After any error but ErrLost, with open set, nothing has been applied, nor
-// will be.
+// MakeAndLeave creates a persistent znode and deletes own, an ephemeral znode with a unique name,
+// in one transaction. Then it reads the created znode. made means that the read has seen it, and
+// has set a watch that the caller has joined. The error is NodeExists if the znode exists
+// already, and ErrVanished if own does not exist. After any error except ErrLost with open set,
+// the transaction was not applied, nor will be.
 //
-// A lost reply needs no log. Nobody makes the name of own again: while own is
-// there no attempt has been applied, and when it is gone none will be. Then either
-// an attempt of ours has deleted it, and made what is at path, or somebody has
-// deleted it by hand; which of them it was is told by what is there. If that is not
-// ours the error is ErrVanished, though ours may have been there and be gone again.
+// A lost reply needs no log, because no client creates the name of own again. While own exists,
+// no attempt has been applied. When it is deleted, no attempt will be. Then either our attempt
+// has deleted it, and created the znode at path, or another client has deleted own. The znode at
+// path shows which of the two happened. If it is not ours, the error is ErrVanished, although
+// ours may have existed and been deleted again.
 func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made, open bool, err error) {
 	if inc.Manager.SizeOf(path, data)+inc.Manager.SizeOf(own, nil)+256 > MaxPacket {
 		return false, false, ErrTooLarge
@@ -384,23 +389,22 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 	})
 	switch {
 	case err == nil:
-		// The read is of the same connection, right behind: it has seen this
-		// mark, or one that was made since.
+		// The read came directly after, over the same connection. So it has seen this mark, or a
+		// later one.
 		n, e := read.Wait(ctx, inc)
 		return e == nil && bytes.Equal(n.Data, data), false, nil
-	case OutcomeOf(err) != Answered: // ErrEnded, as ctx does not end
+	case OutcomeOf(err) != Answered: // it is ErrEnded, because ctx does not end
 		return false, open, inc.Loss()
 	case open:
 		return inc.foundOut(ctx, path, data, own, err)
 	case IsNoNode(err):
-		return false, false, ErrVanished // with the directory, or without
+		return false, false, ErrVanished // with its parent, or alone
 	}
 	return false, false, err
 }
 
-// foundOut is what became of the attempts of MakeAndLeave, of which the last was
-// refused, and one before it has no answer. Refusals are answered in the servers'
-// one order, so what is read now is of after all of them.
+// foundOut returns the result of MakeAndLeave if the last attempt was refused, and an earlier one
+// has no reply. The leader orders refusals like writes, so a read is now newer than all attempts.
 func (inc *Incarnation) foundOut(ctx context.Context, path string, data []byte, own string, refusal error) (made, open bool, err error) {
 	stat, err := inc.Exists(ctx, own)
 	if err == nil && stat == nil {

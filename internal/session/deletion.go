@@ -1,8 +1,8 @@
 package session
 
 // This file has the ways in which znodes are deleted: now, or in the background. The queue of
-// the deletions in the background is in deletions.go; the deletion of a znode that another
-// session may have made again is in own.go.
+// background deletions is in deletions.go. The deletion of a znode that another session may have
+// created again is in own.go.
 
 import (
 	"context"
@@ -13,37 +13,38 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// A Deletion deletes znodes in the background, until they are gone or the session has ended,
-// and every ephemeral znode with it: what the servers refuse now they may permit later.
+// A Deletion deletes znodes in the background, until they are deleted or the session has ended,
+// and every ephemeral znode with it. It repeats refused attempts, because the servers may permit
+// them later.
 //
-// Other clients wait for ephemeral znodes, or may come to. So a release cannot be refused: if
-// the servers still refuse when a session timeout has passed, the session is given up, and
-// what else is held through it is lost, with LossGivenUp. No client waits longer for one that
-// has left than for one that has died.
+// Other clients may wait for an ephemeral znode. So the servers cannot refuse a release
+// permanently. If they still refuse after a session timeout, the session is abandoned, and its
+// other holds are lost, with LossGivenUp. So no client waits longer for a process that has
+// released than for a process that has crashed.
 //
-// A Deletion of one znode is also the request that deletes it. Only one attempt is under way
-// at a time. The fields without a name here belong to the goroutine that deals with it: the
-// sender of the attempt, then the reader of its answer, then run.
+// A Deletion of one znode is also the request that deletes it. Only one attempt is under way at a
+// time. The unexported fields belong to the goroutine that handles it: the sender of the attempt,
+// then the reader of the reply, then run.
 type Deletion struct {
-	Paths   []string     // of unique names
-	By      func() error // deletes them instead, and repeats what has no answer; called again after a refusal
-	MayStay bool         // they are in nobody's way; if the servers refuse, the session stays, and without By the znodes
-	Then    func()       // called when it is over, perhaps by the goroutine that reads from the network: it must not wait
+	Paths   []string     // with unique names
+	By      func() error // deletes them instead, and repeats unanswered requests; called again after a refusal
+	MayStay bool         // no client waits for them; if the servers refuse, the session continues, and without By the znodes stay
+	Then    func()       // called at the end, perhaps by the reading goroutine: it must not block
 
 	Done    chan struct{} // closed when Err is set
-	Err     error         // nil; NoNode if it was gone before; or ErrEnded
+	Err     error         // nil; NoNode if it did not exist; or ErrEnded
 	Refused chan struct{} // closed when Refusal is set
-	Refusal error         // the servers' first
+	Refusal error         // the servers' first refusal
 
 	queue   *deletions
-	guid    string    // begins the name in the directory of Paths[0], while that is not known
-	stay    func()    // called when it is over, or was refused once; it must not wait
-	err     error     // what came of the last attempt
-	mayBe   bool      // an attempt without an answer may have been applied
-	tries   int       // attempts without an answer
+	guid    string    // begins the name in the parent of Paths[0], while the name is unknown
+	stay    func()    // called at the end, or after the first refusal; it must not block
+	err     error     // of the last attempt
+	mayBe   bool      // an unanswered attempt may have been applied
+	tries   int       // attempts without a reply
 	refused int       // attempts that were refused
 	due     time.Time // of the next attempt
-	limit   time.Time // when the session is given up; zero: never
+	limit   time.Time // time at which the session is abandoned; zero: never
 }
 
 // Delete begins d.
@@ -51,7 +52,7 @@ func (inc *Incarnation) Delete(d *Deletion) *Deletion {
 	inc.deletion(d)
 	switch {
 	case d.By != nil:
-		// At once: it may have something to do even if the session has ended.
+		// At once: it may have work to do even if the session has ended.
 		d.queue.attempt([]*Deletion{d})
 	case !inc.newestLink().send(d):
 		d.queue.wait(d)
@@ -59,7 +60,7 @@ func (inc *Incarnation) Delete(d *Deletion) *Deletion {
 	return d
 }
 
-// deletion returns d, which is not begun.
+// deletion returns d, which has not begun.
 func (inc *Incarnation) deletion(d *Deletion) *Deletion {
 	d.queue, d.Done, d.Refused = inc.deletions(), make(chan struct{}), make(chan struct{})
 	if d.By == nil && len(d.Paths) > 1 {
@@ -68,8 +69,8 @@ func (inc *Incarnation) deletion(d *Deletion) *Deletion {
 	return d
 }
 
-// deleteBehind begins d when the request is over that may make what d deletes; at once if
-// there is none: the last attempt was not sent, and those before it are over.
+// deleteBehind begins d when the request that may create its znode is over. If making is nil, it
+// begins d at once: the last attempt was not sent, and earlier ones are over.
 func deleteBehind[T any](inc *Incarnation, making *pending[T], d *Deletion) *Deletion {
 	if making == nil {
 		return inc.Delete(d)
@@ -79,27 +80,28 @@ func deleteBehind[T any](inc *Incarnation, making *pending[T], d *Deletion) *Del
 	return d
 }
 
-// Remove deletes ephemeral znodes of unique names in the background.
+// Remove deletes ephemeral znodes with unique names in the background.
 func (inc *Incarnation) Remove(paths ...string) *Deletion {
 	return inc.Delete(&Deletion{Paths: paths})
 }
 
-// Tidy begins d, which deletes persistent znodes that are in nobody's way. Close waits for it,
-// but not long, and not for permissions.
+// Tidy begins d, which deletes persistent znodes that no client waits for. Close waits for d, but
+// not long, and not after a refusal.
 func (inc *Incarnation) Tidy(d *Deletion) *Deletion {
 	_, d.stay = inc.Manager.BeforeClose()
 	d.MayStay = true
 	return inc.Delete(d)
 }
 
-// RemoveNow deletes znodes of unique names, in one transaction if all are there and it is not
-// too large. The error is NoNode if one of them certainly was not.
+// RemoveNow deletes znodes with unique names, in one transaction if all exist and it is not too
+// large. The error is NoNode if a znode certainly did not exist.
 func (inc *Incarnation) RemoveNow(ctx context.Context, paths ...string) error {
 	return (&removing{inc: inc, left: paths}).attempt(ctx)
 }
 
-// Removing returns what deletes znodes of unique names as RemoveNow does. It is called again
-// when the servers have refused a part: what one call has deleted the next does not miss.
+// Removing returns a function that deletes znodes with unique names, like RemoveNow. It is called
+// again if the servers have refused a part, and does not report earlier deletions of its own as
+// missing.
 func (inc *Incarnation) Removing(paths []string) func() error {
 	d := &removing{inc: inc, left: paths}
 	return func() error { return d.attempt(context.Background()) }
@@ -108,9 +110,9 @@ func (inc *Incarnation) Removing(paths []string) func() error {
 // A removing is the deletion of several znodes, attempt by attempt.
 type removing struct {
 	inc     *Incarnation
-	left    []string // which may be there
-	open    bool     // a request without an answer may have deleted one that is not there
-	missing bool     // one was gone, and no request of ours had deleted it
+	left    []string // may exist
+	open    bool     // an unanswered request may have deleted a missing znode
+	missing bool     // a znode was missing, and no request of ours had deleted it
 }
 
 func (d *removing) attempt(ctx context.Context) (err error) {
@@ -134,7 +136,8 @@ func (d *removing) attempt(ctx context.Context) (err error) {
 	return err
 }
 
-// some deletes those that fit into one request. Of what fails, those are left.
+// some deletes znodes that fit into one request. It adds the rest to left if they cannot be
+// deleted.
 func (d *removing) some(ctx context.Context, paths []string) error {
 	if len(paths) > 1 {
 		ops := make([]any, len(paths))
@@ -152,9 +155,9 @@ func (d *removing) some(ctx context.Context, paths []string) error {
 		d.open = d.open || OutcomeOf(err) == Unknown
 		d.missing = d.missing || IsNoNode(err) && !d.open
 	}
-	// The reply is lost, or one of them is gone and has kept the others: each by
-	// itself then, all in one round trip. Names are unique, so to repeat it deletes
-	// nothing else.
+	// Either the reply is lost, or a missing znode has made the transaction fail. So delete each
+	// znode on its own, all in one round trip. Names are unique, so a repetition deletes no other
+	// znode.
 	var each []*pending[void]
 	err := d.inc.retryAll(ctx, func(b *Batch) {
 		d.open = d.open || slices.ContainsFunc(each, func(e *pending[void]) bool { return !IsClosed(e.Done) || OutcomeOf(e.err) == Unknown })
@@ -179,9 +182,8 @@ func (d *removing) some(ctx context.Context, paths []string) error {
 	return err
 }
 
-// RemoveBehind deletes the ephemeral znode at path, in the background, when the one at
-// other has gone. If somebody else is to delete it before that, Close waits for him, but
-// not long.
+// RemoveBehind deletes the ephemeral znode at path, in the background, when the znode at other
+// has been deleted. If another client deletes path earlier, Close waits for that, but not long.
 func (inc *Incarnation) RemoveBehind(path, other string) {
 	leaving, stay := inc.Manager.BeforeClose()
 	d := inc.Delete(&Deletion{Paths: []string{path}, MayStay: true, By: func() error {
@@ -192,7 +194,7 @@ func (inc *Incarnation) RemoveBehind(path, other string) {
 	}})
 	inc.Manager.Spawn(func() {
 		defer stay()
-		// Where several are ready it has gone, or nothing can be done for it.
+		// If several cases are ready, path is deleted, or this process cannot help.
 		select {
 		case <-d.Done:
 		case <-inc.Ctx.Done():
@@ -202,8 +204,7 @@ func (inc *Incarnation) RemoveBehind(path, other string) {
 	})
 }
 
-// Settled waits until d is over, or can wait no longer: for ctx, or because the
-// session has ended, and the znode with it.
+// Settled waits until d is over, ctx ends, or the session has ended, and the znode with it.
 func (d *Deletion) Settled(ctx context.Context) {
 	select {
 	case <-d.Done:
@@ -212,34 +213,30 @@ func (d *Deletion) Settled(ctx context.Context) {
 	}
 }
 
-// Await waits for the end of d, but no longer than limit, and not while there
-// is no connection.
+// Await waits for the end of d, but no longer than limit, and not while there is no connection.
 func (d *Deletion) Await(limit time.Duration) {
 	d.queue.inc.AwaitConnected(d.Done, limit)
 }
 
-// Result waits for d, the deletion of what was held through its session, and
-// says what came of it: nil, or an ErrLost. It does not wait for long, nor while
-// there is no connection: the deletion goes on. Nor is it an error that the
-// servers refuse it, which they may not do for good: see Deletion.
+// Result waits for d, the deletion of a hold's znodes, and returns nil or an ErrLost. It does not
+// wait long, nor while there is no connection: the deletion continues. A refusal by the servers
+// is no error, because they cannot refuse permanently: see Deletion.
 func (d *Deletion) Result() error {
 	d.Await(ReleaseTime)
-	// Several may be ready. What is known goes before what must be feared.
+	// Several may be true. A known result comes before a possible loss.
 	switch inc := d.queue.inc; {
 	case IsClosed(d.Done) && d.Err == nil:
 		return nil // deleted by us, so it was ours until then, even if the session has ended since
 	case IsClosed(d.Done) && IsNoNode(d.Err):
-		return inc.Deleted() // by somebody else, so others may have it
+		return inc.Deleted() // deleted by another client, so another session may hold it
 	case !inc.Alive():
 		return inc.Loss() // d.Err is ErrEnded, if d is over
 	}
-	// Whether or not the deletion has got through, it will be repeated for as
-	// long as the session can last.
+	// Even if this attempt has failed, the deletion is repeated as long as the session can last.
 	return nil
 }
 
-// Worse returns the error of two deletions that is not just that there was
-// nothing to delete.
+// Worse returns the error of two deletions that is more than a missing znode.
 func Worse(a, b error) error {
 	if b == nil || a != nil && IsNoNode(b) {
 		return a

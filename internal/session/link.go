@@ -433,8 +433,8 @@ func (l *link) nextPacket() error {
 	xid, code := int32(binary.BigEndian.Uint32(l.head[4:])), int32(binary.BigEndian.Uint32(l.head[16:]))
 	now, n := time.Now(), int(size)-(replyHeader-4)
 	if xid != wire.XidEvent { // else the server may send it without receiving anything from us
-		// A read deadline may have expired just before the packet came. Once a packet has begun,
-		// it gets its own time.
+		// The present deadline may belong to this request or to another. A packet that has begun
+		// gets its own time.
 		l.deadline(now.Add(l.inc.silence()))
 		if l.heard = now; l.r.Buffered() < n {
 			defer func() { l.heard = time.Now() }()

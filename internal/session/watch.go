@@ -343,9 +343,9 @@ func (h *Watches) connected() {
 	h.Mu.Unlock()
 }
 
-// Connection returns the number of the present connection, or of the last. Events and replies of
-// one connection, and only these, arrive in the order of the transactions that they show: an
-// event comes before every reply that is at least as new.
+// Connection returns the number of the present connection, or of the last. Events and replies
+// arrive in the order of the transactions that they show, within one connection. An event comes
+// before every reply that is at least as new.
 func (h *Watches) Connection() int64 {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
