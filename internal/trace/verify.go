@@ -340,6 +340,9 @@ func (r *Report) path(all []*hold) {
 				}
 			}
 		}
+		if h.kind == Semaphore {
+			with, out = mostAtOnce(h, with)
+		}
 		r.judge(h, with, how, out, excused)
 		before = append(before, h)
 		if h.token != 0 {
@@ -352,6 +355,31 @@ func (r *Report) path(all []*hold) {
 			}
 		}
 	}
+}
+
+// mostAtOnce returns the holds among others that were held with h in one transaction, and their permits, for
+// the transaction with the most permits. Each of others overlaps h, but two of them need not overlap each
+// other. A hold that overlaps h by the clocks alone counts in every transaction.
+func mostAtOnce(h *hold, others []*hold) (most []*hold, out int64) {
+	from, to := h.certain()
+	for _, at := range append([]*hold{h}, others...) {
+		point, _ := at.certain()
+		if point = max(point, from); point >= to {
+			point = from
+		}
+		var with []*hold
+		var sum int64
+		for _, o := range others {
+			of, ot := o.certain()
+			if by := max(of, from) < min(ot, to); !by || of <= point && point < ot {
+				with, sum = append(with, o), sum+o.permits
+			}
+		}
+		if sum > out {
+			most, out = with, sum
+		}
+	}
+	return most, out
 }
 
 // judge reports a violation if h must not overlap the holds in with. Of a semaphore, these have

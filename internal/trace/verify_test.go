@@ -102,6 +102,16 @@ func TestVerify(t *testing.T) {
 			at("a", 1, 0, Grant, Semaphore, "x", 10, permits(2, 3)), at("b", 1, 1, Grant, Semaphore, "y", 11, permits(2, 3)),
 			at("a", 2, 900, Release, Semaphore, "x", 12), at("b", 2, 900, Release, Semaphore, "y", 12),
 		}},
+		{name: "permits that are over the limit one after another", lines: []Line{
+			at("a", 1, 0, Grant, Semaphore, "x", 10, permits(1, 3)), at("a", 2, 500, Release, Semaphore, "x", 20), at("a", 3, 500, Gone, Semaphore, "x", 24),
+			at("a", 4, 500, Grant, Semaphore, "z", 26, permits(1, 3)), at("a", 5, 900, Release, Semaphore, "z", 40),
+			at("b", 1, 500, Grant, Semaphore, "y", 22, permits(2, 3)), at("b", 2, 950, Release, Semaphore, "y", 41),
+		}},
+		{name: "permits over the limit for a while", want: "4 permits of 3", lines: []Line{
+			at("a", 1, 0, Grant, Semaphore, "x", 10, permits(1, 3)), at("a", 2, 500, Release, Semaphore, "x", 20), at("a", 3, 500, Gone, Semaphore, "x", 28),
+			at("a", 4, 500, Grant, Semaphore, "z", 26, permits(1, 3)), at("a", 5, 900, Release, Semaphore, "z", 40),
+			at("b", 1, 500, Grant, Semaphore, "y", 22, permits(2, 3)), at("b", 2, 950, Release, Semaphore, "y", 41),
+		}},
 		{name: "a short hold between hides nothing", want: "two holders", lines: []Line{
 			at("a", 1, 0, Grant, Mutex, "x", 10), at("a", 2, 1, Release, Mutex, "x", 10), at("a", 3, 2, Gone, Mutex, "x", 30),
 			at("c", 1, 1500, Grant, Mutex, "z", 40), at("c", 2, 1600, Release, Mutex, "z", 40), at("c", 3, 1601, Gone, Mutex, "z", 41),
