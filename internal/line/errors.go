@@ -8,6 +8,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
+// This file has the errors of a line. The loss of a hold is in package session.
+
 var (
 	// ErrDeadlock means that the call would wait for its own caller, or for a release that never
 	// comes.

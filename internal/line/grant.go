@@ -157,9 +157,9 @@ func (g *Grant) Loss() *session.Ending { return &g.lost }
 func (g *Grant) Name() string { return session.BaseName(g.Claim.Znode()) }
 
 // Release releases g, which is the only use of its claim, and the claim. It returns when the
-// znode is deleted. If the connection drops, is down, or the servers refuse the deletion, Release
-// returns at once or soon, and the deletion continues in the background. Its only error is
-// ErrLost: the claim was lost, even at the last moment.
+// znode is deleted. If the connection drops or is down, Release returns at once. If the servers
+// refuse the deletion, it returns after ReleaseTime. In both cases, the deletion continues in the
+// background. Its only error is ErrLost: the claim was lost, even at the last moment.
 func (g *Grant) Release() error {
 	c := g.Claim
 	defer g.End() // after the claim: a loss during finish ends g too

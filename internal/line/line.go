@@ -100,9 +100,9 @@ func (l *Line) ranks(r *session.Roll) *ranks { return ranksOf(r, l.Strict, l.Bas
 
 // confirm is the last step before a caller learns of the turn: it is our turn if the session is
 // alive. A read has shown that our znode exists and that no contender blocks us. That was the
-// state of one server at one time, and not before the last event that we received. For a read
-// after an event is at least as new as the event. On the same connection, the server answers in
-// order. On the next, the link makes the server catch up first.
+// state of one server at one time, and not before the last event that we received. The reason: a
+// read after an event is at least as new. On the same connection, the server answers in order. On
+// the next, the link makes the server catch up first.
 func (c *Claim) confirm() error {
 	if !c.Incarnation.Alive() {
 		return session.ErrEnded
@@ -168,7 +168,7 @@ func (c *Claim) standsBy(l session.Look) (bool, error) {
 	if session.IsNoNode(l.Err) {
 		return false, nil
 	}
-	// a znode with this name in another session is another client's copy
+	// A znode with this name in another session is another client's copy.
 	return l.Err == nil && l.Stat.EphemeralOwner == c.Incarnation.ID.Load(), l.Err
 }
 

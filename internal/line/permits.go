@@ -288,7 +288,7 @@ func (p *Permits) made(ctx context.Context) ([]string, error) {
 		if last == nil || session.IsClosed(last.Done) {
 			return paths, nil
 		}
-		// a znode is being replaced
+		// A znode is being replaced.
 		select {
 		case <-last.Done:
 		case <-last.Refused:

@@ -70,7 +70,7 @@ func (inc *Incarnation) MakeDir(ctx context.Context, dir Dir) error {
 		if made || err != nil {
 			return err
 		}
-		// another client has created it, or we have and the reply is lost
+		// Another client has created it, or we have and the reply is lost.
 		if err := inc.VetNow(ctx, dir.Path); !IsNoNode(err) {
 			return err
 		}

@@ -92,7 +92,7 @@ func OutcomeOf(err error) outcome {
 		zk.ErrInvalidPath, zk.ErrInvalidFlags, zk.ErrShortBuffer:
 		return Answered
 	case errUnsent, zk.ErrSessionMoved:
-		// a server that knows that the session has moved ignores the request
+		// A server that knows that the session has moved ignores the request.
 		return unsent
 	}
 	if isCtxError(err) {

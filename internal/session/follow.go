@@ -89,7 +89,7 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 					return err
 				}
 				if !told {
-					// the callback has taken the token, or the connection is lost
+					// The callback has taken the token, or the connection is lost.
 					continue
 				}
 				last, unconfirmed = now, false
@@ -189,7 +189,8 @@ func (f *follower) listed(ctx context.Context, kind watchKind) ([]string, error)
 	if kind == WatchExists {
 		stat, err := f.inc.Exists(ctx, f.dir)
 		if err != nil || stat != nil {
-			// dir was created before this read: list it again, with a watch on its children
+			// The parent was created between the two reads: list it again, with a watch on its
+			// children.
 			f.ring(func() { f.relist = true })
 		}
 		return nil, err

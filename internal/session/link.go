@@ -615,7 +615,7 @@ func (l *link) handshake() error {
 			// The whole Session is closed.
 			l.inc.lastly(l.endSession)
 		default:
-			l.endSession() // a new session, not ours: no client will use it
+			l.endSession() // another session than ours, which no client will use
 		}
 		return err
 	}

@@ -173,7 +173,7 @@ func (m *Manager) Spawn(f func()) {
 	m.spawnMu.RLock()
 	defer m.spawnMu.RUnlock()
 	if m.sealed {
-		// every connection is closed, so f returns soon
+		// Every connection is closed, so f returns soon.
 		go f()
 		return
 	}
@@ -221,7 +221,7 @@ func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
 		m.mu.Lock()
 		inc, changed, closing, err := m.cur, m.changed, m.closing, m.err
 		m.mu.Unlock()
-		// ctx belongs to the caller and its Value method may be slow, so it is called without mu
+		// The Value method of the caller's ctx may be slow, so it is called without mu.
 		if err == nil && closing != nil && ctx.Value(finishingKey{}) == nil {
 			err = closing
 		}

@@ -125,7 +125,7 @@ func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, 
 			return nil, "", fmt.Errorf("operation %d: %w", i, err)
 		}
 	}
-	// a log cannot be created in a znode that is deleted
+	// A log cannot be created in a znode that is deleted.
 	for slices.ContainsFunc(full, func(op any) bool { d, ok := op.(*zk.DeleteRequest); return ok && d.Path == dir }) {
 		dir = ParentPath(dir)
 	}

@@ -119,7 +119,7 @@ func (inc *Incarnation) RemoveOwn(path string) *Deletion {
 
 // removeOwn deletes the znode at path if it is this session's.
 func (inc *Incarnation) removeOwn(path string, seen sighting) error {
-	// only the end of the session ends the attempts
+	// Only the end of the session ends the attempts.
 	_, _, err := whileOurs(inc.Ctx, inc, seen, inc.lookAtOwn(inc.Ctx, path), func(version int32) call[void] { return deleteVersionCall(path, version) })
 	return err
 }
@@ -195,7 +195,7 @@ func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look
 		if err != nil {
 			return err
 		}
-		// if l has ended, this channel belongs to the next connection, and l takes no request
+		// If l has ended, this channel belongs to the next connection, and l takes no request.
 		on = inc.Disconnection()
 		if IsClosed(seen.on) {
 			stat, err := look()

@@ -122,7 +122,7 @@ func (inc *Incarnation) confirmable() bool {
 // Assured reports whether the session is confirmed for as long as a new stake requires. It sends
 // no request.
 func (inc *Incarnation) Assured() bool {
-	// a session that is still confirmed is alive
+	// A session that is still confirmed is alive.
 	return inc.Ctx.Err() == nil && inc.certain() > time.Duration(inc.Timeout.Load()/4)
 }
 

@@ -16,8 +16,9 @@ import "time"
 //     executed before the leader learns of B. Then a read over B, after a write or
 //     after the sync with which the connection begins, shows it. Or it is refused.
 //   - The session moves to B and back to A. A read over B does not find the write.
-//     Then A asks the leader for the session. This request comes after the write, but it changes the owner at once, and the write is still in the queue. So
-//     the write is executed after a read has found that it was not.
+//     Then A asks the leader for the session. This request comes after the write,
+//     but it changes the owner at once, and the write is still in the queue. So the
+//     write is executed after a read has found that it was not.
 //
 // Therefore the session does not return to A after another server has had it. It may do so later,
 // when the leader would have dropped A if A still had not forwarded the write.

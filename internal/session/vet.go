@@ -27,7 +27,7 @@ func (inc *Incarnation) Vet(ctx context.Context, dir Dir) error {
 	}
 	err := inc.VetNow(ctx, dir.Path)
 	if IsNoNode(err) {
-		// created now, so that no other client can create it between this check and its use
+		// Created now, so that no other client can create it between this check and its use.
 		err = inc.MakeDir(ctx, dir)
 	}
 	return err
