@@ -108,7 +108,7 @@ func (b *bench) report(workload string, ops float64, d time.Duration, requests i
 	fmt.Fprintf(os.Stderr, "REQ,%s,%s,%d,%.2f\n", b.peer, workload, b.n, float64(requests)/ops)
 }
 
-// locks has n goroutines lock and unlock, over so many sessions.
+// locks measures n goroutines that lock and unlock, spread over so many sessions.
 func (b *bench) locks(sessions int, strict bool, opts ...zsync.LockOption) {
 	path := b.path()
 	if strict {
@@ -252,7 +252,7 @@ type closedLoop struct {
 	excludes   bool
 }
 
-// counted is a counter that has a cache line to itself, and the longest operation.
+// counted is an operation counter that has a cache line to itself, and the longest operation.
 type counted struct {
 	n       atomic.Int64
 	longest atomic.Int64

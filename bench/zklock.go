@@ -59,7 +59,7 @@ func (b *bench) zkLocksOf(path string, sessions int) []closedLoop {
 	return all
 }
 
-// zkWaiters is waiters of zk.Lock.
+// zkWaiters is waiters with zk.Lock.
 func (b *bench) zkWaiters(sessions int) {
 	path, holder := b.path(), b.dialZK()
 	l := zk.NewLock(holder, path, zk.WorldACL(zk.PermAll))
@@ -99,14 +99,14 @@ func (b *bench) rawGets() []closedLoop {
 	return all
 }
 
-// unknown ends the command because the peer has no such workload: that is no
-// failure of a comparison.
+// unknown ends the command because the peer has no such workload. For a comparison, that is not a
+// failure.
 func unknown(peer, name string) {
 	log.Printf("%s has no workload %s", peer, name)
 	os.Exit(noWorkload)
 }
 
-// noWorkload is the exit code that says so.
+// noWorkload is the exit code for an unknown workload.
 const noWorkload = 64
 
 func (b *bench) line(workload string, rate float64) {

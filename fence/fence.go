@@ -49,20 +49,18 @@ func (e *StaleError) Error() string {
 // Is reports whether target is ErrStale.
 func (e *StaleError) Is(target error) bool { return target == ErrStale }
 
-// A Store keeps the greatest token of each resource. [Memory], [Dir] and what
-// [Table.Store] returns are Stores.
+// A Store keeps the greatest token of each resource. [Memory], [Dir] and the result of [Table.Store]
+// are Stores.
 type Store interface {
-	// Advance records that a token was seen. If a greater one was, it changes
+	// Advance records that a token was seen. If the store has seen a greater one, Advance changes
 	// nothing and returns a *StaleError.
 	Advance(ctx context.Context, resource string, token int64) error
 }
 
-// A Memory is a Store that lasts as long as its process. Its zero value is
-// ready for use.
+// A Memory is a Store that lasts as long as its process. Its zero value is ready for use.
 //
-// When the process starts again it knows no tokens, and the first that comes
-// is taken, stale or not. Use it where what is written ends with the process
-// too.
+// A new process knows no tokens, and accepts the first that comes, stale or not. Use a Memory only for
+// a resource that ends with the process too.
 type Memory struct {
 	mu     sync.Mutex
 	newest map[string]int64 // guarded by mu
@@ -85,7 +83,7 @@ func (m *Memory) Advance(_ context.Context, resource string, token int64) error 
 	return nil
 }
 
-// longest is how many bytes the name of a resource may have.
+// longest is the longest name of a resource, in bytes.
 const longest = 255
 
 func check(resource string, token int64) error {

@@ -43,10 +43,9 @@ func DoFile(ctx context.Context, name string, token int64, write func() error) e
 
 const suffix = ".fence"
 
-// A Dir is a [Store] that keeps the token of each resource in a file of its
-// own, in the directory of that name, which must be there. The file is called
-// by the SHA-256 of the resource: some file systems take "a" and "A" for the
-// same name.
+// A Dir is a [Store] that keeps the token of each resource in a file of its own, in the directory of
+// that name, which must exist. The file's name is the SHA-256 of the resource, because some file
+// systems take "a" and "A" for the same name.
 type Dir string
 
 // Advance implements [Store].
@@ -88,7 +87,7 @@ func advance(ctx context.Context, file, resource string, token int64, write func
 		if err := f.Sync(); err != nil {
 			return err
 		}
-		if newest == 0 { // the file may be new, and is not to be forgotten in a power failure
+		if newest == 0 { // a new file must survive a power failure
 			if err := syncDir(filepath.Dir(file)); err != nil {
 				return err
 			}
@@ -111,7 +110,7 @@ func stored(f *os.File) (int64, error) {
 	return token, nil
 }
 
-// How often a lock that another has is tried again.
+// How often to retry a lock that another process has.
 const (
 	soon = time.Millisecond
 	late = 50 * time.Millisecond
@@ -131,7 +130,7 @@ func lock(ctx context.Context, f *os.File) error {
 	}
 }
 
-// replace puts data in the place of the file called name.
+// replace replaces the content of the file called name by data.
 func replace(name string, data []byte, perm fs.FileMode) (err error) {
 	dir := filepath.Dir(name)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(name)+".*")
@@ -153,7 +152,7 @@ func replace(name string, data []byte, perm fs.FileMode) (err error) {
 	return syncDir(dir)
 }
 
-// syncDir has the disk know the names in dir.
+// syncDir writes the names in dir to the disk.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

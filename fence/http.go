@@ -73,10 +73,9 @@ type handler struct {
 	doors map[string]*door // of the resources that there are requests for; guarded by mu
 }
 
-// A door is where the requests for one resource go in. Its fields are guarded
-// by the handler's mu.
+// A door admits the requests for one resource. The handler's mu guards its fields.
 type door struct {
-	requests int // all that have come and not left, waiting or inside
+	requests int // all that are waiting or inside
 	newest   int64
 	inside   int
 	serving  int64             // the token of the requests inside
@@ -194,7 +193,7 @@ func (h *handler) enter(ctx context.Context, resource string, d *door, token int
 	return nil
 }
 
-// exit goes out.
+// exit notes that a request has left.
 func (h *handler) exit(d *door) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -53,8 +53,8 @@ const (
 //
 // # Cost
 //
-// One statement a transaction. The first write to a resource takes three more,
-// and another transaction.
+// One statement per transaction. The first write to a resource takes three more, and another
+// transaction.
 type Table struct {
 	err    error // why it cannot be used
 	create string
@@ -149,10 +149,9 @@ func (t *Table) do(ctx context.Context, db *sql.DB, resource string, token int64
 	return tx.Commit()
 }
 
-// Advance records in a transaction of yours that it is made under token. It
-// returns a [*StaleError] if a greater one has committed, and [ErrUnknown] for a
-// resource that was not added. Call it before anything else in the
-// transaction, and roll back whenever it returns an error.
+// Advance records, in your transaction, that it runs under token. It returns a [*StaleError] if a
+// greater token has committed, and [ErrUnknown] for a resource that was not added. Call it before
+// anything else in the transaction, and roll back whenever it returns an error.
 func (t *Table) Advance(ctx context.Context, tx *sql.Tx, resource string, token int64) error {
 	if err := errors.Join(t.err, check(resource, token)); err != nil {
 		return err
@@ -177,7 +176,7 @@ func (t *Table) Advance(ctx context.Context, tx *sql.Tx, resource string, token 
 	return stale
 }
 
-// advance reports whether the resource is there, and no greater token was.
+// advance reports whether the table has the resource, without a greater token.
 func (t *Table) advance(ctx context.Context, tx *sql.Tx, resource string, token int64) (bool, error) {
 	result, err := tx.ExecContext(ctx, t.update, token, resource, token)
 	if err != nil {

@@ -97,8 +97,8 @@ func WithMeterProvider(p metric.MeterProvider) Option { return func(c *config) {
 // WithTracerProvider reports spans to p. The default is the global one.
 func WithTracerProvider(p trace.TracerProvider) Option { return func(c *config) { c.tracers = p } }
 
-// WithPathTemplate has f take out of a path what varies, for zsync.path.template:
-// each answer is a time series of its own. The default is [Template].
+// WithPathTemplate sets the function that removes the variable parts of a path, for
+// zsync.path.template. Each result is a time series of its own. The default is [Template].
 func WithPathTemplate(f func(path string) string) Option {
 	return func(c *config) { c.template = f }
 }
@@ -109,8 +109,7 @@ func WithMaxPaths(n int) Option { return func(c *config) { c.maxPaths = n } }
 
 var varies = regexp.MustCompile(`[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}|[0-9]+`)
 
-// Template puts * in the place of every UUID and every number: /orders/4711/lock
-// is /orders/*/lock.
+// Template replaces every UUID and every number by *: /orders/4711/lock becomes /orders/*/lock.
 func Template(path string) string { return varies.ReplaceAllString(path, "*") }
 
 // New returns a Telemetry, for [zsync.WithObserver] and [zsync.WithTracer].
@@ -214,7 +213,7 @@ func (t *Telemetry) first(attrs ...attribute.KeyValue) bool {
 	return true
 }
 
-// Watch reports the margin of s, while it holds something, until stop is called.
+// Watch reports the margin of s until stop is called. It reports none while s holds nothing.
 func (t *Telemetry) Watch(s *zsync.Session) (stop func() error, err error) {
 	r, err := t.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		if s.Stats().Holds > 0 {
@@ -254,7 +253,7 @@ func reason(err error) attribute.KeyValue {
 	return attribute.String("zsync.reason", word)
 }
 
-// began is when a span began, in its context.
+// began is the context key of a span's start time.
 type began struct{}
 
 func (t *Telemetry) begin(ctx context.Context, name string, what zsync.Op, opts ...trace.SpanStartOption) context.Context {
@@ -273,7 +272,7 @@ func (t *Telemetry) begin(ctx context.Context, name string, what zsync.Op, opts 
 	return context.WithValue(ctx, began{}, time.Now())
 }
 
-// finish ends the span of ctx, and returns how long it was.
+// finish ends the span of ctx, and returns its duration.
 func finish(ctx context.Context, err error) time.Duration {
 	span := trace.SpanFromContext(ctx)
 	if err != nil {

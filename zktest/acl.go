@@ -125,7 +125,7 @@ func fixACL(list []acl, ids []identity) ([]acl, bool) {
 	return fixed, len(fixed) > 0
 }
 
-// authenticate returns who a client at the address ip is by an auth request.
+// authenticate returns the identity that an auth request from the address ip proves.
 func authenticate(scheme string, data []byte, ip string) (identity, bool) {
 	switch scheme {
 	case "digest":

@@ -40,8 +40,8 @@ func (s *Server) rearm(at time.Time) {
 	}
 }
 
-// elapse does what is due and returns when the next thing is, or zero for never.
-// Server.mu is held.
+// elapse does all that is due and returns the time of the next task, or zero for none. Server.mu is
+// held.
 func (s *Server) elapse(now time.Time) (next time.Time) {
 	sooner := func(at time.Time) {
 		if next.IsZero() || at.Before(next) {

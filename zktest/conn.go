@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// A conn is one connection of a client. Two goroutines serve it: the reader
-// takes requests one by one and carries each out under Server.mu; the writer
-// sends what is in the output.
+// A conn is one connection of a client. Two goroutines serve it: the reader takes requests one by one
+// and carries each out under Server.mu; the writer sends the bytes in output.
 type conn struct {
 	s      *Server
 	nc     net.Conn
@@ -78,7 +77,7 @@ func (c *conn) finish() {
 	}
 	c.closing = true
 	if c.session == nil || c.s.partitions[c.session.id] == nil {
-		// A client that reads nothing must not keep the connection.
+		// A client that does not read must not keep the connection open.
 		_ = c.nc.SetWriteDeadline(time.Now().Add(lastWords + c.s.latency))
 	}
 	c.out.finish()

@@ -77,8 +77,8 @@ func (c Counts) Sub(earlier Counts) Counts {
 	return d
 }
 
-// count notes the arrival of a request. Kinds that do not exist count as one,
-// or a client could fill the memory with them. Server.mu is held.
+// count notes the arrival of a request. All unknown kinds count as one kind; otherwise a client could
+// fill the memory with them. Server.mu is held.
 func (s *Server) count(op Op) {
 	if _, ok := opNames[op]; !ok {
 		op = 0

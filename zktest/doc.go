@@ -33,10 +33,11 @@
 //     member applies a write when the leader reports it as committed. Beginning
 //     and ending a session are writes. A sync waits for all earlier proposals;
 //     if there are none, it needs no majority.
-//   - The leader alone ends sessions, a timeout after it has last heard of the
-//     client, rounded up to a tick. Of the clients of others it hears when they
-//     answer its ping, twice a tick, and when a client comes to a member with
-//     its session; a write that a follower passes on does not count.
+//   - Only the leader ends sessions, a timeout after it has last heard of the
+//     client, rounded up to a tick. It hears of other members' clients in two
+//     ways: the members answer its ping, twice a tick, and a client comes to a
+//     member with its session. A write that a follower passes on does not
+//     count.
 //   - A follower that hears nothing from its leader for the sync limit closes
 //     its clients' connections and looks for a leader. So does a leader with no
 //     majority for that time. A majority whose members reach each other elects
@@ -46,9 +47,9 @@
 //   - A member refuses clients that have seen more than it has. A write through
 //     a connection whose session has moved to another member closes it.
 //   - The leader looks at requests behind a queue ([Ensemble.SetBacklog]), and
-//     sees only then which member the session belongs to. A handshake changes
-//     that at once. So a request that its session has left behind is carried
-//     out if the session has come back to the same member by then.
+//     checks only then which member the session belongs to. A handshake changes
+//     that at once. So a request through a member that the session has left is
+//     still carried out if the session has returned to that member by then.
 //   - A follower recognises its own requests by session and xid alone. If a
 //     client uses an xid twice in a session, a follower may answer the second
 //     request with the result of the first.
@@ -97,8 +98,7 @@
 //
 // # Missing
 //
-// reconfig answers that it is disabled; sasl and deleteContainer answer
-// Unimplemented. Kinds of request that do not exist are answered so too, and
-// end the connection. There are no quotas, no super user, no read-only mode,
-// no TLS, no observers, no limit on the number of connections.
+// reconfig answers that it is disabled; sasl and deleteContainer answer Unimplemented. So do unknown
+// kinds of request, which also end the connection. There are no quotas, no super user, no read-only
+// mode, no TLS, no observers, no limit on the number of connections.
 package zktest

@@ -92,7 +92,7 @@ func (s *Server) accept(e *endpoint) {
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
-			// Out of file descriptors, say: what helps is time.
+			// The process may be out of file descriptors: wait, and try again.
 			select {
 			case <-time.After(10 * time.Millisecond):
 			case <-s.quit:
@@ -185,7 +185,7 @@ func (s *Server) Dial(network, address string, timeout time.Duration) (net.Conn,
 	return near, nil
 }
 
-// A textAddr is an address that need not be one.
+// A textAddr is an address in any text.
 type textAddr string
 
 func (a textAddr) Network() string { return "tcp" }

@@ -263,8 +263,8 @@ func (e *Ensemble) Crash(i int) {
 	e.member(i).crash()
 }
 
-// Restart starts member i after a crash. The member looks for the leader, or
-// for enough others to elect one, and then takes over what it has missed.
+// Restart starts member i after a crash. The member looks for the leader, or for enough others to
+// elect one, and then takes over the transactions that it has missed.
 func (e *Ensemble) Restart(i int) {
 	e.mu.Lock()
 	m := e.member(i)
@@ -283,8 +283,8 @@ func (e *Ensemble) Freeze(i int) {
 	e.member(i).freeze()
 }
 
-// Thaw lets a frozen member go on. First it does what its clocks have made
-// due, then it reads what was sent to it.
+// Thaw lets a frozen member continue. First it runs the timers that have fired, then it reads the
+// messages that it was sent.
 func (e *Ensemble) Thaw(i int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// An Action is what becomes of an intercepted request. The zero value is [Pass].
+// An Action is the treatment of an intercepted request. The zero value is [Pass].
 type Action struct {
 	kind  actionKind
 	code  int32
@@ -61,10 +61,9 @@ func Delay(d time.Duration) Action {
 	return Action{delay: d}
 }
 
-// Intercept makes f decide what becomes of every request from now on,
-// including pings, handshakes and auth; nil ends that. f is called on the
-// goroutine of the connection, for many connections at once. It may call the
-// server's methods except Close. It must not change what the request points
+// Intercept makes f decide about every request from now on, including pings, handshakes and auth; nil
+// ends that. f is called on the goroutine of the connection, and so concurrently for many connections.
+// f may call the server's methods except Close. It must not change anything that the request points
 // to.
 func (s *Server) Intercept(f func(Request) Action) {
 	s.mu.Lock()
@@ -149,9 +148,8 @@ func (s *Server) ChangeSession(session int64) {
 	s.changeling[session] = true
 }
 
-// SetLatency delays every packet that the server sends by d, as a long way
-// does: replies come later, but requests may follow one another without
-// waiting.
+// SetLatency delays every packet that the server sends by d, as a long link does: replies come later,
+// but a client may still send requests without waiting for replies.
 func (s *Server) SetLatency(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 // version is the version of ZooKeeper whose protocol the server speaks.
 const version = "3.8.0-zktest"
 
-// built is a time in the format that clients parse. It is not when.
+// built is a time in the format that clients parse, and no real one.
 const built = "01/01/2022 00:00 UTC"
 
 // fourLetter answers a four-letter word. It reports false for anything else.

@@ -86,7 +86,7 @@ func (m *member) describe() string {
 	return fmt.Sprintf("%s, epoch %d, applied %#x, %d logged", text, m.epoch, m.s.leader.tree.zxid, len(m.logged))
 }
 
-// receive does what was sent to m, once m can.
+// receive runs do, a message to m. If m is frozen, do runs after it thaws.
 func (m *member) receive(do func()) {
 	if m.frozen() {
 		m.inbox = append(m.inbox, do)
@@ -219,7 +219,7 @@ func (m *member) leave() {
 	}
 }
 
-// orphaned has m, which has lost its leader or its followers, look for a leader.
+// orphaned makes m look for a leader, after it has lost its leader or its followers.
 func (m *member) orphaned() {
 	m.leave()
 	m.looks = time.Now()
@@ -314,7 +314,7 @@ func (m *member) watchLeader(t *tie) {
 	})
 }
 
-// log logs what the leader proposes.
+// log logs a proposal of the leader.
 func (m *member) log(t *tie, x *txn) {
 	m.logged = append(m.logged, x)
 	t.toLeader(func() { t.ld.ack(m, x) })
@@ -331,13 +331,13 @@ func (m *member) ping(t *tie) {
 	})
 }
 
-// hear notes what is now committed, or a sync's answer that comes after it.
+// hear notes a commit, or the answer to a sync that follows it.
 func (m *member) hear(answer *pending) {
 	m.commits = append(m.commits, news{time.Now(), answer})
 	m.advance()
 }
 
-// advance applies what is committed and due.
+// advance applies the committed transactions that are due.
 func (m *member) advance() {
 	for len(m.commits) > 0 {
 		n := m.commits[0]
@@ -388,8 +388,8 @@ func (m *member) asked(x *txn) *pending {
 	return p
 }
 
-// request returns the session and the xid by which followers know x. The end
-// of a session that the leader decides on by itself has xid 0.
+// request returns the session and the xid by which followers know x. If the leader itself ends a
+// session, the xid is 0.
 func (x *txn) request() (session int64, xid int32) {
 	if x.origin == nil {
 		return x.closed, 0
@@ -513,7 +513,7 @@ func (m *member) take(c *conn, r *Request, action Action) bool {
 	return action.kind.repeats() && !c.closing && r.Op != OpCloseSession
 }
 
-// inTurn calls do after all that waits at m. Only a leader has such a queue.
+// inTurn calls do after all waiting requests at m. Only a leader has such a queue.
 func (m *member) inTurn(do func()) {
 	if m.ld != nil {
 		m.ld.enqueue(do)
@@ -549,7 +549,7 @@ func (op Op) agreed() bool {
 	return false
 }
 
-// ask asks the leader for the transaction that p is.
+// ask asks the leader for the transaction of p.
 func (m *member) ask(p *pending) {
 	if m.ld != nil {
 		m.ld.request(p)
@@ -560,7 +560,7 @@ func (m *member) ask(p *pending) {
 	t.toLeader(func() { t.ld.enqueue(func() { t.ld.request(p) }) })
 }
 
-// finish notes that the leader's word on p has come.
+// finish notes that the leader has decided about p.
 func (p *pending) finish() {
 	p.done = true
 	p.c.session.drain()

@@ -116,8 +116,8 @@ func (op Op) resultInMulti() Op {
 	return op
 }
 
-// appendFailed appends the results of n operations of which one failed:
-// nothing to blame before it, RuntimeInconsistency after it.
+// appendFailed appends the results of n operations. The failed one has the code, the operations before
+// it have no error, and the operations after it have RuntimeInconsistency.
 func appendFailed(b []byte, n, failed int, code int32) []byte {
 	for i := range n {
 		result := int32(CodeOK)
@@ -160,7 +160,7 @@ func (s *Server) appendResult(b []byte, op Op, ch *change) []byte {
 	return b
 }
 
-// A requester is whom a write is done for.
+// A requester is the client that asks for a write.
 type requester struct {
 	session int64
 	ids     []identity
@@ -168,7 +168,7 @@ type requester struct {
 
 func (c *conn) who() requester { return requester{c.session.id, c.ids} }
 
-// check decides whether a write may be done to t and, if so, by which change.
+// check decides whether t permits a write and, if so, returns the change.
 func (t *tree) check(who requester, r *Request) (change, int32) {
 	switch r.Op {
 	case OpCreate, OpCreate2, OpCreateContainer, OpCreateTTL:
@@ -228,8 +228,8 @@ func (t *tree) checkCreate(who requester, r *Request) (change, int32) {
 	if r.Flags < 0 || r.Flags > lastFlag {
 		return ch, CodeBadArguments
 	}
-	// The flags say whether there is a TTL, the kind of request whether one
-	// is sent with it; they must agree.
+	// The flags say whether the node has a TTL, and the kind of request whether it carries one; they
+	// must agree.
 	isTTL := r.Flags >= flagTTL
 	if isTTL != (r.ttl >= 0) || isTTL && (r.ttl == 0 || r.ttl > maxTTL) {
 		return ch, CodeBadArguments
@@ -255,8 +255,8 @@ func (t *tree) checkCreate(who requester, r *Request) (change, int32) {
 	if t.nodes[ch.path] != nil {
 		return ch, CodeNodeExists
 	}
-	// The parent is there, so its path is valid, and only the name is new. But "/" is
-	// also what is taken for the parent of "//name".
+	// The parent exists, so its path is valid, and only the name needs a check. But "//name" also has
+	// the parent "/".
 	if above, name := split(ch.path); !validName(name) || above == "/" && len(ch.path) != 1+len(name) {
 		return ch, CodeBadArguments
 	}

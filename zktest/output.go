@@ -6,16 +6,15 @@ import (
 )
 
 const (
-	// outputHigh is how many unsent bytes make a connection's reader wait:
-	// a client that sends requests and reads no replies gets no further.
+	// outputHigh is the number of unsent bytes at which the connection's reader waits, so that a
+	// client that reads no replies cannot send more requests.
 	outputHigh = 1 << 20
 
-	// outputLimit is how many unsent bytes, now of notifications, end a
-	// connection.
+	// outputLimit is the number of unsent bytes, by then of notifications, at which the connection
+	// ends.
 	outputLimit = 64 << 20
 
-	// lastWords is how long a connection that ends has for sending what is
-	// in its output.
+	// lastWords is how long a connection that ends may take to send the bytes in its output.
 	lastWords = 5 * time.Second
 )
 
@@ -62,7 +61,7 @@ func (o *output) append(b []byte, latency time.Duration) int {
 	return n
 }
 
-// finish has the connection end after what is queued.
+// finish ends the connection after all queued bytes.
 func (o *output) finish() {
 	o.mu.Lock()
 	o.closing = true
@@ -70,15 +69,14 @@ func (o *output) finish() {
 	poke(o.wake)
 }
 
-// silence throws away whatever is appended from now on.
+// silence throws away all bytes that are appended from now on.
 func (o *output) silence() {
 	o.mu.Lock()
 	o.mute = true
 	o.mu.Unlock()
 }
 
-// shut holds back all that has not left, until gate, and every gate before it,
-// is closed.
+// shut holds back all unsent bytes until gate, and every earlier gate, is closed.
 func (o *output) shut(gate <-chan struct{}) {
 	o.mu.Lock()
 	o.gates = append(o.gates, gate)

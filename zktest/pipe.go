@@ -151,8 +151,8 @@ func (s *stream) write(b []byte) (int, error) {
 func (s *stream) wait(deadline time.Time) {
 	if !deadline.IsZero() {
 		timer := time.AfterFunc(time.Until(deadline), func() {
-			// With the lock, so that this cannot come between the
-			// waiter's look at the clock and its sleep.
+			// With the lock, this broadcast cannot come between the waiter's look at the clock and its
+			// sleep.
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.changed.Broadcast()

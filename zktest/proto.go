@@ -192,9 +192,9 @@ func decodeConnect(frame []byte) (Request, bool) {
 	return r, true
 }
 
-// decodeRequest decodes any packet after the first. It reports false when not
-// even the header is there. The operations of a multi are collected in spare, which
-// may be used again, and copied when it is known how many there are.
+// decodeRequest decodes any packet after the first. It reports false if even the header is incomplete.
+// It collects the operations of a multi in spare, which the next call may use again, and copies them
+// when their number is known.
 func decodeRequest(frame []byte, spare *[]Request) (Request, bool) {
 	d := decoder{b: frame, spare: spare}
 	r := Request{Xid: d.int32(), Op: Op(d.int32())}

@@ -33,8 +33,7 @@ type tracked struct {
 	closing bool
 }
 
-// lead makes m the leader of group, which m has agreed with: they all have what
-// m has logged.
+// lead makes m the leader of group. They have agreed with m: they all have m's log.
 func (m *member) lead(group []*member) {
 	for _, f := range group {
 		m.epoch = max(m.epoch, f.epoch)
@@ -141,8 +140,8 @@ func (ld *leadership) pulse() {
 	})
 }
 
-// silent reports whether nothing was heard of a follower, or a proposal not
-// agreed to, for the sync limit.
+// silent reports whether, for the sync limit, the leader has heard nothing of a follower, or the
+// follower has not agreed to a proposal.
 func (ld *leadership) silent(t *tie) bool {
 	limit := ld.m.e.syncLimit
 	if time.Since(t.leader.heard) >= limit {
@@ -164,7 +163,7 @@ func (ld *leadership) begin() *txn {
 	return &txn{zxid: ld.prep.zxid, time: time.Now().UnixMilli()}
 }
 
-// enqueue calls do when the leader has looked at all that came before.
+// enqueue calls do after all earlier requests in the leader's queue.
 func (ld *leadership) enqueue(do func()) {
 	at := time.Now().Add(ld.m.e.backlog)
 	if ld.m.e.backlog == 0 && at.After(ld.queued) {
@@ -182,7 +181,7 @@ func (ld *leadership) enqueue(do func()) {
 	})
 }
 
-// request proposes what p asks for, or that it fails.
+// request proposes the transaction of p, or its failure.
 func (ld *leadership) request(p *pending) {
 	x := ld.begin()
 	x.origin = p
@@ -206,7 +205,7 @@ func (ld *leadership) request(p *pending) {
 	ld.propose(x)
 }
 
-// allowed says whether a client of from may write with a session.
+// allowed returns the code for a write with a session by a client of from.
 func (ld *leadership) allowed(id int64, from *member) int32 {
 	switch s := ld.sessions[id]; {
 	case s == nil || s.closing:
@@ -219,7 +218,7 @@ func (ld *leadership) allowed(id int64, from *member) int32 {
 	return CodeOK
 }
 
-// write makes x what p asks for: its changes, or why it fails.
+// write fills x for p, with changes or with a code for its failure.
 func (ld *leadership) write(x *txn, p *pending) {
 	t := ld.prep
 	if p.r.malformed {
@@ -267,7 +266,7 @@ func (ld *leadership) close(x *txn, id int64) {
 	}
 }
 
-// propose logs x and has the followers log it.
+// propose logs x and sends it to the followers.
 func (ld *leadership) propose(x *txn) {
 	x.at = time.Now()
 	ld.proposed = append(ld.proposed, x)
@@ -309,8 +308,8 @@ func (ld *leadership) agreed(x *txn) bool {
 	return n >= ld.m.e.majority()
 }
 
-// sync answers a follower's sync once everything that is proposed now is committed.
-// That needs no majority when nothing is.
+// sync answers a follower's sync once all present proposals are committed. Without proposals, it needs
+// no majority.
 func (ld *leadership) sync(t *tie, p *pending) {
 	if n := len(ld.proposed); n > 0 {
 		ld.proposed[n-1].syncs = append(ld.proposed[n-1].syncs, p)
@@ -371,8 +370,8 @@ func (ld *leadership) track(id int64, timeout time.Duration, owner *member) {
 	ld.touch(id, timeout)
 }
 
-// touch has a session last until its timeout from now, rounded up to the next
-// tick. It reports whether there is such a session.
+// touch extends the session to its timeout from now, rounded up to the next tick. It reports whether
+// there is such a session.
 func (ld *leadership) touch(id int64, timeout time.Duration) bool {
 	s := ld.sessions[id]
 	if s == nil || s.closing {
@@ -415,8 +414,8 @@ func (ld *leadership) end(id int64) {
 	}
 }
 
-// resume answers a member that asks whether a session is valid, whose client
-// has come to it. That the client was heard of counts.
+// resume reports to a member whether a session is valid whose client has come to it. It also counts as
+// a sign of life of the client.
 func (ld *leadership) resume(m *member, id int64, timeout time.Duration) bool {
 	if !ld.touch(id, timeout) {
 		return false

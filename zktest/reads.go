@@ -61,8 +61,8 @@ func (s *Server) read(c *conn, r *Request, b []byte) ([]byte, int32) {
 	return b, CodeUnimplemented
 }
 
-// readNode reads data or children, and leaves a watch if that is asked for and
-// the node may be read.
+// readNode reads data or children. If the client may read the node and asks for a watch, readNode sets
+// it.
 func (s *Server) readNode(c *conn, r *Request, b []byte) ([]byte, int32) {
 	v := c.at.view
 	n := v.tree.get(r.Path)

@@ -26,7 +26,7 @@ func WithoutRequests(ops ...Op) Option {
 	}
 }
 
-// refuse returns what becomes of r before anything else looks at it.
+// refuse returns the action for a request that the options refuse. It is asked before the interceptor.
 // Server.mu is held.
 func (c *conn) refuse(r *Request) Action {
 	switch {

@@ -109,10 +109,9 @@ func WithSessionTimeouts(shortest, longest time.Duration) Option {
 	}
 }
 
-// SetSessionTimeouts changes what [WithSessionTimeouts] has set. It concerns
-// the handshakes from now on: a client that asks this server to continue its
-// session then has the new timeout, too. So the members of an [Ensemble] can
-// differ, as they do while the configuration of servers is changed one by one.
+// SetSessionTimeouts changes the limits of [WithSessionTimeouts], for later handshakes: a client that
+// continues its session at this server then gets a new timeout too. So the members of an [Ensemble]
+// can differ, as they do while an administrator changes the configuration of servers one by one.
 func (s *Server) SetSessionTimeouts(shortest, longest time.Duration) {
 	rule(0 < shortest && shortest <= longest, "SetSessionTimeouts: the timeouts are %v and %v; want 0 < shortest <= longest", shortest, longest)
 	s.mu.Lock()
@@ -144,12 +143,11 @@ const (
 	defaultMaxBuffer = 0xfffff
 )
 
-// NewServer starts a server on a free port of the loopback interface. It
-// panics if it cannot listen, or if an option makes no sense.
+// NewServer starts a server on a free port of the loopback interface. It panics if it cannot listen,
+// or if an option makes no sense.
 //
-// In a testing/synctest bubble it does not listen at all, because a goroutine
-// that waits for the network would stop the bubble's clock: [Server.Dial] is
-// then the only way in. Addr looks no different.
+// In a testing/synctest bubble it does not listen at all: a goroutine that waits for the network would
+// stop the bubble's clock. Use [Server.Dial] there. Addr returns an address as usual.
 func NewServer(opts ...Option) *Server {
 	s := newServer(new(sync.Mutex), opts)
 	s.open()
@@ -259,7 +257,7 @@ func (s *Server) close() error {
 	return nil
 }
 
-// complain says what keeps Close from returning.
+// complain reports the goroutines that keep Close from returning.
 func (s *Server) complain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -269,7 +267,7 @@ func (s *Server) complain() {
 	}
 }
 
-// doing says what the connection is at. Server.mu is held.
+// doing describes the step that the connection is at. Server.mu is held.
 func (c *conn) doing() string {
 	switch {
 	case c.now != "":

@@ -30,7 +30,7 @@ func (x *session) touch(s *Server) {
 	x.deadline = s.epoch.Add((quiet/s.tick + 1) * s.tick)
 }
 
-// touch notes that something was received from the client of x.
+// touch notes that the server has received a packet from the client of x.
 func (s *Server) touch(x *session) {
 	if s.member != nil {
 		s.member.touch(x.id, x.granted)
@@ -215,7 +215,7 @@ func (c *conn) adopt(x *session) {
 	}
 }
 
-// grant returns the session timeout that a client gets which asks for r's.
+// grant returns the session timeout for a client that asks for r's.
 func (s *Server) grant(r *Request) time.Duration {
 	return min(max(time.Duration(r.timeout)*time.Millisecond, s.minTimeout), s.maxTimeout)
 }

@@ -156,8 +156,8 @@ const (
 	changeSequence
 )
 
-// A change is one step of a transaction, with nothing left to decide: applied
-// to two trees that are alike it leaves them alike.
+// A change is one step of a transaction, with nothing left to decide: two equal trees are equal after
+// it too.
 type change struct {
 	kind      changeKind
 	path      string
@@ -175,7 +175,7 @@ type txn struct {
 	time    int64 // milliseconds since 1970
 	changes []change
 
-	// In an ensemble a transaction is agreed upon before it is applied.
+	// An ensemble agrees upon a transaction before it applies it.
 	code   int32      // why it failed
 	failed int        // of a multi that failed, the operation to blame
 	opened *session   // the session that it begins: id, password and timeout
@@ -250,9 +250,9 @@ func (t *tree) remove(path string) {
 
 // An undo holds what one change overwrote.
 type undo struct {
-	gone *node // what a deletion took away
+	gone *node // the node that a deletion removed
 
-	// Of the node that has changed; of a create or a delete, of its parent.
+	// Of the changed node; of a create or a delete, of its parent.
 	data         []byte
 	acl          []acl
 	mzxid, pzxid int64
@@ -260,7 +260,7 @@ type undo struct {
 	version      int32 // of what has changed
 }
 
-// remember returns what takes ch back, if it is called before ch is applied.
+// remember returns the undo of ch. Call it before ch is applied.
 func (t *tree) remember(ch *change) undo {
 	n := t.nodes[ch.path]
 	switch ch.kind {
@@ -279,7 +279,7 @@ func (t *tree) remember(ch *change) undo {
 	return undo{}
 }
 
-// revert takes ch back. Changes are reverted in the opposite order.
+// revert undoes ch. Revert the latest change first.
 func (t *tree) revert(ch *change, u undo) {
 	n := t.nodes[ch.path]
 	switch ch.kind {

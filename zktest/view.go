@@ -37,7 +37,7 @@ func (s *Server) commit(x *txn) {
 	}
 }
 
-// catchUp applies everything that e lags behind.
+// catchUp applies all transactions that e lags behind.
 func (e *endpoint) catchUp(s *Server) {
 	for _, l := range e.backlog {
 		e.replay(s, l.txn)
@@ -56,7 +56,7 @@ func (e *endpoint) replay(s *Server, x *txn) {
 	}
 }
 
-// advance applies what is due and reports when the next transaction is.
+// advance applies the transactions that are due and reports when the next one is.
 func (e *endpoint) advance(s *Server, now time.Time) (next time.Time, ok bool) {
 	if e.lag == 0 || e.lag == frozen {
 		return next, false
@@ -114,9 +114,8 @@ func (s *Server) SetLag(addr string, d time.Duration) {
 	s.setLag(e, max(d, 0))
 }
 
-// Freeze makes addr lag without end, see [Server.SetLag]: until [Server.Thaw],
-// reads through addr see nothing new except what the client's own requests
-// bring there.
+// Freeze makes addr lag without end, see [Server.SetLag]: until [Server.Thaw], reads through addr see
+// nothing new, except that the client's own requests bring addr up to date.
 func (s *Server) Freeze(addr string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

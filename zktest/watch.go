@@ -38,7 +38,7 @@ func (w *watchTable) add(c *conn, key watchKey, mode watchMode) {
 	w.set(watchers, c, key, watchers[c]|mode)
 }
 
-// set makes mode all that c watches under key. No mode removes the entry.
+// set makes mode the way in which c watches under key. An empty mode removes the entry.
 func (w *watchTable) set(watchers map[*conn]watchMode, c *conn, key watchKey, mode watchMode) {
 	old := watchers[c]
 	w.recursive += int(mode&watchRecursive)/int(watchRecursive) - int(old&watchRecursive)/int(watchRecursive)

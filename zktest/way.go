@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// An agenda is what an ensemble has to do, and when.
+// An agenda lists the tasks of an ensemble, with their times.
 type agenda []event
 
 type event struct {

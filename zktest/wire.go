@@ -65,9 +65,8 @@ func (d *decoder) string() string {
 	return string(d.buffer())
 }
 
-// count reads the length of a vector whose elements take at least size bytes
-// each. A vector that cannot fit into what is left is refused here, before
-// anything is made of it.
+// count reads the length of a vector whose elements take at least size bytes each. It refuses a vector
+// that is longer than the rest of the packet, before any memory is allocated for it.
 func (d *decoder) count(size int) int {
 	n := int(d.int32())
 	if n == -1 {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A chunk is what came together, and when it is to be passed on.
+// A chunk is the bytes of one read, and the time to pass them on.
 type chunk struct {
 	due   time.Time
 	bytes []byte

@@ -26,7 +26,7 @@ type sample struct {
 	load  float64 // of the machine when it was taken, if that is known
 }
 
-// A result is what came of a plan.
+// A result holds the measurements of a plan.
 type result struct {
 	plan    plan
 	samples []sample
@@ -100,7 +100,7 @@ func (r *result) measure(ctx context.Context, addr string, s sample, p peer) err
 	return r.take(out.String(), s, p)
 }
 
-// take reads what a peer has printed. It may name parts of itself, and of the
+// take reads the lines that a peer has printed. A line may name a part of the peer, or of the
 // workload: kazoo-Queue, or queue_put for queue.
 func (r *result) take(out string, s sample, p peer) error {
 	rows, err := csv.NewReader(strings.NewReader(out)).ReadAll()
@@ -132,7 +132,7 @@ func lastLine(s string) string {
 	return s[strings.LastIndex(s, "\n")+1:]
 }
 
-// srvr is the version that a server answers to "srvr", or nothing.
+// srvr returns the version that a server answers to "srvr", or nothing.
 func srvr(addr string) string {
 	c, err := net.DialTimeout("tcp", addr, time.Second)
 	if err != nil {
@@ -149,7 +149,7 @@ func srvr(addr string) string {
 	return "ZooKeeper " + version[:max(0, strings.IndexAny(version+"\n", "-,\n"))]
 }
 
-// loadNow is the load of the machine over the last minute, or -1.
+// loadNow returns the load of the machine over the last minute, or -1.
 func loadNow() float64 {
 	b, err := os.ReadFile("/proc/loadavg")
 	if err != nil || runtime.GOOS != "linux" {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A spread is what several measurements of one thing have in common.
+// A spread summarizes several measurements of one thing.
 type spread struct{ least, median, most float64 }
 
 func spreadOf(xs []float64) spread {
@@ -170,7 +170,7 @@ func (r *result) command() string {
 	return fmt.Sprintf("go run ./bench/compare -servers HOST:PORT%s -do %s -delays %s -reps %d -dur %v", peers, strings.Join(jobs, ","), strings.Join(delays, ","), r.plan.reps, r.plan.dur)
 }
 
-// The marks between which a document has what is measured.
+// The marks around the measurements in a document.
 const (
 	beginMark = "<!-- measured by bench/compare: begin -->"
 	endMark   = "<!-- measured by bench/compare: end -->"

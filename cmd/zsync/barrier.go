@@ -67,7 +67,7 @@ func gateCommand(c *client, name, short string, do func(*zsync.Barrier, context.
 	return cmd
 }
 
-// gate says who has closed the gate, if that can be found out.
+// gate names the client that has closed the gate, if it can find out.
 func (t *task) gate() string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.waiting), asking)
 	defer cancel()
@@ -147,7 +147,7 @@ func addParties(cmd *cobra.Command, n *int) {
 	cmd.Flags().IntVarP(n, "parties", "n", 0, "number of parties")
 }
 
-// pathAndPerhapsCommand takes PATH [-- CMD ARG...] apart.
+// pathAndPerhapsCommand parses PATH [-- CMD ARG...].
 func pathAndPerhapsCommand(cmd *cobra.Command, args []string) (path string, argv []string, err error) {
 	if len(args) == 1 && cmd.ArgsLenAtDash() < 0 {
 		return args[0], nil, nil
@@ -171,7 +171,7 @@ func (h *holding) parties(cmd *cobra.Command, n int, path, below string, argv []
 	return t, zsync.NewWaitGroup(t.session, path+below), nil
 }
 
-// meet waits until n parties are at a place below path. To end is to leave it.
+// meet waits until n parties are at a place below path. A party leaves when its process ends.
 func (h *holding) meet(cmd *cobra.Command, n int, path, below string) error {
 	t, wg, err := h.parties(cmd, n, path, below, nil)
 	if err != nil {

@@ -143,7 +143,7 @@ type processTable struct {
 	pids map[int]bool // whether it leads a process group of its own
 }
 
-// start starts cmd. Nothing is reaped until it is known whose it is.
+// start starts cmd. It keeps reap out until cmd's process is in the table.
 func (t *processTable) start(cmd *exec.Cmd) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -157,7 +157,7 @@ func (t *processTable) start(cmd *exec.Cmd) error {
 	return nil
 }
 
-// wait waits for what start has started.
+// wait waits for a process from start.
 func (t *processTable) wait(cmd *exec.Cmd) error {
 	err := cmd.Wait()
 	t.mu.Lock()

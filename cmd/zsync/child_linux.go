@@ -66,7 +66,7 @@ func (p *systemProcess) reap() {
 // A kernelProcess is a process as the kernel lists it.
 type kernelProcess struct {
 	pid   int
-	ended bool // and nobody has asked how
+	ended bool // and its parent has not reaped it
 	still bool // it is stopped
 	deep  bool // it sleeps, and not even SIGSTOP wakes it
 }
@@ -81,7 +81,7 @@ func processes() map[int][]kernelProcess {
 			continue
 		}
 		stat, err := os.ReadFile("/proc/" + name.Name() + "/stat")
-		// Of the name of the program, in parentheses, anything may be part.
+		// The name of the program, in parentheses, may contain any character.
 		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 		if err != nil || len(fields) < 2 {
 			continue // it is gone

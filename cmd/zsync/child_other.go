@@ -12,7 +12,7 @@ import (
 // is no way to send one. The console itself sends Ctrl-C to both.
 var passedOn = []os.Signal{os.Interrupt}
 
-// shell runs what comes behind it.
+// shell runs the command that is its last argument.
 var shell = []string{"cmd", "/c"}
 
 // A systemProcess is a running command.
@@ -21,7 +21,7 @@ type systemProcess struct {
 	spared int
 }
 
-// notExecutable reports of no error that the shell could read the file.
+// notExecutable always reports false: here no shell can help.
 func notExecutable(error) bool { return false }
 
 // leadsGroup reports whether cmd leads a process group of its own.

@@ -24,7 +24,7 @@ var passedOn = func() []os.Signal {
 	return append(all, systemSignals()...)
 }()
 
-// shell runs what comes behind it.
+// shell runs the command that is its last argument.
 var shell = []string{"sh", "-c"}
 
 // A systemProcess is a running command.
@@ -94,8 +94,8 @@ func (p *systemProcess) signal(sig syscall.Signal) error {
 	return syscall.Kill(-p.cmd.Process.Pid, sig)
 }
 
-// passOn gives the process a signal that zsync got, and reports whether it was
-// there to get it.
+// passOn passes a signal that zsync got to the process, and reports whether the process was there to
+// get it.
 func (p *systemProcess) passOn(sig os.Signal) bool {
 	switch sig {
 	case syscall.SIGINT, syscall.SIGQUIT, syscall.SIGWINCH:

@@ -180,8 +180,8 @@ func untilSignalOf(ctx context.Context, all <-chan os.Signal) (_ context.Context
 	return ctx, func() { close(stopped); <-gone }
 }
 
-// ends reports whether a signal ends a program that is still waiting. The
-// others would be of use only to the command.
+// ends reports whether a signal ends a program that is still waiting. Other signals are only for the
+// command.
 func ends(sig os.Signal) bool {
 	return sig == os.Interrupt || sig == syscall.SIGTERM || sig == syscall.SIGHUP || sig == syscall.SIGQUIT || sig == syscall.SIGALRM
 }

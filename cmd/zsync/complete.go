@@ -15,7 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/kinds"
 )
 
-// completing is how long whoever has pressed the tab key waits at most.
+// completing is the time limit of a completion: a user waits for it after the tab key.
 const completing = 1500 * time.Millisecond
 
 // completePaths lets the shell complete the paths of all commands below cmd that
@@ -33,7 +33,7 @@ func completePaths(c *client, cmd *cobra.Command) {
 		after = cobra.ShellCompDirectiveDefault // files
 	}
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
-		// cobra puts a -- of its own behind the arguments; the last is begun.
+		// cobra inserts a -- behind the arguments; the last argument is incomplete.
 		command := slices.Contains(c.args[:len(c.args)-1], "--")
 		if command || len(args) > 0 && !several {
 			return nil, after
@@ -42,8 +42,8 @@ func completePaths(c *client, cmd *cobra.Command) {
 	}
 }
 
-// candidates returns the paths that begin with begun, as far as the next slash.
-// Standard error says why there are none; shells do not show it.
+// candidates returns the paths that begin with begun, up to the next slash. It reports errors on
+// standard error, which shells do not show.
 func (c *client) candidates(ctx context.Context, begun string) []string {
 	if begun == "" {
 		begun = "/"
@@ -72,7 +72,7 @@ func (c *client) candidates(ctx context.Context, begun string) []string {
 	return found
 }
 
-// places lists the children of a znode at which something of its own may be.
+// places lists the children of a znode that may have primitives of their own.
 func places(ctx context.Context, s *zsync.Session, dir string) (paths []string) {
 	names, _, err := s.Children(ctx, dir)
 	if err != nil {

@@ -197,7 +197,7 @@ func (d *doctor) examine(ctx context.Context, root string) error {
 	return nil
 }
 
-// clock judges the clock of the server that has dated the newest contender.
+// clock judges the clock of the server that dated the newest contender.
 func (d *doctor) clock() {
 	if ahead := time.Until(d.newest); ahead > 2*time.Second {
 		d.note("clocks: that of a server is %v ahead of this machine's, or more: waits and holds seem shorter than they are", ahead.Round(time.Second))
@@ -222,7 +222,7 @@ func (d *doctor) contender(ctx context.Context, l look.Line) error {
 	return nil
 }
 
-// often is after how many attempts an element is taken for poison.
+// often is the number of attempts from which an element counts as poison.
 const often = 5
 
 // poison looks for elements of a queue that fail repeatedly.
@@ -310,7 +310,7 @@ func (d *doctor) receipts(ctx context.Context, root string, t *look.Tree) error 
 	return nil
 }
 
-// receiptsIn takes note of the receipts among the children of dir.
+// receiptsIn notes the receipts among the children of dir.
 func (d *doctor) receiptsIn(ctx context.Context, dir string, names []string) error {
 	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !txn.IsLogName(name) })
 	if len(names) == 0 {
@@ -339,7 +339,7 @@ func (d *doctor) receiptsIn(ctx context.Context, dir string, names []string) err
 	return nil
 }
 
-// isEmptyDir says why a znode is not a directory that zsync has made and that holds nothing.
+// isEmptyDir returns the reason why a znode is not an empty directory of zsync, or nothing if it is.
 func isEmptyDir(data []byte, stat *zk.Stat) (not string) {
 	if !marks.IsDir(data) || len(marks.Unmark(data)) > 0 {
 		return "its data are not the mark of zsync's directories"
@@ -347,7 +347,8 @@ func isEmptyDir(data []byte, stat *zk.Stat) (not string) {
 	return ""
 }
 
-// isReceipt says why a znode with the name of a receipt, in a directory of zsync's, is none.
+// isReceipt returns the reason why a znode that is named as a receipt, in a directory of zsync, is not
+// one, or nothing if it is.
 func isReceipt(data []byte, stat *zk.Stat) (not string) {
 	if !txn.IsLog(data, stat) {
 		return "its data are not those of a receipt"
@@ -454,7 +455,7 @@ func listed(ks []kinds.Kind) string {
 	return strings.Join(words, " and ")
 }
 
-// numbers looks at the sequence numbers of a parent, of which there are 2³¹.
+// numbers checks how many of a parent's 2³¹ sequence numbers are used.
 func (d *doctor) numbers(p look.Place) {
 	const nearly = 2_000_000_000
 	greatest := int64(0)
@@ -511,7 +512,7 @@ func (d *doctor) differences(host string, settings map[string]int) {
 	}
 }
 
-// state asks a server what it is, and the leader which sessions there are.
+// state asks a server for its state, and the leader for the list of sessions.
 func (d *doctor) state(ctx context.Context, host string) {
 	text, err := d.ask(ctx, host, "srvr")
 	if err != nil {
@@ -596,7 +597,7 @@ func (d *doctor) settings(host string, settings map[string]int) {
 	}
 }
 
-// hostAndPort takes what a connect string names apart, whose port may be left out.
+// hostAndPort splits an entry of a connect string. The port may be missing.
 func hostAndPort(server string) (host, port string) {
 	if host, port, err := net.SplitHostPort(server); err == nil {
 		return host, port

@@ -46,7 +46,7 @@ long time. SIGINT and SIGTERM end it in any case.`,
 					return err
 				}
 				h.say(errors.Unwrap(err))
-				h.connect = 0 // that was for the first time: who leads is to do so whenever there is a server
+				h.connect = 0 // only for the first time: a candidate waits for servers without limit
 			}
 		},
 	}

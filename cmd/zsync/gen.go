@@ -48,7 +48,7 @@ func genInto(use, short string, write func(root *cobra.Command, dir string) erro
 
 func writeMan(root *cobra.Command, dir string) error {
 	markUp(root)
-	// The same files from the same source, whenever it is built.
+	// Equal sources give equal files, at any time.
 	built := time.Unix(0, 0).UTC()
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {

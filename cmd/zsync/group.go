@@ -107,7 +107,7 @@ func (h *holding) join(cmd *cobra.Command, path, id string, info []byte, argv []
 	return verdict(context.Cause(t.waiting), t.busy)
 }
 
-// member says who has the id, if that can be found out.
+// member names the member that has the id, if it can find out.
 func (t *task) member(g *group, id string) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.waiting), asking)
 	defer cancel()

@@ -108,7 +108,7 @@ func (h *holding) addKazoo(cmd *cobra.Command, kazoos, curators string) {
 	cmd.Flags().BoolVar(&h.kazoo, "kazoo", false, fmt.Sprintf("share the path with kazoo's %s, not Curator's %s", kazoos, curators))
 }
 
-// layout is what --kazoo says.
+// layout returns the layout that --kazoo selects.
 func (h *holding) layout() zsync.LockOption {
 	if h.kazoo {
 		return zsync.WithLayout(zsync.LayoutKazoo)
@@ -116,8 +116,7 @@ func (h *holding) layout() zsync.LockOption {
 	return zsync.WithLayout(zsync.LayoutCurator)
 }
 
-// pathsAndCommand takes PATH... -- CMD ARG... apart. There is one path unless
-// there may be several.
+// pathsAndCommand parses PATH... -- CMD ARG.... Only with several may there be more than one path.
 func pathsAndCommand(cmd *cobra.Command, args []string, several bool) (paths, argv []string, err error) {
 	n := cmd.ArgsLenAtDash()
 	switch {
@@ -168,7 +167,7 @@ func (h *holding) begin(ctx context.Context, path string, argv []string) (*task,
 	t.waiting, stopTimer = within(ctx, h.timeout, "gave up after %v")
 	t.stop = func() { stopSignals(); stopTimer() }
 	if h.try && h.timeout == 0 {
-		// To try is not to wait, neither for a server nor for its answer.
+		// A try must not wait for a server, nor for its answer.
 		limit := h.connect
 		if limit == connectTimeout {
 			limit = tryTimeout

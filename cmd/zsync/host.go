@@ -86,8 +86,8 @@ func (ownSignals) Ignored(sig os.Signal) bool {
 	return ok && startedIgnoring(s)
 }
 
-// keepIgnoring has the signals ignored that the parent process has had ignored: Go's
-// runtime does it with SIGHUP and SIGINT alone.
+// keepIgnoring ignores the signals that the parent process ignores. Go's runtime does that for SIGHUP
+// and SIGINT only.
 func keepIgnoring() {
 	for _, sig := range append([]os.Signal{syscall.SIGPIPE}, passedOn...) {
 		if (ownSignals{}).Ignored(sig) {
@@ -96,8 +96,8 @@ func keepIgnoring() {
 	}
 }
 
-// keepClosed has standard input and output fail where they were closed: Go's runtime
-// has opened /dev/null in their place, which takes whatever is written.
+// keepClosed makes standard input and output fail if the parent had closed them: Go's runtime has
+// opened /dev/null in their place, which swallows all output.
 func keepClosed() {
 	if startedWithout(0) {
 		os.Stdin, _ = os.OpenFile(os.DevNull, os.O_WRONLY, 0)
@@ -132,10 +132,10 @@ type process interface {
 	// orphaned returns a channel that receives when reap may have something to do.
 	orphaned() (_ <-chan os.Signal, stop func())
 
-	// reap asks how processes have ended that were left to us.
+	// reap reaps the orphans that zsync has adopted.
 	reap()
 
-	// beside runs another command, which is no part of this process.
+	// beside runs another command, which does not belong to this process.
 	beside(cmd *exec.Cmd) (wait func() error, err error)
 }
 

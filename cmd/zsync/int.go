@@ -66,8 +66,8 @@ func (c numberCodec) Unmarshal(data []byte, v any) error {
 // A noNumberError says that the data at a path is no number.
 type noNumberError struct{ error }
 
-// with connects to the number at the path that is the first of the arguments, of
-// which there must be from least to most.
+// with connects to the number at the first argument, a path. It wants from least to most
+// arguments.
 func (n *number) with(cmd *cobra.Command, args []string, least, most int, do func(ctx context.Context, i *zsync.Int64) error) error {
 	if len(args) < least || len(args) > most {
 		return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -198,7 +198,7 @@ numbers.`,
 	return cmd
 }
 
-// negatives marks the commands among whose arguments may be negative numbers.
+// negatives marks commands that take negative numbers as arguments.
 var negatives = map[string]string{"negatives": ""}
 
 var negative = regexp.MustCompile(`^-[0-9]+$`)
@@ -232,7 +232,7 @@ func takesNext(cmd *cobra.Command, arg string) bool {
 		if len(arg) < 2 || arg[0] != '-' || negative.MatchString(arg) {
 			return false
 		}
-		// Of several short flags together the last may take one.
+		// Of several short flags in one word, the last may take a value.
 		flag = cmd.Flags().ShorthandLookup(arg[len(arg)-1:])
 		if flag == nil {
 			flag = cmd.InheritedFlags().ShorthandLookup(arg[len(arg)-1:])

@@ -34,7 +34,7 @@ var stopTogether = sync.OnceFunc(func() {
 // screen to restore; or it ignores the signal, and then zsync does not stop either.
 const stopping = 5 * time.Second
 
-// controlJob passes the signals on, and stops zsync when the commands have stopped.
+// controlJob passes the signals on, and stops zsync after the commands have stopped.
 func controlJob(asked, changed <-chan os.Signal) {
 	runtime.LockOSThread() // suspend stops the thread that it runs on
 	var sig syscall.Signal // stops zsync as soon as the commands have stopped; 0: none does
@@ -64,9 +64,8 @@ func controlJob(asked, changed <-chan os.Signal) {
 	}
 }
 
-// suspend stops this process with sig, and before it all that it has started and that
-// still runs. It returns after SIGCONT; or at once if the kernel does not stop the
-// process, because no shell could continue it.
+// suspend stops all running descendants, and then this process, with sig. It returns after SIGCONT. If
+// the kernel does not stop the process, because no shell could continue it, suspend returns at once.
 func suspend(sig syscall.Signal, asked <-chan os.Signal) {
 	frozen := freeze()
 	handler := setAction(sig, action{})
@@ -84,8 +83,8 @@ func suspend(sig syscall.Signal, asked <-chan os.Signal) {
 	ours.wake()
 }
 
-// freeze stops all that this process has started, until nothing of it runs, and
-// returns what it has stopped.
+// freeze stops all descendants of this process, until none of them runs, and returns the ones that it
+// has stopped.
 func freeze() (frozen []int) {
 	for began := time.Now(); time.Since(began) < time.Second; { // a process in a system call may need a while
 		running := running()
@@ -101,8 +100,7 @@ func freeze() (frozen []int) {
 	return frozen
 }
 
-// running returns the processes that have been started under zsync and have neither
-// ended nor stopped.
+// running returns the descendants of zsync that have neither ended nor stopped.
 func running() (running []int) {
 	children := processes()
 	for next := []int{os.Getpid()}; len(next) > 0; next = next[1:] {
@@ -147,8 +145,8 @@ func (t *processTable) still() bool {
 	return true
 }
 
-// wake continues the commands that are stopped. A shell continues the whole process
-// group of zsync, and so a command that shares the group; it may be about to.
+// wake continues the stopped commands. A shell continues zsync's whole process group, and so also a
+// command that shares the group; but the shell may still be about to.
 func (t *processTable) wake() {
 	const about = 20 * time.Millisecond
 	time.Sleep(about)

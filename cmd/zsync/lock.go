@@ -102,7 +102,7 @@ func (h *holding) unlessMixed(mine hold, other line, format string) hold {
 	return mine.unless(other, format)
 }
 
-// The holds that there are to a lock.
+// The holds that a lock can give.
 func locking(m *zsync.Mutex) hold {
 	return hold{m.Lock, m.TryLock, m.Unlock, m.Lost, token(m.Token), []line{m}}
 }
@@ -131,9 +131,9 @@ func beginTask(h *holding, cmd *cobra.Command, args []string, several bool) (*ta
 	return t, paths, err
 }
 
-// unless returns a hold that is refused while another kind of lock is in use at
-// the path. That is asked after the hold has been acquired: of two that come at
-// once, at least the later one then meets the other.
+// unless returns a hold that is refused while another kind of lock is in use at the path. It checks
+// after the hold has been acquired: of two commands that come at once, at least the later one then
+// finds the other.
 func (h hold) unless(other line, format string) hold {
 	check := func(ctx context.Context) error {
 		cs, err := other.Contenders(ctx)

@@ -112,7 +112,7 @@ func (t *task) missing() (stop func()) {
 	}
 }
 
-// list sums up what there is below root.
+// list summarizes the primitives below root.
 func (h *host) list(ctx context.Context, s *zsync.Session, root string, seen *look.Memory) ([]summary, error) {
 	t, err := h.survey(ctx, s, root)
 	if err != nil {
@@ -189,7 +189,7 @@ func tally(n int) string {
 	return fmt.Sprint(n)
 }
 
-// held is how long a holder has held, or less than which time.
+// held returns how long a holder has held, or an upper limit of that.
 func held(now time.Time, since, came *time.Time) string {
 	if since == nil && came != nil {
 		return "<" + age(now, came)

@@ -129,7 +129,7 @@ func execute(ctx context.Context, h *host) (int, os.Signal) {
 	return status.status, nil
 }
 
-// unknownCommand matches what cobra says of a command that there is not.
+// unknownCommand matches cobra's error for an unknown command.
 var unknownCommand = regexp.MustCompile(`^unknown command "([^"]*)" for "zsync"$`)
 
 // A checkedWriter remembers the first error: cobra's help has no way to return it.
@@ -213,7 +213,7 @@ func newRoot(h *host) *cobra.Command {
 	return root
 }
 
-// version is what go build knows of this build.
+// version returns the version of this build, as go build knows it.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

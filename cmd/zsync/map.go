@@ -34,8 +34,8 @@ zsync.Map whose codec is zsync.Raw: each key is a znode below PATH.`,
 
 type sharedMap = zsync.Map[[]byte]
 
-// withMap connects to the map at the path that is the first of the arguments, of
-// which there must be from least to most.
+// withMap connects to the map at the path that is the first argument. It wants from least to most
+// arguments.
 func withMap(h *holding, cmd *cobra.Command, args []string, least, most int, do func(ctx context.Context, m *sharedMap) error) error {
 	if len(args) < least || len(args) > most {
 		return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -241,7 +241,7 @@ func addCount(cmd *cobra.Command, n *int, what string) {
 	cmd.Flags().IntVarP(n, "count", "n", 0, "write `N` "+what+" (default: all)")
 }
 
-// follow writes what comes, n times, or until ctx ends if n is 0.
+// follow writes n values from watch, or all until ctx ends if n is 0.
 func follow[T any](ctx context.Context, cmd *cobra.Command, n int, path string, watch <-chan T, write func(io.Writer, T) error) error {
 	if n < 0 || n == 0 && cmd.Flags().Changed("count") {
 		return fail(exitUsage, "--count %d: must be at least 1", n)

@@ -60,7 +60,7 @@ func (q *queueing) addNull(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&q.null, "null", "0", false, "elements end in a zero byte, not in a newline")
 }
 
-// end is what ends an element, in input and in output.
+// end returns the byte that ends an element, in input and in output.
 func (q *queueing) end() byte {
 	if q.null {
 		return 0
@@ -184,7 +184,7 @@ run the same command again. zsync queue cancel removes the element by its ID.`,
 	return cmd
 }
 
-// sendOnce sends one element with an ID: the argument, or the one line there is.
+// sendOnce sends one element with an ID: the argument, or the only line of the input.
 func (q *queueing) sendOnce(ctx context.Context, cmd *cobra.Command, queue *zsync.Queue[[]byte], id string, args []string) (err error) {
 	var element []byte
 	if len(args) > 0 {
@@ -202,8 +202,8 @@ func (q *queueing) sendOnce(ctx context.Context, cmd *cobra.Command, queue *zsyn
 	return err
 }
 
-// onlyElement reads the one element that there must be. It reads to the end before
-// anything is sent: of two, none is.
+// onlyElement reads the only element of the input. It reads to the end before anything is sent: if
+// there are two elements, neither is sent.
 func onlyElement(ctx context.Context, in <-chan input) (element []byte, err error) {
 	for n := 0; ; n++ {
 		select {
@@ -225,7 +225,7 @@ func onlyElement(ctx context.Context, in <-chan input) (element []byte, err erro
 	}
 }
 
-// An input is an element that was read, or what ended the reading.
+// An input is an element that was read, or the error that ended the reading.
 type input struct {
 	element []byte
 	err     error // io.EOF at the end
@@ -273,7 +273,7 @@ const (
 	maxBatchBytes = 256 << 10
 )
 
-// sendAll sends elements as they come, together what comes at once.
+// sendAll sends elements as they come. Elements that come at once share a request.
 func sendAll(ctx context.Context, send sender, in <-chan input) error {
 	for sent := 0; ; {
 		var batch [][]byte
@@ -311,14 +311,13 @@ func sendAll(ctx context.Context, send sender, in <-chan input) error {
 	}
 }
 
-// stoppedAfter says how far a send has come. Of what came next it may not be
-// known whether it was stored.
+// stoppedAfter reports the number of elements that were sent. The next ones may be stored or not.
 func stoppedAfter(sent int, verdict, why error) error {
 	return &statusError{exitOf(verdict), fmt.Errorf("elements certainly sent: %d: %w", sent, why)}
 }
 
-// sendBatch sends a batch, in several requests where it does not fit into one,
-// and returns how many elements are certainly stored.
+// sendBatch sends a batch, in several requests if it does not fit into one, and returns how many
+// elements are certainly stored.
 func sendBatch(ctx context.Context, send sender, batch [][]byte) (int, error) {
 	err := send(ctx, batch...)
 	if err == nil || len(batch) < 2 || !errors.Is(err, zsync.ErrTooLarge) {

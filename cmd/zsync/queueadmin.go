@@ -13,7 +13,7 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has the commands for whoever looks after a queue.
+// This file has the commands for the administrator of a queue.
 
 // withQueue connects to the queue at path.
 func (q *queueing) withQueue(cmd *cobra.Command, path string, do func(ctx context.Context, queue *zsync.Queue[[]byte]) error) error {
@@ -230,7 +230,7 @@ with id, since, attempts, first (when it was sent), reason, size in bytes, and d
 	return cmd
 }
 
-// lettersCommand applies do to the dead letters that are named.
+// lettersCommand applies do to the dead letters that the arguments name.
 func lettersCommand(c *client, name, short, long string, do func(*zsync.Queue[[]byte], context.Context, func(zsync.DeadLetter) bool) (int, error)) *cobra.Command {
 	q := &queueing{holding: *newHolding(c)}
 	all := false

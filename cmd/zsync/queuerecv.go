@@ -141,7 +141,7 @@ type receiver struct {
 	stop    error           // the error from a command that ends recv
 }
 
-// receive takes what there is, or with follow what will be.
+// receive takes the elements that are there or, with follow, all that will come.
 func (r *receiver) receive(ctx context.Context) error {
 	// If the reader of our output exits, we must not end before the elements are back.
 	broken := make(chan os.Signal, 1)
@@ -181,10 +181,10 @@ func (r *receiver) full() bool { return r.want > 0 && r.got >= r.want }
 // errEmpty means that there was nothing to receive.
 var errEmpty = errors.New("the queue is empty")
 
-// idle is how long nothing must come before the queue is looked at.
+// idle is how long no element must come before receive looks at the queue.
 const idle = 50 * time.Millisecond
 
-// round consumes until it has enough, or unless it follows until nothing is left.
+// round consumes until it has enough elements. Without follow, it also ends when none is left.
 func (r *receiver) round(ctx context.Context) (err error) {
 	inner, cancel := context.WithCancel(ctx)
 	elements := r.queue.Deliveries(inner)
@@ -264,7 +264,7 @@ func (r *receiver) next(ctx context.Context, elements <-chan zsync.Delivery[[]by
 	}
 }
 
-// ended says why the elements have ended.
+// ended returns the reason why the channel of elements was closed.
 func (r *receiver) ended(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return fail(exitServers, "%s: the session is closed", r.path)
@@ -276,7 +276,7 @@ func (r *receiver) ended(ctx context.Context) error {
 func (r *receiver) write(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	if _, err := r.out.Write(append(r.form.decode(d.Value), r.end)); err != nil {
 		r.got--
-		d.Return() // it is not to blame
+		d.Return() // the element is not to blame
 		if errors.Is(err, syscall.EPIPE) {
 			return &statusError{128 + int(syscall.SIGPIPE), nil}
 		}
@@ -292,13 +292,14 @@ func (r *receiver) write(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	return r.failed
 }
 
-// remove removes what is written or done, even if a signal has come. Removals that are
-// under way at the same time share requests.
+// remove removes an element that was written or done, even after a signal. Concurrent removals share
+// requests.
 func (r *receiver) remove(ctx context.Context, d zsync.Delivery[[]byte]) {
 	r.settle(ctx, d.Ack)
 }
 
-// settle decides what becomes of an element.
+// settle runs how, which acknowledges an element, returns it for a retry, or sets it aside, even after
+// a signal.
 func (r *receiver) settle(ctx context.Context, how func(ctx context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removal)
 	defer cancel()

@@ -12,10 +12,10 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file is how text becomes an element and an element becomes text. A program that uses the
-// default codec, JSON, reads what the command sends, and the command prints what it sends.
+// This file converts text to elements and back. A program with the default codec, JSON, can read the
+// command's elements, and the command can print the program's.
 
-// A form is how the command line says that elements are stored.
+// A form has the flags for the stored form of elements.
 type form struct{ raw, text bool }
 
 func (f *form) addRaw(cmd *cobra.Command) {
@@ -42,8 +42,8 @@ func (f *form) encode(element []byte) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
-// encodeAll encodes each element that is read. The error of one comes in its place, and ends the
-// reading.
+// encodeAll encodes each element that is read. The first error takes the place of its element, and
+// ends the reading.
 func (f *form) encodeAll(in <-chan input) <-chan input {
 	if f.raw {
 		return in
@@ -63,7 +63,7 @@ func (f *form) encodeAll(in <-chan input) <-chan input {
 	return out
 }
 
-// decode returns the text of an element: of a JSON string what it says, and else what is stored.
+// decode returns the text of an element: the content of a JSON string, or else the stored bytes.
 func (f *form) decode(stored []byte) []byte {
 	if f.raw || !bytes.HasPrefix(stored, []byte(`"`)) {
 		return stored
@@ -75,7 +75,7 @@ func (f *form) decode(stored []byte) []byte {
 	return []byte(text)
 }
 
-// check judges the flags, for elements in a layout.
+// check checks the flags against the layout of the queue.
 func (f *form) check(layout zsync.QueueLayout) error {
 	if f.raw && f.text {
 		return fail(exitUsage, "--raw and --text do not go together")

@@ -29,10 +29,10 @@ type working struct {
 	replace  string // the placeholder of the element in argv; empty: the command reads it
 }
 
-// longest is how long what has failed waits at most.
+// longest is the longest wait before a retry.
 const longest = time.Minute
 
-// check judges what the command line says.
+// check checks the flags for the command.
 func (w *working) check(cmd *cobra.Command, layout string) error {
 	flags := cmd.Flags()
 	for _, name := range []string{"jobs", "max-attempts", "backoff", "replace"} {
@@ -60,8 +60,8 @@ func (w *working) check(cmd *cobra.Command, layout string) error {
 // longestArgument is the longest argument of a command that Linux takes.
 const longestArgument = 128<<10 - 1
 
-// with returns the command for an element: it finds the element in its arguments, and nothing in
-// its standard input, or else in its standard input.
+// with returns the command for an element. The command gets the element in its arguments, with an
+// empty standard input, or else in its standard input.
 func (w *working) with(element []byte) (argv []string, in io.Reader, err error) {
 	if w.replace == "" {
 		return w.argv, bytes.NewReader(element), nil
@@ -76,7 +76,7 @@ func (w *working) with(element []byte) (argv []string, in io.Reader, err error) 
 	return argv, strings.NewReader(""), nil
 }
 
-// pause is how long an element waits that has failed so many times.
+// pause returns the wait before the next attempt at an element that has failed attempt times.
 func (w *working) pause(attempt int) time.Duration {
 	d := w.backoff
 	for ; attempt > 1 && d < longest; attempt-- {
@@ -138,7 +138,8 @@ func (r *receiver) finish(j *job) (ending bool) {
 	return r.ending
 }
 
-// run runs the command for an element, and then acknowledges, requeues or drops the element. An error ends recv.
+// run runs the command for an element. Then it acknowledges the element, schedules a retry, or sets it
+// aside. An error ends recv.
 func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	j := r.begin()
 	if j == nil {
@@ -151,7 +152,7 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 		d.Return()
 		return nil // and the elements end
 	}
-	// The kernel kills the command if the thread ends that has started it.
+	// The kernel kills the command when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	value := d.Value
@@ -183,7 +184,7 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	return nil
 }
 
-// again has an element tried again that has failed, or sets it aside.
+// again schedules a retry of an element that has failed, or sets it aside.
 func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], value []byte, status *statusError) {
 	why := fmt.Sprintf("exit status %d", status.status)
 	if status.err != nil { // it was not run
@@ -239,7 +240,7 @@ func (r *receiver) forget(d zsync.Delivery[[]byte], value []byte) {
 	}
 }
 
-// retry is until when something is to be tried again.
+// retry returns the time of the last scheduled retry.
 func (r *receiver) retry() time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()

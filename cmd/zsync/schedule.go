@@ -104,8 +104,7 @@ func latest(table zsync.Timetable, now time.Time) (last time.Time) {
 
 func instant(at time.Time) string { return at.UTC().Format(time.RFC3339Nano) }
 
-// doing runs the command for an instant, while ctx does not say that it is
-// lost.
+// doing runs the command for an instant, until ctx ends because the instant is lost.
 func (t *task) doing(ctx context.Context, at time.Time, signals <-chan os.Signal) error {
 	c := &child{
 		host: t.host, session: t.session.ID(), argv: t.argv, signals: signals, lost: ctx.Done(), killAfter: t.grace(), onLost: t.onLost,
@@ -224,8 +223,8 @@ func (t *task) doOnce(at time.Time) error {
 	return verdict(err, t.busy)
 }
 
-// passedOnStatus is the end of zsync with the status of its command, which has
-// said itself what was wrong, if it was run at all.
+// passedOnStatus makes zsync end with the status of its command, and without a message: the command
+// has reported its own error, if it ran at all.
 func passedOnStatus(e *commandError) error {
 	if e.status == exitNoExec || e.status == exitNotFound || errors.As(e.err, new(*signalError)) {
 		return &statusError{e.status, e.err}

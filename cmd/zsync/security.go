@@ -16,7 +16,7 @@ import (
 // This file has the global flags for security: our credentials, the identity of the servers, and the ACL of our
 // znodes.
 
-// security returns what the flags for it come to.
+// security returns the options that the security flags give.
 func (c *client) security() (opts []zsync.Option, err error) {
 	auths, err := c.credentials()
 	if err != nil {

@@ -126,12 +126,12 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// bring brings the faults, until the process ends.
+// bring causes the faults, until the process ends.
 func (f *faults) bring(srv *zktest.Server) {
 	srv.SetLatency(time.Duration(f.latency))
 	if f.loseReplies > 0 {
 		srv.Intercept(func(r zktest.Request) zktest.Action {
-			// A handshake or a ping is not what tests are about.
+			// Tests do not want faults in handshakes and pings.
 			if r.Op == zktest.OpConnect || r.Op == zktest.OpPing || rand.Float64()*100 >= f.loseReplies {
 				return zktest.Pass
 			}

@@ -8,10 +8,9 @@ import (
 	"sync"
 )
 
-// all makes one hold of several, at different paths. They are acquired in the
-// order of their paths, whatever order they are given in, so that two commands
-// never wait for each other. The tokens come in the order in which the holds were
-// given.
+// all makes one hold of several, at different paths. It acquires them in the order of their paths, in
+// whatever order they are given, so two commands never deadlock. The tokens come in the order of
+// holds.
 func all(holds []hold) hold {
 	if len(holds) == 1 {
 		return holds[0]
@@ -48,7 +47,7 @@ func all(holds []hold) hold {
 			if whole() {
 				return nil
 			}
-			release(sorted) // the command has not started, so wait again
+			release(sorted) // no command has started, so wait again
 		}
 	}
 	together.try = func(ctx context.Context) (bool, error) {

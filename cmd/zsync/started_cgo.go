@@ -31,7 +31,7 @@ import (
 	"syscall"
 )
 
-// startedIgnoring reports whether the parent process has had sig ignored.
+// startedIgnoring reports whether the parent process ignores sig.
 func startedIgnoring(sig syscall.Signal) bool {
 	return C.ignoredAtStart()>>(sig-1)&1 != 0 || signal.Ignored(sig)
 }

@@ -71,8 +71,8 @@ layout, of a queue, and value, the data, which is a string if it is not JSON its
 	return cmd
 }
 
-// statusOf looks at each path, and for / at everything that there is. refused
-// says that something may not be read.
+// statusOf looks at each path. For /, it looks at the whole tree. refused says that some paths may not
+// be read.
 func (h *host) statusOf(ctx context.Context, s *zsync.Session, paths []string) (lines []look.Line, refused bool, err error) {
 	lines = []look.Line{}
 	for _, path := range paths {
@@ -104,7 +104,7 @@ func (h *host) statusOf(ctx context.Context, s *zsync.Session, paths []string) (
 	return lines, refused, nil
 }
 
-// survey looks at everything below root, and says if that is not all.
+// survey looks at everything below root, and reports if it has not seen all.
 func (h *host) survey(ctx context.Context, s *zsync.Session, root string) (*look.Tree, error) {
 	t, err := look.Look(ctx, s, root)
 	if err == nil && t.Cut {

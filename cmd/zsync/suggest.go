@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// This file has what is suggested for a word that is not known, and which flags help shows.
+// This file has the suggestions for unknown words, and selects the flags that help shows.
 
 // otherWords are the names that flags have elsewhere, in flock(1) and in other clients.
 var otherWords = map[string][]string{
@@ -76,7 +76,7 @@ func didYouMean(message string, names []string) string {
 	return message + "; did you mean " + strings.Join(names, " or ") + "?"
 }
 
-// unknownFlag matches what is said of a flag that there is not.
+// unknownFlag matches the error of an unknown flag.
 var unknownFlag = regexp.MustCompile(`^unknown flag: --(\S+)$`)
 
 // suggestFlags adds similar flags to the error of an unknown flag.

@@ -11,7 +11,7 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
-// The ways to print what others have written.
+// The ways to print text from other users.
 var (
 	plain     = look.Plain
 	special   = look.Special
@@ -38,7 +38,7 @@ func writeJSON(w io.Writer, v any) error {
 		case r == '\n' || !special(r):
 			out = append(out, text[:size]...)
 		case r > 0xffff:
-			// As a surrogate pair, which is the same in JSON as in UTF-16.
+			// A surrogate pair: JSON writes it as UTF-16 does.
 			r -= 0x10000
 			out = appendEscape(appendEscape(out, 0xd800+r>>10), 0xdc00+r&0x3ff)
 		default:

@@ -56,10 +56,10 @@ wait first. Its keys:
 	return cmd
 }
 
-// shortest is the time between two looks at everything, at least.
+// shortest is the shortest time between two looks at the tree.
 const shortest = 100 * time.Millisecond
 
-// terminal returns the two sides of the terminal; nil where there is none.
+// terminal returns the two sides of the terminal, or nil if there is none.
 func (h *host) terminal() (in, out *os.File) {
 	in, _ = h.stdin.(*os.File)
 	out, _ = h.stdout.(*os.File)
@@ -154,7 +154,7 @@ func readKeys(in io.Reader, keys chan<- string) {
 	}
 }
 
-// splitKeys takes what a terminal sends apart.
+// splitKeys splits the bytes from a terminal into keys.
 func splitKeys(in string) (keys []string) {
 	for in != "" {
 		n := 1
@@ -172,7 +172,7 @@ func splitKeys(in string) (keys []string) {
 	return keys
 }
 
-// overdue is how long a look may take before what is shown is called old.
+// overdue is how long a look may take before top marks its display as old.
 const overdue = 5 * time.Second
 
 // A view is what top shows.
@@ -215,7 +215,7 @@ func earlier(a, b *time.Time) int {
 	return a.Compare(*b)
 }
 
-// set takes what was found.
+// set shows the result of a look.
 func (v *view) set(t *look.Tree) {
 	v.rows, v.lines, v.znodes, v.looked, v.failure = sumUpAll(t), map[string][]look.Line{}, t.Znodes, true, ""
 	if t.Cut {
@@ -270,7 +270,7 @@ func (v *view) press(key string, height int) {
 	}
 }
 
-// draw returns what a terminal is sent to show v.
+// draw returns the bytes that show v on a terminal.
 func (v *view) draw(width, height int, now time.Time) string {
 	head := fmt.Sprintf("zsync top %s   %s   sorted by %s", plain(v.root), count(len(v.rows), "line"), orders[v.order].name)
 	if !v.looked {

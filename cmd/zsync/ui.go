@@ -113,8 +113,8 @@ func local(host string) bool {
 	return err == nil && ip.IsLoopback() || strings.EqualFold(host, "localhost")
 }
 
-// onlyLocal refuses requests that come by another name: a page of another site
-// can have its name lead here, and then its scripts could read this one.
+// onlyLocal refuses requests under another name. Otherwise, a page of another site could make its own
+// name lead here, and its scripts could then read this page.
 func onlyLocal(page http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !local(r.Host) {

@@ -53,7 +53,7 @@ func getCommand(c *client) *cobra.Command {
 	return cmd
 }
 
-// writeFound writes what was loaded, or fails with what there is not.
+// writeFound writes the loaded value, or returns the error that it is missing.
 func writeFound(cmd *cobra.Command, data []byte, err error, missing string, args ...any) error {
 	if errors.Is(err, zsync.ErrNoValue) {
 		return fail(exitBusy, missing, args...)
@@ -122,8 +122,8 @@ func argumentOrInput(cmd *cobra.Command, args []string) ([]byte, error) {
 	return data, nil
 }
 
-// mostInput is how much is read for one value or element. Nothing that is larger can
-// be sent, and there may be no end of it.
+// mostInput is the limit of the input for one value or element. A longer one cannot be sent, and the
+// input may have no end.
 const mostInput = 1 << 20
 
 // inputError gives a failed read its exit status.
@@ -170,7 +170,7 @@ After quick changes, it can write only the latest. It ends with a signal, with
 	return cmd
 }
 
-// writeElement writes data as it is, and what ends it.
+// writeElement writes data as it is, and the terminator.
 func writeElement(w io.Writer, data []byte, end byte) error {
 	_, err := w.Write(append(data, end))
 	return outputError(err)

@@ -15,7 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// verifyCommand judges what zsync.WithTrace, or --trace, has written.
+// verifyCommand checks the traces that zsync.WithTrace, or --trace, has written.
 func verifyCommand() *cobra.Command {
 	tolerance := trace.DefaultTolerance
 	cmd := &cobra.Command{
@@ -83,11 +83,11 @@ func readTrace(stdin io.Reader, name string) (*trace.File, error) {
 	return trace.Parse(f, name)
 }
 
-// openTrace opens the file of --trace. Processes may share it: each write is of
-// whole lines, at its end. A named pipe is opened when it has a reader, unless ctx ends.
+// openTrace opens the file of --trace. Processes may share it: each write appends whole lines. It
+// waits for the reader of a named pipe, unless ctx ends.
 func (h *host) openTrace(ctx context.Context, name string) (*traceFile, error) {
 	for {
-		// Without O_NONBLOCK the kernel would wait for the reader, whatever signals come.
+		// Without O_NONBLOCK, the kernel would wait for the reader and ignore signals.
 		f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY|syscall.O_NONBLOCK, 0o644)
 		switch {
 		case err == nil:
@@ -103,8 +103,7 @@ func (h *host) openTrace(ctx context.Context, name string) (*traceFile, error) {
 	}
 }
 
-// A traceFile says once that it cannot be written. That ends nothing: a trace is
-// not worth a hold.
+// A traceFile reports its first failed write, once, and continues: a hold is worth more than a trace.
 type traceFile struct {
 	*host
 	f    *os.File

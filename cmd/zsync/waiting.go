@@ -13,7 +13,7 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 )
 
-// This file says what a task waits for: behind whom, and since when.
+// This file describes the wait of a task: the holders, and the waiters ahead.
 
 // asking is how long zsync may take to find the holders. Only a command whose wait has failed waits for that.
 const asking = time.Second
@@ -38,7 +38,7 @@ func (t *task) taken(lines []line, colon string) string {
 	return colon + strings.Join(words, "; ")
 }
 
-// inTheWay says who holds what there is at l, or else who is ahead.
+// inTheWay names the holders at l, or else the waiters ahead.
 func (t *task) inTheWay(ctx context.Context, l line) string {
 	contenders, err := l.Contenders(ctx)
 	if err != nil {
@@ -69,7 +69,7 @@ func (t *task) inTheWay(ctx context.Context, l line) string {
 	return words
 }
 
-// describe names the first, and says how many more there are.
+// describe names the first, and counts the others.
 func describe(cs []zsync.Contender) string {
 	owner, _ := marks.Outer(cs[0].Owner)
 	if owner == "" {
@@ -129,7 +129,7 @@ func (t *task) narrateOf(what func() string) (stop func(got bool)) {
 		for {
 			if words := what(); words != last && words != "" {
 				select {
-				case <-ended: // and it may be ourselves
+				case <-ended: // the holder may be this task itself
 					return
 				default:
 				}

@@ -34,14 +34,14 @@ type network interface {
 	client(i int) string
 	// members returns the lines of server i's configuration that say where the servers are.
 	members(i int) string
-	// command returns the command that runs argv where server i belongs.
+	// command returns a command that runs argv at server i's place in the network.
 	command(i int, argv ...string) *exec.Cmd
-	// set lets packets from one server to another pass, or not.
+	// set lets packets from one server to another pass, or stops them.
 	set(ways [][2]int, pass bool) error
 	close()
 }
 
-// A Config says how the servers are set.
+// A Config has the settings of the servers.
 type Config struct {
 	Tick      time.Duration
 	SyncLimit int  // in ticks
@@ -96,7 +96,7 @@ func (e *Ensemble) starter() {
 	}
 }
 
-// start starts cmd, to be killed when this process ends.
+// start starts cmd. The kernel kills it when this process ends.
 func (e *Ensemble) start(cmd *exec.Cmd) error {
 	done := make(chan error)
 	e.jobs <- func() {
@@ -169,7 +169,7 @@ func (e *Ensemble) Await(limit time.Duration) error {
 	return nil
 }
 
-// mode returns what server i says it is, leader or follower, or "" when it does not serve.
+// mode returns the role that server i reports, leader or follower, or "" while it does not serve.
 func (e *Ensemble) mode(i int) string {
 	c, err := net.DialTimeout("tcp", e.Addr(i), time.Second)
 	if err != nil {
@@ -186,7 +186,7 @@ func (e *Ensemble) mode(i int) string {
 
 // Leader returns the server that leads.
 func (e *Ensemble) Leader() (int, error) {
-	for until := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // one without a processor says nothing for a while
+	for until := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // a starved server does not answer for a while
 		for i := 1; i <= Servers; i++ {
 			if e.mode(i) == "leader" {
 				return i, nil
@@ -206,7 +206,7 @@ func (e *Ensemble) Kill(i int) error {
 	return err
 }
 
-// Stop stops server i as SIGSTOP does. [Ensemble.Repair] lets it go on.
+// Stop stops server i as SIGSTOP does. [Ensemble.Repair] continues it.
 func (e *Ensemble) Stop(i int) error { return e.running[i].Process.Signal(syscall.SIGSTOP) }
 
 // Cut stops all packets from the first server of each way to the second.

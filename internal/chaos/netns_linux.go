@@ -11,7 +11,7 @@ import (
 
 func dieWithParent(a *syscall.SysProcAttr) { a.Pdeathsig = syscall.SIGKILL }
 
-// Namespaced has cmd run in a network namespace of its own, in which it is root.
+// Namespaced prepares cmd to run in a network namespace of its own, as root in it.
 func Namespaced(cmd *exec.Cmd) {
 	a := &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	if os.Geteuid() != 0 {
@@ -22,9 +22,8 @@ func Namespaced(cmd *exec.Cmd) {
 	cmd.SysProcAttr = a
 }
 
-// namespaces is a network of one namespace for each server and the caller's for
-// the clients, joined by a bridge in the caller's. A process in each, which ends
-// with this one, anchors it.
+// namespaces is a network with a namespace for each server. The clients use the caller's namespace. A bridge there joins them all. A process in each namespace keeps it alive; it ends with this
+// process.
 //
 // To cut the way from one server to another, the first gets a wrong hardware address for the second: packets
 // leave it and arrive at no server.

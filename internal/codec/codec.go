@@ -20,7 +20,8 @@ type Codec interface {
 	Unmarshal(data []byte, v any) error
 }
 
-// JSON is encoding/json, which changes strings that are no UTF-8 without a word: JSON refuses them.
+// JSON is encoding/json, except that it refuses strings that are not UTF-8, which encoding/json
+// changes silently.
 type JSON struct{}
 
 func (JSON) Marshal(v any) ([]byte, error) {
@@ -51,7 +52,7 @@ func (Gob) Unmarshal(data []byte, v any) error {
 	return gob.NewDecoder(bytes.NewReader(data)).Decode(v)
 }
 
-// Raw takes []byte and string as they are.
+// Raw stores []byte and string unchanged.
 type Raw struct{}
 
 func (Raw) Marshal(v any) ([]byte, error) {
@@ -114,8 +115,8 @@ func (BigEndian) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// A Zero takes no bytes for 0: other programs create the znode before they
-// write it. It refuses JSON's null, which would leave the number as it was.
+// A Zero decodes empty data as 0: other programs create the znode before they write it. It refuses
+// JSON's null, which would leave the number as it was.
 type Zero struct{ Codec }
 
 func (c Zero) Unmarshal(data []byte, v any) error {
@@ -129,10 +130,9 @@ func (c Zero) Unmarshal(data []byte, v any) error {
 	return c.Codec.Unmarshal(data, v)
 }
 
-// Encode marshals v, and gives an error, not a panic, whatever the codec does.
+// Encode marshals v. If the codec panics, Encode returns an error.
 //
-// Gob and Raw are given a pointer if T is an interface: to decode, they need to
-// know that it is.
+// If T is an interface, Gob and Raw get a pointer: to decode, they need to know the interface type.
 func Encode[T any](c Codec, v T) (data []byte, err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -10,9 +10,9 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// replacement is what encoding/json writes in place of each byte that is no UTF-8, and for nothing
-// else: a U+FFFD in a string stays as it is. The text "\ufffd" has it too, and so may what a Marshaler
-// returns: then checkUTF8 says what it is.
+// replacement is the text that encoding/json writes for each byte that is not UTF-8, and for nothing
+// else: a U+FFFD in a string stays as it is. But a string with the characters \ufffd contains it too,
+// and so may the result of a Marshaler. checkUTF8 decides.
 const replacement = `\ufffd`
 
 var (
@@ -20,7 +20,7 @@ var (
 	textMarshaler = reflect.TypeFor[encoding.TextMarshaler]()
 )
 
-// checkUTF8 refuses a value with a string that encoding/json would change. at is where v is in the
+// checkUTF8 refuses a value with a string that encoding/json would change. at is the place of v in the
 // whole value.
 func checkUTF8(at string, v reflect.Value) error {
 	if !v.IsValid() || isNil(v) || v.Type().Implements(marshaler) || v.CanAddr() && v.Addr().Type().Implements(marshaler) {

@@ -49,8 +49,8 @@ func FromEnv(tb testing.TB) (e *Ensemble, ok bool) {
 	return e, true
 }
 
-// Faults returns the ensemble named by the environment for a test that is going to hurt it.
-// It skips the test when there is none, or none that may be hurt.
+// Faults returns the ensemble named by the environment for a test that is going to hurt it. It skips
+// the test if there is none, or none that may be hurt.
 func Faults(tb testing.TB) *Ensemble {
 	tb.Helper()
 	e, ok := FromEnv(tb)
@@ -76,7 +76,7 @@ func (e *Ensemble) Pause(i ...int) {
 	mark(e.paused, i, true)
 }
 
-// Resume lets paused servers go on.
+// Resume continues paused servers.
 func (e *Ensemble) Resume(i ...int) {
 	e.tb.Helper()
 	e.run("resume", i)
@@ -91,8 +91,8 @@ func (e *Ensemble) Kill(i ...int) {
 	mark(e.paused, i, false)
 }
 
-// Restart starts killed servers again, on the data they had, and returns once each of them serves.
-// A server that still runs is killed first. Name all that a quorum needs: one alone never serves.
+// Restart starts killed servers again, on their old data, and returns once each of them serves. It
+// first kills a server that still runs. Name enough servers for a quorum: a single one never serves.
 func (e *Ensemble) Restart(i ...int) {
 	e.tb.Helper()
 	e.run("restart", i)
@@ -120,7 +120,7 @@ func (e *Ensemble) Leader() int {
 	}
 }
 
-// repair undoes what the test did and did not undo itself.
+// repair ends the faults that the test has left.
 func (e *Ensemble) repair() {
 	if len(e.paused) > 0 {
 		e.Resume(keys(e.paused)...)

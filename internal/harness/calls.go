@@ -14,8 +14,7 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// Arrive runs f in a goroutine, and returns the channel of its result once it
-// waits.
+// Arrive runs f in a goroutine, and returns the channel of its result once f waits.
 func Arrive(t testing.TB, f func() error) <-chan error {
 	t.Helper()
 	c := Async(f)
@@ -74,8 +73,7 @@ func Counted(n int) []int {
 	return vs
 }
 
-// Requests returns how many requests f costs, all that it leaves to be done
-// behind it included.
+// Requests returns how many requests f costs, including the work that f leaves to the background.
 func Requests(srv *zktest.Server, f func()) int64 {
 	synctest.Wait()
 	before := srv.Counts()

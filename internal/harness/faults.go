@@ -28,8 +28,8 @@ func Op(want zktest.Op) func(zktest.Request) bool {
 	return func(r zktest.Request) bool { return r.Op == want }
 }
 
-// OneByOne makes an interceptor of f that is called by one connection at a time,
-// and returns a function that reads what f writes.
+// OneByOne intercepts requests with f, one at a time. It returns a function that reads variables of f
+// without a race.
 func OneByOne(srv *zktest.Server, f func(r zktest.Request) zktest.Action) (read func(func())) {
 	var mu sync.Mutex
 	srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -126,8 +126,8 @@ func UnderChaos[S interface{ ID() int64 }](t testing.TB, srv *zktest.Server, rnd
 	f()
 }
 
-// Hasty is [Chaos] without a silence that outlasts a session: what Recv gives
-// out in such a silence others may get as well.
+// Hasty is [Chaos] without a silence that outlasts a session: during such a silence, other consumers
+// may get the elements that Recv has given out.
 func Hasty[S interface{ ID() int64 }](t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []S, until <-chan struct{}) {
 	t.Helper()
 	var mu sync.Mutex

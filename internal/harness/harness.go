@@ -21,8 +21,8 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// Timeout is the session timeout of tests in a bubble. It is long, so that a test
-// which waits for real shows it.
+// Timeout is the session timeout of tests in a bubble. It is long, so that a test that waits in real
+// time is noticed.
 const Timeout = 10 * time.Second
 
 // Main runs the tests of a package, and fails if they leave a goroutine behind.
@@ -83,7 +83,7 @@ func Within(t testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
-// Must ends the test if err is one.
+// Must ends the test if err is not nil.
 func Must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -108,8 +108,7 @@ func Async(f func() error) <-chan error {
 	return c
 }
 
-// PendingStill fails if c has a result by the time everything in the bubble is
-// idle.
+// PendingStill fails if c has a result after everything in the bubble has become idle.
 func PendingStill(t testing.TB, c <-chan error) {
 	t.Helper()
 	synctest.Wait()
@@ -125,7 +124,7 @@ func PendingStill(t testing.TB, c <-chan error) {
 // server and client notice that in any order.
 var Patient = zktest.WithSessionTimeouts(time.Minute, time.Hour)
 
-// Plain is a client of go-zookeeper's own, for what zsync does not do.
+// Plain returns a client of go-zookeeper, for the requests that zsync does not send.
 func Plain(t testing.TB, srv *zktest.Server, credentials ...string) *zk.Conn {
 	t.Helper()
 	c, _, err := zk.Connect(srv.Addrs(), Timeout, zk.WithDialer(srv.Dial), zk.WithLogInfo(false))
@@ -143,7 +142,7 @@ func Dial(network, addr string, _ time.Duration) (net.Conn, error) {
 	return net.DialTimeout(network, addr, time.Minute)
 }
 
-// DialUnless reaches srv while cut is false.
+// DialUnless returns a dialer that reaches srv only while cut is false.
 func DialUnless(cut *atomic.Bool, srv *zktest.Server) zk.Dialer {
 	return func(network, addr string, timeout time.Duration) (net.Conn, error) {
 		if cut.Load() {

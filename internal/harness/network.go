@@ -141,7 +141,8 @@ func (n *Network) take() *cable {
 	return w
 }
 
-// end ends the session of w as its client could: by continuing it elsewhere, and closing it there.
+// end ends the session of w as its client could: it continues the session on another connection, and
+// closes it there.
 func (n *Network) end(w *cable) {
 	n.mu.Lock()
 	whole := len(w.hello) == helloSize

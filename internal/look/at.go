@@ -46,7 +46,7 @@ func At(ctx context.Context, s *zsync.Session, path string) ([]Line, error) {
 	return a.ask(ctx)
 }
 
-// look asks only what the kinds of a place say that there can be.
+// look sends only the requests that the kinds of the place call for.
 func (p *Place) look(ctx context.Context, s *zsync.Session) ([]Line, error) {
 	if len(p.Kinds) == 0 && !p.Data {
 		return nil, nil
@@ -55,7 +55,7 @@ func (p *Place) look(ctx context.Context, s *zsync.Session) ([]Line, error) {
 	return a.ask(ctx)
 }
 
-// An asker asks what is at a path.
+// An asker asks for the primitives at a path.
 type asker struct {
 	s     *zsync.Session
 	path  string
@@ -156,7 +156,7 @@ func lineOf(path, kind, mode string, c zsync.Contender) Line {
 	return l
 }
 
-// SessionText is how a session is shown: as ZooKeeper's own tools do.
+// SessionText returns a session's id as ZooKeeper's own tools show it.
 func SessionText(id int64) string { return fmt.Sprintf("%#x", uint64(id)) }
 
 // permits describes the children of a znode as kazoo's semaphore does: each child is a permit that a holder has.
@@ -165,8 +165,8 @@ func permits(s *zsync.Session, path string) func(context.Context) ([]zsync.Conte
 	return zsync.NewSemaphore(s, path, 1, zsync.WithLayout(zsync.LayoutKazoo)).Contenders
 }
 
-// kazooPermit matches a permit of a kazoo semaphore. To kazoo anything is one,
-// but not to someone who does not know what is at the path.
+// kazooPermit matches a permit of a kazoo semaphore. kazoo itself accepts any name, but we do not know
+// that the path is a semaphore.
 var kazooPermit = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 // facts returns everything else about a path: all except its holders and waiters.
@@ -181,7 +181,7 @@ func (a *asker) facts(ctx context.Context) (facts []Line, err error) {
 		}
 	}
 	if a.wants(kinds.Once) {
-		// Not by Once.Done, which leaves a watch behind.
+		// Once.Done would leave a watch.
 		data, stat, err := a.s.Get(ctx, path.Join(a.path, "done"))
 		if err != nil && !errors.Is(err, zk.ErrNoNode) {
 			return facts, err
@@ -225,8 +225,7 @@ var queueLayouts = map[string]zsync.QueueLayout{
 	"zsync": zsync.LayoutZsync, "simple": zsync.LayoutSimpleQueue, "distributed": zsync.LayoutDistributedQueue, "kazoo": zsync.LayoutKazooQueue,
 }
 
-// queue describes a queue. One in another library's layout is only known by its
-// elements.
+// queue describes a queue. In another library's layout, only the elements identify it.
 func (a *asker) queue(ctx context.Context) (lines []Line, err error) {
 	if !a.wants(kinds.Queue, kinds.ForeignQueue) {
 		return nil, nil

@@ -121,7 +121,7 @@ func (g *Graph) Circles() (found [][]Step) {
 	return found
 }
 
-// Describe says in words who waits for whom in a circle.
+// Describe describes a circle in words: which session waits for which.
 func (g *Graph) Describe(circle []Step) string {
 	words := make([]string, len(circle))
 	for i, s := range circle {

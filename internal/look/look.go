@@ -131,11 +131,10 @@ func each(ctx context.Context, n int, f func(i int) error) error {
 	return first
 }
 
-// Explore looks at everything below root, with one request for each znode that
-// is not certainly part of a primitive, and one more for root and for each that
-// may be a map. A person may give a lock almost any name, so a name alone makes a
-// znode a part only if a library has made it up. The entries of a map are counted, but are no places, unless one is
-// root.
+// Explore looks at everything below root. It sends one request for each znode that is not certainly
+// part of a primitive, and one more for root and for each possible map. A user may give a lock almost
+// any name. So a name alone makes a znode a part only if a library has made the name up. Explore
+// counts the entries of a map, but makes no places of them, unless an entry is root.
 func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
 	x := &explorer{root: root, groups: map[string]bool{}, inMaps: map[string][]string{}, permits: map[string]bool{}, queues: map[string]bool{}}
 	if root == "" || root[0] != '/' { // it has no parent to ask first
@@ -205,7 +204,7 @@ type explorer struct {
 	groups map[string]bool     // have ephemeral children that are nothing else
 	inMaps map[string][]string // the ephemeral children of maps that have the name of something
 
-	permits map[string]bool // paths of kazoo's semaphores of which permits are out
+	permits map[string]bool // paths of kazoo's semaphores with permits in use
 	queues  map[string]bool // paths that have the neighbours of a queue
 }
 
@@ -226,7 +225,7 @@ func inMap(ctx context.Context, s *zsync.Session, at string) (bool, error) {
 	return false, nil
 }
 
-// add takes note of a znode, and returns the children to look at.
+// add notes a znode, and returns the children to visit.
 func (x *explorer) add(at found, names []string, stat *zk.Stat) (below []found) {
 	p := Place{Path: at.path, Kinds: kinds.Of(names), Names: names, Data: stat.DataLength > 0}
 	// A server counts creations and deletions, in 32 bits.
@@ -304,8 +303,8 @@ func queueOnly(at string) bool {
 	return !strings.HasSuffix(at, "-receipts") && !strings.HasSuffix(at, "__")
 }
 
-// settle removes the places that are parts of a semaphore. It adds the kind to queues that only
-// their neighbours show.
+// settle removes the places that are parts of a semaphore. It finds queues by their neighbours, and
+// adds the kind to them.
 func (x *explorer) settle() {
 	line, semaphore := map[string]bool{}, map[string]bool{}
 	for _, p := range x.tree.Places {
@@ -396,7 +395,7 @@ func (l Line) HeldSince() (since *time.Time, atMost bool) {
 // this one was granted between the two.
 type Memory struct{ waited, held map[string]time.Time }
 
-// Note completes what a look has found, which ended just now.
+// Note adds this look, which has just ended, to the memory, and completes its lines.
 func (m *Memory) Note(t *Tree) {
 	now, before := time.Now(), *m
 	m.waited, m.held = map[string]time.Time{}, map[string]time.Time{}

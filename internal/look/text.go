@@ -28,7 +28,7 @@ func Plain(s string) string {
 	return b.String()
 }
 
-// Special reports whether a rune is not printed as itself.
+// Special reports whether a rune must be escaped to be printed.
 func Special(r rune) bool { return !strconv.IsPrint(r) }
 
 // Printable returns the data of a znode in a form for a table: cut to a length that fits, and quoted if a

@@ -25,8 +25,8 @@ func (u unit) word(i int) int32 {
 	return int32(binary.BigEndian.Uint32(u.data[at:]))
 }
 
-// A splitter cuts a stream into units. Once a length is implausible, as in a
-// four-letter word, the rest of the stream is passed on as it comes.
+// A splitter cuts a stream into units. After an implausible length, as in a four-letter word, it
+// passes the rest of the stream on as it comes.
 type splitter struct {
 	r   io.Reader
 	raw bool

@@ -37,7 +37,7 @@ func (l *link) run() {
 	}
 	server, err := l.p.dial(l.ctx)
 	if err != nil {
-		return // to the client, a server that hangs up
+		return // for the client, as if the server hung up
 	}
 	defer server.Close()
 

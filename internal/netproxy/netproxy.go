@@ -33,7 +33,7 @@ type Proxy struct {
 	onRequest func(op, xid int32) Verdict
 }
 
-// A Verdict says what becomes of a client's request.
+// A Verdict is the treatment of a client's request.
 type Verdict int
 
 const (
@@ -86,9 +86,9 @@ func (p *Proxy) Close() {
 	p.running.Wait()
 }
 
-// Partition lets nothing pass in either direction from now on. Connections stay open, new
-// ones are accepted and stay silent, and neither side learns when the other hangs up. Bytes that
-// have left the proxy already may still arrive.
+// Partition lets nothing pass in either direction from now on. Connections stay open, and new ones are
+// accepted and stay silent. Neither side learns when the other hangs up. Bytes that have left the
+// proxy already may still arrive.
 func (p *Proxy) Partition() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -115,7 +115,7 @@ func (p *Proxy) Disconnect() {
 	}
 }
 
-// Refuse stops listening: to connect fails as if no server ran. Present connections stay.
+// Refuse stops listening: new connections fail as if no server ran. Present connections stay.
 func (p *Proxy) Refuse() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// A Pace keeps what is done for a key from being done more often than it needs to be. The
-// zero value is ready for use.
+// A Pace limits how often the work for a key is done. The zero value is ready for use.
 type Pace struct {
 	mu   sync.Mutex
 	next map[string]time.Time // the time at which it is due again; guarded by mu

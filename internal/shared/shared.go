@@ -9,8 +9,8 @@ import (
 	"weak"
 )
 
-// A Map finds what the values of one key in a Session have in common, for as
-// long as any of them is in use, or it is kept. The zero value is ready for use.
+// A Map finds the shared value of a key, as long as any user of it exists, or Keep keeps it. The zero
+// value is ready for use.
 type Map[K comparable, V any] struct {
 	mu   sync.Mutex
 	in   map[K]weak.Pointer[V] // guarded by mu
@@ -55,7 +55,7 @@ func (s *Map[K, V]) Keep(key K, v *V, hold bool) {
 	s.kept[key] = v
 }
 
-// Kept returns how many are held so.
+// Kept returns the number of kept values.
 func (s *Map[K, V]) Kept() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

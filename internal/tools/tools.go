@@ -1,3 +1,3 @@
-// Package tools is a module of its own for the tools that the checks run, so
-// that whoever imports zsync does not see them.
+// Package tools is a module of its own for the tools of the checks. Programs that import zsync do not
+// depend on it.
 package tools
