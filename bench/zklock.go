@@ -11,6 +11,8 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
+// This file has the workloads of go-zookeeper, with which zsync is compared.
+
 // goZookeeper returns the workloads of go-zookeeper: zk.Lock and, below it, the
 // bare requests, with no recipe at all.
 func goZookeeper() []workload {

@@ -1,20 +1,25 @@
 // Package fence makes writes fail that come too late.
 //
-// No lock service can stop a process that held a lock, was paused, and continues to write after another process
-// has the lock. The resource itself can stop it. Each hold has a fencing token
-// ([github.com/zsync/zsync.Mutex.Token] and its like), greater than the token of every earlier hold. A writer
-// sends its token with each write. The resource keeps the greatest token that it has seen, and refuses writes
-// with smaller ones:
+// No lock service can stop a process that held a lock, was paused, and
+// continues to write after another process has the lock. The resource itself
+// can stop it. Each hold has a fencing token
+// ([github.com/zsync/zsync.Mutex.Token] and its like), greater than the token
+// of every earlier hold. A writer sends its token with each write. The
+// resource keeps the greatest token that it has seen, and refuses writes with
+// smaller ones:
 //
-// - [Table], for the writes of a database/sql transaction;
-// - [NewHandler], for an HTTP service;
-// - [WriteFile] and [DoFile], for files.
+//   - [Table], for the writes of a database/sql transaction;
+//   - [NewHandler], for an HTTP service;
+//   - [WriteFile] and [DoFile], for files.
 //
-// A refused write returns a [StaleError], which is [ErrStale], and leaves its resource unchanged.
+// A refused write returns a [StaleError], which is [ErrStale], and leaves its
+// resource unchanged.
 //
-// A resource is anything that a single lock protects: an account, a table, a file. Its tokens must all come from
-// the same path of the same ZooKeeper ensemble. Tokens of etcd (revisions) or of a lock of your own work too:
-// any positive numbers that grow from one holder to the next. A token may be used for many writes.
+// A resource is anything that a single lock protects: an account, a table, a
+// file. Its tokens must all come from the same path of the same ZooKeeper
+// ensemble. Tokens of etcd (revisions) or of a lock of your own work too: any
+// positive numbers that grow from one holder to the next. A token may be used
+// for many writes.
 package fence
 
 import (
@@ -24,8 +29,8 @@ import (
 	"sync"
 )
 
-// ErrStale means that the resource refused the write because it has seen a greater token: the writer no longer
-// holds the lock.
+// ErrStale means that the resource refused the write because it has seen a
+// greater token: the writer no longer holds the lock.
 var ErrStale = errors.New("fence: stale token")
 
 // ErrInvalid means that an argument breaks a rule. Nothing was written.
@@ -49,18 +54,19 @@ func (e *StaleError) Error() string {
 // Is reports whether target is ErrStale.
 func (e *StaleError) Is(target error) bool { return target == ErrStale }
 
-// A Store keeps the greatest token of each resource. [Memory], [Dir] and the result of [Table.Store]
-// are Stores.
+// A Store keeps the greatest token of each resource. [Memory], [Dir] and the
+// result of [Table.Store] are Stores.
 type Store interface {
-	// Advance records that a token was seen. If the store has seen a greater one, Advance changes
-	// nothing and returns a *StaleError.
+	// Advance records that a token was seen. If the store has seen a greater
+	// one, Advance changes nothing and returns a *StaleError.
 	Advance(ctx context.Context, resource string, token int64) error
 }
 
-// A Memory is a Store that lasts as long as its process. Its zero value is ready for use.
+// A Memory is a Store that lasts as long as its process. Its zero value is
+// ready for use.
 //
-// A new process knows no tokens, and accepts the first that comes, stale or not. Use a Memory only for
-// a resource that ends with the process too.
+// A new process knows no tokens, and accepts the first that comes, stale or
+// not. Use a Memory only for a resource that ends with the process too.
 type Memory struct {
 	mu     sync.Mutex
 	newest map[string]int64 // guarded by mu

@@ -14,23 +14,29 @@ import (
 	"time"
 )
 
-// WriteFile replaces the file called name, whole and at once, unless a greater token has written to it; then it
-// returns a [*StaleError] and leaves the file as it is. Readers need no special code, and see either the old
-// contents or the new.
+// This file fences files, for writers on one machine. It does not fence
+// writers on several machines: a lock of a file (flock) is local.
+
+// WriteFile replaces the file called name, whole and at once, unless a greater
+// token has written to it; then it returns a [*StaleError] and leaves the file
+// as it is. Readers need no special code, and see either the old contents or
+// the new.
 //
-// A second file, name.fence, keeps the greatest token. WriteFile locks it (flock) during a write, so all writers
-// must use this function or [DoFile]. The directory must be on a local file system.
+// A second file, name.fence, keeps the greatest token. WriteFile locks it
+// (flock) during a write, so all writers must use this function or [DoFile].
+// The directory must be on a local file system.
 //
-// ctx governs the wait for another writer. If a process is paused during a write, other writers wait until it
-// continues or ends.
+// ctx governs the wait for another writer. If a process is paused during a
+// write, other writers wait until it continues or ends.
 //
-// It works on Linux, macOS and the BSDs; elsewhere the error is errors.ErrUnsupported.
+// It works on Linux, macOS and the BSDs; elsewhere the error is
+// errors.ErrUnsupported.
 func WriteFile(ctx context.Context, name string, data []byte, perm fs.FileMode, token int64) error {
 	return DoFile(ctx, name, token, func() error { return replace(name, data, perm) })
 }
 
-// DoFile calls write, which may change the file called name in any way, unless the file has seen a greater
-// token. See [WriteFile].
+// DoFile calls write, which may change the file called name in any way, unless
+// the file has seen a greater token. See [WriteFile].
 func DoFile(ctx context.Context, name string, token int64, write func() error) error {
 	if write == nil {
 		return fmt.Errorf("%w: write is nil", ErrInvalid)
@@ -43,9 +49,10 @@ func DoFile(ctx context.Context, name string, token int64, write func() error) e
 
 const suffix = ".fence"
 
-// A Dir is a [Store] that keeps the token of each resource in a file of its own, in the directory of
-// that name, which must exist. The file's name is the SHA-256 of the resource, because some file
-// systems take "a" and "A" for the same name.
+// A Dir is a [Store] that keeps the token of each resource in a file of its
+// own, in the directory of that name, which must exist. The file's name is the
+// SHA-256 of the resource, because some file systems take "a" and "A" for the
+// same name.
 type Dir string
 
 // Advance implements [Store].
@@ -57,13 +64,13 @@ func (d Dir) Advance(ctx context.Context, resource string, token int64) error {
 	return advance(ctx, file, resource, token, func() error { return nil })
 }
 
-// width is the length of a token in its file. All tokens have this length, so a single write replaces the old
-// one.
+// width is the length of a token in its file. All tokens have this length, so
+// a single write replaces the old one.
 const width = 20
 
-// advance stores the token in its file, and calls write while it has the file locked. The
-// token is stored first. So a write that fails half way has already stored its token, and a
-// smaller token cannot write later.
+// advance stores the token in its file, and calls write while it has the file
+// locked. The token is stored first. So a write that fails half way has
+// already stored its token, and a smaller token cannot write later.
 func advance(ctx context.Context, file, resource string, token int64, write func() error) (err error) {
 	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {

@@ -9,6 +9,9 @@ import (
 	"sync"
 )
 
+// This file fences an HTTP service within one process. Several processes must
+// check the write itself; see sql.go.
+
 // Header is the header field of a request that has the token, in decimal
 // digits. A response that refuses a stale token has the newest in it.
 const Header = "Fencing-Token"
@@ -44,16 +47,19 @@ func Token(h http.Header) (int64, error) {
 //
 // It serves a GET, HEAD or OPTIONS without a token: reads do no harm.
 //
-// If a greater token arrives while next serves requests with smaller tokens, the handler ends their contexts
-// with the cause [ErrStale], and the new request waits until next has returned from them. So next never serves
-// two tokens of one resource at once, and never a token after a greater one.
+// If a greater token arrives while next serves requests with smaller tokens,
+// the handler ends their contexts with the cause [ErrStale], and the new
+// request waits until next has returned from them. So next never serves two
+// tokens of one resource at once, and never a token after a greater one.
 //
-// The store keeps the greatest tokens; nil keeps them in memory, until the process ends. resource returns the
-// name of the resource that a request writes to; nil takes the path of its URL.
+// The store keeps the greatest tokens; nil keeps them in memory, until the
+// process ends. resource returns the name of the resource that a request
+// writes to; nil takes the path of its URL.
 //
-// All this holds within one process. Several processes that serve the same resource can share a store, but a
-// request that one process has admitted can still write after another process has served a greater token. In
-// this case, check the write itself with [Table.Do].
+// All this holds within one process. Several processes that serve the same
+// resource can share a store, but a request that one process has admitted can
+// still write after another process has served a greater token. In this case,
+// check the write itself with [Table.Do].
 func NewHandler(next http.Handler, store Store, resource func(*http.Request) string) http.Handler {
 	if store == nil {
 		store = new(Memory)
@@ -102,8 +108,9 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := h.resource(r)
 	d := h.come(name)
 	defer h.leave(name, d)
-	// Ask the store, and then enter a second time: between the two, a greater token may have
-	// entered and left. The door remembers that token, and exists as long as this request.
+	// Ask the store, and then enter a second time: between the two, a greater
+	// token may have entered and left. The door remembers that token, and
+	// exists as long as this request.
 	err = h.store.Advance(r.Context(), name, token)
 	if err == nil {
 		err = h.enter(r.Context(), name, d, token)
@@ -158,8 +165,8 @@ func (h *handler) leave(resource string, d *door) {
 	}
 }
 
-// enter waits until no request with a smaller token is inside, and enters. It fails if a greater token comes
-// first, or ctx ends.
+// enter waits until no request with a smaller token is inside, and enters. It
+// fails if a greater token comes first, or ctx ends.
 func (h *handler) enter(ctx context.Context, resource string, d *door, token int64) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -177,10 +184,12 @@ func (h *handler) enter(ctx context.Context, resource string, d *door, token int
 		h.mu.Unlock()
 		select {
 		case <-empty:
-			// Since then, another request may have entered, or come with a greater token: look again.
+			// Since then, another request may have entered, or come with a
+			// greater token: look again.
 		case <-ctx.Done():
-			// The door may have become free as well. To give up is right: the client no longer waits for this
-			// request, and nothing was written.
+			// The door may have become free as well. To give up is right: the
+			// client no longer waits for this request, and nothing was
+			// written.
 			h.mu.Lock()
 			return context.Cause(ctx)
 		}

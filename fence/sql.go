@@ -8,7 +8,11 @@ import (
 	"regexp"
 )
 
-// ErrUnknown means that the [Table] does not have the resource. Nothing was written.
+// This file fences the writes of database transactions. It does not connect to
+// the database, and knows nothing of its drivers.
+
+// ErrUnknown means that the [Table] does not have the resource. Nothing was
+// written.
 var ErrUnknown = errors.New("fence: unknown resource")
 
 // A Dialect says which database it is.
@@ -32,29 +36,34 @@ const (
 //		return err
 //	})
 //
-// A transaction commits only if no greater token has committed before it, and then no smaller one can commit
-// after it. All of this rests on a single statement. It is the same for all three databases except for its
+// A transaction commits only if no greater token has committed before it, and
+// then no smaller one can commit after it. All of this rests on a single
+// statement. It is the same for all three databases except for its
 // placeholders, and other programs may use it too:
 //
 //	UPDATE fences SET token = ?, writes = writes + 1 WHERE resource = ? AND token <= ?
 //
-// If it changes no row, the token is stale. (Because of the second assignment, MySQL counts a row whose token
-// stays the same.) The row stays locked until the transaction ends. So of two transactions for one resource, the
-// second waits, and then sees the writes of the first.
+// If it changes no row, the token is stale. (Because of the second assignment,
+// MySQL counts a row whose token stays the same.) The row stays locked until
+// the transaction ends. So of two transactions for one resource, the second
+// waits, and then sees the writes of the first.
 //
-// It holds at every isolation level. At levels above READ COMMITTED, PostgreSQL may refuse a transaction that
-// runs at the same time as another; run it again.
+// It holds at every isolation level. At levels above READ COMMITTED,
+// PostgreSQL may refuse a transaction that runs at the same time as another;
+// run it again.
 //
 // # Pauses
 //
-// A process that is paused during a transaction keeps its row locked (with SQLite, the whole database) until it
-// continues or the database gives it up. It writes nothing stale, but other writers wait. Set PostgreSQL's
-// idle_in_transaction_session_timeout, or innodb_lock_wait_timeout, to the longest wait that you accept.
+// A process that is paused during a transaction keeps its row locked (with
+// SQLite, the whole database) until it continues or the database gives it up.
+// It writes nothing stale, but other writers wait. Set PostgreSQL's
+// idle_in_transaction_session_timeout, or innodb_lock_wait_timeout, to the
+// longest wait that you accept.
 //
 // # Cost
 //
-// One statement per transaction. The first write to a resource takes three more, and another
-// transaction.
+// One statement per transaction. The first write to a resource takes three
+// more, and another transaction.
 type Table struct {
 	err    error // why it cannot be used
 	create string
@@ -65,8 +74,9 @@ type Table struct {
 
 var identifier = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*\.)?[A-Za-z_][A-Za-z0-9_]*$`)
 
-// NewTable returns the Table of that name, which may have a schema before it: "fences" or "audit.fences". It
-// sends no statement. If an argument is bad, the Table's methods return the error.
+// NewTable returns the Table of that name, which may have a schema before it:
+// "fences" or "audit.fences". It sends no statement. If an argument is bad,
+// the Table's methods return the error.
 func NewTable(d Dialect, name string) *Table {
 	t := new(Table)
 	if !identifier.MatchString(name) {
@@ -102,8 +112,8 @@ func (t *Table) Create(ctx context.Context, db *sql.DB) error {
 	return err
 }
 
-// Add adds a resource without a token, unless the table has it already. [Table.Do] adds resources by itself;
-// [Table.Advance] does not.
+// Add adds a resource without a token, unless the table has it already.
+// [Table.Do] adds resources by itself; [Table.Advance] does not.
 func (t *Table) Add(ctx context.Context, db *sql.DB, resource string) error {
 	if err := errors.Join(t.err, check(resource, 1)); err != nil {
 		return err
@@ -115,9 +125,9 @@ func (t *Table) Add(ctx context.Context, db *sql.DB, resource string) error {
 // Do runs write in a transaction that commits only if token is not stale. If it
 // is, write is not called and Do returns a [*StaleError].
 //
-// An error of write is returned as it is, and the transaction rolled back. In MySQL, write must not change
-// tables (CREATE, ALTER and the like): MySQL then commits, and later statements of the transaction are not
-// fenced.
+// An error of write is returned as it is, and the transaction rolled back. In
+// MySQL, write must not change tables (CREATE, ALTER and the like): MySQL then
+// commits, and later statements of the transaction are not fenced.
 func (t *Table) Do(ctx context.Context, db *sql.DB, resource string, token int64, write func(tx *sql.Tx) error) error {
 	if write == nil {
 		return fmt.Errorf("%w: write is nil", ErrInvalid)
@@ -126,8 +136,9 @@ func (t *Table) Do(ctx context.Context, db *sql.DB, resource string, token int64
 	if !errors.Is(err, ErrUnknown) {
 		return err
 	}
-	// The row is added in a transaction of its own. Otherwise, two transactions that look for a missing row and
-	// then insert it wait for each other in MySQL.
+	// The row is added in a transaction of its own. Otherwise, two
+	// transactions that look for a missing row and then insert it wait for
+	// each other in MySQL.
 	if err := t.Add(ctx, db, resource); err != nil {
 		return err
 	}
@@ -149,9 +160,10 @@ func (t *Table) do(ctx context.Context, db *sql.DB, resource string, token int64
 	return tx.Commit()
 }
 
-// Advance records, in your transaction, that it runs under token. It returns a [*StaleError] if a
-// greater token has committed, and [ErrUnknown] for a resource that was not added. Call it before
-// anything else in the transaction, and roll back whenever it returns an error.
+// Advance records, in your transaction, that it runs under token. It returns a
+// [*StaleError] if a greater token has committed, and [ErrUnknown] for a
+// resource that was not added. Call it before anything else in the
+// transaction, and roll back whenever it returns an error.
 func (t *Table) Advance(ctx context.Context, tx *sql.Tx, resource string, token int64) error {
 	if err := errors.Join(t.err, check(resource, token)); err != nil {
 		return err
@@ -166,8 +178,9 @@ func (t *Table) Advance(ctx context.Context, tx *sql.Tx, resource string, token 
 	case err != nil:
 		return err
 	case stale.Newest <= token:
-		// Either the resource was added after the update, or the read saw an older snapshot than the update. The
-		// row exists in both cases, so the update decides now.
+		// Either the resource was added after the update, or the read saw an
+		// older snapshot than the update. The row exists in both cases, so the
+		// update decides now.
 		if is, err := t.advance(ctx, tx, resource, token); is || err != nil {
 			return err
 		}
@@ -186,8 +199,9 @@ func (t *Table) advance(ctx context.Context, tx *sql.Tx, resource string, token 
 	return n > 0, err
 }
 
-// Store returns a [Store] that keeps its tokens in the table, for [NewHandler]. If the writes are to the same
-// database, use Do instead: only a write in the same transaction as the token is safe from a pause between the
+// Store returns a [Store] that keeps its tokens in the table, for
+// [NewHandler]. If the writes are to the same database, use Do instead: only a
+// write in the same transaction as the token is safe from a pause between the
 // two.
 func (t *Table) Store(db *sql.DB) Store { return tableStore{t, db} }
 

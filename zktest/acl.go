@@ -8,6 +8,10 @@ import (
 	"strings"
 )
 
+// This file has the access control of znodes: the identities that clients
+// prove, the check of a list, and the rules for a new list. It does not decide
+// which permission a request needs; see ops.go and reads.go.
+
 // Permissions of an ACL.
 const (
 	permRead   int32 = 1
@@ -69,7 +73,8 @@ func (id identity) matches(who identity) bool {
 	return err == nil && network.Contains(addr.Unmap())
 }
 
-// parseNetwork parses the id of an ip ACL: an address, or one with a number of bits.
+// parseNetwork parses the id of an ip ACL: an address, or one with a number of
+// bits.
 func parseNetwork(s string) (netip.Prefix, error) {
 	if strings.Contains(s, "/") {
 		p, err := netip.ParsePrefix(s)
@@ -125,7 +130,8 @@ func fixACL(list []acl, ids []identity) ([]acl, bool) {
 	return fixed, len(fixed) > 0
 }
 
-// authenticate returns the identity that an auth request from the address ip proves.
+// authenticate returns the identity that an auth request from the address ip
+// proves.
 func authenticate(scheme string, data []byte, ip string) (identity, bool) {
 	switch scheme {
 	case "digest":

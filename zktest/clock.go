@@ -6,6 +6,10 @@ import (
 	"time"
 )
 
+// This file does the work of a single server that is due at a time: sessions
+// expire, containers are removed, lagging addresses catch up. An ensemble has
+// an agenda of its own; see way.go.
+
 // clock ends sessions, reaps containers and lets lagging addresses catch up,
 // each at its time. It sleeps until the next thing to do, so that an idle
 // server is idle.
@@ -40,8 +44,8 @@ func (s *Server) rearm(at time.Time) {
 	}
 }
 
-// elapse does all that is due and returns the time of the next task, or zero for none. Server.mu is
-// held.
+// elapse does all that is due and returns the time of the next task, or zero
+// for none. Server.mu is held.
 func (s *Server) elapse(now time.Time) (next time.Time) {
 	sooner := func(at time.Time) {
 		if next.IsZero() || at.Before(next) {

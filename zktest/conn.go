@@ -9,8 +9,13 @@ import (
 	"time"
 )
 
-// A conn is one connection of a client. Two goroutines serve it: the reader takes requests one by one
-// and carries each out under Server.mu; the writer sends the bytes in output.
+// This file serves one connection of a client: it reads requests, applies the
+// faults of fault.go to them, and writes replies and events in order. It does
+// not carry requests out; see ops.go, reads.go and session.go.
+
+// A conn is one connection of a client. Two goroutines serve it: the reader
+// takes requests one by one and carries each out under Server.mu; the writer
+// sends the bytes in output.
 type conn struct {
 	s      *Server
 	nc     net.Conn
@@ -136,7 +141,8 @@ func (c *conn) serve() {
 	_, _ = io.Copy(io.Discard, c.r)
 }
 
-// next reads one request and carries it out. It reports whether there may be another.
+// next reads one request and carries it out. It reports whether there may be
+// another.
 func (c *conn) next() bool {
 	var length [4]byte
 	if _, err := io.ReadFull(c.r, length[:]); err != nil {
@@ -314,7 +320,8 @@ func (c *conn) answer(r *Request, action Action, b []byte, code int32) {
 // such an action.
 func (k actionKind) repeats() bool { return k == actPass || k == actFail }
 
-// fails reports whether such an action answers with a code instead of carrying the request out.
+// fails reports whether such an action answers with a code instead of carrying
+// the request out.
 func (k actionKind) fails() bool { return k == actFail || k == actRefuse }
 
 // lockConnected locks Server.mu when the network lets the connection's bytes

@@ -5,6 +5,9 @@ import (
 	"slices"
 )
 
+// This file counts requests, events, watches and the like, so that a test can
+// assert the cost of a piece of code.
+
 // Counts says how much a server has done since it was made, and how much it holds
 // now.
 type Counts struct {
@@ -77,8 +80,8 @@ func (c Counts) Sub(earlier Counts) Counts {
 	return d
 }
 
-// count notes the arrival of a request. All unknown kinds count as one kind; otherwise a client could
-// fill the memory with them. Server.mu is held.
+// count notes the arrival of a request. All unknown kinds count as one kind;
+// otherwise a client could fill the memory with them. Server.mu is held.
 func (s *Server) count(op Op) {
 	if _, ok := opNames[op]; !ok {
 		op = 0

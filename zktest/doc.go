@@ -58,11 +58,11 @@
 //     count the timeout that this member grants. A new leader begins with the
 //     timeout that the session was granted first.
 //
-// Some parts are simpler than in ZooKeeper. An election takes a fixed time, at whose
-// end the new leader and its followers agree in an instant. Only the log survives a
-// crash; it is written at once and never fails. A member that comes back always gets
-// the whole tree. A thawed member looks at its clocks before it looks at its
-// messages.
+// Some parts are simpler than in ZooKeeper. An election takes a fixed time, at
+// whose end the new leader and its followers agree in an instant. Only the log
+// survives a crash; it is written at once and never fails. A member that comes
+// back always gets the whole tree. A thawed member looks at its clocks before
+// it looks at its messages.
 //
 // # Time
 //
@@ -98,7 +98,8 @@
 //
 // # Missing
 //
-// reconfig answers that it is disabled; sasl and deleteContainer answer Unimplemented. So do unknown
-// kinds of request, which also end the connection. There are no quotas, no super user, no read-only
-// mode, no TLS, no observers, no limit on the number of connections.
+// reconfig answers that it is disabled; sasl and deleteContainer answer
+// Unimplemented. So do unknown kinds of request, which also end the
+// connection. There are no quotas, no super user, no read-only mode, no TLS,
+// no observers, no limit on the number of connections.
 package zktest

@@ -11,6 +11,8 @@ import (
 	"time"
 )
 
+// This file prints the state of a server for people. No test should parse it.
+
 // Dump writes the tree, the sessions and the watches to w, for the log of a
 // test that failed or hangs. The format is for people and may change.
 func (s *Server) Dump(w io.Writer) {

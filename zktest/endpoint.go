@@ -12,6 +12,10 @@ import (
 	"time"
 )
 
+// This file has the addresses of a server: it accepts connections over TCP or
+// in memory, and takes addresses down and up. The connections themselves are
+// in conn.go.
+
 // An endpoint is one address that clients connect to. Server.mu guards it.
 type endpoint struct {
 	addr   string // never changes once the server is made
@@ -102,7 +106,8 @@ func (s *Server) accept(e *endpoint) {
 	})
 }
 
-// shut refuses connections to e from now on. Server.mu is held, or s not yet shared.
+// shut refuses connections to e from now on. Server.mu is held, or s not yet
+// shared.
 func (e *endpoint) shut() {
 	e.up = false
 	if e.listen != nil {

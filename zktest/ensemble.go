@@ -13,6 +13,10 @@ import (
 	"time"
 )
 
+// This file has the methods by which a test makes, breaks and heals an
+// ensemble. How the members agree is in member.go and quorum.go, and the
+// network between them in way.go.
+
 // An Ensemble is several servers that keep one tree as ZooKeeper's do: one
 // leads, the others follow, and a majority agrees to every transaction. Members
 // count from 0. Its methods may be called by many goroutines at once.
@@ -127,7 +131,8 @@ func StartEnsemble(tb testing.TB, n int, opts ...Option) *Ensemble {
 	return e
 }
 
-// Close drops all connections and returns when every goroutine of the ensemble has ended.
+// Close drops all connections and returns when every goroutine of the ensemble
+// has ended.
 func (e *Ensemble) Close() error {
 	e.mu.Lock()
 	if e.closed {
@@ -263,8 +268,9 @@ func (e *Ensemble) Crash(i int) {
 	e.member(i).crash()
 }
 
-// Restart starts member i after a crash. The member looks for the leader, or for enough others to
-// elect one, and then takes over the transactions that it has missed.
+// Restart starts member i after a crash. The member looks for the leader, or
+// for enough others to elect one, and then takes over the transactions that it
+// has missed.
 func (e *Ensemble) Restart(i int) {
 	e.mu.Lock()
 	m := e.member(i)
@@ -283,8 +289,8 @@ func (e *Ensemble) Freeze(i int) {
 	e.member(i).freeze()
 }
 
-// Thaw lets a frozen member continue. First it runs the timers that have fired, then it reads the
-// messages that it was sent.
+// Thaw lets a frozen member continue. First it runs the timers that have
+// fired, then it reads the messages that it was sent.
 func (e *Ensemble) Thaw(i int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -6,6 +6,10 @@ import (
 	"time"
 )
 
+// This file has the faults of a single server: sessions that expire, lost
+// requests and replies, partitions, latency, crashes. The faults between the
+// members of an ensemble are in ensemble.go.
+
 // An Action is the treatment of an intercepted request. The zero value is [Pass].
 type Action struct {
 	kind  actionKind
@@ -61,10 +65,11 @@ func Delay(d time.Duration) Action {
 	return Action{delay: d}
 }
 
-// Intercept makes f decide about every request from now on, including pings, handshakes and auth; nil
-// ends that. f is called on the goroutine of the connection, and so concurrently for many connections.
-// f may call the server's methods except Close. It must not change anything that the request points
-// to.
+// Intercept makes f decide about every request from now on, including pings,
+// handshakes and auth; nil ends that. f is called on the goroutine of the
+// connection, and so concurrently for many connections. f may call the
+// server's methods except Close. It must not change anything that the request
+// points to.
 func (s *Server) Intercept(f func(Request) Action) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,8 +153,9 @@ func (s *Server) ChangeSession(session int64) {
 	s.changeling[session] = true
 }
 
-// SetLatency delays every packet that the server sends by d, as a long link does: replies come later,
-// but a client may still send requests without waiting for replies.
+// SetLatency delays every packet that the server sends by d, as a long link
+// does: replies come later, but a client may still send requests without
+// waiting for replies.
 func (s *Server) SetLatency(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -6,6 +6,8 @@ import (
 	"strings"
 )
 
+// This file answers the four-letter words, in the format of ZooKeeper 3.8.
+
 // version is the version of ZooKeeper whose protocol the server speaks.
 const version = "3.8.0-zktest"
 

@@ -9,6 +9,10 @@ import (
 	"time"
 )
 
+// This file has the part of an ensemble's member that does not depend on
+// leading: its life and death, elections, the log of a follower, and the
+// service of its own clients. The leader's part is in quorum.go.
+
 // A member is one server of an ensemble, as the others see it. Ensemble.mu
 // guards it.
 //
@@ -219,7 +223,8 @@ func (m *member) leave() {
 	}
 }
 
-// orphaned makes m look for a leader, after it has lost its leader or its followers.
+// orphaned makes m look for a leader, after it has lost its leader or its
+// followers.
 func (m *member) orphaned() {
 	m.leave()
 	m.looks = time.Now()
@@ -388,8 +393,8 @@ func (m *member) asked(x *txn) *pending {
 	return p
 }
 
-// request returns the session and the xid by which followers know x. If the leader itself ends a
-// session, the xid is 0.
+// request returns the session and the xid by which followers know x. If the
+// leader itself ends a session, the xid is 0.
 func (x *txn) request() (session int64, xid int32) {
 	if x.origin == nil {
 		return x.closed, 0

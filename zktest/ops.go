@@ -5,6 +5,10 @@ import (
 	"strings"
 )
 
+// This file carries out writes: it checks each against the tree and turns it
+// into a change. Reads are in reads.go; the tree applies the changes in
+// tree.go.
+
 // maxTTL is the longest time to live that ZooKeeper can store, in milliseconds.
 const maxTTL = 1<<40 - 1
 
@@ -116,8 +120,9 @@ func (op Op) resultInMulti() Op {
 	return op
 }
 
-// appendFailed appends the results of n operations. The failed one has the code, the operations before
-// it have no error, and the operations after it have RuntimeInconsistency.
+// appendFailed appends the results of n operations. The failed one has the
+// code, the operations before it have no error, and the operations after it
+// have RuntimeInconsistency.
 func appendFailed(b []byte, n, failed int, code int32) []byte {
 	for i := range n {
 		result := int32(CodeOK)
@@ -228,8 +233,8 @@ func (t *tree) checkCreate(who requester, r *Request) (change, int32) {
 	if r.Flags < 0 || r.Flags > lastFlag {
 		return ch, CodeBadArguments
 	}
-	// The flags say whether the node has a TTL, and the kind of request whether it carries one; they
-	// must agree.
+	// The flags say whether the node has a TTL, and the kind of request
+	// whether it carries one; they must agree.
 	isTTL := r.Flags >= flagTTL
 	if isTTL != (r.ttl >= 0) || isTTL && (r.ttl == 0 || r.ttl > maxTTL) {
 		return ch, CodeBadArguments
@@ -255,8 +260,8 @@ func (t *tree) checkCreate(who requester, r *Request) (change, int32) {
 	if t.nodes[ch.path] != nil {
 		return ch, CodeNodeExists
 	}
-	// The parent exists, so its path is valid, and only the name needs a check. But "//name" also has
-	// the parent "/".
+	// The parent exists, so its path is valid, and only the name needs a
+	// check. But "//name" also has the parent "/".
 	if above, name := split(ch.path); !validName(name) || above == "/" && len(ch.path) != 1+len(name) {
 		return ch, CodeBadArguments
 	}

@@ -5,16 +5,21 @@ import (
 	"time"
 )
 
+// This file has the queue of bytes from the server to one client, with
+// latency, partitions and a limit for clients that do not read.
+
 const (
-	// outputHigh is the number of unsent bytes at which the connection's reader waits, so that a
-	// client that reads no replies cannot send more requests.
+	// outputHigh is the number of unsent bytes at which the connection's
+	// reader waits, so that a client that reads no replies cannot send more
+	// requests.
 	outputHigh = 1 << 20
 
-	// outputLimit is the number of unsent bytes, by then of notifications, at which the connection
-	// ends.
+	// outputLimit is the number of unsent bytes, by then of notifications, at
+	// which the connection ends.
 	outputLimit = 64 << 20
 
-	// lastWords is how long a connection that ends may take to send the bytes in its output.
+	// lastWords is how long a connection that ends may take to send the bytes
+	// in its output.
 	lastWords = 5 * time.Second
 )
 
@@ -24,7 +29,7 @@ const (
 type output struct {
 	mu      sync.Mutex // guards all below but the channels; nothing is locked within
 	buf     []byte
-	marks   []mark            // when each stretch of buf may leave; nil: at once
+	marks   []mark            // the time for each stretch of buf to leave; nil: at once
 	gates   []<-chan struct{} // nothing leaves until all are closed
 	closing bool              // the connection ends with the last byte of buf
 	mute    bool              // append throws its bytes away

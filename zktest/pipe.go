@@ -9,6 +9,10 @@ import (
 	"time"
 )
 
+// This file has connections in memory, for tests in a synctest bubble and for
+// clients in the same process. They behave as TCP does; they never lose or
+// reorder bytes.
+
 // pipeLimit is how many bytes wait in one direction of a pipe before writes block.
 const pipeLimit = 4 << 20
 
@@ -151,8 +155,8 @@ func (s *stream) write(b []byte) (int, error) {
 func (s *stream) wait(deadline time.Time) {
 	if !deadline.IsZero() {
 		timer := time.AfterFunc(time.Until(deadline), func() {
-			// With the lock, this broadcast cannot come between the waiter's look at the clock and its
-			// sleep.
+			// With the lock, this broadcast cannot come between the waiter's
+			// look at the clock and its sleep.
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.changed.Broadcast()

@@ -5,6 +5,9 @@ import (
 	"strconv"
 )
 
+// This file has ZooKeeper's protocol: the kinds of request, the codes, and the
+// decoding of requests. The encoding of fields is in wire.go.
+
 // An Op is the kind of a request, with the number that it has on the wire.
 type Op int32
 
@@ -192,9 +195,10 @@ func decodeConnect(frame []byte) (Request, bool) {
 	return r, true
 }
 
-// decodeRequest decodes any packet after the first. It reports false if even the header is incomplete.
-// It collects the operations of a multi in spare, which the next call may use again, and copies them
-// when their number is known.
+// decodeRequest decodes any packet after the first. It reports false if even
+// the header is incomplete. It collects the operations of a multi in spare,
+// which the next call may use again, and copies them when their number is
+// known.
 func decodeRequest(frame []byte, spare *[]Request) (Request, bool) {
 	d := decoder{b: frame, spare: spare}
 	r := Request{Xid: d.int32(), Op: Op(d.int32())}

@@ -8,6 +8,10 @@ import (
 	"time"
 )
 
+// This file has the leader of an ensemble: it proposes transactions, commits
+// each one after a majority has logged it, answers syncs, and alone ends
+// sessions. Elections are in member.go.
+
 // A leadership is the state of a member that leads. Ensemble.mu guards it.
 type leadership struct {
 	m     *member
@@ -140,8 +144,8 @@ func (ld *leadership) pulse() {
 	})
 }
 
-// silent reports whether, for the sync limit, the leader has heard nothing of a follower, or the
-// follower has not agreed to a proposal.
+// silent reports whether, for the sync limit, the leader has heard nothing of
+// a follower, or the follower has not agreed to a proposal.
 func (ld *leadership) silent(t *tie) bool {
 	limit := ld.m.e.syncLimit
 	if time.Since(t.leader.heard) >= limit {
@@ -308,8 +312,8 @@ func (ld *leadership) agreed(x *txn) bool {
 	return n >= ld.m.e.majority()
 }
 
-// sync answers a follower's sync once all present proposals are committed. Without proposals, it needs
-// no majority.
+// sync answers a follower's sync once all present proposals are committed.
+// Without proposals, it needs no majority.
 func (ld *leadership) sync(t *tie, p *pending) {
 	if n := len(ld.proposed); n > 0 {
 		ld.proposed[n-1].syncs = append(ld.proposed[n-1].syncs, p)
@@ -370,8 +374,8 @@ func (ld *leadership) track(id int64, timeout time.Duration, owner *member) {
 	ld.touch(id, timeout)
 }
 
-// touch extends the session to its timeout from now, rounded up to the next tick. It reports whether
-// there is such a session.
+// touch extends the session to its timeout from now, rounded up to the next
+// tick. It reports whether there is such a session.
 func (ld *leadership) touch(id int64, timeout time.Duration) bool {
 	s := ld.sessions[id]
 	if s == nil || s.closing {
@@ -414,8 +418,8 @@ func (ld *leadership) end(id int64) {
 	}
 }
 
-// resume reports to a member whether a session is valid whose client has come to it. It also counts as
-// a sign of life of the client.
+// resume reports to a member whether a session is valid whose client has come
+// to it. It also counts as a sign of life of the client.
 func (ld *leadership) resume(m *member, id int64, timeout time.Duration) bool {
 	if !ld.touch(id, timeout) {
 		return false

@@ -6,6 +6,8 @@ import (
 	"strings"
 )
 
+// This file carries out requests that change no znode, and leaves their watches.
+
 // read carries out a request that changes no znode, on the view of the address
 // that c is connected to.
 func (s *Server) read(c *conn, r *Request, b []byte) ([]byte, int32) {
@@ -61,8 +63,8 @@ func (s *Server) read(c *conn, r *Request, b []byte) ([]byte, int32) {
 	return b, CodeUnimplemented
 }
 
-// readNode reads data or children. If the client may read the node and asks for a watch, readNode sets
-// it.
+// readNode reads data or children. If the client may read the node and asks
+// for a watch, readNode sets it.
 func (s *Server) readNode(c *conn, r *Request, b []byte) ([]byte, int32) {
 	v := c.at.view
 	n := v.tree.get(r.Path)

@@ -26,8 +26,8 @@ func WithoutRequests(ops ...Op) Option {
 	}
 }
 
-// refuse returns the action for a request that the options refuse. It is asked before the interceptor.
-// Server.mu is held.
+// refuse returns the action for a request that the options refuse. It is asked
+// before the interceptor. Server.mu is held.
 func (c *conn) refuse(r *Request) Action {
 	switch {
 	case c.s.authRequired && r.Op != OpAuth && len(c.ids) == 1: // its address alone

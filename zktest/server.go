@@ -10,6 +10,8 @@ import (
 	"time"
 )
 
+// This file makes, opens and closes a server, and has its options.
+
 // A Server is a ZooKeeper server in memory, with one or more addresses. Its
 // methods may be called by many goroutines at once.
 type Server struct {
@@ -109,9 +111,10 @@ func WithSessionTimeouts(shortest, longest time.Duration) Option {
 	}
 }
 
-// SetSessionTimeouts changes the limits of [WithSessionTimeouts], for later handshakes: a client that
-// continues its session at this server then gets a new timeout too. So the members of an [Ensemble]
-// can differ, as they do while an administrator changes the configuration of servers one by one.
+// SetSessionTimeouts changes the limits of [WithSessionTimeouts], for later
+// handshakes: a client that continues its session at this server then gets a
+// new timeout too. So the members of an [Ensemble] can differ, as they do
+// while an administrator changes the configuration of servers one by one.
 func (s *Server) SetSessionTimeouts(shortest, longest time.Duration) {
 	rule(0 < shortest && shortest <= longest, "SetSessionTimeouts: the timeouts are %v and %v; want 0 < shortest <= longest", shortest, longest)
 	s.mu.Lock()
@@ -143,11 +146,12 @@ const (
 	defaultMaxBuffer = 0xfffff
 )
 
-// NewServer starts a server on a free port of the loopback interface. It panics if it cannot listen,
-// or if an option makes no sense.
+// NewServer starts a server on a free port of the loopback interface. It
+// panics if it cannot listen, or if an option makes no sense.
 //
-// In a testing/synctest bubble it does not listen at all: a goroutine that waits for the network would
-// stop the bubble's clock. Use [Server.Dial] there. Addr returns an address as usual.
+// In a testing/synctest bubble it does not listen at all: a goroutine that
+// waits for the network would stop the bubble's clock. Use [Server.Dial]
+// there. Addr returns an address as usual.
 func NewServer(opts ...Option) *Server {
 	s := newServer(new(sync.Mutex), opts)
 	s.open()

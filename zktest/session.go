@@ -7,6 +7,10 @@ import (
 	"time"
 )
 
+// This file has the sessions of a single server: handshakes, expiry, and the
+// move of a session to another connection. In an ensemble, the leader decides
+// about sessions; see quorum.go.
+
 const passwordLen = 16
 
 // A session is one ZooKeeper session. Server.mu guards it.

@@ -6,6 +6,9 @@ import (
 	"time"
 )
 
+// This file has the tree of znodes and applies changes to it, which earlier
+// checks have permitted; see ops.go.
+
 // A node is one znode.
 type node struct {
 	data     []byte // never changed in place
@@ -156,8 +159,8 @@ const (
 	changeSequence
 )
 
-// A change is one step of a transaction, with nothing left to decide: two equal trees are equal after
-// it too.
+// A change is one step of a transaction, with nothing left to decide: two
+// equal trees are equal after it too.
 type change struct {
 	kind      changeKind
 	path      string

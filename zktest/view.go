@@ -2,6 +2,9 @@ package zktest
 
 import "time"
 
+// This file lets an address lag behind its server: each view has a tree and
+// the watches on it.
+
 // A view is a tree together with the watches left on it. The leader's view is
 // the truth; every address serves reads from it, unless the address lags (see
 // [Server.Freeze]), which gives it a view of its own.
@@ -114,8 +117,9 @@ func (s *Server) SetLag(addr string, d time.Duration) {
 	s.setLag(e, max(d, 0))
 }
 
-// Freeze makes addr lag without end, see [Server.SetLag]: until [Server.Thaw], reads through addr see
-// nothing new, except that the client's own requests bring addr up to date.
+// Freeze makes addr lag without end, see [Server.SetLag]: until [Server.Thaw],
+// reads through addr see nothing new, except that the client's own requests
+// bring addr up to date.
 func (s *Server) Freeze(addr string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,5 +1,8 @@
 package zktest
 
+// This file has the watches: it keeps them by path and decides which client
+// gets which event.
+
 // A watchMode is a set of the ways in which one connection watches one path.
 type watchMode uint8
 
@@ -38,7 +41,8 @@ func (w *watchTable) add(c *conn, key watchKey, mode watchMode) {
 	w.set(watchers, c, key, watchers[c]|mode)
 }
 
-// set makes mode the way in which c watches under key. An empty mode removes the entry.
+// set makes mode the way in which c watches under key. An empty mode removes
+// the entry.
 func (w *watchTable) set(watchers map[*conn]watchMode, c *conn, key watchKey, mode watchMode) {
 	old := watchers[c]
 	w.recursive += int(mode&watchRecursive)/int(watchRecursive) - int(old&watchRecursive)/int(watchRecursive)
@@ -82,11 +86,13 @@ func (w *watchTable) move(c *conn, to *watchTable) {
 
 // fire notifies the watchers that ch concerns, by ZooKeeper's rules:
 //
-// - a creation fires watches on the missing node and on the parent's children;
-// - a deletion fires watches on the node, on its children, and on the parent's
-// children; a client that watches the node and its children gets one event for
-// both;
-// - a change of data fires watches on the node; a change of the ACL fires none.
+//   - a creation fires watches on the missing node and on the parent's
+//     children;
+//   - a deletion fires watches on the node, on its children, and on the
+//     parent's children; a client that watches the node and its children gets
+//     one event for both;
+//   - a change of data fires watches on the node; a change of the ACL fires
+//     none.
 //
 // A client that may not read the node loses its watch without an event, as since
 // ZooKeeper 3.8.4.

@@ -5,6 +5,9 @@ import (
 	"time"
 )
 
+// This file has the network between the members of an ensemble, and the agenda
+// by which time passes for them.
+
 // An agenda lists the tasks of an ensemble, with their times.
 type agenda []event
 

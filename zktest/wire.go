@@ -5,6 +5,9 @@ import (
 	"encoding/binary"
 )
 
+// This file encodes and decodes the fields of packets. It does not know which
+// fields a packet has; see proto.go.
+
 // A decoder reads the fields of one packet. After the first field that does not
 // fit, bad is set and every later field reads as zero, so callers check bad once,
 // at the end. The decoder allocates nothing for a length or a count until it has
@@ -65,8 +68,9 @@ func (d *decoder) string() string {
 	return string(d.buffer())
 }
 
-// count reads the length of a vector whose elements take at least size bytes each. It refuses a vector
-// that is longer than the rest of the packet, before any memory is allocated for it.
+// count reads the length of a vector whose elements take at least size bytes
+// each. It refuses a vector that is longer than the rest of the packet, before
+// any memory is allocated for it.
 func (d *decoder) count(size int) int {
 	n := int(d.int32())
 	if n == -1 {

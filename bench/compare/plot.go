@@ -12,6 +12,8 @@ import (
 	"gonum.org/v1/plot/vg"
 )
 
+// This file draws the results as plots.
+
 // dots are medians with their spread.
 type dots struct {
 	plotter.XYs

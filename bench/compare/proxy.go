@@ -6,6 +6,8 @@ import (
 	"time"
 )
 
+// This file puts a link with latency between the clients and the server.
+
 // A chunk is the bytes of one read, and the time to pass them on.
 type chunk struct {
 	due   time.Time

@@ -16,6 +16,8 @@ import (
 	"time"
 )
 
+// This file runs the peers and collects the lines that they print.
+
 // A sample is one line that a peer has printed.
 type sample struct {
 	delay time.Duration

@@ -9,6 +9,8 @@ import (
 	"time"
 )
 
+// This file prints the results as Markdown tables, with the median and the spread of the rounds.
+
 // A spread summarizes several measurements of one thing.
 type spread struct{ least, median, most float64 }
 

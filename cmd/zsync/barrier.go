@@ -12,6 +12,8 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 )
 
+// This file has zsync barrier: the commands of the gate, and enter and leave of the double barrier.
+
 func barrierCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "barrier",

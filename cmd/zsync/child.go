@@ -16,6 +16,9 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
+// This file runs a command under a hold, on every system: it passes signals on, and stops the
+// command when the hold is lost. It does not acquire the hold; see hold.go.
+
 // A child is a command that runs under a hold.
 type child struct {
 	host      *host

@@ -17,6 +17,9 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 )
 
+// This file has the global flags for the ensemble, connects, and turns errors and signals into exit
+// statuses.
+
 // A client has the global flags for the ensemble.
 type client struct {
 	*host

@@ -15,6 +15,8 @@ import (
 	"github.com/zsync/zsync/internal/kinds"
 )
 
+// This file completes paths for shells.
+
 // completing is the time limit of a completion: a user waits for it after the tab key.
 const completing = 1500 * time.Millisecond
 

@@ -26,6 +26,9 @@ import (
 	"github.com/zsync/zsync/internal/txn"
 )
 
+// This file has zsync doctor: it looks for trouble in the tree and in the servers' settings, and
+// deletes leftovers only if it is asked to.
+
 // exitFindings is the exit status of doctor when something is wrong.
 const exitFindings = 1
 

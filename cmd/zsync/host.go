@@ -18,6 +18,9 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
+// This file is the command's only access to its machine, so that tests can run the command in
+// memory.
+
 // A host gives the command its environment, its streams, its signals, the way to the
 // servers, and processes. main passes the machine itself; tests pass one in memory.
 type host struct {

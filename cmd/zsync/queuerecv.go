@@ -16,6 +16,9 @@ import (
 	"github.com/zsync/zsync"
 )
 
+// This file has zsync queue recv: it takes elements and writes them. With a command, queuework.go
+// runs it for each element.
+
 func recvCommand(c *client) *cobra.Command {
 	q := &queueing{holding: *newHolding(c)}
 	n, follow, w := 0, false, working{jobs: 1, backoff: time.Second}

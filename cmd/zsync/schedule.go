@@ -14,6 +14,9 @@ import (
 	"github.com/zsync/zsync"
 )
 
+// This file has zsync schedule: the timetable's flags, and the loop that runs a command at each
+// instant.
+
 func scheduleCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "schedule",

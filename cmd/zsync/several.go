@@ -8,6 +8,8 @@ import (
 	"sync"
 )
 
+// This file makes one hold of several.
+
 // all makes one hold of several, at different paths. It acquires them in the order of their paths, in
 // whatever order they are given, so two commands never deadlock. The tokens come in the order of
 // holds.
@@ -47,7 +49,7 @@ func all(holds []hold) hold {
 			if whole() {
 				return nil
 			}
-			release(sorted) // no command has started, so wait again
+			release(sorted) // nothing has started yet: wait again
 		}
 	}
 	together.try = func(ctx context.Context) (bool, error) {

@@ -17,6 +17,9 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
+// This file has zsync top: it draws the primitives on a terminal and reacts to keys. The look at the
+// tree is package look's.
+
 func topCommand(c *client) *cobra.Command {
 	h := newHolding(c)
 	every := seconds(2 * time.Second)

@@ -14,6 +14,9 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
+// This file helps tests with calls: to start one and see that it waits, to collect results, to count
+// requests.
+
 // Arrive runs f in a goroutine, and returns the channel of its result once f waits.
 func Arrive(t testing.TB, f func() error) <-chan error {
 	t.Helper()

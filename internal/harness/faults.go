@@ -11,6 +11,9 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
+// This file has the faults for tests over the in-memory server, at a chosen request or at random.
+// The faults for real servers are in network.go.
+
 // First returns an interceptor that applies a to the first request that match
 // accepts, and passes all others.
 func First(a zktest.Action, match func(zktest.Request) bool) func(zktest.Request) zktest.Action {

@@ -14,6 +14,9 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
+// This file has the faults for tests over real servers, which cannot be asked to fail: it breaks the
+// connections to them.
+
 // A Network sits between sessions and real servers. It drops connections, often after it has lost requests and
 // replies, cuts sessions off for a while, and ends them at the servers.
 type Network struct {

@@ -7,6 +7,8 @@ import (
 	"testing"
 )
 
+// This file repeats random tests with different seeds, and lets a user repeat a single run.
+
 // Seeds yields the seeds of a random test: 0 to short-1; as many as race under the race detector, or
 // as long in a long run. ZSYNC_TEST_SEED names a single seed to run. After a failure, Seeds reports
 // the seed and stops.

@@ -19,6 +19,9 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 )
 
+// This file finds out what is at a single path, through zsync's own primitives. The search for paths
+// is in look.go.
+
 type rawJSON = json.RawMessage
 
 // At looks for every primitive that can be at path, even if the names of its children give no hint of it: that

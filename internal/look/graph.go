@@ -8,6 +8,8 @@ import (
 	"strings"
 )
 
+// This file finds deadlocks: circles of sessions that wait for each other.
+
 // A Graph says which session waits for which.
 type Graph struct {
 	Names map[string]string // what sessions call themselves

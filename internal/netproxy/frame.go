@@ -5,6 +5,8 @@ import (
 	"io"
 )
 
+// This file cuts a stream into the frames of ZooKeeper's protocol. It does not decode the frames.
+
 // maxFrame is the longest frame taken for one. ZooKeeper's own limit is 1 MiB unless configured,
 // and a four-letter word read as a length is over a gigabyte.
 const maxFrame = 64 << 20

@@ -7,6 +7,8 @@ import (
 	"time"
 )
 
+// This file carries one client's connection, and applies the proxy's faults to it.
+
 // underWay is how many units may be between a link's two ends in one direction.
 const underWay = 256
 
