@@ -89,7 +89,7 @@ func NewCond(s *Session, path string, l Locker) *Cond {
 // Path returns the path that c was made with.
 func (c *Cond) Path() string { return c.path }
 
-// check is what every operation asks first.
+// check returns the error that every operation returns first.
 func (c *Cond) check() error {
 	if c.misuse() == nil && c.L == nil {
 		return session.Invalid("the Locker L is nil")
@@ -126,8 +126,8 @@ func (c *Cond) wait(ctx context.Context) error {
 	if err == nil && unlocked == nil {
 		err = c.sleep(ctx, p, names)
 	}
-	// Without relock it is not known to be unlocked: unlocked is that ctx has ended, of
-	// which the cause may be the loss of another lock.
+	// Without relock, L may still be locked. unlocked is then the error of ctx, whose cause
+	// may be the loss of another lock.
 	if (err == nil || errors.Is(err, session.ErrEnded)) && unlocked != nil && (relock == nil || !errors.Is(unlocked, ErrLost)) {
 		err = unlocked
 	}
@@ -295,10 +295,9 @@ func (c *Cond) list(ctx context.Context, list func(context.Context, string) ([]s
 
 // take deletes p and its signal: the wake-up has reached its caller. Step 4.
 //
-// If the reply is lost the transaction is sent again and fails, for both names
-// are unique. It need not be waited for without a connection: if it does not
-// get through before the session ends, the signal is passed on, and wakes another
-// for nothing.
+// If the reply is lost, the transaction is sent again and fails, for both names are unique.
+// Without a connection, take does not wait for it. If the session ends before the transaction
+// gets through, the signal is passed on, and wakes another waiter for nothing.
 func (c *Cond) take(ctx context.Context, p *line.Claim) {
 	if p == nil {
 		return
@@ -325,9 +324,8 @@ func (c *Cond) take(ctx context.Context, p *line.Claim) {
 	}
 }
 
-// leave deletes p without a wake-up having reached its caller. A signal that p
-// has been given is left without its waiter, and so is passed on: by us if we
-// can, otherwise by the one behind us.
+// leave deletes p without a wake-up of its caller. If p has a signal, the signal remains
+// without its waiter, and so is passed on: by us if we can, otherwise by the waiter behind us.
 func (c *Cond) leave(p *line.Claim) {
 	if p == nil {
 		return

@@ -241,7 +241,7 @@ func (e *Election) win(ctx context.Context, t *term, start time.Time) error {
 // lost reports whether t led and no longer does. Election.mu must be held.
 func (t *term) lost() bool { return t.grant != nil && t.grant.Err() != nil }
 
-// endLocked ends the present term. Its znode is deleted later than that.
+// endLocked ends the present term. The caller deletes its znode after that.
 func (e *Election) endLocked(why error) {
 	if e.term.stop != nil {
 		e.term.stop(why)
@@ -354,7 +354,7 @@ func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) e
 	}
 }
 
-// endOfRun is the error of ctx, and err if that is another.
+// endOfRun returns the error of ctx, joined with err if that is another.
 func endOfRun(ctx context.Context, err error) error {
 	if err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)) {
 		return session.CtxErr(ctx)
@@ -533,7 +533,7 @@ func (e *Election) Observe(ctx context.Context) <-chan Contender {
 	return out
 }
 
-// A spectator follows who is first in a line.
+// A spectator follows the first contender of a line.
 type spectator struct {
 	line *line.Line
 	out  chan<- Contender

@@ -106,7 +106,7 @@ func (m *Mutex) lock(ctx context.Context) error {
 	return err
 }
 
-// check is what every acquisition asks first.
+// check returns the error that every acquisition returns first.
 func (m *Mutex) check(ctx context.Context) error {
 	switch {
 	case m.misuse() != nil:
@@ -151,7 +151,7 @@ func (m *Mutex) Unlock() error {
 
 func (m *Mutex) unlock() error { return m.local.Unlock(local.Exclusive) }
 
-// current returns what this process holds, for the goroutine that has it.
+// current returns the hold of this process, for the goroutine that has it.
 func (m *Mutex) current() (*line.Grant, error) {
 	if m.misuse() != nil {
 		return nil, m.misuse()
@@ -226,10 +226,10 @@ func (m *Mutex) revoke(ctx context.Context) error {
 		if recalled, err := m.local.Line.Recall(ctx, holder); recalled || err != nil {
 			return err
 		}
-		// Names are unique: written twice, it asks the same one.
+		// Names of znodes are unique, so a repeated write asks the same holder.
 		_, err = inc.Set(ctx, session.ChildPath(dir, holder), []byte(line.RevokeMessage), -1)
 		if session.IsNoNode(err) {
-			return nil // it has given up meanwhile
+			return nil // it has released m since
 		}
 		return err
 	})
@@ -293,19 +293,18 @@ func (m *Mutex) doThen(ctx context.Context, rest func(), f func(ctx context.Cont
 
 func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.local.Line.Bases[0]} }
 
-// holderOf returns the Do of this path in which ctx was made, if that still
-// runs.
+// holderOf returns the Do of this path that ctx comes from, if that still runs.
 func (m *Mutex) holderOf(ctx context.Context) *doCall { return m.doKey().in(ctx) }
 
-// newDoCall returns the call of Do that has g, of q unless that is nil. Close may begin now: if d's
-// function has not begun by then it must not run, and g is lost.
+// newDoCall returns the call of Do that has g, of q unless that is nil. If Close begins before
+// d's function, the function must not run, and g is lost.
 func newDoCall(ctx context.Context, s *Session, q *localLock, g *line.Grant) *doCall {
 	d := &doCall{function: s.m.Function(s.m.FunctionOf(ctx))}
 	d.set(q, g)
 	return d
 }
 
-// now returns what d has; its grant may have been unlocked since.
+// now returns d's lock and grant, which may have been unlocked since.
 func (d *doCall) now() (*localLock, *line.Grant) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -334,8 +333,7 @@ func (d *doCall) set(q *localLock, g *line.Grant) {
 	}
 }
 
-// mode returns in which mode d has a lock, if it has it and it was not unlocked.
-// It may be lost.
+// mode returns the mode in which d has a lock, unless it was unlocked. The hold may be lost.
 func (d *doCall) mode() (mode local.Mode, ok bool) {
 	q, g := d.now()
 	if q == nil || g == nil {
@@ -344,7 +342,7 @@ func (d *doCall) mode() (mode local.Mode, ok bool) {
 	return q.ModeOf(g)
 }
 
-// holds reports whether d has what it is the Do of, and has not unlocked it.
+// holds reports whether d still has its hold, lost or not.
 func (d *doCall) holds() bool {
 	if d == nil {
 		return false
@@ -394,7 +392,7 @@ func (d *doCall) untilLost(ctx context.Context) (_ context.Context, stop func())
 	}
 }
 
-// alsoErr is the error of two things of which the second was done in any case.
+// alsoErr returns the error of two steps of which the second was done in any case.
 func alsoErr(err, also error) error {
 	switch {
 	case also == nil:

@@ -160,7 +160,7 @@ func (rw *RWMutex) acquire(ctx context.Context, mode local.Mode, pin bool) (*lin
 	return rw.local.acquire(ctx, mode, pin)
 }
 
-// check is what every acquisition asks first.
+// check returns the error that every acquisition returns first.
 func (rw *RWMutex) check(ctx context.Context) error {
 	switch {
 	case rw.misuse() != nil:
@@ -353,8 +353,8 @@ func (rw *RWMutex) do(ctx context.Context, op string, mode local.Mode, f func(ct
 	return rw.local.do(rw.local.follow(ctx, mode, g), rw.doKey(mode), op, g, f, func() {})
 }
 
-// within returns the Do, or else the RDo, of this path in which ctx was made,
-// if that still runs.
+// within returns the Do, or else the RDo, of this path that ctx comes from, if that still
+// runs.
 func (rw *RWMutex) within(ctx context.Context) *doCall {
 	if rw.s == nil || rw.s.m.FunctionOf(ctx) == nil {
 		return nil

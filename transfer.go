@@ -12,8 +12,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has the leader's wish: what decides, besides the order of arrival and
-// priorities, who leads next.
+// This file has the leader's wish, which decides who leads next, besides the order of arrival
+// and the priorities.
 
 // Transfer hands the leadership to a waiting candidate from [Election.Contenders]. It resigns,
 // and returns when the heir is the first in the line. The context of a Run in progress ends,
@@ -79,7 +79,7 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 		return err
 	}
 	if within {
-		// Its own function is to return now, and cannot wait.
+		// Run's function has called us, and must return first: do not wait.
 		e.keepWish(inc, wish, heir)
 		return nil
 	}
@@ -100,8 +100,8 @@ func (e *Election) keepWish(inc *session.Incarnation, wish string, heir line.Chi
 	inc.RemoveBehind(wish, session.ChildPath(e.line.Dir, heir.Name))
 }
 
-// fulfilLocked deletes the wishes for e, which leads now and has read of them when
-// its turn came. Election.mu must be held.
+// fulfilLocked deletes the wishes for e, which leads now and read them when its turn came.
+// Election.mu must be held.
 func (e *Election) fulfilLocked(inc *session.Incarnation) {
 	for _, name := range e.wishes {
 		dropWish(inc, session.ChildPath(e.line.Dir, name))

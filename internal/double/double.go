@@ -129,7 +129,7 @@ type roomState struct {
 	rounds []round
 }
 
-// admitted returns the number of the last who was let in.
+// admitted returns the number of the last party that was let in.
 func (s roomState) admitted() int32 {
 	if len(s.rounds) == 0 {
 		return -1 // numbers begin at 0
@@ -199,7 +199,7 @@ func New(m *session.Manager, path string, all *Leftovers) *Barrier {
 // Room returns the parent of the parties, as the server knows it.
 func (b *Barrier) Room() string { return b.room }
 
-// Check returns why there cannot be rounds of n, if so.
+// Check returns an error if there cannot be rounds of n.
 func (b *Barrier) Check(n int) error {
 	if most := (session.MaxPacket - 1024) / (len(b.room) + 128); n < 1 || n > most {
 		return session.Invalid("%d parties; want from 1 to %d, which one transaction can let in", n, most)
@@ -258,8 +258,8 @@ func (b *Barrier) Enter(ctx context.Context, n int) (*line.Grant, error) {
 	return p.hold, nil
 }
 
-// Leave gives up the earliest membership that Enter gave, and waits until all of
-// that round have left.
+// Leave ends the earliest membership from Enter, and waits until all parties of its round have
+// left.
 func (b *Barrier) Leave(ctx context.Context) error {
 	b.mu.Lock()
 	if len(b.inside) == 0 {
@@ -323,7 +323,7 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 		p.hold = (&line.Claim{Hold: line.Hold{Incarnation: inc, Stake: s}, Line: &b.line, Path: path, Child: me, Unwatched: true}).Grant("enter")
 		return p, nil
 	}
-	// We may be let in at this same instant. Then we count as having left.
+	// Another party may let us in at this same instant. Then we count as having left.
 	gone := b.withdraw(inc, p)
 	switch {
 	case errors.Is(err, errOtherSize), errors.Is(err, errUsedUp):
@@ -397,8 +397,8 @@ func (b *Barrier) removeLeftovers(ctx context.Context, inc *session.Incarnation)
 	return nil
 }
 
-// withdraw deletes what p has made, in the background: its child, and the
-// keeper's znode if that is p's.
+// withdraw deletes p's znodes in the background: its child, and the keeper's znode if p is the
+// keeper.
 func (b *Barrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion {
 	return inc.Delete(&session.Deletion{Paths: []string{p.path}, By: func() error {
 		ctx := inc.Ctx // no other goroutine can do this
@@ -466,7 +466,7 @@ func (b *Barrier) replace(ctx context.Context, inc *session.Incarnation, n int, 
 	}
 }
 
-// A seen is the room as a party has seen it after its create.
+// A seen is the room, as a party has read it after its create.
 type seen struct {
 	session.Node
 	err   error
@@ -526,8 +526,8 @@ func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, room seen,
 	if r, ok := state.find(func(r round) bool { return r.has(p.seq) }); ok { // Step 3.
 		p.round.version = r.version
 		if int(r.last-r.after) > n {
-			// Not everyone with such a number was there. We were, if we are still: then
-			// we were not deleted before the round was let in.
+			// A party with such a number may have been deleted before the round was let in. If
+			// our child still exists, ours was not.
 			if err := p.mustStand(ctx, inc); err != nil {
 				return false, err
 			}
@@ -777,7 +777,7 @@ func (b *Barrier) succeed(ctx context.Context, inc *session.Incarnation, p *part
 	_, err = create.Wait(ctx, inc)
 	switch {
 	case err == nil:
-		// Our server, should it have lagged, has come up to this moment.
+		// Even if our server lagged, it has now caught up to this create.
 		return true, b.keep(ctx, inc, p)
 	case session.IsNoNode(err):
 		return true, nil // another party was quicker
@@ -833,8 +833,8 @@ func (b *Barrier) rest(ctx context.Context, inc *session.Incarnation, p *party) 
 	}), nil
 }
 
-// awaitAll waits until none of these children of the room is left. It asks the servers after all of
-// them at once: a request each, in one round trip.
+// awaitAll waits until all of these children of the room are deleted. It asks the servers
+// about all at once: a request each, in one round trip.
 func (b *Barrier) awaitAll(ctx context.Context, inc *session.Incarnation, names []string) error {
 	paths := make([]string, len(names))
 	for i, name := range names {
@@ -879,8 +879,8 @@ func (b *Barrier) tell(ctx context.Context, inc *session.Incarnation, p *party) 
 	return lost
 }
 
-// Parties returns the names of everyone in the room, in their order, and who of
-// them is inside.
+// Parties returns the names of all parties in the room, in their order, and a function that
+// reports which of them are inside.
 func (b *Barrier) Parties(ctx context.Context, inc *session.Incarnation) (names []string, inside func(i int) bool, err error) {
 	names, _, err = inc.Children(ctx, b.room)
 	if err != nil {
