@@ -1,5 +1,8 @@
 package zktest
 
+// This file makes a server refuse requests, as a server of another version or with another
+// configuration does.
+
 // Refuse does not carry out the request, answers with code, and closes the
 // connection, as ZooKeeper does with a client that it does not accept. Later
 // requests on the connection get no answer.

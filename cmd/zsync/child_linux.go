@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// This file finds and stops the descendants of a command, as Linux reports them.
+
 // systemSignals returns the signals of passedOn that other systems do not have.
 func systemSignals() []os.Signal {
 	all := []os.Signal{syscall.SIGPWR}

@@ -8,6 +8,8 @@ import (
 	"time"
 )
 
+// This file runs commands on systems without Unix signals: zsync can only kill them.
+
 // passedOn are the signals that a command gets when zsync does: none, as there
 // is no way to send one. The console itself sends Ctrl-C to both.
 var passedOn = []os.Signal{os.Interrupt}

@@ -13,6 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// This file starts, signals and stops a command on Unix. The search for its descendants is in
+// child_linux.go.
+
 // passedOn are the signals that zsync passes on to the command. The signals that stop a
 // job are not among them: see stopTogether. The kernel sends SIGPIPE, SIGCHLD, SIGXCPU
 // and the like about zsync itself. libc and Go keep the first real-time signals.

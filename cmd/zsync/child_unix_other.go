@@ -9,6 +9,8 @@ import (
 	"time"
 )
 
+// This file has the parts of child_unix.go for systems that do not report a process's descendants.
+
 func systemSignals() []os.Signal { return nil }
 
 func attributes() *syscall.SysProcAttr { return new(syscall.SysProcAttr) }

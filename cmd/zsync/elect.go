@@ -8,6 +8,9 @@ import (
 	"github.com/zsync/zsync"
 )
 
+// This file has zsync elect: a command that runs while this process leads, and that starts again
+// after a loss if it is asked to.
+
 func electCommand(c *client) *cobra.Command {
 	h := newHolding(c)
 	again, selector := false, false

@@ -8,6 +8,8 @@ import (
 	"time"
 )
 
+// This file has the flag type for a length of time.
+
 // seconds is a flag for a length of time: seconds, or a number with a unit. It
 // is not negative.
 type seconds time.Duration

@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra/doc"
 )
 
+// This file writes the man pages and the completions, for packagers.
+
 func genCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gen",

@@ -14,6 +14,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
+// This file has zsync group: to be a member while a command runs, and to list and watch the members.
+
 func groupCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "group",

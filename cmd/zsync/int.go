@@ -15,6 +15,9 @@ import (
 	"github.com/zsync/zsync"
 )
 
+// This file has zsync int: its subcommands read and change an Int64. It also lets negative numbers
+// be arguments.
+
 func intCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "int",

@@ -10,6 +10,9 @@ import (
 	"github.com/zsync/zsync"
 )
 
+// This file has zsync lock and rlock: their flags choose a Mutex or a side of an RWMutex. hold.go
+// waits, runs the command, and releases.
+
 func lockCommand(c *client) *cobra.Command {
 	h := newHolding(c)
 	rw := false

@@ -13,6 +13,9 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
+// This file has zsync ls: it lists the primitives below a path, once or repeatedly. The look at the
+// tree is package look's.
+
 // A summary is one primitive in a list.
 type summary struct {
 	Path    string     `json:"path"`

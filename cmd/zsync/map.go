@@ -13,6 +13,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
+// This file has zsync map: its subcommands read and write the keys of a Map.
+
 func mapCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "map",

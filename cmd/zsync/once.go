@@ -9,6 +9,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
+// This file has zsync once: a command that runs to success once, on one machine.
+
 func onceCommand(c *client) *cobra.Command {
 	h := newHolding(c)
 	reset := false

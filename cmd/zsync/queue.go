@@ -13,6 +13,9 @@ import (
 	"github.com/zsync/zsync"
 )
 
+// This file has zsync queue and its subcommand send. The receiving side is in queuerecv.go, the
+// administration in queueadmin.go, and the form of elements in queuetext.go.
+
 func queueCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "queue",

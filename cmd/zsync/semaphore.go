@@ -8,6 +8,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
+// This file has zsync semaphore: a command that runs under permits.
+
 func semaphoreCommand(c *client) *cobra.Command {
 	h := newHolding(c)
 	var limit, permits int64

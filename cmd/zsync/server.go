@@ -17,6 +17,9 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
+// This file has zsync server: a ZooKeeper server in memory, with faults. The server is package
+// zktest's.
+
 func serverCommand(h *host) *cobra.Command {
 	f := &faults{host: h}
 	cmd := &cobra.Command{

@@ -15,6 +15,9 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
+// This file has zsync status: it shows the holders and waiters at paths. The look at a path is
+// package look's.
+
 func statusCommand(c *client) *cobra.Command {
 	asJSON := false
 	cmd := &cobra.Command{

@@ -11,6 +11,8 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
+// This file prints text from other users so that it cannot act on the terminal.
+
 // The ways to print text from other users.
 var (
 	plain     = look.Plain

@@ -16,6 +16,9 @@ import (
 	"github.com/zsync/zsync/ui"
 )
 
+// This file has zsync ui: it serves the page of package ui, to this machine only unless the flags
+// say otherwise.
+
 func uiCommand(c *client) *cobra.Command {
 	h := newHolding(c)
 	listen, writable, every := "", false, seconds(time.Second)

@@ -10,6 +10,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
+// This file has zsync value: its subcommands read and write a Value.
+
 func valueCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "value",

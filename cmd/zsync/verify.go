@@ -15,6 +15,8 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
+// This file has zsync verify, and writes the traces that it checks. The rules are package trace's.
+
 // verifyCommand checks the traces that zsync.WithTrace, or --trace, has written.
 func verifyCommand() *cobra.Command {
 	tolerance := trace.DefaultTolerance
