@@ -477,6 +477,8 @@ func (o *Once) write(h *line.Grant, data []byte) error {
 		return err // lost while f ran: no request was sent
 	}
 	inc := h.Claim.Incarnation
+	// The read behind the transaction watches the data. A watch on the creation may still be set
+	// when the read is sent, and the creation of the mark uses it up.
 	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: o.mark.path})
 	made, open := false, false
 	err := h.ReleaseBy(func(own string) (err error) {

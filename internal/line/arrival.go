@@ -185,6 +185,8 @@ func (a *arrival) awaitTurn(ctx context.Context, rule Rule, behind *Ahead) (err 
 		if err != nil {
 			return err
 		}
+		// A contender that may defer lists the line in each case: a contender that it lets go first
+		// may be behind it (Line.Defers).
 		alone := a.alone || a.relist != nil && a.relist.end(ctx)
 		a.endVigil()
 		if alone && c.Line.Defers == nil { // Step 5.

@@ -280,7 +280,8 @@ func (l *Lock) room(mode Mode) (h *hold, waits bool) {
 	return h, false
 }
 
-// next reports whether the first waiter waits for mode, and not in the line.
+// next reports whether the first waiter waits for mode, and not in the line. A waiter in the line
+// gets its turn there, even if a goroutine of this process has got the lock by Try since.
 func (l *Lock) next(mode Mode) bool {
 	return len(l.waiting) > 0 && l.waiting[0].mode == mode && l.waiting[0].place == nil
 }

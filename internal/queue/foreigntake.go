@@ -137,7 +137,8 @@ func (q foreign) first(ctx context.Context, inc *session.Incarnation, _ int, asi
 // transaction the last are taken out first, which leaves the others their i.
 //
 // Whoever has read the znode before finds that its version has changed, or that
-// it is gone, and so does a second attempt.
+// it is gone, and so does a second attempt. No name is used again for other data: its version
+// would begin again, and another library could delete an element that it has not read.
 func (q foreign) split(ctx context.Context, inc *session.Incarnation, it *item) error {
 	path, all := session.ChildPath(q.dir, it.name), it.inside
 	size, n := q.m.SizeOf(path, it.stored), len(all)

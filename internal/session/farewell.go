@@ -34,7 +34,7 @@ func (m *Manager) BeforeClose() (begun <-chan struct{}, done func()) {
 }
 
 // sayFarewell runs the farewell for Close. A second concurrent Close waits until the first has
-// run it.
+// run it. It waits on a channel: a sync.Once would stop the clock of a synctest bubble.
 func (m *Manager) sayFarewell() {
 	f := &m.leaving
 	f.mu.Lock()

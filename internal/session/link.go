@@ -646,6 +646,8 @@ func (l *link) handshake() error {
 			return err
 		}
 	}
+	// The incarnation gets its id only here. If the connection breaks before the credentials are
+	// answered, the next handshake asks for a new session.
 	l.inc.LiveMu.Lock()
 	l.inc.password = passwordIn(body)
 	l.inc.LiveMu.Unlock()
@@ -778,6 +780,7 @@ func (l *link) received(xid, code int32, body []byte, now time.Time) error {
 	}
 	l.inc.seen(int64(binary.BigEndian.Uint64(l.head[8:])))
 	if info.ask != nil {
+		// Even if the reply is malformed and the read fails: the server has set the watch.
 		l.inc.Watches.answered(info.ask, code, ownerOf(code, body) == l.inc.ID.Load())
 	}
 	// Watches and liveness are updated before the caller continues.

@@ -407,6 +407,8 @@ func (p *pacer) untried() int {
 func (inc *Incarnation) pick() (addr string) {
 	for addr == "" && inc.Ctx.Err() == nil {
 		var delay time.Duration
+		// Without a delay there is no timer: two due timers of one synctest bubble that two threads
+		// look at have crashed Go's race detector.
 		if addr, delay = inc.Manager.Pace.pick(inc.longestDelay(), inc.mayUse); delay > 0 {
 			select {
 			case <-time.After(delay):
