@@ -15,7 +15,7 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync int: its subcommands read and change an Int64. It also lets negative numbers
+// This file has the subcommands of zsync int. They work on an Int64. It also lets negative numbers
 // be arguments.
 
 func intCommand(c *client) *cobra.Command {

@@ -13,7 +13,7 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync map: its subcommands read and write the keys of a Map.
+// This file has the subcommands of zsync map. They work on the keys of a Map.
 
 func mapCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{

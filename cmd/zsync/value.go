@@ -10,7 +10,7 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync value: its subcommands read and write a Value.
+// This file has the subcommands of zsync value. They work on a Value.
 
 func valueCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
