@@ -264,6 +264,10 @@ func (c *Cond) guard(ctx context.Context, p *line.Claim, names []string, woken <
 
 // watchLast returns a channel that is closed when the last znode of ahead is deleted. Without
 // one, it returns nil.
+//
+// That znode is enough. Signal marks the first waiter without a signal, so all waiters ahead of the
+// first unmarked one are marked, and are about to leave. When the last of them has left, or has
+// died, the first unmarked one lists the line, and finds every signal whose waiter is dead.
 func (c *Cond) watchLast(ctx context.Context, inc *session.Incarnation, ahead []line.Child) (gone <-chan struct{}, leave func(), err error) {
 	if len(ahead) == 0 {
 		return nil, func() {}, nil

@@ -468,6 +468,8 @@ func (m *Semaphore) Resize(ctx context.Context, n int64) error {
 	return opError("resize", m.path, m.resize(ctx, n))
 }
 
+// resize needs no gate: the process that has it may be waiting for this Resize. The transaction
+// that makes permits checks the version of the limit (see make).
 func (m *Semaphore) resize(ctx context.Context, n int64) error {
 	switch {
 	case m.misuse() != nil:
