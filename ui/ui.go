@@ -298,7 +298,10 @@ func (p *page) breakLock(w http.ResponseWriter, r *http.Request) {
 		err = zk.ErrBadVersion
 	}
 	if err == nil {
-		_, err = p.s.Txn(r.Context(), &zk.DeleteRequest{Path: znode, Version: int32(version)})
+		p.watch.breaks(at, node) // before the deletion, which the watcher may see before its reply comes
+		if _, err = p.s.Txn(r.Context(), &zk.DeleteRequest{Path: znode, Version: int32(version)}); err != nil {
+			p.watch.wasBroken(at, node)
+		}
 	}
 	switch {
 	case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrBadVersion):
@@ -306,7 +309,7 @@ func (p *page) breakLock(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		http.Error(w, err.Error(), http.StatusBadGateway)
 	default:
-		p.watch.broken(at, node)
+		p.watch.lookNow()
 		w.Header().Set("Location", "./") // http.Redirect would make it absolute, without what was stripped
 		w.WriteHeader(http.StatusSeeOther)
 	}

@@ -201,15 +201,14 @@ func (w *watcher) lookNow() {
 	}
 }
 
-// broken takes note of a hold that was broken here.
-func (w *watcher) broken(path, node string) {
+// breaks notes that a hold is about to be broken here.
+func (w *watcher) breaks(path, node string) {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.brokenAt[path+"/"+node] = true
-	w.mu.Unlock()
-	w.lookNow()
 }
 
-// wasBroken reports whether that hold was broken here, once.
+// wasBroken reports whether a hold was broken here, and forgets it.
 func (w *watcher) wasBroken(path, node string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
