@@ -52,13 +52,13 @@ type Incarnation struct {
 	down chan struct{} // closed while none does; guarded by mu
 
 	LiveMu    sync.Mutex
-	Live      liveness  // guarded by liveMu
+	Live      liveness  // guarded by LiveMu
 	stakes    int       // number of holds of the session; guarded by LiveMu
-	asking    *inquiry  // under way; guarded by liveMu
+	asking    *inquiry  // under way; guarded by LiveMu
 	nobody    string    // a path at which no znode exists
 	abandoned time.Time // when the session was abandoned; guarded by LiveMu; never changes once set
 	over      bool      // the servers have confirmed the end of the session; guarded by LiveMu
-	password  []byte    // of the session; guarded by liveMu
+	password  []byte    // of the session; guarded by LiveMu
 
 	Attached sync.Map // data that other packages attach to the session, by their keys
 

@@ -62,8 +62,8 @@ type stamp struct {
 // A contact is a packet that was answered.
 type contact struct{ sent, answered time.Time }
 
-// A carried is a packet, by its sending time, that the learner has reported to the leader or is
-// about to report.
+// A carried is a packet, by its sending time, whose contact the learner has put on its way to the
+// leader.
 type carried struct {
 	sent  time.Time
 	event int64 // value of events when that became known
@@ -89,7 +89,7 @@ func (v *liveness) gap() time.Duration { return v.timeout / 40 * 11 }
 // time to try another server.
 const silent = 1.0 / 2
 
-// belief is how long holds count as held after the latest confirmed sending. It leaves a tenth of
+// belief is how long holds count as held after the latest t that is confirmed. It leaves a tenth of
 // the timeout to report the loss to holders, and for clocks whose rates differ.
 func (v *liveness) belief() time.Duration { return v.timeout / 10 * 9 }
 
@@ -147,7 +147,8 @@ func (v *liveness) send(now time.Time) stamp {
 	return stamp{now, v.events, v.conn}
 }
 
-// answer records that the request s was answered, and with which proof.
+// answer records that the request s was answered, and with which proof. It looks at the steps from the
+// last to the first, so that one answer is not two steps of the same packet.
 func (v *liveness) answer(s stamp, p proof, now time.Time) {
 	if s.conn != v.conn || p == provesNothing {
 		return
@@ -163,7 +164,9 @@ func (v *liveness) answer(s stamp, p proof, now time.Time) {
 			v.timeout, v.lower = v.lower, 0
 		}
 	}
-	if p == provesQuorum || p == provesLeader && v.left(now) > 0 { // step 3
+	// Step 3: s is the request behind the write. It confirms the time at which the carried packet was
+	// sent. Its own time is later, and the leader may not hear of s itself.
+	if p == provesQuorum || p == provesLeader && v.left(now) > 0 {
 		for i := len(v.carried) - 1; i >= 0; i-- {
 			if v.carried[i].event < s.event {
 				v.confirm(v.carried[i].sent)
@@ -172,7 +175,7 @@ func (v *liveness) answer(s stamp, p proof, now time.Time) {
 			}
 		}
 	}
-	if p == provesQuorum { // step 2
+	if p == provesQuorum { // step 2: s is the write, and carries the latest packet that is old enough
 		if i := v.ripe(s.at); i >= 0 {
 			v.carried = append(v.carried, carried{v.seen[i].sent, v.events})
 			v.seen = v.seen[i+1:]
