@@ -60,7 +60,7 @@ func anchors(text string) (names []string) {
 			continue
 		}
 		name := strings.ToLower(strings.TrimSpace(title))
-		name = regexp.MustCompile("[^\\p{L}\\p{N} _-]").ReplaceAllString(name, "")
+		name = regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(name, "")
 		names = append(names, strings.ReplaceAll(name, " ", "-"))
 	}
 	return names

@@ -166,7 +166,7 @@ type partition struct {
 func (p *partition) make(s *zsync.Session) any { return s }
 
 // step takes part for a while. Each actor is a member of its own.
-func (p *partition) step(ctx context.Context, a *actor, kit any) {
+func (p *partition) step(_ context.Context, a *actor, kit any) {
 	k := zsync.NewPartition(kit.(*zsync.Session), "/partition")
 	ctx, cancel := a.atMost(2 * p.w.timeout)
 	defer cancel()
@@ -269,7 +269,7 @@ type room struct {
 
 func (x *room) make(s *zsync.Session) any { return zsync.NewWaitGroup(s, "/room") }
 
-func (x *room) step(ctx context.Context, a *actor, kit any) {
+func (x *room) step(_ context.Context, a *actor, kit any) {
 	k := kit.(*zsync.WaitGroup)
 	ctx, cancel := a.atMost(2 * x.w.timeout)
 	defer cancel()

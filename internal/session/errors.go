@@ -159,9 +159,13 @@ func (e codeErr) Error() string {
 // Is makes a demand for credentials match the error of refused credentials.
 func (e codeErr) Is(err error) bool { return e == wire.CodeWantsAuth && err == zk.ErrAuthFailed }
 
-// IsNoNode, IsNodeExists and IsBadVersion report whether a server has returned that error.
-func IsNoNode(err error) bool     { return IsAnswer(err, zk.ErrNoNode) }
+// IsNoNode reports whether a server has answered that a znode does not exist.
+func IsNoNode(err error) bool { return IsAnswer(err, zk.ErrNoNode) }
+
+// IsNodeExists reports whether a server has answered that a znode exists already.
 func IsNodeExists(err error) bool { return IsAnswer(err, zk.ErrNodeExists) }
+
+// IsBadVersion reports whether a server has answered that a znode has another version.
 func IsBadVersion(err error) bool { return IsAnswer(err, zk.ErrBadVersion) }
 
 // IsAnswer reports whether a server has returned the error answer. It is false for the end of a
