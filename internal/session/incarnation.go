@@ -438,7 +438,6 @@ func (inc *Incarnation) end(cause error) {
 
 func (inc *Incarnation) connected() {
 	m := inc.Manager
-	inc.Watches.connected()
 	inc.newestLink().open()
 	began, said := m.outage.end()
 	again := IsClosed(inc.first)

@@ -191,6 +191,42 @@ func TestWatchesAreSetAgainOverASlowLinkThoughItTakesLongerThanTheTimeout(t *tes
 	}
 }
 
+// A waiter that hears of the deletion ahead of it compares the connection of the event with that of its own
+// watch. So an event that comes while watches are still set again must not count for the connection before.
+func TestAnEventThatComesWhileWatchesAreSetAgainIsOneOfTheNewConnection(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		cut := make(chan struct{})
+		close(cut)
+		s := open(t, srv, WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
+			<-cut
+			return srv.Dial(network, addr, limit)
+		}))
+		inc, other := live(t, s), live(t, open(t, srv))
+		var watches []*Watch
+		for i := range 200 {
+			w := inc.Watches.Join(WatchKey{WatchExists, fmt.Sprintf("/%d%s", i, strings.Repeat("x", 1000))})
+			must(t, second(other.Create(t.Context(), w.Key.Path, nil)))
+			must(t, second(inc.Exists(t.Context(), w.Key.Path)))
+			watches = append(watches, w)
+		}
+		before := inc.Watches.Connection()
+		again := make(chan struct{})
+		cut = again
+		srv.Disconnect(s.ID())
+		for _, w := range watches {
+			must(t, other.RemoveNow(t.Context(), w.Key.Path))
+		}
+		close(again)
+		must(t, second(inc.Exists(t.Context(), "/y")))
+		for _, w := range watches {
+			<-w.Fired
+			if told := inc.Watches.Told(w); told <= before {
+				t.Fatalf("an event counts for connection %d; the one before was %d", told, before)
+			}
+		}
+	})
+}
+
 // A server that trickles is left: each stride must come in time.
 func TestAServerThatTricklesIsLeft(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {

@@ -334,15 +334,6 @@ func (h *Watches) fireLocked(t zk.EventType, key WatchKey) {
 	delete(h.Idle, key)
 }
 
-// connected is called when there is another connection, before a packet arrives on it. All events
-// of the previous connection have been processed by then: one goroutine reads the connections one
-// after the other.
-func (h *Watches) connected() {
-	h.Mu.Lock()
-	h.conn++
-	h.Mu.Unlock()
-}
-
 // Connection returns the number of the present connection, or of the last. Events and replies
 // arrive in the order of the transactions that they show, within one connection. An event comes
 // before every reply that is at least as new.
@@ -397,11 +388,14 @@ func (h *Watches) len() int {
 	return len(h.watches)
 }
 
-// resend begins a new connection. It returns the packets that set all armed watches again and ask
-// for the events after zxid. No request is sent before them.
+// resend begins a new connection, before a watch is set or an event arrives on it. All events of the
+// previous connection have been processed by then: one goroutine reads the connections one after the
+// other. resend returns the packets that set all armed watches again and ask for the events after
+// zxid. No request is sent before them.
 func (h *Watches) resend(zxid int64) (portions [][]byte) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
+	h.conn++
 	clear(h.asks) // no more replies come from the previous connection
 	var data, exist, child []string
 	size := 0
