@@ -10,8 +10,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A doKey is the key under which Do puts itself into a context. The kind tells
-// locks of one path apart that do not exclude each other.
+// A doKey is the key under which Do puts itself into a context. Locks of one
+// path that do not exclude each other have different kinds.
 type doKey struct {
 	s    *Session
 	path string
@@ -24,24 +24,24 @@ type doCall struct {
 	over     atomic.Bool
 
 	mu   sync.Mutex
-	q    *localLock      // whose grant it is; nil if it is not that of a lock; guarded by mu
+	q    *localLock      // the lock of g; nil if g is not a lock's; guarded by mu
 	g    *line.Grant     // nil while Cond.Wait has given it up; guarded by mu
 	lost *session.Ending // of the g that it has, or had last; guarded by mu
 }
 
-// endingContext returns a context of ctx, what ends it, and what is called without
-// locks when nobody calls that any more.
+// endingContext returns a context made from ctx, and end, which ends it, also under a lock. The caller
+// calls rest without locks, after the last call of end.
 //
-// The end of a context calls Done and Value of the one that it was made of: so that
-// is one of ours, and only rest calls the user's. What is made of it in turn ends
-// without calls, or in goroutines of its own.
+// The end of a context calls Done and Value of its parent. So the parent is a context of this package,
+// and only rest calls ctx, which is the user's. A context made from the result ends without calls of ctx,
+// or in a goroutine of its own.
 func endingContext(ctx context.Context) (_ context.Context, end context.CancelCauseFunc, rest context.CancelFunc) {
 	ours, rest := context.WithCancel(ctx)
 	ctx, end = context.WithCancelCause(ours)
 	return ctx, end, rest
 }
 
-// nest runs f inside d, which has what it needs: as long as that is held.
+// nest runs f inside d, which holds mode already. The context of f ends with that hold.
 func (d *doCall) nest(ctx context.Context, op, path string, mode local.Mode, f func(ctx context.Context) error) error {
 	if err := d.stands(mode); err != nil {
 		return opError(op, path, err)
@@ -49,8 +49,8 @@ func (d *doCall) nest(ctx context.Context, op, path string, mode local.Mode, f f
 	ctx, stop := d.untilLost(ctx)
 	defer stop()
 	err := f(ctx)
-	// What was so before f says nothing of the time in which it ran. A reader is
-	// enough here: f may have downgraded it.
+	// The check before f proves nothing about the time of f. A shared hold is enough here: f may have
+	// downgraded it.
 	return alsoErr(err, opError(op, path, d.stands(local.Shared)))
 }
 
@@ -75,8 +75,8 @@ func (d *doCall) giveUp(ctx context.Context, m *session.Manager, release func() 
 	})
 }
 
-// doHolding runs f with a context that says so and that ends with the hold, or when the Session
-// is being closed, and releases. d has begun its function.
+// doHolding runs f, and then releases. The context of f names d. It ends with the hold, or when the
+// Session is being closed. The function of d has begun.
 func doHolding(ctx context.Context, key doKey, d *doCall, f func(ctx context.Context) error, release func() error) (err error) {
 	ctx, stop := d.untilLost(d.function.In(context.WithValue(ctx, key, d)))
 	defer func() {
@@ -88,8 +88,8 @@ func doHolding(ctx context.Context, key doKey, d *doCall, f func(ctx context.Con
 }
 
 // do runs f while it has g, and gives up g, or what Cond.Wait has locked in its
-// place, when rest has returned. What f may have unlocked otherwise is not its own any
-// more.
+// place, when rest has returned. If f has unlocked g in another
+// way, g is not d's.
 func (q *localLock) do(ctx context.Context, key doKey, op string, g *line.Grant, f func(ctx context.Context) error, rest func()) error {
 	d := newDoCall(ctx, q.s, q, g)
 	if err := d.function.Begin(); err != nil {

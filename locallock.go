@@ -10,7 +10,7 @@ import (
 )
 
 // A localLock is a lock as the goroutines of this process use it, with the tracers of its Session.
-// These are told nothing of a part of something else, which has no operation.
+// The tracers see no lock that is a part of another primitive: it has no operation.
 type localLock struct {
 	local.Lock
 	s *Session
@@ -24,7 +24,7 @@ func (q *localLock) init(s *Session, path string, ln line.Line, c lockConfig, en
 	}
 }
 
-// acquire waits for a grant; pin says that it is that of a Do.
+// acquire waits for a grant; pin says that the caller is a Do.
 func (q *localLock) acquire(ctx context.Context, mode local.Mode, pin bool) (*line.Grant, error) {
 	end := func(string, error) {}
 	if q.told(mode) {
@@ -56,7 +56,7 @@ func (q *localLock) contender(b local.Behind) Contender {
 	return headContender(b.Head, Mode(b.Mode))
 }
 
-// try makes one attempt at a grant. It is nil if somebody stands in the way.
+// try makes one attempt at a grant. It returns nil if another contender is ahead.
 func (q *localLock) try(ctx context.Context, mode local.Mode) (*line.Grant, error) {
 	g, err := q.Try(ctx, mode)
 	g.Within(q.s.m.FunctionOf(ctx))
@@ -66,12 +66,12 @@ func (q *localLock) try(ctx context.Context, mode local.Mode) (*line.Grant, erro
 	return g, err
 }
 
-// told reports whether there is a tracer that is told of mode.
+// told reports whether a tracer sees the operations in mode.
 func (q *localLock) told(mode local.Mode) bool {
 	return q.Entries.Of(mode).Op != "" && q.s.tracers.tracer != nil
 }
 
-// traced is what a tracer is told of q.
+// traced returns the description of q for a tracer.
 func (q *localLock) traced(mode local.Mode) func() Op {
 	return func() Op {
 		kind := "mutex"
@@ -82,7 +82,7 @@ func (q *localLock) traced(mode local.Mode) func() Op {
 	}
 }
 
-// follow tells the tracer of g. It returns what ctx becomes.
+// follow reports g to the tracer. It returns the context that the tracer makes from ctx.
 func (q *localLock) follow(ctx context.Context, mode local.Mode, g *line.Grant) context.Context {
 	if !q.told(mode) {
 		return ctx
@@ -94,10 +94,9 @@ func (q *localLock) lost(modes ...local.Mode) <-chan struct{} {
 	return q.Standing(modes...).Done()
 }
 
-// yield gives up what the caller holds in mode, for Cond.Wait: it decides what that is, and
-// finish waits until it is done. again gets it back. What belongs to the Do d, if the
-// caller is in one, belongs to it again afterwards; in between d has nothing, and hears of
-// no loss.
+// yield gives up the caller's hold in mode, for Cond.Wait. It decides which hold that is; finish waits
+// until the hold is given up, and again acquires one. In a Do, d is that Do: the hold that again acquires
+// belongs to d. Until then d has no hold, and hears of no loss.
 func (q *localLock) yield(d *doCall, mode local.Mode) (finish func() error, again func(ctx context.Context) error) {
 	if d != nil {
 		if had, ok := d.mode(); ok && had == mode {

@@ -11,8 +11,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// A resource is what at most limit may hold at once, as the program sees it: the
-// program notes here what the library has told it, and nothing else.
+// A resource can be held by at most limit at once. The program notes here what the library reports, and
+// nothing else.
 type resource struct {
 	w     *world
 	name  string
@@ -20,19 +20,19 @@ type resource struct {
 
 	mu     sync.Mutex
 	holds  []*hold   // in the order of the grants; guarded by mu
-	struck time.Time // when a stranger last deleted a znode here; guarded by mu
+	struck time.Time // time of a stranger's last deletion here; guarded by mu
 }
 
-// A hold is what one goroutine holds.
+// A hold is one goroutine's part of a resource.
 type hold struct {
 	r      *resource
 	a      *actor
 	n      int64
 	since  time.Time
-	told   func() bool // whether the holder has been told of a loss
+	told   func() bool // whether the library has reported a loss to the holder
 	over   bool        // guarded by resource.mu
-	ended  time.Time   // when it was over; guarded by resource.mu
-	gone   time.Time   // when a stranger deleted its znode; guarded by resource.mu
+	ended  time.Time   // time of its end; guarded by resource.mu
+	gone   time.Time   // time of the deletion of its znode by a stranger; guarded by resource.mu
 	tokens []int64     // zxids that the hold has got, which grow from hold to hold; guarded by resource.mu
 }
 
@@ -48,7 +48,7 @@ func (r *resource) grant(a *actor, n int64, told func() bool) *hold {
 }
 
 // end notes that h is about to be given up, or that its function has returned. It
-// reports whether a loss has been told.
+// reports whether the library has reported a loss.
 func (h *hold) end() (lost bool) {
 	h.r.mu.Lock()
 	defer h.r.mu.Unlock()
@@ -62,8 +62,8 @@ func (h *hold) end() (lost bool) {
 // believes reports whether the holder believes that it holds.
 func (h *hold) believes() bool { return !h.over && !h.a.life.crashed.Load() && !h.told() }
 
-// mayFail returns ErrDeadlock if the process of a has lost a hold and not given it up until now, or is
-// about to in a Wait: a call of it that waits for that may fail so.
+// mayFail returns the errors with which a call of a may fail. ErrDeadlock is one if the process has lost a
+// hold and has not given it up until now, or gives it up in a Wait.
 func (r *resource) mayFail(a *actor) (errs []error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -99,8 +99,8 @@ func (r *resource) checkLocked() {
 	}
 }
 
-// strike notes that a stranger has deleted a znode. For a while those who are told of
-// it by a notification may overlap with those who are let in.
+// strike notes that a stranger has deleted a znode. For a while, a holder that hears of
+// it by a notification may overlap with the next holder.
 func (r *resource) strike() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -120,7 +120,7 @@ func (h *hold) deleted() {
 func (h *hold) wrote(zxid int64) {
 	h.r.mu.Lock()
 	defer h.r.mu.Unlock()
-	if !h.over && !h.told() { // else it may be that of a later hold of the process
+	if !h.over && !h.told() { // else a later hold of the process may have written it
 		h.tokens = append(h.tokens, zxid)
 	}
 }
@@ -157,9 +157,9 @@ type regOp struct {
 	kind  string // load, store, swap, cas, add, delete
 	arg   int64
 	old   int64 // what cas compares with
-	out   int64 // what load, add and swap have returned
+	out   int64 // result of load, add and swap
 	ok    bool  // what cas has returned
-	maybe bool  // it failed: it may have been applied, or will be
+	maybe bool  // it failed: the servers may have applied it, or may apply it later
 }
 
 var registerModel = porcupine.Model{
@@ -188,7 +188,7 @@ var registerModel = porcupine.Model{
 	DescribeOperation: func(input, _ any) string { return fmt.Sprintf("%+v", input) },
 }
 
-// did notes a call that began at began, by a or, where that is nil, at the end.
+// did notes a call of a that began at began. a is nil at the end of the program.
 func (g *register) did(a *actor, op regOp, began time.Time, era int, err error) {
 	now := g.w.era()
 	if op.maybe = err != nil || era != now; op.maybe && op.kind == "load" {
@@ -201,10 +201,10 @@ func (g *register) did(a *actor, op regOp, began time.Time, era int, err error) 
 	}
 	back := int64(time.Since(g.w.begun))
 	if op.maybe {
-		back = int64(time.Hour) // a client of its own, which may be late for ever
+		back = int64(time.Hour) // a client of its own, whose request may arrive at any later time
 	}
 	ops := []regOp{op}
-	if g.w.squats && op.maybe { // it may be stored where the servers remove it, and what it stored alone
+	if g.w.squats && op.maybe { // the servers may remove the value that this call stored, and no other
 		gone := regOp{kind: "cas", old: op.arg, maybe: true}
 		if op.kind == "add" {
 			gone = regOp{kind: "delete", maybe: true}

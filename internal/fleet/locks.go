@@ -15,14 +15,14 @@ import (
 
 var arenas = map[string]func(w *world) arena{}
 
-// errOwn is what the functions of the program return.
+// errOwn is the error of the program's functions.
 var errOwn = errors.New("the function's own")
 
-// A lock is what has holders, of any kind.
+// A lock is a primitive with holders, of any kind.
 type lock struct {
 	*resource
 	path  string
-	below string // where the places are, below the path
+	below string // directory of the places, below the path
 	of    func(s *zsync.Session, r *resource) *held
 }
 
@@ -33,7 +33,7 @@ type held struct {
 	cond *zsync.Cond
 	txn  func(context.Context, ...any) ([]zk.MultiResponse, error)
 	tok  func(context.Context) (int64, error)
-	new  func() *held // another of the same, where each goroutine needs its own
+	new  func() *held // makes another, if each goroutine needs its own
 }
 
 // A way2 is one way to hold something: n of it.
@@ -106,7 +106,7 @@ func init() {
 	}
 	arenas["election"] = func(w *world) arena {
 		return newLock(w, "/election", 1, func(s *zsync.Session, _ *resource) *held {
-			// Whoever resigns late resigns for all that lead by the same value.
+			// A late Resign is one for all that lead by the same value.
 			return &held{new: func() *held {
 				m := zsync.NewElection(s, "/election")
 				run := func(ctx context.Context, f func(context.Context) error) error {
@@ -136,7 +136,7 @@ func (l *lock) step(ctx context.Context, a *actor, kit any) {
 		if l.function(ctx, a, k, by) {
 			return
 		}
-		// What its Wait has left to the background must not give up what the actor locks now.
+		// The release that its Wait has left to the background must not give up the actor's next hold.
 		ctx, cancel := context.WithTimeout(a.ctx, a.w.timeout)
 		defer cancel()
 		done := a.doing("locks %s behind a Wait", l.path)
@@ -267,10 +267,10 @@ func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) (whole 
 	return whole
 }
 
-// toldInside returns whether the holder of a function has been told of a loss. Close of its Session
+// toldInside returns whether the library has reported a loss to a function. Close of its Session
 // ends the function's context, and that is no loss: Close waits for the function. If Close gives up
-// waiting, or the session ends meanwhile, Lost tells it. A primitive without Lost cannot tell of a loss
-// after Close has ended the context: there, Close waits if no fault but the end of connections ends the session.
+// waiting, or the session ends before that, Lost reports it. A primitive without Lost cannot report a loss
+// after Close has ended the context. For these the check holds in quiet programs alone.
 func (l *lock) toldInside(a *actor, inner context.Context, lost <-chan struct{}) func() bool {
 	return func() bool {
 		switch cause := context.Cause(inner); {
@@ -314,8 +314,7 @@ func (l *lock) used(what string, ctx context.Context, a *actor, h *hold, err err
 	return a.may(what+" of "+l.path, ctx, err)
 }
 
-// A slow context takes its time to say what it holds, as one whose goroutine is not
-// scheduled for a while.
+// A slow context answers Value late, as if its goroutine was not scheduled for a while.
 type slow struct {
 	context.Context
 	d time.Duration
@@ -348,7 +347,7 @@ func (l *lock) wait(ctx context.Context, a *actor, k *held) bool {
 
 func (l *lock) final(ctx context.Context, s *zsync.Session) {
 	l.ordered()
-	if k := l.of(s, l.resource); k.cond != nil { // whoever lists the line tidies up behind the dead
+	if k := l.of(s, l.resource); k.cond != nil { // a listing of the line tidies up behind dead waiters
 		if err := k.cond.Signal(ctx); err != nil {
 			l.w.fail("Signal at the end: %v", err)
 		}

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A plan is what a seed stands for.
+// A plan is drawn from a seed. It decides about everything in a program but the choices of the actors.
 type plan struct {
 	members    int
 	timeout    time.Duration // that the sessions ask for
@@ -16,7 +16,7 @@ type plan struct {
 	backlog    time.Duration // how long a request waits at the leader
 	latency    time.Duration // of a message between a process and a member, about
 	uneven     bool          // one member grants less than the others
-	arenas     []string      // the names of what the program uses
+	arenas     []string      // names of the primitives in the program
 	processes  int
 	lives      int           // of each process at most
 	actors     int           // of each life
@@ -24,8 +24,8 @@ type plan struct {
 	patient    bool          // some hold for longer than a session's timeout
 	harm       time.Duration // for how long there are faults
 	faults     []fault
-	staleReads bool // a leader is cut off at times: what it answers to a read is as old as that
-	losesData  bool // the ensemble begins anew once, with nothing
+	staleReads bool // a leader is cut off at times, and answers reads with old state
+	losesData  bool // the ensemble loses all data once
 	strikes    bool // strangers delete znodes
 	quiet      bool // there are no faults but the ends of processes and connections
 	glitches   int  // one call of so many has a glitch
@@ -39,37 +39,38 @@ type fault struct {
 	at, lasts time.Duration
 	kind      string
 	process   int
-	member    int // -1: the one that the process is connected to
+	member    int // -1: the member that the process is connected to
 	other     int // another member; -1: the leader
 	up        bool
-	draw      uint64 // what else the fault has to decide follows from it
+	draw      uint64 // seed of the fault's other choices
 }
 
 func (f fault) String() string {
 	return fmt.Sprintf("%s of process %d, member %d, other %d, up %v, for %v", f.kind, f.process, f.member, f.other, f.up, f.lasts)
 }
 
-// The faults, and how often each is drawn.
+// The faults, and how often each is drawn. A program whose members are uneven has "shorten" besides: a
+// process continues its session at the member that grants the least, and does not hear of it.
 var faultKinds = []struct {
 	kind   string
 	weight int
 }{
 	{"kill", 10},   // the connection of a process is reset
-	{"stall", 14},  // one direction between a process and a member stands still
+	{"stall", 14},  // one direction between a process and a member stalls
 	{"silence", 8}, // nothing passes between a process and any member
 	{"move", 12},   // a process is driven from its member to the others
-	{"return", 12}, // it is driven away and back, while what its member has told the leader is late
+	{"return", 12}, // it is driven away and back, while its requests are late between its member and the leader
 	{"limbo", 6},   // it comes to other members, which it does not hear, and then to none
 	{"depose", 4},  // it moves between the two halves of an ensemble, whose old leader commits late
-	{"cut", 12},    // what one member sends to another stands still: the follower's to the leader, or the leader's
+	{"cut", 12},    // one direction between the leader and a follower stalls
 	{"isolate", 6}, // a member hears no other, and none hears it
-	{"slow", 6},    // what one member sends to another is late
+	{"slow", 6},    // one direction between two members is slow
 	{"lag", 8},     // a member applies late
 	{"crash", 6},   // a member is killed and comes back
 	{"backlog", 5}, // the leader is late to look at requests
 	{"freeze", 3},  // a follower does nothing for a while
 	{"close", 10},  // a process closes its Session
-	{"die", 6},     // a process is gone, without a word
+	{"die", 6},     // a process dies without closing its Session
 }
 
 // every is the list of arenas: see the files locks.go, state.go and jobs.go.
