@@ -34,6 +34,7 @@ func isBucketWrite(r zktest.Request) bool {
 // is refused; but nobody else consumes, so there is nobody to make way for.
 func TestAnOnlyConsumerKeepsTheOrderThoughOthersCancelBesideIt(t *testing.T) {
 	t.Parallel()
+	cancelled := 0                                 // by all programs: one may come too late each time
 	for seed := range harness.Seeds(t, 4, 2, 40) { // what is received does not depend on the race detector, which sees both ways to receive
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			a, b := open(t, srv), open(t, srv)
@@ -71,11 +72,12 @@ func TestAnOnlyConsumerKeepsTheOrderThoughOthersCancelBesideIt(t *testing.T) {
 				}
 			}
 			cancel()
-			if n := <-over; n == 0 {
-				t.Error("nothing was cancelled")
-			}
+			cancelled += <-over
 			wantRising(t, got)
 		})
+	}
+	if cancelled == 0 {
+		t.Error("nothing was cancelled")
 	}
 }
 
