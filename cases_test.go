@@ -18,6 +18,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/lease"
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
@@ -813,9 +814,9 @@ func TestCase03AMachineThatSleptTrustsNoSessionFromBefore(t *testing.T) {
 		sleep := func(s *zsync.Session) {
 			now := time.Now()
 			inc := live(t, s)
-			inc.LiveMu.Lock()
-			defer inc.LiveMu.Unlock()
-			inc.Live.Sure = &session.Moment{Mono: now, Wall: now.Round(0).Add(-testTimeout)}
+			inc.LeaseMu.Lock()
+			defer inc.LeaseMu.Unlock()
+			inc.Lease.Sure = &lease.Instant{Mono: now, Wall: now.Round(0).Add(-testTimeout)}
 		}
 		s := open(t, srv)
 		m := zsync.NewMutex(s, "/m")
@@ -933,9 +934,9 @@ func TestCase03NothingIsGrantedOnAnAnswerThatIsTooOld(t *testing.T) {
 					// machine sleeps for longer than the session lives.
 					slept = true
 					now := time.Now()
-					old.LiveMu.Lock()
-					old.Heard = session.Moment{Mono: now, Wall: now.Round(0).Add(-testTimeout)}
-					old.LiveMu.Unlock()
+					old.LeaseMu.Lock()
+					old.Lease.Heard = lease.Instant{Mono: now, Wall: now.Round(0).Add(-testTimeout)}
+					old.LeaseMu.Unlock()
 				}
 				return line.Exclusive(ahead)
 			})

@@ -11,6 +11,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/lease"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -104,11 +105,11 @@ func TestWhoWasStoppedIsToldSoThoughTheServersAreQuicker(t *testing.T) {
 					return lost(w, id, s)
 				}
 			}))
-			stopped := momentOf(time.Now().Add(-2 * testTimeout))
-			inc.LiveMu.Lock()
+			stopped := lease.At(time.Now().Add(-2 * testTimeout))
+			inc.LeaseMu.Lock()
 			inc.stakes += stakes
-			inc.Live.Sure, inc.Heard = &stopped, stopped
-			inc.LiveMu.Unlock()
+			inc.Lease.Sure, inc.Lease.Heard = &stopped, stopped
+			inc.LeaseMu.Unlock()
 			inc.looked.Store(&stopped)
 			wantErr(t, inc.handshake(nil, 0, 0), zk.ErrSessionExpired)
 			mu.Lock()

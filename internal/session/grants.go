@@ -9,7 +9,7 @@ import (
 // configuration one by one. If a server is asked to continue a session, the leader counts the
 // timeout that this server grants from then on, even if the client never receives the reply. So
 // while a handshake has no reply, the client counts the least timeout that the server may grant.
-// This file knows that least timeout; liveness counts with it.
+// This file knows that least timeout; package lease counts with it.
 
 // grants records, by server, the session timeout that it has granted.
 type grants struct{ m sync.Map }

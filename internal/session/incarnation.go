@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/lease"
 	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/trace"
 )
@@ -21,7 +22,7 @@ import (
 // the incarnation ends, its socket is closed and it never connects again.
 //
 // This file has its life: connections one after another, the end, and the states in which callers
-// see it. How long the session is confirmed is not its business (liveness), nor are requests.
+// see it. How long the session is confirmed is not its business (package lease), nor are requests.
 type Incarnation struct {
 	Manager *Manager
 	Watches *Watches
@@ -35,8 +36,6 @@ type Incarnation struct {
 
 	ID      atomic.Int64           // the session id; 0 before the first handshake
 	Timeout atomic.Int64           // the negotiated session timeout, in nanoseconds
-	Heard   Moment                 // sending time of the newest answered request; zero before the first; guarded by LiveMu
-	went    Moment                 // time of the last stride of a long packet; guarded by LiveMu
 	zxid    atomic.Int64           // the newest of a reply
 	xid     atomic.Uint32          // of the last request, over all connections
 	vetted  shared.Cache[struct{}] // by path: the parent znodes that no other client can change
@@ -51,19 +50,19 @@ type Incarnation struct {
 	up   chan struct{} // closed while a connection serves the session; guarded by mu
 	down chan struct{} // closed while none does; guarded by mu
 
-	LiveMu    sync.Mutex
-	Live      liveness  // guarded by LiveMu
-	stakes    int       // number of holds of the session; guarded by LiveMu
-	asking    *inquiry  // under way; guarded by LiveMu
-	nobody    string    // a path at which no znode exists
-	abandoned time.Time // when the session was abandoned; guarded by LiveMu; never changes once set
-	over      bool      // the servers have confirmed the end of the session; guarded by LiveMu
-	password  []byte    // of the session; guarded by LiveMu
+	LeaseMu   sync.Mutex
+	Lease     lease.Lease // guarded by LeaseMu
+	stakes    int         // number of holds of the session; guarded by LeaseMu
+	asking    *inquiry    // under way; guarded by LeaseMu
+	nobody    string      // a path at which no znode exists
+	abandoned time.Time   // when the session was abandoned; guarded by LeaseMu; never changes once set
+	over      bool        // the servers have confirmed the end of the session; guarded by LeaseMu
+	password  []byte      // of the session; guarded by LeaseMu
 
 	Attached sync.Map // data that other packages attach to the session, by their keys
 
-	kick   chan struct{}          // has a token when the watchdog should look again
-	looked atomic.Pointer[Moment] // time of the watchdog's last look
+	kick   chan struct{}                 // has a token when the watchdog should look again
+	looked atomic.Pointer[lease.Instant] // time of the watchdog's last look
 
 	last    chan struct{} // has a token while lastly runs, and permanently once shut proceeds
 	largest atomic.Int64  // bytes of the largest znode in a late bundle
@@ -73,16 +72,6 @@ type Incarnation struct {
 	sight sight
 	trail trail
 }
-
-// A session without holds is abandoned if no server answers for this part of its timeout. Its
-// waiters then continue in another session. If there are holds, liveness decides.
-const patience = 3.0 / 4
-
-// pingEvery is the interval between pings. It is a little shorter than the gap of liveness, so
-// each gap contains a packet that is answered in it. A write at the end of the next gap carries
-// that packet. So each confirmation is followed by a later one at most two gaps after it, even in
-// the first cycle of a connection.
-func (inc *Incarnation) pingEvery() time.Duration { return time.Duration(inc.Timeout.Load() / 4) }
 
 // newIncarnation returns a session that is not established until first is closed.
 func newIncarnation(m *Manager) *Incarnation {
@@ -98,6 +87,7 @@ func newIncarnation(m *Manager) *Incarnation {
 	}
 	close(inc.down)
 	inc.Timeout.Store(int64(m.Config.Timeout))
+	inc.Lease = lease.New(m.Config.Timeout)
 	inc.Ctx, inc.cancel = context.WithCancelCause(context.Background())
 	inc.Watches = newWatches(inc.removeWatch, m.Spawn)
 	return inc
@@ -143,7 +133,7 @@ func (inc *Incarnation) serve() {
 
 // silence is how long a connection can be without a reply before the link closes it.
 func (inc *Incarnation) silence() time.Duration {
-	return time.Duration(float64(inc.Timeout.Load()) * silent)
+	return time.Duration(float64(inc.Timeout.Load()) * lease.Silence)
 }
 
 // dial connects to a server.
@@ -203,18 +193,17 @@ func (inc *Incarnation) handshake(l *link, id int64, timeout time.Duration) erro
 		timeout = min(timeout, time.Duration(inc.Timeout.Load()))
 	}
 	inc.Timeout.Store(int64(timeout))
-	inc.LiveMu.Lock()
-	inc.Live.connect(l.asked, isNew, timeout)
-	inc.heardLocked(l.asked)
-	inc.LiveMu.Unlock()
+	inc.LeaseMu.Lock()
+	inc.Lease.Connected(l.asked, isNew, timeout)
+	inc.LeaseMu.Unlock()
 	return nil
 }
 
 // sending returns the stamp of requests that are about to be written together.
-func (inc *Incarnation) sending() stamp {
-	inc.LiveMu.Lock()
-	defer inc.LiveMu.Unlock()
-	return inc.Live.send(time.Now())
+func (inc *Incarnation) sending() lease.Stamp {
+	inc.LeaseMu.Lock()
+	defer inc.LeaseMu.Unlock()
+	return inc.Lease.Sending(time.Now())
 }
 
 // nextXid returns an xid that no other request of the session has, over any connection. A
@@ -235,50 +224,20 @@ func (inc *Incarnation) nextXid() int32 {
 }
 
 // contact records that a request was answered at now, and with which proof.
-func (inc *Incarnation) contact(s stamp, p proof, now time.Time) {
-	inc.LiveMu.Lock()
-	before := inc.Live.Sure
-	inc.Live.answer(s, p, now)
-	confirmed := inc.Live.Sure != before && inc.stakes > 0
-	inc.heardLocked(s.at)
-	inc.LiveMu.Unlock()
+func (inc *Incarnation) contact(s lease.Stamp, p lease.Proof, now time.Time) {
+	inc.LeaseMu.Lock()
+	confirmed := inc.Lease.Answered(s, p, now) && inc.stakes > 0
+	inc.LeaseMu.Unlock()
 	if confirmed {
 		inc.Manager.Pace.confirmed()
 	}
 }
 
-// heardLocked records that a request sent at this time has been answered.
-func (inc *Incarnation) heardLocked(at time.Time) {
-	if at.After(inc.Heard.Mono) {
-		inc.Heard = momentOf(at)
-	}
-}
-
-// left is how long the session counts as alive if no further reply comes. With holds, it counts as
-// alive while it is confirmed. Without holds, patience limits it.
+// left returns for how much longer the session counts as alive if no further reply comes.
 func (inc *Incarnation) left() time.Duration {
-	inc.LiveMu.Lock()
-	defer inc.LiveMu.Unlock()
-	now := time.Now()
-	switch {
-	case inc.stakes > 0:
-		return inc.Live.left(now)
-	case inc.Heard.Mono.IsZero():
-		return time.Duration(inc.Timeout.Load()) // nothing is held yet
-	}
-	idle := inc.Heard.since(now)
-	if !inc.went.Mono.IsZero() {
-		idle = min(idle, inc.went.since(now)) // the reply after the long packet cannot come earlier
-	}
-	return time.Duration(float64(inc.Timeout.Load())*patience) - idle
-}
-
-// moved records a stride of a long packet, see link.moved. It keeps a session without holds from
-// being abandoned.
-func (inc *Incarnation) moved(now time.Time) {
-	inc.LiveMu.Lock()
-	defer inc.LiveMu.Unlock()
-	inc.went = momentOf(now)
+	inc.LeaseMu.Lock()
+	defer inc.LeaseMu.Unlock()
+	return inc.Lease.Left(time.Now(), inc.stakes > 0)
 }
 
 // Alive reports whether the session counts as alive, see left. It does not depend on the watchdog.
@@ -317,8 +276,8 @@ func (inc *Incarnation) giveUp() {
 
 // abandon records when the session was abandoned, which is when its holders learn of their loss.
 func (inc *Incarnation) abandon() {
-	inc.LiveMu.Lock()
-	defer inc.LiveMu.Unlock()
+	inc.LeaseMu.Lock()
+	defer inc.LeaseMu.Unlock()
 	if inc.abandoned.IsZero() {
 		inc.abandoned = time.Now()
 	}
@@ -326,22 +285,22 @@ func (inc *Incarnation) abandon() {
 
 // leftAt returns the time at which the session was abandoned, or a zero time.
 func (inc *Incarnation) leftAt() time.Time {
-	inc.LiveMu.Lock()
-	defer inc.LiveMu.Unlock()
+	inc.LeaseMu.Lock()
+	defer inc.LeaseMu.Unlock()
 	return inc.abandoned
 }
 
 // endedOnServer records that the servers have ended the session at the client's request.
 func (inc *Incarnation) endedOnServer() {
-	inc.LiveMu.Lock()
+	inc.LeaseMu.Lock()
 	inc.over = true
-	inc.LiveMu.Unlock()
+	inc.LeaseMu.Unlock()
 }
 
 // ended reports whether endedOnServer was called.
 func (inc *Incarnation) ended() bool {
-	inc.LiveMu.Lock()
-	defer inc.LiveMu.Unlock()
+	inc.LeaseMu.Lock()
+	defer inc.LeaseMu.Unlock()
 	return inc.over
 }
 

@@ -16,13 +16,14 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/lease"
 	"github.com/zsync/zsync/internal/wire"
 )
 
 // A link is one network connection of a session. It encodes requests straight into its buffer and
 // decodes replies in the goroutine that reads. No request needs a goroutine of its own. Which
 // server to connect to, and when a session has ended, is not its business: see pacer and
-// liveness. A link does the following besides:
+// package lease. A link does the following besides:
 //
 //   - The handshake. Only the first link of an incarnation may open a session.
 //     Later links may only continue it. If the server says that the session has
@@ -35,7 +36,7 @@ import (
 //   - Watches. A read carries the watch flag if Watches wants a watch on its
 //     znode. Events are passed to Watches.
 //   - Times. The link records when it sends each packet and when the reply comes:
-//     see liveness.
+//     see package lease.
 //   - Deadlines. A handshake cannot hang. The link notices a silent server early
 //     enough to try another before the session must be abandoned.
 //
@@ -76,10 +77,10 @@ type link struct {
 
 	useful bool // the server has executed a request; only the reading goroutine uses it
 
-	mu    sync.Mutex         // guards the fields below; taken before Incarnation.LiveMu
+	mu    sync.Mutex         // guards the fields below; taken before Incarnation.LeaseMu
 	sent  map[int32]sentInfo // requests without a reply, by xid
 	order []int32            // the xids of sent in the order of sending; some may have been answered
-	pings []stamp            // pings without a reply, oldest first
+	pings []lease.Stamp      // pings without a reply, oldest first
 	state linkState
 }
 
@@ -112,7 +113,7 @@ type request interface {
 
 // sentInfo describes a request that has no reply yet.
 type sentInfo struct {
-	at  stamp
+	at  lease.Stamp
 	op  int32
 	ask *ask    // passed to Watches with the reply, if the read carries the watch flag
 	r   request // nil if the link made the request itself
@@ -268,7 +269,7 @@ const keptBuffer = 64 << 10
 
 // write writes packets until the link is closed.
 func (l *link) write() {
-	ticker := time.NewTicker(l.inc.pingEvery())
+	ticker := time.NewTicker(lease.PingEvery(time.Duration(l.inc.Timeout.Load())))
 	defer ticker.Stop()
 	for {
 		select {
@@ -313,7 +314,7 @@ func (l *link) writeOut(p []byte) {
 // link would fail, be sent again in full, and fail again. So a long packet is sent or read in
 // strides, and each stride has as much time as a reply. A packet has about 64 strides at most. So
 // a server that trickles delays the replies to pings by at most 32 session timeouts. A stride
-// proves nothing about the session: holds rest on replies alone, see liveness.
+// proves nothing about the session: holds rest on replies alone, see package lease.
 const stride = 16 << 10
 
 // strideOf is the stride of a packet of n bytes.
@@ -337,7 +338,9 @@ func (l *link) moved() {
 	l.dmu.Lock()
 	l.went = now
 	l.dmu.Unlock()
-	l.inc.moved(now)
+	l.inc.LeaseMu.Lock()
+	l.inc.Lease.Moved(now)
+	l.inc.LeaseMu.Unlock()
 	l.deadline(now.Add(l.inc.silence()))
 }
 
@@ -349,9 +352,9 @@ func (l *link) connect() error {
 	}
 	l.relative = l.inc.zxid.Load()
 	timeout := l.inc.Manager.Config.Timeout
-	l.inc.LiveMu.Lock()
+	l.inc.LeaseMu.Lock()
 	password := l.inc.password
-	l.inc.LiveMu.Unlock()
+	l.inc.LeaseMu.Unlock()
 	id := l.inc.ID.Load()
 	if id == 0 {
 		password = make([]byte, 16)
@@ -367,9 +370,9 @@ func (l *link) connect() error {
 	}
 	l.asked = time.Now()
 	if id != 0 {
-		l.inc.LiveMu.Lock()
-		l.inc.Live.try(l.asked, l.inc.leastGrant(l.addr))
-		l.inc.LiveMu.Unlock()
+		l.inc.LeaseMu.Lock()
+		l.inc.Lease.Trying(l.asked, l.inc.leastGrant(l.addr))
+		l.inc.LeaseMu.Unlock()
 	}
 	l.Conn.SetDeadline(l.hardLimit)
 	if _, err := l.Conn.Write(out); err != nil {
@@ -648,9 +651,9 @@ func (l *link) handshake() error {
 	}
 	// The incarnation gets its id only here. If the connection breaks before the credentials are
 	// answered, the next handshake asks for a new session.
-	l.inc.LiveMu.Lock()
+	l.inc.LeaseMu.Lock()
 	l.inc.password = passwordIn(body)
-	l.inc.LiveMu.Unlock()
+	l.inc.LeaseMu.Unlock()
 	l.inc.ID.Store(id)
 	l.Conn.SetDeadline(time.Time{})
 	l.dmu.Lock()
@@ -716,11 +719,11 @@ func isTLS(c net.Conn) bool {
 }
 
 // confirmPacket is a write that confirms a session that is continued while it has holds: see
-// liveness. It deletes a znode that does not exist.
+// package lease. It deletes a znode that does not exist.
 func (l *link) confirmPacket() []byte {
-	l.inc.LiveMu.Lock()
-	l.inc.Live.pending = true
-	l.inc.LiveMu.Unlock()
+	l.inc.LeaseMu.Lock()
+	l.inc.Lease.Confirming()
+	l.inc.LeaseMu.Unlock()
 	l.inc.Manager.requests.Add(1)
 	p := wire.AppendString(l.begin(nil, wire.OpDelete), l.inc.nobody)
 	return wire.EndPacket(binary.BigEndian.AppendUint32(p, math.MaxUint32)) // any version
@@ -750,12 +753,12 @@ func (l *link) authenticated(n int) error {
 func (l *link) received(xid, code int32, body []byte, now time.Time) error {
 	l.mu.Lock()
 	if xid == wire.XidPing {
-		var at stamp
+		var at lease.Stamp
 		if len(l.pings) > 0 {
 			at, l.pings = l.pings[0], l.pings[1:]
 		}
 		l.mu.Unlock()
-		l.inc.contact(at, proofOf(wire.OpPing, code), now)
+		l.inc.contact(at, lease.ProofOf(wire.OpPing, code), now)
 		return nil
 	}
 	info, ok := l.sent[xid]
@@ -783,13 +786,13 @@ func (l *link) received(xid, code int32, body []byte, now time.Time) error {
 		// Even if the reply is malformed and the read fails: the server has set the watch.
 		l.inc.Watches.answered(info.ask, code, ownerOf(code, body) == l.inc.ID.Load())
 	}
-	// Watches and liveness are updated before the caller continues.
+	// Watches and the lease are updated before the caller continues.
 	whole, ok := info.r.answer(code, body)
 	if !ok {
 		info.r.fail(zk.ErrConnectionClosed) // it may have been applied
 		return fmt.Errorf("%w: malformed reply to a request of type %d", ErrProtocol, info.op)
 	}
-	l.inc.contact(info.at, proofOf(info.op, whole), now)
+	l.inc.contact(info.at, lease.ProofOf(info.op, whole), now)
 	l.deleted(info, whole)
 	info.r.done()
 	return nil
@@ -812,7 +815,7 @@ func (l *link) own(info sentInfo, code int32, now time.Time) error {
 		}
 		l.inc.trail.caughtUp(l.addr)
 	case wire.OpDelete:
-		l.inc.contact(info.at, proofOf(info.op, code), now)
+		l.inc.contact(info.at, lease.ProofOf(info.op, code), now)
 	}
 	return nil
 }
@@ -866,7 +869,7 @@ func (l *link) patience() {
 	due := l.heard.Add(l.inc.silence())
 	l.mu.Lock()
 	if len(l.order) > 0 {
-		if d := l.sent[l.order[0]].at.at.Add(l.inc.silence()); d.Before(due) {
+		if d := l.sent[l.order[0]].at.At.Add(l.inc.silence()); d.Before(due) {
 			due = d
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/lease"
 )
 
 // This file prepares the operations of transactions, and reconstructs lost results. How a
@@ -169,6 +171,6 @@ const SweptAfter = 12 * time.Hour
 // counts.
 func Late(sent time.Time) bool {
 	now := time.Now()
-	m := momentOf(sent)
-	return m.since(now) > SweptAfter-time.Hour
+	m := lease.At(sent)
+	return m.Since(now) > SweptAfter-time.Hour
 }

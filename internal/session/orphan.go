@@ -84,9 +84,9 @@ func (w will) execute(c io.ReadWriter) error {
 // Session is closed: Close does not wait for it.
 func (inc *Incarnation) endOrphan(left time.Time) {
 	m := inc.Manager
-	inc.LiveMu.Lock()
+	inc.LeaseMu.Lock()
 	w := will{id: inc.ID.Load(), password: inc.password, timeout: time.Duration(inc.Timeout.Load()), auths: m.Config.Auths}
-	inc.LiveMu.Unlock()
+	inc.LeaseMu.Unlock()
 	if w.id == 0 {
 		return // there was no session
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/lease"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
@@ -51,9 +52,9 @@ func TestCase03TheLastContactIsWhenTheAnsweredRequestWasSent(t *testing.T) {
 		heard := func(what string, want time.Time, s *testSession) {
 			t.Helper()
 			inc := live(t, s)
-			inc.LiveMu.Lock()
-			defer inc.LiveMu.Unlock()
-			if got := inc.Heard.Mono; !got.Equal(want) {
+			inc.LeaseMu.Lock()
+			defer inc.LeaseMu.Unlock()
+			if got := inc.Lease.Heard.Mono; !got.Equal(want) {
 				t.Errorf("%s: heard of it %v after it was sent", what, got.Sub(want))
 			}
 		}
@@ -62,7 +63,7 @@ func TestCase03TheLastContactIsWhenTheAnsweredRequestWasSent(t *testing.T) {
 		s := open(t, srv)
 		heard("handshake", sent, s)
 		connected := time.Now()
-		every := live(t, s).pingEvery()
+		every := lease.PingEvery(time.Duration(live(t, s).Timeout.Load()))
 		time.Sleep(every + 2200*time.Millisecond) // the first ping has been answered
 		heard("ping", connected.Add(every), s)
 		sent = time.Now()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/lease"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -153,23 +154,24 @@ func TestAHoldThatRestsOnLittleIsLostInTime(t *testing.T) {
 			time.Sleep(time.Duration(phase) * testTimeout / 100)
 			// What can be confirmed now was sent long ago, and what was heard since is
 			// so new that nothing is due for a while.
-			inc.LiveMu.Lock()
+			inc.LeaseMu.Lock()
 			now := time.Now()
 			carry := now.Add(-testTimeout * 17 / 20)
-			sure := momentOf(carry.Add(-time.Millisecond))
-			inc.Live.Sure, inc.Live.asked = &sure, nil
-			inc.Live.carried = []carried{{carry, inc.Live.events}}
-			inc.Live.seen = []contact{{now, now}}
-			inc.LiveMu.Unlock()
+			carries := carry.Add(testTimeout * 3 / 10) // later than a gap
+			v := lease.New(testTimeout)
+			v.Connected(carry.Add(-time.Millisecond), true, testTimeout)
+			v.Answered(v.Sending(carry), lease.Server, carry)
+			v.Answered(v.Sending(carries), lease.Quorum, now)
+			inc.Lease = v
+			inc.LeaseMu.Unlock()
 			stake, err := inc.Stake(t.Context())
 			must(t, err)
 			defer stake.Drop()
 			srv.Intercept(func(zktest.Request) zktest.Action { return zktest.Hang })
-			inc.LiveMu.Lock()
-			end := inc.Live.Sure.Mono.Add(inc.Live.belief())
-			rests := inc.Live.Sure.Mono.Equal(carry)
-			inc.LiveMu.Unlock()
-			if !rests {
+			inc.LeaseMu.Lock()
+			end := time.Now().Add(inc.Lease.Confirmed(time.Now()))
+			inc.LeaseMu.Unlock()
+			if !end.Equal(carry.Add(testTimeout * 9 / 10)) {
 				t.Fatal("the hold does not rest on what it was to rest on")
 			}
 			time.Sleep(time.Until(end) - time.Millisecond)

@@ -5,13 +5,15 @@ import (
 	"sync"
 	"time"
 
+	"github.com/zsync/zsync/internal/lease"
 	"github.com/zsync/zsync/internal/wire"
 )
 
 // A Stake keeps a session confirmed while its owner holds something through it. A session with
 // stakes counts as alive only while it is confirmed. If the program itself sends no
 // requests, the watchdog sends requests that confirm it. How replies confirm a session is not the
-// business of this file: see liveness.
+// business of this file: see
+// package lease.
 type Stake struct {
 	inc  *Incarnation
 	once sync.Once
@@ -23,9 +25,9 @@ func (s *Stake) Drop() {
 		return
 	}
 	s.once.Do(func() {
-		s.inc.LiveMu.Lock()
+		s.inc.LeaseMu.Lock()
 		s.inc.stakes--
-		s.inc.LiveMu.Unlock()
+		s.inc.LeaseMu.Unlock()
 	})
 }
 
@@ -48,23 +50,23 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		if IsClosed(inc.Manager.Closing) {
 			return nil, inc.Manager.Failure() // no new holds from here on, though the session may live on for functions
 		}
-		inc.LiveMu.Lock()
+		inc.LeaseMu.Lock()
 		now := time.Now()
 		// A session that is confirmed for so long is alive, unless it was ended.
-		if inc.Live.asked == nil && inc.Live.left(now) > enough && inc.Ctx.Err() == nil {
+		if inc.Lease.Wrote() && inc.Lease.Confirmed(now) > enough && inc.Ctx.Err() == nil {
 			inc.stakes++
 			// The watchdog looks every tenth of the timeout. It must be woken if a request is due
 			// or the confirmation ends before that: this stake may begin with
 			// little time left.
-			_, due := inc.Live.next(now, false)
-			due = min(due, inc.Live.left(now))
-			inc.LiveMu.Unlock()
+			_, due := inc.Lease.Next(now, false)
+			due = min(due, inc.Lease.Confirmed(now))
+			inc.LeaseMu.Unlock()
 			if due < inc.lookEvery() {
 				inc.wake()
 			}
 			return &Stake{inc: inc}, nil
 		}
-		inc.LiveMu.Unlock()
+		inc.LeaseMu.Unlock()
 		if !inc.Alive() {
 			return nil, ErrEnded
 		}
@@ -106,17 +108,17 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 // wroteHere reports whether a write was answered over the present connection, or the connection
 // began the session.
 func (inc *Incarnation) wroteHere() bool {
-	inc.LiveMu.Lock()
-	defer inc.LiveMu.Unlock()
-	return inc.Live.asked == nil
+	inc.LeaseMu.Lock()
+	defer inc.LeaseMu.Unlock()
+	return inc.Lease.Wrote()
 }
 
 // confirmable reports whether a sync would confirm anything.
 func (inc *Incarnation) confirmable() bool {
-	inc.LiveMu.Lock()
-	defer inc.LiveMu.Unlock()
-	p, wait := inc.Live.next(time.Now(), true)
-	return p == provesLeader && wait <= 0
+	inc.LeaseMu.Lock()
+	defer inc.LeaseMu.Unlock()
+	p, wait := inc.Lease.Next(time.Now(), true)
+	return p == lease.Leader && wait <= 0
 }
 
 // Assured reports whether the session is confirmed for as long as a new stake requires. It sends
@@ -144,17 +146,17 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	inc.mu.Lock()
 	up := IsClosed(inc.up)
 	inc.mu.Unlock()
-	inc.LiveMu.Lock()
-	defer inc.LiveMu.Unlock()
+	inc.LeaseMu.Lock()
+	defer inc.LeaseMu.Unlock()
 	now := time.Now()
 	if inc.asking != nil {
 		return inc.asking, 0
 	}
-	p, wait := inc.Live.next(now, urgent)
+	p, wait := inc.Lease.Next(now, urgent)
 	if wait > 0 {
 		return nil, wait
 	}
-	left, timeout := inc.Live.left(now), inc.Live.timeout
+	left, timeout := inc.Lease.Confirmed(now), inc.Lease.Timeout()
 	if !up {
 		return nil, timeout / 10 // connected wakes the watchdog
 	}
@@ -165,10 +167,10 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	q = &inquiry{limit: now.Add(left / 2), ended: make(chan struct{})}
 	inc.asking = q
 	q.op, q.inc = wire.OpDelete, inc
-	if p != provesQuorum {
+	if p != lease.Quorum {
 		q.op = wire.OpSync
 	}
-	// In a goroutine, because LiveMu is held and the link needs it to record the sending.
+	// In a goroutine, because LeaseMu is held and the link needs it to record the sending.
 	inc.Manager.Spawn(func() {
 		if !inc.newestLink().send(q) {
 			q.over(timeout / 100) // the connection has just ended
@@ -198,7 +200,7 @@ func (q *inquiry) answer(code int32, _ []byte) (whole int32, ok bool) {
 }
 
 func (q *inquiry) done() {
-	if q.proved = proofOf(q.op, q.code) != provesNothing; q.proved {
+	if q.proved = lease.ProofOf(q.op, q.code) != lease.Nothing; q.proved {
 		q.over(0)
 		return
 	}
@@ -217,9 +219,9 @@ func (q *inquiry) over(wait time.Duration) {
 		case <-q.inc.Ctx.Done():
 		}
 	}
-	q.inc.LiveMu.Lock()
+	q.inc.LeaseMu.Lock()
 	q.inc.asking = nil
-	q.inc.LiveMu.Unlock()
+	q.inc.LeaseMu.Unlock()
 	close(q.ended)
 }
 
@@ -240,7 +242,7 @@ func (inc *Incarnation) watchdog() {
 		return
 	}
 	for inc.Alive() {
-		looked := momentOf(time.Now())
+		looked := lease.At(time.Now())
 		inc.looked.Store(&looked)
 		wait := min(inc.left(), inc.lookEvery())
 		var answered <-chan struct{}
@@ -278,8 +280,8 @@ func (inc *Incarnation) hangUp() {
 }
 
 func (inc *Incarnation) staked() bool {
-	inc.LiveMu.Lock()
-	defer inc.LiveMu.Unlock()
+	inc.LeaseMu.Lock()
+	defer inc.LeaseMu.Unlock()
 	return inc.stakes > 0
 }
 
@@ -287,7 +289,7 @@ func (inc *Incarnation) staked() bool {
 // stopped or the machine sleeps.
 func (inc *Incarnation) overslept() bool {
 	m := inc.looked.Load()
-	return m != nil && m.since(time.Now()) > time.Duration(inc.Timeout.Load()/5)
+	return m != nil && m.Since(time.Now()) > time.Duration(inc.Timeout.Load()/5)
 }
 
 // dialLimit is the time for reaching a server and for its answer to the handshake. Servers that
@@ -303,7 +305,7 @@ func (inc *Incarnation) dialLimit() time.Duration {
 
 // certain returns for how much longer the session is confirmed if no further reply comes.
 func (inc *Incarnation) certain() time.Duration {
-	inc.LiveMu.Lock()
-	defer inc.LiveMu.Unlock()
-	return max(inc.Live.left(time.Now()), 0)
+	inc.LeaseMu.Lock()
+	defer inc.LeaseMu.Unlock()
+	return max(inc.Lease.Confirmed(time.Now()), 0)
 }

@@ -1,4 +1,4 @@
-package session
+package lease
 
 import (
 	"container/heap"
@@ -13,10 +13,10 @@ import (
 func TestConfirmedIsWhatALaterRequestProves(t *testing.T) {
 	const T = 10 * time.Second
 	start := time.Unix(1000, 0)
-	gap := (&liveness{timeout: T}).gap()
+	gap := (&Lease{timeout: T}).gap()
 	type step struct {
 		at, answered time.Duration // sent at; answered at
-		proof        proof
+		proof        Proof
 		want         time.Duration // confirmed after that
 	}
 	const none = -1
@@ -26,60 +26,60 @@ func TestConfirmedIsWhatALaterRequestProves(t *testing.T) {
 		steps     []step
 	}{
 		{"a new session counts from its handshake, and pings and reads prove nothing", false, []step{
-			{1000, 2000, provesServer, 0},
-			{1000 + T/3, 1000 + T/3, provesServer, 0},
+			{1000, 2000, Server, 0},
+			{1000 + T/3, 1000 + T/3, Server, 0},
 		}},
 		{"a ping is confirmed by a write a gap later and a sync behind that", false, []step{
-			{100, 200, provesServer, 0},
-			{200 + gap, 300 + gap, provesQuorum, 0},
-			{400 + gap, 500 + gap, provesLeader, 100},
+			{100, 200, Server, 0},
+			{200 + gap, 300 + gap, Quorum, 0},
+			{400 + gap, 500 + gap, Leader, 100},
 		}},
 		{"a write that comes too early after the answer carries nothing", false, []step{
-			{100, 200, provesServer, 0},
-			{199 + gap, 300 + gap, provesQuorum, 0},
-			{400 + gap, 500 + gap, provesLeader, 0},
+			{100, 200, Server, 0},
+			{199 + gap, 300 + gap, Quorum, 0},
+			{400 + gap, 500 + gap, Leader, 0},
 		}},
 		{"a sync carries nothing", false, []step{
-			{100, 200, provesServer, 0},
-			{200 + gap, 300 + gap, provesLeader, 0},
-			{400 + gap, 500 + gap, provesLeader, 0},
+			{100, 200, Server, 0},
+			{200 + gap, 300 + gap, Leader, 0},
+			{400 + gap, 500 + gap, Leader, 0},
 		}},
 		{"what was sent before the write was answered confirms nothing", false, []step{
-			{100, 200, provesServer, 0},
-			{200 + gap, 300 + gap, provesQuorum, 0},
-			{250 + gap, 350 + gap, provesQuorum, 0},
-			{400 + gap, 500 + gap, provesQuorum, 100},
+			{100, 200, Server, 0},
+			{200 + gap, 300 + gap, Quorum, 0},
+			{250 + gap, 350 + gap, Quorum, 0},
+			{400 + gap, 500 + gap, Quorum, 100},
 		}},
 		{"writes do both at once", false, []step{
-			{0, 10, provesQuorum, 0},
-			{gap + 10, gap + 20, provesQuorum, 0},
-			{2*gap + 20, 2*gap + 30, provesQuorum, 0},
-			{3*gap + 30, 3*gap + 40, provesQuorum, gap + 10},
+			{0, 10, Quorum, 0},
+			{gap + 10, gap + 20, Quorum, 0},
+			{2*gap + 20, 2*gap + 30, Quorum, 0},
+			{3*gap + 30, 3*gap + 40, Quorum, gap + 10},
 		}},
 		{"a refusal is nothing", false, []step{
-			{100, 200, provesServer, 0},
-			{200 + gap, 300 + gap, provesNothing, 0},
-			{400 + gap, 500 + gap, provesQuorum, 0},
-			{500 + gap, 500 + gap, provesNothing, 0},
-			{600 + gap, 700 + gap, provesLeader, 100},
+			{100, 200, Server, 0},
+			{200 + gap, 300 + gap, Nothing, 0},
+			{400 + gap, 500 + gap, Quorum, 0},
+			{500 + gap, 500 + gap, Nothing, 0},
+			{600 + gap, 700 + gap, Leader, 100},
 		}},
 		{"a session that is out of date is confirmed by a write, not by a sync", false, []step{
-			{T, T + 10, provesServer, 0},
-			{T + 10 + gap, T + 20 + gap, provesQuorum, 0},
-			{T + 30 + gap, T + 40 + gap, provesLeader, 0},
-			{T + 50 + gap, T + 60 + gap, provesQuorum, T},
+			{T, T + 10, Server, 0},
+			{T + 10 + gap, T + 20 + gap, Quorum, 0},
+			{T + 30 + gap, T + 40 + gap, Leader, 0},
+			{T + 50 + gap, T + 60 + gap, Quorum, T},
 		}},
 		{"a handshake that continues a session counts when a write was answered", true, []step{
-			{100, 200, provesServer, none},
-			{200, 300, provesLeader, none},
-			{300, 400, provesQuorum, 0},
+			{100, 200, Server, none},
+			{200, 300, Leader, none},
+			{300, 400, Quorum, 0},
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var v liveness
-			v.connect(start, !c.continued, T)
+			var v Lease
+			v.Connected(start, !c.continued, T)
 			type answer struct {
-				s stamp
+				s Stamp
 				step
 			}
 			var pending []answer
@@ -87,7 +87,7 @@ func TestConfirmedIsWhatALaterRequestProves(t *testing.T) {
 				for len(pending) > 0 && pending[0].answered <= until {
 					a := pending[0]
 					pending = pending[1:]
-					v.answer(a.s, a.proof, start.Add(a.answered))
+					v.Answered(a.s, a.proof, start.Add(a.answered))
 					switch {
 					case a.want == none && v.Sure != nil:
 						t.Fatalf("confirmed at %v by what was sent at %v, want nothing", v.Sure.Mono.Sub(start), a.at)
@@ -98,7 +98,7 @@ func TestConfirmedIsWhatALaterRequestProves(t *testing.T) {
 			}
 			for _, s := range c.steps {
 				check(s.at)
-				pending = append(pending, answer{v.send(start.Add(s.at)), s})
+				pending = append(pending, answer{v.Sending(start.Add(s.at)), s})
 			}
 			check(1 << 60)
 		})
@@ -108,29 +108,29 @@ func TestConfirmedIsWhatALaterRequestProves(t *testing.T) {
 func TestAnswersOfAFormerConnectionAreNoProof(t *testing.T) {
 	const T = 10 * time.Second
 	start := time.Unix(1000, 0)
-	var v liveness
-	v.connect(start, true, T)
-	s := v.send(start.Add(time.Second))
-	v.connect(start.Add(2*time.Second), false, T)
-	v.answer(s, provesQuorum, start.Add(3*time.Second))
+	var v Lease
+	v.Connected(start, true, T)
+	s := v.Sending(start.Add(time.Second))
+	v.Connected(start.Add(2*time.Second), false, T)
+	v.Answered(s, Quorum, start.Add(3*time.Second))
 	if !v.Sure.Mono.Equal(start) {
 		t.Errorf("confirmed at %v", v.Sure.Mono.Sub(start))
 	}
 }
 
-func TestLivenessRemembersFewPacketsHoweverManyThereAre(t *testing.T) {
+func TestALeaseRemembersFewPacketsHoweverManyThereAre(t *testing.T) {
 	const T = 10 * time.Second
 	at := time.Unix(1000, 0)
-	var v liveness
-	v.connect(at, true, T)
+	var v Lease
+	v.Connected(at, true, T)
 	for i := range 100_000 {
-		p := provesServer
+		p := Server
 		if i%7 == 0 && i > 50_000 {
-			p = provesQuorum
+			p = Quorum
 		}
-		s := v.send(at)
+		s := v.Sending(at)
 		at = at.Add(time.Millisecond)
-		v.answer(s, p, at)
+		v.Answered(s, p, at)
 		if n := len(v.seen) + len(v.carried); n > 30 { // one for each eighth of a gap, for a gap and the longest answer
 			t.Fatalf("%d after %d packets", n, i)
 		}
@@ -145,18 +145,18 @@ func TestASessionThatIsUsedAllTheTimeIsConfirmedHoweverLongItsAnswersTake(t *tes
 	const T, every = 10 * time.Second, 50 * time.Millisecond
 	for _, trip := range []time.Duration{every, T / 25, T / 10, T / 6} {
 		at := time.Unix(1000, 0)
-		var v liveness
-		v.connect(at, true, T)
-		var sent []stamp
+		var v Lease
+		v.Connected(at, true, T)
+		var sent []Stamp
 		for end := at.Add(10 * T); at.Before(end); at = at.Add(every) {
-			sent = append(sent, v.send(at))
-			if at.Sub(sent[0].at) < trip {
+			sent = append(sent, v.Sending(at))
+			if at.Sub(sent[0].At) < trip {
 				continue
 			}
-			if left := v.left(at); left <= 0 {
+			if left := v.Confirmed(at); left <= 0 {
 				t.Fatalf("round trip of %v: confirmed %v ago", trip, at.Sub(v.Sure.Mono))
 			}
-			v.answer(sent[0], provesQuorum, at)
+			v.Answered(sent[0], Quorum, at)
 			sent = sent[1:]
 			if n := len(v.seen) + len(v.carried); n > 100 {
 				t.Fatalf("round trip of %v: %d are remembered", trip, n)
@@ -172,23 +172,23 @@ func TestWhoFollowsNextIsAlwaysConfirmed(t *testing.T) {
 	const T = 10 * time.Second
 	for _, rtt := range []time.Duration{0, time.Millisecond, 100 * time.Millisecond, T / 50} {
 		at := time.Unix(1000, 0)
-		var v liveness
-		v.connect(at, true, T)
-		v.answer(v.send(at), provesQuorum, at) // what it holds was created
+		var v Lease
+		v.Connected(at, true, T)
+		v.Answered(v.Sending(at), Quorum, at) // what it holds was created
 		requests := 0
 		for end := at.Add(time.Hour); at.Before(end); {
-			p, wait := v.next(at, false)
+			p, wait := v.Next(at, false)
 			if wait > 0 {
 				at = at.Add(wait)
 				continue
 			}
 			requests++
-			s := v.send(at)
+			s := v.Sending(at)
 			at = at.Add(rtt)
-			if v.left(at) <= 0 {
+			if v.Confirmed(at) <= 0 {
 				t.Fatalf("round trip of %v: not confirmed in time", rtt)
 			}
-			v.answer(s, p, at)
+			v.Answered(s, p, at)
 		}
 		if limit := int(2*time.Hour/v.gap()) + 2; requests > limit {
 			t.Errorf("round trip of %v: %d requests in an hour, want at most %d", rtt, requests, limit)
@@ -320,7 +320,7 @@ func (w *world) newLearner(r *ruler) *learner {
 // A client has a connection to one learner.
 type client struct {
 	w        *world
-	v        liveness
+	v        Lease
 	l        *learner
 	to, from *way
 	spoil    mutant
@@ -344,7 +344,7 @@ func (c *client) connect(l *learner) {
 			l.down.send(func() {
 				from.send(func() {
 					if c.from == from {
-						c.v.connect(w.time(asked), false, time.Duration(w.timeout)*time.Millisecond)
+						c.v.Connected(w.time(asked), false, time.Duration(w.timeout)*time.Millisecond)
 						if c.spoil.connected != nil {
 							c.spoil.connected(&c.v, w.time(asked))
 						}
@@ -355,9 +355,9 @@ func (c *client) connect(l *learner) {
 	})
 }
 
-func (c *client) send(p proof) {
+func (c *client) send(p Proof) {
 	w, l, from := c.w, c.l, c.from
-	s := c.v.send(w.time(w.now))
+	s := c.v.Sending(w.time(w.now))
 	answer := func() {
 		from.send(func() {
 			if c.from != from {
@@ -368,16 +368,16 @@ func (c *client) send(p proof) {
 	}
 	c.to.send(func() {
 		l.touched = true
-		if p == provesServer {
+		if p == Server {
 			answer()
 			return
 		}
 		l.up.send(func() {
 			r := l.r
-			if r.closing && p == provesQuorum {
+			if r.closing && p == Quorum {
 				return // refused
 			}
-			if p == provesQuorum {
+			if p == Quorum {
 				r.commits = max(r.commits, w.now+w.rnd.Int64N(20))
 				r.stuck = r.stuck || !r.agrees()
 			}
@@ -385,7 +385,7 @@ func (c *client) send(p proof) {
 				return
 			}
 			w.after(max(0, r.commits-w.now), func() {
-				if p == provesQuorum && !r.agrees() {
+				if p == Quorum && !r.agrees() {
 					r.stuck = true
 					return
 				}
@@ -395,11 +395,11 @@ func (c *client) send(p proof) {
 	})
 }
 
-func (c *client) answered(s stamp, p proof) {
+func (c *client) answered(s Stamp, p Proof) {
 	if c.spoil.answer != nil {
 		c.spoil.answer(&c.v, s, p, c.w.time(c.w.now))
 	} else {
-		c.v.answer(s, p, c.w.time(c.w.now))
+		c.v.Answered(s, p, c.w.time(c.w.now))
 	}
 	c.check()
 }
@@ -415,10 +415,10 @@ func (c *client) check() {
 	}
 }
 
-// A mutant is a liveness with a fault.
+// A mutant is a Lease with a fault.
 type mutant struct {
-	connected func(v *liveness, asked time.Time)
-	answer    func(v *liveness, s stamp, p proof, now time.Time)
+	connected func(v *Lease, asked time.Time)
+	answer    func(v *Lease, s Stamp, p Proof, now time.Time)
 }
 
 // run plays one random schedule, and returns what went wrong.
@@ -433,7 +433,7 @@ func runWorld(seed uint64, spoil mutant) string {
 	w.client = c
 	first := w.newLearner(w.old)
 	c.l, c.to, c.from = first, w.access(), w.access()
-	c.v.connect(w.time(0), true, time.Duration(T)*time.Millisecond)
+	c.v.Connected(w.time(0), true, time.Duration(T)*time.Millisecond)
 	w.old.touch()
 
 	sometime := func() int64 { return T + rnd.Int64N(2*T) }
@@ -471,7 +471,7 @@ func runWorld(seed uint64, spoil mutant) string {
 	if rnd.IntN(2) == 0 { // who holds something
 		var look func()
 		look = func() {
-			p, wait := c.v.next(w.time(w.now), false)
+			p, wait := c.v.Next(w.time(w.now), false)
 			if wait <= 0 {
 				c.send(p)
 				wait = 50 * time.Millisecond
@@ -481,7 +481,7 @@ func runWorld(seed uint64, spoil mutant) string {
 		w.after(1, look)
 	}
 	mean := []int64{T / 40, T / 10, T / 3, 3 * T}[rnd.IntN(4)]
-	kinds := [][]proof{{provesServer}, {provesServer, provesLeader}, {provesServer, provesLeader, provesQuorum}, {provesQuorum, provesLeader}}[rnd.IntN(4)]
+	kinds := [][]Proof{{Server}, {Server, Leader}, {Server, Leader, Quorum}, {Quorum, Leader}}[rnd.IntN(4)]
 	var chat func()
 	chat = func() {
 		c.send(kinds[rnd.IntN(len(kinds))])
@@ -500,7 +500,7 @@ func runWorld(seed uint64, spoil mutant) string {
 func TestNoSessionEndsWithinATimeoutOfWhatIsConfirmed(t *testing.T) {
 	seeds := 3000
 	switch {
-	case longTests():
+	case harness.Long():
 		seeds = 30_000
 	case harness.UnderRace:
 		seeds = 300
@@ -514,7 +514,7 @@ func TestNoSessionEndsWithinATimeoutOfWhatIsConfirmed(t *testing.T) {
 
 func TestEveryClauseOfTheRuleIsNeeded(t *testing.T) {
 	// secondLeg confirms what is carried, if it was before s was sent.
-	secondLeg := func(v *liveness, s stamp) {
+	secondLeg := func(v *Lease, s Stamp) {
 		for _, c := range v.carried {
 			if c.event < s.event {
 				v.confirm(c.sent)
@@ -522,45 +522,45 @@ func TestEveryClauseOfTheRuleIsNeeded(t *testing.T) {
 		}
 	}
 	for name, m := range map[string]mutant{
-		"the gap between an answer and the write": {answer: func(v *liveness, s stamp, p proof, now time.Time) {
+		"the gap between an answer and the write": {answer: func(v *Lease, s Stamp, p Proof, now time.Time) {
 			early := s
-			if p == provesQuorum {
-				early.at = s.at.Add(v.gap())
+			if p == Quorum {
+				early.At = s.At.Add(v.gap())
 			}
-			v.answer(early, p, now)
+			v.Answered(early, p, now)
 			for i := range v.seen {
-				if v.seen[i].sent.Equal(early.at) {
-					v.seen[i].sent = s.at
+				if v.seen[i].sent.Equal(early.At) {
+					v.seen[i].sent = s.At
 				}
 			}
 		}},
-		"the request behind the write": {answer: func(v *liveness, s stamp, p proof, now time.Time) {
-			v.answer(s, p, now)
+		"the request behind the write": {answer: func(v *Lease, s Stamp, p Proof, now time.Time) {
+			v.Answered(s, p, now)
 			for _, c := range v.carried {
 				v.confirm(c.sent)
 			}
 		}},
-		"the order of write and request": {answer: func(v *liveness, s stamp, p proof, now time.Time) {
-			v.answer(s, p, now)
+		"the order of write and request": {answer: func(v *Lease, s Stamp, p Proof, now time.Time) {
+			v.Answered(s, p, now)
 			for i := range v.carried {
 				v.carried[i].event = 0
 			}
 		}},
-		"a write as the proof of a quorum": {answer: func(v *liveness, s stamp, p proof, now time.Time) {
-			if p == provesLeader {
-				p = provesQuorum
+		"a write as the proof of a quorum": {answer: func(v *Lease, s Stamp, p Proof, now time.Time) {
+			if p == Leader {
+				p = Quorum
 			}
-			v.answer(s, p, now)
+			v.Answered(s, p, now)
 		}},
-		"more than the answer of the server itself": {answer: func(v *liveness, s stamp, p proof, now time.Time) {
-			v.answer(s, provesQuorum, now)
+		"more than the answer of the server itself": {answer: func(v *Lease, s Stamp, p Proof, now time.Time) {
+			v.Answered(s, Quorum, now)
 		}},
-		"a write behind a handshake that continues the session": {connected: func(v *liveness, asked time.Time) { v.confirm(asked) }},
-		"a write, where the session may be ending": {answer: func(v *liveness, s stamp, p proof, now time.Time) {
-			if p == provesLeader && s.conn == v.conn {
+		"a write behind a handshake that continues the session": {connected: func(v *Lease, asked time.Time) { v.confirm(asked) }},
+		"a write, where the session may be ending": {answer: func(v *Lease, s Stamp, p Proof, now time.Time) {
+			if p == Leader && s.conn == v.conn {
 				secondLeg(v, s)
 			}
-			v.answer(s, p, now)
+			v.Answered(s, p, now)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
