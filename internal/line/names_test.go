@@ -126,3 +126,49 @@ func TestALongLineIsInTheOrderOfItsNumbersAndThoseOfOneNumberInThatOfTheirNames(
 		}
 	}
 }
+
+func TestParseChildTakesTheNumberFromTheEndAndIgnoresForeignNames(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		bases []string
+		want  Child
+		ok    bool
+	}{
+		{"_c_48e50edc-09ec-4785-b44e-13769185aea0-lock-0000000001", []string{"lock-"}, Child{Base: "lock-", Seq: 1}, true},
+		{"_c_0123456789abcdef0123456789abcdef-lock-0000000007", []string{"lock-"}, Child{Base: "lock-", Seq: 7}, true},
+		{"lock-0000000001", []string{"lock-"}, Child{Base: "lock-", Seq: 1}, true},
+		{"lock-0000000001-lock-0000000002", []string{"lock-"}, Child{Base: "lock-", Seq: 2}, true},
+		{"_c_x-__WRIT__0000000003", []string{"__READ__", "__WRIT__"}, Child{Base: "__WRIT__", Seq: 3}, true},
+		{"0123__lock__0000000004", []string{"__lock__"}, Child{Base: "__lock__", Seq: 4}, true},
+		{"_c_x-lock-", []string{"lock-"}, Child{}, false},
+		{"_c_x-lock-12", []string{"lock-"}, Child{}, false},
+		{"_c_x-lock-00000000-1", []string{"lock-"}, Child{}, false},
+		{"_c_x-lock-99999999999", []string{"lock-"}, Child{}, false},
+		{"_c_x-lock-00000000001", []string{"lock-"}, Child{}, false},
+		{"_c_x-latch-0000000001", []string{"lock-"}, Child{}, false},
+		{"_c_", []string{"lock-"}, Child{}, false},
+		{"ready", []string{"lock-"}, Child{}, false},
+		{"", []string{"lock-"}, Child{}, false},
+	} {
+		got, ok := ParseChild(tt.name, tt.bases...)
+		tt.want.Name = ""
+		if ok {
+			tt.want.Name = tt.name
+		}
+		if ok != tt.ok || got != tt.want {
+			t.Errorf("parseChild(%q, %q) = %+v, %v; want %+v, %v", tt.name, tt.bases, got, ok, tt.want, tt.ok)
+		}
+	}
+}
+
+func FuzzParseChildNeverPanicsAndKeepsTheName(f *testing.F) {
+	f.Add("_c_48e50edc-09ec-4785-b44e-13769185aea0-lock-0000000001", "lock-")
+	f.Add("_c_", "lock-")
+	f.Add("lock--2147483648", "lock-")
+	f.Fuzz(func(t *testing.T, name, base string) {
+		c, ok := ParseChild(name, base)
+		if ok && (c.Name != name || c.Base != base || !strings.Contains(name, base)) {
+			t.Errorf("parseChild(%q, %q) = %+v", name, base, c)
+		}
+	})
+}

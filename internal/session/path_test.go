@@ -31,3 +31,34 @@ func FuzzPath(f *testing.F) {
 		}
 	})
 }
+
+func TestCheckPathNamesTheRule(t *testing.T) {
+	for _, p := range []string{"/a", "/a/b", "/a.b/..c/d..", "/ä/日本"} {
+		if err := CheckPath(p); err != nil {
+			t.Errorf("checkPath(%q) = %v, want nil", p, err)
+		}
+	}
+	for p, rule := range map[string]string{
+		"":             "empty",
+		"a":            "relative",
+		"/":            "root",
+		"/a/":          "ends in a slash",
+		"//a":          "empty element",
+		"/a//b":        "empty element",
+		"/a/./b":       "relative element",
+		"/a/..":        "relative element",
+		"/a\x00b":      "U+0000",
+		"/a\u007f":     "U+007F",
+		"/a\ue000":     "U+E000",
+		"/a\xff":       "UTF-8",
+		"/a\ufffeb":    "U+FFFE",
+		"/a/b\u0001/c": "U+0001",
+
+		"/" + strings.Repeat("x", MaxPath): "too long",
+	} {
+		err := CheckPath(p)
+		if err == nil || !strings.Contains(err.Error(), rule) {
+			t.Errorf("checkPath(%q) = %v, want an error about %q", p, err, rule)
+		}
+	}
+}

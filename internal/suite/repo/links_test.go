@@ -1,4 +1,4 @@
-package zsync_test
+package repo
 
 import (
 	"fmt"
@@ -10,21 +10,22 @@ import (
 	"testing"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 )
 
 func TestEveryLinkOfTheDocumentsLeadsToAFileAndAHeading(t *testing.T) {
 	t.Parallel()
 	documents, err := filepath.Glob("*.md")
-	must(t, err)
+	harness.Must(t, err)
 	for _, pattern := range []string{"docs/*.md", "*/README.md"} {
 		more, err := filepath.Glob(pattern)
-		must(t, err)
+		harness.Must(t, err)
 		documents = append(documents, more...)
 	}
 	links := 0
 	for _, document := range documents {
 		text, err := os.ReadFile(document)
-		must(t, err)
+		harness.Must(t, err)
 		for _, m := range regexp.MustCompile(`\]\(([^)\s]+)\)`).FindAllStringSubmatch(string(text), -1) {
 			if strings.Contains(m[1], "://") {
 				continue
@@ -70,7 +71,7 @@ func anchors(text string) (names []string) {
 func TestEveryErrorOfThePackageIsExplained(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("docs/errors.md")
-	must(t, err)
+	harness.Must(t, err)
 	errs := map[string]error{
 		"ErrLost": zsync.ErrLost, "ErrClosed": zsync.ErrClosed, "ErrNotLocked": zsync.ErrNotLocked, "ErrDeadlock": zsync.ErrDeadlock,
 		"ErrMixed": zsync.ErrMixed, "ErrNegativeCounter": zsync.ErrNegativeCounter, "ErrPanicked": zsync.ErrPanicked,
@@ -83,10 +84,10 @@ func TestEveryErrorOfThePackageIsExplained(t *testing.T) {
 		}
 	}
 	files, err := filepath.Glob("*.go")
-	must(t, err)
+	harness.Must(t, err)
 	for _, file := range files {
 		source, err := os.ReadFile(file)
-		must(t, err)
+		harness.Must(t, err)
 		if strings.HasSuffix(file, "_test.go") {
 			continue
 		}
@@ -98,7 +99,7 @@ func TestEveryErrorOfThePackageIsExplained(t *testing.T) {
 	}
 	for r := zsync.LossExpired; r <= zsync.LossGivenUp; r++ {
 		word, err := r.MarshalText()
-		must(t, err)
+		harness.Must(t, err)
 		if !strings.Contains(string(text), "\n| `"+string(word)+"` |") {
 			t.Errorf("docs/errors.md does not explain a loss that is %s", word)
 		}
@@ -109,7 +110,7 @@ func TestEveryErrorOfThePackageIsExplained(t *testing.T) {
 func TestEachDecisionIsNumberedDatedShortAndInTheTable(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile("docs/decisions.md")
-	must(t, err)
+	harness.Must(t, err)
 	sections := strings.Split(string(data), "\n## ")
 	for i, section := range sections[1:] {
 		title, text, _ := strings.Cut(section, "\n")

@@ -1,4 +1,4 @@
-package zsync_test
+package repo
 
 import (
 	"go/ast"
@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/zsync/zsync/internal/harness"
 )
 
 // headings are those of a primitive's comment, in their order; Cost may also come before
@@ -24,7 +26,7 @@ func TestTheReferenceIsCompleteAndItsHeadingsAreThere(t *testing.T) {
 	seen := 0
 	for _, dir := range []string{".", "zktest", "fence", "otel", "ui"} {
 		names, err := filepath.Glob(filepath.Join(dir, "*.go"))
-		must(t, err)
+		harness.Must(t, err)
 		sources := make(map[string]any)
 		for _, name := range names {
 			if !strings.HasSuffix(name, "_test.go") {
@@ -113,11 +115,11 @@ func missingInReference(t *testing.T, dir string, sources map[string]any) (missi
 	var files []*ast.File
 	for name, source := range sources {
 		f, err := parser.ParseFile(fset, name, source, parser.ParseComments)
-		must(t, err)
+		harness.Must(t, err)
 		files = append(files, f)
 	}
 	p, err := doc.NewFromFiles(fset, files, dir)
-	must(t, err)
+	harness.Must(t, err)
 	want := func(name, text string) {
 		if strings.TrimSpace(text) == "" {
 			missing = append(missing, name+" has no comment")

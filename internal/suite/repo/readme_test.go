@@ -1,4 +1,4 @@
-package zsync_test
+package repo
 
 import (
 	"encoding/json"
@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -76,7 +77,7 @@ func run(t *testing.T, name string, snippet func(ctx context.Context, s *zsync.S
 `)
 	blocks := 0
 	documents, err := filepath.Glob("docs/*.md")
-	must(t, err)
+	harness.Must(t, err)
 	for _, file := range append(documents, "README.md") {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -143,11 +144,11 @@ func compileProgram(t *testing.T, dir, source string) (program string) {
 	t.Helper()
 	file, overlay := filepath.Join(dir, "main.go"), filepath.Join(dir, "overlay.json")
 	root, err := os.Getwd()
-	must(t, err)
-	must(t, os.WriteFile(file, []byte(source), 0o600))
+	harness.Must(t, err)
+	harness.Must(t, os.WriteFile(file, []byte(source), 0o600))
 	replace, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(root, "internal/snippets/program/main.go"): file}})
-	must(t, err)
-	must(t, os.WriteFile(overlay, replace, 0o600))
+	harness.Must(t, err)
+	harness.Must(t, os.WriteFile(overlay, replace, 0o600))
 	program = filepath.Join(dir, "program")
 	if out, err := exec.Command("go", "build", "-o", program, "-overlay", overlay, "./internal/snippets/program").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -159,7 +160,7 @@ func compileProgram(t *testing.T, dir, source string) (program string) {
 func TestTheFirstProgramOfTheReadmePrintsWhatTheReadmeShows(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("README.md")
-	must(t, err)
+	harness.Must(t, err)
 	m := regexp.MustCompile("(?s)```go\n(package main\n.*?)```.*?    \\$ go run \\.; go run \\.\n((?:    [^$\n]*\n)*)").FindSubmatch(text)
 	if m == nil {
 		t.Fatal("the README has no program with the output of two runs")
@@ -186,18 +187,18 @@ func TestTheFirstProgramOfTheReadmePrintsWhatTheReadmeShows(t *testing.T) {
 func TestTheCommandsOfTheReadmeMakeAModuleUseACheckout(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("README.md")
-	must(t, err)
+	harness.Must(t, err)
 	commands := regexp.MustCompile(`(?m)^    (go mod .*)$`).FindAllStringSubmatch(string(text), -1)
 	if len(commands) != 2 {
 		t.Fatalf("the README has %d commands", len(commands))
 	}
 	root, err := os.Getwd()
-	must(t, err)
+	harness.Must(t, err)
 	dir := t.TempDir()
 	module := filepath.Join(dir, "module")
-	must(t, os.Mkdir(module, 0o755))
-	must(t, os.Symlink(root, filepath.Join(dir, "zsync")))
-	must(t, os.WriteFile(filepath.Join(module, "main.go"), []byte(`package main
+	harness.Must(t, os.Mkdir(module, 0o755))
+	harness.Must(t, os.Symlink(root, filepath.Join(dir, "zsync")))
+	harness.Must(t, os.WriteFile(filepath.Join(module, "main.go"), []byte(`package main
 
 import (
 	_ "github.com/zsync/zsync"
@@ -231,7 +232,7 @@ func main() {}
 // this Go and the module have them, with what zsync has or a sentence why it has none.
 func TestTheDocumentsNameACounterpartOfEveryTypeOfSync(t *testing.T) {
 	text, err := os.ReadFile("docs/interop.md")
-	must(t, err)
+	harness.Must(t, err)
 	_, table, ok := strings.Cut(string(text), "## Counterparts of")
 	if !ok {
 		t.Fatal("the table is not there")
@@ -274,7 +275,7 @@ func TestTheDocumentsNameACounterpartOfEveryTypeOfSync(t *testing.T) {
 		t.Errorf("only %d types were found", seen)
 	}
 	entries, err := os.ReadDir(module)
-	must(t, err)
+	harness.Must(t, err)
 	for _, e := range entries {
 		if e.IsDir() && !slices.Contains([]string{"errgroup", "semaphore", "singleflight", "syncmap"}, e.Name()) && e.Name()[0] != '.' {
 			t.Errorf("x/sync/%s is a package that this test does not know", e.Name())
@@ -285,7 +286,7 @@ func TestTheDocumentsNameACounterpartOfEveryTypeOfSync(t *testing.T) {
 func output(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(name, args...).Output()
-	must(t, err)
+	harness.Must(t, err)
 	return string(out)
 }
 
@@ -293,13 +294,13 @@ func output(t *testing.T, name string, args ...string) string {
 func typesIn(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
-	must(t, err)
+	harness.Must(t, err)
 	for _, file := range files {
 		if strings.HasSuffix(file, "_test.go") {
 			continue
 		}
 		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
-		must(t, err)
+		harness.Must(t, err)
 		for _, d := range parsed.Decls {
 			decl, ok := d.(*ast.GenDecl)
 			if !ok || decl.Tok != token.TYPE {

@@ -1,4 +1,4 @@
-package zsync_test
+package repo
 
 import (
 	"fmt"
