@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -197,4 +200,167 @@ func ExampleLockAll() {
 	// Output:
 	// both are ours
 	// <nil>
+}
+
+// A Mutex becomes a sync.Locker, for code that takes one.
+func ExampleSyncLocker() {
+	srv := zktest.NewServer()
+	defer srv.Close()
+	ctx := context.Background()
+	s, err := zsync.Connect(ctx, srv.Addr())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+
+	increment := func(l sync.Locker, n *int) { // does not know zsync
+		l.Lock()
+		defer l.Unlock()
+		*n++
+	}
+	n := 0
+	increment(zsync.SyncLocker(ctx, zsync.NewMutex(s, "/locks/n")), &n)
+	fmt.Println(n)
+	// Output: 1
+}
+
+// This example lets three processes run at most two exports at a time between
+// them.
+func ExampleSemaphore() {
+	srv := zktest.NewServer()
+	defer srv.Close()
+	ctx := context.Background()
+
+	var running, most, finished atomic.Int64
+	var processes sync.WaitGroup
+	for range 3 { // three processes
+		s, err := zsync.Connect(ctx, srv.Addr())
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		defer s.Close()
+		exports := zsync.NewSemaphore(s, "/exports", 2)
+		for range 4 {
+			processes.Go(func() {
+				if err := exports.Acquire(ctx, 1); err != nil {
+					fmt.Println(err)
+					return
+				}
+				if n := running.Add(1); n > most.Load() {
+					most.Store(n)
+				}
+				finished.Add(1)
+				running.Add(-1)
+				if err := exports.Release(1); err != nil {
+					fmt.Println(err)
+				}
+			})
+		}
+	}
+	processes.Wait()
+	fmt.Println(finished.Load(), "exports, never more than two at a time:", most.Load() <= 2)
+	// Output:
+	// 12 exports, never more than two at a time: true
+}
+
+// This example takes most of a budget at once, and gives it back in parts.
+func ExampleSemaphore_Release() {
+	srv := zktest.NewServer()
+	defer srv.Close()
+	ctx := context.Background()
+	s, err := zsync.Connect(ctx, srv.Addr())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer s.Close()
+
+	memory := zsync.NewSemaphore(s, "/memory", 4096) // MiB, among all processes
+	other := zsync.NewSemaphore(s, "/memory", 4096)
+	fmt.Println(memory.Acquire(ctx, 3000))
+	fmt.Println(other.TryAcquire(ctx, 2000))
+	fmt.Println(memory.Release(1000))
+	fmt.Println(other.TryAcquire(ctx, 2000))
+	fmt.Println(memory.Release(2001))
+	// Output:
+	// <nil>
+	// false <nil>
+	// <nil>
+	// true <nil>
+	// zsync: release /memory: not held
+}
+
+// The error of a release has the reason of a loss.
+func ExampleLostError() {
+	srv := zktest.NewServer()
+	defer srv.Close()
+	ctx := context.Background()
+	s, err := zsync.Connect(ctx, srv.Addr())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+
+	m := zsync.NewMutex(s, "/locks/accounts")
+	if err := m.Lock(ctx); err != nil {
+		log.Fatal(err)
+	}
+	srv.Expire(s.ID()) // as if the network had failed for longer than the session timeout
+	<-m.Lost()
+
+	var lost *zsync.LostError
+	if err := m.Unlock(); errors.As(err, &lost) {
+		fmt.Println(lost.Reason)
+	}
+	// Output: the session has expired
+}
+
+// The error of a wait that ended has the number of contenders ahead, and the holder.
+func ExampleWaitError() {
+	srv := zktest.NewServer()
+	defer srv.Close()
+	ctx := context.Background()
+	s, err := zsync.Connect(ctx, srv.Addr())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+
+	if err := zsync.NewMutex(s, "/locks/accounts").Lock(ctx); err != nil {
+		log.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	err = zsync.NewMutex(s, "/locks/accounts").Lock(short) // another value, as in another process
+	var wait *zsync.WaitError
+	if errors.As(err, &wait) {
+		// After a second, wait.Behind.Owner is the owner of a holder in another process too.
+		fmt.Println(wait.Place, "ahead;", errors.Is(err, context.DeadlineExceeded))
+	}
+	// Output: 1 ahead; true
+}
+
+// An Observer counts events, for metrics.
+func ExampleWithObserver() {
+	srv := zktest.NewServer()
+	defer srv.Close()
+	ctx := context.Background()
+	events := make(chan zsync.EventKind, 100)
+	s, err := zsync.Connect(ctx, srv.Addr(), zsync.WithObserver(zsync.ObserverFunc(func(e zsync.Event) { events <- e.Kind })))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+
+	if err := zsync.NewMutex(s, "/locks/accounts").Lock(ctx); err != nil {
+		log.Fatal(err)
+	}
+	for kind := range events {
+		if kind == zsync.EventAcquired {
+			fmt.Println("a lock was acquired")
+			break
+		}
+	}
+	// Output: a lock was acquired
 }
