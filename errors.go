@@ -1,7 +1,11 @@
 package zsync
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"slices"
+	"time"
 
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
@@ -58,3 +62,240 @@ var (
 	// sent.
 	ErrInvalid = session.ErrInvalid
 )
+
+// A WaitError describes a wait that ended without a grant, because its context ended or the
+// Session was closed. Lock, RLock, Acquire, Campaign, Do, Run and [LockAll] return it; it
+// wraps the context's error.
+//
+//	var w *zsync.WaitError
+//	if errors.As(err, &w) {
+//		log.Printf("gave up after %v, %d ahead, held by %s", w.Waited, w.Place, w.Behind.Owner)
+//	}
+//
+// Behind.Owner is known if the holder is in this process, or after a wait of a second: then
+// the waiter reads the holder's znode, and again each time that the wait has doubled, at
+// most once a minute. The holder may have changed since.
+type WaitError struct {
+	// Behind is the first in the line: the holder. Its Node is set once the wait has a place
+	// in the line. Its Owner, Session and Since are set once its znode was read, or if it is
+	// in this process. For a [Semaphore], Behind is the first of the waiting contenders or,
+	// for the first waiter itself, a holder of permits.
+	Behind Contender
+
+	// Place is the number of contenders ahead, Behind included, in the last listing: 1 is the
+	// next. It is 0 if the wait had no place in the line: no server was reached, or this
+	// process had not released a lost hold.
+	Place int
+
+	Waited time.Duration
+	err    error
+}
+
+// Error returns the length of the wait, the holder, and the reason of the end.
+func (e *WaitError) Error() string {
+	waited := e.Waited.Round(time.Millisecond)
+	switch {
+	case e.Place == 0:
+		return fmt.Sprintf("after %v without a place in the line: %v", waited, e.err)
+	case e.Behind.Owner == "":
+		return fmt.Sprintf("after %v behind %q (place %d): %v", waited, e.Behind.Node, e.Place, e.err)
+	}
+	return fmt.Sprintf("after %v behind %q of %q (place %d): %v", waited, e.Behind.Node, e.Behind.Owner, e.Place, e.err)
+}
+
+// Unwrap returns the reason of the end: the error of the context, with its cause, or
+// [ErrClosed].
+func (e *WaitError) Unwrap() error { return e.err }
+
+// waitEnded returns err as the error of a wait since start, if ctx or the Session ended the
+// wait. Any other error is a failure, and stays as it is.
+func waitEnded(ctx context.Context, s *Session, err error, start time.Time, behind Contender, place int) error {
+	if err == nil || ctx.Err() == nil && s.m.Failure() == nil {
+		return err
+	}
+	if _, said := err.(*WaitError); said { // a deeper one may be the cause of ctx
+		return err
+	}
+	return &WaitError{Behind: behind, Place: place, Waited: time.Since(start), err: err}
+}
+
+// headContender returns the contender of h, a holder in mode, if there is one.
+func headContender(h line.Head, mode Mode) Contender {
+	if h.Name == "" {
+		return Contender{}
+	}
+	c := Contender{Node: h.Name, Mode: mode, Holding: true}
+	if h.Node.Stat != nil {
+		c.Owner, c.Session = string(h.Node.Data), h.Node.Stat.EphemeralOwner
+		c.Since, c.HeldSince = time.UnixMilli(h.Node.Stat.Ctime), line.HeldSince(true, h.Node)
+	}
+	return c
+}
+
+// ownContender returns the holder of c, in this process.
+func ownContender(c *line.Claim, owner string, mode Mode) Contender {
+	return Contender{
+		Owner: owner, Node: session.BaseName(c.Znode()), Session: c.Incarnation.ID.Load(),
+		Mode: mode, Holding: true, Since: c.Since(),
+	}
+}
+
+// opError adds operation and path to err. An error that has them is returned unchanged.
+// opError(op, path, nil) is nil.
+func opError(op, path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := err.(*Error); ok {
+		return err
+	}
+	if err == ErrNotLocked && slices.Contains(releases, op) {
+		err = notHeld{}
+	}
+	return &Error{Op: op, Path: path, Err: err}
+}
+
+// releases are the operations on holds other than locks.
+var releases = []string{"resign", "transfer", "release", "leave", "ack", "nack", "reject", "return"}
+
+// notHeld is [ErrNotLocked] in words that fit permits, leaderships, memberships and claims.
+type notHeld struct{}
+
+func (notHeld) Error() string        { return "not held" }
+func (notHeld) Is(target error) bool { return target == ErrNotLocked }
+
+// An Error has the operation that failed, its path and the reason, as [os.PathError] has in
+// os.
+type Error struct {
+	Op   string // the operation, such as "lock"
+	Path string // the path of the primitive; empty for the session itself
+	Err  error  // the reason
+}
+
+// Error returns the operation, the path and the reason: "zsync: lock /locks/backup: lost:
+// …".
+func (e *Error) Error() string {
+	if e.Path == "" {
+		return "zsync: " + e.Op + ": " + e.Err.Error()
+	}
+	return "zsync: " + e.Op + " " + e.Path + ": " + e.Err.Error()
+}
+
+// Unwrap returns the reason.
+func (e *Error) Unwrap() error { return e.Err }
+
+// A LostError describes the loss of a hold. It is [ErrLost] to [errors.Is]. [errors.As]
+// finds it in the error of a release, in the cause of the context of Do, and in an [Event].
+type LostError struct {
+	Reason  LossReason
+	Session int64 // the ZooKeeper session through which it was held
+
+	// Since is the time from which the hold did not count: the time at which the loss was
+	// found or, after a pause of the process, would have been found.
+	Since time.Time
+
+	// Err is the reason of a LossGivenUp by [WithMaxHold] or [WithHealth], such as the error
+	// of the function.
+	Err error
+}
+
+// Error returns the reason in words: "lost: the session has expired".
+func (e *LostError) Error() string {
+	if e.Err != nil {
+		return "lost: " + e.Reason.String() + ": " + e.Err.Error()
+	}
+	return "lost: " + e.Reason.String()
+}
+
+// Is reports whether target is ErrLost, or ErrClosed after a LossClosed.
+func (e *LostError) Is(target error) bool {
+	return target == ErrLost || target == ErrClosed && e.Reason == LossClosed
+}
+
+// A LossReason is the reason of a loss.
+type LossReason int
+
+// The reasons of a loss.
+const (
+	// LossExpired: the servers have ended the session.
+	LossExpired LossReason = iota + 1
+	// LossCutOff: no server confirmed the session in time. The servers may have ended it, or
+	// soon will.
+	LossCutOff
+	// LossPaused: as LossCutOff, because this process or its machine stopped for too long.
+	// Another process may have held since then: use fencing tokens.
+	LossPaused
+	// LossReplaced: a server has put another session in its place.
+	LossReplaced
+	// LossDeleted: another client has deleted the znode of the hold.
+	LossDeleted
+	// LossClosed: the Session was closed, or has failed for good.
+	LossClosed
+	// LossSuspended: the connection dropped, and [WithLossOnSuspend] counts
+	// that as a loss.
+	LossSuspended
+	// LossGivenUp: [WithMaxHold] or [WithHealth] ended the hold, or a failed call could not be
+	// undone.
+	LossGivenUp
+)
+
+var lossReasons = map[LossReason]string{
+	LossExpired:   "the session has expired",
+	LossCutOff:    "the session was not confirmed in time",
+	LossPaused:    "the process or its machine was stopped for too long",
+	LossReplaced:  "the session was replaced without notice",
+	LossDeleted:   "the znode was deleted",
+	LossClosed:    "the session was closed",
+	LossSuspended: "the connection dropped",
+	LossGivenUp:   "given up",
+}
+
+// String returns the reason in words.
+func (r LossReason) String() string {
+	if s := lossReasons[r]; s != "" {
+		return s
+	}
+	if r == 0 {
+		return "for a reason that is not known"
+	}
+	return fmt.Sprintf("LossReason(%d)", int(r))
+}
+
+var lossWords = map[LossReason]string{
+	LossExpired: "expired", LossCutOff: "cut-off", LossPaused: "paused", LossReplaced: "replaced",
+	LossDeleted: "deleted", LossClosed: "closed", LossSuspended: "suspended", LossGivenUp: "given-up",
+}
+
+// MarshalText returns the reason as one word, which does not change: for metrics,
+// logs and traces.
+func (r LossReason) MarshalText() ([]byte, error) { return []byte(r.word()), nil }
+
+func (r LossReason) word() string {
+	if w := lossWords[r]; w != "" {
+		return w
+	}
+	return "unknown"
+}
+
+// lossWord returns the reason of a loss as one word, and the time from which the hold did
+// not count.
+func lossWord(err error) (string, time.Time) {
+	var lost *LostError
+	if errors.As(err, &lost) {
+		return lost.Reason.word(), lost.Since
+	}
+	if errors.Is(err, ErrClosed) {
+		return LossClosed.word(), time.Time{}
+	}
+	return LossReason(0).word(), time.Time{}
+}
+
+// lostError makes the error of a loss, for the session.
+func lostError(why session.LossReason, session int64, since time.Time) error {
+	return &LostError{Reason: LossReason(why), Session: session, Since: since}
+}
+
+// givenUp makes the error of a hold that this process ends by itself.
+func givenUp(session int64, why error, now time.Time) error {
+	return &LostError{Reason: LossGivenUp, Session: session, Since: now, Err: why}
+}

@@ -217,3 +217,44 @@ func (w warnings) Enabled(ctx context.Context, l slog.Level) bool {
 
 func (w warnings) WithAttrs(as []slog.Attr) slog.Handler { return warnings{w.Handler.WithAttrs(as)} }
 func (w warnings) WithGroup(name string) slog.Handler    { return warnings{w.Handler.WithGroup(name)} }
+
+// noCopy makes go vet report a copy of what contains it.
+type noCopy struct{}
+
+func (*noCopy) Lock()   {}
+func (*noCopy) Unlock() {}
+
+// made has the arguments of every primitive's constructor.
+type made struct {
+	_    noCopy
+	s    *Session
+	path string
+	err  error // of the constructor's arguments
+}
+
+// tracers returns the tracers of the Session, or nil without a Session.
+func (m *made) tracers() *tracers {
+	if m.s == nil {
+		return nil
+	}
+	return &m.s.tracers
+}
+
+// misuse returns why a primitive cannot be used, if so.
+func (m *made) misuse() error {
+	if m.s == nil && m.err == nil {
+		return session.Invalid("a zero value; every primitive is made by its New function, with a Session and a path")
+	}
+	return m.err
+}
+
+// checkNew checks the arguments of every constructor.
+func checkNew(s *Session, path string, err error) error {
+	if s == nil {
+		return session.Invalid("the Session is nil")
+	}
+	if err != nil {
+		return err
+	}
+	return session.CheckPath(path)
+}

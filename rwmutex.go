@@ -378,3 +378,13 @@ func (r *rlocker) yield(ctx context.Context) (finish func() error, again func(co
 
 // Lost returns a channel that is closed when a read lock of this process is lost.
 func (r *rlocker) Lost() <-chan struct{} { return (*RWMutex)(r).local.lost(local.Shared) }
+
+func (rw *RWMutex) downgrade(ctx context.Context) error {
+	switch {
+	case rw.misuse() != nil:
+		return rw.misuse()
+	case ctx.Err() != nil:
+		return session.CtxErr(ctx)
+	}
+	return rw.local.Downgrade(ctx)
+}
