@@ -31,6 +31,7 @@ var (
 	counted      = harness.Counted
 	requests     = harness.Requests
 	pause        = harness.Pause
+	closedFunc   = harness.ClosedFunc
 	wantCount    = suite.WantCount
 	rollCall     = suite.RollCall
 	arrive       = harness.Arrive

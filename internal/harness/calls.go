@@ -48,6 +48,9 @@ func Closed(c <-chan struct{}) bool {
 	}
 }
 
+// ClosedFunc returns a function that reports whether c is closed.
+func ClosedFunc(c <-chan struct{}) func() bool { return func() bool { return Closed(c) } }
+
 // Collect takes n values from ch.
 func Collect[T any](t testing.TB, ch <-chan T, n int) []T {
 	t.Helper()

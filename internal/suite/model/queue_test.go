@@ -1,4 +1,4 @@
-package zsync_test
+package model
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/suite"
 )
 
@@ -171,7 +172,7 @@ func (m *queueModel) received(how string, v, attempt int, claim context.Context,
 // what it had taken was given to another.
 func (m *queueModel) cutOff(at time.Time) bool {
 	for _, c := range m.cuts {
-		if time.Since(c[0]) > testTimeout+time.Second && (c[1].IsZero() || c[1].Add(testTimeout).After(at)) {
+		if time.Since(c[0]) > harness.Timeout+time.Second && (c[1].IsZero() || c[1].Add(harness.Timeout).After(at)) {
 			return true
 		}
 	}
@@ -180,7 +181,7 @@ func (m *queueModel) cutOff(at time.Time) bool {
 
 // settle settles a delivery somehow, or does not.
 func (m *queueModel) settle(d *rand.Rand, s *zsync.Session, q *zsync.Queue[int], dv zsync.Delivery[int]) {
-	nap(d, 30)
+	harness.Nap(d, 30)
 	ctx, cancel := m.cut(d)
 	defer cancel()
 	m.mu.Lock()
@@ -325,7 +326,7 @@ func (m *queueModel) consume(ctx context.Context, d *rand.Rand, s *zsync.Session
 	case 0:
 		for v := range q.Recv(ctx) {
 			m.received("recv", v, 0, nil, time.Now())
-			nap(d, 10)
+			harness.Nap(d, 10)
 		}
 	case 1:
 		for dv := range q.Deliveries(ctx) {
@@ -457,19 +458,19 @@ func valueOf(l zsync.DeadLetter) (v int) {
 // check compares what is left with what must be, and may be.
 func (m *queueModel) check() {
 	t := m.r.t
-	s := open(t, m.r.srv)
+	s := suite.Open(t, m.r.srv)
 	q := zsync.NewQueue[int](s, "/q", m.opts...)
 	found := make(map[int]int)
 	n, err := q.Len(t.Context())
-	must(t, err)
+	harness.Must(t, err)
 	st, err := q.Stats(t.Context())
-	must(t, err)
+	harness.Must(t, err)
 	if st.Ready != n || st.Claimed != 0 || st.Delayed != 0 || len(st.Holders) != 0 {
 		t.Errorf("%d are in the queue; Stats: %+v", n, st)
 	}
 	dead := 0
 	for l, err := range q.Dead(t.Context()) {
-		must(t, err)
+		harness.Must(t, err)
 		found[valueOf(l)]++
 		dead++
 	}
@@ -480,7 +481,7 @@ func (m *queueModel) check() {
 	rest := zsync.NewQueue[int](s, "/q")
 	for range n {
 		v, ok, err := rest.TryRecv(t.Context())
-		must(t, err)
+		harness.Must(t, err)
 		if !ok {
 			t.Errorf("Len was %d, and something cannot be received", n)
 			break
@@ -550,7 +551,7 @@ func (m *queueModel) checkTxns(s *zsync.Session) {
 	sent := make(map[string]bool)
 	for {
 		mark, ok, err := other.TryRecv(t.Context())
-		must(t, err)
+		harness.Must(t, err)
 		if !ok {
 			break
 		}
@@ -559,7 +560,7 @@ func (m *queueModel) checkTxns(s *zsync.Session) {
 		}
 		sent[mark] = true
 	}
-	created := childrenOf(t, s, "/marks")
+	created := suite.ChildrenOf(t, s, "/marks")
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for mark, done := range m.txns {
@@ -610,9 +611,9 @@ func TestModelOfQueue(t *testing.T) {
 				m.cuts[len(m.cuts)-1][1] = time.Now()
 			}
 		}
-		root := open(t, r.srv)
+		root := suite.Open(t, r.srv)
 		_, err := root.Txn(t.Context(), &zk.CreateRequest{Path: "/marks", Acl: zk.WorldACL(zk.PermAll)})
-		must(t, err)
+		harness.Must(t, err)
 		r.hurt(r.rnd.IntN(3) > 0)
 		var wg sync.WaitGroup
 		for _, s := range r.ss {
@@ -635,7 +636,7 @@ func TestModelOfQueue(t *testing.T) {
 							m.consume(ctx, d, s, q)
 						}
 						cancel()
-						nap(d, 20)
+						harness.Nap(d, 20)
 					}
 				})
 			}
@@ -644,7 +645,7 @@ func TestModelOfQueue(t *testing.T) {
 		r.heal()
 		time.Sleep(2 * time.Minute) // what was refused is tried again
 		for _, s := range r.ss {
-			must(t, s.Close()) // what is held goes back
+			harness.Must(t, s.Close()) // what is held goes back
 		}
 		time.Sleep(time.Minute)
 		m.check()

@@ -1,4 +1,4 @@
-package zsync_test
+package model
 
 import (
 	"context"
@@ -16,15 +16,17 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/line"
-	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/suite"
 )
 
 // Models of Barrier, and of the double barrier that a WaitGroup is.
 
 // settled is how long after all harm has ended nothing that came of it goes on: what
 // is lost to its client has ended for the servers too, and everybody has a session.
-const settled = 2*testTimeout + time.Second
+const settled = 2*harness.Timeout + time.Second
 
 // A gateOp is a call of a method of Barrier: "close", "open", "pass", which is a Wait
 // that has returned, and "stay", which is one in vain with nothing to disturb it.
@@ -101,7 +103,7 @@ func (g *gateRun) look(s *zsync.Session) bool {
 		g.history.add(0, gateOp{op: "pass"}, began, false)
 		return false
 	}
-	wantErr(g.t, err, context.DeadlineExceeded)
+	harness.WantErr(g.t, err, context.DeadlineExceeded)
 	g.history.add(0, gateOp{op: "stay"}, began, false)
 	return true
 }
@@ -169,7 +171,7 @@ func TestModelOfBarrier(t *testing.T) {
 		if g.opened {
 			g.wantThrough("it was opened", "before the harm")
 		}
-		fresh := open(t, g.srv)
+		fresh := suite.Open(t, g.srv)
 		if !g.look(fresh) {
 			g.wantThrough("it is open", "before the harm", "amid the harm")
 		}
@@ -197,8 +199,8 @@ func TestModelOfBarrier(t *testing.T) {
 				t.Errorf("%d watches are left", n)
 			}
 		}
-		if left := childrenOf(t, g.stranger, "/g"); len(left) > 0 && len(g.closed) == 0 && !g.refuses {
-			t.Errorf("left: %q, and there %q", left, childrenOf(t, g.stranger, gatePath+"-receipts"))
+		if left := suite.ChildrenOf(t, g.stranger, "/g"); len(left) > 0 && len(g.closed) == 0 && !g.refuses {
+			t.Errorf("left: %q, and there %q", left, suite.ChildrenOf(t, g.stranger, gatePath+"-receipts"))
 		}
 	})
 }
@@ -232,7 +234,7 @@ func (p gateProgram) run(waits *sync.WaitGroup, long context.Context) {
 			waits.Go(func() { p.wait(p.client+1+i, "amid the harm", p.s, long, b) })
 		}
 		cancel()
-		nap(p.d, 60)
+		harness.Nap(p.d, 60)
 	}
 }
 
@@ -295,7 +297,7 @@ type seatValue struct {
 
 // believedIn reports whether nothing is known against a membership.
 func (r *partyRun) believedIn(s *seat) bool {
-	return !session.IsClosed(s.hold.Lost()) && s.hold.Err() == nil && standing(r.srv)(s.hold.Claim.Incarnation.ID.Load())
+	return !harness.Closed(s.hold.Lost()) && s.hold.Err() == nil && harness.Standing(r.srv)(s.hold.Claim.Incarnation.ID.Load())
 }
 
 // seatLocked notes a membership, once.
@@ -354,7 +356,7 @@ func (r *partyRun) enter(ctx context.Context, v *seatValue, n int) (*enterCall, 
 	if v.shared {
 		return c, err == nil
 	}
-	hold, round := zsync.DoubleOf(v.wg).Membership()
+	hold, round := inside.Double(v.wg).Membership()
 	switch {
 	case (err == nil) != (hold != nil):
 		r.t.Errorf("Enter = %v; its membership is %v", err, hold)
@@ -396,7 +398,7 @@ func (r *partyRun) lingers() time.Duration {
 // leave calls Leave for the earliest membership of v.
 func (r *partyRun) leave(ctx context.Context, v *seatValue) {
 	v.mu.Lock()
-	hold, id := zsync.DoubleOf(v.wg).Membership()
+	hold, id := inside.Double(v.wg).Membership()
 	if hold == nil {
 		v.mu.Unlock()
 		r.t.Error("who has entered is no member")
@@ -406,10 +408,10 @@ func (r *partyRun) leave(ctx context.Context, v *seatValue) {
 	s, round := r.seatLocked(hold, id, time.Time{}, time.Now())
 	s.leaving = true
 	r.mu.Unlock()
-	lost, began := session.IsClosed(hold.Lost()), time.Now()
-	result := async(func() error { return v.wg.Leave(ctx) })
+	lost, began := harness.Closed(hold.Lost()), time.Now()
+	result := harness.Async(func() error { return v.wg.Leave(ctx) })
 	for len(result) == 0 { // what Leave does first is to take it
-		if next, _ := zsync.DoubleOf(v.wg).Membership(); next != hold {
+		if next, _ := inside.Double(v.wg).Membership(); next != hold {
 			break
 		}
 		runtime.Gosched()
@@ -420,7 +422,7 @@ func (r *partyRun) leave(ctx context.Context, v *seatValue) {
 	defer r.mu.Unlock()
 	switch {
 	case errors.Is(err, zsync.ErrLost):
-		if !session.IsClosed(hold.Lost()) {
+		if !harness.Closed(hold.Lost()) {
 			r.t.Errorf("Leave = %v, and Lost is not closed", err)
 		}
 		return
@@ -441,11 +443,11 @@ func (r *partyRun) leave(ctx context.Context, v *seatValue) {
 
 // inside does what a member may do.
 func (r *partyRun) inside(d *rand.Rand, v *seatValue) {
-	nap(d, 40)
+	harness.Nap(d, 40)
 	if v.shared {
 		return
 	}
-	hold, _ := zsync.DoubleOf(v.wg).Membership()
+	hold, _ := inside.Double(v.wg).Membership()
 	r.mu.Lock()
 	s := r.seats[hold]
 	sure := r.believedIn(s)
@@ -601,7 +603,7 @@ func TestModelOfDoubleBarrier(t *testing.T) {
 				t.Errorf("%d are inside, and all of them have called Leave", inside)
 			}
 		})
-		fresh := open(t, r.srv)
+		fresh := suite.Open(t, r.srv)
 		for range n - k {
 			stay(&seatValue{wg: zsync.NewWaitGroup(fresh, "/w"), s: fresh}, n)
 		}
@@ -617,8 +619,8 @@ func TestModelOfDoubleBarrier(t *testing.T) {
 		r.whole()
 		time.Sleep(time.Minute)
 		r.idle()
-		wantEmptyRoom(t, r.stranger)
-		if left := childrenOf(t, r.stranger, "/w-receipts"); len(left) > 0 {
+		suite.WantEmptyRoom(t, r.stranger)
+		if left := suite.ChildrenOf(t, r.stranger, "/w-receipts"); len(left) > 0 {
 			t.Errorf("left: %q", left)
 		}
 	})
@@ -649,11 +651,11 @@ func (r *partyRun) party(long context.Context, d *rand.Rand, v *seatValue) {
 			if err := v.wg.Leave(long); !errors.Is(err, zsync.ErrNotLocked) && !errors.Is(err, zsync.ErrClosed) {
 				r.t.Errorf("Leave of no member: %v", err)
 			}
-			if !session.IsClosed(v.wg.Lost()) {
+			if !harness.Closed(v.wg.Lost()) {
 				r.t.Error("Lost of no member is not closed")
 			}
 		}
-		nap(d, 30)
+		harness.Nap(d, 30)
 	}
 }
 
@@ -670,6 +672,6 @@ func (r *partyRun) tasks(d *rand.Rand) {
 			}
 		}
 		cancel()
-		nap(d, 50)
+		harness.Nap(d, 50)
 	}
 }

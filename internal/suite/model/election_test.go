@@ -1,4 +1,4 @@
-package zsync_test
+package model
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 )
 
 // Whoever campaigns, by Campaign or Run, with priorities, terms of a certain length
@@ -48,7 +49,7 @@ func TestModelOfElection(t *testing.T) {
 						} else {
 							m.leadOnce(s, d, zsync.NewElection(s, "/e", options(d)...), false)
 						}
-						nap(d, 4)
+						harness.Nap(d, 4)
 					}
 				})
 			}
@@ -128,7 +129,7 @@ func (m *lockModel) leadOnce(s *zsync.Session, d *rand.Rand, e *zsync.Election, 
 	if !m.got("Campaign", s, ctx, began, e.Campaign(ctx)) {
 		return
 	}
-	h := m.take(s, true, closedFunc(e.Lost()))
+	h := m.take(s, true, harness.ClosedFunc(e.Lost()))
 	m.useTerm(d, h, e)
 	if d.IntN(3) == 0 {
 		m.leads(d, s, h, e)

@@ -1,4 +1,4 @@
-package zsync_test
+package model
 
 import (
 	"context"
@@ -13,7 +13,9 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
-	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/inside"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -63,7 +65,7 @@ func lockModels(t *testing.T, paths []string, f func(r *lockRun)) {
 		time.Sleep(time.Minute)
 		r.idle()
 		for _, path := range paths {
-			if names := childrenOf(r.t, r.stranger, path); len(names) > 0 {
+			if names := suite.ChildrenOf(r.t, r.stranger, path); len(names) > 0 {
 				r.t.Errorf("left below %s: %q", path, names)
 			}
 		}
@@ -73,11 +75,11 @@ func lockModels(t *testing.T, paths []string, f func(r *lockRun)) {
 func newLockRun(m *modelRun) *lockRun {
 	r := &lockRun{modelRun: m, ended: make(map[int64]bool), struck: make(map[int64]time.Time), closed: make(map[*zsync.Session]bool), grants: make(map[*zsync.Session][]*modelHold)}
 	r.refuses, r.freezes, r.strikes = m.rnd.IntN(4) == 0, m.rnd.IntN(3) == 0, m.rnd.IntN(4) == 0
-	r.stranger = open(r.t, r.srv)
-	_, err := live(r.t, r.stranger).Create(r.t.Context(), "/log", nil)
-	must(r.t, err)
+	r.stranger = suite.Open(r.t, r.srv)
+	_, err := inside.Live(r.t, r.stranger).Create(r.t.Context(), "/log", nil)
+	harness.Must(r.t, err)
 	for _, s := range r.ss {
-		must(r.t, live(r.t, s).Sync(r.t.Context(), "/log"))
+		harness.Must(r.t, inside.Live(r.t, s).Sync(r.t.Context(), "/log"))
 	}
 	return r
 }
@@ -132,7 +134,7 @@ func (r *lockRun) idle() {
 func (r *lockRun) strike(s *zsync.Session, path string, d *rand.Rand) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), 20*time.Millisecond)
 	defer cancel()
-	inc, err := zsync.ManagerOf(s).Incarnation(ctx)
+	inc, err := inside.Manager(s).Incarnation(ctx)
 	if err != nil {
 		return
 	}
@@ -140,7 +142,7 @@ func (r *lockRun) strike(s *zsync.Session, path string, d *rand.Rand) {
 	if err != nil || len(names) == 0 {
 		return
 	}
-	path = session.ChildPath(path, names[d.IntN(len(names))])
+	path = path + "/" + names[d.IntN(len(names))]
 	_, stat, err := inc.Get(ctx, path)
 	if err != nil {
 		return
@@ -236,7 +238,7 @@ func (m *lockModel) told(h *modelHold, what string, ctx context.Context, err err
 func (m *lockModel) use(d *rand.Rand, h *modelHold, token func(context.Context) (int64, error), txn func(context.Context, ...any) ([]zk.MultiResponse, error)) {
 	ctx, cancel := cut(m.t, d)
 	defer cancel()
-	nap(d, 8)
+	harness.Nap(d, 8)
 	if d.IntN(3) == 0 {
 		tok, err := token(ctx)
 		if m.told(h, "Token", ctx, err) && !h.lost() { // else it may be that of who came after
@@ -253,7 +255,7 @@ func (m *lockModel) use(d *rand.Rand, h *modelHold, token func(context.Context) 
 			m.mu.Unlock()
 		}
 	}
-	nap(d, 8)
+	harness.Nap(d, 8)
 	m.still(h)
 }
 
@@ -315,12 +317,9 @@ func (m *lockModel) gaveUp(h *modelHold, lost bool, began time.Time, err error) 
 	}
 }
 
-// closedFunc reports whether c is closed.
-func closedFunc(c <-chan struct{}) func() bool { return func() bool { return session.IsClosed(c) } }
-
 // lockOptions are the layout of a lock, and others at random.
 func lockOptions(d *rand.Rand, layout zsync.LockOption) []zsync.LockOption {
-	n := defaultHandoffs
+	n := suite.DefaultHandoffs
 	if d.IntN(2) == 0 {
 		n = d.IntN(4)
 	}
@@ -400,12 +399,12 @@ func (p *rwProgram) run() {
 			p.all(ctx, rw)
 		}
 		cancel()
-		nap(p.d, 4)
+		harness.Nap(p.d, 4)
 	}
 }
 
 func (p *rwProgram) writes(rw *zsync.RWMutex) {
-	h := p.take(p.s, true, closedFunc(rw.Lost()))
+	h := p.take(p.s, true, harness.ClosedFunc(rw.Lost()))
 	p.use(p.d, h, rw.Token, rw.Txn)
 	if p.d.IntN(3) > 0 {
 		p.giveUp(h, rw.Unlock)
@@ -429,7 +428,7 @@ func (p *rwProgram) writes(rw *zsync.RWMutex) {
 }
 
 func (p *rwProgram) reads(rw *zsync.RWMutex) {
-	h := p.take(p.s, false, closedFunc(rw.Lost()))
+	h := p.take(p.s, false, harness.ClosedFunc(rw.Lost()))
 	p.use(p.d, h, rw.Token, rw.Txn)
 	unlock := rw.RUnlock
 	if p.d.IntN(2) == 0 {
@@ -466,7 +465,7 @@ func (p *rwProgram) do(ctx context.Context, rw *zsync.RWMutex) {
 	began := time.Now()
 	again := p.value()
 	err := rw.Do(ctx, func(ctx context.Context) error {
-		told := closedFunc(rw.Lost())
+		told := harness.ClosedFunc(rw.Lost())
 		h = p.take(p.s, true, told)
 		p.use(p.d, h, rw.Token, rw.Txn)
 		switch p.d.IntN(6) {
@@ -476,7 +475,7 @@ func (p *rwProgram) do(ctx context.Context, rw *zsync.RWMutex) {
 			if p.d.IntN(2) == 0 {
 				nested = again.RDo
 			}
-			err := nested(ctx, func(context.Context) error { ran = true; nap(p.d, 4); p.still(h); return nil })
+			err := nested(ctx, func(context.Context) error { ran = true; harness.Nap(p.d, 4); p.still(h); return nil })
 			if p.told(h, "Do in Do", ctx, err) && !ran {
 				p.t.Error("Do in Do returned nil, and its function has not run")
 			}
@@ -504,7 +503,7 @@ func (p *rwProgram) do(ctx context.Context, rw *zsync.RWMutex) {
 				p.mu.Unlock()
 				break
 			}
-			nap(p.d, 4)
+			harness.Nap(p.d, 4)
 			p.still(h)
 			if err := again.Do(ctx, func(context.Context) error { return nil }); ctx.Err() == nil && !errors.Is(err, zsync.ErrDeadlock) {
 				p.t.Errorf("Do in Do that is downgraded: %v", err)
@@ -537,12 +536,12 @@ func (p *rwProgram) rdo(ctx context.Context, rw *zsync.RWMutex) {
 	began := time.Now()
 	again := p.value()
 	err := rw.RDo(ctx, func(ctx context.Context) error {
-		told := closedFunc(rw.Lost())
+		told := harness.ClosedFunc(rw.Lost())
 		h = p.take(p.s, false, told)
 		p.use(p.d, h, rw.Token, rw.Txn)
 		switch p.d.IntN(4) {
 		case 0:
-			err := again.RDo(ctx, func(context.Context) error { nap(p.d, 4); p.still(h); return nil })
+			err := again.RDo(ctx, func(context.Context) error { harness.Nap(p.d, 4); p.still(h); return nil })
 			p.told(h, "RDo in RDo", ctx, err)
 		case 1:
 			if err := again.Do(ctx, func(context.Context) error { return nil }); ctx.Err() == nil && !errors.Is(err, zsync.ErrDeadlock) {
@@ -597,7 +596,7 @@ func (p *rwProgram) all(ctx context.Context, rw *zsync.RWMutex) {
 	if !p.got("LockAll", p.s, ctx, began, err) {
 		return
 	}
-	h, o := p.take(p.s, write, closedFunc(one.(interface{ Lost() <-chan struct{} }).Lost())), p.other.take(p.s, true, closedFunc(two.Lost()))
+	h, o := p.take(p.s, write, harness.ClosedFunc(one.(interface{ Lost() <-chan struct{} }).Lost())), p.other.take(p.s, true, harness.ClosedFunc(two.Lost()))
 	p.use(p.d, h, rw.Token, rw.Txn)
 	p.other.use(p.d, o, two.Token, two.Txn)
 	began = time.Now()
@@ -633,7 +632,7 @@ func TestModelOfMutex(t *testing.T) {
 				wg.Go(func() {
 					for range 8 {
 						m.lockOnce(s, d, value)
-						nap(d, 4)
+						harness.Nap(d, 4)
 					}
 				})
 			}
@@ -650,7 +649,7 @@ func (m *lockModel) lockOnce(s *zsync.Session, d *rand.Rand, value func() *zsync
 	began := time.Now()
 	l := value()
 	locked := func() {
-		h := m.take(s, true, closedFunc(l.Lost()))
+		h := m.take(s, true, harness.ClosedFunc(l.Lost()))
 		m.use(d, h, l.Token, l.Txn)
 		m.giveUp(h, l.Unlock)
 	}
@@ -673,11 +672,11 @@ func (m *lockModel) doOnce(ctx context.Context, s *zsync.Session, d *rand.Rand, 
 	var lost, unlocked bool
 	began := time.Now()
 	err := l.Do(ctx, func(ctx context.Context) error {
-		h = m.take(s, true, closedFunc(l.Lost()))
+		h = m.take(s, true, harness.ClosedFunc(l.Lost()))
 		m.use(d, h, l.Token, l.Txn)
 		switch d.IntN(3) {
 		case 0:
-			m.told(h, "Do in Do", ctx, again.Do(ctx, func(context.Context) error { nap(d, 4); m.still(h); return nil }))
+			m.told(h, "Do in Do", ctx, again.Do(ctx, func(context.Context) error { harness.Nap(d, 4); m.still(h); return nil }))
 		case 1:
 			if err := again.Lock(ctx); ctx.Err() == nil && !errors.Is(err, zsync.ErrDeadlock) {
 				m.t.Errorf("Lock in Do: %v", err)
@@ -703,35 +702,35 @@ func (m *lockModel) doOnce(ctx context.Context, s *zsync.Session, d *rand.Rand, 
 }
 
 func TestCampaignThatWaitsForOneThatWasLostNeedsNoResign(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv)
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
 		e := zsync.NewElection(s, "/e")
-		must(t, e.Campaign(t.Context())) // and goes home when Lost is closed
+		harness.Must(t, e.Campaign(t.Context())) // and goes home when Lost is closed
 		first := e.Lost()
-		next := async(func() error { return e.Campaign(t.Context()) })
-		pendingStill(t, next)
+		next := harness.Async(func() error { return e.Campaign(t.Context()) })
+		harness.PendingStill(t, next)
 		srv.Expire(s.ID())
-		must(t, <-next)
-		if !session.IsClosed(first) || session.IsClosed(e.Lost()) {
-			t.Errorf("Lost of the first closed: %v; of the second: %v", session.IsClosed(first), session.IsClosed(e.Lost()))
+		harness.Must(t, <-next)
+		if !harness.Closed(first) || harness.Closed(e.Lost()) {
+			t.Errorf("Lost of the first closed: %v; of the second: %v", harness.Closed(first), harness.Closed(e.Lost()))
 		}
-		must(t, e.Resign())
+		harness.Must(t, e.Resign())
 	})
 }
 
 func TestReaderIsNeverToldThatItDoesNotHoldBecauseAnotherLeaves(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		srv.SetLatency(10 * time.Millisecond)
-		rw := zsync.NewRWMutex(open(t, srv), "/rw")
-		must(t, rw.RDo(t.Context(), func(ctx context.Context) error {
+		rw := zsync.NewRWMutex(suite.Open(t, srv), "/rw")
+		harness.Must(t, rw.RDo(t.Context(), func(ctx context.Context) error {
 			for range 20 {
-				must(t, rw.RLock(t.Context())) // the present hold
-				got := async(func() error { _, err := rw.Token(ctx); return err })
-				wrote := async(func() error { _, err := rw.Txn(ctx, &zk.CheckVersionRequest{Path: "/rw", Version: -1}); return err })
+				harness.Must(t, rw.RLock(t.Context())) // the present hold
+				got := harness.Async(func() error { _, err := rw.Token(ctx); return err })
+				wrote := harness.Async(func() error { _, err := rw.Txn(ctx, &zk.CheckVersionRequest{Path: "/rw", Version: -1}); return err })
 				synctest.Wait()
-				must(t, rw.RUnlock())
-				must(t, <-got)
-				must(t, <-wrote)
+				harness.Must(t, rw.RUnlock())
+				harness.Must(t, <-got)
+				harness.Must(t, <-wrote)
 			}
 			return nil
 		}))

@@ -1,4 +1,4 @@
-package zsync_test
+package model
 
 import (
 	"context"
@@ -12,7 +12,10 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/suite"
 )
 
 // Models of Once and WaitGroup.
@@ -70,14 +73,15 @@ func TestModelOfOnce(t *testing.T) {
 		wg.Wait()
 		r.heal()
 		time.Sleep(time.Minute)
-		o := zsync.NewOnce(open(t, r.srv), "/o")
+		look := suite.Open(t, r.srv)
+		o := zsync.NewOnce(look, "/o")
 		done, err := o.Done(t.Context())
-		must(t, err)
+		harness.Must(t, err)
 		if marked.Load() > 0 && !done {
 			t.Error("it was done, and is not any more")
 		}
-		must(t, o.Do(within(t, time.Second), func(context.Context) error { return nil }))
-		if left := childrenOf(t, zsync.SessionOf(o), "/o"); len(left) != 1 || left[0] != "done" {
+		harness.Must(t, o.Do(harness.Within(t, time.Second), func(context.Context) error { return nil }))
+		if left := suite.ChildrenOf(t, look, "/o"); len(left) != 1 || left[0] != "done" {
 			t.Errorf("left: %q", left)
 		}
 	})
@@ -119,11 +123,11 @@ func modelOfWaitGroup(t *testing.T, expire bool, opts ...zsync.WaitGroupOption) 
 						case err == nil:
 							count.Add(int64(delta))
 						case errors.Is(err, zsync.ErrNegativeCounter), errors.Is(err, zsync.ErrLost):
-						case delta < 0 && (ctx.Err() != nil || !session.IsAnswer(err, zk.ErrNoAuth)):
+						case delta < 0 && (ctx.Err() != nil || !suite.IsAnswer(err, zk.ErrNoAuth)):
 							unsure.Add(int64(-delta))
 						case delta > 0 && ctx.Err() != nil && kind != 1: // with none ended it must be taken back whole
 							ghosts.Add(int64(delta))
-						case ctx.Err() == nil && !session.IsAnswer(err, zk.ErrNoAuth):
+						case ctx.Err() == nil && !suite.IsAnswer(err, zk.ErrNoAuth):
 							t.Errorf("Add of %d: %v", delta, err)
 						}
 						if n, err := w.Count(ctx); err == nil && n < 0 {
@@ -137,25 +141,25 @@ func modelOfWaitGroup(t *testing.T, expire bool, opts ...zsync.WaitGroupOption) 
 		wg.Wait()
 		r.heal()
 		time.Sleep(time.Minute)
-		w := zsync.NewWaitGroup(open(t, r.srv), "/w", opts...)
+		w := zsync.NewWaitGroup(suite.Open(t, r.srv), "/w", opts...)
 		n, err := w.Count(t.Context())
-		must(t, err)
+		harness.Must(t, err)
 		if expire && len(opts) == 0 {
 			// The tasks of a session end with it, and nobody waits for them.
 			for _, s := range r.ss {
 				s.Close()
 			}
-			must(t, w.Wait(within(t, time.Second)))
-			wantCount(t, w, 0)
+			harness.Must(t, w.Wait(harness.Within(t, time.Second)))
+			suite.WantCount(t, w, 0)
 			return
 		}
 		if most, least := count.Load()+ghosts.Load(), count.Load()-unsure.Load(); int64(n) > most || int64(n) < least {
 			t.Errorf("kind %d: %d tasks are open; want from %d to %d", kind, n, least, most)
 		}
 		if n > 0 {
-			must(t, w.Add(t.Context(), -n))
+			harness.Must(t, w.Add(t.Context(), -n))
 		}
-		must(t, w.Wait(within(t, time.Second)))
+		harness.Must(t, w.Wait(harness.Within(t, time.Second)))
 	})
 }
 
@@ -189,15 +193,15 @@ func modelOfTasks(m *modelRun, expire bool, opts []zsync.WaitGroupOption) {
 	r := &taskRun{m, expire && len(opts) == 0, m.rnd.IntN(3) == 0, 1 + m.rnd.IntN(3), opts}
 	t := r.t
 	r.denies = r.rnd.IntN(2) == 0
-	keeper := zsync.NewWaitGroup(open(t, r.srv), "/w", opts...)
-	must(t, keeper.Add(t.Context(), r.kept))
+	keeper := zsync.NewWaitGroup(suite.Open(t, r.srv), "/w", opts...)
+	harness.Must(t, keeper.Add(t.Context(), r.kept))
 	r.hurt(expire)
 	if r.rnd.IntN(2) == 0 {
 		d := r.dice()
 		r.done.Go(func() { r.bar(d) })
 	}
 	if r.litter {
-		d, s := r.dice(), open(t, r.srv)
+		d, s := r.dice(), suite.Open(t, r.srv)
 		r.done.Go(func() { r.litterWith(d, s) })
 	}
 	var program, each sync.WaitGroup
@@ -214,7 +218,7 @@ func modelOfTasks(m *modelRun, expire bool, opts []zsync.WaitGroupOption) {
 			program.Go(func() {
 				for range 6 {
 					r.add(d, w, pool)
-					nap(d, 30)
+					harness.Nap(d, 30)
 					r.end(d, w, pool, 1+d.IntN(3))
 					r.look(d, w)
 				}
@@ -228,10 +232,10 @@ func modelOfTasks(m *modelRun, expire bool, opts []zsync.WaitGroupOption) {
 	program.Wait()
 	r.heal()
 	time.Sleep(time.Minute)
-	wantCount(t, zsync.NewWaitGroup(open(t, r.srv), "/w", opts...), r.kept)
-	must(t, keeper.Add(t.Context(), -r.kept))
+	suite.WantCount(t, zsync.NewWaitGroup(suite.Open(t, r.srv), "/w", opts...), r.kept)
+	harness.Must(t, keeper.Add(t.Context(), -r.kept))
 	for _, s := range r.ss {
-		must(t, zsync.NewWaitGroup(s, "/w", opts...).Wait(within(t, time.Second)))
+		harness.Must(t, zsync.NewWaitGroup(s, "/w", opts...).Wait(harness.Within(t, time.Second)))
 	}
 }
 
@@ -247,13 +251,13 @@ func (r *taskRun) bar(d *rand.Rand) {
 // litterWith has a stranger's znode stand among those with open tasks for a while,
 // again and again: then nobody can tell how many there are.
 func (r *taskRun) litterWith(d *rand.Rand, s *zsync.Session) {
-	inc := live(r.t, s)
+	inc := inside.Live(r.t, s)
 	path := "/w/" + session.ProtectedName(session.NewGUID(), "tasks")
 	for r.pause(d) {
 		_, err := inc.Create(context.Background(), path, []byte("litter"))
-		must(r.t, err)
+		harness.Must(r.t, err)
 		r.pause(d)
-		must(r.t, inc.RemoveNow(context.Background(), path))
+		harness.Must(r.t, inc.RemoveNow(context.Background(), path))
 	}
 }
 
@@ -270,7 +274,7 @@ func (r *taskRun) pause(d *rand.Rand) bool {
 // unable reports an error after which nothing was changed, as a call may be told by
 // the servers or because of a stranger.
 func (r *taskRun) unable(err error) bool {
-	return session.IsAnswer(err, zk.ErrNoAuth) || r.litter && errors.Is(err, zsync.ErrInvalid)
+	return suite.IsAnswer(err, zk.ErrNoAuth) || r.litter && errors.Is(err, zsync.ErrInvalid)
 }
 
 // add adds tasks.
@@ -299,7 +303,7 @@ func (r *taskRun) add(d *rand.Rand, w *zsync.WaitGroup, pool *taskPool) {
 func (r *taskRun) end(d *rand.Rand, w *zsync.WaitGroup, pool *taskPool, n int) bool {
 	n = pool.take(int64(n))
 	if n > 1 && d.IntN(3) == 0 {
-		err := w.Add(within(r.t, 5*time.Minute), -n)
+		err := w.Add(harness.Within(r.t, 5*time.Minute), -n)
 		switch {
 		case r.unable(err):
 			pool.n.Add(int64(n))

@@ -1,4 +1,4 @@
-package zsync_test
+package model
 
 import (
 	"context"
@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/suite"
 )
 
 // Models of what runs a function: OnceFunc, OnceValue and OnceValues, Flight, Schedule.
@@ -124,7 +126,7 @@ func TestModelOfOnceValues(t *testing.T) {
 						}
 						mu.Unlock()
 						cancel()
-						nap(d, 20)
+						harness.Nap(d, 20)
 					}
 				})
 			}
@@ -132,15 +134,15 @@ func TestModelOfOnceValues(t *testing.T) {
 		wg.Wait()
 		r.heal()
 		time.Sleep(time.Minute)
-		fresh := open(t, r.srv)
+		fresh := suite.Open(t, r.srv)
 		for kind := range kinds {
 			before := told[kind]
-			x, _, err := call(kind, fresh, within(t, time.Second), 0, false)
-			must(t, err)
+			x, _, err := call(kind, fresh, harness.Within(t, time.Second), 0, false)
+			harness.Must(t, err)
 			if before != 0 && x != before {
 				t.Errorf("kind %d: told %d, and in the end %d", kind, before, x)
 			}
-			if left := childrenOf(t, fresh, "/"+strconv.Itoa(kind)); len(left) != 1 || left[0] != "done" {
+			if left := suite.ChildrenOf(t, fresh, "/"+strconv.Itoa(kind)); len(left) != 1 || left[0] != "done" {
 				t.Errorf("kind %d: left %q", kind, left)
 			}
 		}
@@ -218,7 +220,7 @@ func TestModelOfFlight(t *testing.T) {
 						}
 						mu.Unlock()
 						cancel()
-						nap(d, 30)
+						harness.Nap(d, 30)
 					}
 				})
 			}
@@ -226,16 +228,16 @@ func TestModelOfFlight(t *testing.T) {
 		wg.Wait()
 		r.heal()
 		time.Sleep(time.Minute)
-		fresh := open(t, r.srv)
+		fresh := suite.Open(t, r.srv)
 		f := zsync.NewFlight[int](fresh, "/f", keep)
 		for range 2 { // whoever runs a function looks after what others have left
-			if v, share, err := f.Do(within(t, time.Second), "c", func(context.Context) (int, error) { return -1, nil }); v != -1 || share || err != nil {
+			if v, share, err := f.Do(harness.Within(t, time.Second), "c", func(context.Context) (int, error) { return -1, nil }); v != -1 || share || err != nil {
 				t.Errorf("a new key: %d, %v, %v", v, share, err)
 			}
 			time.Sleep(time.Minute)
 		}
 		for _, key := range append(keys, "c") {
-			if left := childrenOf(t, fresh, "/f/"+session.NameOfKey(key)); len(left) > 0 {
+			if left := suite.ChildrenOf(t, fresh, "/f/"+session.NameOfKey(key)); len(left) > 0 {
 				t.Errorf("left of %s: %q", key, left)
 			}
 		}
@@ -256,7 +258,7 @@ func TestModelOfSchedule(t *testing.T) {
 		var done, maybe time.Time            // the latest instant that somebody knows to be done, and that may be
 		begun := time.Now()
 		const period = 50 * time.Millisecond
-		table := timetable{}
+		table := suite.Timetable{}
 		for i := range 8 {
 			table = append(table, begun.Add(time.Duration(i+1)*period))
 		}
@@ -340,7 +342,7 @@ func TestModelOfSchedule(t *testing.T) {
 						}
 						mu.Unlock()
 						cancel()
-						nap(d, 40)
+						harness.Nap(d, 40)
 					}
 				})
 			}
@@ -350,7 +352,7 @@ func TestModelOfSchedule(t *testing.T) {
 					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 					defer cancel()
 					// Beside Dos of any instant all is done that is left, up to the last.
-					err := zsync.NewSchedule(s, "/s", zsync.WithMissed(zsync.MissedAll), zsync.WithRetries(1000, quickly)).Run(ctx, table, func(ctx context.Context, at time.Time) error {
+					err := zsync.NewSchedule(s, "/s", zsync.WithMissed(zsync.MissedAll), zsync.WithRetries(1000, suite.Quickly)).Run(ctx, table, func(ctx context.Context, at time.Time) error {
 						return work(ctx, at, d.IntN(15), d.IntN(3) == 0)
 					})
 					mu.Lock()
@@ -366,7 +368,8 @@ func TestModelOfSchedule(t *testing.T) {
 		wg.Wait()
 		r.heal()
 		time.Sleep(time.Minute)
-		fresh := zsync.NewSchedule(open(t, r.srv), "/s")
+		look := suite.Open(t, r.srv)
+		fresh := zsync.NewSchedule(look, "/s")
 		last, err := fresh.Last(t.Context())
 		if errors.Is(err, zsync.ErrNoValue) {
 			err = nil
@@ -374,11 +377,11 @@ func TestModelOfSchedule(t *testing.T) {
 		if err != nil || last.Before(done) || last.After(maybe) {
 			t.Errorf("in the end Last is %v, %v; want from %v to %v", last.Sub(begun), err, done.Sub(begun), maybe.Sub(begun))
 		}
-		ran, err := fresh.Do(within(t, time.Second), time.Now(), func(context.Context) error { return nil })
+		ran, err := fresh.Do(harness.Within(t, time.Second), time.Now(), func(context.Context) error { return nil })
 		if !ran || err != nil {
 			t.Errorf("in the end Do = %v, %v", ran, err)
 		}
-		if left := childrenOf(t, zsync.SessionOf(fresh), "/s"); len(left) != 1 || left[0] != "last" {
+		if left := suite.ChildrenOf(t, look, "/s"); len(left) != 1 || left[0] != "last" {
 			t.Errorf("left: %q", left)
 		}
 	})

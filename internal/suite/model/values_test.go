@@ -1,4 +1,4 @@
-package zsync_test
+package model
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 )
 
 // An int64Op is a call of a method of an Int64, and what it has returned.
@@ -93,7 +95,7 @@ func TestModelOfInt64(t *testing.T) {
 						}
 						h.add(2*i+j, op, call, op.maybe)
 						cancel()
-						nap(d, 20)
+						harness.Nap(d, 20)
 					}
 				})
 			}
@@ -221,7 +223,7 @@ func TestModelOfValue(t *testing.T) {
 						}
 						h.add(2*i+j, op, call, op.maybe)
 						cancel()
-						nap(d, 20)
+						harness.Nap(d, 20)
 					}
 				})
 			}
@@ -230,7 +232,7 @@ func TestModelOfValue(t *testing.T) {
 		r.heal()
 		h.check(t, numberModel)
 		time.Sleep(time.Minute)
-		now, _, err := zsync.NewValue[int](open(t, r.srv), "/v").Load(t.Context())
+		now, _, err := zsync.NewValue[int](suite.Open(t, r.srv), "/v").Load(t.Context())
 		if err != nil && !errors.Is(err, zsync.ErrNoValue) {
 			t.Error(err)
 		}

@@ -1,4 +1,4 @@
-package zsync_test
+package model
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 )
 
 // What is held through several primitives at once, each inside the function of the one
@@ -83,7 +84,7 @@ func (p *nestedProgram) run() {
 		ctx, cancel := cut(p.t, p.dice)
 		p.enter(ctx, 0)
 		cancel()
-		nap(p.dice, 4)
+		harness.Nap(p.dice, 4)
 	}
 }
 
@@ -131,7 +132,7 @@ func (p *nestedProgram) locked(ctx context.Context, level int, m *lockModel, wri
 	if !p.got(fmt.Sprint("Lock of level ", level), p.s, ctx, began, l.Lock(ctx)) {
 		return
 	}
-	h := m.take(p.s, write, closedFunc(lost()))
+	h := m.take(p.s, write, harness.ClosedFunc(lost()))
 	if m == p.a && p.dice.IntN(3) == 0 {
 		if h = p.waited(ctx, h); h == nil {
 			return
@@ -159,7 +160,7 @@ func (p *nestedProgram) waited(ctx context.Context, h *modelHold) *modelHold {
 	case !p.got("Wait", p.s, ctx, began, err):
 		return nil
 	}
-	return p.a.take(p.s, true, closedFunc(p.mutex.Lost()))
+	return p.a.take(p.s, true, harness.ClosedFunc(p.mutex.Lost()))
 }
 
 // did holds what do takes, and goes on in its function.
@@ -172,7 +173,7 @@ func (p *nestedProgram) did(ctx context.Context, level int, m *lockModel, write 
 	}
 	began := time.Now()
 	err := do(ctx, func(inner context.Context) error {
-		told := closedFunc(lostOf())
+		told := harness.ClosedFunc(lostOf())
 		h = m.take(p.s, write, told)
 		p.enter(inner, level+1)
 		m.still(h)
@@ -224,7 +225,7 @@ func (p *nestedProgram) both(ctx context.Context) {
 	if !p.got("LockAllContext", p.s, ctx, began, err) {
 		return
 	}
-	h, o := p.a.take(p.s, true, closedFunc(p.mutex.Lost())), p.b.take(p.s, write, closedFunc(p.rw.Lost()))
+	h, o := p.a.take(p.s, true, harness.ClosedFunc(p.mutex.Lost())), p.b.take(p.s, write, harness.ClosedFunc(p.rw.Lost()))
 	p.enter(held, 2)
 	p.a.still(h)
 	p.b.still(o)
@@ -249,7 +250,7 @@ func (p *nestedProgram) permits(ctx context.Context, level int) {
 		if !p.got("Acquire", p.s, ctx, began, p.sem.Acquire(ctx, n)) {
 			return
 		}
-		h := q.take(n, closedFunc(p.sem.Lost()))
+		h := q.take(n, harness.ClosedFunc(p.sem.Lost()))
 		p.enter(ctx, level+1)
 		lost := p.c.drop(h)
 		if err := p.sem.Release(n); (err == nil) == lost && !h.lost() || err != nil && !errors.Is(err, zsync.ErrLost) {
@@ -260,7 +261,7 @@ func (p *nestedProgram) permits(ctx context.Context, level int) {
 	var h *modelHold
 	var lost bool
 	err := p.sem.Do(ctx, n, func(inner context.Context) error {
-		h = q.take(n, closedFunc(p.sem.Lost()))
+		h = q.take(n, harness.ClosedFunc(p.sem.Lost()))
 		p.enter(inner, level+1)
 		lost = p.c.drop(h)
 		if time.Sleep(time.Nanosecond); lost && inner.Err() == nil { // a goroutine of its own ends it
@@ -293,7 +294,7 @@ func (p *nestedProgram) may(what string, ctx context.Context, err error) {
 
 // inside does something with the context of the innermost function.
 func (p *nestedProgram) inside(ctx context.Context) {
-	nap(p.dice, 10)
+	harness.Nap(p.dice, 10)
 	session := p.s.ID()
 	var what string
 	var err error
@@ -303,18 +304,18 @@ func (p *nestedProgram) inside(ctx context.Context) {
 		_, err = p.number.Add(ctx, 1)
 	case 1:
 		what = "Once.Do"
-		err = p.once.Do(ctx, func(context.Context) error { nap(p.dice, 5); return nil })
+		err = p.once.Do(ctx, func(context.Context) error { harness.Nap(p.dice, 5); return nil })
 	case 2:
 		what = "WaitGroup.Add"
 		if err = p.wg.Add(ctx, 1); err == nil {
-			nap(p.dice, 5)
+			harness.Nap(p.dice, 5)
 			if done := p.wg.Done(); done != nil && !errors.Is(done, zsync.ErrLost) {
 				p.may("Done", context.Background(), done)
 			}
 		}
 	case 3:
 		what = "Flight.Do"
-		_, _, err = p.flight.Do(ctx, "key", func(context.Context) (int, error) { nap(p.dice, 5); return 1, nil })
+		_, _, err = p.flight.Do(ctx, "key", func(context.Context) (int, error) { harness.Nap(p.dice, 5); return 1, nil })
 	case 4:
 		what = "Txn"
 		_, err = p.s.Txn(ctx, &zk.SetDataRequest{Path: "/log", Version: -1})
@@ -322,7 +323,7 @@ func (p *nestedProgram) inside(ctx context.Context) {
 		what = "Signal"
 		err = p.cond.Signal(ctx)
 	default: // for so long that what is held may be lost
-		nap(p.dice, int(2*testTimeout/time.Millisecond))
+		harness.Nap(p.dice, int(2*harness.Timeout/time.Millisecond))
 		return
 	}
 	if err == nil {

@@ -1,4 +1,4 @@
-package zsync_test
+package model
 
 import (
 	"context"
@@ -14,10 +14,11 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
-// What the models have in common, which stand in the files model_*_test.go: each runs
+// What the models have in common, each of which runs
 // random programs of all methods of a primitive, and compares what they return with
 // what they could return in one process.
 
@@ -54,10 +55,10 @@ func modelsOf(t *testing.T, short int, f func(r *modelRun)) {
 	t.Helper()
 	t.Parallel()
 	for seed := range harness.Seeds(t, short, min(short, 8), 2000) {
-		bubble(t, func(t *testing.T, srv *zktest.Server) {
+		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 			r := &modelRun{t: t, srv: srv, rnd: rand.New(rand.NewPCG(uint64(seed), 7)), stop: make(chan struct{}), cuts: func(bool) {}, sees: func(zktest.Request) {}}
 			for range 3 {
-				r.ss = append(r.ss, open(t, srv, zsync.WithRetry(zsync.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond})))
+				r.ss = append(r.ss, suite.Open(t, srv, zsync.WithRetry(zsync.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond})))
 			}
 			f(r)
 		}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
@@ -168,7 +169,7 @@ func (r *modelRun) hurt(expire bool) {
 				r.srv.Partition(id)
 				select {
 				case <-r.stop:
-				case <-time.After(time.Duration(draw(int(2*testTimeout/time.Millisecond))) * time.Millisecond):
+				case <-time.After(time.Duration(draw(int(2*harness.Timeout/time.Millisecond))) * time.Millisecond):
 				}
 				r.srv.Heal(id)
 				r.cuts(false)

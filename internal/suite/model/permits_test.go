@@ -1,4 +1,4 @@
-package zsync_test
+package model
 
 import (
 	"context"
@@ -12,6 +12,8 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 )
 
 // mostPermits is what no program asks for more than.
@@ -170,9 +172,9 @@ func (p *permitProgram) use(h *modelHold) {
 }
 
 func (p *permitProgram) hold(n int64) {
-	h := p.take(n, closedFunc(p.m.Lost()))
+	h := p.take(n, harness.ClosedFunc(p.m.Lost()))
 	p.use(h)
-	nap(p.d, 15)
+	harness.Nap(p.d, 15)
 	lost, began := p.drop(h), time.Now()
 	err := p.m.Release(n)
 	if d := time.Since(began); d > 500*time.Millisecond {
@@ -199,7 +201,7 @@ func (p *permitProgram) do(ctx context.Context, n int64, began time.Time) {
 	err := p.m.Do(ctx, n, func(ctx context.Context) error {
 		ran = true
 		h := p.take(n, func() bool { return errors.Is(context.Cause(ctx), zsync.ErrLost) }) // and not the end of Do's own context
-		nap(p.d, 10)
+		harness.Nap(p.d, 10)
 		lost = p.drop(h)
 		return errFunction
 	})
@@ -223,7 +225,7 @@ func TestModelOfSemaphore(t *testing.T) {
 			p.bound = mostPermits
 		}
 		fresh := zsync.NewSemaphore(r.stranger, "/s", p.first)
-		leases, gate := zsync.SemaphoreZnodes(fresh)
+		const leases, gate = "/s/leases", "/s/locks"
 		r.harm([]string{leases, gate})
 		var wg sync.WaitGroup
 		for _, s := range r.ss {
@@ -238,13 +240,13 @@ func TestModelOfSemaphore(t *testing.T) {
 		r.heal()
 		time.Sleep(time.Minute)
 		r.idle()
-		must(r.t, fresh.Resize(r.t.Context(), 3))
-		must(r.t, fresh.Acquire(within(r.t, time.Second), 3)) // nothing is out
+		harness.Must(r.t, fresh.Resize(r.t.Context(), 3))
+		harness.Must(r.t, fresh.Acquire(harness.Within(r.t, time.Second), 3)) // nothing is out
 		if ok, err := fresh.TryAcquire(r.t.Context(), 1); ok || err != nil {
 			r.t.Errorf("a fourth permit of three: %v, %v", ok, err)
 		}
-		must(r.t, fresh.Release(3))
-		if left := append(leasesOf(r.t, fresh), gateOf(r.t, fresh)...); len(left) > 0 {
+		harness.Must(r.t, fresh.Release(3))
+		if left := append(suite.ChildrenOf(r.t, r.stranger, leases), suite.ChildrenOf(r.t, r.stranger, gate)...); len(left) > 0 {
 			r.t.Errorf("left: %q", left)
 		}
 	})

@@ -1,4 +1,4 @@
-package zsync_test
+package model
 
 import (
 	"context"
@@ -11,6 +11,8 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 )
 
 // A tableOp is a call of a method of a Map of two keys. Every write writes another
@@ -201,7 +203,7 @@ func TestModelOfMap(t *testing.T) {
 							h.add(2*i+j, op, call, op.maybe)
 						}
 						cancel()
-						nap(d, 20)
+						harness.Nap(d, 20)
 					}
 				})
 			}
@@ -211,8 +213,8 @@ func TestModelOfMap(t *testing.T) {
 		h.check(t, tableModel)
 		time.Sleep(time.Minute)
 		now := make(map[string]int)
-		for e, err := range zsync.NewMap[int](open(t, r.srv), "/m").All(t.Context()) {
-			must(t, err)
+		for e, err := range zsync.NewMap[int](suite.Open(t, r.srv), "/m").All(t.Context()) {
+			harness.Must(t, err)
 			now[e.Key] = e.Value
 		}
 		stop()

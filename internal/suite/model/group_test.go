@@ -1,4 +1,4 @@
-package zsync_test
+package model
 
 import (
 	"context"
@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 )
 
 // A rollModel knows who is in a Group.
@@ -112,7 +114,7 @@ func TestModelOfGroup(t *testing.T) {
 						if d.IntN(2) == 0 {
 							r.roll(ctx, g, &m, alive)
 							cancel()
-							nap(d, 20)
+							harness.Nap(d, 20)
 							continue
 						}
 						id, info := ids[d.IntN(len(ids))], fmt.Sprint(i, ".", j, ".", n)
@@ -134,10 +136,10 @@ func TestModelOfGroup(t *testing.T) {
 						m.in[id] = member
 						m.mu.Unlock()
 						for k := range d.IntN(3) {
-							nap(d, 30)
+							harness.Nap(d, 30)
 							r.set(ctx, me, &m, member, id, fmt.Sprint(info, ".", k))
 						}
-						nap(d, 60)
+						harness.Nap(d, 60)
 						cancel()
 						m.mu.Lock()
 						stays := d.IntN(4) == 0 && m.in[id] == member
@@ -159,13 +161,14 @@ func TestModelOfGroup(t *testing.T) {
 		r.heal()
 		time.Sleep(2 * time.Minute) // sessions end, and everyone joins again
 		synctest.Wait()
-		fresh := zsync.NewGroup[string](open(t, r.srv), "/g")
+		look := suite.Open(t, r.srv)
+		fresh := zsync.NewGroup[string](look, "/g")
 		members, err := fresh.Members(t.Context())
-		must(t, err)
+		harness.Must(t, err)
 		m.known(t, members)
 		if !r.refuses { // who was refused may have left the group for good
 			if len(members) != len(staying) {
-				t.Errorf("the members are %q, want %d", rollCall(members), len(staying))
+				t.Errorf("the members are %q, want %d", suite.RollCall(members), len(staying))
 			}
 			for _, one := range members {
 				if !slices.ContainsFunc(staying[one.ID], func(member *memberModel) bool { return member.has(one.Info) }) {
@@ -173,18 +176,18 @@ func TestModelOfGroup(t *testing.T) {
 				}
 			}
 			for _, l := range last {
-				if rollCall(l) != rollCall(members) {
-					t.Errorf("Watch ended with %q; the members are %q", rollCall(l), rollCall(members))
+				if suite.RollCall(l) != suite.RollCall(members) {
+					t.Errorf("Watch ended with %q; the members are %q", suite.RollCall(l), suite.RollCall(members))
 				}
 			}
 		}
 		for _, me := range memberships {
-			must(t, me.Leave())
+			harness.Must(t, me.Leave())
 		}
 		stop()
 		watched.Wait()
 		time.Sleep(time.Minute)
-		if left := childrenOf(t, zsync.SessionOf(fresh), "/g"); len(left) > 0 {
+		if left := suite.ChildrenOf(t, look, "/g"); len(left) > 0 {
 			t.Errorf("left: %q", left)
 		}
 	})
@@ -211,7 +214,7 @@ func (r *modelRun) roll(ctx context.Context, g *zsync.Group[string], m *rollMode
 		i := slices.IndexFunc(members, func(one zsync.Member[string]) bool { return one.ID == id })
 		switch {
 		case i < 0:
-			r.t.Errorf("%q has joined, and the members are %q", id, rollCall(members))
+			r.t.Errorf("%q has joined, and the members are %q", id, suite.RollCall(members))
 		case !member.had(members[i].Info, call):
 			r.t.Errorf("%q has the info %q; want one of %v", id, members[i].Info, member.infos)
 		}
@@ -291,7 +294,7 @@ func TestModelOfPartition(t *testing.T) {
 							r.mayFail("run", ctx, err)
 						}
 						cancel()
-						nap(d, 200)
+						harness.Nap(d, 200)
 					}
 				})
 			}
@@ -314,7 +317,7 @@ func TestModelOfPartition(t *testing.T) {
 		stop()
 		last.Wait()
 		time.Sleep(time.Minute)
-		if left := childrenOf(t, open(t, r.srv), "/p/members"); len(left) > 0 {
+		if left := suite.ChildrenOf(t, suite.Open(t, r.srv), "/p/members"); len(left) > 0 {
 			t.Errorf("members left: %q", left)
 		}
 	})

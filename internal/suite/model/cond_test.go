@@ -1,4 +1,4 @@
-package zsync_test
+package model
 
 import (
 	"context"
@@ -14,6 +14,8 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -148,7 +150,7 @@ func (c *condRun) put(d *rand.Rand, side, signaller, other condSide) {
 		signaller = other
 	}
 	// The one that was woken may be among those who give up now.
-	nap(d, 6)
+	harness.Nap(d, 6)
 	c.count(func() {
 		if len(c.giveUps) > 0 && d.IntN(2) == 0 {
 			c.giveUps[d.IntN(len(c.giveUps))]()
@@ -207,7 +209,7 @@ func TestModelOfCond(t *testing.T) {
 				asking.Go(func() {
 					defer c.count(func() { c.want-- })
 					if d.IntN(4) == 0 {
-						nap(d, 200)
+						harness.Nap(d, 200)
 					}
 					if d.IntN(3) == 0 {
 						time.AfterFunc(time.Duration(d.IntN(300))*time.Millisecond, cancel)
@@ -221,7 +223,7 @@ func TestModelOfCond(t *testing.T) {
 					signaller = sides[d.IntN(len(sides))]
 				}
 				putting.Go(func() {
-					nap(d, 200)
+					harness.Nap(d, 200)
 					c.put(d, side, signaller, other)
 				})
 			}
@@ -244,24 +246,24 @@ func TestModelOfCond(t *testing.T) {
 		asking.Wait()
 		time.Sleep(time.Minute)
 		c.idle()
-		if left := childrenOf(t, c.stranger, "/l"); len(left) > 0 {
+		if left := suite.ChildrenOf(t, c.stranger, "/l"); len(left) > 0 {
 			t.Errorf("left below /l: %q", left)
 		}
 		if len(c.closed) > 0 {
 			// A process that is closed leaves its receipt, and the signal of one that was
 			// woken there, to whoever comes next.
 			_, err := other.write.Contenders(t.Context())
-			must(t, err)
+			harness.Must(t, err)
 		}
 		left := func() []string {
-			return slices.DeleteFunc(childrenOf(t, c.stranger, "/c"), func(name string) bool {
+			return slices.DeleteFunc(suite.ChildrenOf(t, c.stranger, "/c"), func(name string) bool {
 				return len(c.closed) > 0 && strings.HasSuffix(name, "-receipt")
 			})
 		}
 		names := left()
 		if slices.ContainsFunc(names, c.unknown) {
 			_, err := other.write.Contenders(t.Context())
-			must(t, err)
+			harness.Must(t, err)
 			after := left()
 			names = slices.DeleteFunc(names, func(name string) bool { return c.unknown(name) && !slices.Contains(after, name) })
 		}
