@@ -21,8 +21,10 @@ func groupCommand(c *client) *cobra.Command {
 		Use:   "group",
 		Short: "join a group, and list its members",
 		Long: `A group lists its members. Each has an id, and some text (INFO), such as an
-address. It is a zsync.Group whose codec is zsync.Raw, and shared with Curator's
-GroupMember; with --kazoo, with kazoo's Party.`,
+address. It is a zsync.Group with the default codec, zsync.JSON: INFO that is JSON is
+stored unchanged, other text as a JSON string, and its text is printed. With --raw,
+INFO is bytes, as with zsync.Raw, and as Curator's GroupMember has it. With --kazoo,
+the path is shared with kazoo's Party.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(joinCommand(c), membersCommand(c), groupWatchCommand(c))
@@ -31,7 +33,21 @@ GroupMember; with --kazoo, with kazoo's Party.`,
 
 type group = zsync.Group[[]byte]
 
-func (h *holding) group(s *zsync.Session, path string) *group {
+// A grouping has the flags for a group.
+type grouping struct {
+	holding
+	form
+}
+
+func newGrouping(c *client) *grouping { return &grouping{holding: *newHolding(c)} }
+
+func (h *grouping) addFlags(cmd *cobra.Command) {
+	h.addTimeout(cmd)
+	h.addKazoo(cmd, "Party", "GroupMember")
+	h.addRaw(cmd, "INFO texts")
+}
+
+func (h *grouping) group(s *zsync.Session, path string) *group {
 	layout := zsync.LayoutCurator
 	if h.kazoo {
 		layout = zsync.LayoutKazoo
@@ -40,7 +56,7 @@ func (h *holding) group(s *zsync.Session, path string) *group {
 }
 
 func joinCommand(c *client) *cobra.Command {
-	h := newHolding(c)
+	h := newGrouping(c)
 	cmd := &cobra.Command{
 		Use:   "join PATH ID [INFO] [flags] [-- CMD [ARG...]]",
 		Short: "be a member while a command runs",
@@ -64,21 +80,43 @@ lists processes, but does not exclude them from each other.`,
 			case h.kazoo && n == 3:
 				return fail(exitUsage, "--kazoo: kazoo's members have no INFO")
 			}
-			var info []byte
-			if n == 3 {
-				info = []byte(args[2])
+			info, err := h.encodeInfo(args[2:n])
+			if err != nil {
+				return err
 			}
 			return h.join(cmd, args[0], args[1], info, argv)
 		},
 	}
-	h.addTimeout(cmd)
+	h.addFlags(cmd)
+	h.addText(cmd, "INFO")
 	h.addBusy(cmd)
-	h.addKazoo(cmd, "Party", "GroupMember")
 	return cmd
 }
 
+// noInfo is JSON that a program decodes as the zero value, whatever the type of its info.
+const noInfo = "null"
+
+// encodeInfo returns the stored form of INFO, or of its absence.
+func (h *grouping) encodeInfo(args []string) ([]byte, error) {
+	switch {
+	case len(args) > 0:
+		return h.encode([]byte(args[0]))
+	case h.raw:
+		return nil, nil
+	}
+	return []byte(noInfo), nil
+}
+
+// decodeInfo returns the text of an INFO, which is empty if there is none.
+func (h *grouping) decodeInfo(stored []byte) string {
+	if !h.raw && string(stored) == noInfo {
+		return ""
+	}
+	return string(h.decode(stored))
+}
+
 // join is a member while argv runs. Without argv, it is a member until a signal comes.
-func (h *holding) join(cmd *cobra.Command, path, id string, info []byte, argv []string) error {
+func (h *grouping) join(cmd *cobra.Command, path, id string, info []byte, argv []string) error {
 	t, err := h.begin(cmd.Context(), path, argv)
 	if err != nil {
 		return err
@@ -133,16 +171,16 @@ type memberLine struct {
 	Since   time.Time `json:"since"`
 }
 
-func memberLines(ms []zsync.Member[[]byte]) []memberLine {
+func (h *grouping) memberLines(ms []zsync.Member[[]byte]) []memberLine {
 	lines := make([]memberLine, len(ms))
 	for i, m := range ms {
-		lines[i] = memberLine{m.ID, string(m.Info), fmt.Sprintf("%#x", uint64(m.Session)), m.Since}
+		lines[i] = memberLine{m.ID, h.decodeInfo(m.Info), fmt.Sprintf("%#x", uint64(m.Session)), m.Since}
 	}
 	return lines
 }
 
 func membersCommand(c *client) *cobra.Command {
-	h := newHolding(c)
+	h := newGrouping(c)
 	asJSON := false
 	cmd := &cobra.Command{
 		Use:   "members PATH [flags]",
@@ -158,7 +196,7 @@ with the fields id, info, session and since.`,
 				if err != nil {
 					return err
 				}
-				lines := memberLines(ms)
+				lines := h.memberLines(ms)
 				if asJSON {
 					return outputError(writeJSON(cmd.OutOrStdout(), lines))
 				}
@@ -166,8 +204,7 @@ with the fields id, info, session and since.`,
 			})
 		},
 	}
-	h.addTimeout(cmd)
-	h.addKazoo(cmd, "Party", "GroupMember")
+	h.addFlags(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
@@ -185,7 +222,7 @@ func printMembers(w io.Writer, lines []memberLine) error {
 }
 
 func groupWatchCommand(c *client) *cobra.Command {
-	h := newHolding(c)
+	h := newGrouping(c)
 	n := 0
 	cmd := &cobra.Command{
 		Use:   "watch PATH [flags]",
@@ -203,13 +240,12 @@ or after --count lines.`,
 					return err // no permission, or no such path
 				}
 				return follow(ctx, cmd, n, args[0], g.Watch(ctx), func(w io.Writer, ms []zsync.Member[[]byte]) error {
-					return writeLine(w, memberLines(ms))
+					return writeLine(w, h.memberLines(ms))
 				})
 			})
 		},
 	}
-	h.addTimeout(cmd)
-	h.addKazoo(cmd, "Party", "GroupMember")
+	h.addFlags(cmd)
 	addCount(cmd, &n, "lines")
 	return cmd
 }

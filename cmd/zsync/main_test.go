@@ -1598,6 +1598,7 @@ func TestValueIsReadWrittenAndWatched(t *testing.T) {
 		value(0, "", "three\nlines\n", "set", "/v")
 		watch.want(0, "one\ntwo\nthree\nlines\n\n")
 		value(0, "three\nlines\n\n", "", "get", "/v")
+		value(0, `"three\nlines\n"`+"\n", "", "get", "/v", "--raw")
 		steadily(t, func() string {
 			return start(t, srv.Addr(), "", "value", "watch", "/v", "--timeout", "2").outcome(exitBusy, "three\nlines\n\n", "")
 		})
@@ -1674,7 +1675,7 @@ func TestAnAddressThatIsInUseIsRefused(t *testing.T) {
 
 func TestErrorsSayWhatToDo(t *testing.T) {
 	inMemory(t, func(t *testing.T, srv *zktest.Server) {
-		start(t, srv.Addr(), "", "value", "set", "/text", "abc").want(0, "")
+		start(t, srv.Addr(), "", "value", "set", "/text", "--raw", "abc").want(0, "")
 		for _, tt := range []struct {
 			servers string
 			args    string

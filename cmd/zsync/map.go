@@ -19,8 +19,11 @@ func mapCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "map",
 		Short: "read, write and watch a shared map",
-		Long: `A map has values by keys: values are any bytes, keys are any text. It is a
-zsync.Map whose codec is zsync.Raw: each key is a znode below PATH.`,
+		Long: `A map has values by keys: each key, any text, is a znode below PATH. It is a
+zsync.Map with the default codec, zsync.JSON. set stores JSON unchanged, and other
+text as a JSON string; get, list and watch print the text of a JSON string, and other
+JSON unchanged. So NewMap[string] shares the path with the command. With --raw, values
+are bytes, as with zsync.Raw.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(
@@ -59,18 +62,21 @@ func (h *holding) connected(cmd *cobra.Command, path string, do func(ctx context
 
 func mapGetCommand(c *client) *cobra.Command {
 	h := newHolding(c)
+	var f form
 	cmd := &cobra.Command{
 		Use:   "get PATH KEY [flags]",
 		Short: "print the value of a key",
-		Long:  `get writes the value of KEY unchanged to standard output, and a newline. Exit status 75 means that there is none.`,
+		Long: `get writes the value of KEY to standard output, and a newline. It prints the text of
+a JSON string, unless --raw is given. Exit status 75 means that there is no such key.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 2, 2, func(ctx context.Context, m *sharedMap) error {
 				data, _, err := m.Load(ctx, args[1])
-				return writeFound(cmd, data, err, "%s: there is no key %q", args[0], args[1])
+				return f.writeFound(cmd, data, err, "%s: there is no key %q", args[0], args[1])
 			})
 		},
 	}
 	h.addTimeout(cmd)
+	f.addRaw(cmd, "values")
 	return cmd
 }
 
@@ -82,7 +88,10 @@ func mapSetCommand(c *client) *cobra.Command {
 		Short: "write the value of a key",
 		Long: `set writes VALUE as the value of KEY; without VALUE it reads its standard input.
 With --if or --if-absent, it writes only while the value is as expected. Otherwise it
-exits with status 75.`,
+exits with status 75. OLD is as get prints the value.
+
+A value that is JSON is stored unchanged, other text as a JSON string. Use --text if
+the value is text whatever it looks like, as for NewMap[string], and --raw for bytes.`,
 		Example: `  zsync map set /services billing 10.0.0.7:8080
   zsync map set /owners shard-7 me --if-absent`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -92,7 +101,7 @@ exits with status 75.`,
 			if len(args) < 2 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
 			}
-			data, err := argumentOrInput(cmd, args[2:])
+			data, err := e.argumentOrInput(cmd, args[2:])
 			if err != nil {
 				return err
 			}
@@ -113,13 +122,16 @@ exits with status 75.`,
 	return cmd
 }
 
-// An expectation has the flags that make a write depend on the present value.
+// An expectation has the flags for the form of a value, and those that make its write depend on the present one.
 type expectation struct {
+	form
 	value       string
 	absent, any bool
 }
 
 func (e *expectation) add(cmd *cobra.Command, absence string) {
+	e.addRaw(cmd, "values")
+	e.addText(cmd, "the value")
 	cmd.Flags().StringVar(&e.value, "if", "", "write only if the value is `OLD`")
 	cmd.Flags().BoolVar(&e.absent, "if-absent", false, "write only if "+absence)
 }
@@ -141,13 +153,14 @@ func (e *expectation) swap(ctx context.Context, what string, data []byte,
 	if err != nil && !errors.Is(err, zsync.ErrNoValue) {
 		return err
 	}
-	if none := version == (zsync.Version{}); none != e.absent || !none && !bytes.Equal(old, []byte(e.value)) {
-		return unexpected(what, old, none)
+	shown := e.decode(old)
+	if none := version == (zsync.Version{}); none != e.absent || !none && string(shown) != e.value {
+		return unexpected(what, shown, none)
 	}
 	if ok, err := swap(ctx, version, data); ok || err != nil {
 		return err
 	}
-	return fail(exitBusy, "%s: somebody has changed it in between", what)
+	return fail(exitBusy, "%s: another client has changed it in between", what)
 }
 
 func mapDeleteCommand(c *client) *cobra.Command {
@@ -173,13 +186,14 @@ func mapDeleteCommand(c *client) *cobra.Command {
 
 func mapListCommand(c *client) *cobra.Command {
 	h := newHolding(c)
+	var f form
 	asJSON, keys := false, false
 	cmd := &cobra.Command{
 		Use:   "list PATH [flags]",
 		Short: "print all keys and values",
 		Long: `list prints the map at one moment: a line for each key, in order, with a tab before
 the value. It escapes characters that do not print. With --json it prints one
-object, whose values are strings.`,
+object, whose values are strings: what get prints.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 1, 1, func(ctx context.Context, m *sharedMap) error {
 				all, out := map[string]string{}, new(bytes.Buffer)
@@ -187,9 +201,9 @@ object, whose values are strings.`,
 					if err != nil {
 						return err
 					}
-					all[e.Key] = string(e.Value)
+					all[e.Key] = string(f.decode(e.Value))
 					if out.WriteString(plain(e.Key)); !keys {
-						out.WriteString("\t" + plain(string(e.Value)))
+						out.WriteString("\t" + plain(all[e.Key]))
 					}
 					out.WriteByte('\n')
 				}
@@ -204,20 +218,22 @@ object, whose values are strings.`,
 	h.addTimeout(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&keys, "keys", false, "print only the keys")
+	f.addRaw(cmd, "values")
 	cmd.MarkFlagsMutuallyExclusive("json", "keys")
 	return cmd
 }
 
 func mapWatchCommand(c *client) *cobra.Command {
 	h := newHolding(c)
+	var f form
 	n := 0
 	cmd := &cobra.Command{
 		Use:   "watch PATH [flags]",
 		Short: "print the map after each change",
 		Long: `watch prints the whole map, now and after each change, as one line of JSON: an
-object whose values are strings. After quick changes, it can print only the latest.
-After a lost connection, it prints the map again when it has caught up. It ends
-with a signal, with --timeout, or after --count lines.`,
+object whose values are strings, as get prints them. After quick changes, it can print
+only the latest. After a lost connection, it prints the map again when it has caught
+up. It ends with a signal, with --timeout, or after --count lines.`,
 		Example: `  zsync map watch /services | while read -r all; do echo "$all" | jq -r '.billing'; done`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 1, 1, func(ctx context.Context, m *sharedMap) error {
@@ -227,7 +243,7 @@ with a signal, with --timeout, or after --count lines.`,
 				return follow(ctx, cmd, n, args[0], m.Watch(ctx), func(w io.Writer, all map[string][]byte) error {
 					texts := make(map[string]string, len(all))
 					for k, v := range all {
-						texts[k] = string(v)
+						texts[k] = string(f.decode(v))
 					}
 					return writeLine(w, texts)
 				})
@@ -236,6 +252,7 @@ with a signal, with --timeout, or after --count lines.`,
 	}
 	h.addTimeout(cmd)
 	addCount(cmd, &n, "lines")
+	f.addRaw(cmd, "values")
 	return cmd
 }
 

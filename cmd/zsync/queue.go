@@ -176,8 +176,8 @@ run the same command again. zsync queue cancel removes the element by its ID.`,
 	}
 	q.addFlags(cmd)
 	q.addNull(cmd)
-	q.addRaw(cmd)
-	q.addText(cmd)
+	q.addRaw(cmd, "elements")
+	q.addText(cmd, "each element")
 	cmd.Flags().IntVar(&priorities, "priorities", 1, "number of priorities, `N`: the same for all producers")
 	cmd.Flags().IntVar(&priority, "priority", 0, "priority `N`, from 0 (first) to below --priorities (default: the middle)")
 	cmd.Flags().Var(&delay, "delay", "`TIME` before which no consumer receives it")

@@ -50,7 +50,7 @@ there is none.`,
 	}
 	q.addFlags(cmd)
 	q.addNull(cmd)
-	q.addRaw(cmd)
+	q.addRaw(cmd, "elements")
 	return cmd
 }
 

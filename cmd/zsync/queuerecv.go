@@ -102,7 +102,7 @@ Exit status 75 means that fewer than --count elements came.`,
 	}
 	q.addFlags(cmd)
 	q.addNull(cmd)
-	q.addRaw(cmd)
+	q.addRaw(cmd, "elements")
 	cmd.Flags().IntVarP(&n, "count", "n", 0, "receive at most `N` elements (default: all)")
 	cmd.Flags().IntVarP(&w.jobs, "jobs", "j", 1, "run the command for `N` elements at once")
 	cmd.Flags().IntVar(&w.attempts, "max-attempts", 0, "failures after which an element is a dead letter, `N` (default: no limit)")

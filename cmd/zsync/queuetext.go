@@ -12,28 +12,32 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file converts text to elements and back. A program with the default codec, JSON, can read the
-// command's elements, and the command can print the program's.
+// This file converts text to what is stored and back: elements of queues, values, and the INFO of members. A
+// program with the default codec, JSON, can read what the command stores, and the command can print what the
+// program stores.
 
-// A form has the flags for the stored form of elements.
+// A form has the flags for the stored form of text.
 type form struct{ raw, text bool }
 
-func (f *form) addRaw(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&f.raw, "raw", false, "elements are stored as they are, for zsync.Raw; always so with the --layout of another library")
+// addRaw adds --raw for what, in the plural.
+func (f *form) addRaw(cmd *cobra.Command, what string) {
+	cmd.Flags().BoolVar(&f.raw, "raw", false, what+" are stored bytes, for zsync.Raw, not JSON")
 }
 
-func (f *form) addText(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&f.text, "text", false, "store each element as a JSON string, even if it is JSON itself, such as 42")
+// addText adds --text for what, in the singular. The command has --raw, too.
+func (f *form) addText(cmd *cobra.Command, what string) {
+	cmd.Flags().BoolVar(&f.text, "text", false, "store "+what+" as a JSON string, even if it is JSON itself, such as 42")
+	cmd.MarkFlagsMutuallyExclusive("raw", "text")
 }
 
-// encode returns the stored form of an element. Without a flag, JSON is stored as it is, for programs that
-// receive objects or numbers, and other text as a JSON string.
+// encode returns the stored form of text. Without a flag, JSON is stored unchanged, for programs that
+// read objects or numbers, and other text as a JSON string.
 func (f *form) encode(element []byte) ([]byte, error) {
 	switch {
 	case f.raw, !f.text && json.Valid(element):
 		return element, nil
 	case !utf8.Valid(element):
-		return nil, fail(exitUsage, "an element is neither JSON nor UTF-8, %s: add --raw, and receive it with zsync.Raw", printable(string(element)))
+		return nil, fail(exitUsage, "neither JSON nor UTF-8: %s: add --raw, and read it with zsync.Raw", printable(beginning(element)))
 	}
 	var b bytes.Buffer
 	to := json.NewEncoder(&b)
@@ -63,7 +67,16 @@ func (f *form) encodeAll(in <-chan input) <-chan input {
 	return out
 }
 
-// decode returns the text of an element: the content of a JSON string, or else the stored bytes.
+// beginning returns the first bytes of data, for a message.
+func beginning(data []byte) string {
+	const most = 64
+	if len(data) > most {
+		return string(data[:most]) + "…"
+	}
+	return string(data)
+}
+
+// decode returns the text of what is stored: the content of a JSON string, or else the stored bytes.
 func (f *form) decode(stored []byte) []byte {
 	if f.raw || !bytes.HasPrefix(stored, []byte(`"`)) {
 		return stored
@@ -77,9 +90,6 @@ func (f *form) decode(stored []byte) []byte {
 
 // check checks the flags against the layout of the queue.
 func (f *form) check(layout zsync.QueueLayout) error {
-	if f.raw && f.text {
-		return fail(exitUsage, "--raw and --text do not go together")
-	}
 	if layout == zsync.LayoutZsync {
 		return nil
 	}

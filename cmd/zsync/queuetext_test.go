@@ -84,11 +84,11 @@ func TestElementsOfBytesAreSentAndReceivedWithRaw(t *testing.T) {
 	inMemory(t, func(t *testing.T, srv *zktest.Server) {
 		raw := zsync.NewQueue[[]byte](connect(t, srv), "/p", zsync.WithCodec(zsync.Raw))
 		r := start(t, srv.Addr(), "", "queue", "send", "/p", "fine", "\xff\xfe")
-		if r.want(exitUsage, ""); !strings.Contains(r.stderr.String(), `neither JSON nor UTF-8, "\xff\xfe": add --raw`) {
+		if r.want(exitUsage, ""); !strings.Contains(r.stderr.String(), `neither JSON nor UTF-8: "\xff\xfe": add --raw`) {
 			t.Errorf("%s", &r.stderr)
 		}
 		r = start(t, srv.Addr(), "fine\n\xff\xfe\nnot sent\n", "queue", "send", "/p")
-		if r.want(exitUsage, ""); !strings.Contains(r.stderr.String(), "elements certainly sent: 1: an element is neither JSON nor UTF-8") {
+		if r.want(exitUsage, ""); !strings.Contains(r.stderr.String(), "elements certainly sent: 1: neither JSON nor UTF-8") {
 			t.Errorf("%s", &r.stderr)
 		}
 		start(t, srv.Addr(), "", "queue", "send", "/p", "--raw", "\xff\xfe", `"x"`).want(0, "")

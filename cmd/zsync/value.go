@@ -16,8 +16,11 @@ func valueCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "value",
 		Short: "read, write and watch a shared value",
-		Long: `A value is the data of a znode: any bytes. It is a zsync.Value whose codec is
-zsync.Raw, so that text and JSON are shared with all programs.`,
+		Long: `A value is the data of a znode. It is a zsync.Value with the default codec,
+zsync.JSON. set stores JSON unchanged, and other text as a JSON string; get and watch
+print the text of a JSON string, and other JSON unchanged. So NewValue[string] and
+NewValue[int] share the path with the command. With --raw, a value is bytes, as with
+zsync.Raw.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(getCommand(c), setCommand(c), watchCommand(c))
@@ -37,33 +40,36 @@ func withValue(h *holding, cmd *cobra.Command, path string, do func(ctx context.
 
 func getCommand(c *client) *cobra.Command {
 	h := newHolding(c)
+	var f form
 	cmd := &cobra.Command{
 		Use:   "get PATH [flags]",
 		Short: "print the value",
-		Long:  `get writes the value at PATH unchanged to standard output, and a newline. Exit status 75 means that there is none.`,
+		Long: `get writes the value at PATH to standard output, and a newline. It prints the text of
+a JSON string, unless --raw is given. Exit status 75 means that there is no value.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
 			}
 			return withValue(h, cmd, args[0], func(ctx context.Context, v *zsync.Value[[]byte]) error {
 				data, _, err := v.Load(ctx)
-				return writeFound(cmd, data, err, "%s: there is no value", args[0])
+				return f.writeFound(cmd, data, err, "%s: there is no value", args[0])
 			})
 		},
 	}
 	h.addTimeout(cmd)
+	f.addRaw(cmd, "values")
 	return cmd
 }
 
 // writeFound writes the loaded value, or returns the error that it is missing.
-func writeFound(cmd *cobra.Command, data []byte, err error, missing string, args ...any) error {
+func (f *form) writeFound(cmd *cobra.Command, data []byte, err error, missing string, args ...any) error {
 	if errors.Is(err, zsync.ErrNoValue) {
 		return fail(exitBusy, missing, args...)
 	}
 	if err != nil {
 		return err
 	}
-	return writeElement(cmd.OutOrStdout(), data, '\n')
+	return writeElement(cmd.OutOrStdout(), f.decode(data), '\n')
 }
 
 func setCommand(c *client) *cobra.Command {
@@ -74,8 +80,12 @@ func setCommand(c *client) *cobra.Command {
 		Short: "write the value",
 		Long: `set writes VALUE to PATH; without VALUE it reads its standard input. With --if or
 --if-absent, it writes only while the value is as expected. Otherwise it exits with
-status 75.`,
+status 75. OLD is as get prints the value.
+
+A value that is JSON is stored unchanged, other text as a JSON string. Use --text if
+the value is text whatever it looks like, as for NewValue[string], and --raw for bytes.`,
 		Example: `  zsync value set /config/limit 20 --if 10
+  zsync value set /config/version --text 1.10
   zsync value set /config <config.json`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) < 1 || len(args) > 2 {
@@ -84,7 +94,7 @@ status 75.`,
 			if err := e.check(cmd); err != nil {
 				return err
 			}
-			data, err := argumentOrInput(cmd, args[1:])
+			data, err := e.argumentOrInput(cmd, args[1:])
 			if err != nil {
 				return err
 			}
@@ -109,10 +119,10 @@ func unexpected(path string, old []byte, none bool) error {
 	return fail(exitBusy, "%s: the value is %s", path, printable(string(old)))
 }
 
-// argumentOrInput returns the one argument there is, or standard input.
-func argumentOrInput(cmd *cobra.Command, args []string) ([]byte, error) {
+// argumentOrInput returns the stored form of the one argument there is, or of standard input.
+func (f *form) argumentOrInput(cmd *cobra.Command, args []string) ([]byte, error) {
 	if len(args) > 0 {
-		return []byte(args[0]), nil
+		return f.encode([]byte(args[0]))
 	}
 	data, err := io.ReadAll(io.LimitReader(cmd.InOrStdin(), mostInput+1))
 	if err == nil && len(data) > mostInput {
@@ -121,7 +131,7 @@ func argumentOrInput(cmd *cobra.Command, args []string) ([]byte, error) {
 	if err != nil {
 		return nil, inputError(err)
 	}
-	return data, nil
+	return f.encode(data)
 }
 
 // mostInput is the limit of the input for one value or element. A longer one cannot be sent, and the
@@ -143,13 +153,15 @@ func inputError(err error) error {
 
 func watchCommand(c *client) *cobra.Command {
 	h := newHolding(c)
+	var f form
 	n, null := 0, false
 	cmd := &cobra.Command{
 		Use:   "watch PATH [flags]",
 		Short: "print the value, and again when it changes",
 		Long: `watch writes the value at PATH to its standard output, now and after each change.
-After quick changes, it can write only the latest. It ends with a signal, with
---timeout, or after --count values.`,
+It prints the text of a JSON string, unless --raw is given. After quick changes, it
+can write only the latest. It ends with a signal, with --timeout, or after --count
+values.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -162,12 +174,13 @@ After quick changes, it can write only the latest. It ends with a signal, with
 				if _, _, err := v.Load(ctx); err != nil && !errors.Is(err, zsync.ErrNoValue) {
 					return err // no permission, or no such path
 				}
-				return follow(ctx, cmd, n, args[0], v.Watch(ctx), func(w io.Writer, data []byte) error { return writeElement(w, data, end) })
+				return follow(ctx, cmd, n, args[0], v.Watch(ctx), func(w io.Writer, data []byte) error { return writeElement(w, f.decode(data), end) })
 			})
 		},
 	}
 	h.addTimeout(cmd)
 	addCount(cmd, &n, "values")
+	f.addRaw(cmd, "values")
 	cmd.Flags().BoolVarP(&null, "null", "0", false, "end each with a zero byte, not with a newline")
 	return cmd
 }

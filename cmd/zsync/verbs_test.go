@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -47,6 +48,83 @@ func TestMapIsReadWrittenListedAndWatched(t *testing.T) {
 		do(0, "", "{}\n", "list", "/m", "--json")
 		if n, err := zsync.NewMap[[]byte](connect(t, srv), "/m").Len(t.Context()); n != 0 || err != nil {
 			t.Errorf("%d keys, %v", n, err)
+		}
+	})
+}
+
+// The command and a program with the default codec read each other's values, keys and members.
+func TestTheCommandAndAProgramWithDefaultsShareState(t *testing.T) {
+	type limits struct{ Jobs int }
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		s, ctx := connect(t, srv), t.Context()
+		do := func(out string, args ...string) {
+			t.Helper()
+			start(t, srv.Addr(), "", args...).want(0, out)
+		}
+		text, number, limit, raw := zsync.NewValue[string](s, "/text"), zsync.NewValue[int](s, "/number"), zsync.NewValue[limits](s, "/limits"), zsync.NewValue[[]byte](s, "/raw", zsync.WithCodec(zsync.Raw))
+		for _, x := range []string{"one", "", "two\nlines", `say "hi"`, "<b> & c", "ü☃"} {
+			do("", "value", "set", "/text", x)
+			if got, _, err := text.Load(ctx); got != x || err != nil {
+				t.Errorf("a program reads %q, %v; want %q", got, err, x)
+			}
+			do(x+"\n", "value", "get", "/text")
+			harness.Must(t, text.Store(ctx, x+x))
+			do(x+x+"\n", "value", "get", "/text")
+			do("", "value", "set", "/text", "next", "--if", x+x)
+		}
+		do("", "value", "set", "/text", "--text", "1.10")
+		if got, _, err := text.Load(ctx); got != "1.10" || err != nil {
+			t.Errorf("with --text a program reads %q, %v", got, err)
+		}
+		do("1.10\n", "value", "watch", "/text", "-n", "1")
+		do("\"1.10\"\n", "value", "watch", "/text", "-n", "1", "--raw")
+		do("", "value", "set", "/number", "42")
+		if got, _, err := number.Load(ctx); got != 42 || err != nil {
+			t.Errorf("a program reads %d, %v", got, err)
+		}
+		harness.Must(t, limit.Store(ctx, limits{3}))
+		do("{\"Jobs\":3}\n", "value", "get", "/limits")
+		do("", "value", "set", "/limits", `{"Jobs": 4}`, "--if", `{"Jobs":3}`)
+		if got, _, err := limit.Load(ctx); got.Jobs != 4 || err != nil {
+			t.Errorf("a program reads %v, %v", got, err)
+		}
+		do("", "value", "set", "/raw", "--raw", "\xff\xfe")
+		if got, _, err := raw.Load(ctx); string(got) != "\xff\xfe" || err != nil {
+			t.Errorf("a program reads %q, %v", got, err)
+		}
+		r := start(t, srv.Addr(), "", "value", "set", "/raw", strings.Repeat("\xff", 100))
+		if r.want(exitUsage, ""); !strings.Contains(r.stderr.String(), "neither JSON nor UTF-8: ") || !strings.Contains(r.stderr.String(), ": add --raw, and read it with zsync.Raw") {
+			t.Errorf("%s", &r.stderr)
+		}
+		start(t, srv.Addr(), "", "value", "set", "/raw", "--raw", "--text", "x").want(exitUsage, "")
+
+		m := zsync.NewMap[string](s, "/map")
+		do("", "map", "set", "/map", "a", "one")
+		harness.Must(t, m.Store(ctx, "b", "two"))
+		if got, _, err := m.Load(ctx, "a"); got != "one" || err != nil {
+			t.Errorf("a program reads %q, %v", got, err)
+		}
+		do("two\n", "map", "get", "/map", "b")
+		do("a\tone\nb\ttwo\n", "map", "list", "/map")
+		do("a\t\"one\"\nb\t\"two\"\n", "map", "list", "/map", "--raw")
+		do(`{"a":"one","b":"two"}`+"\n", "map", "watch", "/map", "-n", "1")
+
+		g := zsync.NewGroup[limits](s, "/group")
+		_, err := g.Join(ctx, "program", limits{5})
+		harness.Must(t, err)
+		for _, args := range [][]string{{"with", `{"Jobs": 6}`}, {"without"}} {
+			start(t, srv.Addr(), "", append([]string{"group", "join", "/group"}, args...)...)
+		}
+		await(t, func() bool { ms, err := g.Members(ctx); return err == nil && len(ms) == 3 }, "three members that a program can decode")
+		r = start(t, srv.Addr(), "", "group", "members", "/group")
+		if r.wait(); !regexp.MustCompile(`(?s)\nprogram .* \{"Jobs":5\}\nwith .* \{"Jobs": 6\}\nwithout .* -\n$`).MatchString(r.stdout.String()) {
+			t.Errorf("members prints\n%s", &r.stdout)
+		}
+		names := zsync.NewGroup[string](s, "/names")
+		_, err = names.Join(ctx, "program", "10.0.0.7:8080")
+		harness.Must(t, err)
+		if r = start(t, srv.Addr(), "", "group", "watch", "/names", "-n", "1"); r.wait() != 0 || !strings.Contains(r.stdout.String(), `"info":"10.0.0.7:8080"`) {
+			t.Errorf("watch prints %s", &r.stdout)
 		}
 	})
 }
