@@ -33,13 +33,14 @@ type client struct {
 	tls     tlsFlags
 	verbose bool
 	trace   string // a file
+	log     slog.Handler
 }
 
 // connectTimeout is the default of --connect-timeout.
 const connectTimeout = 15 * time.Second
 
 func newClient(h *host, root *cobra.Command) *client {
-	c := &client{host: h}
+	c := &client{host: h, log: slog.DiscardHandler}
 	flags := root.PersistentFlags()
 	flags.StringVar(&c.servers, "servers", h.getenv("ZSYNC_SERVERS"), "connect string `HOST:PORT,...[/PATH]` (environment: ZSYNC_SERVERS)")
 	flags.Lookup("servers").DefValue = "" // help does not show what the environment says
@@ -71,11 +72,10 @@ func (c *client) open(ctx context.Context) (*zsync.Session, error) {
 		return nil, err
 	}
 	opts = append(opts, secure...)
-	log := slog.DiscardHandler // the command says itself what has failed
 	if c.verbose {
-		log = slog.NewTextHandler(c.stderr, nil)
+		c.log = slog.NewTextHandler(c.stderr, nil)
 	}
-	opts = append(opts, zsync.WithLogger(slog.New(log)))
+	opts = append(opts, zsync.WithLogger(slog.New(c.log)))
 	if c.trace != "" {
 		f, err := c.openTrace(ctx, c.trace) // open as long as the process lasts
 		switch {

@@ -51,6 +51,7 @@ type holding struct {
 	killAfter time.Duration
 	onLost    string
 	kazoo     bool
+	shows     bool           // the command shows an outage itself
 	signals   chan os.Signal // for all tasks in turn: a signal between two is for the second
 }
 
@@ -175,6 +176,9 @@ func (h *holding) begin(ctx context.Context, path string, argv []string) (*task,
 		var stopTry func()
 		t.waiting, stopTry = within(t.waiting, limit, "no server answered within %v")
 		t.stop = func() { stopSignals(); stopTry() }
+	}
+	if !h.shows {
+		h.log = outageLog{h.host}
 	}
 	var err error
 	t.session, err = h.open(t.waiting)

@@ -56,6 +56,7 @@ servers stop answering and when they answer again; zsync top does that in a term
 			if len(args) == 1 {
 				root = args[0]
 			}
+			h.shows = watch
 			t, err := h.begin(cmd.Context(), root, nil)
 			if err != nil {
 				return err

@@ -47,6 +47,7 @@ wait first. Its keys:
 			if in == nil {
 				return fail(exitUsage, "top wants a terminal; zsync ls --watch does without")
 			}
+			h.shows = true
 			t, err := h.begin(cmd.Context(), root, nil)
 			if err != nil {
 				return err

@@ -58,6 +58,7 @@ it. Programs can serve the same page: see package ui.`,
 			if err := checkAddress(listen); err != nil {
 				return err
 			}
+			h.shows = true
 			t, err := h.begin(cmd.Context(), opts.Root, nil)
 			if err != nil {
 				return err

@@ -422,7 +422,7 @@ func (inc *Incarnation) connected() {
 		m.tell()
 	}
 	if said { // at the level of the message that it ends
-		m.Log.Warn("zsync: connected again", "since", time.Now(), "lasted", time.Since(began).Round(time.Millisecond), "session", Text(inc.ID.Load()))
+		m.Log.Warn(TextReconnected, "since", time.Now(), "lasted", time.Since(began).Round(time.Millisecond), "session", Text(inc.ID.Load()))
 	}
 }
 

@@ -382,15 +382,14 @@ func (m *Manager) sayOutage(began time.Time) {
 	}
 	inc := m.cur
 	m.mu.Unlock()
-	const text = "zsync: no connection to any server"
 	err := strings.Join(why, "; ")
 	if holds := m.Holds.Load(); holds > 0 && inc != nil {
 		if left := inc.left(); left > 0 {
-			m.Log.Warn(text, "since", began, "holds", holds, "until", time.Now().Add(left).Round(time.Millisecond), "err", err)
+			m.Log.Warn(TextOutage, "since", began, "holds", holds, "until", time.Now().Add(left).Round(time.Millisecond), "err", err)
 			return
 		}
 	}
-	m.Log.Warn(text, "since", began, "err", err)
+	m.Log.Warn(TextOutage, "since", began, "err", err)
 }
 
 // untried returns how many servers have not been tried in this round, including the server of the

@@ -6,23 +6,27 @@ import (
 )
 
 // An outage is the time from the end of a connection, or from Connect, to the next connection.
-// During an outage, the log lists at intervals the servers that were tried, and why each has
-// failed: first after firstWord, and then after twice the previous interval. If the outage was
-// logged, its end is too.
+// After firstWord, the log lists the servers that were tried, and why each has failed. An outage
+// that lasts is logged again after each reminder. If the outage was logged, its end is too.
 type outage struct {
 	say   func(began time.Time)
 	spawn func(f func()) // runs f in a goroutine that Close waits for
 
-	mu    sync.Mutex    // taken after Manager.mu
-	began time.Time     // zero if there is a connection; guarded by mu
-	said  bool          // it was logged; guarded by mu
-	wait  time.Duration // pause before the next message; guarded by mu
-	timer *time.Timer   // runs lasts; guarded by mu
+	mu    sync.Mutex  // taken after Manager.mu
+	began time.Time   // zero if there is a connection; guarded by mu
+	said  bool        // it was logged; guarded by mu
+	timer *time.Timer // runs lasts; guarded by mu
 }
 
 const (
 	firstWord = time.Second
-	lastWord  = time.Hour // the longest interval
+	reminder  = time.Hour
+)
+
+// The log messages of an outage. The command zsync shows these, and no others.
+const (
+	TextOutage      = "zsync: no connection to any server"
+	TextReconnected = "zsync: connected again"
 )
 
 // begin is called when there is no connection.
@@ -30,8 +34,8 @@ func (o *outage) begin() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.began.IsZero() {
-		o.began, o.said, o.wait = time.Now(), false, firstWord
-		o.timer = time.AfterFunc(o.wait, o.lasts)
+		o.began, o.said = time.Now(), false
+		o.timer = time.AfterFunc(firstWord, o.lasts)
 	}
 }
 
@@ -54,8 +58,8 @@ func (o *outage) lasts() {
 	if o.began.IsZero() {
 		return
 	}
-	o.said, o.wait = true, min(2*o.wait, lastWord)
-	o.timer = time.AfterFunc(o.wait, o.lasts)
+	o.said = true
+	o.timer = time.AfterFunc(reminder, o.lasts)
 	began := o.began
 	o.spawn(func() { o.say(began) }) // no message follows Close: end comes before it, and takes o.mu
 }

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// This file reports outages, so that a command that waits for long does not look as if it waited for its turn.
+
+// An outageLog is a slog.Handler that reports on standard error the beginning and the end of each outage, and
+// the reminders. It drops all other records: the command itself reports what has failed.
+type outageLog struct{ h *host }
+
+func (l outageLog) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelWarn }
+func (l outageLog) WithAttrs([]slog.Attr) slog.Handler               { return l }
+func (l outageLog) WithGroup(string) slog.Handler                    { return l }
+
+func (l outageLog) Handle(_ context.Context, r slog.Record) error {
+	attrs := map[string]slog.Value{}
+	r.Attrs(func(a slog.Attr) bool { attrs[a.Key] = a.Value; return true })
+	switch r.Message {
+	case session.TextOutage:
+		words := "no connection to any server since " + attrs["since"].Time().Local().Format(time.DateTime)
+		if until, ok := attrs["until"]; ok {
+			words += ", and the hold is certain until " + until.Time().Local().Format(time.TimeOnly)
+		}
+		l.h.say(errors.New(words + ": " + attrs["err"].String()))
+	case session.TextReconnected:
+		l.h.say(fmt.Errorf("connected again after %v", attrs["lasted"].Duration().Round(time.Second)))
+	}
+	return nil
+}

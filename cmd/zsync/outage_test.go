@@ -1,0 +1,81 @@
+//go:build unix
+
+package main
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/zktest"
+)
+
+// A command that waits or works for long reports an outage once, and its end.
+func TestEachCommandThatWaitsReportsAnOutageOnceAndItsEnd(t *testing.T) {
+	began := regexp.MustCompile(`^zsync: no connection to any server since 20\S+ \S+(, and the hold is certain until \d\d:\d\d:\d\d)?: \S+: dial tcp \S+ connect: connection refused$`)
+	ended := regexp.MustCompile(`^zsync: connected again after \d+s$`)
+	for name, line := range map[string]string{
+		"the wait for a lock":        "lock /m -- true",
+		"the wait for permits":       "semaphore -n 1 /s -- true",
+		"the wait for leadership":    "elect /e -- true",
+		"leadership":                 "elect /free --again -- forever",
+		"the wait for another value": "value watch /v",
+		"the wait for elements":      "queue recv /q --follow",
+		"the wait for a member":      "group watch /g",
+		"a timetable":                "schedule run /t --every 24h -- true",
+		"a hold":                     "lock /free -- forever",
+	} {
+		t.Run(name, func(t *testing.T) {
+			inMemory(t, func(t *testing.T, srv *zktest.Server) {
+				// The other holders' sessions last longer than the outage, too.
+				s, ctx := connect(t, srv), t.Context()
+				harness.Must(t, zsync.NewMutex(s, "/m").Lock(ctx))
+				harness.Must(t, zsync.NewSemaphore(s, "/s", 1).Acquire(ctx, 1))
+				harness.Must(t, zsync.NewElection(s, "/e").Campaign(ctx))
+				args := strings.Fields(line)
+				if i := slices.Index(args, "forever"); i >= 0 {
+					args[i] = does(t, func(p *memoryProcess) int { p.forever(); return 0 })
+				}
+				r := start(t, srv.Addr(), "", append(args, "--session", "60")...)
+				time.Sleep(time.Minute)
+				if text := r.stderr.String(); text != "" {
+					t.Errorf("before the outage it says %s", text)
+				}
+				srv.Stop()
+				time.Sleep(15 * time.Second)
+				srv.Restart()
+				time.Sleep(time.Minute)
+				lines := strings.Split(strings.TrimSuffix(r.stderr.String(), "\n"), "\n")
+				if len(lines) != 2 || !began.MatchString(lines[0]) || !ended.MatchString(lines[1]) {
+					t.Errorf("in an outage of 15 seconds it says\n%s", &r.stderr)
+				}
+				if holds := strings.Contains(lines[0], "the hold is certain"); holds != strings.Contains(line, "/free") {
+					t.Errorf("it says %s", lines[0])
+				}
+				r.signal(syscall.SIGTERM)
+				r.wait()
+			})
+		})
+	}
+}
+
+func TestACommandThatShowsAnOutageItselfShowsItOnce(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		r := start(t, srv.Addr(), "", "ls", "--watch", "--interval", "1", "--session", "60")
+		time.Sleep(time.Minute)
+		srv.Stop()
+		time.Sleep(15 * time.Second)
+		srv.Restart()
+		time.Sleep(time.Minute)
+		if text := r.stderr.String(); strings.Count(text, "\n") != 2 || strings.Contains(text, "no connection") {
+			t.Errorf("it says\n%s", text)
+		}
+		r.signal(syscall.SIGTERM)
+		r.wait()
+	})
+}
