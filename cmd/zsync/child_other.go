@@ -29,6 +29,9 @@ func notExecutable(error) bool { return false }
 // leadsGroup reports whether cmd leads a process group of its own.
 func leadsGroup(*exec.Cmd) bool { return false }
 
+// inForeground always reports true: here no job runs in the background of a console.
+func inForeground() bool { return true }
+
 func newProcess(cmd *exec.Cmd) process { return &systemProcess{cmd: cmd} }
 
 func (p *systemProcess) passOn(os.Signal) bool { return true }

@@ -73,7 +73,7 @@ func (c *client) open(ctx context.Context) (*zsync.Session, error) {
 	}
 	opts = append(opts, secure...)
 	if c.verbose {
-		c.log = slog.NewTextHandler(c.stderr, nil)
+		c.log = slog.NewTextHandler(c.messages, nil)
 	}
 	opts = append(opts, zsync.WithLogger(slog.New(c.log)))
 	if c.trace != "" {

@@ -28,7 +28,9 @@ type host struct {
 	env            []string
 	stdin          io.Reader
 	stdout, stderr io.Writer
-	dial           zk.Dialer // nil: TCP
+	messages       *statusLine         // on stderr
+	columns        func(io.Writer) int // of a terminal that zsync may draw on, or 0
+	dial           zk.Dialer           // nil: TCP
 	signals        signals
 	lookPath       func(name string) (string, error)
 	prepare        func(cmd *exec.Cmd) process
@@ -42,6 +44,7 @@ func thisHost() *host {
 		stdin:    os.Stdin,
 		stdout:   os.Stdout,
 		stderr:   os.Stderr,
+		columns:  columns,
 		signals:  ownSignals{},
 		lookPath: exec.LookPath,
 		prepare:  newProcess,

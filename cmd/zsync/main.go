@@ -91,6 +91,7 @@ func main() {
 func execute(ctx context.Context, h *host) (int, os.Signal) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	h.messages = &statusLine{w: h.stderr, width: func() int { return h.columns(h.stderr) }}
 	root := newRoot(h)
 	root.SetIn(h.stdin)
 	root.SetOut(h.stdout)
@@ -149,7 +150,7 @@ func (w *checkedWriter) Write(p []byte) (int, error) {
 func (h *host) say(err error) {
 	text := strings.TrimPrefix(err.Error(), "zsync: ")
 	text = strings.ReplaceAll(text, ": zsync: ", ": ") // of the library's errors, with ours before them
-	fmt.Fprintln(h.stderr, "zsync:", plain(text))
+	fmt.Fprintln(h.messages, "zsync:", plain(text))
 }
 
 func newRoot(h *host) *cobra.Command {

@@ -28,6 +28,8 @@ import (
 type machine struct {
 	srv *zktest.Server
 
+	columns int // of the terminal on standard error, or 0
+
 	mu       sync.Mutex
 	programs map[string]program
 	running  []*memoryProcess
@@ -90,6 +92,7 @@ func (m *machine) start(t *testing.T, r *run, in io.Reader, env, args []string) 
 	dead := make(chan struct{})
 	h := &host{
 		args: args, env: env, stdin: in, stdout: &r.stdout, stderr: &r.stderr, signals: s,
+		columns:  func(io.Writer) int { return m.columns },
 		lookPath: m.lookPath, prepare: m.prepare,
 		dial: func(network, addr string, limit time.Duration) (net.Conn, error) {
 			select {

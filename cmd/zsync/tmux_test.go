@@ -114,7 +114,7 @@ func TestInTwoTerminalsTheCommandOfTheLostHolderIsGoneBeforeTheOtherStarts(t *te
 				x.enter("one", "$Z lock /p --session "+asked+" -- sh -c '"+works+"'; echo exit $?")
 				x.await("one", `(?m)^holds now$`)
 				x.enter("two", `$Z lock -v /p --session `+asked+` -- sh -c 'date +%s.%N >begun; kill -0 $(cat pid) && echo it is there || echo it is gone; tail -n 1 beat >last'; echo exit $?`)
-				x.await("two", `waiting: held by`)
+				x.await("two", `waiting for \d+s: held by`)
 				x.await("server", `cut off`)
 				if got := x.await("two", `(?m)^exit \d+$`); !strings.Contains(got, "it is gone") || !strings.Contains(got, "exit 0") {
 					return "terminal two shows\n" + got
@@ -146,7 +146,7 @@ func TestInTwoTerminalsTheCommandOfAKilledHolderIsGoneBeforeTheOtherStarts(t *te
 	x.enter("one", `$Z lock /p -- sh -c 'echo $$ >pid; echo $PPID >zsync; echo holds now; trap "" TERM HUP; while :; do sleep 0.01; done'; echo exit $?`)
 	x.await("one", `(?m)^holds now$`)
 	x.enter("two", `$Z lock -v /p -- sh -c 'kill -0 $(cat pid) && echo it is there || echo it is gone'; echo exit $?`)
-	x.await("two", `waiting: held by`)
+	x.await("two", `waiting for \d+s: held by`)
 	x.enter("two", "") // its terminal is in the way of nothing
 	pidIn := func(file string) (pid int) {
 		t.Helper()

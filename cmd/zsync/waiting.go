@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -127,15 +128,14 @@ func (t *task) narrateOf(what func() string) (stop func(got bool)) {
 		defer close(gone)
 		last := ""
 		for {
-			if words := what(); words != last && words != "" {
-				select {
-				case <-ended: // the holder may be this task itself
-					return
-				default:
-				}
-				t.say(fmt.Errorf("%s: waiting: %s", t.path, words))
-				last = words
+			words := cmp.Or(what(), last) // in an outage, what finds out nothing
+			select {
+			case <-ended: // the holder may be this task itself
+				return
+			default:
 			}
+			t.sayWait(began, words, words != last)
+			last = words
 			select {
 			case <-ended:
 				return
@@ -147,9 +147,29 @@ func (t *task) narrateOf(what func() string) (stop func(got bool)) {
 		once.Do(func() {
 			close(ended)
 			<-gone
+			t.messages.clear()
 			if got {
-				t.say(fmt.Errorf("%s: granted after %v", t.path, time.Since(began).Round(time.Millisecond)))
+				t.say(fmt.Errorf("%s: granted after %v", t.path, elapsed(time.Since(began))))
 			}
 		})
 	}
+}
+
+// sayWait reports a wait: on a terminal in one line that changes, and elsewhere if the report is new.
+func (t *task) sayWait(began time.Time, words string, isNew bool) {
+	if words == "" {
+		return
+	}
+	status := fmt.Sprintf("zsync: %s: waiting for %s: %s", t.path, age(time.Now(), &began), words)
+	if !t.messages.show(plain(status)) && isNew {
+		t.say(fmt.Errorf("%s: waiting: %s", t.path, words))
+	}
+}
+
+// elapsed rounds a time for people.
+func elapsed(d time.Duration) time.Duration {
+	if d < 10*time.Second {
+		return d.Round(time.Millisecond)
+	}
+	return d.Round(time.Second)
 }
