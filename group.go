@@ -238,14 +238,21 @@ func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Deletion, 
 		m.mu.Unlock()
 		switch {
 		case errors.Is(err, session.ErrEnded):
+			m.observe(session.EventLeft, inc.Loss())
 			return nil, err
 		case err != nil:
+			m.observe(session.EventLeft, nil)
 			m.writing <- struct{}{} // the write under way has been answered or abandoned
 			<-m.writing
 			return inc.RemoveOwn(m.path), err
 		}
+		m.observe(session.EventLeft, inc.Deleted())
 		// Another client has deleted the znode: create it again.
 	}
+}
+
+func (m *Membership[T]) observe(kind session.EventKind, err error) {
+	m.g.s.m.Observe(session.Event{Kind: kind, Op: "join", Path: m.g.path, Err: err})
 }
 
 // enter creates the znode in inc's session, when no other session has it. If it fails, it
@@ -289,6 +296,7 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion,
 		default:
 			close(m.joined)
 		}
+		m.observe(session.EventJoined, nil)
 		return nil, nil
 	}
 }

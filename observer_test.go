@@ -13,6 +13,7 @@ func TestPublicKindsStatesAndReasonsAreThoseOfTheSession(t *testing.T) {
 	for public, own := range map[zsync.EventKind]session.EventKind{
 		zsync.EventAcquired: session.EventAcquired, zsync.EventGaveUp: session.EventGaveUp, zsync.EventReleased: session.EventReleased, zsync.EventLost: session.EventLost, zsync.EventDead: session.EventDead,
 		zsync.EventConnected: session.EventConnected, zsync.EventSuspended: session.EventSuspended, zsync.EventReconnected: session.EventReconnected, zsync.EventExpired: session.EventExpired,
+		zsync.EventStarted: session.EventStarted, zsync.EventEnded: session.EventEnded, zsync.EventJoined: session.EventJoined, zsync.EventLeft: session.EventLeft,
 	} {
 		if zsync.EventKind(own) != public {
 			t.Errorf("%v is %d, in the session %d", public, public, own)

@@ -353,7 +353,9 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries 
 	case session.IsClosed(lock.Lost()):
 		return false, ErrLost
 	}
-	if err := f(ctx, at); err != nil {
+	defer c.observe(ctx, &err)()
+	err = ErrPanicked // unless f returns
+	if err = f(ctx, at); err != nil {
 		if ctx.Err() != nil {
 			return true, err // the caller or a loss has ended the attempt, so it says nothing of the instant
 		}
@@ -375,6 +377,19 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries 
 		return true, errors.Join(session.CtxErr(ctx), ErrLost)
 	}
 	return true, session.CtxErr(ctx)
+}
+
+// observe calls the observer before the function is called. The returned function calls it when err is what came of that.
+func (c *Schedule) observe(ctx context.Context, err *error) (ended func()) {
+	began := time.Now()
+	c.s.m.Observe(session.Event{Kind: session.EventStarted, Op: "run", Path: c.path})
+	return func() {
+		e := session.Event{Kind: session.EventEnded, Op: "run", Path: c.path, Wait: time.Since(began), Err: *err}
+		if *err != nil && ctx.Err() != nil {
+			e.Err = session.CtxErr(ctx)
+		}
+		c.s.m.Observe(e)
+	}
 }
 
 // recordFailure records that f failed with cause. After the last attempt, it records the

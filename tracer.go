@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -61,17 +62,7 @@ const (
 
 // String returns "acquire", "hold", "wait" or "queue".
 func (k OpKind) String() string {
-	switch k {
-	case OpAcquire:
-		return "acquire"
-	case OpHold:
-		return "hold"
-	case OpWait:
-		return "wait"
-	case OpQueue:
-		return "queue"
-	}
-	return "unknown"
+	return cmp.Or(map[OpKind]string{OpAcquire: "acquire", OpHold: "hold", OpWait: "wait", OpQueue: "queue"}[k], "unknown")
 }
 
 // tracers calls the Tracer of a Session, if it has one.
@@ -176,8 +167,8 @@ type Event struct {
 	Kind EventKind
 	Op   string        // the operation, such as "lock"; empty for events of the session
 	Path string        // the path of the primitive; empty for events of the session
-	Wait time.Duration // EventAcquired, EventGaveUp: how long the caller waited; EventReleased, EventLost: how long it was held
-	Err  error         // EventGaveUp, EventLost, EventDead, EventExpired: why
+	Wait time.Duration // EventAcquired, EventGaveUp: how long the caller waited; EventReleased, EventLost: how long it was held; EventEnded: how long the function ran
+	Err  error         // EventGaveUp, EventLost, EventDead, EventExpired, EventEnded, EventLeft: why; nil for a success, and for a Leave
 }
 
 // An EventKind is the kind of an [Event].
@@ -194,20 +185,20 @@ const (
 	EventSuspended                        // the connection dropped; the session may survive
 	EventReconnected                      // the session continues over a new connection
 	EventExpired                          // the session ended and everything held through it was lost
+	EventStarted                          // a Schedule's function was called for an instant
+	EventEnded                            // it succeeded and that is recorded, or Err is why not: its own error, or the end of its context
+	EventJoined                           // a member joined its group, for the first time or again
+	EventLeft                             // a member left its group, or its session or znode was lost
 )
 
 var eventKinds = map[EventKind]string{
 	EventAcquired: "acquired", EventGaveUp: "gave up", EventReleased: "released", EventLost: "lost", EventDead: "dead",
 	EventConnected: "connected", EventSuspended: "suspended", EventReconnected: "reconnected", EventExpired: "expired",
+	EventStarted: "started", EventEnded: "ended", EventJoined: "joined", EventLeft: "left",
 }
 
 // String returns the kind in words.
-func (k EventKind) String() string {
-	if s := eventKinds[k]; s != "" {
-		return s
-	}
-	return "unknown"
-}
+func (k EventKind) String() string { return cmp.Or(eventKinds[k], "unknown") }
 
 // observed returns the callback with which the session calls o.
 func observed(o Observer) func(session.Event) {

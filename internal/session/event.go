@@ -26,6 +26,10 @@ const (
 	EventSuspended                        // the connection dropped; the session may survive
 	EventReconnected                      // the same session continues over a new connection
 	EventExpired                          // the session ended, and every hold through it is lost
+	EventStarted                          // the function of a schedule was called
+	EventEnded                            // it has ended
+	EventJoined                           // a member has joined its group
+	EventLeft                             // a member is no longer in its group
 )
 
 // A LossReason says why a hold in a session is lost.
