@@ -67,14 +67,15 @@ func (l lineView) longest() time.Time {
 	return l.Waiters[0].Since
 }
 
+// A groupView is a group or a partition.
 type groupView struct {
-	Path    string
-	Members []look.Line
+	Path, State string // of a partition
+	Members     []look.Line
 }
 
 type scheduleView struct {
-	Path, Last string
-	Next       time.Time // zero if it is not known
+	Path, Last, Failure string
+	Next                time.Time // zero if it is not known
 }
 
 // A count is what was in a queue at a time.
@@ -172,16 +173,13 @@ func (m *model) place(ctx context.Context, s *zsync.Session, opts Options, befor
 		case kind == "":
 		case kind == "queue":
 			m.queue(ctx, s, before, p, lines)
-		case kind == string(kinds.Group):
-			g := groupView{Path: p.Path, Members: slices.Clone(lines)}
-			for k := range g.Members {
-				if g.Members[k].Info != "" {
-					g.Members[k].Info = opts.Format(p.Path, g.Members[k].Info)
-				}
-			}
-			m.Groups = append(m.Groups, g)
+		case kind == string(kinds.Group), kind == string(kinds.Partition):
+			m.Groups = append(m.Groups, members(opts, p.Path, lines))
 		case kind == "schedule":
-			v := scheduleView{Path: p.Path, Last: strings.TrimPrefix(lines[0].State, "last done: that of ")}
+			v := scheduleView{Path: p.Path, Last: "none", Failure: lines[0].Failure}
+			if last, ok := strings.CutPrefix(lines[0].State, "last done: "); ok {
+				v.Last, _, _ = strings.Cut(last, "; ")
+			}
 			if table := opts.Timetables[p.Path]; table != nil {
 				v.Next = table.Next(m.At)
 			}
@@ -192,6 +190,22 @@ func (m *model) place(ctx context.Context, s *zsync.Session, opts Options, befor
 			m.Lines = append(m.Lines, m.line(s, opts, kind, lines))
 		}
 	}
+}
+
+// members are those of a group or a partition.
+func members(opts Options, path string, lines []look.Line) groupView {
+	g := groupView{Path: path}
+	for _, l := range lines {
+		if l.Since == nil {
+			g.State = l.State
+			continue
+		}
+		if l.Info != "" {
+			l.Info = opts.Format(path, l.Info)
+		}
+		g.Members = append(g.Members, l)
+	}
+	return g
 }
 
 // line is a line that people stand in.

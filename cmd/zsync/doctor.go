@@ -173,6 +173,12 @@ func (d *doctor) examine(ctx context.Context, root string) error {
 					return err
 				}
 			}
+			if l.Failure != "" {
+				d.problem("schedule: %s %s", p.Path, l.Failure)
+			}
+			if l.Kind == string(kinds.Partition) && l.Since == nil && strings.HasSuffix(l.State, "without an owner") {
+				d.note("partition: %s has %s: they have one when their members have agreed, or are there again", p.Path, l.State)
+			}
 			if err := d.contender(ctx, l); err != nil {
 				return err
 			}

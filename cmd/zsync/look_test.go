@@ -547,3 +547,42 @@ func TestPermitsAreADeadlockOnlyIfAllHoldersAreStuck(t *testing.T) {
 		}
 	}
 }
+
+// A partition and a schedule have a row in each view, as a lock has.
+func TestAPartitionAndAScheduleHaveARowAndAFinding(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		s, ctx := named(t, srv, "me"), t.Context()
+		split, leave := context.WithCancel(ctx)
+		left := make(chan error, 1)
+		go func() {
+			left <- zsync.NewPartition(s, "/billing", zsync.WithMember("first")).Run(split, []string{"a", "b", "c"}, func(ctx context.Context, _ string) error { <-ctx.Done(); return nil })
+		}()
+		at := time.Date(2030, 6, 1, 12, 0, 0, 0, time.Local)
+		if _, err := zsync.NewSchedule(s, "/nightly").Do(ctx, at, func(context.Context) error { return errors.New("disk full") }); err == nil {
+			t.Error("a failure is none")
+		}
+		time.Sleep(time.Minute)
+		show := func(args ...string) string {
+			r := start(t, srv.Addr(), "", args...)
+			r.wait()
+			return r.stdout.String()
+		}
+		const failed = "failed: that of 2030-06-01 12:00:00, attempt 1, me: disk full"
+		for _, want := range []string{`(?m)^/billing +partition +1 +1m00s +- +- +first +3 shards$`, `(?m)^/nightly +schedule +.* ` + failed + `$`} {
+			if out := show("ls"); !regexp.MustCompile(want).MatchString(out) || strings.Contains(out, "/billing/plan") || strings.Contains(out, "/billing/members") {
+				t.Errorf("ls prints\n%s", out)
+			}
+		}
+		if out := show("status", "/billing"); !strings.Contains(out, "owns 3 shards") {
+			t.Errorf("status prints\n%s", out)
+		}
+		if out := show("doctor", "--admin-port", "0"); !strings.Contains(out, "problem: schedule: /nightly "+failed+"\n") || strings.Contains(out, "partition:") {
+			t.Errorf("doctor prints\n%s", out)
+		}
+		leave()
+		<-left
+		if out := show("doctor", "--admin-port", "0"); !strings.Contains(out, "note: partition: /billing has 3 shards, 3 without an owner") {
+			t.Errorf("doctor prints\n%s", out)
+		}
+	})
+}

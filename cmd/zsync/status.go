@@ -39,8 +39,9 @@ kazoo.
 --json prints an array of objects, one for each line of the table, with the
 fields path, kind (empty if the path is free), mode, state, holding, owner,
 since (when it came), held (since when it holds, if that is known), session and
-node; and count, of elements or tasks, dead, of dead letters,
-layout, of a queue, and value, the data, which is a string if it is not JSON itself.`,
+node; and count, of elements, tasks or shards, dead, of dead letters, layout, of a
+queue, info, of a member, failure, of a schedule, and value, the data, which is a
+string if it is not JSON itself.`,
 		Example: "  zsync status /jobs/nightly /services/scheduler",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {

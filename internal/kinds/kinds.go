@@ -29,6 +29,7 @@ const (
 	Queue         Kind = "queue"
 	ForeignQueue  Kind = "foreign queue" // of another library
 	Group         Kind = "group"         // by its name only kazoo's
+	Partition     Kind = "partition"
 )
 
 // The kinds that are told by marks.
@@ -108,6 +109,10 @@ func Of(children []string) (kinds []Kind) {
 		if k, ok := of(name); ok && !slices.Contains(kinds, k) {
 			kinds = append(kinds, k)
 		}
+	}
+	has := func(name string) bool { return slices.Contains(children, name) }
+	if has("plan") && (has("members") || has("shards")) { // the other two are containers
+		kinds = append(kinds, Partition)
 	}
 	slices.Sort(kinds)
 	return kinds

@@ -17,6 +17,7 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/kinds"
 	"github.com/zsync/zsync/internal/marks"
+	"github.com/zsync/zsync/internal/spread"
 )
 
 // This file finds out what is at a single path, through zsync's own primitives. The search for paths
@@ -74,7 +75,7 @@ func (a *asker) wants(of ...kinds.Kind) bool {
 }
 
 func (a *asker) ask(ctx context.Context) (lines []Line, err error) {
-	asks := []func(context.Context) ([]Line, error){a.contenders, a.facts, a.queue, a.members}
+	asks := []func(context.Context) ([]Line, error){a.contenders, a.facts, a.queue, a.members, a.partition}
 	if a.isMap {
 		asks = []func(context.Context) ([]Line, error){a.contenders, a.members, a.keys}
 	}
@@ -215,7 +216,11 @@ func (a *asker) facts(ctx context.Context) (facts []Line, err error) {
 		return facts, err
 	}
 	if len(states) > 0 {
-		facts = append(facts, Line{Path: a.path, Kind: "schedule", State: strings.Join(states, "; ")})
+		l := Line{Path: a.path, Kind: "schedule", State: strings.Join(states, "; ")}
+		if len(states) > 1 || last.IsZero() {
+			l.Failure = states[len(states)-1]
+		}
+		facts = append(facts, l)
 	}
 	return facts, nil
 }
@@ -313,6 +318,57 @@ func (a *asker) members(ctx context.Context) (lines []Line, err error) {
 		})
 	}
 	return lines, nil
+}
+
+// partition describes the members of a partition, and its shards. The locks of the shards have paths of their own.
+func (a *asker) partition(ctx context.Context) (lines []Line, err error) {
+	if !slices.Contains(kinds.Of(a.names), kinds.Partition) {
+		return nil, nil
+	}
+	// With an error, members are those that can be decoded, or nil.
+	members, err := zsync.NewGroup[[]string](a.s, path.Join(a.path, "members")).Members(ctx)
+	if members == nil {
+		return nil, unlessOther(err)
+	}
+	plan, _, err := zsync.NewValue[spread.Plan](a.s, path.Join(a.path, "plan"), zsync.WithCodec(spread.PlanCodec{})).Load(ctx)
+	if err != nil {
+		return nil, unlessOther(err)
+	}
+	shards, owned := map[string]bool{}, 0
+	for shard := range plan.Owners {
+		shards[shard] = true
+	}
+	for _, m := range members {
+		var own []string
+		for _, shard := range m.Info {
+			if shards[shard] = true; plan.Owners[shard] == m.ID {
+				own = append(own, shard)
+			}
+		}
+		owned += len(own)
+		slices.Sort(own)
+		lines = append(lines, Line{
+			Path: a.path, Kind: string(kinds.Partition), Mode: "member", State: "owns " + Count(len(own), "shard"), Holding: true,
+			Owner: m.ID, Info: strings.Join(own, ", "), Since: &m.Since, Session: SessionText(m.Session),
+		})
+	}
+	n := len(shards)
+	if n == 0 {
+		return nil, nil // a znode that only has that name, most likely
+	}
+	state := Count(n, "shard")
+	if n > owned {
+		state += fmt.Sprintf(", %d without an owner", n-owned)
+	}
+	return append(lines, Line{Path: a.path, Kind: string(kinds.Partition), State: state, Count: &n}), nil
+}
+
+// unlessOther returns err, unless it means that the path has another primitive, or none.
+func unlessOther(err error) error {
+	if errors.Is(err, zsync.ErrNoValue) || other(err) {
+		return nil
+	}
+	return err
 }
 
 // keys describes a map.

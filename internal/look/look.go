@@ -79,7 +79,7 @@ func Look(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
 var rounds = regexp.MustCompile(`^\d+( -?\d+:-?\d+:-?\d+)+$`)
 
 // dropMarks removes the places that consist only of the marks that an unused once, schedule or double barrier
-// has left.
+// has left, and the group and the plan of a partition, whose place says all of them.
 func (t *Tree) dropMarks() {
 	marks := map[string]bool{}
 	for _, p := range t.Places {
@@ -89,6 +89,8 @@ func (t *Tree) dropMarks() {
 				marks[p.Path+"/done"] = true
 			case "schedule":
 				marks[p.Path+"/last"] = true
+			case string(kinds.Partition):
+				marks[p.Path+"/members"], marks[p.Path+"/plan"] = true, true
 			}
 		}
 	}
@@ -372,11 +374,12 @@ type Line struct {
 	Held     *time.Time `json:"held,omitempty"`   // since when it holds, if that is known
 	Session  string     `json:"session,omitempty"`
 	Node     string     `json:"node,omitempty"`
-	Count    *int       `json:"count,omitempty"`  // elements of a queue, tasks of a wait group
-	Dead     *int       `json:"dead,omitempty"`   // dead letters of a queue
-	Layout   string     `json:"layout,omitempty"` // of a queue, as --layout calls it
-	Value    rawJSON    `json:"value,omitempty"`  // the data of the znode: unchanged if it is JSON, or else as a string
-	Info     string     `json:"info,omitempty"`   // of a member
+	Count    *int       `json:"count,omitempty"`   // elements of a queue, tasks of a wait group
+	Dead     *int       `json:"dead,omitempty"`    // dead letters of a queue
+	Layout   string     `json:"layout,omitempty"`  // of a queue, as --layout calls it
+	Value    rawJSON    `json:"value,omitempty"`   // the data of the znode: unchanged if it is JSON, or else as a string
+	Info     string     `json:"info,omitempty"`    // of a member; its shards
+	Failure  string     `json:"failure,omitempty"` // of a schedule's last instant, in words
 }
 
 // HeldSince returns the time at which a holder was granted. If atMost is set, that time is unknown: since is
@@ -385,7 +388,7 @@ func (l Line) HeldSince() (since *time.Time, atMost bool) {
 	switch {
 	case l.Held != nil:
 		return l.Held, false
-	case l.Kind == string(kinds.Group), l.Kind == string(kinds.DoubleBarrier):
+	case l.Kind == string(kinds.Group), l.Kind == string(kinds.Partition), l.Kind == string(kinds.DoubleBarrier):
 		return l.Since, false
 	}
 	return l.Since, l.Since != nil

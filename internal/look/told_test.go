@@ -118,6 +118,12 @@ func TestEveryPrimitiveIsToldInUseAndIdle(t *testing.T) {
 		}
 		_, err = zsync.NewInt64(s, "/int").Add(ctx, 3)
 		noError(t, err)
+		split, leave := context.WithCancel(ctx)
+		left := make(chan error, 1)
+		go func() {
+			left <- zsync.NewPartition(s, "/partition").Run(split, []string{"a", "b"}, func(ctx context.Context, _ string) error { <-ctx.Done(); return nil })
+		}()
+		time.Sleep(time.Second)
 
 		const last = "schedule: last done: that of 2030-06-01 12:00:00"
 		const failed = last + "; failed: that of 2030-06-02 12:00:00, attempt 1, me: disk full"
@@ -126,9 +132,17 @@ func TestEveryPrimitiveIsToldInUseAndIdle(t *testing.T) {
 			"/theirs": "kazoo semaphore", "/election": "election", "/tasks": "wait group: 1 open task", "/parties": "double barrier", "/gate": "gate: closed",
 			"/settings": "map: 1 key", "/queue": "queue: 1 element", "/once": "once: done", "/schedule": last, "/failing": failed, "/value": `data: "x"`, "/int": "data: 3",
 			"/group": "group", "/flight/key/result": "data: 1",
+			"/partition": "partition; partition: 2 shards", "/partition/shards/a": "lock", "/partition/shards/b": "lock",
 		}
 		wantTold(t, eyes, "/", used)
 		wantTold(t, own, "/", used)
+		lines, err := look.At(ctx, eyes, "/partition")
+		noError(t, err)
+		if l := lines[0]; l.State != "owns 2 shards" || l.Info != "a, b" || !strings.HasPrefix(l.Owner, "me ") || !l.Holding {
+			t.Errorf("the member of the partition is %+v", l)
+		}
+		leave()
+		<-left
 		tasks.Done()
 		noError(t, lock.Unlock(), rw.Unlock(), other.Unlock(), permits.Release(1), theirs.Release(1), election.Resign(), tasks.Wait(ctx), parties.Leave(ctx),
 			gate.Open(ctx), settings.Delete(ctx, "a"), member.Leave())
@@ -137,7 +151,7 @@ func TestEveryPrimitiveIsToldInUseAndIdle(t *testing.T) {
 		time.Sleep(time.Second) // what is given up in the background, as the place in the line of who has received, goes a little later
 		idle := map[string]string{
 			"/permits": "semaphore: free, 3 permits", "/resized": "semaphore: free, 5 permits", "/theirs": "kazoo semaphore: free, 3 permits",
-			"/settings": "map: 0 keys", "/queue": "queue: 0 elements", "/once": "once: done", "/schedule": last, "/failing": failed, "/value": `data: "x"`, "/int": "data: 3",
+			"/settings": "map: 0 keys", "/queue": "queue: 0 elements", "/once": "once: done", "/schedule": last, "/failing": failed, "/value": `data: "x"`, "/int": "data: 3", "/partition": "partition: 2 shards, 2 without an owner",
 			"/flight/key/result": "data: 1",
 		}
 		wantTold(t, eyes, "/", idle)
