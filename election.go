@@ -10,6 +10,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/local"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
 )
@@ -69,26 +70,21 @@ func WithPriority(p int) ElectionOption {
 // The algorithm is "Leader Election" from the ZooKeeper recipes.
 type Election struct {
 	made
-	id   []byte
-	line line.Line
-	base string // of its own znode's name, up to the number
+	local localLock
+	id    []byte
 
 	mu     sync.Mutex
-	term   *term    // of this candidate, if it campaigns or leads; guarded by mu
-	owed   bool     // a lost term ended without a Resign, which may still come; guarded by mu
+	run    *term    // the last call of Run's function; guarded by mu
 	known  string   // the leader's znode at the last call of Leader; guarded by mu
 	wishes []string // names of the wishes for e to lead, read when its turn came; guarded by mu
 }
 
-// A term is one candidacy of an Election, from Campaign to Resign.
+// A term is a leadership in which Run calls its function.
 type term struct {
-	grant  *line.Grant             // nil as long as it campaigns; guarded by Election.mu
-	led    chan struct{}           // closed, under Election.mu, when grant is set
-	ahead  line.Ahead              // of it, while it campaigns
-	over   chan struct{}           // closed, under Election.mu, when it is no longer Election.term
-	left   chan struct{}           // of Run: closed when its function has returned and the znode is given up; guarded by Election.mu
-	traced context.Context         // Campaign's context from the tracer, the parent of Run's function's
-	stop   context.CancelCauseFunc // ends the context of Run's function, if there is one; guarded by Election.mu
+	grant    *line.Grant
+	stop     context.CancelCauseFunc // ends the context of the function
+	resigned local.Departure         // by Resign, which leaves the rest to Run; guarded by Election.mu
+	left     chan struct{}           // closed when the function has returned and the znode is given up
 }
 
 // NewElection returns the Election at path. It does no I/O; a bad argument is
@@ -103,22 +99,23 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	if c.id != nil {
 		e.id = []byte(*c.id)
 	}
-	e.line = line.New(s.m, path, c.layout.naming(), electionBases[c.layout])
-	e.line.Kept = c.layout == LayoutKazoo // its objects make it once each
-	e.line.Strict, e.line.Limits = true, c.limits.ofLine()
-	e.line.Kind = trace.Election
-	e.base = e.line.Bases[0]
-	if c.prior != nil {
-		e.base = line.WithPriority(e.base, *c.prior, c.layout == LayoutKazoo)
-	}
-	e.line.Defers = func(me line.Child, names []string) (defers bool) {
+	ln := line.New(s.m, path, c.layout.naming(), electionBases[c.layout])
+	ln.Kept = c.layout == LayoutKazoo // its objects make it once each
+	ln.Strict, ln.Limits, ln.Kind = true, c.limits.ofLine(), trace.Election
+	ln.Defers = func(me line.Child, names []string) (defers bool) {
 		var wishes []string
-		defers, wishes = line.Defers(me, names, e.line.Bases, c.prior)
+		defers, wishes = line.Defers(me, names, ln.Bases, c.prior)
 		e.mu.Lock()
 		e.wishes = wishes
 		e.mu.Unlock()
 		return defers
 	}
+	base := ln.Bases[0]
+	if c.prior != nil {
+		base = line.WithPriority(base, *c.prior, c.layout == LayoutKazoo)
+	}
+	e.local.init(s, "election", path, ln, lockConfig{}, &local.Entries{{Base: base, Rule: line.Exclusive, Op: "campaign"}})
+	e.local.Elect(e.id)
 	return e
 }
 
@@ -133,121 +130,26 @@ func (e *Election) Path() string { return e.path }
 // goroutine, Campaign waits as [Mutex.Lock] would. After a loss, no Resign is needed. With
 // a ctx that comes from [Election.Run] of the same path, Campaign returns [ErrDeadlock].
 func (e *Election) Campaign(ctx context.Context) error {
-	_, err := e.campaign(ctx)
+	_, _, err := e.campaign(ctx, false)
 	return opError("campaign", e.path, err)
 }
 
-func (e *Election) campaign(ctx context.Context) (*term, error) {
+// campaign waits until e leads; run says that the caller is Run. The context is for the leadership.
+func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *line.Grant, error) {
 	switch {
 	case e.misuse() != nil:
-		return nil, e.misuse()
+		return nil, nil, e.misuse()
 	case ctx.Err() != nil:
-		return nil, session.CtxErr(ctx)
+		return nil, nil, session.CtxErr(ctx)
 	case e.doKey().in(ctx) != nil:
-		return nil, ErrDeadlock
+		return nil, nil, ErrDeadlock
 	}
-	start := time.Now()
-	end := e.s.tracers.acquiring(ctx, e.traced)
-	t, err := e.stand(ctx, start)
-	if err == nil {
-		err = e.win(ctx, t, start)
-	}
-	e.s.m.Waited("campaign", e.path, start, err)
+	g, err := e.local.acquire(ctx, local.Exclusive, run)
 	if err != nil {
-		end("", err)
-		return t, err
+		return nil, nil, err
 	}
-	end(t.grant.Name(), nil)
-	t.grant.Within(e.s.m.FunctionOf(ctx))
-	t.traced = e.s.tracers.follow(ctx, e.traced, t.grant)
-	return t, nil
-}
-
-func (e *Election) traced() Op { return e.s.tracers.traced("election", "campaign", e.path) }
-
-// stand begins a term when the previous term is over.
-func (e *Election) stand(ctx context.Context, start time.Time) (*term, error) {
-	for {
-		e.mu.Lock()
-		last := e.term
-		if last == nil || last.lost() {
-			t := &term{over: make(chan struct{}), led: make(chan struct{})}
-			if last != nil {
-				// The goroutine of the last term may have returned when Lost was closed: it
-				// need not call Resign. But its Resign may still come: see resign.
-				e.endLocked(ErrLost)
-				if last.left == nil { // else Run does, when its function has returned
-					e.owed = true
-					last.grant.End()
-				}
-			}
-			e.term = t
-			e.mu.Unlock()
-			return t, nil
-		}
-		led := last.led
-		var lost <-chan struct{}
-		if last.grant != nil {
-			led, lost = nil, last.grant.Lost()
-		}
-		e.mu.Unlock()
-		// If several cases are ready, each of them is right: we look again, or the caller's
-		// ctx or the Session has ended. A loss is enough to end the last term: its goroutine
-		// has seen Lost closed, and need not call Resign.
-		select {
-		case <-last.over:
-		case <-led:
-		case <-lost:
-		case <-ctx.Done():
-			return nil, e.waitEnded(ctx, session.CtxErr(ctx), start, last, 1)
-		case <-e.s.m.Closing:
-			return nil, e.waitEnded(ctx, e.s.m.Failure(), start, last, 1)
-		}
-	}
-}
-
-// waitEnded is waitEnded with t's knowledge of the leader or the candidates ahead. behind is
-// the number of this process's candidates that wait behind t.
-func (e *Election) waitEnded(ctx context.Context, err error, start time.Time, t *term, behind int) error {
-	e.mu.Lock()
-	grant := t.grant
-	e.mu.Unlock()
-	if grant != nil {
-		return waitEnded(ctx, e.s, err, start, ownContender(grant.Claim, string(e.id), ModeExclusive), behind)
-	}
-	head, place := t.ahead.Now()
-	if place > 0 {
-		place += behind
-	}
-	return waitEnded(ctx, e.s, err, start, headContender(head, ModeExclusive), place)
-}
-
-// win waits in the line until t leads.
-func (e *Election) win(ctx context.Context, t *term, start time.Time) error {
-	c, err := e.line.Acquire(ctx, e.base, e.id, line.Exclusive, &t.ahead)
-	err = e.waitEnded(ctx, err, start, t, 0)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if err != nil {
-		e.endLocked(err)
-		return err
-	}
-	t.grant = c.Grant("campaign")
-	e.fulfilLocked(c.Incarnation)
-	close(t.led)
-	return nil
-}
-
-// lost reports whether t led and no longer does. Election.mu must be held.
-func (t *term) lost() bool { return t.grant != nil && t.grant.Err() != nil }
-
-// endLocked ends the present term. The caller deletes its znode after that.
-func (e *Election) endLocked(why error) {
-	if e.term.stop != nil {
-		e.term.stop(why)
-	}
-	close(e.term.over)
-	e.term = nil
+	e.fulfil(g.Claim.Incarnation)
+	return e.local.follow(ctx, local.Exclusive, g), g, nil
 }
 
 // Resign ends the leadership. It returns [ErrNotLocked] if e does not lead, and [ErrLost]
@@ -260,56 +162,48 @@ func (e *Election) endLocked(why error) {
 // Resign returns within half a second, and at once if the connection is down. The Session
 // then resigns in the background.
 func (e *Election) Resign() error {
-	t, err := e.current()
+	g, err := e.current()
 	if err == nil {
-		err = e.resign(context.Background(), t)
+		err = e.resign(context.Background(), g)
 	}
 	return opError("resign", e.path, err)
 }
 
-// resign ends t, unless someone else has ended it.
-func (e *Election) resign(ctx context.Context, t *term) error {
+// resign ends the leadership of g, unless another goroutine has ended it. In a Run it ends the
+// context of the function: the next leader begins when the function has returned.
+func (e *Election) resign(ctx context.Context, g *line.Grant) error {
 	e.mu.Lock()
-	if e.term != t {
-		e.mu.Unlock()
-		return ErrNotLocked
+	d := e.local.BeginRelease(g)
+	t := e.run
+	if t != nil && (t.grant != g || d.None()) {
+		t = nil
 	}
-	e.endLocked(ErrNotLocked)
-	left := t.left
-	if e.owed {
-		// This may be the late Resign of a lost term. Then it ends the present term, so the
-		// present leader must see a loss; its own Resign may also come late. A Resign that
-		// finds no term does not clear owed: many programs resign twice, to be sure.
-		t.grant.Revoke()
+	if t != nil {
+		t.stop(ErrNotLocked)
+		t.resigned = d
 	}
 	e.mu.Unlock()
-	if left == nil {
-		return e.s.m.GiveUp(ctx, t.grant.Release)
+	if t == nil {
+		return e.s.m.GiveUp(ctx, d.Finish)
 	}
-	// The context of Run's function has ended. The next leader begins when the function has
-	// returned.
-	if err := t.grant.Err(); err != nil {
+	if err := g.Err(); err != nil {
 		return err
 	}
 	select {
-	case <-left:
+	case <-t.left:
 	case <-time.After(session.ReleaseTime):
 	case <-ctx.Done():
 	}
 	return nil
 }
 
-// current returns the term in which e leads.
-func (e *Election) current() (*term, error) {
+// current returns the leadership of e.
+func (e *Election) current() (*line.Grant, error) {
 	if e.misuse() != nil {
 		return nil, e.misuse()
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.term == nil || e.term.grant == nil {
-		return nil, ErrNotLocked
-	}
-	return e.term, nil
+	g, _, err := e.local.Current()
+	return g, err
 }
 
 // Run campaigns, calls f when it leads, resigns when f returns, and starts again, until any of
@@ -334,11 +228,11 @@ func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) e
 		return opError("run", e.path, session.Invalid("the function is nil"))
 	}
 	for {
-		t, err := e.campaign(ctx)
+		leading, g, err := e.campaign(ctx, true)
 		if err != nil {
 			return opError("run", e.path, err)
 		}
-		err, ended := e.lead(ctx, t, f)
+		err, ended := e.lead(ctx, leading, g, f)
 		switch closed := e.s.m.Failure(); {
 		case ctx.Err() != nil:
 			return opError("run", e.path, endOfRun(ctx, err))
@@ -371,24 +265,24 @@ func endOfClosed(closed, err error) error {
 	return errors.Join(closed, err)
 }
 
-// lead runs f in t, and ends t. It returns f's error and the error of the release.
-func (e *Election) lead(outer context.Context, t *term, f func(ctx context.Context) error) (err, ended error) {
-	ctx, end, rest := endingContext(t.traced)
+// lead runs f while g lasts, and ends g. It returns f's error and the error of the release. outer
+// is the context of Run.
+func (e *Election) lead(outer, leading context.Context, g *line.Grant, f func(ctx context.Context) error) (err, ended error) {
+	ctx, end, rest := endingContext(leading)
 	defer rest()
 	defer end(nil)
+	t := &term{grant: g, stop: end, left: make(chan struct{})}
 	e.mu.Lock()
-	if t.stop = end; e.term == t {
-		t.left = make(chan struct{})
+	if _, leads := e.local.ModeOf(g); leads {
+		e.run = t
 	} else {
-		t.stop(ErrNotLocked) // resigned already, and given up
+		end(ErrNotLocked) // resigned already, and given up
 	}
-	left := t.left
 	e.mu.Unlock()
-	d := newDoCall(outer, e.s, nil, t.grant)
+	d := newDoCall(outer, e.s, nil, g)
 	release := func() error {
-		if ended = e.leave(outer, t, d); left != nil {
-			close(left)
-		}
+		ended = e.leave(outer, t, d)
+		close(t.left)
 		return nil
 	}
 	if err := d.function.Begin(); err != nil {
@@ -399,41 +293,41 @@ func (e *Election) lead(outer context.Context, t *term, f func(ctx context.Conte
 	return err, ended
 }
 
-// leave ends t, whose function has returned. If another goroutine has already ended the term,
-// leave releases it now: the next leader must not begin before this function has returned.
+// leave ends t, whose function has returned. After a Resign it does the rest of that: the next
+// leader must not begin before the function has returned.
 func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
 	e.mu.Lock()
-	resigned, run := e.term != t, t.left != nil
+	left := t.resigned
+	resigned := !left.None()
 	if !resigned {
-		e.endLocked(ErrNotLocked)
-		if e.owed {
-			t.grant.Revoke() // as in resign
-		}
+		left = e.local.BeginRelease(t.grant)
+	}
+	if e.run == t {
+		e.run = nil
 	}
 	e.mu.Unlock()
-	var err error
-	if !resigned || run {
-		err = d.giveUp(ctx, e.s.m, t.grant.Release)
-	} else {
-		d.function.End()
+	release := left.Finish // ErrNotLocked if Resign came before the function
+	if left.None() && t.grant.Err() != nil {
+		release = t.grant.Release // the next Campaign of this process has begun after the loss
 	}
+	err := d.giveUp(ctx, e.s.m, release)
 	if resigned && err == nil {
 		err = ErrNotLocked
 	}
 	return err
 }
 
-func (e *Election) doKey() doKey { return doKey{e.s, e.path, "leader " + e.line.Bases[0]} }
+func (e *Election) doKey() doKey { return doKey{e.s, e.path, "leader " + e.local.Line.Bases[0]} }
 
 // Lost returns a channel that is closed when the present leadership is lost: its session
 // has ended or could have ended, or its znode was deleted. If e does not lead, the channel
 // is closed. Resign closes it only in the ambiguous case of [Election.Resign].
 func (e *Election) Lost() <-chan struct{} {
-	t, err := e.current()
+	g, err := e.current()
 	if err != nil {
 		return session.ClosedChan
 	}
-	return t.grant.Lost()
+	return g.Lost()
 }
 
 // Token returns the fencing token of the present leadership: a number greater than the
@@ -441,11 +335,11 @@ func (e *Election) Lost() <-chan struct{} {
 // leadership takes 1 round trip, later calls none. The errors are [ErrNotLocked] and
 // [ErrLost].
 func (e *Election) Token(ctx context.Context) (int64, error) {
-	t, err := e.current()
+	g, err := e.current()
 	if err != nil {
 		return 0, opError("token", e.path, err)
 	}
-	tok, err := t.grant.Token(ctx, true)
+	tok, err := g.Token(ctx, true)
 	return tok, opError("token", e.path, err)
 }
 
@@ -453,11 +347,11 @@ func (e *Election) Token(ctx context.Context) (int64, error) {
 // check it. If the leadership is lost, the error is [ErrLost]. See [Session.Txn] for ops, lost
 // replies and costs.
 func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	t, err := e.current()
+	g, err := e.current()
 	if err != nil {
 		return nil, opError("txn", e.path, err)
 	}
-	rs, _, err := t.grant.Txn(ctx, ops) // a leadership is never handed over
+	rs, _, err := g.Txn(ctx, ops) // a leadership is never handed over
 	return rs, opError("txn", e.path, err)
 }
 
@@ -466,7 +360,7 @@ func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
 	if e.misuse() != nil {
 		return nil, opError("contenders", e.path, e.misuse())
 	}
-	cs, err := contenders(ctx, &e.line, func(all []line.Child, i int) (Mode, bool) {
+	cs, err := contenders(ctx, &e.local.Line, func(all []line.Child, i int) (Mode, bool) {
 		return ModeExclusive, i == 0
 	})
 	return cs, opError("contenders", e.path, err)
@@ -491,7 +385,7 @@ func (e *Election) leader(ctx context.Context) (Contender, error) {
 		e.mu.Lock()
 		known := e.known
 		e.mu.Unlock()
-		name, n, err := e.line.ReadFirst(ctx, inc, known)
+		name, n, err := e.local.Line.ReadFirst(ctx, inc, known)
 		switch {
 		case err != nil:
 			return err
@@ -524,7 +418,7 @@ func (e *Election) Observe(ctx context.Context) <-chan Contender {
 	}
 	e.s.m.Spawn(func() {
 		defer close(out)
-		o := spectator{line: &e.line, out: out}
+		o := spectator{line: &e.local.Line, out: out}
 		err := e.s.m.During(ctx, func(inc *session.Incarnation) error { return o.observe(ctx, inc) })
 		if ctx.Err() == nil && e.s.m.Failure() == nil {
 			e.s.m.Log.Error("zsync: cannot observe", "path", e.path, "err", err)

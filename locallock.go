@@ -13,11 +13,12 @@ import (
 // The tracers see no lock that is a part of another primitive: it has no operation.
 type localLock struct {
 	local.Lock
-	s *Session
+	s    *Session
+	kind string // "mutex", "rwmutex" or "election", for the tracer
 }
 
-func (q *localLock) init(s *Session, path string, ln line.Line, c lockConfig, entries *local.Entries) {
-	q.s = s
+func (q *localLock) init(s *Session, kind, path string, ln line.Line, c lockConfig, entries *local.Entries) {
+	q.s, q.kind = s, kind
 	q.Init(s.m, path, ln, c.handoffs, entries)
 	if c.retain > 0 {
 		q.Retain(c.retain, &s.kept)
@@ -49,7 +50,7 @@ func (q *localLock) acquire(ctx context.Context, mode local.Mode, pin bool) (*li
 func (q *localLock) contender(b local.Behind) Contender {
 	switch {
 	case b.Own != nil:
-		return ownContender(b.Own, q.s.m.Config.Owner, Mode(b.Mode))
+		return ownContender(b.Own, string(q.Data), Mode(b.Mode))
 	case b.Place == 0:
 		return Contender{}
 	}
@@ -74,11 +75,7 @@ func (q *localLock) told(mode local.Mode) bool {
 // traced returns the description of q for a tracer.
 func (q *localLock) traced(mode local.Mode) func() Op {
 	return func() Op {
-		kind := "mutex"
-		if q.Entries.Of(local.Shared).Base != "" {
-			kind = "rwmutex"
-		}
-		return q.s.tracers.traced(kind, q.Entries.Of(mode).Op, q.Path)
+		return q.s.tracers.traced(q.kind, q.Entries.Of(mode).Op, q.Path)
 	}
 }
 

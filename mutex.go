@@ -77,7 +77,7 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	ln := line.New(s.m, path, c.layout.naming(), base)
 	ln.Strict, ln.Settled, ln.Limits, ln.Kept = true, true, c.limits.ofLine(), c.layout == LayoutKazoo // its objects make it once each
 	ln.Kind, ln.Keeps = trace.Mutex, c.retain > 0
-	m.local.init(s, path, ln, c, entries)
+	m.local.init(s, "mutex", path, ln, c, entries)
 	return m
 }
 

@@ -87,7 +87,7 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	ln := line.New(s.m, path, c.layout.naming(), write, entries.Of(local.Shared).Base)
 	ln.Strict, ln.Limits, ln.Kept = true, c.limits.ofLine(), c.layout == LayoutKazoo // its objects make it once each
 	ln.Kind, ln.Keeps = trace.Write, c.retain > 0                                    // those who write
-	rw.local.init(s, path, ln, c, entries)
+	rw.local.init(s, "rwmutex", path, ln, c, entries)
 	return rw
 }
 

@@ -38,20 +38,20 @@ func (e *Election) Transfer(ctx context.Context, to Contender) error {
 }
 
 func (e *Election) transfer(ctx context.Context, to Contender) error {
-	t, err := e.current()
+	g, err := e.current()
 	switch {
 	case err != nil:
 		return err
 	case ctx.Err() != nil:
 		return session.CtxErr(ctx)
 	}
-	heir, ok := line.ParseChild(to.Node, e.line.Bases...)
+	heir, ok := line.ParseChild(to.Node, e.local.Line.Bases...)
 	if !ok {
 		return session.Invalid("%q is no candidate of this election", to.Node)
 	}
-	c := t.grant.Claim
+	c := g.Claim
 	inc := c.Incarnation
-	names, _, err := inc.ChildrenFresh(ctx, e.line.Dir)
+	names, _, err := inc.ChildrenFresh(ctx, e.local.Line.Dir)
 	switch {
 	case err != nil:
 		return c.Explain(err)
@@ -60,8 +60,8 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 	case !slices.Contains(names, heir.Name):
 		return fmt.Errorf("%w: %q does not wait", ErrNoCandidate, heir.Name)
 	}
-	wish := session.ChildPath(e.line.Dir, line.WishFor(heir))
-	if err := inc.CreateAll(ctx, e.line.SessionDir(), c.Znode(), nil, []string{wish}, e.id); err != nil {
+	wish := session.ChildPath(e.local.Line.Dir, line.WishFor(heir))
+	if err := inc.CreateAll(ctx, e.local.Line.SessionDir(), c.Znode(), nil, []string{wish}, e.id); err != nil {
 		if errors.Is(err, session.ErrVanished) {
 			err = zk.ErrNoNode
 		}
@@ -74,7 +74,7 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 		resigning, end = context.WithCancel(resigning)
 		end()
 	}
-	if err := e.resign(resigning, t); err != nil {
+	if err := e.resign(resigning, g); err != nil {
 		dropWish(inc, wish)
 		return err
 	}
@@ -97,14 +97,15 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 // wish itself as soon as it leads. The wish is ephemeral, so it also ends with the session
 // that made it. So Close waits until the heir leads, but not long.
 func (e *Election) keepWish(inc *session.Incarnation, wish string, heir line.Child) {
-	inc.RemoveBehind(wish, session.ChildPath(e.line.Dir, heir.Name))
+	inc.RemoveBehind(wish, session.ChildPath(e.local.Line.Dir, heir.Name))
 }
 
-// fulfilLocked deletes the wishes for e, which leads now and read them when its turn came.
-// Election.mu must be held.
-func (e *Election) fulfilLocked(inc *session.Incarnation) {
+// fulfil deletes the wishes for e, which leads now and read them when its turn came.
+func (e *Election) fulfil(inc *session.Incarnation) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	for _, name := range e.wishes {
-		dropWish(inc, session.ChildPath(e.line.Dir, name))
+		dropWish(inc, session.ChildPath(e.local.Line.Dir, name))
 	}
 	e.wishes = nil
 }
@@ -117,11 +118,11 @@ func dropWish(inc *session.Incarnation, path string) {
 // awaitHeir waits until heir is the first in the line, in the session of the wish.
 func (e *Election) awaitHeir(ctx context.Context, inc *session.Incarnation, heir line.Child) error {
 	for {
-		names, _, err := inc.Children(ctx, e.line.Dir)
+		names, _, err := inc.Children(ctx, e.local.Line.Dir)
 		if err != nil && !session.IsNoNode(err) {
 			return e.endedEarly(inc, err)
 		}
-		all, err := e.line.InOrder(ctx, inc, names)
+		all, err := e.local.Line.InOrder(ctx, inc, names)
 		switch {
 		case err != nil:
 			return e.endedEarly(inc, err)
@@ -130,7 +131,7 @@ func (e *Election) awaitHeir(ctx context.Context, inc *session.Incarnation, heir
 		case all[0].Name == heir.Name:
 			return nil
 		}
-		if err := inc.AwaitGone(ctx, session.ChildPath(e.line.Dir, all[0].Name)); err != nil {
+		if err := inc.AwaitGone(ctx, session.ChildPath(e.local.Line.Dir, all[0].Name)); err != nil {
 			return e.endedEarly(inc, err)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Lock is a Mutex or RWMutex as the goroutines of one process use it. It is built like
+// A Lock is a Mutex, an RWMutex or an Election as the goroutines of one process use it. It is built like
 // golang.org/x/sync/semaphore: one mutex, a list of waiters, and each waiter waits in the
 // goroutine of its caller.
 //
@@ -34,10 +34,13 @@ type Lock struct {
 	Entries *Entries // of all locks of a kind, so it is never written
 
 	handoffs int           // 0: each goroutine has its own place in the line
+	Data     []byte        // of its znodes in the line
+	elects   bool          // it is an Election: see Elect
 	retain   time.Duration // how long a place is kept that no goroutine has; 0 if none is
 	kept     *atomic.Int64 // how many places the session keeps
 
 	mu      sync.Mutex
+	owed    bool            // the release of a lost hold of an Election may still come
 	waiting []*waiter       // in the order in which they came
 	holds   holds           // of this process, lost ones too, until they are released
 	idle    *hold           // a place that is kept; then no goroutine waits, or holds exclusively
@@ -77,8 +80,12 @@ const maxKept = 128
 
 // Init makes l the lock of ln, with at most handoffs hand-overs in a row while others wait.
 func (l *Lock) Init(m *session.Manager, path string, ln line.Line, handoffs int, entries *Entries) {
-	l.Manager, l.Path, l.Line, l.Entries, l.handoffs = m, path, ln, entries, handoffs
+	l.Manager, l.Path, l.Line, l.Entries, l.handoffs, l.Data = m, path, ln, entries, handoffs, m.Owner
 }
+
+// Elect makes l an Election: a hold is not handed over, its znode has these data, and a waiter
+// does not wait for the release of a lost hold.
+func (l *Lock) Elect(data []byte) { l.elects, l.handoffs, l.Data = true, 1, data }
 
 // Retain makes l keep its place for d when no goroutine has it; all counts the places that the
 // session keeps.
@@ -255,7 +262,7 @@ func (l *Lock) serve() {
 // enter makes w enter the line.
 func (l *Lock) enter(w *waiter) {
 	e, p := l.Entries.Of(w.mode), &w.first
-	p.Place = line.Place{Line: &l.Line, Base: e.Base, Data: l.Manager.Owner, Rule: e.Rule, Behind: &p.ahead}
+	p.Place = line.Place{Line: &l.Line, Base: e.Base, Data: l.Data, Rule: e.Rule, Behind: &p.ahead}
 	w.goOn(p)
 }
 
@@ -266,6 +273,7 @@ func (l *Lock) room(mode Mode) (h *hold, waits bool) {
 		return h, false
 	}
 	l.discard()
+	l.forget()
 	if l.holds.occupied(Shared) {
 		return nil, true
 	}
@@ -323,10 +331,41 @@ func (l *Lock) hold(c *line.Claim, mode Mode) *hold {
 	h := &hold{claim: c, mode: mode}
 	h.uses = h.first[:0]
 	l.holds = append(l.holds, h)
-	if mode == Shared {
+	switch {
+	case mode == Shared:
 		l.read(h)
+	case l.elects: // a waiter need not wait for the release
+		c.AfterLoss(func(error) { l.Manager.Spawn(l.look) })
 	}
 	return h
+}
+
+// forget drops the lost hold of an Election, as a waiter wants to enter the line. The goroutine that
+// had it has seen Lost closed, and need not release it. But its release may still come, and cannot
+// then be told from the release of the next hold: see depart. Run releases by its grant.
+func (l *Lock) forget() {
+	if !l.elects {
+		return
+	}
+	for _, h := range slices.Clone(l.holds) {
+		if !h.lost() {
+			continue
+		}
+		l.holds = slices.DeleteFunc(l.holds, func(x *hold) bool { return x == h })
+		for _, u := range h.uses {
+			if !u.pin {
+				l.owed = true
+				u.grant.End()
+			}
+		}
+	}
+}
+
+// look calls serve after the loss of a hold.
+func (l *Lock) look() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.serve()
 }
 
 // read makes h, which is shared, a part of the present reading. A reader without a handle does
@@ -426,7 +465,7 @@ func (l *Lock) Try(ctx context.Context, mode Mode) (g *line.Grant, err error) {
 	}
 	if g == nil {
 		e := l.Entries.Of(mode)
-		c, err := l.Line.Try(ctx, e.Base, l.Manager.Owner, e.Rule)
+		c, err := l.Line.Try(ctx, e.Base, l.Data, e.Rule)
 		if c == nil {
 			return nil, err
 		}
@@ -515,12 +554,21 @@ func (l *Lock) depart(handle bool, find func() (*hold, int)) Departure {
 		return d
 	}
 	h.uses = slices.Delete(h.uses, i, i+1) // at once, so that a second Unlock does not find it
+	if l.owed {
+		// This may be the late release of a lost hold. Then it ends the present one, so the present
+		// leader must see a loss; its own release may also come late. A release that finds no hold
+		// does not clear owed: many programs resign twice, to be sure.
+		d.grant.Revoke()
+	}
 	if d.stays = h.used(); d.stays {
 		h.claim.Err() // a loss ends the grant as a loss, for the tracer
 		d.grant.End()
 	}
 	return d
 }
+
+// None reports whether there was no use to end.
+func (d Departure) None() bool { return d.grant == nil }
 
 // Finish must be called once.
 func (d Departure) Finish() error {
@@ -601,7 +649,7 @@ func (l *Lock) handOver(h *hold, g *line.Grant) error {
 // A transaction without a reply may be anywhere on its way, and is applied while the znode of h
 // exists. So that znode is deleted, and a transaction that was not applied by then never will be.
 func (l *Lock) mayPass(h *hold) bool {
-	return h.mode == Exclusive && l.handoffs > 0 && h.open == 0 && !h.lost() && !h.claim.WasAsked()
+	return h.mode == Exclusive && l.handoffs > 0 && !l.elects && h.open == 0 && !h.lost() && !h.claim.WasAsked()
 }
 
 // drop takes h from the holds of this process. Like all functions from here to unkeep it is called
@@ -737,7 +785,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	l.mu.Unlock()
 
 	own, e := h.claim, l.Entries.Of(Shared)
-	c, err := own.Beside(moving, e.Base, l.Manager.Owner)
+	c, err := own.Beside(moving, e.Base, l.Data)
 	if err != nil {
 		err = own.Explain(err)
 		switch ended := moving.Err() != nil && errors.Is(err, moving.Err()); {
