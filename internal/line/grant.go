@@ -15,7 +15,7 @@ import (
 // leadership. A claim can have many grants, one after another or, if it can be shared, at the
 // same time. Each grant has its own Ending, because one grant says nothing about another. It ends
 // if the claim is lost during the grant, and never after it. How the turn comes is not the
-// business of this file: see arrival.go.
+// business of this file: see acquire.go.
 type Grant struct {
 	Claim  *Claim
 	lost   session.Ending

@@ -28,8 +28,8 @@ import (
 //  5. If no other contender blocked us, and our own child still exists, it is our turn. Otherwise
 //     continue with 2.
 //
-// If several contenders block us, the children are also listed during step 4. Then step 5 knows
-// that only the nearest was left: see relisting.
+// Place.acquire is this protocol. If several contenders block us, the children are also listed during
+// step 4. Then step 5 knows that only the nearest was left: see relisting.
 type Line struct {
 	Manager *session.Manager
 	Dir     string                         // the parent, as the server knows it
@@ -98,11 +98,7 @@ type Claim struct {
 
 func (l *Line) ranks(r *session.Roll) *ranks { return ranksOf(r, l.Strict, l.Bases) }
 
-// confirm is the last step before a caller learns of the turn: it is our turn if the session is
-// alive. A read has shown that our znode exists and that no contender blocks us. That was the
-// state of one server at one time, and not before the last event that we received. The reason: a
-// read after an event is at least as new. On the same connection, the server answers in order. On
-// the next, the link makes the server catch up first.
+// confirm is the last step before a caller learns of the turn: see Place.acquire.
 func (c *Claim) confirm() error {
 	if !c.Incarnation.Alive() {
 		return session.ErrEnded
@@ -128,48 +124,45 @@ func (c *Claim) withdraw(err error) {
 	c.disown()
 }
 
-// stands reports whether c's znode existed when the blocker was deleted. Connection proof has
-// delivered that event.
+// standsAfter is confirm after the deletion of the only blocker, an event that connection proof has
+// delivered. It returns ErrVanished if c's znode did not exist then.
 //
 // The events of one connection come in the order of the changes, and before any reply that is as
 // new. So c existed under two conditions: a read on that same connection has found c and set its
-// watch, and the watch has not fired. Otherwise stands reads the znode.
+// watch, and the watch has not fired. Otherwise standsAfter reads the znode.
 //
 // If one transaction has deleted both znodes, our own event may still follow the other. That is
 // as if our znode had been deleted right after our turn: the holder learns of the loss by that
 // next event.
-func (c *Claim) stands(ctx context.Context, proof int64) (bool, error) {
+func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 	own, watches := c.watch(), c.Incarnation.Watches
-	if proof != 0 && watches.ArmedOn(own) == proof && watches.ArmedOnOurs(own) && !session.IsClosed(own.Fired) {
-		return true, nil
+	if proof == 0 || watches.ArmedOn(own) != proof || !watches.ArmedOnOurs(own) || session.IsClosed(own.Fired) {
+		if err := c.mustStand(ctx); err != nil {
+			return err
+		}
 	}
-	return c.lookAt(ctx, c.Path)
+	return c.confirm()
 }
 
-// mustStand returns ErrVanished if c's znode does not exist.
-func (c *Claim) mustStand(ctx context.Context) error {
-	stands, err := c.lookAt(ctx, c.Path)
-	if err == nil && !stands {
-		err = session.ErrVanished
-	}
-	return err
-}
-
-// lookAt reports whether c's own znode exists, at path. It sets the watch if that is joined and
+// mustStand returns ErrVanished if c's znode does not exist. It sets the watch if that is joined and
 // not set. The watch is on the children. An ephemeral znode has none, so the watch fires only at
 // the deletion, and not at a change of data such as a fencing token.
-func (c *Claim) lookAt(ctx context.Context, path string) (bool, error) {
-	_, stat, err := c.Incarnation.Children(ctx, path)
+func (c *Claim) mustStand(ctx context.Context) error {
+	_, stat, err := c.Incarnation.Children(ctx, c.Path)
 	return c.standsBy(session.Look{Stat: stat, Err: err})
 }
 
-// standsBy is lookAt for the result of a read.
-func (c *Claim) standsBy(l session.Look) (bool, error) {
-	if session.IsNoNode(l.Err) {
-		return false, nil
+// standsBy is mustStand for the result of a read.
+func (c *Claim) standsBy(l session.Look) error {
+	switch {
+	case session.IsNoNode(l.Err):
+		return session.ErrVanished
+	case l.Err != nil:
+		return l.Err
+	case l.Stat.EphemeralOwner != c.Incarnation.ID.Load():
+		return session.ErrVanished // a znode with this name in another session is another client's copy
 	}
-	// A znode with this name in another session is another client's copy.
-	return l.Err == nil && l.Stat.EphemeralOwner == c.Incarnation.ID.Load(), l.Err
+	return nil
 }
 
 // watch returns the watch on c's own znode, which is joined.
@@ -208,15 +201,34 @@ func (c *Claim) disownLocked() {
 	}
 }
 
-// Enter creates a claim at the end of the line, and lists the line.
+// Enter creates a claim at the end of the line, and lists the line. If it may keep its place, the
+// listing sets a watch on the line.
 func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*Claim, *session.Roll, error) {
-	n := l.newcomer(inc, base)
-	path, roll, err := inc.CreateChild(ctx, l.SessionDir(), n.name, n.guid, data, zk.FlagEphemeralSequential, true)
+	guid := session.NewGUID()
+	var lineWatch *session.Watch
+	if l.Keeps && base == l.Bases[0] {
+		guid, lineWatch = session.NewMarkedGUID(), l.joinLineWatch(inc)
+	}
+	name := l.name(guid, base)
+	if i := len(name) - len(base); i > 0 {
+		guid = name[:i] // as it is in the name
+	}
+	path, roll, err := inc.CreateChild(ctx, l.SessionDir(), name, guid, data, zk.FlagEphemeralSequential, true)
 	if err != nil {
-		n.turnBack(inc)
+		if lineWatch != nil {
+			inc.Watches.Leave(lineWatch)
+		}
 		return nil, nil, err
 	}
-	c, err := n.arrive(inc, path, data, roll)
+	c := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: path, data: data}
+	rk := l.ranks(roll)
+	c.keepLineWatch(lineWatch, len(rk.in) == 1 && rk.sure)
+	if me, ok := ParseChild(session.BaseName(path), l.Bases...); ok {
+		c.Child = me
+		err = unmixed(l.Bases, rk.mixed, &me)
+	} else { // no server with this protocol answers so
+		err = fmt.Errorf("%w: created %q as %q", session.ErrProtocol, name, path)
+	}
 	if err != nil {
 		c.withdraw(err)
 		return nil, nil, err
@@ -224,52 +236,11 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 	return c, roll, nil
 }
 
-// A newcomer is a contender that is about to enter a line.
-type newcomer struct {
-	line       *Line
-	name, guid string         // of the znode; guid as it is in the name
-	lineWatch  *session.Watch // joined if the place may be kept; the listing sets it
-}
-
-func (l *Line) newcomer(inc *session.Incarnation, base string) newcomer {
-	n := newcomer{line: l, guid: session.NewGUID()}
-	if l.Keeps && base == l.Bases[0] {
-		n.guid, n.lineWatch = session.NewMarkedGUID(), l.joinLineWatch(inc)
-	}
-	n.name = l.name(n.guid, base)
-	if i := len(n.name) - len(base); i > 0 {
-		n.guid = n.name[:i]
-	}
-	return n
-}
-
-// turnBack ends n, whose znode was not created.
-func (n newcomer) turnBack(inc *session.Incarnation) {
-	if n.lineWatch != nil {
-		inc.Watches.Leave(n.lineWatch)
-	}
-}
-
-// arrive returns the claim of n. Its znode was created at path before roll was listed. If arrive
-// returns an error, the caller must withdraw the claim.
-func (n newcomer) arrive(inc *session.Incarnation, path string, data []byte, roll *session.Roll) (*Claim, error) {
-	l := n.line
-	c := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: path, data: data}
-	rk := l.ranks(roll)
-	c.keepLineWatch(n.lineWatch, len(rk.in) == 1 && rk.sure)
-	me, ok := ParseChild(session.BaseName(path), l.Bases...)
-	if !ok { // no server with this protocol answers so
-		return c, fmt.Errorf("%w: created %q as %q", session.ErrProtocol, n.name, path)
-	}
-	c.Child = me
-	return c, unmixed(l.Bases, rk.mixed, &me)
-}
-
 // Ahead returns the contenders ahead of c, in order. The listing must contain our own name:
 // otherwise our claim is deleted.
 //
 // The name is enough. Another client may have created a znode of the same name. It blocks others
-// like ours, for as long as our session counts as alive. c.lookAt finds that it is not ours.
+// like ours, for as long as our session counts as alive. standsBy finds that it is not ours.
 func (c *Claim) Ahead(ctx context.Context, roll *session.Roll) ([]Child, error) {
 	rk := c.Line.ranks(roll)
 	if !rk.told || c.Child.Exhausted() {

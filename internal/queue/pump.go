@@ -257,7 +257,7 @@ func (p *pump) session(inc *session.Incarnation) error {
 		if _, err := p.q.order.await(p.ctx, inc, 0); err != nil {
 			return err
 		}
-		place, err := p.q.line.Contend(p.ctx, inc, p.q.line.Bases[0], p.q.m.Owner, line.Exclusive, nil)
+		place, err := p.q.line.Contend(p.ctx, inc, p.q.line.Bases[0], p.q.m.Owner, line.Exclusive)
 		if errors.Is(err, session.ErrVanished) {
 			continue
 		}

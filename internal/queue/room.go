@@ -149,7 +149,7 @@ func (g *gate) take(ctx context.Context, inc *session.Incarnation, n int, hurry 
 	}
 	return briefly(ctx, hurry, func(ctx context.Context) error {
 		for {
-			place, err := g.line.Contend(ctx, inc, g.line.Bases[0], g.m.Owner, line.Exclusive, nil)
+			place, err := g.line.Contend(ctx, inc, g.line.Bases[0], g.m.Owner, line.Exclusive)
 			if err == nil {
 				g.inc, g.place, g.until, g.left = inc, place, time.Now().Add(keepPlace), 0
 			}

@@ -27,7 +27,7 @@ func TestAPlaceIsHandedOnThoughItsTurnHasCome(t *testing.T) {
 			cancel()
 			if err := <-got; err != nil { // else the turn came first
 				harness.WantErr(t, err, context.Canceled)
-				stands := p.arrival.claim
+				stands := p.claim
 				c, err = p.Take(t.Context())
 				if harness.Must(t, err); c != stands {
 					t.Fatal("it has another place")
@@ -42,10 +42,10 @@ func TestAPlaceThatIsLeftIsNotInTheLineThoughItsTurnHasCome(t *testing.T) {
 	harness.VirtualTime(t, func(t *testing.T) {
 		m, inc := live(t, zktest.Start(t))
 		line := mutexOf(m, "/m")
-		a, err := line.arrive(t.Context(), inc, "lock-", nil)
+		c, roll, err := line.Enter(t.Context(), inc, "lock-", nil)
 		harness.Must(t, err)
 		m.Waiters.Add(1) // as Take does
-		p := Place{Line: line, Base: "lock-", Rule: Exclusive, arrival: &a}
+		p := Place{Line: line, Base: "lock-", Rule: Exclusive, claim: c, roll: roll}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if c, err := p.Take(ctx); c != nil || !errors.Is(err, context.Canceled) {

@@ -1,0 +1,390 @@
+package line
+
+// This file takes a contender from its create to its turn, across sessions. Holds begin after
+// that: see grant.go.
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// A Place is a place in a line, on the way to a hold. It belongs to no goroutine: several may
+// call Take, one after another, for the same place.
+type Place struct {
+	Line   *Line
+	Base   string // of the name of its znode
+	Data   []byte // of its znode
+	Rule   Rule
+	Behind *Ahead // if it is not nil, Take records the contenders ahead there
+	try    bool   // it does not wait, except for a contender that may only keep its place
+
+	claim *Claim        // nil while no znode of p is in the line
+	roll  *session.Roll // a listing of the line that acquire has not used yet
+	trip  time.Duration // duration of a round trip
+	lists int           // number of listings that it may still make while it waits
+
+	// While it waits for the deletion of a contender ahead, its blocker:
+	blocker string           // the path of its znode; "" if p waits for none
+	gone    *session.Watch   // on blocker, joined and set; nil if it must be set
+	own     *session.Watch   // on p's own znode, set; see Claim.watch
+	alone   bool             // no other contender blocks p, and none can come to
+	limit   <-chan time.Time // the end of the wait, if p tries
+	looks   *poll            // reads the first contender; nil if the caller does not ask
+	relist  *relisting       // nil if listings could prove nothing, or are not needed
+}
+
+var (
+	errDeferred = errors.New("zsync: others go before")           // the turn of a contender that lets others go first
+	errBlocked  = errors.New("zsync: somebody stands in the way") // a contender blocks a caller that does not wait
+)
+
+// acquire takes p from its create to its turn, in one session. (The steps are those of Line.)
+// After the end of ctx, a later call continues the wait.
+//
+// It is our turn if our znode exists and no contender blocks us, in the state of one server at one
+// time, which is not before the last event that we received. A listing shows that by itself. After
+// the deletion of the only blocker, Claim.standsAfter shows it. A contender cannot come to be ahead later,
+// unless the rule says so. So the turn lasts while our znode exists and the session is alive, which
+// confirm checks last: a caller learns of no turn of a session that has ended.
+//
+// The turn may come as acquire fails. Leaving is still right: the caller holds nothing, and the
+// deletion of our znode wakes the next contender.
+func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, error) {
+	if p.claim == nil {
+		if err := p.enter(ctx, inc); err != nil { // Steps 1 and 2.
+			return nil, err
+		}
+	}
+	c := p.claim
+	if ctx.Err() != nil { // the turn may have come already, and is not wanted
+		return nil, session.CtxErr(ctx)
+	}
+	for {
+		if p.blocker == "" {
+			ahead, err := p.list(ctx)
+			if err != nil {
+				return nil, err
+			}
+			blocker, alone := p.Rule(ahead) // Step 3.
+			switch {
+			case blocker == nil && c.Line.Defers != nil && c.Line.Defers(c.Child, p.roll.Names()):
+				return nil, errDeferred
+			case blocker == nil:
+				return c, c.confirm()
+			case p.try && (p.limit != nil || !onlyKept(ahead)):
+				return nil, errBlocked
+			}
+			p.wait(ahead, blocker.Name, alone)
+		}
+		proof, err := p.awaitGone(ctx) // Step 4.
+		if err != nil {
+			return nil, err
+		}
+		// If the relisting has shown that only the blocker was ahead, that is as good as alone. A
+		// contender that may defer lists the line in each case: a contender that it lets go first
+		// may be behind it (Line.Defers).
+		alone := p.alone || p.relist != nil && p.relist.end(ctx)
+		p.stop()
+		if alone && c.Line.Defers == nil { // Step 5.
+			return c, c.standsAfter(ctx, proof)
+		}
+	}
+}
+
+// enter creates the znode of p and lists the line.
+func (p *Place) enter(ctx context.Context, inc *session.Incarnation) (err error) {
+	p.Behind.Forget() // the contenders ahead of the previous place
+	start := time.Now()
+	p.claim, p.roll, err = p.Line.Enter(ctx, inc, p.Base, p.Data)
+	p.trip, p.lists = time.Since(start), maxRelists
+	return err
+}
+
+// list returns the contenders ahead of p: in the listing after its create, or in a new one if the
+// blocker has left, or if ctx ended before the first was used.
+func (p *Place) list(ctx context.Context) (ahead []Child, err error) {
+	c := p.claim
+	if p.roll == nil {
+		if p.roll, err = c.Incarnation.Roll(ctx, c.Line.Dir); err != nil && !session.IsNoNode(err) {
+			return nil, err // without the parent, our own znode is deleted too, which Ahead reports
+		}
+	}
+	return c.Ahead(ctx, p.roll)
+}
+
+// wait begins the wait for blocker, the nearest of the contenders ahead that block p.
+func (p *Place) wait(ahead []Child, blocker string, alone bool) {
+	c := p.claim
+	rk := c.Line.ranks(p.roll)
+	if p.Behind != nil {
+		p.Behind.set(c.Line.Dir, rk.first(ahead), len(ahead))
+		p.looks = p.Behind.LookWhileWaiting(c.Incarnation, c.listAhead)
+	}
+	if p.try {
+		p.limit = time.After(RecallTime)
+	}
+	p.blocker, p.alone = session.ChildPath(c.Line.Dir, blocker), alone
+	p.roll = nil // not kept during the wait
+	if !alone && !p.try && p.trip >= relistTrip && p.lists > 0 && c.Line.Settled && c.Line.Defers == nil && rk.sure && !c.Child.Exhausted() {
+		p.relist = c.relist(blocker, len(ahead), p.lists, p.trip)
+	}
+}
+
+// listAhead lists the line. It returns the names of the first contenders, and the number of all
+// contenders ahead of c.
+func (c *Claim) listAhead(ctx context.Context) (first []string, place int, err error) {
+	roll, err := c.Incarnation.Roll(ctx, c.Line.Dir)
+	if err != nil {
+		return nil, 0, err
+	}
+	ahead, err := c.Ahead(ctx, roll)
+	return c.Line.ranks(roll).first(ahead), len(ahead), err
+}
+
+// awaitGone waits until the blocker is deleted. It returns the number of the connection that has
+// shown the deletion, or 0 if that is uncertain. The error is ErrVanished if p's own znode is
+// deleted: then the wait is useless. After the end of ctx, awaitGone can be called again.
+//
+// Several events may have come; the order of the checks does not matter. The deletion of the
+// other znode proves nothing before Claim.standsAfter has checked the claim's own watch. And a claim
+// that leaves has not been granted.
+func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
+	inc := p.claim.Incarnation
+	for {
+		switch {
+		case ctx.Err() != nil:
+			return 0, session.CtxErr(ctx)
+		case inc.Ctx.Err() != nil:
+			return 0, session.ErrEnded
+		case session.IsClosed(inc.Manager.Closing): // the session may live on for functions
+			return 0, inc.Manager.Failure()
+		case p.gone == nil:
+			switch gone, proof, err := p.watch(ctx); {
+			case err != nil:
+				p.unwatch() // it may not be set; the next call sets it
+				return 0, err
+			case gone:
+				return proof, nil
+			}
+			continue
+		case session.IsClosed(p.gone.Fired):
+			w := p.gone
+			p.unwatch() // if that was another event, the watch must be set again
+			if w.Event == zk.EventNodeDeleted {
+				return inc.Watches.Told(w), nil
+			}
+			continue
+		case session.IsClosed(p.own.Fired):
+			own := p.claim.watch() // the next watch, which this read sets
+			if err := p.claim.mustStand(ctx); err != nil {
+				return 0, err
+			}
+			p.own = own
+			continue
+		}
+		select {
+		case <-p.gone.Fired:
+		case <-p.own.Fired:
+		case <-ctx.Done():
+		case <-inc.Ctx.Done():
+		case <-inc.Manager.Closing:
+		case <-p.limit: // if it is deleted at the same moment, either answer is right
+			return 0, errBlocked
+		}
+	}
+}
+
+// watch sets both watches at the same time, unless it finds that the blocker is deleted.
+func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
+	c, inc, watches := p.claim, p.claim.Incarnation, p.claim.Incarnation.Watches
+	p.gone = watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: p.blocker})
+	p.blocker = p.gone.Key.Path // shared with other waits for the same znode
+	p.own = c.watch()
+	paths := []string{p.blocker, c.Path}
+	if watches.ArmedOnOurs(p.own) {
+		paths = paths[:1]
+	}
+	conn := watches.Connection()
+	looks, err := inc.LookAtAll(ctx, paths...)
+	if err != nil {
+		return false, 0, err
+	}
+	if len(looks) > 1 {
+		if err := c.standsBy(looks[1]); err != nil {
+			return false, 0, err
+		}
+	}
+	if gone = session.IsNoNode(looks[0].Err); !gone {
+		return false, 0, looks[0].Err
+	}
+	if watches.Connection() != conn {
+		conn = 0 // sent on one connection, and answered on another
+	}
+	return true, conn, nil
+}
+
+// unwatch leaves the watch on the blocker. The claim keeps its own watch.
+func (p *Place) unwatch() {
+	if p.gone != nil {
+		p.claim.Incarnation.Watches.Leave(p.gone)
+		p.gone = nil
+	}
+}
+
+// stop ends the wait for one blocker, and all requests for it.
+func (p *Place) stop() {
+	p.unwatch()
+	p.blocker = ""
+	if p.looks != nil {
+		p.looks.Stop()
+		p.looks = nil
+	}
+	if r := p.relist; r != nil {
+		p.relist = nil
+		select {
+		case <-r.poll.end():
+			p.lists = r.left
+		default: // the result of the listing in flight is not used
+			p.lists--
+		}
+	}
+}
+
+// contend is acquire and, for a caller that will hold, a stake in the session. After an error, no
+// znode of p is in the line, unless ctx has ended: that says nothing against the place.
+func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds bool) (*Claim, error) {
+	c, err := p.acquire(ctx, inc)
+	if err == nil && holds {
+		err = c.assure(ctx)
+	}
+	switch {
+	case err == nil:
+		p.stop()
+		p.claim, p.roll = nil, nil
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		p.roll = nil // it may be old at the next call
+		return nil, err
+	default:
+		p.withdraw(err)
+		return nil, err
+	}
+	return c, nil
+}
+
+// withdraw removes p from the line after err, if it is there.
+func (p *Place) withdraw(err error) {
+	if c := p.claim; c != nil {
+		p.stop()
+		p.claim, p.roll = nil, nil
+		c.withdraw(err)
+	}
+}
+
+// Take waits until it is the turn of p, through lost sessions and deleted znodes. If ctx ends
+// first, p may still be in the line. The next Take, with another ctx, continues from there, and
+// Leave removes the place. After any other error, no znode of p is in the line.
+func (p *Place) Take(ctx context.Context) (c *Claim, err error) {
+	m := p.Line.Manager
+	if p.claim == nil { // else it has been counted
+		m.Waiters.Add(1)
+	}
+	defer func() {
+		if p.claim == nil {
+			m.Waiters.Add(-1)
+		}
+	}()
+	take := func(inc *session.Incarnation) (err error) {
+		for {
+			c, err = p.contend(ctx, inc, true)
+			if errors.Is(err, session.ErrEnded) && m.Failure() == nil {
+				p.Behind.Forget() // p has no place until there is another session
+			}
+			if !errors.Is(err, session.ErrVanished) && !errors.Is(err, errDeferred) {
+				return err
+			}
+			// The contender deferred to others, or another client deleted its znode. Its caller
+			// holds nothing yet, so it enters the line again, at the end.
+		}
+	}
+	err = session.ErrEnded
+	if p.claim != nil {
+		err = take(p.claim.Incarnation)
+	}
+	if errors.Is(err, session.ErrEnded) {
+		err = m.During(ctx, take)
+	}
+	return c, err
+}
+
+// Leave removes p from the line, after an error of Take.
+func (p *Place) Leave() {
+	if p.claim != nil {
+		p.withdraw(nil)
+		p.Line.Manager.Waiters.Add(-1)
+	}
+}
+
+// Acquire waits for its turn in the line, like Take. If ctx ends, it leaves nothing in the line.
+// If behind is not nil, Acquire records the contenders ahead there.
+func (l *Line) Acquire(ctx context.Context, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
+	p := Place{Line: l, Base: base, Data: data, Rule: rule, Behind: behind}
+	c, err := p.Take(ctx)
+	p.Leave() // if ctx has ended
+	return c, err
+}
+
+// Contend is Acquire within one session, for a caller that will hold nothing.
+func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base string, data []byte, rule Rule) (*Claim, error) {
+	p := Place{Line: l, Base: base, Data: data, Rule: rule}
+	c, err := p.contend(ctx, inc, false)
+	p.withdraw(nil)
+	return c, err
+}
+
+// RecallTime is how long Try waits for a contender that may only keep its place: enough for an
+// event to reach its process, and for its deletion to come back.
+const RecallTime = 500 * time.Millisecond
+
+// Try takes its turn if it comes at once, and otherwise leaves the line. It first reads the line,
+// and does not enter if a contender blocks it. An exception is a contender that may only keep its
+// place: the create of Try recalls it, and Try waits for RecallTime. If it is not deleted by then,
+// a goroutine holds it, or its process does not answer.
+func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (won *Claim, err error) {
+	err = l.Manager.During(ctx, func(inc *session.Incarnation) error {
+		if blocked, err := l.blocked(ctx, inc, rule); blocked || err != nil {
+			return err
+		}
+		p := Place{Line: l, Base: base, Data: data, Rule: rule, try: true}
+		won, err = p.contend(ctx, inc, true)
+		p.withdraw(nil)
+		if errors.Is(err, errBlocked) || errors.Is(err, session.ErrVanished) {
+			return nil
+		}
+		return err
+	})
+	return won, err
+}
+
+// onlyKept reports whether exactly one contender is ahead, and may only keep its place.
+func onlyKept(ahead []Child) bool { return len(ahead) == 1 && MayBeKept(ahead[0].Name) }
+
+// blocked reports whether a contender would block a newcomer. It reads after a sync. A lagging
+// server could show a contender that had left before the call.
+func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, rule Rule) (bool, error) {
+	names, _, err := inc.ChildrenFresh(ctx, l.Dir)
+	if err != nil && !session.IsNoNode(err) {
+		return false, err
+	}
+	ahead := ParseChildren(names, l.Bases...)
+	blocker, _ := rule(ahead)
+	blocked := blocker != nil && !onlyKept(ahead)
+	if !l.Strict {
+		return blocked, nil
+	}
+	return blocked, unmixed(l.Bases, strangers(names, l.Bases), nil)
+}
