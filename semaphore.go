@@ -76,7 +76,7 @@ type Semaphore struct {
 	gate   *Mutex
 	pool   line.Pool
 	agreed atomic.Bool // the limit has been compared once
-	known  atomic.Pointer[knownQuota]
+	known  atomic.Pointer[quota]
 	follow atomic.Bool // somebody has resized the semaphore, so what was named says nothing any more
 
 	mu        sync.Mutex
@@ -354,7 +354,8 @@ func (m *Semaphore) enter(ctx context.Context, wait bool) (bool, error) {
 // A quota is the limit as it is stored.
 type quota struct {
 	limit   int64
-	version int32 // of the znode at the path
+	version int32          // of the znode at the path
+	watch   *session.Watch // joined before the read, if not nil: the limit stands until it has fired
 }
 
 // agree returns the limit that is stored, and stores ours if there is none. It
@@ -362,53 +363,52 @@ type quota struct {
 //
 // It ends with a read of the znode, so whoever has joined the watch of its data
 // is told of the next change.
-func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (quota, error) {
+func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (q quota, err error) {
 	mine := m.stored(m.named)
 	if err := inc.VetHere(ctx, m.root); err != nil {
-		return quota{}, err
+		return q, err
 	}
 	for {
 		data, stat, err := inc.Get(ctx, m.root)
 		switch {
-		case err == nil && len(marks.Unmark(data)) == 0:
-			// The version makes one of several the first. Whoever it was,
-			// and if it was us and the reply is lost, is read again.
-			if _, err = inc.Set(ctx, m.root, mine, stat.Version); err != nil && !session.IsBadVersion(err) && !session.IsNoNode(err) {
-				return quota{}, err
-			}
-		case err == nil:
+		case session.IsNoNode(err):
+			err = m.makeRoot(ctx, inc, mine)
+		case err == nil && len(marks.Unmark(data)) > 0:
 			return m.adopt(ctx, inc, data, stat)
-		case !session.IsNoNode(err):
-			return quota{}, err
-		default:
-			if err := m.makeRoot(ctx, inc, mine); err != nil {
-				return quota{}, err
+		case err == nil:
+			// Of several writers the version makes one the first. The next read shows who it was, also if
+			// our reply was lost.
+			if _, err = inc.Set(ctx, m.root, mine, stat.Version); session.IsBadVersion(err) || session.IsNoNode(err) {
+				err = nil
 			}
+		}
+		if err != nil {
+			return q, err
 		}
 	}
 }
 
 // adopt takes what is stored for the limit, unless that contradicts what was
 // named.
-func (m *Semaphore) adopt(ctx context.Context, inc *session.Incarnation, data []byte, stat *zk.Stat) (quota, error) {
+func (m *Semaphore) adopt(ctx context.Context, inc *session.Incarnation, data []byte, stat *zk.Stat) (q quota, err error) {
 	limit, err := parseLimit(data)
 	if err != nil {
-		return quota{}, err
+		return q, err
 	}
 	if limit != m.named && !m.follow.Load() {
 		// Resize makes the mark together with the limit, and this session has
 		// seen the limit: so it sees the mark.
 		mark, err := inc.Exists(ctx, m.resized())
 		if err != nil {
-			return quota{}, err
+			return q, err
 		}
 		if mark == nil {
-			return quota{}, session.Invalid("this semaphore was made with a limit of %d, but others use the path with a limit of %d; use Resize to change it", m.named, limit)
+			return q, session.Invalid("this semaphore was made with a limit of %d, but others use the path with a limit of %d; use Resize to change it", m.named, limit)
 		}
 		m.follow.Store(true)
 	}
 	m.limit.Store(limit)
-	return quota{limit, stat.Version}, nil
+	return quota{limit: limit, version: stat.Version}, nil
 }
 
 // stored is how a limit is stored: as kazoo does it, or marked, as the znode may be a
@@ -545,14 +545,7 @@ func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bo
 	defer rest()
 	callOff := func() { end(nil) }
 	defer callOff()
-	lost := gate.Lost()
-	m.s.m.Spawn(func() {
-		select {
-		case <-lost:
-			callOff()
-		case <-settled.Done():
-		}
-	})
+	defer gate.AfterLoss(func(error) { callOff() })()
 	defer m.callOff.Store(nil)
 	if !m.untilUnsettled(callOff) {
 		return nil, errUnsettled // lost while we waited for the gate
@@ -593,7 +586,8 @@ func (m *Semaphore) takeOf(ctx context.Context, gate *line.Grant, resized *sessi
 	if err == nil && n > q.limit {
 		return nil, tooMany(n, q.limit)
 	}
-	m.known.Store(&knownQuota{resized, q}) // agree has read it with this watch
+	q.watch = resized
+	m.known.Store(&q)
 	m.foundFree(err == nil && out <= q.limit-n)
 	for err == nil && out > q.limit-n {
 		if !wait {
@@ -764,7 +758,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 // Within f, Acquire and Do ask for more permits, and can wait indefinitely for f's own.
 // When f returns, Do releases n permits. If f has already released some of them, Do
 // releases the rest and returns [ErrNotLocked].
-func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context) error) (err error) {
+func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context) error) error {
 	if m.misuse() == nil && f == nil {
 		return opError("do", m.path, session.Invalid("the function is nil"))
 	}
@@ -772,34 +766,20 @@ func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context)
 	if err != nil {
 		return opError("do", m.path, err)
 	}
-	function := m.s.m.Function(m.s.m.FunctionOf(ctx))
-	a.Within(&function)
+	d := &doCall{function: m.s.m.Function(m.s.m.FunctionOf(ctx)), lost: a.Ending()}
+	a.Within(&d.function)
 	m.functions.Add(1)
 	release := func() error {
-		defer function.End()
-		defer m.functions.Add(-1)
-		return m.releaseOf(a, n)
+		return opError("do", m.path, d.giveUp(ctx, m.s.m, func() error {
+			defer m.functions.Add(-1)
+			return m.releaseOf(a, n)
+		}))
 	}
-	if err := function.Begin(); err != nil {
-		m.s.m.GiveUp(ctx, release)
+	if err := d.function.Begin(); err != nil {
+		release()
 		return opError("do", m.path, err)
 	}
-	holding, end, rest := endingContext(function.In(ctx))
-	leave, stay := a.AfterLoss(end), function.AfterClose(end)
-	defer func() {
-		leave()
-		stay()
-		end(nil)
-		rest()
-		switch e := opError("do", m.path, m.s.m.GiveUp(ctx, release)); {
-		case e == nil:
-		case err == nil:
-			err = e
-		default:
-			err = errors.Join(err, e)
-		}
-	}()
-	return f(holding)
+	return doHolding(ctx, doKey{m.s, m.path, "permits"}, d, f, release)
 }
 
 // Release releases n permits of this Semaphore value, from any number of Acquires. It
@@ -866,7 +846,7 @@ func (m *Semaphore) Lost() <-chan struct{} {
 	if m.held == nil || m.held.Err() != nil {
 		return session.ClosedChan
 	}
-	return m.held.Lost()
+	return m.held.Ending().Done()
 }
 
 // Txn applies writes to ZooKeeper, all or none, and only while the permits that m
@@ -979,7 +959,7 @@ func (m *Semaphore) observe(ctx context.Context, a *line.Permits) context.Contex
 		// If it was lost and then released, either is right to end the wait, and
 		// the loss is told.
 		select {
-		case <-a.Lost():
+		case <-a.Ending().Done():
 		case <-a.Left():
 		}
 		end(a.Loss())

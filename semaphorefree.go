@@ -57,18 +57,11 @@ import (
 // a round trip more, and disturb them: so after a failure that must have been so
 // twice in a row, then four times, and so on up to 64.
 
-// A knownQuota is a limit as it was read with this watch: it is the limit until
-// that has fired.
-type knownQuota struct {
-	w *session.Watch
-	q quota
-}
-
 // acquireAtOnce acquires permits that are free. It is nil if that was not tried, or
 // if they are not there; over says that this is the answer to who does not wait.
 func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *line.Permits, over bool, err error) {
 	known := m.known.Load()
-	if known == nil || !m.seemsFree() || n > known.q.limit || m.gate.local.Wanted() {
+	if known == nil || !m.seemsFree() || n > known.limit || m.gate.local.Wanted() {
 		return nil, false, nil
 	}
 	inc, err := m.s.m.Incarnation(ctx)
@@ -78,21 +71,21 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *l
 	// While the watch stands it is the same for all who join it.
 	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: m.root})
 	defer inc.Watches.Leave(w)
-	if w != known.w {
+	if w != known.watch {
 		return nil, false, nil
 	}
 	if !wait {
 		// Who does not wait may ask for nothing every moment: so it looks first.
-		if free, err := m.looksFree(ctx, inc, n, known.q.limit); !free || err != nil {
+		if free, err := m.looksFree(ctx, inc, n, known.limit); !free || err != nil {
 			return nil, err == nil, unlessEnded(err)
 		}
 	}
 	m.s.m.Waiters.Add(1)
 	defer m.s.m.Waiters.Add(-1)
-	leases := m.name(known.q.limit, n)
-	same := &zk.CheckVersionRequest{Path: m.root, Version: known.q.version}
+	leases := m.name(known.limit, n)
+	same := &zk.CheckVersionRequest{Path: m.root, Version: known.version}
 	lists, withdrawn, err := inc.CreateThenList(ctx, m.leasesDir(), same, line.PathsOf(leases), m.s.m.Owner, m.gate.local.Line.Dir, m.leases)
-	if err == nil && (len(lists[0]) > 0 || m.weightOfAll(line.Without(lists[1], line.PathsOf(leases))) > known.q.limit-n || session.IsClosed(w.Fired)) {
+	if err == nil && (len(lists[0]) > 0 || m.weightOfAll(line.Without(lists[1], line.PathsOf(leases))) > known.limit-n || session.IsClosed(w.Fired)) {
 		withdrawn = inc.Remove(line.PathsOf(leases)...)
 	}
 	switch {

@@ -125,8 +125,8 @@ func (p *Permits) limit() {
 	}
 }
 
-// Lost returns a channel that is closed when p is lost.
-func (p *Permits) Lost() <-chan struct{} { return p.lost.Done() }
+// Ending returns the end of p by a loss.
+func (p *Permits) Ending() *session.Ending { return &p.lost }
 
 // Left returns a channel that is closed by the release of the last of p, also after a loss.
 func (p *Permits) Left() <-chan struct{} {
