@@ -16,6 +16,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/txn"
 	"github.com/zsync/zsync/zktest"
@@ -528,60 +529,6 @@ func TestWaitInsideDoTakesTheLockAgain(t *testing.T) {
 	})
 }
 
-// A mishap is what befalls a request of a session.
-type mishap struct {
-	name   string
-	strike func(srv *zktest.Server, session int64) zktest.Action
-}
-
-var mishaps = []mishap{
-	{"request lost", func(*zktest.Server, int64) zktest.Action { return zktest.DropRequest }},
-	{"reply lost", func(*zktest.Server, int64) zktest.Action { return zktest.DropReply }},
-	{"session ended before", func(srv *zktest.Server, id int64) zktest.Action {
-		srv.Expire(id)
-		return zktest.DropRequest
-	}},
-	{"session ended after", func(srv *zktest.Server, id int64) zktest.Action {
-		time.AfterFunc(time.Nanosecond, func() { srv.Expire(id) })
-		return zktest.DropReply
-	}},
-	{"cut off until the session is over", func(srv *zktest.Server, id int64) zktest.Action {
-		srv.Partition(id)
-		time.AfterFunc(3*testTimeout, func() { srv.Heal(id) })
-		return zktest.Pass
-	}},
-}
-
-// eachRequest runs f once for each mishap and each request that it can befall.
-// These are the requests of the session, as it was then, for which f calls arm,
-// in their order from there on.
-func eachRequest(t *testing.T, f func(t *testing.T, srv *zktest.Server, arm func(*zsync.Session))) {
-	t.Helper()
-	for _, m := range mishaps {
-		for k := int64(1); ; k++ {
-			var seen, victim atomic.Int64
-			ok := t.Run(fmt.Sprintf("%s %d", m.name, k), func(t *testing.T) {
-				bubble(t, func(t *testing.T, srv *zktest.Server) {
-					srv.Intercept(func(r zktest.Request) zktest.Action {
-						switch r.Op {
-						case zktest.OpConnect, zktest.OpPing, zktest.OpCloseSession, zktest.OpSetWatches:
-							return zktest.Pass
-						}
-						if id := victim.Load(); id == 0 || r.Session != id || seen.Add(1) != k {
-							return zktest.Pass
-						}
-						return m.strike(srv, r.Session)
-					})
-					f(t, srv, func(s *zsync.Session) { victim.Store(s.ID()) })
-				})
-			})
-			if !ok || seen.Load() < k {
-				break
-			}
-		}
-	}
-}
-
 func TestAWaiterIsWokenWhateverBefallsItsRequests(t *testing.T) {
 	t.Parallel()
 	eachRequest(t, func(t *testing.T, srv *zktest.Server, arm func(*zsync.Session)) {
@@ -679,7 +626,7 @@ func TestASignalThatComesLateFromAFormerSessionWakesNobody(t *testing.T) {
 		must(t, err)
 		id := s.ID()
 		srv.Partition(id)
-		_, err = txn.Across(t.Context(), zsync.ManagerOf(zsync.SessionOf(c)), dir, mark)
+		_, err = txn.Across(t.Context(), inside.Manager(inside.Session(c)), dir, mark)
 		must(t, err)
 		must(t, <-woken[0])
 		srv.Heal(id)

@@ -602,7 +602,7 @@ func TestNothingOfACallersContextIsCalledUnderTheLockOfAnElection(t *testing.T) 
 	e := zsync.NewElection(s, "/e")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	curious := curiousContext{ctx, func() {
+	curious := harness.Asking(ctx, func() {
 		asked := make(chan struct{})
 		go func() { e.Lost(); close(asked) }()
 		select {
@@ -610,7 +610,7 @@ func TestNothingOfACallersContextIsCalledUnderTheLockOfAnElection(t *testing.T) 
 		case <-time.After(5 * time.Second):
 			t.Error("Lost waits for who calls the context")
 		}
-	}}
+	})
 	leads := make(chan struct{})
 	ran := async(func() error {
 		return e.Run(curious, func(ctx context.Context) error {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -45,8 +46,8 @@ func TestMembersAreThoseWhoHaveJoinedAndNotLeft(t *testing.T) {
 		members, err := a.Members(ctx)
 		must(t, err)
 		for _, m := range members {
-			if m.Session != zsync.SessionOf(b).ID() || time.Since(m.Since).Abs() > time.Minute {
-				t.Errorf("member %+v is not of session %#x, or of another time", m, zsync.SessionOf(b).ID())
+			if m.Session != inside.Session(b).ID() || time.Since(m.Since).Abs() > time.Minute {
+				t.Errorf("member %+v is not of session %#x, or of another time", m, inside.Session(b).ID())
 			}
 		}
 		must(t, one.Leave())
@@ -115,9 +116,9 @@ func TestAMemberJoinsAgainAfterAnExpiryAndADeletion(t *testing.T) {
 		if after := next("id=1", before); after == before {
 			t.Error("the session has not been replaced")
 		}
-		inc, err := zsync.ManagerOf(other).Incarnation(ctx)
+		inc, err := inside.Manager(other).Incarnation(ctx)
 		must(t, err)
-		must(t, inc.RemoveNow(ctx, zsync.ManagerOf(other).Full("/g/id")))
+		must(t, inc.RemoveNow(ctx, inside.Manager(other).Full("/g/id")))
 		must(t, m.Set(ctx, "2"))
 		before = next("id=2", 0)
 		srv.Partition(before)
@@ -429,7 +430,7 @@ func TestSetAndLeaveSpareWhoHasJoinedWithTheIDDuringAnOutage(t *testing.T) {
 // been done to the znode of who has joined since.
 func takeID(t *testing.T, other *zsync.Session) (next *zsync.Membership[string], spared func()) {
 	t.Helper()
-	inc := mustLive(t, other)
+	inc := live(t, other)
 	if err := inc.RemoveNow(t.Context(), "/g/id"); !session.IsNoNode(err) {
 		must(t, err)
 	}
@@ -487,7 +488,7 @@ func TestSetAndLeaveOfAMemberWhoseZnodeAnotherHasWritten(t *testing.T) {
 		must(t, err)
 		write := func() {
 			t.Helper()
-			_, err := mustLive(t, other).Set(t.Context(), "/g/id", []byte(`"by another"`), -1)
+			_, err := live(t, other).Set(t.Context(), "/g/id", []byte(`"by another"`), -1)
 			must(t, err)
 		}
 		write()

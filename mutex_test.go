@@ -772,3 +772,36 @@ func TestLockSurvivesThatTheTreeIsDeletedWithinItsRoundTrip(t *testing.T) {
 		})
 	}
 }
+
+// The one goroutine that tells all who hold locks is slow here.
+func TestServersHearOfACloseBehindAllWhoHoldLocks(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		var lost []<-chan struct{}
+		for i := range 3 {
+			m := zsync.NewMutex(s, fmt.Sprintf("/m/%d", i))
+			must(t, m.Lock(t.Context()))
+			g, err := zsync.CurrentGrant(m)
+			must(t, err)
+			g.AfterLoss(func(error) { time.Sleep(50 * time.Millisecond) })
+			lost = append(lost, m.Lost())
+		}
+		time.Sleep(time.Second) // nothing else wants the claims' locks, or time would stand still
+		asked := false
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpCloseSession {
+				asked = true
+				for i, c := range lost {
+					if !session.IsClosed(c) {
+						t.Errorf("%d was not told before the servers", i)
+					}
+				}
+			}
+			return zktest.Pass
+		})
+		must(t, s.Close())
+		if !asked {
+			t.Error("the servers were not asked to end the session")
+		}
+	})
+}

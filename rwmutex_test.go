@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -270,7 +271,7 @@ func TestCase26NobodyWaitsForAWriterThatHasGivenUp(t *testing.T) {
 			must(t, rw.Lock(within(t, time.Second)))
 			must(t, rw.Unlock())
 		}
-		if names := childrenOf(t, zsync.SessionOf(rws[0]), "/rw"); len(names) > 0 {
+		if names := childrenOf(t, inside.Session(rws[0]), "/rw"); len(names) > 0 {
 			t.Errorf("%v are left", names)
 		}
 	})
@@ -308,7 +309,7 @@ func TestCase25NoWriterGetsInBetweenDowngradeAndRUnlock(t *testing.T) {
 				must(t, b.Unlock())
 				must(t, <-read)
 				must(t, c.RUnlock())
-				if names := childrenOf(t, zsync.SessionOf(a), "/rw"); len(names) > 0 {
+				if names := childrenOf(t, inside.Session(a), "/rw"); len(names) > 0 {
 					t.Errorf("%v are left", names)
 				}
 			})
@@ -368,7 +369,7 @@ func TestDowngradeIsAllOrNothingWhateverIsLost(t *testing.T) {
 					must(t, a.Downgrade(t.Context()))
 					time.Sleep(time.Second)
 					pendingStill(t, write)
-					if n := len(childrenOf(t, zsync.SessionOf(a), "/rw")); n != 2 {
+					if n := len(childrenOf(t, inside.Session(a), "/rw")); n != 2 {
 						t.Errorf("%d znodes for a reader and a waiting writer", n)
 					}
 					must(t, a.RUnlock())
@@ -397,7 +398,7 @@ func TestDowngradeThatIsCancelledLeavesTheWriterAsItWas(t *testing.T) {
 			wantErr(t, a.Downgrade(within(t, 100*time.Millisecond)), context.DeadlineExceeded)
 			srv.Intercept(nil)
 			time.Sleep(5 * time.Second)
-			if names := childrenOf(t, zsync.SessionOf(a), "/rw"); len(names) != 1 || !strings.Contains(names[0], "__WRIT__") {
+			if names := childrenOf(t, inside.Session(a), "/rw"); len(names) != 1 || !strings.Contains(names[0], "__WRIT__") {
 				t.Errorf("left: %v, want the writer", names)
 			}
 			read := arrive(t, func() error { return b.RLock(t.Context()) })
@@ -697,11 +698,11 @@ func TestCancelledRLockLeavesNothing(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			time.AfterFunc(50*time.Millisecond, func() { cancel(cause) })
 			wantErr(t, b.RLock(ctx), cause, context.Canceled)
-			if n := len(childrenOf(t, zsync.SessionOf(a), "/rw")); n != 1 {
+			if n := len(childrenOf(t, inside.Session(a), "/rw")); n != 1 {
 				t.Fatalf("%d znodes after a cancelled RLock, want the writer's", n)
 			}
 		}
-		if st := zsync.SessionOf(b).Stats(); st.Watches > 1 || st.Waiters != 0 || st.Holds != 0 {
+		if st := inside.Session(b).Stats(); st.Watches > 1 || st.Waiters != 0 || st.Holds != 0 {
 			t.Errorf("left: %+v", st)
 		}
 		must(t, a.Unlock())
@@ -831,7 +832,7 @@ func TestRWMutexCallsEndWithTheirContextAtAnyStepAndLeaveNothing(t *testing.T) {
 								if !wait {
 									must(t, holder.Unlock())
 								}
-								id := zsync.SessionOf(rw).ID()
+								id := inside.Session(rw).ID()
 								s := &strike{srv: srv, session: id, k: k, act: zktest.Delay(2 * time.Second)}
 								if cut {
 									s.act, s.also = zktest.Pass, func() { srv.Partition(id) }
@@ -860,7 +861,7 @@ func TestRWMutexCallsEndWithTheirContextAtAnyStepAndLeaveNothing(t *testing.T) {
 								}
 								must(t, holder.Lock(within(t, time.Second)))
 								must(t, holder.Unlock())
-								if names := childrenOf(t, zsync.SessionOf(holder), "/rw"); len(names) > 0 {
+								if names := childrenOf(t, inside.Session(holder), "/rw"); len(names) > 0 {
 									t.Errorf("request %d: %v are left", k, names)
 								}
 							})
@@ -890,7 +891,7 @@ func TestRWMutexCallsSucceedOnceWhateverIsLostAtAnyStep(t *testing.T) {
 								if !wait {
 									must(t, holder.Unlock())
 								}
-								id := zsync.SessionOf(rw).ID()
+								id := inside.Session(rw).ID()
 								s := &strike{srv: srv, session: id, k: k, act: fault}
 								if expire {
 									s.also = func() { srv.Expire(id) }
@@ -920,7 +921,7 @@ func TestRWMutexCallsSucceedOnceWhateverIsLostAtAnyStep(t *testing.T) {
 								time.Sleep(5 * time.Second)
 								must(t, holder.Lock(within(t, time.Second)))
 								must(t, holder.Unlock())
-								if names := childrenOf(t, zsync.SessionOf(holder), "/rw"); len(names) > 0 {
+								if names := childrenOf(t, inside.Session(holder), "/rw"); len(names) > 0 {
 									t.Errorf("request %d: %v are left", k, names)
 								}
 							})

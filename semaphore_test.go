@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"regexp"
 	"runtime"
@@ -20,54 +21,44 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
-// forms are the ways in which permits are stored.
-var forms = []struct {
-	name   string
-	limit  int64
-	unit   int64 // so that limit is 4 of it
-	layout zsync.Layout
-}{
-	{"curator", 4, 1, zsync.LayoutCurator},
-	{"heavy", 4000, 1000, zsync.LayoutCurator},
-	{"kazoo", 4, 1, zsync.LayoutKazoo},
-}
-
 func TestSemaphoreGrantsNoMoreThanItsLimit(t *testing.T) {
-	for _, f := range forms {
-		t.Run(f.name, func(t *testing.T) {
+	for _, f := range suite.SemaphoreForms {
+		t.Run(f.Name, func(t *testing.T) {
 			anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
-				a := zsync.NewSemaphore(connect(), "/s", f.limit, zsync.WithLayout(f.layout))
-				b := zsync.NewSemaphore(connect(), "/s", f.limit, zsync.WithLayout(f.layout))
+				a := zsync.NewSemaphore(connect(), "/s", f.Limit, zsync.WithLayout(f.Layout))
+				b := zsync.NewSemaphore(connect(), "/s", f.Limit, zsync.WithLayout(f.Layout))
 				ctx := within(t, 2*time.Minute)
-				must(t, a.Acquire(ctx, 3*f.unit))
-				if ok, err := b.TryAcquire(ctx, 2*f.unit); ok || err != nil {
+				must(t, a.Acquire(ctx, 3*f.Unit))
+				if ok, err := b.TryAcquire(ctx, 2*f.Unit); ok || err != nil {
 					t.Fatalf("TryAcquire of too many = %v, %v; want false, nil", ok, err)
 				}
-				if ok, err := b.TryAcquire(ctx, f.unit); !ok || err != nil {
+				if ok, err := b.TryAcquire(ctx, f.Unit); !ok || err != nil {
 					t.Fatalf("TryAcquire of the last = %v, %v; want true, nil", ok, err)
 				}
-				got := async(func() error { return b.Acquire(ctx, 2*f.unit) })
-				must(t, a.Release(f.unit)) // in other portions than they came
-				must(t, a.Release(f.unit))
+				got := async(func() error { return b.Acquire(ctx, 2*f.Unit) })
+				must(t, a.Release(f.Unit)) // in other portions than they came
+				must(t, a.Release(f.Unit))
 				must(t, <-got)
-				must(t, a.Release(f.unit))
-				wantErr(t, a.Release(f.unit), zsync.ErrNotLocked)
-				wantErr(t, b.Release(4*f.unit), zsync.ErrNotLocked)
+				must(t, a.Release(f.Unit))
+				wantErr(t, a.Release(f.Unit), zsync.ErrNotLocked)
+				wantErr(t, b.Release(4*f.Unit), zsync.ErrNotLocked)
 				if session.IsClosed(b.Lost()) {
 					t.Error("Lost is closed while permits are held")
 				}
-				must(t, b.Release(3*f.unit))
+				must(t, b.Release(3*f.Unit))
 				if !session.IsClosed(b.Lost()) {
 					t.Error("Lost is open while nothing is held")
 				}
-				if ok, err := a.TryAcquire(ctx, f.limit); !ok || err != nil {
+				if ok, err := a.TryAcquire(ctx, f.Limit); !ok || err != nil {
 					t.Fatalf("TryAcquire of all = %v, %v; want true, nil", ok, err)
 				}
-				must(t, a.Release(f.limit))
+				must(t, a.Release(f.Limit))
 			})
 		})
 	}
@@ -132,41 +123,41 @@ func TestSemaphoreOfAnotherLimitIsRefused(t *testing.T) {
 }
 
 func TestSemaphoreCostsThreeRequestsToAcquireAndOneToRelease(t *testing.T) {
-	for _, f := range forms {
+	for _, f := range suite.SemaphoreForms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)
-			m := zsync.NewSemaphore(s, "/s", f.limit, zsync.WithLayout(f.layout))
-			must(t, m.Acquire(t.Context(), 2*f.unit))
-			must(t, m.Release(2*f.unit))
+			m := zsync.NewSemaphore(s, "/s", f.Limit, zsync.WithLayout(f.Layout))
+			must(t, m.Acquire(t.Context(), 2*f.Unit))
+			must(t, m.Release(2*f.Unit))
 			before := s.Stats().Requests
-			must(t, m.Acquire(t.Context(), 2*f.unit))
+			must(t, m.Acquire(t.Context(), 2*f.Unit))
 			if got := s.Stats().Requests - before; got != 3 {
-				t.Errorf("%s: Acquire cost %d requests, want 3", f.name, got)
+				t.Errorf("%s: Acquire cost %d requests, want 3", f.Name, got)
 			}
-			must(t, m.Release(2*f.unit))
+			must(t, m.Release(2*f.Unit))
 			if got := s.Stats().Requests - before; got != 4 {
-				t.Errorf("%s: Acquire and Release cost %d requests, want 4", f.name, got)
+				t.Errorf("%s: Acquire and Release cost %d requests, want 4", f.Name, got)
 			}
 		})
 	}
 }
 
 func TestLargeAcquireIsServedInItsTurn(t *testing.T) {
-	for _, f := range forms {
+	for _, f := range suite.SemaphoreForms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			var ms []*zsync.Semaphore
 			for range 5 {
-				ms = append(ms, zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout)))
+				ms = append(ms, zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout)))
 			}
 			ctx := t.Context()
 			for range 4 {
-				must(t, ms[0].Acquire(ctx, f.unit))
+				must(t, ms[0].Acquire(ctx, f.Unit))
 			}
-			large := arrive(t, func() error { return ms[1].Acquire(ctx, f.limit) })
-			small := arrive(t, func() error { return ms[2].Acquire(ctx, f.unit) })
-			local := arrive(t, func() error { return ms[1].Acquire(ctx, f.unit) })
-			last := arrive(t, func() error { return ms[3].Acquire(ctx, f.unit) })
-			if ok, err := ms[4].TryAcquire(ctx, f.unit); ok || err != nil {
+			large := arrive(t, func() error { return ms[1].Acquire(ctx, f.Limit) })
+			small := arrive(t, func() error { return ms[2].Acquire(ctx, f.Unit) })
+			local := arrive(t, func() error { return ms[1].Acquire(ctx, f.Unit) })
+			last := arrive(t, func() error { return ms[3].Acquire(ctx, f.Unit) })
+			if ok, err := ms[4].TryAcquire(ctx, f.Unit); ok || err != nil {
 				t.Errorf("TryAcquire while others wait = %v, %v; want false, nil", ok, err)
 			}
 			cs, err := ms[4].Contenders(ctx)
@@ -176,22 +167,22 @@ func TestLargeAcquireIsServedInItsTurn(t *testing.T) {
 			}
 			for range 3 {
 				before := srv.Counts()
-				must(t, ms[0].Release(f.unit))
+				must(t, ms[0].Release(f.Unit))
 				pendingStill(t, large)
 				pendingStill(t, small)
 				if d := srv.Counts().Sub(before); d.Notifications != 1 {
-					t.Errorf("%s: %d notifications for a release, want 1: to the first in the line", f.name, d.Notifications)
+					t.Errorf("%s: %d notifications for a release, want 1: to the first in the line", f.Name, d.Notifications)
 				}
 			}
-			must(t, ms[0].Release(f.unit))
+			must(t, ms[0].Release(f.Unit))
 			must(t, <-large)
 			pendingStill(t, small)
-			must(t, ms[1].Release(f.limit))
+			must(t, ms[1].Release(f.Limit))
 			must(t, <-small)
 			must(t, <-last)
 			must(t, <-local)
 			for _, m := range ms[1:4] {
-				must(t, m.Release(f.unit))
+				must(t, m.Release(f.Unit))
 			}
 		})
 	}
@@ -199,16 +190,16 @@ func TestLargeAcquireIsServedInItsTurn(t *testing.T) {
 
 // CURATOR-315, -335, -462: a lost connection at any step leaves no permit out.
 func TestCase29NoPermitIsLeftOutWhateverIsLost(t *testing.T) {
-	for _, f := range forms {
+	for _, f := range suite.SemaphoreForms {
 		for _, op := range []zktest.Op{zktest.OpCreate, zktest.OpGetChildren2, zktest.OpGetData, zktest.OpMulti, zktest.OpDelete} {
 			for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
 				for _, expire := range []bool{false, true} {
-					t.Run(fmt.Sprint(f.name, op, fault, expire), func(t *testing.T) {
+					t.Run(fmt.Sprint(f.Name, op, fault, expire), func(t *testing.T) {
 						bubble(t, func(t *testing.T, srv *zktest.Server) {
 							s := open(t, srv)
-							m := zsync.NewSemaphore(s, "/s", f.limit, zsync.WithLayout(f.layout))
-							must(t, m.Acquire(t.Context(), 2*f.unit))
-							must(t, m.Release(2*f.unit))
+							m := zsync.NewSemaphore(s, "/s", f.Limit, zsync.WithLayout(f.Layout))
+							must(t, m.Acquire(t.Context(), 2*f.Unit))
+							must(t, m.Release(2*f.Unit))
 							var once sync.Once
 							srv.Intercept(func(r zktest.Request) (act zktest.Action) {
 								if r.Op == op {
@@ -221,18 +212,18 @@ func TestCase29NoPermitIsLeftOutWhateverIsLost(t *testing.T) {
 								}
 								return act
 							})
-							must(t, m.Acquire(t.Context(), 2*f.unit))
-							err := m.Release(f.unit)
-							err = errors.Join(err, m.Release(f.unit))
+							must(t, m.Acquire(t.Context(), 2*f.Unit))
+							err := m.Release(f.Unit)
+							err = errors.Join(err, m.Release(f.Unit))
 							if err != nil && !(expire && errors.Is(err, zsync.ErrLost)) {
 								t.Error(err)
 							}
 							srv.Intercept(nil)
 							time.Sleep(5 * time.Second)
-							must(t, m.Acquire(within(t, time.Second), f.limit))
-							must(t, m.Release(f.limit))
+							must(t, m.Acquire(within(t, time.Second), f.Limit))
+							must(t, m.Release(f.Limit))
 							leases := "/s/leases"
-							if f.layout == zsync.LayoutKazoo {
+							if f.Layout == zsync.LayoutKazoo {
 								leases = "/s"
 							}
 							if names := childrenOf(t, s, leases); len(names) > 0 {
@@ -247,23 +238,23 @@ func TestCase29NoPermitIsLeftOutWhateverIsLost(t *testing.T) {
 }
 
 func TestCancelledAcquireLeavesTheSemaphoreUnchanged(t *testing.T) {
-	for _, f := range forms {
+	for _, f := range suite.SemaphoreForms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			a := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-			b := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-			must(t, a.Acquire(t.Context(), f.unit))
+			a := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+			b := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+			must(t, a.Acquire(t.Context(), f.Unit))
 			cause := errors.New("enough")
 			for range 50 {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				time.AfterFunc(50*time.Millisecond, func() { cancel(cause) })
-				wantErr(t, b.Acquire(ctx, f.limit), cause, context.Canceled)
+				wantErr(t, b.Acquire(ctx, f.Limit), cause, context.Canceled)
 				cs, err := a.Contenders(t.Context())
 				must(t, err)
 				if len(cs) != 1 {
-					t.Fatalf("%s: %d contenders after a cancelled Acquire, want the holder", f.name, len(cs))
+					t.Fatalf("%s: %d contenders after a cancelled Acquire, want the holder", f.Name, len(cs))
 				}
 			}
-			if st := zsync.SessionOf(b).Stats(); st.Watches > 2 || st.Waiters != 0 || st.Holds != 0 {
+			if st := inside.Session(b).Stats(); st.Watches > 2 || st.Waiters != 0 || st.Holds != 0 {
 				t.Errorf("left: %+v", st)
 			}
 			// Cancelled while the permits are made.
@@ -274,26 +265,26 @@ func TestCancelledAcquireLeavesTheSemaphoreUnchanged(t *testing.T) {
 					}
 					return zktest.Pass
 				})
-				wantErr(t, b.Acquire(within(t, 100*time.Millisecond), f.unit), context.DeadlineExceeded)
+				wantErr(t, b.Acquire(within(t, 100*time.Millisecond), f.Unit), context.DeadlineExceeded)
 				srv.Intercept(nil)
 				time.Sleep(5 * time.Second)
 			}
-			must(t, b.Acquire(within(t, time.Second), f.limit-f.unit))
-			must(t, b.Release(f.limit-f.unit))
-			must(t, a.Release(f.unit))
+			must(t, b.Acquire(within(t, time.Second), f.Limit-f.Unit))
+			must(t, b.Release(f.Limit-f.Unit))
+			must(t, a.Release(f.Unit))
 		})
 	}
 }
 
 func TestLostPermitsAreToldAndGoToOthers(t *testing.T) {
-	for _, f := range forms {
+	for _, f := range suite.SemaphoreForms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			sa := open(t, srv)
-			a := zsync.NewSemaphore(sa, "/s", f.limit, zsync.WithLayout(f.layout))
-			b := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-			must(t, a.Acquire(t.Context(), f.limit))
+			a := zsync.NewSemaphore(sa, "/s", f.Limit, zsync.WithLayout(f.Layout))
+			b := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+			must(t, a.Acquire(t.Context(), f.Limit))
 			lost := a.Lost()
-			got := arrive(t, func() error { return b.Acquire(t.Context(), f.limit) })
+			got := arrive(t, func() error { return b.Acquire(t.Context(), f.Limit) })
 			id := sa.ID()
 			srv.Partition(id)
 			must(t, <-got)
@@ -301,34 +292,34 @@ func TestLostPermitsAreToldAndGoToOthers(t *testing.T) {
 				t.Error("permits were given to another before the loss was told")
 			}
 			srv.Heal(id)
-			again := arrive(t, func() error { return a.Acquire(t.Context(), f.unit) })
-			wantErr(t, a.Release(f.unit), zsync.ErrLost)
+			again := arrive(t, func() error { return a.Acquire(t.Context(), f.Unit) })
+			wantErr(t, a.Release(f.Unit), zsync.ErrLost)
 			pendingStill(t, again)
-			wantErr(t, a.Release(f.limit-f.unit), zsync.ErrLost)
+			wantErr(t, a.Release(f.Limit-f.Unit), zsync.ErrLost)
 			pendingStill(t, again)
-			must(t, b.Release(f.limit))
+			must(t, b.Release(f.Limit))
 			must(t, <-again)
-			must(t, a.Release(f.unit))
+			must(t, a.Release(f.Unit))
 		})
 	}
 }
 
 func TestWaitingAcquireCarriesOnInTheNextSession(t *testing.T) {
-	for _, f := range forms {
+	for _, f := range suite.SemaphoreForms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			sb := open(t, srv)
-			a := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-			b := zsync.NewSemaphore(sb, "/s", f.limit, zsync.WithLayout(f.layout))
-			must(t, a.Acquire(t.Context(), f.limit))
-			got := arrive(t, func() error { return b.Acquire(t.Context(), f.unit) })
+			a := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+			b := zsync.NewSemaphore(sb, "/s", f.Limit, zsync.WithLayout(f.Layout))
+			must(t, a.Acquire(t.Context(), f.Limit))
+			got := arrive(t, func() error { return b.Acquire(t.Context(), f.Unit) })
 			for range 3 {
 				srv.Expire(sb.ID())
 				time.Sleep(time.Second)
 				pendingStill(t, got)
 			}
-			must(t, a.Release(f.limit))
+			must(t, a.Release(f.Limit))
 			must(t, <-got)
-			must(t, b.Release(f.unit))
+			must(t, b.Release(f.Unit))
 		})
 	}
 }
@@ -347,28 +338,28 @@ func TestReleaseOfADeletedPermitIsErrLost(t *testing.T) {
 }
 
 func TestReleaseWithServersDownReturnsAtOnceAndIsMadeUpFor(t *testing.T) {
-	for _, f := range forms {
+	for _, f := range suite.SemaphoreForms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)
-			m := zsync.NewSemaphore(s, "/s", f.limit, zsync.WithLayout(f.layout))
-			must(t, m.Acquire(t.Context(), 4*f.unit))
+			m := zsync.NewSemaphore(s, "/s", f.Limit, zsync.WithLayout(f.Layout))
+			must(t, m.Acquire(t.Context(), 4*f.Unit))
 			srv.Stop()
 			synctest.Wait()
 			start := time.Now()
-			must(t, m.Release(f.unit))
-			must(t, m.Release(2*f.unit))
+			must(t, m.Release(f.Unit))
+			must(t, m.Release(2*f.Unit))
 			if d := time.Since(start); d > time.Millisecond {
 				t.Errorf("Release took %v, want it to return at once", d)
 			}
 			srv.Restart()
 			time.Sleep(2 * time.Second)
-			other := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-			must(t, other.Acquire(within(t, time.Second), 3*f.unit))
-			if ok, _ := other.TryAcquire(t.Context(), f.unit); ok {
+			other := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+			must(t, other.Acquire(within(t, time.Second), 3*f.Unit))
+			if ok, _ := other.TryAcquire(t.Context(), f.Unit); ok {
 				t.Error("more permits are out than there are")
 			}
-			must(t, m.Release(f.unit))
-			must(t, other.Release(3*f.unit))
+			must(t, m.Release(f.Unit))
+			must(t, other.Release(3*f.Unit))
 		})
 	}
 }
@@ -414,18 +405,11 @@ func (s *strike) end() bool {
 	return s.seen > s.k
 }
 
-// leasesOf lists the znodes of the permits that are out, and gateOf those who
-// stand at the gate.
-func leasesOf(t testing.TB, m *zsync.Semaphore) []string {
-	t.Helper()
-	dir, _ := zsync.SemaphoreZnodes(m)
-	return childrenOf(t, zsync.SessionOf(m), dir)
-}
-
+// gateOf lists the znodes of those who wait at the gate.
 func gateOf(t testing.TB, m *zsync.Semaphore) []string {
 	t.Helper()
-	_, dir := zsync.SemaphoreZnodes(m)
-	return childrenOf(t, zsync.SessionOf(m), dir)
+	_, dir := inside.SemaphoreZnodes(m)
+	return childrenOf(t, inside.Session(m), dir)
 }
 
 // Each request of an Acquire, with and without a wait in it, is lost, or its
@@ -440,28 +424,28 @@ func TestAcquireSucceedsOnceWhateverIsLostAtAnyStep(t *testing.T) {
 		{"request", zktest.DropRequest, false}, {"reply", zktest.DropReply, false},
 		{"expired before", zktest.DropRequest, true}, {"expired after", zktest.DropReply, true},
 	}
-	for _, f := range forms {
+	for _, f := range suite.SemaphoreForms {
 		for _, wait := range []bool{false, true} {
 			for _, fault := range faults {
-				t.Run(fmt.Sprint(f.name, wait, fault.name), func(t *testing.T) {
+				t.Run(fmt.Sprint(f.Name, wait, fault.name), func(t *testing.T) {
 					for k, struck := 0, true; struck; k++ {
 						bubble(t, func(t *testing.T, srv *zktest.Server) {
-							holder := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-							m := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-							must(t, holder.Acquire(t.Context(), f.limit))
+							holder := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+							m := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+							must(t, holder.Acquire(t.Context(), f.Limit))
 							if !wait {
-								must(t, holder.Release(f.limit))
+								must(t, holder.Release(f.Limit))
 							}
-							id := zsync.SessionOf(m).ID()
+							id := inside.Session(m).ID()
 							s := &strike{srv: srv, session: id, k: k, act: fault.act}
 							if fault.expire {
 								s.also = func() { srv.Expire(id) }
 							}
 							s.begin()
-							got := async(func() error { return m.Acquire(t.Context(), 2*f.unit) })
+							got := async(func() error { return m.Acquire(t.Context(), 2*f.Unit) })
 							time.Sleep(5 * time.Second)
 							if wait {
-								must(t, holder.Release(f.limit))
+								must(t, holder.Release(f.Limit))
 							}
 							must(t, <-got)
 							struck = s.end()
@@ -470,17 +454,17 @@ func TestAcquireSucceedsOnceWhateverIsLostAtAnyStep(t *testing.T) {
 							if lost && !fault.expire {
 								t.Fatalf("request %d: the permits are lost though the session lives", k)
 							}
-							if want := f.limit - 2*f.unit; !lost {
-								if ok, err := holder.TryAcquire(t.Context(), want+f.unit); ok || err != nil {
+							if want := f.Limit - 2*f.Unit; !lost {
+								if ok, err := holder.TryAcquire(t.Context(), want+f.Unit); ok || err != nil {
 									t.Fatalf("request %d: TryAcquire of more than there are = %v, %v", k, ok, err)
 								}
 								must(t, holder.Acquire(within(t, time.Second), want))
 								must(t, holder.Release(want))
-								must(t, m.Release(2*f.unit))
+								must(t, m.Release(2*f.Unit))
 							} else {
-								wantErr(t, m.Release(2*f.unit), zsync.ErrLost)
+								wantErr(t, m.Release(2*f.Unit), zsync.ErrLost)
 							}
-							nothingIsLeft(t, k, f.limit, holder, m)
+							nothingIsLeft(t, k, f.Limit, holder, m)
 						})
 					}
 				})
@@ -498,7 +482,7 @@ func nothingIsLeft(t testing.TB, k int, limit int64, ms ...*zsync.Semaphore) {
 		t.Errorf("request %d: %v are left", k, left)
 	}
 	for _, m := range ms {
-		if st := zsync.SessionOf(m).Stats(); st.Holds != 0 || st.Waiters != 0 {
+		if st := inside.Session(m).Stats(); st.Holds != 0 || st.Waiters != 0 {
 			t.Errorf("request %d: %d holds and %d waiters are left", k, st.Holds, st.Waiters)
 		}
 	}
@@ -509,19 +493,19 @@ func nothingIsLeft(t testing.TB, k int, limit int64, ms ...*zsync.Semaphore) {
 func TestAcquireEndsWithItsContextAtAnyStepAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	const patience = 100 * time.Millisecond
-	for _, f := range forms {
+	for _, f := range suite.SemaphoreForms {
 		for _, wait := range []bool{false, true} {
 			for _, how := range []string{"slow", "cut", "lost"} {
-				t.Run(fmt.Sprint(f.name, wait, how), func(t *testing.T) {
+				t.Run(fmt.Sprint(f.Name, wait, how), func(t *testing.T) {
 					for k, struck := 0, true; struck; k++ {
 						bubble(t, func(t *testing.T, srv *zktest.Server) {
-							holder := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-							m := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-							must(t, holder.Acquire(t.Context(), f.limit))
+							holder := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+							m := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+							must(t, holder.Acquire(t.Context(), f.Limit))
 							if !wait {
-								must(t, holder.Release(f.limit))
+								must(t, holder.Release(f.Limit))
 							}
-							id := zsync.SessionOf(m).ID()
+							id := inside.Session(m).ID()
 							s := &strike{srv: srv, session: id, k: k}
 							switch how {
 							case "slow":
@@ -534,10 +518,10 @@ func TestAcquireEndsWithItsContextAtAnyStepAndLeavesNothing(t *testing.T) {
 							}
 							s.begin()
 							start := time.Now()
-							got := async(func() error { return m.Acquire(within(t, patience), 2*f.unit) })
+							got := async(func() error { return m.Acquire(within(t, patience), 2*f.Unit) })
 							if wait {
 								time.Sleep(patience / 2)
-								must(t, holder.Release(f.limit))
+								must(t, holder.Release(f.Limit))
 							}
 							err := <-got
 							if d := time.Since(start); d > patience+2*session.Grace {
@@ -551,9 +535,9 @@ func TestAcquireEndsWithItsContextAtAnyStepAndLeavesNothing(t *testing.T) {
 							time.Sleep(3 * time.Second)
 							if err == nil {
 								// It was only giving up the gate that was held up.
-								must(t, m.Release(2*f.unit))
+								must(t, m.Release(2*f.Unit))
 							}
-							nothingIsLeft(t, k, f.limit, holder, m)
+							nothingIsLeft(t, k, f.Limit, holder, m)
 						})
 					}
 				})
@@ -566,27 +550,27 @@ func TestAcquireEndsWithItsContextAtAnyStepAndLeavesNothing(t *testing.T) {
 // another znode.
 func TestReleaseGivesBackWhatItShouldWhateverIsLost(t *testing.T) {
 	t.Parallel()
-	for _, f := range forms {
+	for _, f := range suite.SemaphoreForms {
 		for _, fault := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
 			for k, struck := 0, true; struck; k++ {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
-					m := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-					other := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-					must(t, m.Acquire(t.Context(), f.unit))
-					must(t, m.Acquire(t.Context(), 3*f.unit))
-					s := &strike{srv: srv, session: zsync.SessionOf(m).ID(), k: k, act: fault}
+					m := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+					other := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+					must(t, m.Acquire(t.Context(), f.Unit))
+					must(t, m.Acquire(t.Context(), 3*f.Unit))
+					s := &strike{srv: srv, session: inside.Session(m).ID(), k: k, act: fault}
 					s.begin()
-					must(t, m.Release(f.unit))
-					must(t, m.Release(f.unit))
+					must(t, m.Release(f.Unit))
+					must(t, m.Release(f.Unit))
 					time.Sleep(5 * time.Second)
 					struck = s.end()
-					if ok, err := other.TryAcquire(t.Context(), 2*f.unit+1); ok || err != nil {
-						t.Errorf("%s, request %d: TryAcquire of more than were given back = %v, %v", f.name, k, ok, err)
+					if ok, err := other.TryAcquire(t.Context(), 2*f.Unit+1); ok || err != nil {
+						t.Errorf("%s, request %d: TryAcquire of more than were given back = %v, %v", f.Name, k, ok, err)
 					}
-					must(t, other.Acquire(within(t, time.Second), 2*f.unit))
-					must(t, other.Release(2*f.unit))
-					must(t, m.Release(2*f.unit))
-					nothingIsLeft(t, k, f.limit, other, m)
+					must(t, other.Acquire(within(t, time.Second), 2*f.Unit))
+					must(t, other.Release(2*f.Unit))
+					must(t, m.Release(2*f.Unit))
+					nothingIsLeft(t, k, f.Limit, other, m)
 				})
 			}
 		}
@@ -594,58 +578,58 @@ func TestReleaseGivesBackWhatItShouldWhateverIsLost(t *testing.T) {
 }
 
 func TestTryAcquireCostsThreeRequestsWhenItFailsAndSixWhenItSucceeds(t *testing.T) {
-	for _, f := range forms {
+	for _, f := range suite.SemaphoreForms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			m := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-			other := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-			must(t, m.Acquire(t.Context(), f.unit))
-			must(t, m.Release(f.unit))
+			m := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+			other := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+			must(t, m.Acquire(t.Context(), f.Unit))
+			must(t, m.Release(f.Unit))
 			try := func(n int64, want bool, cost int64) {
 				t.Helper()
-				before := zsync.SessionOf(m).Stats().Requests
+				before := inside.Session(m).Stats().Requests
 				if ok, err := m.TryAcquire(t.Context(), n); ok != want || err != nil {
-					t.Errorf("%s: TryAcquire = %v, %v; want %v, nil", f.name, ok, err, want)
+					t.Errorf("%s: TryAcquire = %v, %v; want %v, nil", f.Name, ok, err, want)
 				}
-				if got := zsync.SessionOf(m).Stats().Requests - before; got != cost {
-					t.Errorf("%s: TryAcquire cost %d requests, want %d", f.name, got, cost)
+				if got := inside.Session(m).Stats().Requests - before; got != cost {
+					t.Errorf("%s: TryAcquire cost %d requests, want %d", f.Name, got, cost)
 				}
 			}
-			try(f.limit, true, 6)
+			try(f.Limit, true, 6)
 			try(1, false, 3)
 			wait := arrive(t, func() error { return other.Acquire(t.Context(), 1) })
 			try(1, false, 3)
-			must(t, m.Release(f.limit))
+			must(t, m.Release(f.Limit))
 			must(t, <-wait)
 		})
 	}
 }
 
 func TestAcquireThatWaitsCostsItsListingsAndNotificationsAlone(t *testing.T) {
-	for _, f := range forms {
+	for _, f := range suite.SemaphoreForms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			holder := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-			m := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-			must(t, m.Acquire(t.Context(), f.limit))
-			must(t, m.Release(f.limit))
-			must(t, holder.Acquire(t.Context(), f.limit))
+			holder := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+			m := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+			must(t, m.Acquire(t.Context(), f.Limit))
+			must(t, m.Release(f.Limit))
+			must(t, holder.Acquire(t.Context(), f.Limit))
 			zsync.ThroughTheGate(m) // what it costs to try without is in the other table
-			before, sent := srv.Counts(), zsync.SessionOf(m).Stats().Requests
-			got := arrive(t, func() error { return m.Acquire(t.Context(), f.unit) })
-			if st := zsync.SessionOf(m).Stats(); st.Holds != 0 || st.Waiters != 1 {
-				t.Errorf("%s: %d holds and %d waiters, want 0 and 1", f.name, st.Holds, st.Waiters)
+			before, sent := srv.Counts(), inside.Session(m).Stats().Requests
+			got := arrive(t, func() error { return m.Acquire(t.Context(), f.Unit) })
+			if st := inside.Session(m).Stats(); st.Holds != 0 || st.Waiters != 1 {
+				t.Errorf("%s: %d holds and %d waiters, want 0 and 1", f.Name, st.Holds, st.Waiters)
 			}
-			must(t, holder.Release(f.unit)) // with weights, a part of one znode
+			must(t, holder.Release(f.Unit)) // with weights, a part of one znode
 			must(t, <-got)
 			synctest.Wait()
 			// The six of an Acquire, the listing with a watch and that after it.
-			if got := zsync.SessionOf(m).Stats().Requests - sent; got != 8 {
-				t.Errorf("%s: an Acquire that waits once cost %d requests, want 8", f.name, got)
+			if got := inside.Session(m).Stats().Requests - sent; got != 8 {
+				t.Errorf("%s: an Acquire that waits once cost %d requests, want 8", f.Name, got)
 			}
 			if d := srv.Counts().Sub(before); d.Notifications != 1 {
-				t.Errorf("%s: %d notifications, want 1", f.name, d.Notifications)
+				t.Errorf("%s: %d notifications, want 1", f.Name, d.Notifications)
 			}
-			must(t, m.Release(f.unit))
-			must(t, holder.Release(f.limit-f.unit))
+			must(t, m.Release(f.Unit))
+			must(t, holder.Release(f.Limit-f.Unit))
 		})
 	}
 }
@@ -659,7 +643,7 @@ func TestGoroutinesOfAProcessHandTheGateOnForThreeRequests(t *testing.T) {
 		for range 7 {
 			rest = append(rest, arrive(t, func() error { return m.Acquire(t.Context(), 1) }))
 		}
-		before := zsync.SessionOf(m).Stats().Requests
+		before := inside.Session(m).Stats().Requests
 		must(t, m.Release(8))
 		must(t, <-first)
 		for _, r := range rest {
@@ -667,7 +651,7 @@ func TestGoroutinesOfAProcessHandTheGateOnForThreeRequests(t *testing.T) {
 		}
 		// 1 to release, a listing and a transaction for the first, three
 		// for each of the rest, and 1 to give up the gate.
-		if got := zsync.SessionOf(m).Stats().Requests - before; got != 1+2+7*3+1 {
+		if got := inside.Session(m).Stats().Requests - before; got != 1+2+7*3+1 {
 			t.Errorf("a release and 8 grants cost %d requests, want %d", got, 1+2+7*3+1)
 		}
 		must(t, m.Release(8))
@@ -715,18 +699,18 @@ func TestWaitersForPermitsAreNoHerd(t *testing.T) {
 
 func TestPermitsAreGrantedInTheOrderOfArrivalWhateverTheirNumber(t *testing.T) {
 	t.Parallel()
-	for _, f := range forms {
+	for _, f := range suite.SemaphoreForms {
 		for _, handoffs := range []int{0, 1, 16} {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				rnd := rand.New(rand.NewPCG(uint64(handoffs), 5))
-				holder := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-				must(t, holder.Acquire(t.Context(), f.limit))
+				holder := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+				must(t, holder.Acquire(t.Context(), f.Limit))
 				var mu sync.Mutex
 				var order []int
 				var wg sync.WaitGroup
 				for i := range 30 {
-					m := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout), zsync.WithHandoffs(handoffs))
-					n := f.unit * (1 + rnd.Int64N(4))
+					m := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout), zsync.WithHandoffs(handoffs))
+					n := f.Unit * (1 + rnd.Int64N(4))
 					wg.Go(func() {
 						if err := m.Acquire(t.Context(), n); err != nil {
 							t.Error(err)
@@ -742,10 +726,10 @@ func TestPermitsAreGrantedInTheOrderOfArrivalWhateverTheirNumber(t *testing.T) {
 					synctest.Wait()
 				}
 				srv.SetLatency(time.Millisecond) // so that two grants are told apart
-				must(t, holder.Release(f.limit))
+				must(t, holder.Release(f.Limit))
 				wg.Wait()
 				if !slices.IsSorted(order) {
-					t.Errorf("%s, %d hand-overs: granted in the order %v", f.name, handoffs, order)
+					t.Errorf("%s, %d hand-overs: granted in the order %v", f.Name, handoffs, order)
 				}
 			})
 		}
@@ -833,24 +817,24 @@ func TestSemaphoreWritesTheZnodesOfCuratorAndKazoo(t *testing.T) {
 }
 
 func TestPermitsOfOtherProgramsCountAsOneEach(t *testing.T) {
-	for _, f := range forms {
+	for _, f := range suite.SemaphoreForms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)
-			m := zsync.NewSemaphore(s, "/s", f.limit, zsync.WithLayout(f.layout))
+			m := zsync.NewSemaphore(s, "/s", f.Limit, zsync.WithLayout(f.Layout))
 			must(t, m.Acquire(t.Context(), 1))
 			must(t, m.Release(1))
 			inc := live(t, s)
-			leases, _ := zsync.SemaphoreZnodes(m)
+			leases, _ := inside.SemaphoreZnodes(m)
 			for _, name := range []string{"_c_x-lease-0000000007", "anything"} {
 				_, err := inc.Create(t.Context(), session.ChildPath(inc.Manager.Full(leases), name), nil)
 				must(t, err)
 			}
-			if ok, err := m.TryAcquire(t.Context(), f.limit-1); ok || err != nil {
-				t.Errorf("%s: TryAcquire = %v, %v; want false, nil", f.name, ok, err)
+			if ok, err := m.TryAcquire(t.Context(), f.Limit-1); ok || err != nil {
+				t.Errorf("%s: TryAcquire = %v, %v; want false, nil", f.Name, ok, err)
 			}
-			must(t, m.Acquire(within(t, time.Second), f.limit-2))
-			must(t, m.Release(f.limit-2))
-			if f.layout != zsync.LayoutKazoo && f.limit > maxUnits { // more than there are, and more than can be counted
+			must(t, m.Acquire(within(t, time.Second), f.Limit-2))
+			must(t, m.Release(f.Limit-2))
+			if f.Layout != zsync.LayoutKazoo && f.Limit > maxUnits { // more than there are, and more than can be counted
 				for range 2 {
 					_, err := inc.Create(t.Context(), fmt.Sprintf("%s/_c_%s-weight-9223372036854775807", inc.Manager.Full(leases), session.NewGUID()), nil)
 					must(t, err)
@@ -896,14 +880,14 @@ func TestLimitCanChangeOnceTheSemaphoreHasNotBeenUsedForAWhile(t *testing.T) {
 }
 
 func TestSemaphoreSurvivesTheDeletionOfItsTree(t *testing.T) {
-	for _, f := range forms {
+	for _, f := range suite.SemaphoreForms {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			m := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-			other := zsync.NewSemaphore(open(t, srv), "/s", f.limit, zsync.WithLayout(f.layout))
-			must(t, m.Acquire(t.Context(), f.limit))
+			m := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+			other := zsync.NewSemaphore(open(t, srv), "/s", f.Limit, zsync.WithLayout(f.Layout))
+			must(t, m.Acquire(t.Context(), f.Limit))
 			granted := make(chan error, 2) // in either order: who had the gate has lost its place
 			for range 2 {
-				go func() { granted <- other.Acquire(t.Context(), f.limit) }()
+				go func() { granted <- other.Acquire(t.Context(), f.Limit) }()
 				synctest.Wait()
 			}
 			admin := open(t, srv)
@@ -915,22 +899,22 @@ func TestSemaphoreSurvivesTheDeletionOfItsTree(t *testing.T) {
 				}
 				ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 			}
-			if f.layout == zsync.LayoutKazoo {
+			if f.Layout == zsync.LayoutKazoo {
 				uproot("/s-__lock__")
 			}
 			uproot("/s")
 			_, err := admin.Txn(t.Context(), ops...)
 			must(t, err)
-			wantErr(t, m.Release(f.limit), zsync.ErrLost)
+			wantErr(t, m.Release(f.Limit), zsync.ErrLost)
 			for range 2 {
 				must(t, <-granted)
-				must(t, other.Release(f.limit))
+				must(t, other.Release(f.Limit))
 			}
 			data, _, err := live(t, admin).Get(t.Context(), "/s")
 			must(t, err)
-			if limit, _, _ := strings.Cut(string(data), "\n"); limit != fmt.Sprint(f.limit) {
-				want := fmt.Sprint(f.limit)
-				t.Errorf("%s: the limit is stored as %q, want %s", f.name, data, want)
+			if limit, _, _ := strings.Cut(string(data), "\n"); limit != fmt.Sprint(f.Limit) {
+				want := fmt.Sprint(f.Limit)
+				t.Errorf("%s: the limit is stored as %q, want %s", f.Name, data, want)
 			}
 		})
 	}
@@ -968,7 +952,7 @@ func TestSoManyPermitsThatTheyFitInNoTransactionAreRefusedAtOnce(t *testing.T) {
 			must(t, k.Acquire(t.Context(), most))
 		}
 		must(t, k.Release(4*most))
-		if st := zsync.SessionOf(k).Stats(); st.Reconnects != 0 {
+		if st := inside.Session(k).Stats(); st.Reconnects != 0 {
 			t.Errorf("%d reconnects", st.Reconnects)
 		}
 		if left := leasesOf(t, k); len(left) > 0 {
@@ -1011,7 +995,7 @@ func TestAcquireWhoseSessionEndsWithItsContextFailsWithTheContext(t *testing.T) 
 		for i := range 10 {
 			ctx, cancel := context.WithCancel(t.Context())
 			got := arrive(t, func() error { return m.Acquire(ctx, 1) })
-			inc := live(t, zsync.SessionOf(m))
+			inc := live(t, inside.Session(m))
 			if i%2 == 0 { // either may be noticed first
 				cancel()
 				inc.Lose(session.LossExpired)
@@ -1120,7 +1104,7 @@ func TestALossThatIsNotReleasedStandsInNobodysWay(t *testing.T) {
 				for _, name := range harness.Children(t, c, "/s/leases") {
 					_, stat, err := c.Get("/s/leases/" + name)
 					must(t, err)
-					if stat.EphemeralOwner == zsync.SessionOf(v).ID() {
+					if stat.EphemeralOwner == inside.Session(v).ID() {
 						must(t, c.Delete("/s/leases/"+name, -1))
 					}
 				}
@@ -1184,5 +1168,224 @@ func TestALargeRequestWhoseZnodeIsDeletedStandsInTheLineAgain(t *testing.T) {
 		t.Error("fifty small requests that came later were served, and the large one was not")
 		must(t, a.Release(1))
 		must(t, <-all)
+	})
+}
+
+func TestNoPermitTooManyWhenTheServerFailsBehindANotificationAndTheNextLags(t *testing.T) {
+	var taker atomic.Int64 // whose transactions are held up
+	var hold chan struct{} // made in the bubble
+	hook := func(r zktest.Request) {
+		if r.Session == taker.Load() && r.Op == zktest.OpMulti {
+			<-hold
+		}
+	}
+	afterEvent(t, hook, func(t *testing.T, w, p *zsync.Session, strike func() (mend func())) {
+		hold = make(chan struct{})
+		sp, sw := zsync.NewSemaphore(p, "/s", 1), zsync.NewSemaphore(w, "/s", 1)
+		for _, m := range []*zsync.Semaphore{sp, sw} { // makes the containers
+			must(t, m.Acquire(t.Context(), 1))
+			must(t, m.Release(1))
+		}
+		zsync.ThroughTheGate(sp)
+		zsync.ThroughTheGate(sw)
+		taker.Store(p.ID())
+		gotP := async(func() error { return sp.Acquire(t.Context(), 1) })
+		synctest.Wait() // it has the gate, and has found the permit free
+		gotW := async(func() error { return sw.Acquire(t.Context(), 1) })
+		synctest.Wait() // it waits at the gate
+		mend := strike()
+		close(hold)
+		must(t, <-gotP)
+		time.Sleep(2 * time.Second)
+		pendingStill(t, gotW)
+		mend()
+		must(t, sp.Release(1))
+		must(t, <-gotW)
+	})
+}
+
+// warm returns Semaphores of the same path that know its limit, one for each
+// session, and have found it free. Who has used it last has been longest idle.
+func warm(t *testing.T, limit int64, layout zsync.Layout, sessions ...*zsync.Session) (ms []*zsync.Semaphore) {
+	t.Helper()
+	for _, s := range sessions {
+		m := zsync.NewSemaphore(s, "/s", limit, zsync.WithLayout(layout))
+		must(t, m.Acquire(t.Context(), 1))
+		must(t, m.Release(1))
+		ms = append(ms, m)
+	}
+	return ms
+}
+
+// Two who come at once may each see the other's permits. Both go to the gate then,
+// and one gets it.
+func TestTwoWhoTakeTheLastPermitAtOnceDoNotBothGetIt(t *testing.T) {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			ms := warm(t, 1, layout, open(t, srv), open(t, srv))
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpGetChildren2 {
+					return zktest.Delay(100 * time.Millisecond) // the other's transaction comes first
+				}
+				return zktest.Pass
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			a := async(func() error { return ms[0].Acquire(ctx, 1) })
+			b := async(func() error { return ms[1].Acquire(ctx, 1) })
+			time.Sleep(5 * time.Second)
+			var first, second <-chan error
+			var holder, next *zsync.Semaphore
+			select {
+			case err := <-a:
+				must(t, err)
+				first, second, holder, next = a, b, ms[0], ms[1]
+			case err := <-b:
+				must(t, err)
+				first, second, holder, next = b, a, ms[1], ms[0]
+			default:
+				t.Fatal("neither has got the permit")
+			}
+			_ = first
+			pendingStill(t, second)
+			must(t, holder.Release(1))
+			must(t, <-second)
+			must(t, next.Release(1))
+			cancel()
+		})
+	}
+}
+
+// Who has the gate has counted, and is about to make its permits: who comes past
+// the gate must not take the same.
+func TestWhoHasTheGateAndHasCountedIsNotOvertaken(t *testing.T) {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			sg, sf := open(t, srv), open(t, srv)
+			ms := warm(t, 1, layout, sg, sf)
+			g, f := ms[0], ms[1]
+			zsync.ThroughTheGate(g)
+			held, listed := false, 0
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Session == sf.ID() && r.Op == zktest.OpGetChildren2 {
+					if listed++; listed == 2 {
+						return zktest.Delay(2 * time.Second) // the other takes its permit, and leaves the gate, in between
+					}
+				}
+				if r.Session == sg.ID() && r.Op == zktest.OpMulti && !held {
+					held = true
+					return zktest.Delay(time.Second)
+				}
+				return zktest.Pass
+			})
+			gotG := async(func() error { return g.Acquire(t.Context(), 1) })
+			synctest.Wait() // it has found the permit free
+			if !held {
+				t.Fatal("the transaction is not on its way")
+			}
+			gotF := async(func() error { return f.Acquire(t.Context(), 1) })
+			must(t, <-gotG)
+			time.Sleep(5 * time.Second)
+			pendingStill(t, gotF)
+			must(t, g.Release(1))
+			must(t, <-gotF)
+		})
+	}
+}
+
+// The limit is lowered when the permits are made and not yet counted: they must not
+// be granted by the limit from before.
+func TestAPermitIsNotGrantedByALimitFromBeforeItWasCounted(t *testing.T) {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			sf := open(t, srv)
+			ms := warm(t, 2, layout, sf, open(t, srv))
+			f, other := ms[0], ms[1]
+			must(t, other.Acquire(t.Context(), 1))
+			armed := true
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Session == sf.ID() && r.Op == zktest.OpGetChildren2 && armed {
+					armed = false
+					return zktest.Delay(time.Second)
+				}
+				return zktest.Pass
+			})
+			got := async(func() error { return f.Acquire(t.Context(), 1) })
+			synctest.Wait() // made, and not listed
+			if armed {
+				t.Fatal("nothing was listed")
+			}
+			must(t, other.Resize(t.Context(), 1))
+			time.Sleep(3 * time.Second)
+			pendingStill(t, got)
+			must(t, other.Release(1))
+			must(t, <-got)
+		})
+	}
+}
+
+// Whatever request or reply is lost, the permit is got once, and nothing stays out.
+func TestPermitsTakenAtOnceAreGotOnceWhateverIsLost(t *testing.T) {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
+		for _, action := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
+			for at := range 3 {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					s := open(t, srv)
+					m := warm(t, 3, layout, s)[0]
+					n := 0
+					srv.Intercept(func(r zktest.Request) zktest.Action {
+						if r.Op == zktest.OpPing || r.Op == zktest.OpConnect {
+							return zktest.Pass
+						}
+						if n++; n == at+1 {
+							return action
+						}
+						return zktest.Pass
+					})
+					must(t, m.Acquire(t.Context(), 2))
+					srv.Intercept(nil)
+					leases, _ := inside.SemaphoreZnodes(m)
+					time.Sleep(time.Second)
+					if out := childrenOf(t, s, leases); len(out) != 2 {
+						t.Errorf("request %d: out are %v, want 2", at+1, out)
+					}
+					must(t, m.Release(2))
+					if out := childrenOf(t, s, leases); len(out) != 0 {
+						t.Errorf("request %d: out are still %v", at+1, out)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestAnAcquireAtOnceThatIsCancelledLeavesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m := warm(t, 1, zsync.LayoutCurator, s)[0]
+		srv.SetLatency(time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		wantErr(t, m.Acquire(ctx, 1), context.DeadlineExceeded)
+		srv.SetLatency(0)
+		time.Sleep(5 * time.Second)
+		if out := childrenOf(t, s, "/s/leases"); len(out) != 0 {
+			t.Errorf("out are %v", out)
+		}
+		must(t, m.Acquire(t.Context(), 1))
+	})
+}
+
+// All permits of the greatest semaphore there is are out: nobody gets another.
+func TestThereIsNoPermitBesideAllOfTheGreatestSemaphore(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a := zsync.NewSemaphore(open(t, srv), "/s", math.MaxInt64)
+		b := zsync.NewSemaphore(open(t, srv), "/s", math.MaxInt64)
+		must(t, b.Acquire(t.Context(), 1))
+		must(t, b.Release(1))
+		must(t, a.Acquire(t.Context(), math.MaxInt64))
+		if ok, err := b.TryAcquire(t.Context(), 1); ok || err != nil {
+			t.Errorf("TryAcquire of one more than there are: %v, %v", ok, err)
+		}
+		wantErr(t, b.Acquire(within(t, time.Second), 1), context.DeadlineExceeded)
 	})
 }

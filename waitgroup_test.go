@@ -16,6 +16,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -86,7 +87,7 @@ func TestWaitGroupSeesWhatWasAddedThroughAnotherServerBefore(t *testing.T) {
 			return s
 		}
 		a, b := zsync.NewWaitGroup(at(addrs[0]), "/w"), zsync.NewWaitGroup(at(addrs[1]), "/w")
-		gate, late := zsync.NewBarrier(zsync.SessionOf(a), "/b"), zsync.NewBarrier(zsync.SessionOf(b), "/b")
+		gate, late := zsync.NewBarrier(inside.Session(a), "/b"), zsync.NewBarrier(inside.Session(b), "/b")
 		srv.SetLag(addrs[1], 5*time.Second)
 		must(t, a.Add(t.Context(), 1))
 		pendingStill(t, async(func() error { return b.Wait(t.Context()) }))
@@ -442,18 +443,6 @@ func TestCancelledAddIsTakenBack(t *testing.T) {
 	})
 }
 
-// multisOf has act decide about the multis of all sessions but one, by their
-// number from 1.
-func multisOf(srv *zktest.Server, but *zsync.Session, act func(n int, session int64) zktest.Action) {
-	var n atomic.Int32
-	srv.Intercept(func(r zktest.Request) zktest.Action {
-		if r.Op != zktest.OpMulti || r.Session == but.ID() {
-			return zktest.Pass
-		}
-		return act(int(n.Add(1)), r.Session)
-	})
-}
-
 func TestACancelledAddIsTakenBackAsFarAsNobodyHasEndedItsTasks(t *testing.T) {
 	for name, opts := range map[string][]zsync.WaitGroupOption{"ephemeral": nil, "persistent": {zsync.WithPersistentTasks()}} {
 		for ended := range 4 {
@@ -461,7 +450,7 @@ func TestACancelledAddIsTakenBackAsFarAsNobodyHasEndedItsTasks(t *testing.T) {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
 					a, b := zsync.NewWaitGroup(open(t, srv), "/w", opts...), zsync.NewWaitGroup(open(t, srv), "/w", opts...)
 					must(t, a.Add(t.Context(), 1))
-					multisOf(srv, zsync.SessionOf(b), func(n int, _ int64) zktest.Action {
+					multisOf(srv, inside.Session(b), func(n int, _ int64) zktest.Action {
 						switch n {
 						case 1:
 							return zktest.DropReply
@@ -614,7 +603,7 @@ func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
 				a, b := zsync.NewWaitGroup(open(t, srv), "/w", opts...), zsync.NewWaitGroup(open(t, srv), "/w", opts...)
 				must(t, a.Add(t.Context(), 2))
 				refused := 0
-				multisOf(srv, zsync.SessionOf(b), func(n int, _ int64) zktest.Action {
+				multisOf(srv, inside.Session(b), func(n int, _ int64) zktest.Action {
 					switch {
 					case n == 1: // the Add
 						return zktest.Delay(time.Second)
@@ -629,7 +618,7 @@ func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
 				wantErr(t, a.Add(ctx, 3), context.DeadlineExceeded)
 				time.Sleep(time.Hour)
 				wantCount(t, b, 2)
-				multisOf(srv, zsync.SessionOf(b), func(n int, _ int64) zktest.Action {
+				multisOf(srv, inside.Session(b), func(n int, _ int64) zktest.Action {
 					switch {
 					case n == 1:
 						time.Sleep(time.Second) // Done does not wait for so long
@@ -648,12 +637,12 @@ func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
 					t.Errorf("%d requests were refused", refused)
 				}
 				// Who gives nothing up is told, and it is not tried again.
-				multisOf(srv, zsync.SessionOf(b), func(int, int64) zktest.Action { return zktest.Fail(zktest.CodeNoAuth) })
+				multisOf(srv, inside.Session(b), func(int, int64) zktest.Action { return zktest.Fail(zktest.CodeNoAuth) })
 				wantErr(t, a.Add(t.Context(), -1), zk.ErrNoAuth)
 				srv.Intercept(nil)
 				time.Sleep(time.Hour)
 				wantCount(t, b, 1)
-				multisOf(srv, zsync.SessionOf(b), func(int, int64) zktest.Action { return zktest.Fail(zktest.CodeNoAuth) })
+				multisOf(srv, inside.Session(b), func(int, int64) zktest.Action { return zktest.Fail(zktest.CodeNoAuth) })
 				must(t, a.Done())
 				time.Sleep(time.Hour)
 				wantCount(t, b, 1)
@@ -671,7 +660,7 @@ func TestTasksAreEndedAsToldThoughAnotherProgramsZnodeIsInTheWayAtFirst(t *testi
 	for name, end := range map[string]func(t *testing.T, srv *zktest.Server, a, b *zsync.WaitGroup, done chan struct{}){
 		"Go": func(_ *testing.T, _ *zktest.Server, _, _ *zsync.WaitGroup, done chan struct{}) { close(done) },
 		"a Done that has returned": func(t *testing.T, srv *zktest.Server, a, b *zsync.WaitGroup, _ chan struct{}) {
-			multisOf(srv, zsync.SessionOf(b), func(n int, _ int64) zktest.Action {
+			multisOf(srv, inside.Session(b), func(n int, _ int64) zktest.Action {
 				if n == 1 {
 					time.Sleep(time.Second) // Done does not wait for so long
 				}
@@ -716,7 +705,7 @@ func TestWaitGroupCountsExactlyOnceWhenRequestsAndRepliesAreLost(t *testing.T) {
 		err  error
 	}{
 		{"first add", func(ctx context.Context, own, other *zsync.WaitGroup) error {
-			return zsync.NewWaitGroup(zsync.SessionOf(own), own.Path(), zsync.WithPersistentTasks()).Add(ctx, 3)
+			return zsync.NewWaitGroup(inside.Session(own), own.Path(), zsync.WithPersistentTasks()).Add(ctx, 3)
 		}, 3, nil},
 		{"add", func(ctx context.Context, own, other *zsync.WaitGroup) error { return own.Add(ctx, 3) }, 3, nil},
 		{"done", func(ctx context.Context, own, other *zsync.WaitGroup) error { return own.Done() }, -1, nil},
@@ -886,5 +875,42 @@ func TestTheTasksOfOneSessionMayBeMoreThanOneAddTakes(t *testing.T) {
 		}
 		wantErr(t, b.Wait(within(t, time.Second)), context.DeadlineExceeded)
 		must(t, b.Done())
+	})
+}
+
+// addTask adds a task with a WaitGroup that is garbage when it returns.
+//
+//go:noinline
+func addTask(t *testing.T, s *zsync.Session) {
+	must(t, zsync.NewWaitGroup(s, "/w").Add(t.Context(), 1))
+}
+
+func TestDoneOfALostTaskEndsNoOtherThoughItsWaitGroupWasCollected(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		addTask(t, a)
+		wb := zsync.NewWaitGroup(b, "/w")
+		must(t, wb.Add(t.Context(), 1))
+		collect := func() {
+			for range 3 {
+				runtime.GC()
+				time.Sleep(time.Second)
+			}
+		}
+		collect()
+		srv.Expire(a.ID())
+		time.Sleep(20 * time.Second)
+		collect()
+		wantErr(t, zsync.NewWaitGroup(a, "/w").Done(), zsync.ErrLost)
+		wantCount(t, wb, 1)
+		// What knows of nothing any more is forgotten.
+		must(t, wb.Done())
+		runtime.KeepAlive(wb)
+		for range 10 {
+			collect()
+		}
+		if n := zsync.KeptTallies(a); n > 0 {
+			t.Errorf("%d tallies are kept for nothing", n)
+		}
 	})
 }

@@ -2,13 +2,11 @@ package zsync_test
 
 import (
 	"testing"
-	"time"
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/suite"
-	"github.com/zsync/zsync/internal/txn"
-	"github.com/zsync/zsync/zktest"
 )
 
 func TestMain(m *testing.M) { harness.Main(m) }
@@ -31,7 +29,6 @@ var (
 	counted      = harness.Counted
 	requests     = harness.Requests
 	pause        = harness.Pause
-	closedFunc   = harness.ClosedFunc
 	wantCount    = suite.WantCount
 	rollCall     = suite.RollCall
 	arrive       = harness.Arrive
@@ -40,28 +37,28 @@ var (
 	oneByOne     = harness.OneByOne
 	seeds        = harness.EachSeed
 	chaos        = harness.Chaos[*zsync.Session]
-	standing     = harness.Standing
 	open         = suite.Open
 	openAt       = suite.OpenAt
 	childrenOf   = suite.ChildrenOf
-	openAs       = suite.OpenAs
-	nap          = harness.Nap
 	anywhere     = suite.Anywhere
-	onServers    = suite.OnServers
+	requestsOf   = suite.RequestsOf
+	eachRequest  = suite.EachRequest
+	multisOf     = suite.MultisOf
+	afterEvent   = suite.AfterEvent
+	lossOf       = suite.LossOf
+	noon         = suite.Noon
+	quickly      = suite.Quickly
+	awaitLogs    = suite.AwaitLogs
+
+	goroutines = harness.Goroutines
+	live       = inside.Live
+	leasesOf   = inside.Leases
 )
 
-// In a test in which days pass the sessions have long timeouts: each pings three
-// times in its timeout, and with the usual one that is most of what such a test does.
-var (
-	longSession  = zsync.WithSessionTimeout(10 * time.Minute)
-	longSessions = zktest.WithSessionTimeouts(40*time.Millisecond, time.Hour) // the server grants it
-)
+type timetable = suite.Timetable
 
 // What the library has as its defaults and limits.
 const (
-	defaultHandoffs = 16
-	maxUnits        = 1000
+	defaultHandoffs = suite.DefaultHandoffs
+	maxUnits        = suite.MaxUnits
 )
-
-// awaitLogs waits until the logs are deleted that transactions have left for the next.
-func awaitLogs() { time.Sleep(txn.IdleTime + time.Second) }

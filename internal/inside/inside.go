@@ -11,6 +11,7 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/double"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/suite"
 )
 
 // Manager returns the manager of s.
@@ -32,6 +33,20 @@ func Double(wg *zsync.WaitGroup) *double.Barrier { return field[double.Barrier](
 // Session returns the Session of a primitive.
 func Session(primitive interface{ Path() string }) *zsync.Session {
 	return field[zsync.Session](primitive, "s")
+}
+
+// SemaphoreZnodes returns the parents of the znodes of the permits of m and of those who wait
+// at its gate.
+func SemaphoreZnodes(m *zsync.Semaphore) (leases, gate string) {
+	v := reflect.ValueOf(m).Elem()
+	return Manager(Session(m)).Bare(v.FieldByName("leases").String()), field[zsync.Mutex](m, "gate").Path()
+}
+
+// Leases lists the znodes of the permits of m.
+func Leases(t testing.TB, m *zsync.Semaphore) []string {
+	t.Helper()
+	leases, _ := SemaphoreZnodes(m)
+	return suite.ChildrenOf(t, Session(m), leases)
 }
 
 // field returns the pointer to a T in a field of what v points to.

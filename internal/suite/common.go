@@ -112,3 +112,15 @@ func WantEmptyRoom(t testing.TB, s *zsync.Session) {
 		t.Errorf("left behind: %v", names)
 	}
 }
+
+// SemaphoreForms are the ways in which permits are stored.
+var SemaphoreForms = []struct {
+	Name   string
+	Limit  int64
+	Unit   int64 // so that limit is 4 of it
+	Layout zsync.Layout
+}{
+	{"curator", 4, 1, zsync.LayoutCurator},
+	{"heavy", 4000, 1000, zsync.LayoutCurator},
+	{"kazoo", 4, 1, zsync.LayoutKazoo},
+}

@@ -1,0 +1,118 @@
+package observe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/zktest"
+)
+
+// An eventList is the events of some kinds, in order.
+type eventList struct {
+	kinds []zsync.EventKind
+
+	mu   sync.Mutex
+	seen []zsync.Event
+}
+
+func (l *eventList) Observe(e zsync.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if slices.Contains(l.kinds, e.Kind) {
+		l.seen = append(l.seen, e)
+	}
+}
+
+// want compares the events since the last call with lines of kind, op, path and error.
+func (l *eventList) want(t *testing.T, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var got []string
+	for _, e := range l.seen {
+		got = append(got, fmt.Sprintf("%v %s %s %v", e.Kind, e.Op, e.Path, e.Err))
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("the events are\n%q\nwant\n%q", got, want)
+	}
+	l.seen = nil
+}
+
+func TestAScheduleObservesEachRunAndWhatCameOfIt(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		events := &eventList{kinds: []zsync.EventKind{zsync.EventStarted, zsync.EventEnded}}
+		s := suite.Open(t, srv, zsync.WithObserver(events))
+		c, ctx, at := zsync.NewSchedule(s, "/nightly"), t.Context(), time.Now()
+		_, err := c.Do(ctx, at, func(context.Context) error { time.Sleep(time.Minute); return nil })
+		harness.Must(t, err)
+		if events.seen[1].Wait != time.Minute {
+			t.Errorf("the run has taken %v", events.seen[1].Wait)
+		}
+		events.want(t, "started run /nightly <nil>", "ended run /nightly <nil>")
+		if ran, err := c.Do(ctx, at, func(context.Context) error { return nil }); ran || err != nil {
+			t.Errorf("ran %v, %v", ran, err)
+		}
+		events.want(t)
+		c.Do(ctx, at.Add(1), func(context.Context) error { return errors.New("disk full") })
+		events.want(t, "started run /nightly <nil>", "ended run /nightly disk full")
+		short, cancel := context.WithCancel(ctx)
+		c.Do(short, at.Add(2), func(ctx context.Context) error { cancel(); <-ctx.Done(); return errors.New("interrupted") })
+		events.want(t, "started run /nightly <nil>", "ended run /nightly context canceled")
+		func() {
+			defer func() { recover() }()
+			c.Do(ctx, at.Add(3), func(ctx context.Context) error { panic("a fault") })
+		}()
+		events.want(t, "started run /nightly <nil>", "ended run /nightly "+zsync.ErrPanicked.Error())
+		c.Do(ctx, at.Add(4), func(ctx context.Context) error { srv.Expire(s.ID()); <-ctx.Done(); return ctx.Err() })
+		l := events.seen
+		if len(l) != 2 || !errors.Is(l[1].Err, zsync.ErrLost) {
+			t.Errorf("after a loss the events are %v", l)
+		}
+	})
+}
+
+func TestAGroupObservesItsMembers(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		events := &eventList{kinds: []zsync.EventKind{zsync.EventJoined, zsync.EventLeft}}
+		s, other := suite.Open(t, srv, zsync.WithObserver(events)), suite.Open(t, srv)
+		m, err := zsync.NewGroup[string](s, "/g").Join(t.Context(), "me", "")
+		harness.Must(t, err)
+		events.want(t, "joined join /g <nil>")
+		_, err = other.Txn(t.Context(), &zk.DeleteRequest{Path: "/g/me", Version: -1})
+		harness.Must(t, err)
+		time.Sleep(time.Second)
+		events.want(t, "left join /g lost: the znode was deleted", "joined join /g <nil>")
+		srv.Expire(s.ID())
+		time.Sleep(time.Minute)
+		if l := events.seen; len(l) != 2 || l[0].Kind != zsync.EventLeft || !errors.Is(l[0].Err, zsync.ErrLost) || l[1].Kind != zsync.EventJoined {
+			t.Errorf("after an expiry the events are %v", l) // the reason may be the deletion of the znode, which comes with it
+		}
+		events.seen = nil
+		harness.Must(t, m.Leave())
+		events.want(t, "left join /g <nil>")
+	})
+}
+
+// A partition is a group, and a lock for each shard.
+func TestAPartitionObservesItsMembershipAndItsShards(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		events := &eventList{kinds: []zsync.EventKind{zsync.EventJoined, zsync.EventLeft, zsync.EventAcquired, zsync.EventReleased, zsync.EventLost}}
+		s := suite.Open(t, srv, zsync.WithObserver(events))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		zsync.NewPartition(s, "/p").Run(ctx, []string{"a"}, func(ctx context.Context, _ string) error { <-ctx.Done(); return nil })
+		events.want(t, "joined join /p/members <nil>", "acquired lock /p/shards/a <nil>", "released lock /p/shards/a <nil>", "left join /p/members <nil>")
+	})
+}
