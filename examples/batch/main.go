@@ -1,5 +1,5 @@
-// Batch works in phases: nobody begins the next before all have ended the last.
-// A phase in which one was killed is done again.
+// Batch works in phases: no process begins a phase before all have ended the last
+// phase. A phase in which a process was killed is done again.
 //
 //	go run ./examples/batch
 package main
@@ -45,7 +45,7 @@ type batch struct {
 	takes   time.Duration
 	barrier *zsync.WaitGroup
 	step    *zsync.Value[step]
-	done    *zsync.Map[int] // who has done its part, by step and process
+	done    *zsync.Map[int] // the parts that are done, by step and process
 }
 
 // phase takes part in one phase, and returns what comes next.
@@ -73,7 +73,7 @@ func (b *batch) phase(ctx context.Context) (next step, err error) {
 	if err := b.barrier.Leave(ctx); err != nil && !errors.Is(err, zsync.ErrLost) {
 		return next, err
 	}
-	// All have left, so who has done its part is known, and all agree on it.
+	// All have left, so all agree on the parts that are done.
 	parts := 0
 	err = b.done.Range(ctx, func(key string, _ int) bool {
 		if strings.HasPrefix(key, name+",") {

@@ -26,7 +26,7 @@ func main() {
 			return change(ctx, settings, *set)
 		}
 		go tune(ctx, p, *every)
-		for now := range settings.Watch(ctx) { // what they are, and what they become
+		for now := range settings.Watch(ctx) { // the present settings, and each change
 			p.Say("the settings are %v", now)
 		}
 		return ctx.Err()
@@ -53,7 +53,7 @@ func tune(ctx context.Context, p *demo.Process, every time.Duration) error {
 			if errors.Is(err, zsync.ErrNoValue) {
 				_, _, err = rate.LoadOrStore(ctx, "rate", 1)
 			} else if err == nil {
-				// If somebody else has changed it since, theirs stays.
+				// If another process has changed it since, that change stays.
 				_, err = rate.CompareAndSwap(ctx, "rate", version, old+1)
 			}
 			if err != nil && ctx.Err() == nil {

@@ -1,5 +1,5 @@
-// Fenced writes to a database under a lock. A process that is paused while it
-// holds the lock, and goes on when another has it, is refused by the database.
+// Fenced writes to a database under a lock. If a process pauses while it holds the
+// lock, and continues when another process holds it, the database refuses its write.
 //
 //	go run ./examples/fenced
 package main
@@ -93,7 +93,7 @@ func (a *account) turn(ctx context.Context) error {
 	if err := demo.Sleep(ctx, a.takes); err != nil {
 		return err
 	}
-	// It may have been paused just here, and the lock be with somebody else.
+	// This process may have paused just here, and another may hold the lock now.
 	err = a.fences.Do(ctx, a.db, "account", token, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, "UPDATE account SET balance = ?", balance+1)
 		return err

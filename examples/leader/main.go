@@ -1,4 +1,4 @@
-// Leader is a service of which one process leads and the others stand by.
+// Leader is a service in which one process leads and the others are on standby.
 //
 //	ZSYNC_SERVERS=zk1:2181,zk2:2181,zk3:2181 leader
 package main
@@ -40,7 +40,7 @@ func lead(ctx context.Context) error {
 	slog.Info("leads")
 	for {
 		select {
-		case <-time.After(100 * time.Millisecond): // the work of a leader, again and again
+		case <-time.After(100 * time.Millisecond): // the work of a leader, repeatedly
 		case <-ctx.Done():
 			slog.Info("stops", "cause", context.Cause(ctx))
 			time.Sleep(200 * time.Millisecond) // finish the current piece of work

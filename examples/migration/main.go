@@ -1,5 +1,5 @@
-// Migration does something once and for all, before any of several processes
-// goes on: here it changes the schema of a database.
+// Migration changes the schema of a database once, before any of several processes
+// continues.
 //
 //	go run ./examples/migration
 package main

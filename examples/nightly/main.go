@@ -1,4 +1,4 @@
-// Nightly runs a job at 03:00 each night, on one of the machines on which this program runs.
+// Nightly runs a job at 03:00 each night, on one machine of the fleet that runs this program.
 //
 //	ZSYNC_SERVERS=zk1:2181,zk2:2181,zk3:2181 nightly
 package main

@@ -1,7 +1,7 @@
 // The tour shows what a zsync.Mutex is for.
 //
 // Four worker processes count to 400 together, in one file, by reading the
-// number and writing it back with 1 added. Without a lock additions would be
+// number and writing it back with 1 added. Without a lock, additions would be
 // lost. Half way, the process that holds the lock is killed with SIGKILL, in
 // the middle of its round: when its ZooKeeper session has expired, the lock
 // passes on to the next in line, and the others finish. In the end the tour
@@ -33,7 +33,7 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// quiet silences the sessions: the tour tells itself what happens.
+// quiet silences the sessions: the tour prints the events itself.
 var quiet = zsync.WithLogger(slog.New(slog.DiscardHandler))
 
 func main() {
@@ -56,7 +56,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "tour: want no arguments, at least 2 workers, and at least 10 rounds for each")
 		os.Exit(2)
 	}
-	// A reader that has gone must not end the tour before it has cleaned up.
+	// If its reader has ended, the tour must still clean up.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	ok, err := t.run(ctx)
@@ -87,10 +87,10 @@ type tour struct {
 	running  map[string]*process
 	events   chan event
 	failed   context.CancelCauseFunc // ends it all
-	victim   string                  // the worker that was told to linger
-	inside   time.Time               // when it said that it did
+	victim   string                  // the worker that lingers inside, by order
+	inside   time.Time               // the time of its report
 	killedAt time.Time               // when it was killed
-	killedOn int                     // what the counter was then
+	killedOn int                     // the number of the counter then
 }
 
 // A process is a worker as its parent sees it.
@@ -114,7 +114,7 @@ type sighting struct {
 	contenders []zsync.Contender
 }
 
-// run takes the tour and reports whether all that was promised held. When it
+// run takes the tour and reports whether every promise held. When it
 // returns, no worker is left, and no file.
 func (t *tour) run(ctx context.Context) (ok bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not finished after %v", patience))
@@ -240,7 +240,7 @@ func (t *tour) start(ctx context.Context, name string) error {
 	return nil
 }
 
-// watch looks at the line again and again, until ctx ends.
+// watch looks at the line repeatedly, until ctx ends.
 func (t *tour) watch(ctx context.Context, sightings chan<- sighting) {
 	for every := time.NewTicker(50 * time.Millisecond); ; {
 		asked := time.Now()
@@ -262,7 +262,7 @@ func (t *tour) watch(ctx context.Context, sightings chan<- sighting) {
 	}
 }
 
-// handle takes note of what a worker reports.
+// handle notes a worker's report.
 func (t *tour) handle(e event) {
 	p := t.running[e.name]
 	switch {
@@ -295,8 +295,8 @@ func (t *tour) handle(e event) {
 }
 
 // killHolder kills the worker that lingers inside, once it is seen to hold the
-// lock and all others to wait. If that is never seen it is killed all the same,
-// and the finding is bad.
+// lock and all others to wait. If the tour never sees that, it kills the worker
+// after a while, and the finding is bad.
 func (t *tour) killHolder(s sighting) {
 	if t.inside.IsZero() || t.killed != "" || s.asked.Before(t.inside) {
 		return

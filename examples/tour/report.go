@@ -10,20 +10,20 @@ import (
 	"time"
 )
 
-// A journal is what the workers reported, and what the parent saw itself.
+// A journal holds the reports of the workers and the observations of the parent.
 type journal struct {
 	goal    int
 	names   []string            // of the workers
 	reports map[string][]report // by worker
-	counter int                 // what the file says at the end
+	counter int                 // the number in the file at the end
 	killed  string              // the worker that was killed
-	holding bool                // it held the lock then, as an onlooker saw, and everybody else waited
+	holding bool                // the parent saw it hold the lock then, and all others wait
 	passed  time.Duration       // from the kill to the next round's end
-	heir    string              // whose round that was
+	heir    string              // the worker of that round
 }
 
-// rounds returns the completed rounds of all workers in the order in which the
-// lock went round: that of the numbers they wrote.
+// rounds returns the completed rounds of all workers, in the order of the numbers
+// that they wrote: the order in which they had the lock.
 func (j *journal) rounds() []report {
 	var all []report
 	for _, name := range j.names {
@@ -43,7 +43,7 @@ type finding struct {
 	failure string // empty if it held
 }
 
-// findings checks all that the tour promises.
+// findings checks every promise of the tour.
 func (j *journal) findings() []finding {
 	return []finding{
 		{"no addition is lost", j.lostAddition()},
@@ -53,8 +53,7 @@ func (j *journal) findings() []finding {
 	}
 }
 
-// lostAddition compares the additions that were reported with what they came
-// to. When two workers are inside at once, both read a number and both write
+// lostAddition compares the reported additions with the number in the file. When two workers are inside at once, both read a number and both write
 // the next, so there are more rounds than the file says, and one number twice.
 //
 // The worker that is killed does not blur this: it dies between reading and
@@ -72,9 +71,9 @@ func (j *journal) lostAddition() string {
 	return ""
 }
 
-// intrusion looks for a mark that was not the finder's own. The mark of a
-// worker that died inside, or fled because it had lost the lock, is no
-// intrusion: nobody was there to remove it.
+// intrusion looks for a mark that was not the finder's own. A worker that died
+// inside, or left because it had lost the lock, could not remove its mark: that
+// mark is no intrusion.
 func (j *journal) intrusion() string {
 	left := map[string]bool{"": true}
 	for _, reports := range j.reports {
@@ -93,7 +92,7 @@ func (j *journal) intrusion() string {
 	return ""
 }
 
-// disorder looks for a token that is not greater than the one before.
+// disorder looks for a token that is not greater than the token before it.
 func (j *journal) disorder() string {
 	last := int64(0)
 	for _, r := range j.rounds() {
@@ -158,7 +157,7 @@ func (j *journal) print(w io.Writer, width int) (ok bool) {
 	return ok
 }
 
-// besides is how wide the table is with what is said beside it.
+// besides is the width of the table with the remarks beside it.
 const besides = 64
 
 // wrap breaks text into lines of width columns, if that is not 0, between its
@@ -180,7 +179,7 @@ func wrap(text string, width int) string {
 	return b.String() + text + "\n"
 }
 
-// fates says what else there is to tell of each worker, and of the total.
+// fates returns a remark on each worker, and on the total.
 func (j *journal) fates() []string {
 	var fates []string
 	for _, name := range j.names {
@@ -201,7 +200,7 @@ func summary(reports []report) string {
 	return fmt.Sprintf("%d\t%v", n, wait.Round(time.Millisecond))
 }
 
-// fate says what else there is to tell of a worker.
+// fate returns a remark on a worker.
 func (j *journal) fate(name string) string {
 	lost := 0
 	for _, r := range j.reports[name] {

@@ -20,13 +20,13 @@ import (
 type screen interface {
 	say(format string, args ...any)    // something happened
 	progress(rounds int)               // so many are done
-	line(contenders []zsync.Contender) // who holds and who waits
+	line(contenders []zsync.Contender) // the holder and the waiters
 	close()                            // nothing more comes
 }
 
-// newScreen returns a screen of one bar and one live line if out is a terminal,
-// and one that prints line after line if not.
-// If out cannot be written the latter calls failed.
+// newScreen returns a screen of one bar and one live line if out is a terminal.
+// Otherwise, it returns a screen that prints line after line, and calls failed if
+// out cannot be written.
 func newScreen(out *os.File, goal int, failed context.CancelCauseFunc) screen {
 	if cwriter.IsTerminal(int(out.Fd())) {
 		return newLiveScreen(out, goal)
@@ -34,8 +34,8 @@ func newScreen(out *os.File, goal int, failed context.CancelCauseFunc) screen {
 	return &plainScreen{out: out, goal: goal, failed: failed}
 }
 
-// describe puts a line in words, in width columns if that is not 0. All the
-// names if they fit, or else how many wait.
+// describe puts a line in words, in width columns if that is not 0: all the
+// names if they fit, or else the number of waiters.
 func describe(contenders []zsync.Contender, width int) string {
 	holder, waiters := "nobody", []string(nil)
 	for _, c := range contenders {
@@ -69,7 +69,7 @@ type liveScreen struct {
 	out  io.Writer
 	bars *mpb.Progress
 	bar  *mpb.Bar
-	last atomic.Value // []zsync.Contender: who holds and who waits; nil: say nothing
+	last atomic.Value // []zsync.Contender: the holder and the waiters; nil: say nothing
 }
 
 func newLiveScreen(out io.Writer, goal int, opts ...mpb.ContainerOption) *liveScreen {
@@ -87,8 +87,8 @@ func newLiveScreen(out io.Writer, goal int, opts ...mpb.ContainerOption) *liveSc
 func (s *liveScreen) liveLine(w io.Writer, stat decor.Statistics) error {
 	words := ""
 	if contenders := s.last.Load().([]zsync.Contender); contenders != nil && !stat.Completed {
-		// Nothing below a bar that is full: it may be drawn for the last time
-		// before close has been called.
+		// There is nothing below a full bar: the library may draw it for the last time
+		// before the tour calls close.
 		words = describe(contenders, stat.AvailableWidth)
 		words = words[:min(len(words), stat.AvailableWidth)] // all of it is ASCII
 	}
@@ -103,7 +103,7 @@ func (s *liveScreen) say(format string, args ...any) {
 func (s *liveScreen) progress(rounds int) { s.bar.SetCurrent(int64(rounds)) }
 
 func (s *liveScreen) line(contenders []zsync.Contender) {
-	s.last.Store(append([]zsync.Contender{}, contenders...)) // not nil, though nobody is there
+	s.last.Store(append([]zsync.Contender{}, contenders...)) // not nil, even if the line is empty
 }
 
 func (s *liveScreen) close() {
@@ -116,7 +116,7 @@ type plainScreen struct {
 	out    io.Writer
 	goal   int
 	failed context.CancelCauseFunc
-	last   string // who holds and who waits
+	last   string // the holder and the waiters
 }
 
 func (s *plainScreen) say(format string, args ...any) {

@@ -20,21 +20,21 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// An order is what the parent asks of a worker. It is the worker's command line.
+// An order is a worker's command line, which the parent writes.
 type order struct {
-	Name    string        // of the worker, as it stands in its znodes
+	Name    string        // of the worker, also in its znodes
 	Servers string        //
 	Timeout time.Duration // of its session
 	Lock    string        // path of the Mutex
 	Dir     string        // where the counter is
-	Goal    int           // what the counter shall be
+	Goal    int           // the last number
 	Unsafe  bool          // do without the Mutex
 }
 
 // A report is a line on a worker's standard output.
 type report struct {
 	Kind  kind
-	Count int           `json:",omitempty"` // Done: what the counter is now
+	Count int           `json:",omitempty"` // Done: the new number of the counter
 	Token int64         `json:",omitempty"` // Done: the fencing token of the hold
 	Wait  time.Duration `json:",omitempty"` // Done: how long the worker waited for the lock
 	Found string        `json:",omitempty"` // Done: whose mark there was at the beginning; "" is right
@@ -46,13 +46,12 @@ type report struct {
 type kind string
 
 const (
-	done    kind = "done"    // a round: the counter has been replaced
-	inside  kind = "inside"  // the worker stays inside, as it was told
+	done    kind = "done"    // a round: the worker has replaced the counter
+	inside  kind = "inside"  // the worker stays inside, by order of the parent
 	dropped kind = "dropped" // a round that did not count, because the hold was lost
 )
 
-// linger is what the parent writes to a worker that shall stay inside at its
-// next turn.
+// linger is the parent's order to a worker to stay inside at its next turn.
 const linger = "linger\n"
 
 // A worker counts to the goal, taking turns with the others.
@@ -73,8 +72,8 @@ func work(args []string) error {
 	if err := json.Unmarshal([]byte(args[0]), &w.order); err != nil {
 		return fmt.Errorf("the order: %w", err)
 	}
-	// Ctrl-C goes to every process of the terminal; what it means here is the
-	// parent's to say.
+	// Every process of the terminal gets the signal of Ctrl-C. The parent decides
+	// what to do about it.
 	signal.Ignore(os.Interrupt, syscall.SIGHUP)
 	go w.listen(os.Stdin)
 	ctx := context.Background()
@@ -92,8 +91,8 @@ func work(args []string) error {
 	return nil
 }
 
-// listen takes what the parent says. Standard input ends when the parent does,
-// however that comes about, and a worker does not outlive it.
+// listen takes the parent's orders. Standard input ends when the parent ends,
+// even by a kill, so a worker does not outlive it.
 func (w *worker) listen(in io.Reader) {
 	for lines := bufio.NewScanner(in); lines.Scan(); {
 		w.linger.Store(true)
@@ -112,8 +111,8 @@ func (w *worker) turn(ctx context.Context) (more bool, err error) {
 		return false, err
 	}
 	defer func() {
-		// A round is done when the counter has been replaced. If the hold
-		// is lost after that, the round counts all the same.
+		// A round is done when the worker has replaced the counter. It counts
+		// even if the hold is lost after that.
 		if e := w.mutex.Unlock(); e != nil && !errors.Is(e, zsync.ErrLost) {
 			err = e
 		}
@@ -128,11 +127,11 @@ func (w *worker) turn(ctx context.Context) (more bool, err error) {
 }
 
 // round reads the counter, takes its time, and writes it back with 1 added.
-// Two at once would lose one of their additions: that is the point. When the
-// goal is reached there is no more to do.
+// Two workers at once would lose one of their additions: the lock prevents that.
+// At the goal, round does nothing.
 //
-// The mark, a file with the worker's name, is a second witness. Whoever is
-// alone finds none when it comes, and its own when it goes.
+// The mark, a file with the worker's name, is a second witness. A worker that is
+// alone finds no mark when it comes, and its own mark when it leaves.
 func (w *worker) round(r report, lost <-chan struct{}) (more bool, err error) {
 	n, err := readCounter(w.Dir)
 	if err != nil || n >= w.Goal {
@@ -153,7 +152,7 @@ func (w *worker) round(r report, lost <-chan struct{}) (more bool, err error) {
 	}
 	select {
 	case <-lost:
-		// Somebody else may be inside already, so nothing is written.
+		// Another worker may be inside already, so write nothing.
 		return true, w.out.Encode(report{Kind: dropped, Mark: mark})
 	default:
 	}
@@ -174,7 +173,7 @@ func (w *worker) round(r report, lost <-chan struct{}) (more bool, err error) {
 	return true, w.out.Encode(r)
 }
 
-// readCounter returns what the counter is; before the first round, 0.
+// readCounter returns the number of the counter; before the first round, 0.
 func readCounter(dir string) (int, error) {
 	data, err := os.ReadFile(filepath.Join(dir, "counter"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -196,8 +195,8 @@ func (w *worker) writeCounter(n int) error {
 	return os.Rename(next, filepath.Join(w.Dir, "counter"))
 }
 
-// swapMark replaces the mark and returns what it was. The two are not one
-// step, but no more needs to be: with a Mutex around, nobody can come between.
+// swapMark replaces the mark and returns the mark before. Read and write are not
+// one step. They need not be: with a Mutex around, no other worker comes between.
 func swapMark(dir, mark string) (old string, err error) {
 	path := filepath.Join(dir, "mark")
 	data, err := os.ReadFile(path)

@@ -38,7 +38,7 @@ func run(ctx context.Context, send int) error {
 		return err
 	}
 	defer s.Close()
-	// A job that fails comes back after a second, two, four and so on. After five attempts it is
+	// A job that fails comes back after a second, two, four and so on. After five attempts, it is
 	// a dead letter: zsync queue dead /queues/mail.
 	mails := zsync.NewQueue[Mail](s, "/queues/mail", zsync.WithMaxAttempts(5),
 		zsync.WithRetryBackoff(zsync.Backoff{Min: time.Second, Max: time.Minute}))
@@ -50,7 +50,7 @@ func run(ctx context.Context, send int) error {
 	if send > 0 {
 		return nil
 	}
-	return mails.Work(ctx, 4, deliver) // at SIGTERM Work takes no more jobs, and waits for its four
+	return mails.Work(ctx, 4, deliver) // at SIGTERM, Work takes no new jobs, and waits for its four
 }
 
 // deliver does a job. It may run twice for one job, if its process dies before the job is

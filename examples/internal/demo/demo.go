@@ -1,10 +1,10 @@
-// Package demo is what the examples have in common: several processes around
-// one server, one of which can be killed.
+// Package demo has the common parts of the examples: it runs several processes
+// around one server, and the user can kill one of them.
 //
 // An example that is started without --servers starts a server in memory, unless
-// ZSYNC_SERVERS names some, and copies of itself that use it. When one of these is
-// killed, another is started in its place, as whatever runs your services would.
-// With --servers it is one process more, for a terminal of its own.
+// ZSYNC_SERVERS names some, and copies of itself that use it. When a copy is
+// killed, the example starts another, as a supervisor of services would.
+// With --servers, it is one more process, for a terminal of its own.
 package demo
 
 import (
@@ -33,7 +33,7 @@ type Process struct {
 // Say prints a line.
 func (p *Process) Say(format string, args ...any) { say(fmt.Sprintf(format, args...)) }
 
-// KillMe says what somebody who looks on should do now.
+// KillMe prints a request to the user: kill this process now.
 func (p *Process) KillMe(format string, args ...any) {
 	p.Say("%s; now kill this one: kill -9 %d", fmt.Sprintf(format, args...), os.Getpid())
 }
@@ -43,12 +43,12 @@ func say(text string) {
 	fmt.Fprintf(os.Stdout, "%s [%d] %s\n", time.Now().Format("15:04:05.000"), os.Getpid(), text)
 }
 
-// What an example may set before it calls Main.
+// An example may set these before it calls Main.
 var (
-	// Processes is how many there are if nobody says.
+	// Processes is the default number of processes.
 	Processes = 3
 	// Prepare is called in the process that starts the others. It may set flags
-	// for them, and returns those that a process in another terminal needs.
+	// for them, and returns the flags that a process in another terminal needs.
 	Prepare = func() (flags string, cleanUp func(), err error) { return "", func() {}, nil }
 )
 
@@ -62,8 +62,8 @@ var (
 	timeout   = flag.Duration("session", 2*time.Second, "session `timeout`: what a killed process held passes on after it")
 )
 
-// Main is the main function of an example: it says its purpose, and has
-// processes run f until it returns or somebody interrupts them. ctx ends with
+// Main is the main function of an example: it prints its purpose, and runs f in
+// several processes, until f returns or the user interrupts them. ctx ends with
 // SIGINT and SIGTERM.
 func Main(purpose string, f func(ctx context.Context, p *Process) error) {
 	flag.Lookup("servers").DefValue = "" // -help does not show what the environment says
@@ -119,8 +119,8 @@ func role(ctx context.Context, purpose string, f func(ctx context.Context, p *Pr
 	return lead(ctx)
 }
 
-// endWithParent ends this process when the one that started it ends, however
-// that comes about: its standard input ends then.
+// endWithParent ends this process when its parent ends, even by a kill: its
+// standard input ends then.
 func endWithParent() {
 	io.Copy(io.Discard, os.Stdin)
 	os.Exit(1)
@@ -177,8 +177,8 @@ func lead(ctx context.Context) error {
 	return failed
 }
 
-// startCopy starts this program again, with the same flags. What it starts ends
-// with this process: the other end of its standard input is kept here.
+// startCopy starts this program again, with the same flags. The copy ends with
+// this process, which keeps the other end of the copy's standard input.
 func startCopy() (*exec.Cmd, error) {
 	self, err := os.Executable()
 	if err != nil {

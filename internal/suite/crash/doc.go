@@ -1,9 +1,8 @@
-// Package crash holds, for every operation that writes, what docs/guarantees.md
-// promises of processes that are killed:
+// Package crash tests a promise of docs/guarantees.md, for every operation that
+// writes:
 //
-//   - A process killed with SIGKILL at any request of any operation blocks nobody
-//     once its session has expired.
-//   - Nothing is left behind by a process that was killed, once its session has
-//     expired.
-//   - No operation is applied twice, none is left half done.
+//   - A process killed with SIGKILL at any request of any operation blocks no other
+//     process after the end of its session.
+//   - After the end of its session, nothing of a killed process is left.
+//   - No operation is applied twice, and none is left half done.
 package crash

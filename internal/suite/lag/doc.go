@@ -1,5 +1,4 @@
-// Package lag holds what docs/guarantees.md promises whatever the servers do, for
-// servers that lag behind each other: at most one live session holds what one may
-// hold, and who asks after a change that has returned is not answered from the
-// past.
+// Package lag tests promises of docs/guarantees.md on servers that lag behind each
+// other. At most one live session has an exclusive hold. A read that begins after a
+// change has returned sees that change.
 package lag

@@ -1,6 +1,6 @@
-// Package linear holds that what zsync's values answer is what values of one
-// process could have answered, in some order of the calls that overlapped.
-// docs/guarantees.md says it of Queue: it is linearizable in Send, TryRecv, Peek
-// and Len together, and in Send with one Recv; and of Value: writes, and Watch
-// never going back, do not depend on any server being up to date.
+// Package linear tests that zsync's values are linearizable: their answers are
+// possible for values of one process, in some order of the overlapping calls. See
+// docs/guarantees.md. A Queue is linearizable in Send, TryRecv, Peek and Len
+// together, and in Send with one Recv. Writes of a Value do not depend on an
+// up-to-date server, and its Watch never returns to an older value.
 package linear

@@ -1,7 +1,7 @@
-// Package loss holds the first two guarantees of docs/guarantees.md:
+// Package loss tests the first two guarantees of docs/guarantees.md:
 //
-//   - At most one live session holds a Mutex (a leadership, a write lock; at most
-//     n permits). A client that is cut off from every server gives up before the
-//     servers can give what it held to someone else.
-//   - Loss is told, with its reason (LostError), in every way there is.
+//   - At most one live session holds a Mutex, a leadership or a write lock, and all
+//     sessions hold at most n permits. A client that is cut off from every server
+//     gives up its holds before the servers can grant them to another client.
+//   - Each way to learn of a loss shows it, with its reason (LostError).
 package loss

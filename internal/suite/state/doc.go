@@ -1,4 +1,4 @@
-// Package state holds a guarantee of docs/guarantees.md: what was confirmed to be
-// stored stays, whatever else has its directory at the same path. Either it is
-// never in a znode that the servers may remove, or the call was refused.
+// Package state tests a guarantee of docs/guarantees.md: confirmed state lasts, even if
+// another primitive has its directory at the same path. Either the state is never in a
+// znode that the servers may remove, or zsync refuses the call.
 package state
