@@ -9,8 +9,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// describe reads the znodes of contenders, below dir; those that have left in
-// the meantime are left out. Of one that may not be read the owner is not known.
+// describe reads the znodes of contenders, below dir. It leaves out a contender that has
+// left since the listing. If a znode may not be read, its owner stays unknown.
 func describe(ctx context.Context, inc *session.Incarnation, dir string, names []string, judge func(i int) (Mode, bool)) ([]Contender, error) {
 	paths := make([]string, len(names))
 	for i, name := range names {
@@ -47,8 +47,8 @@ type Contender struct {
 	Since   time.Time // time of its arrival, by the servers' clock
 
 	// HeldSince is the time at which a holder took its fencing token, by the servers' clock:
-	// it has held since then, or a moment longer. Without a token it is zero, and part of the
-	// time since Since may have been a wait.
+	// it has held since then, or a moment longer. Without a token, it is zero; then part of
+	// the time since Since may have been a wait.
 	HeldSince time.Time
 
 	// Retained reports that a holder uses [WithRetention]: it may have unlocked, and only
@@ -76,7 +76,7 @@ func (c Contender) LogValue() slog.Value {
 	)
 }
 
-// A Mode is what a contender holds or waits for.
+// A Mode is the kind of hold that a contender has or waits for.
 type Mode int
 
 // The modes of contenders.
@@ -102,8 +102,8 @@ func (m Mode) String() string {
 	return "unknown"
 }
 
-// contenders describes everyone in the line. judge says what the i'th of all
-// holds or waits for.
+// contenders describes all contenders in the line. judge returns the mode of the i'th
+// contender, and whether it holds.
 func contenders(ctx context.Context, l *line.Line, judge func(all []line.Child, i int) (Mode, bool)) ([]Contender, error) {
 	var out []Contender
 	err := l.Manager.During(ctx, func(inc *session.Incarnation) error {

@@ -48,7 +48,7 @@ func (q *localLock) acquire(ctx context.Context, mode local.Mode, pin bool) (*li
 	return g, nil
 }
 
-// contender is whom a wait is for.
+// contender describes the contender that a wait is for.
 func (q *localLock) contender(b local.Behind) Contender {
 	switch {
 	case b.Own != nil:
@@ -69,7 +69,7 @@ func (q *localLock) try(ctx context.Context, mode local.Mode) (*line.Grant, erro
 	return g, err
 }
 
-// told reports whether a tracer sees the operations in mode.
+// told reports whether a tracer sees operations in mode.
 func (q *localLock) told(mode local.Mode) bool {
 	return q.Entries.Of(mode).Op != "" && q.s.tracers.tracer != nil
 }

@@ -1,11 +1,11 @@
-// Package gosync runs Go's own tests of package sync, and those of semaphore
+// Package gosync runs Go's own tests of package sync, and the tests of semaphore
 // and singleflight in golang.org/x/sync, against zsync.
 //
 // The tests are read where Go and the module cache have them, at test time;
 // none is copied. Their imports are turned to the packages sync, semaphore and
 // singleflight below this one, which are thin adapters: each type has the methods, the zero
 // value and the panics of its model, and does nothing but call the primitive
-// of zsync, which has a path of its own. Packages testenv and isync stand in for
+// of zsync, which has a path of its own. Packages testenv and isync replace
 // internal/testenv and internal/sync.
 //
 // This package has what the adapters share: the sessions, and the paths.
@@ -33,7 +33,7 @@ import (
 const EnvSessions = "ZSYNC_GOSYNC_SESSIONS"
 
 // EnvServers names the variable with the connect string of real servers. If it
-// is empty there is an in-process one.
+// is empty, the tests use an in-process server.
 const EnvServers = "ZSYNC_TEST_SERVERS"
 
 // sessions connects when the first primitive is used, and stays connected
@@ -50,9 +50,9 @@ var sessions = sync.OnceValue(func() []*zsync.Session {
 		servers = srv.Addr()
 		opts = append(opts, zsync.WithDialer(srv.Dial))
 	}
-	// All sessions have one server: whoever calls later is to see what was done before, in
-	// whichever session, and a leader does not promise that to its own clients (see "When a
-	// promise is weaker" in docs/guarantees.md).
+	// All sessions have one server. A later call in any session must see the effect of an
+	// earlier call. A leader does not promise that to its own clients (see "When a promise is
+	// weaker" in docs/guarantees.md).
 	servers, _, _ = strings.Cut(servers, ",")
 	servers += "/zsync-gosync-" + uuid.NewString()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -69,14 +69,14 @@ var sessions = sync.OnceValue(func() []*zsync.Session {
 var paths, turns atomic.Int64
 
 // A Shared is one primitive, as each session sees it. Its zero value is ready
-// for use, as those of sync are.
+// for use, as the zero values of sync are.
 type Shared[T any] struct {
 	once sync.Once
 	all  []T
 }
 
 // All returns the primitive for each session. The first call makes them, at a
-// path that nothing else has.
+// path of its own.
 func (s *Shared[T]) All(make func(s *zsync.Session, path string) T) []T {
 	s.once.Do(func() {
 		path := fmt.Sprintf("/%d", paths.Add(1))

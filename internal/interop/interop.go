@@ -8,8 +8,8 @@
 // The programs lie in testdata. driver.py and Driver.java hold a conversation: they take one command
 // a line, in the same words in both languages (see driver.py for the list), and answer each with one line.
 //
-// A JVM takes longer to start than most tests run, so all the conversations with Driver.java are held
-// with one JVM, except those that a test will end by Kill. See [Main].
+// A JVM takes longer to start than most tests run, so one JVM holds all conversations with
+// Driver.java, except a conversation that its test will end by Kill. See [Main].
 package interop
 
 import (
@@ -33,7 +33,7 @@ import (
 var programs embed.FS
 
 const (
-	python = "/usr/bin/python3" // Debian's own, the one that its kazoo package serves
+	python = "/usr/bin/python3" // Debian's own, which has the kazoo package
 	zkCli  = "/usr/share/zookeeper/bin/zkCli.sh"
 	jars   = "/usr/share/java/"
 )
@@ -41,11 +41,11 @@ const (
 // patience is how long a program may take over one answer.
 const patience = 3 * time.Minute
 
-// dir is where Driver.java is compiled to, and what the programs are read from.
+// dir has the compiled Driver.java, and the programs.
 var dir string
 
 // Main runs the tests of a package and returns the exit status. It is for TestMain of the packages that
-// run foreign programs: what they share is ended and removed here.
+// run foreign programs: it ends the shared JVM and removes the shared files.
 func Main(m *testing.M) int {
 	var err error
 	if dir, err = os.MkdirTemp("", "zsync-interop-"); err != nil {
@@ -190,8 +190,8 @@ var compiled struct {
 	err  error
 }
 
-// ZkCli runs commands in one zkCli.sh session and returns all the lines it printed,
-// what it tells of itself included.
+// ZkCli runs commands in one zkCli.sh session and returns all the lines that it
+// printed, its own messages included.
 func ZkCli(tb testing.TB, servers string, commands ...string) []string {
 	tb.Helper()
 	wanted(tb, "ZooKeeper's zkCli.sh")
@@ -205,7 +205,7 @@ func ZkCli(tb testing.TB, servers string, commands ...string) []string {
 	if !late.Stop() {
 		tb.Fatalf("zkCli did not end within %v:\n%s", patience, out)
 	}
-	// The exit status is that of the last command, which says nothing.
+	// The exit status is the status of the last command only, so ignore it.
 	if _, exited := err.(*exec.ExitError); err != nil && !exited {
 		tb.Fatalf("zkCli: %v", err)
 	}

@@ -1,6 +1,6 @@
-// Package kinds tells from the names of znodes what they belong to: which
-// primitive, and in whose layout. It is for tools that look at a tree, and does
-// no I/O. A test makes every primitive and checks that it is told.
+// Package kinds recognises primitives by the names of their znodes: the primitive
+// and its layout. It is for tools that look at a tree, and does no I/O. A test makes
+// every primitive and checks that this package recognises it.
 package kinds
 
 import (
@@ -12,8 +12,8 @@ import (
 // A Kind is a primitive in a layout.
 type Kind string
 
-// The kinds that are told by the children of their znode, if no mark tells
-// another.
+// These kinds are recognised by the children of their znode, if no mark says
+// otherwise.
 const (
 	Lock          Kind = "lock"            // a Mutex, or the line of a Once, a Schedule or a LeaderSelector
 	RWLock        Kind = "read-write lock" // an RWMutex
@@ -32,15 +32,15 @@ const (
 	Partition     Kind = "partition"
 )
 
-// The kinds that are told by marks.
+// These kinds are recognised by marks.
 const (
 	Gate  Kind = "gate"  // a closed Barrier
 	Map   Kind = "map"   // its children are entries, whatever they are called and hold
 	Entry Kind = "entry" // a key of a Map and its value
 )
 
-// lines are the kinds of which two at one path do not see each other, though
-// each takes the path for its own.
+// lines are the kinds that do not see each other at one path, although each uses
+// the whole path.
 var lines = []Kind{Lock, RWLock, KazooLock, Election, Semaphore, KazooPermits, Cond}
 
 // of returns the kind that a znode belongs to by its name.
@@ -103,7 +103,7 @@ func suffix(base string) string {
 	return ""
 }
 
-// Of tells the kinds of a znode by the names of its children, in order.
+// Of returns the kinds of a znode by the names of its children, in order.
 func Of(children []string) (kinds []Kind) {
 	for _, name := range children {
 		if k, ok := of(name); ok && !slices.Contains(kinds, k) {
@@ -118,8 +118,8 @@ func Of(children []string) (kinds []Kind) {
 	return kinds
 }
 
-// Part reports whether a child, one of siblings, is part of a primitive at its
-// parent, and no place for another.
+// Part reports whether a child, among siblings, is part of a primitive at its
+// parent. Then no other primitive can be there.
 func Part(name string, siblings []string) bool {
 	switch name {
 	case "done", "last": // a directory may have that name too
@@ -172,7 +172,7 @@ func Line(kinds []Kind) bool {
 	return slices.ContainsFunc(kinds, func(k Kind) bool { return slices.Contains(lines, k) })
 }
 
-// Mixed reports whether kinds are such as do not see each other, at one path.
+// Mixed reports whether kinds are at one path and do not see each other.
 func Mixed(kinds []Kind) bool {
 	n := 0
 	for _, k := range kinds {
@@ -183,7 +183,7 @@ func Mixed(kinds []Kind) bool {
 	return n > 1
 }
 
-// besides are the endings of znodes that belong to the one before them.
+// besides are the endings of znodes that belong to the znode without that ending.
 var besides = []string{"-claims", "-live", "-consumers", "-senders", "-receipts", "-dead", "-ids", "-__lock__", "-__resized__"}
 
 // Beside returns the name of the znode to which the one with this name belongs,

@@ -30,8 +30,9 @@ var ErrPartLost = errors.New("zsync: a lock was lost while another was waited fo
 // line of a part behind it. The order is the same for every caller, so no two wait for each
 // other, however many locks each has.
 //
-// If a part is lost while another is waited for, LockAll unlocks all and fails with ErrPartLost.
-// Otherwise the goroutines of this process that want the lost part would wait for the other one.
+// If a part is lost while LockAll waits for another, LockAll unlocks all and fails with
+// ErrPartLost. Otherwise, the goroutines of this process that want the lost part would wait
+// for the other part too.
 func LockAll(ctx context.Context, parts []Part) (unlock func() error, err error) {
 	locked := 0
 	defer func() {
@@ -58,8 +59,8 @@ func LockAll(ctx context.Context, parts []Part) (unlock func() error, err error)
 	return sync.OnceValue(func() error { return unlockAll(parts) }), nil
 }
 
-// unlockAll unlocks parts, the last first, also where one panics. None of ours waits for the
-// servers' answer to another.
+// unlockAll unlocks all parts, the last first, even if an Unlock panics. The parts of this
+// package are unlocked at the same time.
 func unlockAll(parts []Part) (err error) {
 	errs := make([]error, len(parts))
 	var under sync.WaitGroup
@@ -80,8 +81,8 @@ func unlockAll(parts []Part) (err error) {
 	return nil
 }
 
-// UnlockSoon unlocks, and reports whether that has been done. Once ctx has ended
-// it is waited for no longer than grace, and goes on in the background.
+// UnlockSoon unlocks, and reports whether the unlock is over. After the end of ctx, it waits
+// for no longer than grace; then the unlock continues in the background.
 func UnlockSoon(ctx context.Context, unlock func() error) bool {
 	done := make(chan error, 1)
 	go func() { done <- unlock() }()
