@@ -2,13 +2,17 @@
 //
 //	tel, err := otel.New()
 //	s, err := zsync.Connect(ctx, servers, zsync.WithObserver(tel), zsync.WithTracer(tel))
-//	stop, err := tel.Watch(s) // the margin of the session
+//	stop, err := tel.Watch(s)        // how long the session's holds are certain
+//	stop, err = tel.WatchQueue(q)    // length and age, in one process or few
+//	stop, err = tel.WatchSchedule(c) // the last success
 //
 // # Metrics
 //
 //	zsync.acquire.duration  s          how long callers waited, by outcome: acquired, gave_up
 //	zsync.hold.duration     s          how long they held, by outcome: released, lost
+//	zsync.hold.age          s          how long the oldest present hold has been held
 //	zsync.holds             {hold}     held at present
+//	zsync.holds.expiring    {hold}     of these, those that are lost within a quarter of the session timeout if nothing more is heard
 //	zsync.waiters           {waiter}   waiting for a hold at present
 //	zsync.losses            {loss}     holds lost, by zsync.reason
 //	zsync.leader            {leader}   1 while this process leads
@@ -16,6 +20,11 @@
 //	zsync.expiries          {session}  sessions that ended with what was held through them
 //	zsync.session.margin    s          for how long what is held is certainly held: see [Telemetry.Watch]
 //	zsync.dead_letters      {message}  elements of queues that went to the dead letters
+//	zsync.queue.length      {message}  elements of a watched queue, by zsync.state: ready, claimed, delayed, dead
+//	zsync.queue.age         s          the age of the oldest element that is ready
+//	zsync.schedule.running  {run}      functions of schedules that run at present
+//	zsync.schedule.failures {run}      runs that failed; a run that was interrupted did not
+//	zsync.schedule.last_success_timestamp  the last instant of a watched schedule that was done, in seconds since 1970
 //
 // and for queues messaging.client.operation.duration, messaging.client.sent.messages
 // and messaging.client.consumed.messages, with messaging.system "zsync".
@@ -61,18 +70,26 @@ type Telemetry struct {
 	template func(path string) string
 	maxPaths int
 	tracer   trace.Tracer
-	meter    metric.Meter
 
 	acquire, hold, operation           metric.Float64Histogram
-	holds, waiters, leader             metric.Int64UpDownCounter
+	holds, waiters, leader, running    metric.Int64UpDownCounter
 	losses, reconnects, expiries, dead metric.Int64Counter
-	sent, consumed                     metric.Int64Counter
-	margin                             metric.Float64ObservableGauge
+	sent, consumed, failures           metric.Int64Counter
+	margin, holdAge, age, lastSuccess  metric.Float64ObservableGauge
+	expiring, length                   metric.Int64ObservableGauge
 
 	mu      sync.Mutex
+	watch   watch                        // guarded by mu
+	held    map[*heldSince]bool          // the present holds; guarded by mu
 	present map[string]trace.SpanContext // the newest hold of each path in this process; guarded by mu
 	paths   map[string]bool              // the templates that are reported; guarded by mu
 	begun   map[attribute.Set]bool       // the attributes whose counters have begun; guarded by mu
+}
+
+// A heldSince is a hold.
+type heldSince struct {
+	attrs attribute.Set
+	since time.Time
 }
 
 // A Telemetry observes and traces.
@@ -126,8 +143,8 @@ func New(opts ...Option) (*Telemetry, error) {
 	}
 	m := c.meters.Meter(Scope)
 	t := &Telemetry{
-		template: c.template, maxPaths: c.maxPaths, meter: m, tracer: c.tracers.Tracer(Scope),
-		present: make(map[string]trace.SpanContext), paths: make(map[string]bool), begun: make(map[attribute.Set]bool),
+		template: c.template, maxPaths: c.maxPaths, tracer: c.tracers.Tracer(Scope),
+		held: make(map[*heldSince]bool), present: make(map[string]trace.SpanContext), paths: make(map[string]bool), begun: make(map[attribute.Set]bool),
 	}
 	var errs []error
 	seconds := metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
@@ -158,9 +175,25 @@ func New(opts ...Option) (*Telemetry, error) {
 	t.dead = counter("zsync.dead_letters", "{message}", "Elements of queues that went to the dead letters.")
 	t.sent = counter("messaging.client.sent.messages", "{message}", "Elements sent.")
 	t.consumed = counter("messaging.client.consumed.messages", "{message}", "Elements received.")
-	var err error
-	t.margin, err = m.Float64ObservableGauge("zsync.session.margin", metric.WithUnit("s"),
-		metric.WithDescription("For how long what is held is certainly held if nothing more is heard from the servers."))
+	t.running = gauge("zsync.schedule.running", "{run}", "Functions of schedules that run at present.")
+	t.failures = counter("zsync.schedule.failures", "{run}", "Runs of scheduled functions that failed.")
+	observed := func(name, unit, what string) metric.Float64ObservableGauge {
+		g, err := m.Float64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(what))
+		errs = append(errs, err)
+		return g
+	}
+	counted := func(name, unit, what string) metric.Int64ObservableGauge {
+		g, err := m.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(what))
+		errs = append(errs, err)
+		return g
+	}
+	t.margin = observed("zsync.session.margin", "s", "For how long what is held is certainly held if nothing more is heard from the servers.")
+	t.holdAge = observed("zsync.hold.age", "s", "How long the oldest present hold has been held.")
+	t.age = observed("zsync.queue.age", "s", "The age of the oldest element that is ready.")
+	t.lastSuccess = observed("zsync.schedule.last_success_timestamp", "", "The last instant that was done, in seconds since 1970.")
+	t.expiring = counted("zsync.holds.expiring", "{hold}", "Holds that are lost within a quarter of the session timeout if nothing more is heard.")
+	t.length = counted("zsync.queue.length", "{message}", "Elements of a queue, by state.")
+	_, err := m.RegisterCallback(t.collect, t.margin, t.holdAge, t.age, t.lastSuccess, t.expiring, t.length)
 	if err = errors.Join(append(errs, err)...); err != nil {
 		return nil, err
 	}
@@ -213,20 +246,6 @@ func (t *Telemetry) first(attrs ...attribute.KeyValue) bool {
 	return true
 }
 
-// Watch reports the margin of s until stop is called. It reports none while s holds nothing.
-func (t *Telemetry) Watch(s *zsync.Session) (stop func() error, err error) {
-	r, err := t.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		if s.Stats().Holds > 0 {
-			o.ObserveFloat64(t.margin, s.Margin().Seconds())
-		}
-		return nil
-	}, t.margin)
-	if err != nil {
-		return nil, err
-	}
-	return r.Unregister, nil
-}
-
 // Observe is for [zsync.WithObserver].
 func (t *Telemetry) Observe(e zsync.Event) {
 	ctx := context.Background()
@@ -237,7 +256,23 @@ func (t *Telemetry) Observe(e zsync.Event) {
 		t.expiries.Add(ctx, 1, metric.WithAttributes(reason(e.Err)))
 	case zsync.EventDead:
 		t.dead.Add(ctx, 1, metric.WithAttributes(t.path(e.Path)))
+	case zsync.EventStarted:
+		path := metric.WithAttributes(t.path(e.Path))
+		t.failures.Add(ctx, 0, path)
+		t.running.Add(ctx, 1, path)
+	case zsync.EventEnded:
+		path := metric.WithAttributes(t.path(e.Path))
+		t.running.Add(ctx, -1, path)
+		if e.Err != nil && !interrupted(e.Err) {
+			t.failures.Add(ctx, 1, path)
+		}
 	}
+}
+
+// interrupted reports whether a run ended with its hold, its Session or its caller, which says nothing of the
+// function.
+func interrupted(err error) bool {
+	return errors.Is(err, zsync.ErrLost) || errors.Is(err, zsync.ErrClosed) || errors.Is(err, context.Canceled)
 }
 
 func reason(err error) attribute.KeyValue {
@@ -253,8 +288,11 @@ func reason(err error) attribute.KeyValue {
 	return attribute.String("zsync.reason", word)
 }
 
-// began is the context key of a span's start time.
-type began struct{}
+// began is the context key of a span's start time, and heldKey that of its hold.
+type (
+	began   struct{}
+	heldKey struct{}
+)
 
 func (t *Telemetry) begin(ctx context.Context, name string, what zsync.Op, opts ...trace.SpanStartOption) context.Context {
 	attrs := []attribute.KeyValue{
@@ -324,6 +362,9 @@ func (t *Telemetry) End(ctx context.Context, op zsync.Op, err error) {
 
 func (t *Telemetry) acquireStart(ctx context.Context, what zsync.Op) context.Context {
 	t.waiters.Add(ctx, 1, t.labels(what))
+	if what.Primitive == "election" {
+		t.leader.Add(ctx, 0, t.labels(what)) // a candidate reports that it does not lead
+	}
 	t.mu.Lock()
 	holder, held := t.present[what.Path]
 	t.mu.Unlock()
@@ -363,10 +404,12 @@ func (t *Telemetry) holdStart(ctx context.Context, what zsync.Op) context.Contex
 	if what.Primitive == "election" {
 		t.leader.Add(ctx, 1, t.labels(what))
 	}
+	h := &heldSince{attribute.NewSet(t.attributes(what)...), time.Now()}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.held[h] = true
 	t.present[what.Path] = trace.SpanContextFromContext(ctx)
-	return ctx
+	return context.WithValue(ctx, heldKey{}, h)
 }
 
 func (t *Telemetry) holdEnd(ctx context.Context, what zsync.Op, err error) {
@@ -381,8 +424,10 @@ func (t *Telemetry) holdEnd(ctx context.Context, what zsync.Op, err error) {
 		t.leader.Add(ctx, -1, t.labels(what))
 	}
 	t.hold.Record(ctx, d.Seconds(), t.labels(what, attribute.String("zsync.outcome", outcome)))
+	h, _ := ctx.Value(heldKey{}).(*heldSince)
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	delete(t.held, h)
 	if t.present[what.Path].Equal(trace.SpanContextFromContext(ctx)) {
 		delete(t.present, what.Path)
 	}

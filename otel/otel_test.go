@@ -92,6 +92,19 @@ func drive(t *testing.T, tel *otel.Telemetry) {
 	d, err := q.Receive(ctx)
 	must(t, err)
 	must(t, d.Ack(ctx))
+	_, err = tel.WatchQueue(q)
+	must(t, err)
+	_, err = tel.WatchQueue(zsync.NewQueue[int](b, "/jobs")) // reported once
+	must(t, err)
+	nightly := zsync.NewSchedule(b, "/nightly")
+	_, err = tel.WatchSchedule(nightly)
+	must(t, err)
+	_, err = nightly.Do(ctx, time.Unix(1e9, 0), func(context.Context) error { return nil })
+	must(t, err)
+	_, err = nightly.Do(ctx, time.Unix(2e9, 0), func(context.Context) error { return errors.New("disk full") })
+	if err == nil {
+		t.Error("a failure is none")
+	}
 
 	kept := zsync.NewMutex(a, "/kept/550e8400-e29b-41d4-a716-446655440000")
 	must(t, kept.Lock(ctx))
@@ -139,6 +152,10 @@ func points(t *testing.T, rm *metricdata.ResourceMetrics) map[string][]point {
 				for _, p := range data.DataPoints {
 					all[m.Name] = append(all[m.Name], point{float64(p.Value), text(p.Attributes)})
 				}
+			case metricdata.Gauge[int64]:
+				for _, p := range data.DataPoints {
+					all[m.Name] = append(all[m.Name], point{float64(p.Value), text(p.Attributes)})
+				}
 			case metricdata.Gauge[float64]:
 				for _, p := range data.DataPoints {
 					all[m.Name] = append(all[m.Name], point{p.Value, text(p.Attributes)})
@@ -179,6 +196,11 @@ func TestMetricsAndSpansTellWhatHappened(t *testing.T) {
 		{"messaging.client.sent.messages", "messaging.destination.template=/jobs,messaging.operation.name=send,messaging.system=zsync", 2},
 		{"messaging.client.consumed.messages", "messaging.operation.name=receive", 1},
 		{"messaging.client.operation.duration", "messaging.operation.name=ack", 1},
+		{"zsync.queue.length", "zsync.path.template=/jobs,zsync.state=ready", 1},
+		{"zsync.queue.length", "zsync.path.template=/jobs,zsync.state=dead", 0},
+		{"zsync.schedule.running", "zsync.path.template=/nightly", 0},
+		{"zsync.schedule.failures", "zsync.path.template=/nightly", 1},
+		{"zsync.schedule.last_success_timestamp", "zsync.path.template=/nightly", 1e9},
 	}
 	var all map[string][]point
 	await(t, func() error {
@@ -191,8 +213,16 @@ func TestMetricsAndSpansTellWhatHappened(t *testing.T) {
 				return fmt.Errorf("%s{%s}: %v; want %v", w.name, w.attrs, all[w.name], w.value)
 			}
 		}
+		for _, name := range []string{"zsync.hold.age", "zsync.queue.age"} {
+			if m := all[name]; len(m) != 1 || m[0].value < 0 || m[0].value > 300 {
+				return fmt.Errorf("%s: %v", name, m)
+			}
+		}
 		return nil
 	})
+	if n := len(all["zsync.queue.length"]); n != 4 {
+		t.Errorf("zsync.queue.length: %v", all["zsync.queue.length"])
+	}
 	if m := all["zsync.session.margin"]; len(m) != 1 || m[0].value <= 0 || m[0].value > granted.Seconds() {
 		t.Errorf("zsync.session.margin: %v", m)
 	}
@@ -321,10 +351,10 @@ func metricNames(t *testing.T) []string {
 	text, err := os.ReadFile("otel.go")
 	must(t, err)
 	var names []string
-	for _, m := range regexp.MustCompile(`(?:Float64ObservableGauge|histogram|counter|gauge)\("([a-z_.]+)"`).FindAllSubmatch(text, -1) {
+	for _, m := range regexp.MustCompile(`(?:observed|counted|histogram|counter|gauge)\("([a-z_.]+)"`).FindAllSubmatch(text, -1) {
 		names = append(names, string(m[1]))
 	}
-	if len(names) < 13 {
+	if len(names) < 20 {
 		t.Fatalf("names: %q", names)
 	}
 	for _, n := range names {
