@@ -4,8 +4,11 @@ package ui_test
 
 import (
 	"bufio"
+	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -197,22 +200,84 @@ func TestChromiumShowsAHandOverWithoutLoadingThePageAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.await(holder, "worker-2")
-	b.await(`document.getElementById("timeline").innerText`, "released: its session goes on")
+	b.await(`document.getElementById("timeline").innerText`, "released")
 	b.screenshot("ui-light.png", "light")
 	ring(t, srv)
-	b.await(`document.getElementById("deadlocks").innerText`, "Deadlock: billing waits at /locks/shipping for shipping")
-	stroke := b.eval(`getComputedStyle(document.querySelector("svg line.stuck")).stroke`)
+	b.await(`document.getElementById("deadlocks").innerText`, "billing waits at /locks/shipping for\nshipping waits at")
+	const color = `getComputedStyle(document.querySelector(".ring")).borderLeftColor`
+	light := b.eval(color)
 	b.screenshot("ui-dark.png", "dark")
-	if dark := b.eval(`getComputedStyle(document.querySelector("svg line.stuck")).stroke`); stroke != "rgb(179, 18, 29)" || dark != "rgb(255, 123, 114)" {
-		t.Errorf("a circle is drawn in %s and, where it is dark, in %s", stroke, dark)
-	}
-	if got := b.eval(`document.querySelector("#deadlocks svg").getBBox().width > 300`); got != "true" {
-		t.Errorf("there is no picture: %s", got)
+	if dark := b.eval(color); light != "rgb(179, 18, 29)" || dark != "rgb(255, 123, 114)" {
+		t.Errorf("a deadlock is drawn in %s and, with a dark scheme, in %s", light, dark)
 	}
 	if got := b.eval(`window.before`); got != "still here" {
 		t.Errorf("the page was loaded anew: %s", got)
 	}
 	if got := b.eval(`[...document.querySelectorAll("th")].every(h => h.scope) && document.documentElement.lang && document.title`); got != "zsync /" {
 		t.Errorf("a screen reader finds %s", got)
+	}
+}
+
+// The page fits any width, whatever is on it: ten names of 35 characters in a deadlock, and many locks and queues.
+func TestThePageFitsItsWindow(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a browser takes seconds")
+	}
+	b := openBrowser(t)
+	srv := zktest.Start(t, harness.Patient)
+	ctx := t.Context()
+	everything(t, srv)
+	var names []string
+	for i := range 10 {
+		names = append(names, fmt.Sprintf("a-host-with-a-long-name-%d.example.co", i))
+	}
+	ringOf(t, srv, names...)
+	s := session(t, srv, names[0])
+	for i := range 50 {
+		if err := zsync.NewMutex(s, fmt.Sprintf("/locks/of-many/number-%d", i)).Lock(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 20 {
+		if err := zsync.NewQueue[string](s, fmt.Sprintf("/queues/with-a-name-of-many-characters-%d", i)).Send(ctx, "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := zsync.NewSchedule(s, "/schedules/nightly").Do(ctx, time.Now(), func(context.Context) error { return errors.New("disk full") }); err == nil {
+		t.Error("a failure is none")
+	}
+	candidate := zsync.NewElection(session(t, srv, "candidate"), "/services/scheduler")
+	go candidate.Campaign(ctx)
+	base, _ := serve(t, srv, ui.Options{Interval: 100 * time.Millisecond})
+	b.call("Page.enable", nil)
+	b.call("Page.navigate", map[string]any{"url": base})
+	const lines = `document.getElementById("lines").innerText`
+	b.await(lines, "standby 1")
+	b.await(`document.getElementById("schedules").innerText`, "disk full")
+	b.await(`document.getElementById("deadlocks").innerText`, "waits at /locks/"+names[1]+" for\n"+names[1])
+	for _, width := range []int{360, 500, 800, 1400, 2400} {
+		b.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false})
+		if got := b.eval(`window.innerWidth`); got != fmt.Sprint(width) {
+			t.Fatalf("the window is %s wide, want %d", got, width)
+		}
+		const wider = `[document.documentElement, ...document.querySelectorAll("section, article, table")].filter(e => e.scrollWidth > e.clientWidth + 1).map(e => (e.id || e.tagName) + " " + e.scrollWidth + " of " + e.clientWidth).slice(0, 5).join(", ")`
+		if got := b.eval(wider); got != "" {
+			t.Errorf("%d pixels wide, there is more beside the window: %s", width, got)
+		}
+		const overlap = `(() => { const r = [...document.querySelectorAll(".ring li")].map(e => e.getBoundingClientRect()); return r.length + " " + r.filter((a, i) => r.some((b, j) => i < j && a.bottom > b.top + 1 && b.bottom > a.top + 1)).length })()`
+		if got := b.eval(overlap); got != "11 0" {
+			t.Errorf("%d pixels wide, labels and overlaps of the deadlock are %s", width, got)
+		}
+		if width != 800 {
+			b.screenshot(fmt.Sprintf("ui-%d.png", width), "light")
+		}
+	}
+	// Waiters for a lock are more urgent than candidates on standby, and these than lines without waiters.
+	const order = `[...document.querySelectorAll("#lines article")].map(a => a.innerText.includes("standby") ? "standby" : a.querySelectorAll("tr:not(.holds) td").length ? "waits" : "free").filter((w, i, all) => w != all[i - 1]).join(" ")`
+	if got := b.eval(order); got != "waits standby free" {
+		t.Errorf("the order of the lines is %s", got)
+	}
+	if got := b.eval(`document.querySelectorAll("#deadlocks, #lines").length + " " + ` + lines + `.includes("leads")`); got != "2 true" {
+		t.Errorf("a leader does not lead: %s", got)
 	}
 }

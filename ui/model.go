@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -59,12 +58,33 @@ func (l lineView) Ours() bool {
 	return slices.ContainsFunc(l.Holders, func(w who) bool { return w.Margin != "" })
 }
 
-// longest is since when the first waits.
-func (l lineView) longest() time.Time {
-	if len(l.Waiters) == 0 {
-		return time.Now().Add(time.Hour)
+// Standby reports whether the waiters are candidates behind a leader, whose waiting is normal.
+func (l lineView) Standby() bool { return l.Kind == string(kinds.Election) && len(l.Holders) > 0 }
+
+// Holds is what a holder does.
+func (l lineView) Holds() string {
+	if l.Kind == string(kinds.Election) {
+		return "leads"
 	}
-	return l.Waiters[0].Since
+	return "holds"
+}
+
+// before orders lines: waiters for a lock, the longest wait first, then candidates on standby, then lines
+// without waiters.
+func (l lineView) before(other lineView) int {
+	rank := func(l lineView) int {
+		switch {
+		case len(l.Waiters) == 0:
+			return 2
+		case l.Standby():
+			return 1
+		}
+		return 0
+	}
+	if c := cmp.Compare(rank(l), rank(other)); c != 0 || len(l.Waiters) == 0 {
+		return c
+	}
+	return l.Waiters[0].Since.Compare(other.Waiters[0].Since)
 }
 
 // A groupView is a group or a partition.
@@ -100,9 +120,10 @@ type held struct {
 
 // A handOver is the end of a hold that was seen.
 type handOver struct {
-	Path, Kind, Owner, Next, Why string
-	Long                         string
-	At                           time.Time
+	Path, Kind, Owner, Next string
+	Why                     string // empty if it is not known
+	Long                    string
+	At                      time.Time
 }
 
 // remembered is how many hand-overs are kept, samples is how many looks at a
@@ -142,8 +163,8 @@ func newModel(ctx context.Context, s *zsync.Session, opts Options, before *model
 		}
 		m.place(ctx, s, opts, before, p)
 	}
-	slices.SortStableFunc(m.Lines, func(a, b lineView) int { return a.longest().Compare(b.longest()) })
-	m.Waits = draw(&g)
+	slices.SortStableFunc(m.Lines, lineView.before)
+	m.Waits = circles(&g)
 	if !first {
 		m.remember(before, sessions, broken)
 	}
@@ -299,12 +320,6 @@ func (m *model) queue(ctx context.Context, s *zsync.Session, before *model, p lo
 // two looks is seen only in part: a hold that came and went is not.
 func (m *model) remember(before *model, sessions map[string]bool, broken func(path, node string) bool) {
 	var ended []handOver
-	lost := map[string]int{} // holds that have ended, by session
-	for key, h := range before.holds {
-		if _, still := m.holds[key]; !still {
-			lost[h.session]++
-		}
-	}
 	for key, h := range before.holds {
 		if _, still := m.holds[key]; still {
 			continue
@@ -317,11 +332,7 @@ func (m *model) remember(before *model, sessions map[string]bool, broken func(pa
 		case broken(h.path, h.node):
 			e.Why = "broken from this page"
 		case sessions[h.session]:
-			e.Why = "released: its session goes on"
-		case lost[h.session] > 1:
-			e.Why = "its session has ended, or gave up all it had"
-		default:
-			e.Why = "released, or its session has ended"
+			e.Why = "released" // its session goes on
 		}
 		e.Next = m.newHolders(before, e.Path, e.Kind)
 		ended = append(ended, e)
@@ -350,89 +361,26 @@ func (m *model) newHolders(before *model, path, kind string) string {
 	return strings.Join(names, ", ")
 }
 
-// A graphView is who waits for whom, as a picture and in words.
+// A graphView is the deadlocks, and how many sessions wait.
 type graphView struct {
-	Nodes   []nodeView
-	Edges   []edgeView
-	Circles []string
-	Left    int // how many waits are not in the picture
-	Height  int
+	Circles []circleView
+	Waiting int
 }
 
-type nodeView struct {
-	Name  string
-	X, Y  int
-	Stuck bool
-}
+// A circleView is the members of a deadlock: each waits for the next, and the last for the first.
+type circleView struct{ Steps []stepView }
 
-type edgeView struct {
-	From, To, Path string
-	X1, Y1, X2, Y2 int
-	TX, TY         int
-	Stuck          bool
-}
+type stepView struct{ Name, Path string } // without a path, the session runs the next one
 
-// draws is how many sessions are in the picture at most.
-const draws = 16
-
-// draw draws those who wait, and those for whom they do; those in circles first.
-func draw(g *look.Graph) *graphView {
-	v := &graphView{Height: 420}
-	stuck := map[look.Step]bool{}
-	var order []string
-	put := func(s string) {
-		if !slices.Contains(order, s) {
-			order = append(order, s)
+// circles describes the deadlocks.
+func circles(g *look.Graph) *graphView {
+	v := &graphView{Waiting: len(g.Waits)}
+	for _, circle := range g.Circles() {
+		var c circleView
+		for _, step := range circle {
+			c.Steps = append(c.Steps, stepView{g.Name(step.Session), step.Path})
 		}
-	}
-	for _, c := range g.Circles() {
-		v.Circles = append(v.Circles, g.Describe(c))
-		for _, step := range c {
-			stuck[step] = true
-			put(step.Session)
-		}
-	}
-	var steps []look.Step
-	for s, waits := range g.Waits {
-		for _, w := range waits {
-			for _, h := range w.Holders {
-				steps = append(steps, look.Step{Session: s, Path: w.Path, For: h})
-			}
-		}
-	}
-	slices.SortFunc(steps, func(a, b look.Step) int {
-		return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Session, b.Session), cmp.Compare(a.For, b.For))
-	})
-	for _, s := range steps {
-		put(s.Session)
-		put(s.For)
-	}
-	order = order[:min(len(order), draws)]
-	at := map[string]nodeView{}
-	for i, s := range order {
-		angle := 2*math.Pi*float64(i)/float64(len(order)) - math.Pi/2
-		n := nodeView{Name: g.Name(s), X: 360 + int(250*math.Cos(angle)), Y: 210 + int(165*math.Sin(angle))}
-		for step := range stuck {
-			n.Stuck = n.Stuck || step.Session == s
-		}
-		at[s] = n
-		v.Nodes = append(v.Nodes, n)
-	}
-	for _, s := range steps {
-		a, b := at[s.Session], at[s.For]
-		if a.Name == "" || b.Name == "" {
-			v.Left++
-			continue
-		}
-		// From edge to edge of the names, not from middle to middle.
-		dx, dy := float64(b.X-a.X), float64(b.Y-a.Y)
-		long := max(math.Hypot(dx, dy), 1)
-		const off = 34
-		v.Edges = append(v.Edges, edgeView{
-			From: a.Name, To: b.Name, Path: cmp.Or(look.Printable(s.Path), "runs"), Stuck: stuck[s],
-			X1: a.X + int(dx/long*off), Y1: a.Y + int(dy/long*off), X2: b.X - int(dx/long*off), Y2: b.Y - int(dy/long*off),
-			TX: (a.X + b.X) / 2, TY: (a.Y+b.Y)/2 + 4, // on the line, which leaves room for it
-		})
+		v.Circles = append(v.Circles, c)
 	}
 	return v
 }

@@ -85,10 +85,15 @@ func waiting(t *testing.T, m *zsync.Mutex, n int) {
 	})
 }
 
-// ring has three sessions wait for each other at three locks.
+// ring has three sessions wait for each other at three locks, which have their names.
 func ring(t *testing.T, srv *zktest.Server) {
 	t.Helper()
-	names := []string{"billing", "shipping", "stock"}
+	ringOf(t, srv, "billing", "shipping", "stock")
+}
+
+// ringOf has sessions of these names wait for each other.
+func ringOf(t *testing.T, srv *zktest.Server, names ...string) {
+	t.Helper()
 	var sessions []*zsync.Session
 	for _, name := range names {
 		s := session(t, srv, name)
@@ -98,7 +103,7 @@ func ring(t *testing.T, srv *zktest.Server) {
 		sessions = append(sessions, s)
 	}
 	for i, s := range sessions {
-		m := zsync.NewMutex(s, "/locks/"+names[(i+1)%3])
+		m := zsync.NewMutex(s, "/locks/"+names[(i+1)%len(names)])
 		go m.Lock(t.Context())
 		waiting(t, m, 2)
 	}
@@ -141,16 +146,17 @@ func TestThePageTellsEverythingWithoutScripts(t *testing.T) {
 		t.Fatalf("status %d: %s", status, body)
 	}
 	for _, want := range []string{
-		`<code>/jobs/nightly</code> <small>lock</small>`, `<td>worker-1</td>`, `&lt;script&gt;evil`,
-		`Deadlock:</strong> billing waits at /locks/shipping for shipping, shipping waits at /locks/stock for stock, stock waits at /locks/billing for billing`,
-		`class="stuck" marker-end="url(#badtip)"`, `<small>election, term `, `/services/billing`, `host-7:8080`, `/work`,
-		`that of 2030-0`, daily.Next(time.Now()).Local().Format("2006-01-02"), `zsync status /jobs/nightly`, `http-equiv="refresh"`, `read-only`,
+		`<code>/jobs/nightly</code> <small>lock</small>`, `>worker-1</td>`, `&lt;script&gt;evil`,
+		`Deadlock:</strong> 3 sessions wait for each other.`, `<li><strong>billing</strong> <span>waits at <code>/locks/shipping</code> for</span></li>`,
+		`<li><strong>stock</strong> <span>waits at <code>/locks/billing</code> for</span></li>`, `billing, the first`,
+		`<ol class="ring">`, `<small>election, term `, `>leads</td>`, `/services/billing`, `host-7:8080`, `/work`,
+		`that of 2030-0`, daily.Next(time.Now()).Local().Format("2006-01-02"), `zsync queue peek /work`, `http-equiv="refresh"`, `read-only`,
 	} {
 		if !strings.Contains(body, want) {
 			t.Errorf("the page does not have %s", want)
 		}
 	}
-	if !regexp.MustCompile(`<code>/work</code>.*<td>3</td><td>0</td><td>1</td><td>0</td>`).MatchString(body) {
+	if !regexp.MustCompile(`<code>/work</code>.*Ready">3</td><td data-th="Claimed">0</td><td data-th="Delayed">1</td><td data-th="Dead">0</td>`).MatchString(body) {
 		t.Error("the page does not have what is in the queue: 3 ready, 1 delayed")
 	}
 	for _, bad := range []string{"<script>evil", "<script>alert", "<b>", `href="/`, `src="/`, "http://", "https://", "Break…", "token", "style=", "onclick"} {
@@ -241,15 +247,15 @@ func TestAHandOverIsShownAsItHappensAndWhy(t *testing.T) {
 	}
 	base, c := serve(t, srv, ui.Options{Interval: 20 * time.Millisecond})
 	x := listen(t, c, base)
-	x.await("lines", `(?s)<td>holds</td><td>first</td>.*<td>1</td><td>second</td>.*<td>2</td><td>third</td>`)
+	x.await("lines", `(?s)>holds</td><td data-th="Who">first</td>.*>1</td><td data-th="Who">second</td>.*>2</td><td data-th="Who">third</td>`)
 	x.await("timeline", `None yet`)
 	if err := m.Unlock(); err != nil {
 		t.Fatal(err)
 	}
-	x.await("lines", `(?s)<td>holds</td><td>second</td>.*<td>1</td><td>third</td>`)
-	x.await("timeline", `<code>/p</code></td><td>first</td><td>&lt;\d+s</td><td>released: its session goes on</td><td>second</td>`)
+	x.await("lines", `(?s)>holds</td><td data-th="Who">second</td>.*>1</td><td data-th="Who">third</td>`)
+	x.await("timeline", `<code>/p</code></td><td data-th="Who">first</td><td data-th="Held for">&lt;\d+s</td><td data-th="Why it ended">released</td><td data-th="Then">second</td>`)
 	srv.Expire(second.ID())
-	x.await("timeline", `<code>/p</code></td><td>second</td><td>\d+s</td><td>released, or its session has ended</td><td>third</td>`)
+	x.await("timeline", `<code>/p</code></td><td data-th="Who">second</td><td data-th="Held for">\d+s</td><td data-th="Why it ended"></td><td data-th="Then">third</td>`)
 	srv.Close()
 	x.await("summary", `What is shown is old: .*the servers do not answer`)
 }
@@ -374,7 +380,7 @@ func TestALockIsBrokenOnlyAsItWasShown(t *testing.T) {
 		t.Error(err)
 	}
 	<-holder.Lost()
-	x.await("timeline", `<td>holder</td><td>&lt;\d+s</td><td>broken from this page</td><td>next</td>`)
+	x.await("timeline", `>holder</td><td data-th="Held for">&lt;\d+s</td><td data-th="Why it ended">broken from this page</td><td data-th="Then">next</td>`)
 	if got := post(base, nil); got != http.StatusConflict {
 		t.Errorf("status %d the second time", got)
 	}

@@ -110,7 +110,7 @@ func TestWhoComesWhenNobodyHasLookedForLongIsShownThePresent(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, eyes := suite.Open(t, srv), suite.Open(t, srv)
 		page := ui.Handler(eyes, ui.Options{ReadOnly: true, Interval: time.Minute})
-		if body := show(t, page); !strings.Contains(body, "Nobody holds or waits") {
+		if body := show(t, page); !strings.Contains(body, "No session holds or waits") {
 			t.Fatal(body)
 		}
 		time.Sleep(5 * time.Hour)

@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/kinds"
 	"github.com/zsync/zsync/internal/look"
 )
 
@@ -172,7 +174,25 @@ func sumUp(lines []look.Line) (rows []summary) {
 			}
 		}
 	}
+	for i := range rows {
+		if word := rows[i].calm(); word != "" {
+			rows[i].State = strings.TrimSuffix(word+"; "+rows[i].State, "; ")
+		}
+	}
 	return rows
+}
+
+// calm returns what the waiters of r are if their waiting is normal: they wait for work, or for the end of a
+// leader. It returns nothing if there are none, and for candidates without a leader.
+func (r summary) calm() string {
+	switch {
+	case r.Waiters == 0:
+	case r.Kind == "queue":
+		return fmt.Sprintf("%d idle", r.Waiters)
+	case r.Kind == string(kinds.Election) && r.Holders > 0:
+		return fmt.Sprintf("%d standby", r.Waiters)
+	}
+	return ""
 }
 
 func printList(w io.Writer, rows []summary, now time.Time) error {

@@ -1243,7 +1243,7 @@ func TestStatusShowsAnEmptyQueueAndWhoWaitsForElements(t *testing.T) {
 			waited <- errors.Join(c.Wait(t.Context()), c.L.Unlock())
 		}()
 		want := regexp.MustCompile(`^PATH .*\n/sent +queue +- +0 elements +- +- +-\n` +
-			`/awaited +queue +consumer +waits +a consumer +20\S+ \S+ +0x\S+\n/awaited +queue +- +0 elements .*\n` +
+			`/awaited +queue +consumer +idle +a consumer +20\S+ \S+ +0x\S+\n/awaited +queue +- +0 elements .*\n` +
 			`/cond +cond +- +waits +\S+:\d+ +20\S+ \S+ +0x\S+\n$`)
 		await(t, func() bool {
 			r := start(t, srv.Addr(), "", "status", "/sent", "/awaited", "/cond")
@@ -1282,7 +1282,7 @@ func TestStatusShowsWhatThereIs(t *testing.T) {
 		want := []struct{ path, row string }{
 			{"/rw", `read-write lock +shared +holds +\S+ +here since 20\S+ \S+ +0x.*`},
 			{"/kazoo", `kazoo lock +exclusive +holds .*`},
-			{"/election", `election +exclusive +holds .*`},
+			{"/election", `election +exclusive +leads .*`},
 			{"/semaphore", `semaphore +permits +holds .*`},
 			{"/kazoosemaphore", `kazoo semaphore +permits +holds .*`},
 			{"/waitgroup", `wait group +- +3 open tasks +- +- +-`},

@@ -266,3 +266,27 @@ func TestTopFitsIntoItsScreen(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// A waiter for a lock may wait for ever. A candidate on standby and an idle consumer wait as they should.
+func TestTopRanksWaitersForALockBeforeThoseWhoseWaitingIsNormal(t *testing.T) {
+	now := time.Now()
+	line := func(kind string, holding bool, ago time.Duration) look.Line {
+		since := now.Add(-ago)
+		return look.Line{Path: "/" + kind, Kind: kind, Holding: holding, Since: &since, Owner: "o"}
+	}
+	v := &view{root: "/"}
+	v.set(&look.Tree{Places: []look.Place{
+		{Path: "/election", Lines: []look.Line{line("election", true, time.Hour), line("election", false, time.Hour)}},
+		{Path: "/free", Lines: []look.Line{line("semaphore", true, time.Hour)}},
+		{Path: "/lock", Lines: []look.Line{line("lock", true, time.Minute), line("lock", false, time.Second)}},
+		{Path: "/queue", Lines: []look.Line{line("queue", false, 2*time.Hour), line("queue", false, time.Hour)}},
+	}})
+	out := regexp.MustCompile(`\x1b\[[0-9;]*[a-zA-Z]`).ReplaceAllString(v.draw(120, 20, now), "")
+	if !regexp.MustCompile(`(?s)PATH.*\n/lock +lock .*\n/queue +queue .* 2 idle *\r\n/election +election .* 1 standby *\r\n/semaphore `).MatchString(out) {
+		t.Errorf("top shows\n%s", out)
+	}
+	v.set(&look.Tree{Places: []look.Place{{Path: "/election", Lines: []look.Line{line("election", false, time.Hour)}}}})
+	if got := v.rows[0]; got.State != "" || rank(got) != 0 {
+		t.Errorf("candidates without a leader are %+v", got)
+	}
+}

@@ -200,10 +200,21 @@ var orders = []struct {
 	name string
 	less func(a, b summary) int
 }{
-	{"longest wait", func(a, b summary) int { return earlier(a.Oldest, b.Oldest) }},
+	{"longest wait", func(a, b summary) int { return cmp.Or(rank(a)-rank(b), earlier(a.Oldest, b.Oldest)) }},
 	{"longest hold", func(a, b summary) int { return earlier(cmp.Or(a.Held, a.Since), cmp.Or(b.Held, b.Since)) }},
 	{"waiters", func(a, b summary) int { return b.Waiters - a.Waiters }},
 	{"path", func(a, b summary) int { return 0 }},
+}
+
+// rank puts waiters whose turn may never come before those whose waiting is normal.
+func rank(r summary) int {
+	switch {
+	case r.Waiters == 0:
+		return 2
+	case r.calm() != "":
+		return 1
+	}
+	return 0
 }
 
 // earlier orders times; missing ones come last.

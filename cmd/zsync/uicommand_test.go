@@ -93,7 +93,7 @@ func TestThePageAndZsyncScheduleTakeTheSameTimetables(t *testing.T) {
 	body, _ := io.ReadAll(resp.Body)
 	r.signal(syscall.SIGKILL)
 	r.wait()
-	next := regexp.MustCompile(`<td>that of [^<]*</td><td></td><td>([^<]*)</td>`).FindSubmatch(body)
+	next := regexp.MustCompile(`>that of [^<]*</td><td data-th="Failed"></td><td data-th="Next">([^<]*)</td>`).FindSubmatch(body)
 	if next == nil {
 		t.Fatalf("no schedule in\n%s", body)
 	}

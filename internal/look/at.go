@@ -140,14 +140,21 @@ func other(err error) bool {
 	return errors.Is(err, zsync.ErrMixed) || errors.Is(err, zsync.ErrInvalid) || errors.As(err, &noTime)
 }
 
+// states are the states of the contenders whose waiting is normal.
+var states = map[string][]string{string(kinds.Election): {"standby", "leads"}, "queue": {"idle", "holds"}}
+
 // lineOf describes a contender.
 func lineOf(path, kind, mode string, c zsync.Contender) Line {
-	state := "waits"
+	states := states[kind]
+	if states == nil {
+		states = []string{"waits", "holds"}
+	}
+	state := states[0]
 	switch {
 	case c.Retained:
 		state = "holds, or only keeps its place"
 	case c.Holding:
-		state = "holds"
+		state = states[1]
 	}
 	owner, within := marks.Outer(c.Owner)
 	l := Line{
