@@ -383,3 +383,47 @@ func TestZsyncAndFlockAndXargsDoTheSame(t *testing.T) {
 		})
 	}
 }
+
+// The forms of flock(1), side by side with those of zsync. -E gives both the same status if the lock is in use.
+func TestTheFlagsOfFlockMeanTheSame(t *testing.T) {
+	need.Command(t, "flock")
+	env := append(os.Environ(), "FILE="+filepath.Join(t.TempDir(), "lock"), "Z="+binary(), "ZSYNC_SERVERS="+serve(t).Addr())
+	for _, tt := range []struct{ flock, zsync string }{
+		{`flock $FILE echo held; echo $?`, `$Z lock /p -- echo held; echo $?`},
+		{`flock $FILE sh -c 'exit 7'; echo $?`, `$Z lock /p -- sh -c 'exit 7'; echo $?`},
+		{`flock $FILE sh -c 'kill -9 $$'; echo $?`, `$Z lock /p -- sh -c 'kill -9 $$'; echo $?`},
+		{`flock $FILE flock -n -E 9 $FILE echo no; echo $?`, `$Z lock /p -- $Z lock -n -E 9 /p -- echo no; echo $?`},
+		{`flock $FILE flock -w 0.2 -E 9 $FILE echo no; echo $?`, `$Z lock /p -- $Z lock -w 0.2 -E 9 /p -- echo no; echo $?`},
+		{`flock $FILE flock --timeout 0.2 -E 0 $FILE echo no; echo $?`, `$Z lock /p -- $Z lock --timeout 0.2 -E 0 /p -- echo no; echo $?`},
+		{`flock -n -E 9 $FILE echo held; echo $?`, `$Z lock -n -E 9 /p -- echo held; echo $?`},
+		{`flock -s $FILE flock -s -n $FILE echo both; echo $?`, `$Z rlock /rw -- $Z rlock -n /rw -- echo both; echo $?`},
+		{`flock -s $FILE flock -x -n -E 9 $FILE echo no; echo $?`, `$Z rlock /rw -- $Z lock --rw -n -E 9 /rw -- echo no; echo $?`},
+		{`flock -x $FILE flock -s -n -E 9 $FILE echo no; echo $?`, `$Z lock --rw /rw -- $Z rlock -n -E 9 /rw -- echo no; echo $?`},
+		{`echo input | flock $FILE cat; echo $?`, `echo input | $Z lock /p -- cat; echo $?`},
+		{`for i in 1 2 3; do flock $FILE sh -c "cat count; echo x >>count" & done; wait; wc -l <count`, `for i in 1 2 3; do $Z lock /p -- sh -c "cat count; echo x >>count" & done; wait; wc -l <count`},
+		// xargs strips blanks; the elements here have none at their beginning.
+		{`printf 'one two\n$(three)\n"four"\n' | xargs -d '\n' -I{} echo '<{}>' 'and {}'; echo $?`, `printf 'one two\n$(three)\n"four"\n' | $Z queue send --raw /q; $Z queue recv --raw -I{} /q -- echo '<{}>' 'and {}'; echo $?`},
+		{`printf 'a\0b\nc\0' | xargs -0 -I% echo '<%>'; echo $?`, `printf 'a\0b\nc\0' | $Z queue send -0 /q; $Z queue recv -I% /q -- echo '<%>'; echo $?`},
+		{`seq 8 | xargs -P 8 -I{} echo done | sort | uniq -c`, `seq 8 | xargs -P 8 -I{} $Z semaphore -n 2 /s -- echo done | sort | uniq -c`},
+	} {
+		t.Run(tt.zsync, func(t *testing.T) {
+			var want []byte
+			for _, script := range []string{tt.flock, tt.zsync} {
+				cmd := exec.Command("sh", "-c", script)
+				cmd.Env, cmd.Dir = env, t.TempDir()
+				if err := os.WriteFile(filepath.Join(cmd.Dir, "count"), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				out, err := cmd.Output()
+				if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
+					t.Fatal(err)
+				}
+				if want == nil {
+					want = out
+				} else if !bytes.Equal(out, want) || len(out) == 0 {
+					t.Errorf("the output is %q, want %q as of %s", out, want, tt.flock)
+				}
+			}
+		})
+	}
+}
