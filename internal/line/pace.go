@@ -62,14 +62,15 @@ type pace struct {
 
 // wait returns the time from the reply to a listing to the next request for one.
 //
-// The blocker is first for one handoff, which takes a little longer than a round trip. The next
-// listing is for one round trip before the blocker becomes the first, or for a quarter of a
-// handoff if that is longer. Listings follow each other in one round trip. So one listing falls
-// into that interval, although the speed of the line is an estimate. If no contender has left
-// since the last listing, the next one is sooner than the speed suggests, because several may
-// have left at once. But each contender ahead takes at least one round trip.
+// The blocker becomes the first when ahead-1 contenders have left, and is that for one handoff. At the
+// last listing, the first contender was somewhere in its handoff, so the time is known to one handoff
+// only. The next listing is for half a round trip before the latest of these times, or for a quarter of
+// a handoff if that is longer. So it is not late if handoffs are a little faster than estimated. If it
+// is too early, the next one follows after one round trip, and the blocker is the first then. If no
+// contender has left since the last listing, the next one is sooner than the speed suggests, because
+// several may have left at once. But each contender ahead takes at least one round trip.
 func (p *pace) wait() time.Duration {
-	gap := p.each*time.Duration(p.ahead-1) - max(p.trip, p.each/4)
+	gap := p.each*time.Duration(p.ahead-1) - max(p.trip/2, p.each/4)
 	if p.still {
 		gap = max(p.each/2, p.trip*time.Duration(p.ahead-1)-p.trip/4)
 	}

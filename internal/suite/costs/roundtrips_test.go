@@ -102,8 +102,9 @@ func TestSessionsThatContendHandALockOnInOneRoundTripEach(t *testing.T) {
 				t.Errorf("held for %v: %.2f round trips from grant to grant, want %.2f; zk.Lock %.2f, want 1 more", hold, got, held+1, want)
 			}
 			// To the next, and to the one who left: whoever makes ready is told nothing.
-			if w > 2 || r > 10 {
-				t.Errorf("held for %v: %.2f notifications and %.2f requests for each grant, want at most 2 and 10", hold, w, r)
+			// A create, two watches, a deletion, and the line: behind the create, and then mostly once.
+			if most := 7 + held/2; w > 2 || r > most {
+				t.Errorf("held for %v: %.2f notifications and %.2f requests for each grant, want at most 2 and %.1f", hold, w, r, most)
 			}
 		})
 	}
