@@ -23,6 +23,7 @@ type Grant struct {
 	lasts  bool              // guarded by claim.mu
 	use    int               // number of this grant among the claim's, for the trace
 	free   func()            // ends its limits; nil if it has none
+	Pinned bool              // a Do or Run releases it; guarded by the lock of its owner
 	within *session.Function // the function that has acquired it, or nil; guarded by claim.mu
 	follow func(error)       // called without locks at the end; guarded by claim.mu
 }

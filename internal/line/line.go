@@ -395,11 +395,9 @@ func (c *Claim) others(ctx context.Context, watch bool, bases ...string) (bool, 
 	return false, nil
 }
 
-// A listing lists the children of a znode: Incarnation.Children or ChildrenFresh.
-type listing = func(ctx context.Context, path string) ([]string, *zk.Stat, error)
-
-// First returns the name of the first contender, or "".
-func (l *Line) First(ctx context.Context, inc *session.Incarnation, list listing) (string, error) {
+// First returns the name of the first contender, or "". list lists the children of a znode:
+// Incarnation.Children or ChildrenFresh.
+func (l *Line) First(ctx context.Context, inc *session.Incarnation, list func(ctx context.Context, path string) ([]string, *zk.Stat, error)) (string, error) {
 	names, _, err := list(ctx, l.Dir)
 	if err != nil && !session.IsNoNode(err) {
 		return "", err

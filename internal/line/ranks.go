@@ -22,14 +22,11 @@ type ranks struct {
 	heads []string // the first names of in; set by once
 }
 
-// ranksKey has the parameters of ranks, besides the listing.
-type ranksKey struct {
-	bases  string
-	strict bool
-}
-
 func ranksOf(r *session.Roll, strict bool, bases []string) *ranks {
-	key := ranksKey{strings.Join(bases, "/"), strict}
+	key := struct {
+		bases  string
+		strict bool
+	}{strings.Join(bases, "/"), strict}
 	return r.Make(key, func(names []string) any {
 		in, exhausted, told := split(ParseChildren(names, bases...))
 		rk := &ranks{in: in, told: told, sure: told && len(exhausted) == 0}

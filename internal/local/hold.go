@@ -49,8 +49,8 @@ func (es *Entries) Untold() *Entries {
 type hold struct {
 	claim *line.Claim
 	mode  Mode
-	uses  []use  // in the order in which they were granted
-	first [1]use // the memory of uses, while there is one
+	uses  []*line.Grant  // one for each goroutine, in the order in which they were granted
+	first [1]*line.Grant // the memory of uses, while there is one
 
 	passed  int           // hand-overs, or joins, since no other contender was known
 	listing chan struct{} // closed when the listing under way is answered; nil if there is none
@@ -64,12 +64,6 @@ type hold struct {
 	kept   time.Time   // when the last goroutine released it, if no goroutine has it
 	timer  *time.Timer // for the time that it is kept; nil if it ended while a goroutine had h
 	recall func()      // gives up the place if no goroutine has it; nil if it was never kept
-}
-
-// A use is the part of one goroutine in a hold.
-type use struct {
-	grant *line.Grant
-	pin   bool // of Do or RDo
 }
 
 // stopTimer is for a hold whose place is given up.
@@ -87,8 +81,8 @@ func (h *hold) used() bool { return len(h.uses) > 0 }
 // anonymous returns the index of the use that a goroutine without a handle releases, or -1. It is not
 // the use of a Do, unless the hold is exclusive and has no other.
 func (h *hold) anonymous() int {
-	for i, u := range slices.Backward(h.uses) {
-		if !u.pin {
+	for i, g := range slices.Backward(h.uses) {
+		if !g.Pinned {
 			return i
 		}
 	}
@@ -152,10 +146,8 @@ func (hs holds) anonymous(mode Mode) (*hold, int) {
 // useOf returns the use of g, or nil if it has been released.
 func (hs holds) useOf(g *line.Grant) (*hold, int) {
 	for _, h := range hs {
-		for i, u := range h.uses {
-			if u.grant == g {
-				return h, i
-			}
+		if i := slices.Index(h.uses, g); i >= 0 {
+			return h, i
 		}
 	}
 	return nil, 0
@@ -165,7 +157,7 @@ func (hs holds) useOf(g *line.Grant) (*hold, int) {
 // The hold of a Do is not forgotten: it is released when the function returns.
 func (hs holds) forgotten() (err error) {
 	for _, h := range hs {
-		if h.lost() && slices.ContainsFunc(h.uses, func(u use) bool { return !u.pin }) {
+		if h.lost() && slices.ContainsFunc(h.uses, func(g *line.Grant) bool { return !g.Pinned }) {
 			err = cmp.Or(err, h.claim.Forgotten())
 		}
 	}

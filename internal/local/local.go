@@ -155,7 +155,7 @@ func (l *Lock) take(ctx context.Context, c *line.Claim, w *waiter) bool {
 			w.ready = make(chan struct{}, 1)
 		}
 	} else {
-		l.waiting = slices.DeleteFunc(l.waiting, func(x *waiter) bool { return x == w })
+		l.waiting = without(l.waiting, w)
 		w.grant = l.admit(h, w.pin)
 		for l.handoffs > 0 && w.mode == Shared && l.next(Shared) {
 			l.letIn(h)
@@ -306,10 +306,16 @@ func (l *Lock) letIn(h *hold) {
 	w.wake()
 }
 
+// without returns s without x.
+func without[T comparable](s []T, x T) []T {
+	return slices.DeleteFunc(s, func(y T) bool { return y == x })
+}
+
 // admit grants h to one more goroutine.
 func (l *Lock) admit(h *hold, pin bool) *line.Grant {
 	g := h.claim.Grant(l.Entries.Of(h.mode).Op)
-	h.uses = append(h.uses, use{g, pin})
+	g.Pinned = pin
+	h.uses = append(h.uses, g)
 	return g
 }
 
@@ -351,11 +357,11 @@ func (l *Lock) forget() {
 		if !h.lost() {
 			continue
 		}
-		l.holds = slices.DeleteFunc(l.holds, func(x *hold) bool { return x == h })
-		for _, u := range h.uses {
-			if !u.pin {
+		l.holds = without(l.holds, h)
+		for _, g := range h.uses {
+			if !g.Pinned {
 				l.owed = true
-				u.grant.End()
+				g.End()
 			}
 		}
 	}
@@ -549,7 +555,7 @@ func (l *Lock) depart(handle bool, find func() (*hold, int)) Departure {
 	if h == nil {
 		return Departure{}
 	}
-	d := Departure{lock: l, hold: h, grant: h.uses[i].grant, handle: handle, moving: h.moving, stop: h.stop}
+	d := Departure{lock: l, hold: h, grant: h.uses[i], handle: handle, moving: h.moving, stop: h.stop}
 	if d.moving != nil {
 		return d
 	}
@@ -655,7 +661,7 @@ func (l *Lock) mayPass(h *hold) bool {
 // drop takes h from the holds of this process. Like all functions from here to unkeep it is called
 // under mu.
 func (l *Lock) drop(h *hold) {
-	l.holds = slices.DeleteFunc(l.holds, func(x *hold) bool { return x == h })
+	l.holds = without(l.holds, h)
 	if l.idle != h {
 		h.stopTimer()
 	}
@@ -841,7 +847,7 @@ func (l *Lock) Standing(modes ...Mode) *session.Ending {
 		case mode == Shared:
 			return l.reading
 		default:
-			return h.uses[0].grant.Loss()
+			return h.uses[0].Loss()
 		}
 		return over
 	}
@@ -862,7 +868,7 @@ func (l *Lock) Current() (*line.Grant, Mode, error) {
 	defer l.mu.Unlock()
 	for _, mode := range []Mode{Exclusive, Shared} {
 		if h := l.holds.present(mode, (*hold).used); h != nil {
-			return h.uses[len(h.uses)-1].grant, mode, nil
+			return h.uses[len(h.uses)-1], mode, nil
 		}
 	}
 	return nil, 0, line.ErrNotLocked
