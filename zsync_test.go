@@ -26,7 +26,6 @@ var (
 	plain        = harness.Plain
 	setACL       = harness.SetACL
 	eventually   = harness.Eventually
-	counted      = harness.Counted
 	requests     = harness.Requests
 	pause        = harness.Pause
 	wantCount    = suite.WantCount
@@ -50,9 +49,8 @@ var (
 	quickly      = suite.Quickly
 	awaitLogs    = suite.AwaitLogs
 
-	goroutines = harness.Goroutines
-	live       = inside.Live
-	leasesOf   = inside.Leases
+	live     = inside.Live
+	leasesOf = inside.Leases
 )
 
 type timetable = suite.Timetable

@@ -38,8 +38,11 @@ func Session(primitive interface{ Path() string }) *zsync.Session {
 // SemaphoreZnodes returns the parents of the znodes of the permits of m and of those who wait
 // at its gate.
 func SemaphoreZnodes(m *zsync.Semaphore) (leases, gate string) {
-	v := reflect.ValueOf(m).Elem()
-	return Manager(Session(m)).Bare(v.FieldByName("leases").String()), field[zsync.Mutex](m, "gate").Path()
+	v := reflect.ValueOf(m).Elem().FieldByName("leases")
+	if v.Kind() != reflect.String {
+		panic("a Semaphore has no field leases of type string")
+	}
+	return Manager(Session(m)).Bare(v.String()), field[zsync.Mutex](m, "gate").Path()
 }
 
 // Leases lists the znodes of the permits of m.
