@@ -37,17 +37,22 @@ func (l *eventList) Observe(e zsync.Event) {
 // want compares the events since the last call with lines of kind, op, path and error.
 func (l *eventList) want(t *testing.T, want ...string) {
 	t.Helper()
-	synctest.Wait()
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	var got []string
-	for _, e := range l.seen {
+	for _, e := range l.take() {
 		got = append(got, fmt.Sprintf("%v %s %s %v", e.Kind, e.Op, e.Path, e.Err))
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("the events are\n%q\nwant\n%q", got, want)
 	}
-	l.seen = nil
+}
+
+// take returns the events since the last call.
+func (l *eventList) take() (seen []zsync.Event) {
+	synctest.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	seen, l.seen = l.seen, nil
+	return seen
 }
 
 func TestAScheduleObservesEachRunAndWhatCameOfIt(t *testing.T) {
@@ -57,10 +62,9 @@ func TestAScheduleObservesEachRunAndWhatCameOfIt(t *testing.T) {
 		c, ctx, at := zsync.NewSchedule(s, "/nightly"), t.Context(), time.Now()
 		_, err := c.Do(ctx, at, func(context.Context) error { time.Sleep(time.Minute); return nil })
 		harness.Must(t, err)
-		if events.seen[1].Wait != time.Minute {
-			t.Errorf("the run has taken %v", events.seen[1].Wait)
+		if l := events.take(); len(l) != 2 || l[0].Kind != zsync.EventStarted || l[1].Kind != zsync.EventEnded || l[1].Err != nil || l[1].Wait != time.Minute {
+			t.Errorf("the events of a run of a minute are %v", l)
 		}
-		events.want(t, "started run /nightly <nil>", "ended run /nightly <nil>")
 		if ran, err := c.Do(ctx, at, func(context.Context) error { return nil }); ran || err != nil {
 			t.Errorf("ran %v, %v", ran, err)
 		}
@@ -76,8 +80,7 @@ func TestAScheduleObservesEachRunAndWhatCameOfIt(t *testing.T) {
 		}()
 		events.want(t, "started run /nightly <nil>", "ended run /nightly "+zsync.ErrPanicked.Error())
 		c.Do(ctx, at.Add(4), func(ctx context.Context) error { srv.Expire(s.ID()); <-ctx.Done(); return ctx.Err() })
-		l := events.seen
-		if len(l) != 2 || !errors.Is(l[1].Err, zsync.ErrLost) {
+		if l := events.take(); len(l) != 2 || !errors.Is(l[1].Err, zsync.ErrLost) {
 			t.Errorf("after a loss the events are %v", l)
 		}
 	})
@@ -96,10 +99,9 @@ func TestAGroupObservesItsMembers(t *testing.T) {
 		events.want(t, "left join /g lost: the znode was deleted", "joined join /g <nil>")
 		srv.Expire(s.ID())
 		time.Sleep(time.Minute)
-		if l := events.seen; len(l) != 2 || l[0].Kind != zsync.EventLeft || !errors.Is(l[0].Err, zsync.ErrLost) || l[1].Kind != zsync.EventJoined {
+		if l := events.take(); len(l) != 2 || l[0].Kind != zsync.EventLeft || !errors.Is(l[0].Err, zsync.ErrLost) || l[1].Kind != zsync.EventJoined {
 			t.Errorf("after an expiry the events are %v", l) // the reason may be the deletion of the znode, which comes with it
 		}
-		events.seen = nil
 		harness.Must(t, m.Leave())
 		events.want(t, "left join /g <nil>")
 	})
