@@ -2,6 +2,7 @@ package txn
 
 import (
 	"bytes"
+	"context"
 	"math"
 	"slices"
 	"strconv"
@@ -14,6 +15,25 @@ import (
 
 	"github.com/zsync/zsync/internal/session"
 )
+
+// A client is what a transaction needs of its session: an incarnation, or a model of it.
+type client interface {
+	AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error)
+	AttemptCreate(ctx context.Context, path string, data []byte, flags int32, acl []zk.ACL) (string, error)
+	Multi(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
+	Set(ctx context.Context, path string, data []byte, version int32) (*zk.Stat, error)
+	Exists(ctx context.Context, path string) (*zk.Stat, error)
+	Recall(ctx context.Context, ops []any, zxid int64) []zk.MultiResponse
+	Vet(ctx context.Context, dir session.Dir) error
+	MakeDir(ctx context.Context, dir session.Dir) error
+	Pause(ctx context.Context, try int) error
+	Loss() error
+
+	drop(p *pool, l *log, later bool) // in the background; later means that its create may still arrive
+}
+
+// An incarnation is the client of a session.
+type incarnation struct{ *session.Incarnation }
 
 // A log is a znode that only we write.
 type log struct {
@@ -49,6 +69,11 @@ func (l *log) holds(transaction bool) []byte {
 	return data
 }
 
+// write is the operation by which a transaction writes l.
+func (l *log) write() any {
+	return &zk.SetDataRequest{Path: l.path, Data: l.holds(true), Version: l.version}
+}
+
 // wrote reports whether the next write, with a transaction or without, was the last one. A
 // Stat is enough for that, and needs no permission to read: the data of another client differ
 // in length.
@@ -72,6 +97,7 @@ func IsLog(data []byte, stat *zk.Stat) bool {
 
 // A pool holds the logs that no transaction uses now: of one session, or of all.
 type pool struct {
+	m     *session.Manager
 	flags int32 // of its znodes
 
 	mu    sync.Mutex
@@ -87,12 +113,16 @@ type idleLog struct {
 
 type poolKey struct{}
 
-func poolOf(attached *sync.Map, flags int32) *pool {
+func poolOf(m *session.Manager, attached *sync.Map, flags int32) *pool {
 	p, ok := attached.Load(poolKey{})
 	if !ok {
-		p, _ = attached.LoadOrStore(poolKey{}, &pool{flags: flags, idle: make(map[string][]idleLog), shut: make(map[string]bool)})
+		p, _ = attached.LoadOrStore(poolKey{}, newPool(m, flags))
 	}
 	return p.(*pool)
+}
+
+func newPool(m *session.Manager, flags int32) *pool {
+	return &pool{m: m, flags: flags, idle: make(map[string][]idleLog), shut: make(map[string]bool)}
 }
 
 // MaxIdle is the number of logs that are kept in a directory; others are deleted after use.
@@ -142,10 +172,10 @@ func (p *pool) close(dir string) {
 
 // keep puts l back for the next transaction, or deletes it. An ephemeral log that is not at the
 // root is deleted before the caller continues: its directory could not be deleted otherwise.
-func (p *pool) keep(inc *session.Incarnation, l *log) {
+func (p *pool) keep(inc client, l *log) {
 	dir := session.ParentPath(l.path)
-	if p.ephemeral() && dir != inc.Manager.Full("/") {
-		p.drop(inc, l, false)
+	if p.ephemeral() && dir != p.m.Full("/") {
+		inc.drop(p, l, false)
 		return
 	}
 	p.mu.Lock()
@@ -158,12 +188,12 @@ func (p *pool) keep(inc *session.Incarnation, l *log) {
 	p.mu.Unlock()
 	switch {
 	case !kept:
-		p.drop(inc, l, false)
+		inc.drop(p, l, false)
 	case sweep:
-		leaving, done := inc.Manager.BeforeClose() // here, so that a Close right after the call waits for it
-		inc.Manager.Spawn(func() {
+		leaving, done := p.m.BeforeClose() // here, so that a Close right after the call waits for it
+		p.m.Spawn(func() {
 			defer done()
-			p.sweep(inc.Manager, leaving)
+			p.sweep(leaving)
 		})
 	}
 }
@@ -191,7 +221,8 @@ func (p *pool) old(until time.Time) (paths []string, next time.Time, more bool) 
 
 // sweep deletes each log that no transaction has used for IdleTime, until none is left. When
 // the session is closed it deletes all.
-func (p *pool) sweep(m *session.Manager, leaving <-chan struct{}) {
+func (p *pool) sweep(leaving <-chan struct{}) {
+	m := p.m
 	for over := false; ; {
 		until := time.Now().Add(-IdleTime)
 		if over {
@@ -221,12 +252,11 @@ func (p *pool) sweep(m *session.Manager, leaving <-chan struct{}) {
 	}
 }
 
-// drop deletes a log in the background. later means that its create may still arrive.
-func (p *pool) drop(inc *session.Incarnation, l *log, later bool) {
+func (inc incarnation) drop(p *pool, l *log, later bool) {
 	switch {
 	case !p.ephemeral():
-		Drop(inc, l.path, later)
-	case session.ParentPath(l.path) == inc.Manager.Full("/"):
+		Drop(inc.Incarnation, l.path, later)
+	case session.ParentPath(l.path) == p.m.Full("/"):
 		inc.Tidy(&session.Deletion{Paths: []string{l.path}})
 	default:
 		inc.Tidy(&session.Deletion{Paths: []string{l.path}}).Await(session.ReleaseTime)

@@ -78,7 +78,11 @@ func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResp
 // the paths of ops are the server's. It is ErrEnded only if nothing was sent.
 func Within(ctx context.Context, inc *session.Incarnation, dir string, ops []any) ([]zk.MultiResponse, error) {
 	m := inc.Manager
-	t := &transaction{m: m, pool: poolOf(&inc.Attached, zk.FlagEphemeral), dirs: []string{m.Full("/"), dir}, ops: ops}
+	t := &transaction{m: m, pool: poolOf(m, &inc.Attached, zk.FlagEphemeral), dirs: []string{m.Full("/"), dir}, ops: ops}
+	return t.within(ctx, incarnation{inc})
+}
+
+func (t *transaction) within(ctx context.Context, inc client) ([]zk.MultiResponse, error) {
 	err := t.during(ctx, inc)
 	return t.over(ctx, inc, err)
 }
@@ -90,12 +94,21 @@ func Within(ctx context.Context, inc *session.Incarnation, dir string, ops []any
 // When ctx ends first, the outcome is unknown to the caller: all of ops or none. The error of
 // an unknown outcome says so. After any other error nothing was applied, nor will be.
 func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]zk.MultiResponse, error) {
-	t := &transaction{m: m, pool: poolOf(&m.Attached, 0), dirs: []string{dir}, ops: ops, vet: true}
-	if err := session.CheckSize(append([]any{t.write(&log{path: session.ChildPath(dir, session.LogName)})}, ops...)); err != nil {
+	l := &log{path: session.ChildPath(dir, session.LogName)}
+	if err := session.CheckSize(append([]any{l.write()}, ops...)); err != nil {
 		return nil, err
 	}
-	var last *session.Incarnation
-	err := m.During(ctx, func(inc *session.Incarnation) error {
+	t := &transaction{m: m, pool: poolOf(m, &m.Attached, 0), dirs: []string{dir}, ops: ops, vet: true}
+	return t.across(ctx, func(f func(client) error) error {
+		return m.During(ctx, func(inc *session.Incarnation) error { return f(incarnation{inc}) })
+	})
+}
+
+// across applies t. during calls a function in one session after another, while it returns
+// ErrEnded.
+func (t *transaction) across(ctx context.Context, during func(func(client) error) error) ([]zk.MultiResponse, error) {
+	var last client
+	err := during(func(inc client) error {
 		last = inc
 		return t.during(ctx, inc)
 	})
@@ -104,11 +117,11 @@ func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]z
 
 // over ends t with err, and returns the caller's result. It pools the log, or deletes it if an
 // attempt is open.
-func (t *transaction) over(ctx context.Context, inc *session.Incarnation, err error) ([]zk.MultiResponse, error) {
+func (t *transaction) over(ctx context.Context, inc client, err error) ([]zk.MultiResponse, error) {
 	switch {
 	case t.log == nil:
 	case t.open:
-		t.pool.drop(inc, t.log, false)
+		inc.drop(t.pool, t.log, false)
 	default:
 		t.pool.keep(inc, t.log)
 	}
@@ -127,14 +140,14 @@ func (t *transaction) over(ctx context.Context, inc *session.Incarnation, err er
 }
 
 // during makes attempts within one session, until one is answered and none is open.
-func (t *transaction) during(ctx context.Context, inc *session.Incarnation) error {
+func (t *transaction) during(ctx context.Context, inc client) error {
 	for try := 0; ; {
 		if t.log == nil {
 			if err := t.begin(ctx, inc); err != nil || t.bare {
 				return err
 			}
 		}
-		rs, err := inc.AttemptMulti(ctx, append([]any{t.write(t.log)}, t.ops...))
+		rs, err := inc.AttemptMulti(ctx, append([]any{t.log.write()}, t.ops...))
 		t.open = t.open || session.OutcomeOf(err) == session.Unknown
 		if t.rs = nil; len(rs) > 0 {
 			t.rs = rs[1:]
@@ -172,7 +185,7 @@ func (t *transaction) during(ctx context.Context, inc *session.Incarnation) erro
 // settle is called when an attempt was refused and an earlier one is open. It reports whether
 // an attempt was applied. If not, none will be, and t.why is the refusal. After an error an
 // attempt is still open.
-func (t *transaction) settle(ctx context.Context, inc *session.Incarnation, why refusal) (applied bool, err error) {
+func (t *transaction) settle(ctx context.Context, inc client, why refusal) (applied bool, err error) {
 	err = why.err
 	if !why.log || !session.IsBadVersion(err) { // else the log is known to be at another version
 		t.why = why
@@ -225,7 +238,7 @@ func (t *transaction) settle(ctx context.Context, inc *session.Incarnation, why 
 
 // begin takes a log, or makes one where that is permitted. Within one session a
 // transaction is also applied without.
-func (t *transaction) begin(ctx context.Context, inc *session.Incarnation) (err error) {
+func (t *transaction) begin(ctx context.Context, inc client) (err error) {
 	_, deletes := t.ops[0].(*zk.DeleteRequest)
 	if t.vet && (!deletes || len(t.ops) > 1) { // a mere delete makes no directory
 		if err := inc.Vet(ctx, session.Dir{Path: t.dirs[0]}); err != nil {
@@ -253,12 +266,12 @@ func (t *transaction) begin(ctx context.Context, inc *session.Incarnation) (err 
 }
 
 // make makes a log in dir.
-func (t *transaction) make(ctx context.Context, inc *session.Incarnation, dir string) (*log, error) {
+func (t *transaction) make(ctx context.Context, inc client, dir string) (*log, error) {
 	for try := 0; ; {
 		l := &log{path: session.ChildPath(dir, session.ProtectedName(session.NewGUID(), t.pool.suffix()))}
 		_, err := inc.AttemptCreate(ctx, l.path, nil, t.pool.flags, logACL(t.m.Config))
 		if session.OutcomeOf(err) == session.Unknown {
-			t.pool.drop(inc, l, true) // it may be made yet
+			inc.drop(t.pool, l, true) // it may be made yet
 		}
 		switch {
 		case err == nil:
@@ -288,7 +301,7 @@ func (t *transaction) make(ctx context.Context, inc *session.Incarnation, dir st
 }
 
 // once makes one attempt without a log.
-func (t *transaction) once(ctx context.Context, inc *session.Incarnation) error {
+func (t *transaction) once(ctx context.Context, inc client) error {
 	for try := 0; ; try++ {
 		rs, err := inc.AttemptMulti(ctx, t.ops)
 		t.rs, t.open = rs, session.OutcomeOf(err) == session.Unknown
@@ -305,7 +318,7 @@ func (t *transaction) once(ctx context.Context, inc *session.Incarnation) error 
 }
 
 // again waits before the next attempt after one without an answer, unless there can be none.
-func again(ctx context.Context, inc *session.Incarnation, try int, err error) error {
+func again(ctx context.Context, inc client, try int, err error) error {
 	switch {
 	case errors.Is(err, session.ErrEnded):
 		return err
@@ -317,13 +330,13 @@ func again(ctx context.Context, inc *session.Incarnation, try int, err error) er
 
 // renew drops the log, as it was refused with err, so that t takes another. If it was made for
 // t and may not be written, the other is in another directory.
-func (t *transaction) renew(inc *session.Incarnation, err error) error {
+func (t *transaction) renew(inc client, err error) error {
 	if t.log == nil { // it was deleted to settle
 		t.why = refusal{}
 		return nil
 	}
 	if !session.IsNoNode(err) {
-		t.pool.drop(inc, t.log, false)
+		inc.drop(t.pool, t.log, false)
 	}
 	if session.IsAnswer(err, zk.ErrNoAuth) && t.made {
 		if t.vet {
@@ -333,9 +346,4 @@ func (t *transaction) renew(inc *session.Incarnation, err error) error {
 	}
 	t.log, t.why = nil, refusal{}
 	return nil
-}
-
-// write is the operation that writes the log.
-func (t *transaction) write(l *log) any {
-	return &zk.SetDataRequest{Path: l.path, Data: l.holds(true), Version: l.version}
 }

@@ -1,0 +1,477 @@
+package txn
+
+// This file runs transactions, the real code, in every way that a model of the servers allows.
+//
+// What the model assumes (docs/guarantees.md, "What is assumed of the servers"):
+//
+//   - The servers execute requests one by one, a transaction whole or not at all, and keep their data.
+//   - A read is not older than the last reply of its session.
+//   - A request without a reply was executed, was lost, or was left behind: any server executes it at
+//     any later time, within or after its session. (The session prevents some of these: see trail.
+//     A transaction does not need that.)
+//   - Other clients may delete a log, write other data into it, forbid and permit writing it, and
+//     make and delete the other znodes of a transaction.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/explore"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/session"
+)
+
+// A plan bounds what happens in a run.
+type plan struct {
+	across bool // transactions across sessions
+	calls  int  // transactions, one after another
+	faults int  // requests without a reply
+	acts   int  // of another client
+}
+
+// A znode of the model.
+type znode struct {
+	version  int32
+	data     string
+	readOnly bool
+}
+
+// servers is the model of the servers, and of one client's requests.
+type servers struct {
+	*explore.Run
+	plan
+	m      *session.Manager
+	pool   *pool
+	ctx    context.Context
+	cancel func()
+
+	nodes map[string]*znode
+	late  []late   // requests that may yet be executed
+	logs  []string // paths, in the order of their first use: names are random
+	t     *transaction
+	told  []string // what the code has learned since the last attempt
+	ended bool     // a session was lost during this call
+	acted bool     // another client has acted
+	count []int    // how often the transaction of each call was applied
+	never []bool   // the caller was told that it was not applied
+	call  int
+}
+
+type late struct {
+	name string
+	do   func()
+}
+
+var errLoss = fmt.Errorf("%w: the session has ended", session.ErrLost)
+
+// everyWay is the model: see explore.
+func (p plan) everyWay(m *session.Manager) func(*explore.Run) {
+	return func(r *explore.Run) {
+		s := &servers{Run: r, plan: p, m: m, nodes: map[string]*znode{"/gate": {}}}
+		flags := int32(0)
+		if !p.across {
+			flags = zk.FlagEphemeral
+			s.nodes["/"], s.nodes["/dir"] = &znode{readOnly: p.acts > 0 && s.Pick(2) == 1}, &znode{}
+		}
+		s.pool = newPool(m, flags)
+		for s.call < p.calls {
+			s.one()
+			s.call++
+		}
+		for len(s.late) > 0 { // what is still on its way
+			s.at("over")
+			s.arrives(s.Pick(len(s.late)))
+		}
+	}
+}
+
+// one makes one transaction: it is applied if there is a znode /gate. It checks what the caller is told.
+func (s *servers) one() {
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	defer s.cancel()
+	s.count, s.never = append(s.count, 0), append(s.never, false)
+	s.ended, s.told = false, nil
+	s.pool.swept = true // no goroutine
+	ops := []any{&zk.CheckVersionRequest{Path: "/gate", Version: -1}, &zk.SetDataRequest{Path: fmt.Sprint("/", s.call), Version: -1}}
+	during := func(f func(client) error) (err error) {
+		for {
+			if err = f(s); !errors.Is(err, session.ErrEnded) {
+				return err
+			}
+			s.told = append(s.told, "ended")
+			if !s.across {
+				s.pool = newPool(s.m, zk.FlagEphemeral)
+			}
+		}
+	}
+	var err error
+	if s.across {
+		s.t = &transaction{m: s.m, pool: s.pool, dirs: []string{"/dir"}, ops: ops, vet: true}
+		_, err = s.t.across(s.ctx, during)
+	} else {
+		err = during(func(inc client) error {
+			s.t = &transaction{m: s.m, pool: s.pool, dirs: []string{"/", "/dir"}, ops: ops}
+			_, err := s.t.within(s.ctx, inc)
+			return err
+		})
+	}
+	s.Note("call %d returns %v", s.call, err)
+	n := s.count[s.call]
+	// The caller learns the outcome, unless one of these stands in the way.
+	excused := s.acted || s.ctx.Err() != nil || s.ended && !s.across
+	switch unknown := s.ctx.Err() != nil || errors.Is(err, session.ErrLost) || err != nil && strings.Contains(err.Error(), "may have been applied"); {
+	case err == nil && n != 1:
+		s.Fail("applied %d times, and the caller learns that it was applied", n)
+	case err != nil && !unknown && n != 0:
+		s.Fail("applied, and the caller learns that it was not: %v", err)
+	case err != nil && !excused:
+		s.Fail("not known, without a reason: %v", err)
+	}
+	s.never[s.call] = err != nil && !strings.Contains(err.Error(), "may have been applied") && s.ctx.Err() == nil && !errors.Is(err, session.ErrLost)
+}
+
+// at names the state: what the servers have, and what the code knows.
+func (s *servers) at(where string) { s.At(func() string { return s.state(where) }) }
+
+func (s *servers) state(where string) string {
+	var b strings.Builder
+	fmt.Fprint(&b, where, s.call, s.faults, s.acts, s.ended, s.acted, s.count, s.never, s.ctx.Err(), s.told)
+	for _, path := range slices.Sorted(maps.Keys(s.nodes)) {
+		if !strings.HasPrefix(session.BaseName(path), "_c_") {
+			fmt.Fprint(&b, " ", path, s.nodes[path])
+		}
+	}
+	for i, path := range s.logs {
+		fmt.Fprint(&b, " log", i, s.nodes[path])
+	}
+	var late []string
+	for _, l := range s.late {
+		late = append(late, l.name)
+	}
+	slices.Sort(late)
+	fmt.Fprint(&b, late)
+	for _, dir := range []string{"/", "/dir"} {
+		for _, l := range s.pool.idle[dir] {
+			fmt.Fprint(&b, " idle ", s.log(l.path), l.version)
+		}
+		fmt.Fprint(&b, s.pool.shut[dir])
+	}
+	return b.String()
+}
+
+// log returns a name for the log at path that is the same in each run.
+func (s *servers) log(path string) string {
+	if !strings.HasPrefix(session.BaseName(path), "_c_") {
+		return path
+	}
+	i := slices.Index(s.logs, path)
+	if i < 0 {
+		i = len(s.logs)
+		s.logs = append(s.logs, path)
+	}
+	return fmt.Sprint("log", i)
+}
+
+// arrives executes a request that was late.
+func (s *servers) arrives(i int) {
+	l := s.late[i]
+	s.late = slices.Delete(s.late, i, i+1)
+	s.Note("late: %s", l.name)
+	l.do()
+}
+
+// others lets late requests arrive and another client act, before the client's next request.
+func (s *servers) others() {
+	for {
+		s.at("free")
+		i := s.Pick(1 + len(s.late) + min(s.acts, 1)*4)
+		switch {
+		case i == 0:
+			return
+		case i <= len(s.late):
+			s.arrives(i - 1)
+		default:
+			s.another(i - len(s.late) - 1)
+		}
+	}
+}
+
+// another lets another client act.
+func (s *servers) another(act int) {
+	s.acts--
+	s.acted = true
+	s.Note("another client: act %d", act)
+	if act == 0 {
+		if s.nodes["/gate"] == nil {
+			s.nodes["/gate"] = &znode{}
+		} else {
+			delete(s.nodes, "/gate")
+		}
+		return
+	}
+	if len(s.logs) == 0 {
+		s.End()
+	}
+	path := s.logs[len(s.logs)-1]
+	switch l := s.nodes[path]; {
+	case l == nil:
+		s.End()
+	case act == 1:
+		delete(s.nodes, path)
+	case act == 2:
+		l.version, l.data = l.version+1, "another's"
+	case act == 3:
+		l.readOnly = !l.readOnly
+	}
+}
+
+// ask sends a request, and chooses what becomes of it. do executes it.
+func (s *servers) ask(name string, do func() string) (answer string, err error) {
+	s.others()
+	if err := s.ctx.Err(); err != nil {
+		return "", err
+	}
+	fate := 0
+	if s.faults > 0 {
+		fate = s.Pick(10)
+	}
+	if fate == 0 {
+		answer := do()
+		s.Note("%s: %s", name, answer)
+		s.told = append(s.told, name+answer)
+		return answer, nil
+	}
+	s.faults--
+	why := []string{"no reply", "the session ends", "the context ends"}[(fate-1)/3]
+	switch (fate - 1) % 3 {
+	case 0:
+		do()
+		s.Note("%s: executed; %s", name, why)
+	case 1:
+		s.late = append(s.late, late{name, func() { do() }})
+		s.Note("%s: left behind; %s", name, why)
+	case 2:
+		s.Note("%s: not executed; %s", name, why)
+	}
+	s.told = append(s.told, name+why)
+	switch (fate - 1) / 3 {
+	case 0:
+		return "", zk.ErrConnectionClosed
+	case 1:
+		s.ended = true
+		return "", session.ErrEnded
+	}
+	s.cancel()
+	return "", s.ctx.Err()
+}
+
+// retry is ask until there is an answer, as the session repeats requests.
+func (s *servers) retry(name string, do func() string) (answer string, err error) {
+	for {
+		if answer, err = s.ask(name, do); err != zk.ErrConnectionClosed {
+			return answer, err
+		}
+	}
+}
+
+// execute applies ops, all or none. It returns the index of the one that is refused, and why.
+func (s *servers) execute(ops []any) (failed int, err error) {
+	for i, op := range ops {
+		switch op := op.(type) {
+		case *zk.CheckVersionRequest:
+			err = s.check(op.Path, op.Version)
+		case *zk.DeleteRequest:
+			err = s.check(op.Path, op.Version)
+		case *zk.SetDataRequest:
+			if s.counts(op.Path) < 0 {
+				if err = s.check(op.Path, op.Version); s.nodes[op.Path] != nil && s.nodes[op.Path].readOnly {
+					err = zk.ErrNoAuth
+				}
+			}
+		}
+		if err != nil {
+			return i, err
+		}
+	}
+	for _, op := range ops {
+		switch op := op.(type) {
+		case *zk.DeleteRequest:
+			delete(s.nodes, op.Path)
+		case *zk.SetDataRequest:
+			if i := s.counts(op.Path); i >= 0 {
+				if s.count[i]++; s.count[i] > 1 {
+					s.Fail("applied twice")
+				} else if s.never[i] {
+					s.Fail("applied after the caller has learned that it was not")
+				}
+				continue
+			}
+			n := s.nodes[op.Path]
+			n.version, n.data = n.version+1, string(op.Data)
+		}
+	}
+	return -1, nil
+}
+
+// counts returns the number of the call that writes the znode at path, or -1.
+func (s *servers) counts(path string) int {
+	var i int
+	if _, err := fmt.Sscanf(path, "/%d", &i); err != nil {
+		return -1
+	}
+	return i
+}
+
+func (s *servers) check(path string, version int32) error {
+	switch n := s.nodes[path]; {
+	case n == nil:
+		return zk.ErrNoNode
+	case version != -1 && n.version != version:
+		return zk.ErrBadVersion
+	}
+	return nil
+}
+
+// What follows is the client of the transaction: see client.
+
+func (s *servers) multi(send func(string, func() string) (string, error), ops []any) (rs []zk.MultiResponse, err error) {
+	name := "multi"
+	for _, op := range ops {
+		switch op := op.(type) {
+		case *zk.SetDataRequest:
+			name += fmt.Sprint(" set ", s.log(op.Path), op.Version)
+		case *zk.DeleteRequest:
+			name += fmt.Sprint(" delete ", s.log(op.Path), op.Version)
+		}
+	}
+	_, lost := send(name, func() string {
+		var failed int
+		failed, err = s.execute(ops)
+		rs = make([]zk.MultiResponse, len(ops))
+		if err != nil {
+			rs[failed].Error = err
+		}
+		return fmt.Sprint(failed, err)
+	})
+	if lost != nil {
+		return nil, lost
+	}
+	return rs, err
+}
+
+func (s *servers) AttemptMulti(_ context.Context, ops []any) ([]zk.MultiResponse, error) {
+	// Between two attempts, the code remembers nothing but this.
+	t := s.t
+	s.told = []string{fmt.Sprint(t.made, t.open, t.why.err, t.why.log, t.bare)}
+	return s.multi(s.ask, ops)
+}
+
+func (s *servers) Multi(_ context.Context, ops ...any) ([]zk.MultiResponse, error) {
+	return s.multi(s.retry, ops)
+}
+
+func (s *servers) Set(_ context.Context, path string, data []byte, version int32) (stat *zk.Stat, err error) {
+	op := &zk.SetDataRequest{Path: path, Data: data, Version: version}
+	_, lost := s.retry(fmt.Sprint("set ", s.log(path), version), func() string {
+		if _, err = s.execute([]any{op}); err == nil {
+			stat = s.stat(path)
+		}
+		return fmt.Sprint(err)
+	})
+	if lost != nil {
+		return nil, lost
+	}
+	return stat, err
+}
+
+func (s *servers) stat(path string) *zk.Stat {
+	n := s.nodes[path]
+	if n == nil {
+		return nil
+	}
+	return &zk.Stat{Version: n.version, DataLength: int32(len(n.data))}
+}
+
+func (s *servers) Exists(_ context.Context, path string) (stat *zk.Stat, err error) {
+	_, lost := s.retry("exists "+s.log(path), func() string {
+		stat = s.stat(path)
+		return fmt.Sprint(s.nodes[path])
+	})
+	if lost != nil {
+		return nil, lost
+	}
+	return stat, nil
+}
+
+func (s *servers) AttemptCreate(_ context.Context, path string, _ []byte, _ int32, _ []zk.ACL) (made string, err error) {
+	_, lost := s.ask("create "+s.log(path), func() string {
+		switch dir := s.nodes[session.ParentPath(path)]; {
+		case dir == nil:
+			err = zk.ErrNoNode
+		case dir.readOnly:
+			err = zk.ErrNoAuth
+		default:
+			s.nodes[path] = &znode{}
+			err = nil
+		}
+		return fmt.Sprint(err)
+	})
+	if lost != nil {
+		return "", lost
+	}
+	return path, err
+}
+
+func (s *servers) MakeDir(_ context.Context, dir session.Dir) error {
+	_, err := s.retry("makedir", func() string {
+		if s.nodes[dir.Path] == nil {
+			s.nodes[dir.Path] = &znode{}
+		}
+		return ""
+	})
+	return err
+}
+
+func (s *servers) Vet(context.Context, session.Dir) error { return nil }
+
+func (s *servers) Pause(context.Context, int) error { return nil }
+
+func (s *servers) Recall(context.Context, []any, int64) []zk.MultiResponse { return nil }
+
+func (s *servers) Loss() error { return errLoss }
+
+// drop lets the deletion arrive at any later time.
+func (s *servers) drop(_ *pool, l *log, _ bool) {
+	path := l.path
+	s.late = append(s.late, late{"delete " + s.log(path), func() { delete(s.nodes, path) }})
+}
+
+func TestEveryWayOfATransactionAppliesItOnce(t *testing.T) {
+	m := new(session.Manager)
+	plans := []plan{
+		{calls: 2, faults: 1, acts: 1}, {calls: 1, faults: 1, acts: 2}, {calls: 1, faults: 3},
+		{across: true, calls: 1, faults: 1, acts: 2}, {across: true, calls: 2, faults: 2}, {across: true, calls: 1, faults: 2, acts: 1},
+	}
+	if harness.Long() {
+		plans = []plan{
+			{calls: 2, faults: 3}, {calls: 2, faults: 2, acts: 1}, {calls: 1, faults: 1, acts: 3},
+			{across: true, calls: 2, faults: 3}, {across: true, calls: 2, faults: 2, acts: 1}, {across: true, calls: 1, faults: 2, acts: 2},
+		}
+	}
+	for _, p := range plans {
+		t.Run(fmt.Sprintf("%+v", p), func(t *testing.T) {
+			found := explore.All(400_000, p.everyWay(m))
+			t.Log(found)
+			if found.Fault != "" || found.Cut {
+				t.Error(found.Fault)
+			}
+		})
+	}
+}
