@@ -1,0 +1,404 @@
+package lease
+
+// This file runs a Lease, the real code, in every way that a model of one session allows.
+//
+// The client is connected to one server, a learner, and the learner to a leader. The client sends
+// pings, syncs and writes when it likes, is silent (paused), or moves to another server. A second
+// client has the lock as soon as the session has ended.
+//
+// What the model assumes (docs/guarantees.md, "What is assumed of the servers"):
+//
+//   - The session timeout is two ticks, the least that is permitted. Time has a unit of half a
+//     tick, and all that happens in one unit may come in any order. All clocks run at one rate.
+//   - The leader asks each learner every half tick, in time. Only the learner's answer to that, and
+//     a handshake, renew the session. A learner answers pings by itself, also if it is cut off.
+//   - Messages of one connection come in order, after any time, or not at all.
+//   - A leader that has lost its quorum may go on, and answer syncs, but its writes are not
+//     committed. At any later time another leader takes over, and gives the session a new timeout.
+//   - A leader that has ended the session refuses writes and handshakes, and answers syncs.
+//   - Servers may grant different timeouts (in some plans). A handshake without a reply reaches the
+//     leader before the next one, or never: docs/design.md names this exception.
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync/internal/explore"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/wire"
+)
+
+const (
+	unit = 40 * time.Nanosecond // the Lease computes in fortieths
+	full = 4                    // the session timeout, in units; half a tick is one unit
+)
+
+// A plan bounds what happens in a run.
+type plan struct {
+	units   int  // time
+	packets int  // of the client
+	moves   int  // to another server
+	leaders int  // changes of the leader
+	uneven  int  // the timeout that other servers grant, in units, if it is shorter
+	silence int  // units before the run in which the session was not used
+	slow    bool // messages between client and server take time, too
+}
+
+// A message is on its way between client and learner, or learner and leader.
+type message struct {
+	kind  kind
+	stamp Stamp
+	named bool // an answer to the leader names the session
+}
+
+type kind int
+
+const (
+	ping kind = iota
+	sync
+	write
+	handshake
+	question // of the leader: which sessions have been used?
+	report   // the answer of the learner
+)
+
+// A leader has a time at which it ends the session.
+type leader struct {
+	end     int
+	closing bool
+	stuck   bool // it has proposed a write that is not committed
+}
+
+// ensemble is the model.
+type ensemble struct {
+	*explore.Run
+	plan
+	v      Lease
+	now    int
+	old    *leader
+	young  *leader // nil until it takes over
+	quorum bool    // old has it
+	ended  bool    // the session
+
+	// The present connection:
+	open                 bool // the handshake was answered
+	asked                int  // the handshake was sent
+	grants               int  // the timeout of this server, in units
+	at                   *leader
+	in, out, up, down    []message // client to learner, and back; learner to leader, and back
+	used                 bool      // the learner knows of the session since the last question
+	due                  bool      // the leader asks in this unit
+	straggler, straggles int       // a handshake without a reply: the timeout of its server, or 0; how often one was left
+}
+
+func instant(n int) time.Time { return time.Unix(1000, 0).Add(time.Duration(n) * unit) }
+
+func (p plan) everyWay(r *explore.Run) {
+	w := &ensemble{Run: r, plan: p, v: New(full * unit), quorum: true, old: &leader{end: full}, open: true, grants: full}
+	w.at = w.old
+	w.v.Connected(instant(0), true, full*unit)
+	w.now = p.silence
+	w.due = true
+	for end := w.now + p.units; w.now < end; {
+		if w.settled() {
+			return
+		}
+		r.At(w.state)
+		w.step()
+		w.check()
+	}
+}
+
+// settled reports whether the client learns no more. Then what it believes and what the leader has
+// left become less at the same rate.
+func (w *ensemble) settled() bool {
+	for _, ms := range [][]message{w.in, w.out, w.up, w.down} {
+		for _, m := range ms {
+			if m.kind <= handshake {
+				return false
+			}
+		}
+	}
+	return w.packets == 0 && w.moves == 0 && w.straggler == 0
+}
+
+// step takes one of all steps that are possible.
+func (w *ensemble) step() {
+	var steps []func()
+	can := func(possible bool, f func()) {
+		if possible {
+			steps = append(steps, f)
+		}
+	}
+	can(!w.due, w.tick)
+	can(w.due, func() {
+		w.due = false
+		if n := len(w.down); n == 0 || w.down[n-1].kind != question { // else it is as if both arrived together
+			w.down = append(w.down, message{kind: question})
+		}
+	})
+	can(len(w.in) > 0, func() { w.learner(next(&w.in)) })
+	can(len(w.up) > 0, func() { w.leader(next(&w.up)) })
+	can(len(w.down) > 0, func() { w.fromLeader(next(&w.down)) })
+	can(len(w.out) > 0, func() { w.client(next(&w.out)) })
+	for k := ping; k <= write; k++ {
+		can(w.open && w.packets > 0, func() {
+			w.packets--
+			w.Note("%d: the client sends %v", w.now, k)
+			w.toServer(message{kind: k, stamp: w.v.Sending(instant(w.now))})
+		})
+	}
+	can(w.moves > 0, w.move)
+	can(w.straggler > 0, func() {
+		w.Note("%d: a handshake reaches the leader late", w.now)
+		w.touch(w.authority(), w.straggler)
+		w.straggler = 0
+	})
+	can(w.quorum && w.leaders > 0, func() {
+		w.Note("%d: the leader loses its quorum", w.now)
+		w.quorum = false
+	})
+	can(!w.quorum && w.young == nil, func() {
+		w.Note("%d: another leader", w.now)
+		w.leaders--
+		w.young = &leader{end: w.now + full, closing: w.ended}
+	})
+	steps[w.Pick(len(steps))]()
+}
+
+func next(ms *[]message) message {
+	m := (*ms)[0]
+	*ms = slices.Clone((*ms)[1:])
+	return m
+}
+
+func (w *ensemble) tick() {
+	w.now++
+	w.due = true
+	for _, l := range []*leader{w.old, w.young} {
+		if l != nil && !l.closing && l.end <= w.now {
+			l.closing = true
+			w.ended = w.ended || l == w.authority()
+			w.Note("%d: a leader ends the session", w.now)
+		}
+	}
+}
+
+// authority is the leader that can end the session, or nil while there is none.
+func (w *ensemble) authority() *leader {
+	if w.quorum {
+		return w.old
+	}
+	return w.young
+}
+
+func (w *ensemble) touch(l *leader, timeout int) {
+	if l != nil && !l.closing {
+		l.end = w.now + timeout
+	}
+}
+
+// toServer and toClient let a message arrive at once, unless the connection is slow.
+func (w *ensemble) toServer(m message) {
+	if !w.slow {
+		w.learner(m)
+		return
+	}
+	w.in = append(w.in, m)
+}
+
+func (w *ensemble) toClient(m message) {
+	if !w.slow {
+		w.client(m)
+		return
+	}
+	w.out = append(w.out, m)
+}
+
+func (w *ensemble) learner(m message) {
+	w.used = true
+	if m.kind == ping {
+		w.toClient(m)
+		return
+	}
+	w.up = append(w.up, m)
+}
+
+func (w *ensemble) leader(m message) {
+	l := w.at
+	switch m.kind {
+	case report:
+		if m.named {
+			w.touch(l, w.grants)
+		}
+		return
+	case handshake:
+		if l.closing {
+			return
+		}
+		w.straggler = 0
+		w.touch(l, w.grants)
+	case write:
+		if l.closing {
+			return
+		}
+		if l != w.authority() {
+			l.stuck = true
+			return
+		}
+	case sync:
+		if l.stuck {
+			return
+		}
+	}
+	w.down = append(w.down, m)
+}
+
+func (w *ensemble) fromLeader(m message) {
+	if m.kind != question {
+		w.toClient(m)
+		return
+	}
+	if n := len(w.up); n > 0 && w.up[n-1].kind == report { // as if both arrived together
+		w.up = append(slices.Clone(w.up[:n-1]), message{kind: report, named: w.used || w.up[n-1].named})
+	} else {
+		w.up = append(w.up, message{kind: report, named: w.used})
+	}
+	w.used = false
+}
+
+func (w *ensemble) client(m message) {
+	w.Note("%d: the client receives the answer to %v of event %d", w.now, m.kind, m.stamp.event)
+	if m.kind == handshake {
+		w.open = true
+		w.v.Connected(instant(w.asked), false, time.Duration(w.grants)*unit)
+		return
+	}
+	p := ProofOf(wire.OpPing, 0)
+	switch m.kind {
+	case sync:
+		p = ProofOf(wire.OpSync, 0)
+	case write: // as the session deletes a znode that does not exist
+		p = ProofOf(wire.OpDelete, wire.CodeNoNode)
+	}
+	w.v.Answered(m.stamp, p, instant(w.now))
+}
+
+// move continues the session at another server.
+func (w *ensemble) move() {
+	w.moves--
+	if !w.open && slices.ContainsFunc(append(slices.Clone(w.in), w.up...), func(m message) bool { return m.kind == handshake }) {
+		w.straggler = w.grants
+	}
+	w.grants = full
+	if w.uneven > 0 && w.Pick(2) == 0 {
+		w.grants = w.uneven
+	}
+	w.at = w.old
+	if w.young != nil && w.Pick(2) == 0 {
+		w.at = w.young
+	}
+	w.Note("%d: the client asks another server, which grants %d", w.now, w.grants)
+	w.v.Trying(instant(w.now), time.Duration(w.grants)*unit)
+	w.open, w.asked, w.used = false, w.now, false
+	w.out, w.up, w.down = nil, nil, nil
+	w.in = nil
+	w.toServer(message{kind: handshake})
+}
+
+// check finds a session that can end though it is confirmed. Nothing that is on its way need arrive,
+// so the session can end when the leader says now.
+func (w *ensemble) check() {
+	l := w.authority()
+	if l == nil {
+		return
+	}
+	least := full
+	left := l.end - w.now
+	if w.uneven > 0 {
+		least = w.uneven
+		if w.straggler > 0 && !l.closing {
+			left = min(left, w.straggler)
+		}
+	}
+	// A tenth of the timeout is for the report of the loss.
+	if sure := w.v.Confirmed(instant(w.now)); sure > time.Duration(left)*unit-time.Duration(least)*unit/10 {
+		w.Fail("%d: confirmed for %.1f units, and the session can end in %d", w.now, float64(sure)/float64(unit), left)
+	}
+}
+
+// state names the state, with times relative to now, and only the order of events.
+func (w *ensemble) state() string {
+	var events []int64
+	add := func(e int64) int64 {
+		if !slices.Contains(events, e) {
+			events = append(events, e)
+		}
+		return e
+	}
+	v := w.v
+	for _, ms := range [][]message{w.in, w.out, w.up, w.down} {
+		for _, m := range ms {
+			add(m.stamp.event)
+			add(m.stamp.conn)
+		}
+	}
+	for _, c := range v.carried {
+		add(c.event)
+	}
+	add(v.conn)
+	slices.Sort(events)
+	rank := func(e int64) int { return slices.Index(events, e) }
+	ago := func(t time.Time) int { return w.now - int(t.Sub(instant(0))/unit) }
+	moment := func(i *Instant) int {
+		if i == nil {
+			return -1
+		}
+		return ago(i.Mono)
+	}
+	var b strings.Builder
+	fmt.Fprint(&b, w.now, w.packets, w.moves, w.leaders, w.quorum, w.ended, w.open, w.asked, w.grants, w.at == w.old, w.used, w.due, w.straggler, *w.old)
+	if w.young != nil {
+		fmt.Fprint(&b, *w.young)
+	}
+	for _, ms := range [][]message{w.in, w.out, w.up, w.down} {
+		fmt.Fprint(&b, "|")
+		for _, m := range ms {
+			fmt.Fprint(&b, m.kind, m.named, rank(m.stamp.event), rank(m.stamp.conn))
+			if m.kind <= write {
+				fmt.Fprint(&b, ago(m.stamp.At))
+			}
+		}
+	}
+	fmt.Fprint(&b, "|", moment(v.Sure), moment(v.tried), v.least, v.lower, v.timeout, rank(v.conn), v.asked != nil)
+	for _, c := range v.seen {
+		fmt.Fprint(&b, " s", ago(c.sent), ago(c.answered))
+	}
+	for _, c := range v.carried {
+		fmt.Fprint(&b, " c", ago(c.sent), rank(c.event))
+	}
+	return b.String()
+}
+
+func TestEveryWayOfASessionEndsLaterThanTheClientBelieves(t *testing.T) {
+	plans := []plan{{units: 3, packets: 3, silence: 1}, {units: 3, packets: 2, moves: 1, uneven: 3}}
+	if !harness.UnderRace {
+		plans = append(plans, plan{units: 3, packets: 2, moves: 1, leaders: 1})
+	}
+	if harness.Long() {
+		plans = append(plans, plan{units: 4, packets: 3, silence: 1}, plan{units: 3, packets: 3, leaders: 1, silence: 1},
+			plan{units: 3, packets: 2, moves: 2, uneven: 2}, plan{units: 2, packets: 3, slow: true, silence: 1})
+	}
+	for _, p := range plans {
+		t.Run(fmt.Sprintf("%+v", p), func(t *testing.T) {
+			found := explore.All(3_000_000, p.everyWay)
+			t.Log(found)
+			if found.Fault != "" || found.Cut {
+				t.Error(found.Fault)
+			}
+		})
+	}
+}
