@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/sasl"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -103,6 +104,45 @@ func WithAuth(scheme string, credentials []byte) Option {
 		c.Auths = append(c.Auths, session.Auth{Scheme: scheme, Credentials: append([]byte(nil), credentials...)})
 	}
 }
+
+// WithSASL authenticates with m on every connection, after the handshake and before the Session
+// sends anything else. If every server refuses the client, or the credentials cannot be of use,
+// the Session ends with an error that names the mechanism and matches go-zookeeper's ErrAuthFailed,
+// and holds are lost with it. A mechanism with a state of its own belongs to one call of WithSASL.
+// The default is none.
+//
+// # Cost
+//
+// One round trip for each token that the mechanism sends. [SASLDigestMD5] sends two.
+func WithSASL(m SASLMechanism) Option {
+	client := sasl.NewClient(m)
+	return func(c *config) {
+		if c.SASL = client; m == nil {
+			c.err = session.Invalid("WithSASL(nil): the mechanism is nil; leave the option out to connect without SASL")
+		}
+	}
+}
+
+// A SASLMechanism is the client's side of a mechanism of SASL (RFC 4422), for [WithSASL]. The
+// exchanges of one mechanism never overlap.
+type SASLMechanism interface {
+	// Name returns the name of the mechanism, such as DIGEST-MD5, for errors.
+	Name() string
+	// Start begins a new exchange and returns the first token, which may be empty. server is
+	// host:port, as in the connect string. After an error that matches go-zookeeper's
+	// ErrAuthFailed, the Session ends. After any other error, it tries again at its usual pace.
+	Start(server string) ([]byte, error)
+	// Next returns the token that answers the server's, or nil if the exchange has succeeded.
+	// challenge is nil if the server's answer has no token. An error means that this server and
+	// this client cannot agree: other servers are tried once.
+	Next(challenge []byte) ([]byte, error)
+}
+
+// SASLDigestMD5 is DIGEST-MD5 (RFC 2831) with ZooKeeper's choices: the service is
+// zookeeper/zk-sasl-md5, and the qop is auth. The client checks that the server knows the password.
+// DIGEST-MD5 protects little. A listener can try passwords on the tokens, and all later packets
+// are neither encrypted nor signed. So use it with [WithTLS].
+func SASLDigestMD5(user, password string) SASLMechanism { return sasl.DigestMD5(user, password) }
 
 // WithTLS encrypts the connections. An empty ServerName is set from the address of the
 // server. The default is no TLS.

@@ -93,6 +93,7 @@ func TestConnectRefusesBadOptionsAtOnce(t *testing.T) {
 		"a negative timeout": zsync.WithSessionTimeout(-time.Second),
 		"a long timeout":     zsync.WithSessionTimeout(1 << 62),
 		"no ACL":             zsync.WithACL(nil),
+		"no mechanism":       zsync.WithSASL(nil),
 		"no scheme":          zsync.WithAuth("", []byte("x")),
 		"long credentials":   zsync.WithAuth("digest", make([]byte, 1<<20)),
 		"a long owner":       zsync.WithOwner(strings.Repeat("x", 5000)),

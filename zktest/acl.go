@@ -108,7 +108,7 @@ func fixACL(list []acl, ids []identity) ([]acl, bool) {
 		case a.id.scheme == "auth":
 			proved := false
 			for _, id := range ids {
-				if id.scheme == "digest" {
+				if id.scheme != "ip" {
 					add(acl{a.perms, id})
 					proved = true
 				}
@@ -117,6 +117,8 @@ func fixACL(list []acl, ids []identity) ([]acl, bool) {
 				return nil, false
 			}
 		case a.id.scheme == "digest" && strings.Count(a.id.id, ":") == 1:
+			add(a)
+		case (a.id.scheme == "sasl" || a.id.scheme == "x509") && a.id.id != "":
 			add(a)
 		case a.id.scheme == "ip":
 			if _, err := parseNetwork(a.id.id); err != nil {

@@ -34,6 +34,7 @@ type conn struct {
 	// Guarded by Server.mu.
 	session   *session              // nil before the handshake
 	ids       []identity            // the identities that the client has proved
+	nonce     string                // of an exchange of SASL that has begun
 	watched   map[watchKey]struct{} // what it watches, in at.view.watches
 	lastEvent int64                 // the last event that was sent to it
 	closing   bool                  // no further request is carried out
@@ -55,6 +56,9 @@ func (s *Server) start(nc net.Conn, e *endpoint) {
 	}
 	host, _, _ := net.SplitHostPort(c.remote)
 	c.ids = []identity{{"ip", host}}
+	if s.certificate != "" {
+		c.ids = append(c.ids, identity{"x509", s.certificate})
+	}
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -286,7 +290,7 @@ func (c *conn) carryOut(r *Request) bool {
 		b = b[:frameStart]
 	}
 	zxid := c.at.view.tree.zxid
-	if r.Op == OpAuth {
+	if r.Op.proves() {
 		zxid = 0
 	}
 	finishFrame(b, r.Xid, zxid, code)
@@ -311,7 +315,7 @@ func (c *conn) answer(r *Request, action Action, b []byte, code int32) {
 		return
 	}
 	c.send(b)
-	if action.kind == actRefuse || r.Op == OpCloseSession || r.Op == OpAuth && code != CodeOK || code == CodeUnimplemented && opNames[r.Op] == "" {
+	if action.kind == actRefuse || r.Op == OpCloseSession || r.Op.proves() && code != CodeOK || code == CodeUnimplemented && opNames[r.Op] == "" {
 		c.finish()
 	}
 }

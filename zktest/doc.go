@@ -75,10 +75,10 @@
 // Sessions, with expiry on ticks and reconnection by id and password. create,
 // create2, createContainer, createTTL, delete, exists, getData, setData,
 // getACL, setACL, getChildren, getChildren2, getAllChildrenNumber,
-// getEphemerals, sync, check, multi, multiRead, ping, auth (digest and ip),
-// whoAmI, setWatches, setWatches2, addWatch, checkWatches, removeWatches,
-// closeSession. ACLs are enforced, with the schemes world, ip, digest and
-// auth. The four-letter words ruok, srvr, stat, mntr, cons, conf, wchs, isro,
+// getEphemerals, sync, check, multi, multiRead, ping, auth (digest and ip), sasl
+// (DIGEST-MD5, see [WithSASL]), whoAmI, setWatches, setWatches2, addWatch, checkWatches, removeWatches,
+// closeSession. ACLs are enforced, with the schemes world, ip, digest,
+// sasl, x509 and auth. The four-letter words ruok, srvr, stat, mntr, cons, conf, wchs, isro,
 // envi.
 //
 // # Different
@@ -98,7 +98,7 @@
 //
 // # Missing
 //
-// reconfig answers that it is disabled; sasl and deleteContainer answer
+// reconfig answers that it is disabled; deleteContainer answers
 // Unimplemented. So do unknown kinds of request, which also end the
 // connection. There are no quotas, no super user, no read-only mode, no TLS,
 // no observers, no limit on the number of connections.

@@ -121,7 +121,6 @@ func TestPromisedBytesCostNothingBeforeTheyCome(t *testing.T) {
 func TestUnknownRequestsAreUnimplemented(t *testing.T) {
 	s := Start(t)
 	c := connected(t, s, 10*time.Second)
-	wantCode(t, "sasl", c.call(OpSASL, nil), CodeUnimplemented)
 	wantCode(t, "reconfig", c.call(OpReconfig, nil), CodeReconfigDisabled)
 	wantCode(t, "half a create", c.call(OpCreate, pathBody("/a")), CodeMarshallingError)
 	wantCode(t, "one that does not exist", c.call(Op(4711), nil), CodeUnimplemented)

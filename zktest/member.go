@@ -510,7 +510,7 @@ func (m *member) touch(id int64, timeout time.Duration) {
 // answered in order. It reports whether another may follow.
 func (m *member) take(c *conn, r *Request, action Action) bool {
 	p := &pending{m: m, c: c, r: *r, action: action, who: c.who()}
-	if r.Op == OpAuth {
+	if r.Op.proves() {
 		m.put(p)
 	} else {
 		m.inTurn(func() { m.put(p) })
@@ -615,7 +615,7 @@ func (c *conn) settle(p *pending) {
 		b = b[:frameStart]
 	}
 	zxid := s.leader.tree.zxid
-	if p.r.Op == OpAuth {
+	if p.r.Op.proves() {
 		zxid = 0
 	}
 	finishFrame(b, p.r.Xid, zxid, code)

@@ -34,6 +34,8 @@ func (s *Server) handle(c *conn, r *Request, b []byte) ([]byte, int32) {
 		}
 		c.addID(id)
 		return b, CodeOK
+	case OpSASL:
+		return s.sasl(c, r.Data, b)
 	case OpCloseSession:
 		c.session.conn = nil
 		s.endSession(c.session)

@@ -83,6 +83,10 @@ var opNames = map[Op]string{
 	OpCloseSession:         "closeSession",
 }
 
+// proves reports whether op carries credentials. A server answers it at once, and
+// as no transaction.
+func (op Op) proves() bool { return op == OpAuth || op == OpSASL }
+
 // String returns ZooKeeper's name for op, such as "getChildren2".
 func (op Op) String() string {
 	if name, ok := opNames[op]; ok {
@@ -242,6 +246,8 @@ func (r *Request) decodeBody(d *decoder) {
 	case OpAuth:
 		d.int32() // unused by ZooKeeper too
 		r.scheme = d.string()
+		r.Data = d.buffer()
+	case OpSASL:
 		r.Data = d.buffer()
 	case OpSetWatches, OpSetWatches2:
 		r.zxid = d.int64()

@@ -1,5 +1,7 @@
 package zktest
 
+import "slices"
+
 // This file makes a server refuse requests, as a server of another version or with another
 // configuration does.
 
@@ -12,10 +14,17 @@ func Refuse(code int32) Action {
 
 // WithRequiredAuth makes the server demand that clients authenticate, as
 // ZooKeeper's enforce.auth.enabled does. Until a client has given credentials
-// of a scheme that the server knows, everything but a handshake is refused with
-// [CodeAuthRequired].
-func WithRequiredAuth() Option {
-	return func(s *Server) { s.authRequired = true }
+// of one of the schemes (enforce.auth.schemes), or of any scheme that the server
+// knows if there are none, everything but a handshake and credentials is refused
+// with [CodeAuthRequired]. With the scheme "sasl", it is as
+// sessionRequireClientSASLAuth, too.
+func WithRequiredAuth(schemes ...string) Option {
+	return func(s *Server) { s.authRequired, s.authSchemes = true, slices.Clone(schemes) }
+}
+
+// enforces reports whether the server demands credentials of this scheme.
+func (s *Server) enforces(scheme string) bool {
+	return s.authRequired && (len(s.authSchemes) == 0 || slices.Contains(s.authSchemes, scheme))
 }
 
 // WithoutRequests makes the server refuse these kinds of request with
@@ -33,7 +42,7 @@ func WithoutRequests(ops ...Op) Option {
 // before the interceptor. Server.mu is held.
 func (c *conn) refuse(r *Request) Action {
 	switch {
-	case c.s.authRequired && r.Op != OpAuth && len(c.ids) == 1: // its address alone
+	case c.s.authRequired && !r.Op.proves() && !slices.ContainsFunc(c.ids, func(id identity) bool { return id.scheme != "ip" && c.s.enforces(id.scheme) }):
 		return Refuse(CodeAuthRequired)
 	case c.s.unknown[r.Op]:
 		return Refuse(CodeUnimplemented)

@@ -47,6 +47,9 @@ type Server struct {
 	latency       time.Duration
 	intercept     func(Request) Action
 	authRequired  bool
+	authSchemes   []string                // of WithRequiredAuth; none: any
+	saslUsers     map[string]string       // passwords; nil without SASL
+	certificate   string                  // see WithClientCertificate
 	unknown       map[Op]bool             // see WithoutRequests
 	partitions    map[int64]chan struct{} // session to what Heal closes
 	changeling    map[int64]bool          // sessions that get another id at their next reconnect

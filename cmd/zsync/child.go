@@ -210,7 +210,7 @@ func (c *child) tell(p process) (wait func()) {
 // environment returns the command's environment. It lacks the credentials, which are zsync's own.
 func (c *child) environment() []string {
 	env := slices.DeleteFunc(slices.Clone(c.host.env), func(s string) bool {
-		return strings.HasPrefix(s, "ZSYNC_AUTH=") || strings.HasPrefix(s, withinVariable+"=")
+		return strings.HasPrefix(s, "ZSYNC_AUTH=") || strings.HasPrefix(s, "ZSYNC_SASL_PASSWORD=") || strings.HasPrefix(s, withinVariable+"=")
 	})
 	within := append(c.host.within(), look.SessionText(c.session))
 	return append(append(env, withinVariable+"="+strings.Join(within, " ")), c.env...)

@@ -29,6 +29,7 @@ type client struct {
 	owner   string
 	auth    []string
 	authIn  string // a file
+	sasl    saslFlags
 	acl     []string
 	tls     tlsFlags
 	verbose bool
@@ -51,6 +52,7 @@ func newClient(h *host, root *cobra.Command) *client {
 	flags.StringArrayVar(&c.auth, "auth", nil, "`SCHEME:CREDENTIALS`, such as digest:user:password; may be repeated; every user of the machine sees it (environment, which is hidden: ZSYNC_AUTH)")
 	flags.StringVar(&c.authIn, "auth-file", "", "`FILE` with SCHEME:CREDENTIALS, one a line")
 	flags.StringArrayVar(&c.acl, "acl", nil, "ACL of created znodes: `SCHEME:ID:PERMS` with PERMS from cdrwa, open, or creator; may be repeated (default: creator with credentials, open without)")
+	c.sasl.add(root)
 	c.tls.add(root)
 	flags.StringVar(&c.trace, "trace", h.getenv("ZSYNC_TRACE"), "append a trace of all holds to `FILE`, for zsync verify (environment: ZSYNC_TRACE)")
 	flags.Lookup("trace").DefValue = ""

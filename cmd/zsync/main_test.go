@@ -1392,6 +1392,34 @@ func TestCredentialsAreKeptFromTheCommandAndFromStrangers(t *testing.T) {
 	})
 }
 
+func TestTheSASLPasswordComesFromAFileOrTheEnvironmentAlone(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		dir := t.TempDir()
+		file := func(text string) string {
+			name := filepath.Join(dir, fmt.Sprint(len(text)))
+			if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			return name
+		}
+		run := func(status int, want, password string, args ...string) {
+			t.Helper()
+			r := start(t, srv.Addr(), "", append([]string{"env:ZSYNC_SASL_PASSWORD=" + password, "lock", "/p"}, append(args, "--", "env")...)...)
+			if got := r.wait(); got != status || !strings.Contains(r.stderr.String(), want) || strings.Contains(r.stderr.String()+r.stdout.String(), "secret") {
+				t.Errorf("%v: exit status %d, want %d\n%s%s", args, got, status, &r.stdout, &r.stderr)
+			}
+		}
+		run(0, "", "secret", "--sasl-user", "bob")
+		run(0, "", "", "--sasl-user", "bob", "--sasl-password-file", file("secret\r\nmore\n"))
+		run(exitRefused, "SASL DIGEST-MD5", "wrong", "--sasl-user", "bob")
+		run(exitRefused, "WithSASL", "")
+		run(exitUsage, "ZSYNC_SASL_PASSWORD", "", "--sasl-user", "bob")
+		run(exitUsage, "--sasl-user", "", "--sasl-password-file", file("x"))
+		run(exitConfig, "first line is empty", "", "--sasl-user", "bob", "--sasl-password-file", file("\nsecret"))
+		run(exitConfig, "no such file", "", "--sasl-user", "bob", "--sasl-password-file", filepath.Join(dir, "none"))
+	}, zktest.WithSASL(map[string]string{"bob": "secret"}), zktest.WithRequiredAuth("sasl"))
+}
+
 func TestTLSIsUsedAndChecked(t *testing.T) {
 	srv := serve(t)
 	certificate, dir := httptest.NewUnstartedServer(nil), t.TempDir()

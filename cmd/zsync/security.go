@@ -29,7 +29,12 @@ func (c *client) security() (opts []zsync.Option, err error) {
 		}
 		opts = append(opts, zsync.WithAuth(scheme, []byte(credentials)))
 	}
-	acl, err := c.accessList(len(auths) > 0)
+	sasl, err := c.sasl.option(c.getenv("ZSYNC_SASL_PASSWORD"))
+	if err != nil {
+		return nil, err
+	}
+	opts = append(opts, sasl...)
+	acl, err := c.accessList(len(auths)+len(sasl) > 0)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +86,7 @@ func (c *client) accessList(credentials bool) (acl []zk.ACL, err error) {
 			continue
 		case "creator":
 			if !credentials {
-				return nil, fail(exitUsage, "--acl creator: there are no credentials; give --auth-file")
+				return nil, fail(exitUsage, "--acl creator: there are no credentials; give --auth-file or --sasl-user")
 			}
 			acl = append(acl, zk.AuthACL(zk.PermAll)...)
 			continue
@@ -122,6 +127,39 @@ func permissions(letters string) (perms int32, err error) {
 		}
 	}
 	return perms, nil
+}
+
+// saslFlags are the flags for SASL. The password is no flag: every user of the machine sees those.
+type saslFlags struct{ user, passwordIn string }
+
+func (f *saslFlags) add(cmd *cobra.Command) {
+	flags := cmd.PersistentFlags()
+	flags.StringVar(&f.user, "sasl-user", "", "`NAME` to authenticate with by SASL DIGEST-MD5; use TLS with it")
+	flags.StringVar(&f.passwordIn, "sasl-password-file", "", "`FILE` whose first line is the password of --sasl-user (environment: ZSYNC_SASL_PASSWORD)")
+}
+
+// option returns the option that the flags give, or none.
+func (f *saslFlags) option(password string) ([]zsync.Option, error) {
+	if f.user == "" {
+		if f.passwordIn != "" {
+			return nil, fail(exitUsage, "--sasl-password-file goes with --sasl-user")
+		}
+		return nil, nil
+	}
+	if f.passwordIn != "" {
+		data, err := os.ReadFile(f.passwordIn)
+		if err != nil {
+			return nil, fail(exitConfig, "--sasl-password-file: %w", err)
+		}
+		line, _, _ := strings.Cut(string(data), "\n")
+		if password = strings.TrimSuffix(line, "\r"); password == "" {
+			return nil, fail(exitConfig, "--sasl-password-file %s: its first line is empty", f.passwordIn)
+		}
+	}
+	if password == "" {
+		return nil, fail(exitUsage, "--sasl-user needs a password: give --sasl-password-file or set ZSYNC_SASL_PASSWORD")
+	}
+	return []zsync.Option{zsync.WithSASL(zsync.SASLDigestMD5(f.user, password))}, nil
 }
 
 // tlsFlags are the flags for TLS.

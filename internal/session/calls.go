@@ -104,6 +104,19 @@ func aclCall(path string) call[[]zk.ACL] {
 	return call[[]zk.ACL]{op: wire.OpGetACL, path: path, take: (*wire.Scanner).ACL}
 }
 
+// An Identity is a client as a server knows it.
+type Identity struct{ Scheme, ID string }
+
+// whoAmICall asks for the identities of this client. Servers know it since version 3.7.
+func whoAmICall() call[[]Identity] {
+	return call[[]Identity]{op: wire.OpWhoAmI, take: func(s *wire.Scanner) (ids []Identity) {
+		for n := s.Int32(); n > 0 && !s.Bad; n-- {
+			ids = append(ids, Identity{s.String(), s.String()})
+		}
+		return ids
+	}}
+}
+
 func multiCall(ops []any) call[[]zk.MultiResponse] {
 	return call[[]zk.MultiResponse]{
 		op:   wire.OpMulti,

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/sasl"
 )
 
 // Config has the settings of a session, from its options. It has no defaults: the public package
@@ -17,6 +19,7 @@ type Config struct {
 	Timeout       time.Duration
 	ACL           []zk.ACL // of every znode that is created
 	Auths         []Auth
+	SASL          *sasl.Client // or nil
 	TLS           *tls.Config
 	Dialer        zk.Dialer
 	Log           *slog.Logger

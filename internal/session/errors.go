@@ -143,7 +143,7 @@ var codeTexts = map[codeErr]string{
 	-119:                      "the server is in read-only mode",
 	-120:                      "the server keeps sessions to itself, and makes no ephemeral znode in one: set localSessionsUpgradingEnabled=true beside localSessionsEnabled",
 	-122:                      "the request took the server too long",
-	wire.CodeWantsAuth:        "the server demands that clients authenticate (zookeeper.enforce.auth.enabled, or zookeeper.sessionRequireClientSASLAuth): give credentials of a scheme that it enforces with WithAuth; SASL is not supported",
+	wire.CodeWantsAuth:        "the server demands that clients authenticate (zookeeper.enforce.auth.enabled, or zookeeper.sessionRequireClientSASLAuth): give credentials of a scheme that it enforces with WithAuth or WithSASL",
 	-125:                      "the quota of a znode above the path is exceeded (setquota)",
 	wire.CodeThrottled:        "the server has too much to do",
 }

@@ -34,16 +34,17 @@ type Incarnation struct {
 
 	Ended Ending // its hooks are the holds of the session; they run before its end on the servers
 
-	ID      atomic.Int64           // the session id; 0 before the first handshake
-	Timeout atomic.Int64           // the negotiated session timeout, in nanoseconds
-	zxid    atomic.Int64           // the newest of a reply
-	xid     atomic.Uint32          // of the last request, over all connections
-	vetted  shared.Cache[struct{}] // by path: the parent znodes that no other client can change
-	lasting shared.Cache[int64]    // by path: the czxid of the persistent znode there, see Storable
-	own     sync.Map               // by path: the last sighting of a znode that CreateOwn created
-	first   chan struct{}          // closed when the first handshake has succeeded
-	gone    chan struct{}          // closed when serve has returned
-	drain   sync.Once              // of shut
+	ID      atomic.Int64               // the session id; 0 before the first handshake
+	Timeout atomic.Int64               // the negotiated session timeout, in nanoseconds
+	zxid    atomic.Int64               // the newest of a reply
+	xid     atomic.Uint32              // of the last request, over all connections
+	vetted  shared.Cache[struct{}]     // by path: the parent znodes that no other client can change
+	lasting shared.Cache[int64]        // by path: the czxid of the persistent znode there, see Storable
+	ids     atomic.Pointer[[]Identity] // of this client, see identities; nil before they were asked for
+	own     sync.Map                   // by path: the last sighting of a znode that CreateOwn created
+	first   chan struct{}              // closed when the first handshake has succeeded
+	gone    chan struct{}              // closed when serve has returned
+	drain   sync.Once                  // of shut
 
 	mu   sync.Mutex
 	link *link         // the newest, if any; guarded by mu

@@ -3,6 +3,7 @@ package session
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
@@ -17,6 +18,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/lease"
+	"github.com/zsync/zsync/internal/sasl"
 	"github.com/zsync/zsync/internal/wire"
 )
 
@@ -29,8 +31,8 @@ import (
 //     Later links may only continue it. If the server says that the session has
 //     expired, or answers with another session id, the incarnation ends. So no
 //     request ever runs in a session that it was not made for.
-//   - Credentials. They are sent with the handshake. Watches follow directly,
-//     ahead of every request.
+//   - Credentials. They are sent with the handshake, or after an exchange of SASL.
+//     Watches follow directly, ahead of every request.
 //   - Catching up. The server of a new connection first catches up with the
 //     leader. So no read over it is older than a read over the previous connection.
 //   - Watches. A read carries the watch flag if Watches wants a watch on its
@@ -365,8 +367,8 @@ func (l *link) connect() error {
 	// it has established the session, and answers in this order.
 	l.wanted = timeout
 	out := wire.Connect(l.relative, timeout, id, password)
-	for _, a := range l.inc.Manager.Config.Auths {
-		out = append(out, authPacket(a)...)
+	if l.inc.Manager.Config.SASL == nil { // else they follow the exchange
+		out = append(out, authPackets(l.inc.Manager.Config.Auths)...)
 	}
 	l.asked = time.Now()
 	if id != 0 {
@@ -490,7 +492,7 @@ func (l *link) refused(err error) error {
 	m := l.inc.Manager
 	m.unfit(l.addr, fmt.Errorf("%s: %w", l.addr, err))
 	if m.noneFits() {
-		l.inc.fail(err)
+		l.inc.failLater(err)
 	}
 	return err
 }
@@ -603,6 +605,8 @@ func (l *link) handshake() error {
 		return fmt.Errorf("%w: a session timeout of %v, where %v was asked for: see WithSessionTimeout, and the server's minSessionTimeout", errHandshake, timeout, asked)
 	}
 
+	refused := l.authenticate(id)
+
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
 	continued := l.inc.ID.Load() != 0
@@ -622,8 +626,14 @@ func (l *link) handshake() error {
 		}
 		return err
 	}
+	if refused != nil {
+		return l.unauthenticated(refused)
+	}
 	// These packets come after the handshake and ahead of every call.
 	var out []byte
+	if l.inc.Manager.Config.SASL != nil {
+		out = authPackets(l.inc.Manager.Config.Auths)
+	}
 	if continued && l.inc.staked() {
 		out = append(out, l.confirmPacket()...)
 	}
@@ -662,6 +672,45 @@ func (l *link) handshake() error {
 	l.shook.Store(true)
 	l.inc.Manager.Spawn(l.write)
 	return nil
+}
+
+// authenticate makes the exchange of SASL, if there is a mechanism, directly after the reply to
+// the handshake. id is the session in that reply, or 0. The deadline of the handshake ends it.
+//
+// It comes before the incarnation learns of the handshake, so the end of a session that must not
+// be used, too, is asked for by a client that has authenticated.
+func (l *link) authenticate(id int64) error {
+	m := l.inc.Manager
+	if m.Config.SASL == nil || id == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithDeadline(l.inc.Ctx, l.hardLimit)
+	defer cancel()
+	return exchange(ctx, m.Config.SASL, m.Spawn, l.addr, l.Conn, l.r, l.inc.nextXid)
+}
+
+// unauthenticated is called if the exchange has failed with err. If the server has answered,
+// another server may accept the client, see refused. If the mechanism says that its own
+// credentials are refused, another attempt would fail, too. After any other error, such as a
+// connection that breaks or a ticket that cannot be had at the moment, the next attempt is made at
+// the usual pace.
+func (l *link) unauthenticated(err error) error {
+	switch {
+	case errors.As(err, new(*sasl.RefusedError)):
+		return l.refused(err)
+	case errors.Is(err, zk.ErrAuthFailed):
+		l.inc.failLater(err)
+	}
+	return err
+}
+
+// failLater is fail because of credentials. If they were accepted before, no call may be waiting
+// to return the reason, so it is logged.
+func (inc *Incarnation) failLater(err error) {
+	if inc.ID.Load() != 0 || inc.Manager.expiries.Load() > 0 {
+		inc.Manager.Log.Error("zsync: the credentials are refused, and the session ends", "session", Text(inc.ID.Load()), "err", err)
+	}
+	inc.fail(err)
 }
 
 // portionsAhead is how many portions of watches are sent before the first is answered.
@@ -741,7 +790,7 @@ func (l *link) authenticated(n int) error {
 		case size != replyHeader-4 || xid != wire.XidAuth:
 			return fmt.Errorf("%w: no answer to credentials", ErrProtocol)
 		case code != 0:
-			l.inc.fail(zk.ErrAuthFailed)
+			l.inc.failLater(zk.ErrAuthFailed)
 			return zk.ErrAuthFailed
 		}
 	}
@@ -908,11 +957,14 @@ func (l *link) Close() error {
 	return l.closeError
 }
 
-func authPacket(a Auth) []byte {
-	p := wire.AppendHeader(nil, wire.XidAuth, wire.OpAuth)
-	p = binary.BigEndian.AppendUint32(p, 0)
-	p = wire.AppendString(p, a.Scheme)
-	return wire.EndPacket(wire.AppendString(p, string(a.Credentials)))
+func authPackets(as []Auth) (out []byte) {
+	for _, a := range as {
+		p := wire.AppendHeader(nil, wire.XidAuth, wire.OpAuth)
+		p = binary.BigEndian.AppendUint32(p, 0)
+		p = wire.AppendString(p, a.Scheme)
+		out = append(out, wire.EndPacket(wire.AppendString(p, string(a.Credentials)))...)
+	}
+	return out
 }
 
 // ownerOf returns the session that owns the znode that a read with a watch has found, or 0. The

@@ -19,9 +19,9 @@ import (
 // That is safe at any time. All holders learned of the loss when the incarnation ended, and have
 // had LossTime. Nothing was granted since, because a grant needs an incarnation that has not
 // ended. And an incarnation that has ended never connects again. The client sends only the
-// handshake and the request to end the session, in one write. So a server that renews the session
-// also ends it, unless the connection breaks between the two. Then the session lives for one more
-// timeout.
+// handshake and the request to end the session, in one write, or with an exchange of SASL between
+// the two. So a server that renews the session also ends it, unless the connection breaks between
+// the two. Then the session lives for one more timeout.
 
 // A will is the data with which an abandoned session is ended.
 type will struct {
@@ -32,19 +32,21 @@ type will struct {
 	auths    []Auth // a server may demand credentials even for this
 }
 
-// packets returns the handshake that continues the session, credentials, and the request to end
-// it.
-func (w will) packets() []byte {
-	p := wire.Connect(0, w.timeout, w.id, w.password) // zxid 0: any server will do, because nothing is read
-	for _, a := range w.auths {
-		p = append(p, authPacket(a)...)
-	}
-	return append(p, wire.EndPacket(wire.AppendHeader(nil, w.xid, wire.OpCloseSession))...)
+// packets returns the handshake that continues the session, and then credentials and the request
+// to end it.
+func (w will) packets() (handshake, end []byte) {
+	handshake = wire.Connect(0, w.timeout, w.id, w.password) // zxid 0: any server will do, because nothing is read
+	return handshake, append(authPackets(w.auths), wire.EndPacket(wire.AppendHeader(nil, w.xid, wire.OpCloseSession))...)
 }
 
-// execute sends w to a server. It returns nil if the session has ended, now or before.
-func (w will) execute(c io.ReadWriter) error {
-	if _, err := c.Write(w.packets()); err != nil {
+// execute sends w to a server. It returns nil if the session has ended, now or before. prove makes
+// the exchange of SASL; it is nil without SASL.
+func (w will) execute(c io.ReadWriter, prove func() error) error {
+	out, end := w.packets()
+	if prove == nil {
+		out = append(out, end...)
+	}
+	if _, err := c.Write(out); err != nil {
 		return err
 	}
 	body, err := readPacket(c, wire.MaxHandshake)
@@ -60,6 +62,14 @@ func (w will) execute(c io.ReadWriter) error {
 	case w.id:
 	default: // the request ends that session, too
 		return fmt.Errorf("%w: session 0x%x", errHandshake, uint64(got))
+	}
+	if prove != nil {
+		if err := prove(); err != nil {
+			return err
+		}
+		if _, err := c.Write(end); err != nil {
+			return err
+		}
 	}
 	for { // the replies to the credentials and to the end of the session
 		if body, err = readPacket(c, wire.MaxHandshake); err != nil {
@@ -103,7 +113,7 @@ func (inc *Incarnation) endOrphan(left time.Time) {
 		}
 		addr := m.Hosts[(first+try)%len(m.Hosts)]
 		w.xid = inc.nextXid()
-		err := m.endOver(addr, w)
+		err := m.endOver(addr, w, inc.nextXid)
 		if err == nil {
 			return
 		}
@@ -113,10 +123,12 @@ func (inc *Incarnation) endOrphan(left time.Time) {
 }
 
 // endOver executes w at the server at addr.
-func (m *Manager) endOver(addr string, w will) error {
+func (m *Manager) endOver(addr string, w will, nextXid func() int32) error {
 	limit := min(w.timeout/5, 5*time.Second)
 	ctx, cancel := m.untilClosing()
 	defer cancel()
+	ctx, expire := context.WithTimeout(ctx, limit)
+	defer expire()
 	c, err := dial(ctx, &m.Config, m.Spawn, addr, limit)
 	if err != nil {
 		return err
@@ -125,7 +137,10 @@ func (m *Manager) endOver(addr string, w will) error {
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	c.SetDeadline(time.Now().Add(limit))
 	m.requests.Add(1)
-	return w.execute(c)
+	if m.Config.SASL == nil {
+		return w.execute(c, nil)
+	}
+	return w.execute(c, func() error { return exchange(ctx, m.Config.SASL, m.Spawn, addr, c, c, nextXid) })
 }
 
 // untilClosing returns a context that ends when the Session is closed.
@@ -139,19 +154,4 @@ func (m *Manager) untilClosing() (context.Context, context.CancelFunc) {
 		}
 	})
 	return ctx, cancel
-}
-
-// readPacket reads a packet of at most limit bytes.
-func readPacket(c io.Reader, limit uint32) ([]byte, error) {
-	var size [4]byte
-	if _, err := io.ReadFull(c, size[:]); err != nil {
-		return nil, err
-	}
-	n := binary.BigEndian.Uint32(size[:])
-	if n > limit {
-		return nil, fmt.Errorf("%w: packet of %d bytes", ErrProtocol, n)
-	}
-	body := make([]byte, n)
-	_, err := io.ReadFull(c, body)
-	return body, err
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/sasl"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -119,6 +120,24 @@ func TestAnAbandonedSessionIsEndedWhereServersDemandCredentials(t *testing.T) {
 		s := open(t, srv, func(c *Config) {
 			c.LossOnSuspend = true
 			c.Auths = []Auth{{"digest", []byte("a:b")}, {"digest", []byte("c:d")}}
+		})
+		before := s.ID()
+		srv.Disconnect(before)
+		time.Sleep(testTimeout / 5)
+		if ids := srv.Sessions(); len(ids) != 1 || ids[0] == before || ids[0] != s.ID() {
+			t.Errorf("sessions %x, want %x alone", ids, s.ID())
+		}
+	})
+}
+
+// The end of the session follows an exchange of its own.
+func TestAnAbandonedSessionIsEndedWhereServersDemandSASL(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t, zktest.WithSASL(map[string]string{"bob": "secret"}), zktest.WithRequiredAuth("sasl"))
+		s := open(t, srv, func(c *Config) {
+			c.LossOnSuspend = true
+			c.SASL = sasl.NewClient(sasl.DigestMD5("bob", "secret"))
+			c.Auths = []Auth{{"digest", []byte("a:b")}}
 		})
 		before := s.ID()
 		srv.Disconnect(before)

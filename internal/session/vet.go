@@ -57,8 +57,12 @@ func (inc *Incarnation) VetNow(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
+	ids, err := inc.identities(ctx, acl)
+	if err != nil {
+		return err
+	}
 	for _, e := range acl {
-		if !inc.Manager.allows(e) {
+		if !inc.Manager.allows(e, ids) {
 			return fmt.Errorf("%w: %s, which somebody else has made, gives %s:%s the permissions %s; make it with the ACL of the Session, or another that gives nobody more, or delete it",
 				ErrUnprotected, inc.Manager.Bare(path), e.Scheme, e.ID, permText(e.Perms))
 		}
@@ -67,11 +71,32 @@ func (inc *Incarnation) VetNow(ctx context.Context, path string) error {
 	return nil
 }
 
-// allows reports whether the session's own ACL gives all the permissions of e, except reading.
-func (m *Manager) allows(e zk.ACL) bool {
+// identities returns the identities of this client by SASL and by certificate, if they decide
+// about acl: the session's own ACL has the scheme auth, and acl has an entry of such a scheme. Only
+// the servers know them. It asks once in a session. A server before version 3.7 cannot answer; then
+// no such entry counts as the session's own.
+func (inc *Incarnation) identities(ctx context.Context, acl []zk.ACL) ([]Identity, error) {
+	if !slices.ContainsFunc(inc.Manager.Config.ACL, func(own zk.ACL) bool { return own.Scheme == "auth" }) ||
+		!slices.ContainsFunc(acl, func(e zk.ACL) bool { return e.Scheme != "world" && e.Scheme != "ip" && e.Scheme != "digest" }) {
+		return nil, nil
+	}
+	if ids := inc.ids.Load(); ids != nil {
+		return *ids, nil
+	}
+	ids, err := retry(ctx, inc, whoAmICall())
+	if err != nil && !isUnimplemented(err) {
+		return nil, err
+	}
+	inc.ids.Store(&ids)
+	return ids, nil
+}
+
+// allows reports whether the session's own ACL gives all the permissions of e, except reading. ids
+// are those of identities.
+func (m *Manager) allows(e zk.ACL, ids []Identity) bool {
 	var given int32
 	for _, own := range m.Config.ACL {
-		if m.sameID(own, e) {
+		if m.sameID(own, e, ids) {
 			given |= own.Perms
 		}
 	}
@@ -79,16 +104,16 @@ func (m *Manager) allows(e zk.ACL) bool {
 }
 
 // sameID reports whether e is for the same clients as own, an entry of the session's ACL.
-func (m *Manager) sameID(own, e zk.ACL) bool {
+func (m *Manager) sameID(own, e zk.ACL, ids []Identity) bool {
 	switch {
 	case own.Scheme == "world" && own.ID == "anyone":
 		return true // every client has these permissions anyway
 	case own.Scheme != "auth":
-		return own.Scheme == e.Scheme && sameUser(own.ID, e.ID)
+		return own.Scheme == e.Scheme && (own.ID == e.ID || e.Scheme == "digest" && sameUser(own.ID, e.ID))
 	case e.Scheme == "world" || e.Scheme == "ip":
 		return false
 	case e.Scheme != "digest":
-		return true // the client does not know its identity by certificate or the like
+		return slices.Contains(ids, Identity{e.Scheme, e.ID})
 	}
 	return slices.ContainsFunc(m.Config.Auths, func(a Auth) bool {
 		return a.Scheme == "digest" && sameUser(digestID(string(a.Credentials)), e.ID)

@@ -27,6 +27,8 @@ const (
 	OpMultiRead          = 22
 	OpAuth               = 100
 	OpSetWatches         = 101
+	OpSASL               = 102
+	OpWhoAmI             = 107
 	OpCloseSession       = -11
 	XidEvent             = -1
 	XidPing              = -2

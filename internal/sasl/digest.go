@@ -1,0 +1,205 @@
+package sasl
+
+import (
+	"crypto/md5"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// This file has the client of DIGEST-MD5 (RFC 2831) as ZooKeeper uses it:
+//
+//   - The client begins with an empty token. The server's challenge follows.
+//   - The name of the service is fixed. It is not the server's own: every server is
+//     "zookeeper/zk-sasl-md5".
+//   - Only authentication is used (qop=auth). Later packets are not protected.
+//   - The realm is ZooKeeper's name for itself, but a server may offer others.
+//   - There is no authorization id: the server makes it from the user's name.
+
+const (
+	digestService = "zookeeper/zk-sasl-md5"
+	digestRealm   = "zk-sasl-md5"
+)
+
+// A digest is a client of DIGEST-MD5. It is one exchange, too, if its user calls Start and Next.
+type digest struct {
+	user, password string
+	nonce          func() string
+
+	begun bool
+	proof string // the rspauth with which the server proves that it knows the password; "" before the response is sent
+}
+
+// DigestMD5 returns a client of DIGEST-MD5 for a user.
+func DigestMD5(user, password string) Exchanger {
+	return &digest{user: user, password: password, nonce: newNonce}
+}
+
+func newNonce() string {
+	var b [16]byte
+	rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+func (d *digest) Name() string { return "DIGEST-MD5" }
+
+func (d *digest) Exchange() Mechanism {
+	return &digest{user: d.user, password: d.password, nonce: d.nonce}
+}
+
+func (d *digest) Start(string) ([]byte, error) {
+	d.begun, d.proof = true, ""
+	return []byte{}, nil
+}
+
+// Next answers the challenge, or checks the server's proof.
+func (d *digest) Next(challenge []byte) ([]byte, error) {
+	switch {
+	case !d.begun:
+		return nil, errors.New("Next before Start")
+	case challenge == nil && d.proof == "":
+		return nil, errors.New("the server sends no challenge: it is not set up for SASL (its JAAS file needs a section Server)")
+	case challenge == nil:
+		return nil, errors.New("the server has refused the credentials, or did not prove that it knows the password")
+	}
+	given, err := parseDirectives(string(challenge))
+	if err != nil {
+		return nil, err
+	}
+	if d.proof == "" {
+		return d.respond(given)
+	}
+	if subtle.ConstantTimeCompare([]byte(given.last("rspauth")), []byte(d.proof)) != 1 {
+		return nil, errors.New("the server has not proved that it knows the password")
+	}
+	d.begun, d.proof = false, ""
+	return nil, nil
+}
+
+// respond returns the response to a challenge.
+func (d *digest) respond(given directives) ([]byte, error) {
+	nonce := given.last("nonce")
+	switch alg := given.last("algorithm"); {
+	case nonce == "":
+		return nil, errors.New("the challenge has no nonce")
+	case alg != "md5-sess":
+		return nil, fmt.Errorf("the challenge asks for the algorithm %q; want md5-sess", alg)
+	case len(given["qop"]) > 0 && !slices.ContainsFunc(given["qop"], offersAuth):
+		return nil, errors.New("the challenge does not offer qop=auth")
+	}
+	realm := digestRealm
+	if offered := given["realm"]; len(offered) > 0 && !slices.Contains(offered, realm) {
+		realm = offered[0]
+	}
+	cnonce := d.nonce()
+	key := digestKey(d.user, realm, d.password, nonce, cnonce)
+	response, proof := digestResponses(key, nonce, cnonce, digestService)
+	d.proof = proof
+	var b strings.Builder
+	b.WriteString("charset=utf-8")
+	fmt.Fprintf(&b, ",username=%s,realm=%s,nonce=%s", quote(d.user), quote(realm), quote(nonce))
+	fmt.Fprintf(&b, ",nc=00000001,cnonce=%s,digest-uri=%s", quote(cnonce), quote(digestService))
+	fmt.Fprintf(&b, ",response=%s,qop=auth", response)
+	return []byte(b.String()), nil
+}
+
+func offersAuth(qop string) bool {
+	return slices.ContainsFunc(strings.Split(qop, ","), func(s string) bool { return strings.TrimSpace(s) == "auth" })
+}
+
+// digestKey returns HEX(H(A1)) of RFC 2831, section 2.1.2.1.
+func digestKey(user, realm, password, nonce, cnonce string) string {
+	secret := md5.Sum([]byte(latin(user) + ":" + latin(realm) + ":" + latin(password)))
+	return hexMD5(string(secret[:]) + ":" + nonce + ":" + cnonce)
+}
+
+// digestResponses returns the client's response and the server's proof. They differ only in the
+// name of the method, which the proof lacks.
+func digestResponses(key, nonce, cnonce, service string) (response, proof string) {
+	of := func(method string) string {
+		return hexMD5(key + ":" + nonce + ":00000001:" + cnonce + ":auth:" + hexMD5(method+":"+service))
+	}
+	return of("AUTHENTICATE"), of("")
+}
+
+func hexMD5(s string) string {
+	sum := md5.Sum([]byte(s))
+	return hex.EncodeToString(sum[:])
+}
+
+// latin returns s in ISO 8859-1 if it has all characters, and s in UTF-8 otherwise. The secret is
+// made of that, whatever charset the exchange has.
+func latin(s string) string {
+	b := make([]byte, 0, len(s))
+	for _, r := range s {
+		if r > 0xff {
+			return s
+		}
+		b = append(b, byte(r))
+	}
+	return string(b)
+}
+
+func quote(s string) string {
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
+}
+
+// directives are the values of a challenge, by name, in order.
+type directives map[string][]string
+
+// last returns the last value of a name, or "".
+func (d directives) last(name string) string {
+	if v := d[name]; len(v) > 0 {
+		return v[len(v)-1]
+	}
+	return ""
+}
+
+// parseDirectives parses name=value, with commas between them. A value may be quoted.
+func parseDirectives(s string) (directives, error) {
+	const most = 4096
+	if len(s) > most {
+		return nil, fmt.Errorf("a challenge of %d bytes", len(s))
+	}
+	d := directives{}
+	for s = strings.Trim(s, ", \t\r\n"); s != ""; s = strings.TrimLeft(s, ", \t\r\n") {
+		name, rest, ok := strings.Cut(s, "=")
+		name = strings.ToLower(strings.TrimSpace(name))
+		if !ok || name == "" {
+			return nil, errors.New("a malformed challenge")
+		}
+		var value string
+		if rest = strings.TrimLeft(rest, " \t"); strings.HasPrefix(rest, `"`) {
+			if value, s, ok = unquote(rest[1:]); !ok {
+				return nil, errors.New("a challenge with an open quote")
+			}
+		} else if i := strings.IndexByte(rest, ','); i >= 0 {
+			value, s = strings.TrimSpace(rest[:i]), rest[i:]
+		} else {
+			value, s = strings.TrimSpace(rest), ""
+		}
+		d[name] = append(d[name], value)
+	}
+	return d, nil
+}
+
+// unquote returns the text before the closing quote, and the rest behind it.
+func unquote(s string) (text, rest string, ok bool) {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		switch s[i] {
+		case '"':
+			return b.String(), s[i+1:], true
+		case '\\':
+			if i++; i == len(s) {
+				return "", "", false
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return "", "", false
+}

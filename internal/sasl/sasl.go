@@ -1,0 +1,124 @@
+// Package sasl authenticates a client with a mechanism of SASL (RFC 4422). The packets of
+// ZooKeeper, and the consequences of a failure, are not its business.
+package sasl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A Mechanism is the client's side of a mechanism. See SASLMechanism of the public package.
+type Mechanism interface {
+	Name() string
+	Start(server string) ([]byte, error)
+	Next(challenge []byte) ([]byte, error)
+}
+
+// An Exchanger is a mechanism that makes a Mechanism for each exchange, so exchanges may overlap.
+type Exchanger interface {
+	Mechanism
+	Exchange() Mechanism
+}
+
+// A Client authenticates connections with one mechanism.
+type Client struct {
+	m    Mechanism
+	turn chan struct{} // has a token while no exchange uses m; nil for an Exchanger
+}
+
+// NewClient returns a client that uses m. It returns nil if m is nil.
+func NewClient(m Mechanism) *Client {
+	if m == nil {
+		return nil
+	}
+	c := &Client{m: m}
+	if _, ok := m.(Exchanger); !ok {
+		c.turn = make(chan struct{}, 1)
+		c.turn <- struct{}{}
+	}
+	return c
+}
+
+// A RefusedError means that the server has answered, and that the exchange has failed because of
+// the answer.
+type RefusedError struct{ Err error }
+
+func (e *RefusedError) Error() string { return e.Err.Error() }
+func (e *RefusedError) Unwrap() error { return e.Err }
+
+// Is makes every such failure match the error of refused credentials.
+func (e *RefusedError) Is(err error) bool { return err == zk.ErrAuthFailed }
+
+// mostRounds is the number of tokens after which an exchange has failed. Mechanisms need up to
+// four.
+const mostRounds = 20
+
+// grace is how long Close waits for a mechanism that does not return.
+const grace = time.Second
+
+// Authenticate makes one exchange. send sends a token to the server and returns the token of its
+// answer, which is nil if there is none. If ctx ends first, Authenticate returns; the caller then
+// closes the connection, so that send ends. A function that spawn runs waits until the mechanism
+// has returned, but only for a second.
+func (c *Client) Authenticate(ctx context.Context, spawn func(func()), server string, send func(token []byte) ([]byte, error)) error {
+	if c.turn != nil {
+		select {
+		case <-c.turn:
+		case <-ctx.Done():
+			return fmt.Errorf("SASL %s: an earlier exchange has not ended: %w", c.m.Name(), context.Cause(ctx))
+		}
+	}
+	done, back := make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(back)
+		done <- c.exchange(server, send)
+		if c.turn != nil {
+			c.turn <- struct{}{}
+		}
+	}()
+	// Both may be ready, and either is right. Only done reports success. After the other case, the
+	// caller closes the connection, whatever the exchange has achieved.
+	select {
+	case err := <-done:
+		if err != nil {
+			return fmt.Errorf("SASL %s: %w", c.m.Name(), err)
+		}
+		return nil
+	case <-ctx.Done():
+		spawn(func() {
+			select {
+			case <-back:
+			case <-time.After(grace):
+			}
+		})
+		return fmt.Errorf("SASL %s: the exchange was not finished in time: %w", c.m.Name(), context.Cause(ctx))
+	}
+}
+
+func (c *Client) exchange(server string, send func(token []byte) ([]byte, error)) error {
+	m := c.m
+	if e, ok := m.(Exchanger); ok {
+		m = e.Exchange()
+	}
+	token, err := m.Start(server)
+	for range mostRounds {
+		if err != nil {
+			return err
+		}
+		answer, err := send(token)
+		if err != nil {
+			return err
+		}
+		if token, err = m.Next(answer); err != nil {
+			return &RefusedError{err}
+		}
+		if token == nil {
+			return nil
+		}
+	}
+	return &RefusedError{errors.New("the server does not finish the exchange")}
+}
