@@ -1,6 +1,11 @@
-// Package fleet is the judge of the library. It runs random programs of all primitives at once: several
-// processes over an ensemble of zktest, in virtual time, under faults. It sees the public API alone, and
-// checks the promises of docs/guarantees.md.
+// Command fleet is the judge of the library. It has two parts. Its tests run random programs, and
+//
+//	go run ./internal/fleet -days 20
+//
+// runs days of a fleet. Both see the public API alone and check the promises of docs/guarantees.md.
+//
+// A random program uses all primitives at once: a few processes over an ensemble of zktest, in virtual time,
+// under faults.
 //
 // # A program
 //
@@ -30,12 +35,35 @@
 //   - At most one holder: of a Mutex, of the write side of an RWMutex, of an Election, of an element of a
 //     Queue, of the right to run a function; and at most n permits of a Semaphore. A process holds until
 //     it gives up, or until the library has reported a loss (ledger.go).
+//
 //   - Confirmed calls are applied, once. A linearization of all calls checks a Value, an Int64, a Map and a
 //     Barrier ([register]). The records of the program check a Once, a Queue and the transactions.
+//
 //   - Every waiter is granted after the faults have ended. A call fails with its context or its Session
 //     only. Close returns.
+//
 //   - The servers' tree holds no ephemeral znode, receipt or marker after all Sessions are closed and two
 //     timeouts have passed.
+//
+//   - The leader has not ended the session of a process that believes that it holds, and that session has
+//     a znode there.
+//
+// # A day
+//
+// A day is a program of 50 processes on five members for 24 hours (day.go). Each process has the role of one
+// of the programs in examples: a nightly job, a leader, a worker, a pool, a cache, rounds of a barrier. Besides
+// the faults above there are deploys, restarts of all members in turn, wrong wall clocks and strangers. The
+// faults come one at a time, or a few together. Three timeouts after the last of these has ended, no call may
+// wait that had begun before: one that waits is served within two timeouts, and the third is for the holders
+// before it. A nightly job runs each instant once. At the end the command prints how many steps the programs
+// did, the number of faults, and a table: how often each kind of fault found a process in which state.
+//
+// A day that fails shrinks itself. The command leaves out faults as long as the day still fails, and prints
+// the faults that it takes and a timeline. -whole prints the day as it is.
+//
+// A day does not have these: a machine that sleeps (in a bubble all processes share one clock), a full quota
+// and a slow disk (zktest has neither; a member that applies late and a leader that looks late are near the
+// second).
 //
 // # Replay
 //
@@ -48,4 +76,4 @@
 // preemption and the garbage collector; the choice of a select with several ready cases; the order of maps,
 // in which zktest lists children too;
 // the pauses that Value.Update, WaitGroup and the consumers of a Queue draw themselves.
-package fleet
+package main

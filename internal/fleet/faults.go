@@ -1,7 +1,9 @@
-package fleet
+package main
 
 import (
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -12,11 +14,19 @@ func (w *world) harmAll() {
 	var wg sync.WaitGroup
 	for i, f := range w.faults {
 		wg.Go(func() {
-			time.Sleep(f.at + time.Duration(i))
+			if w.day && !w.sleep(f.at+time.Duration(i)) {
+				return
+			}
+			if !w.day {
+				time.Sleep(f.at + time.Duration(i))
+			}
 			w.harmOne(f)
 		})
 	}
 	wg.Wait()
+	if w.day {
+		w.sleep(w.harm - time.Since(w.begun))
+	}
 	e := w.e.Load()
 	e.HealAll()
 	e.SetBacklog(w.backlog)
@@ -39,7 +49,31 @@ func (w *world) present(process int) *life {
 	return nil
 }
 
-// holders returns the processes that hold something.
+// resources returns all that can be held.
+func (w *world) resources() (all []*resource) {
+	for _, x := range w.arenas {
+		if h, ok := x.(interface{ held() []*resource }); ok {
+			all = append(all, h.held()...)
+		}
+	}
+	return all
+}
+
+// believers returns the holds whose holders believe that they hold.
+func (w *world) believers() (holds []*hold) {
+	for _, r := range w.resources() {
+		r.mu.Lock()
+		for _, h := range r.holds {
+			if h.believes() {
+				holds = append(holds, h)
+			}
+		}
+		r.mu.Unlock()
+	}
+	return holds
+}
+
+// holders returns the processes that hold a lock.
 func (w *world) holders() (processes []int) {
 	for _, x := range w.arenas {
 		if l, ok := x.(*lock); ok {
@@ -55,9 +89,43 @@ func (w *world) holders() (processes []int) {
 	return processes
 }
 
+// standing checks, by what the leader knows, that the session of each holder has not ended: the
+// library reports a loss before that.
+func (w *world) standing() {
+	e := w.e.Load()
+	leader := e.Leader()
+	if leader < 0 || w.lagging.Load() > 0 || w.excused(time.Time{}) {
+		return // a leader that applies late does not know yet what is so
+	}
+	holds := w.believers()
+	if len(holds) == 0 {
+		return
+	}
+	sessions := e.Server(leader).Sessions()
+	var znodes []znode
+	if !w.day { // the tree of a day is large
+		znodes = w.tree()
+	}
+	for _, h := range holds {
+		id := h.a.s.ID()
+		if id == 0 || w.excused(h.r.struck) {
+			continue
+		}
+		path, _, _ := strings.Cut(h.r.name, " ")
+		if !slices.Contains(sessions, id) {
+			w.fail("%s: a loss is told in time: %s holds, and the servers have ended its session", h.r.name, h.a)
+		} else if !w.day && !slices.ContainsFunc(znodes, func(z znode) bool { return z.owner == id && strings.HasPrefix(z.path, path) }) {
+			w.fail("%s: a loss is told in time: %s holds, and its session has no znode there", h.r.name, h.a)
+		}
+	}
+}
+
 // harmOne does one fault, and undoes it.
 func (w *world) harmOne(f fault) {
 	d := rand.New(rand.NewPCG(f.draw, 0))
+	if w.day {
+		w.rouse(d)
+	}
 	if holders := w.holders(); len(holders) > 0 && d.IntN(2) == 0 {
 		f.process = holders[d.IntN(len(holders))]
 	}
@@ -76,11 +144,33 @@ func (w *world) harmOne(f fault) {
 		other = leader
 	}
 	w.note("FAULT %v; home %d, leader %d", f, home, leader)
+	w.hit(f, func(l *life) int {
+		if l.s == nil {
+			return -1
+		}
+		return e.MemberOf(l.s.ID())
+	}, member, leader)
+	if w.day {
+		w.mu.Lock()
+		w.shaken++
+		w.shakenAt = time.Now()
+		w.mu.Unlock()
+		defer w.serve(f)
+	}
 	defer w.note("over: %v", f)
 	sleep := func() { time.Sleep(f.lasts) }
 	switch f.kind {
 	case "rebirth":
 		w.rebirth()
+		return
+	case "deploy":
+		w.deploy(f)
+		return
+	case "restart":
+		w.restart(f)
+		return
+	case "stranger":
+		w.strikeOnce(d)
 		return
 	case "close":
 		if l != nil {
@@ -108,6 +198,10 @@ func (w *world) harmOne(f fault) {
 	l.wake()
 	way := wayOf{l.id(), member, f.up}
 	switch f.kind {
+	case "clock":
+		l.skew.Store(d.Int64N(int64(2*w.timeout)) - int64(w.timeout))
+		defer l.skew.Store(0)
+		sleep()
 	case "kill":
 		w.net.kill(l.id(), member)
 	case "stall":
@@ -141,6 +235,8 @@ func (w *world) harmOne(f fault) {
 			defer w.net.stall(wayOf{l.id(), m, true})()
 		}
 		time.Sleep(2 * f.lasts)
+	case "late":
+		w.late(l, d)
 	case "depose":
 		w.depose(l, d, f)
 	case "shorten":
@@ -182,9 +278,11 @@ func (w *world) harmOne(f fault) {
 		sleep()
 		e.SetBacklog(w.backlog)
 	case "lag":
+		w.lagging.Add(1)
 		e.SetLag(member, min(f.lasts, w.timeout/2))
 		time.Sleep(2 * f.lasts)
 		e.SetLag(member, 0)
+		w.lagging.Add(-1)
 	case "crash":
 		e.Crash(member)
 		sleep()
@@ -231,6 +329,31 @@ func (w *world) andBack(l *life, d *rand.Rand, f fault) {
 	trips(4, 30)
 	e.Heal(home, leader)
 	trips(10, 30)
+}
+
+// late has a process connect anew, and hear late of that. Soon after, nothing passes any more.
+func (w *world) late(l *life, d *rand.Rand) {
+	stall := func(up bool) (resume func()) {
+		var all []func()
+		for m := range w.members {
+			all = append(all, w.net.stall(wayOf{l.id(), m, up}))
+		}
+		return func() {
+			for _, f := range all {
+				f()
+			}
+		}
+	}
+	l.wake()
+	resume := stall(false)
+	w.net.kill(l.id(), -1)
+	time.Sleep(w.timeout/16 + time.Duration(d.Int64N(int64(w.timeout/3))))
+	resume()
+	time.Sleep(time.Duration(10+d.IntN(60)) * w.latency)
+	l.wake()
+	defer stall(true)()
+	defer stall(false)()
+	time.Sleep(2 * w.timeout)
 }
 
 // shorten has a process continue its session at the member that grants the least, and never hear of it.

@@ -1,4 +1,4 @@
-package fleet
+package main
 
 import (
 	"fmt"
@@ -38,7 +38,7 @@ func run(t *testing.T, seed uint64) (failures, story []string) {
 		}
 	}()
 	var verdict func() (failures, story []string)
-	harness.VirtualTime(t, func(*testing.T) { verdict = Run(seed) })
+	harness.VirtualTime(t, func(*testing.T) { verdict = Run(seed, draw(seed), newTally()) })
 	return verdict()
 }
 

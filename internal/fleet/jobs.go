@@ -1,9 +1,11 @@
-package fleet
+package main
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -108,7 +110,7 @@ func (c *schedule) make(s *zsync.Session) any {
 
 func (c *schedule) step(ctx context.Context, a *actor, kit any) {
 	k := kit.(*zsync.Schedule)
-	at := time.Now().Truncate(c.every)
+	at := time.Now().Add(time.Duration(a.skew.Load())).Truncate(c.every)
 	done := a.doing("does the instant %v", c.w.at(at))
 	did := false
 	ran, err := k.Do(ctx, at, func(inner context.Context) error {
@@ -185,6 +187,8 @@ func (p *partition) step(_ context.Context, a *actor, kit any) {
 	a.may("Partition.Run", ctx, err, zsync.ErrClosed)
 }
 
+func (p *partition) held() []*resource { return slices.Collect(maps.Values(p.shards)) }
+
 func (p *partition) check() {
 	for _, r := range p.shards {
 		r.check()
@@ -244,6 +248,8 @@ func (x *lockAll) step(ctx context.Context, a *actor, kit any) {
 		x.w.fail("unlock of %v by %s: %v", some, a, err)
 	}
 }
+
+func (x *lockAll) held() []*resource { return x.locks }
 
 func (x *lockAll) check() {
 	for _, r := range x.locks {

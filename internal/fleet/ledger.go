@@ -1,4 +1,4 @@
-package fleet
+package main
 
 import (
 	"fmt"
@@ -19,7 +19,8 @@ type resource struct {
 	limit int64
 
 	mu     sync.Mutex
-	holds  []*hold   // in the order of the grants; guarded by mu
+	past   []*hold   // that ended some time ago; guarded by mu
+	holds  []*hold   // the others, in the order of the grants; guarded by mu
 	struck time.Time // time of a stranger's last deletion here; guarded by mu
 }
 
@@ -33,6 +34,7 @@ type hold struct {
 	over   bool        // guarded by resource.mu
 	ended  time.Time   // time of its end; guarded by resource.mu
 	gone   time.Time   // time of the deletion of its znode by a stranger; guarded by resource.mu
+	open   []string    // znodes of transactions whose outcome is unknown; guarded by resource.mu
 	tokens []int64     // zxids that the hold has got, which grow from hold to hold; guarded by resource.mu
 }
 
@@ -41,10 +43,24 @@ func (r *resource) grant(a *actor, n int64, told func() bool) *hold {
 	h := &hold{r: r, a: a, n: n, since: time.Now(), told: told}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.retire()
 	r.holds = append(r.holds, h)
 	r.w.note("%s holds %d of %s", a, n, r.name)
 	r.checkLocked()
 	return h
+}
+
+func (r *resource) held() []*resource { return []*resource{r} }
+
+// retire moves the holds to past that no check looks at any more.
+func (r *resource) retire() {
+	r.holds = slices.DeleteFunc(r.holds, func(h *hold) bool {
+		old := h.over && time.Since(h.ended) > 2*r.w.timeout
+		if old {
+			r.past = append(r.past, h)
+		}
+		return old
+	})
 }
 
 // end notes that h is about to be given up, or that its function has returned. It
@@ -128,7 +144,9 @@ func (h *hold) wrote(zxid int64) {
 // ordered checks, at the end, that tokens and writes grow with the grants.
 func (r *resource) ordered() {
 	var before int64
-	for _, h := range r.holds {
+	all := append(r.past, r.holds...)
+	slices.SortStableFunc(all, func(a, b *hold) int { return a.since.Compare(b.since) })
+	for _, h := range all {
 		if h.n < r.limit {
 			continue // readers, and permits, overlap
 		}
@@ -162,9 +180,10 @@ type regOp struct {
 	maybe bool  // it failed: the servers may have applied it, or may apply it later
 }
 
-var registerModel = porcupine.Model{
-	Init: func() any { return int64(0) },
-	Step: func(state, input, _ any) (bool, any) {
+// registerModel is a register. The servers may have applied a call that has failed, or not.
+var registerModel = (&porcupine.NondeterministicModel{
+	Init: func() []any { return []any{int64(0)} },
+	Step: func(state, input, _ any) []any {
 		now, op := state.(int64), input.(regOp)
 		next, right := now, true
 		switch op.kind {
@@ -183,10 +202,15 @@ var registerModel = porcupine.Model{
 				next = op.arg
 			}
 		}
-		return right || op.maybe, next
+		switch {
+		case op.maybe && next != now:
+			return []any{now, next}
+		case op.maybe || right:
+			return []any{next}
+		}
+		return nil
 	},
-	DescribeOperation: func(input, _ any) string { return fmt.Sprintf("%+v", input) },
-}
+}).ToModel()
 
 // did notes a call of a that began at began. a is nil at the end of the program.
 func (g *register) did(a *actor, op regOp, began time.Time, era int, err error) {
@@ -202,6 +226,9 @@ func (g *register) did(a *actor, op regOp, began time.Time, era int, err error) 
 	back := int64(time.Since(g.w.begun))
 	if op.maybe {
 		back = int64(time.Hour) // a client of its own, whose request may arrive at any later time
+		if g.w.day {
+			back = int64(time.Since(g.w.begun) + 8*g.w.timeout) // no fault holds it back for longer
+		}
 	}
 	ops := []regOp{op}
 	if g.w.squats && op.maybe { // the servers may remove the value that this call stored, and no other

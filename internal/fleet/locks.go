@@ -1,10 +1,11 @@
-package fleet
+package main
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -177,7 +178,7 @@ func (l *lock) plainly(ctx context.Context, a *actor, k *held, by way2) {
 	lost := k.lost()
 	h := l.grant(a, by.n, closed(lost))
 	struck := false
-	if a.w.strikes && a.dice.IntN(3) == 0 {
+	if a.w.strikes && !a.w.day && a.dice.IntN(3) == 0 {
 		select {
 		case a.w.granted <- h:
 			struck = true
@@ -297,9 +298,17 @@ func (l *lock) use(ctx context.Context, a *actor, k *held, h *hold) {
 	}
 	if k.txn != nil && a.dice.IntN(4) == 0 {
 		path := fmt.Sprintf("/written%d", l.w.unique())
+		if a.dice.IntN(3) == 0 {
+			ctx, cancel = a.atMost(6 * l.w.latency)
+			defer cancel()
+		}
 		rs, err := k.txn(ctx, &zk.CreateRequest{Path: path, Acl: zk.WorldACL(zk.PermAll)}, &zk.SetDataRequest{Path: path, Version: -1})
-		if l.used("Txn", ctx, a, h, err) && rs[1].Stat != nil {
+		if ok := l.used("Txn", ctx, a, h, err); ok && rs[1].Stat != nil {
 			h.wrote(rs[1].Stat.Mzxid)
+		} else if !ok {
+			h.r.mu.Lock()
+			h.open = append(h.open, path)
+			h.r.mu.Unlock()
 		}
 	}
 	if a.dice.IntN(2) == 0 {
@@ -346,6 +355,13 @@ func (l *lock) wait(ctx context.Context, a *actor, k *held) bool {
 }
 
 func (l *lock) final(ctx context.Context, s *zsync.Session) {
+	for _, h := range slices.Concat(l.past, l.holds) {
+		for _, path := range h.open {
+			if _, stat, err := s.Get(ctx, path); err == nil {
+				h.tokens = append(h.tokens, stat.Mzxid) // it was applied, and while h held
+			}
+		}
+	}
 	l.ordered()
 	if k := l.of(s, l.resource); k.cond != nil { // a listing of the line tidies up behind dead waiters
 		if err := k.cond.Signal(ctx); err != nil {

@@ -1,4 +1,4 @@
-package fleet
+package main
 
 import (
 	"fmt"
@@ -25,12 +25,14 @@ type plan struct {
 	harm       time.Duration // for how long there are faults
 	faults     []fault
 	staleReads bool // a leader is cut off at times, and answers reads with old state
+	alone      bool // one process, without faults but the loss of all data
 	losesData  bool // the ensemble loses all data once
 	strikes    bool // strangers delete znodes
 	quiet      bool // there are no faults but the ends of processes and connections
 	glitches   int  // one call of so many has a glitch
 	apart      bool // each actor has a Mutex of its own
 	squats     bool // a Mutex and a Group have their directory where a Value, an Int64 or the key of a Map is stored
+	day        bool // the program is a day of a fleet
 	wraps      bool // the numbers of places near their end
 }
 
@@ -49,18 +51,21 @@ func (f fault) String() string {
 	return fmt.Sprintf("%s of process %d, member %d, other %d, up %v, for %v", f.kind, f.process, f.member, f.other, f.up, f.lasts)
 }
 
-// The faults, and how often each is drawn. A program whose members are uneven has "shorten" besides: a
-// process continues its session at the member that grants the least, and does not hear of it.
-var faultKinds = []struct {
+type weighted struct {
 	kind   string
 	weight int
-}{
+}
+
+// The faults, and how often each is drawn. A program whose members are uneven has "shorten" besides: a
+// process continues its session at the member that grants the least, and does not hear of it.
+var faultKinds = []weighted{
 	{"kill", 10},   // the connection of a process is reset
 	{"stall", 14},  // one direction between a process and a member stalls
 	{"silence", 8}, // nothing passes between a process and any member
 	{"move", 12},   // a process is driven from its member to the others
 	{"return", 12}, // it is driven away and back, while its requests are late between its member and the leader
 	{"limbo", 6},   // it comes to other members, which it does not hear, and then to none
+	{"late", 8},    // it comes to other members, whose answers are late, and then to none
 	{"depose", 4},  // it moves between the two halves of an ensemble, whose old leader commits late
 	{"cut", 12},    // one direction between the leader and a follower stalls
 	{"isolate", 6}, // a member hears no other, and none hears it
@@ -118,28 +123,16 @@ func draw(seed uint64) plan {
 	if p.losesData {
 		p.arenas = [][]string{{"value"}, {"map"}, {"value", "map"}}[d.IntN(3)]
 		p.processes, p.lives, p.actors = 1+d.IntN(2), 1, 1+d.IntN(2)
+		if p.alone = d.IntN(4) > 0; p.alone { // the zxids are then the same again
+			p.arenas, p.processes, p.actors, p.steps = p.arenas[:1], 1, 1, 20
+		}
 	}
 	if p.uneven && !p.strikes && !p.losesData && !p.squats && one(2) {
 		p.arenas, p.patient = [][]string{{"mutex"}, {"rwmutex"}, {"election"}, {"semaphore"}}[d.IntN(4)], true
 	}
-	total := 0
-	for _, k := range faultKinds {
-		total += k.weight
-	}
 	p.quiet = one(4) || p.losesData && one(2)
 	for range 2 + d.IntN(12) {
-		f := fault{
-			at: time.Duration(d.Int64N(int64(p.harm))), lasts: p.long(d), process: d.IntN(p.processes),
-			member: d.IntN(p.members+2) - 2, other: d.IntN(p.members+2) - 2, up: one(2), draw: d.Uint64(),
-		}
-		f.member, f.other = max(f.member, -1), max(f.other, -1)
-		k := d.IntN(total)
-		for _, c := range faultKinds {
-			if k -= c.weight; k < 0 {
-				f.kind = c.kind
-				break
-			}
-		}
+		f := p.fault(d, faultKinds)
 		if p.quiet {
 			f.kind = []string{"kill", "close", "close", "die"}[d.IntN(4)]
 			if p.losesData {
@@ -158,10 +151,34 @@ func draw(seed uint64) plan {
 		}
 		p.faults = append(p.faults, f)
 	}
+	if p.alone {
+		p.faults = nil
+	}
 	if p.losesData {
 		p.faults = append(p.faults, fault{kind: "rebirth", at: time.Duration(d.Int64N(int64(p.harm)))})
 	}
 	return p
+}
+
+// fault draws a fault of some kind.
+func (p plan) fault(d *rand.Rand, kinds []weighted) fault {
+	f := fault{
+		at: time.Duration(d.Int64N(int64(p.harm))), lasts: p.long(d), process: d.IntN(p.processes),
+		member: d.IntN(p.members+2) - 2, other: d.IntN(p.members+2) - 2, up: d.IntN(2) == 0, draw: d.Uint64(),
+	}
+	f.member, f.other = max(f.member, -1), max(f.other, -1)
+	total := 0
+	for _, k := range kinds {
+		total += k.weight
+	}
+	k := d.IntN(total)
+	for _, c := range kinds {
+		if k -= c.weight; k < 0 {
+			f.kind = c.kind
+			break
+		}
+	}
+	return f
 }
 
 // long returns for how long a fault lasts: a few messages, or up to two timeouts.

@@ -1,4 +1,4 @@
-package fleet
+package main
 
 import (
 	"context"
@@ -28,15 +28,38 @@ type stranger struct {
 	grant chan *hold      // has room for one: one that was granted just now
 }
 
-// harass does so until the faults are over.
-func (w *world) harass(over chan struct{}) {
-	d := rand.New(rand.NewPCG(w.seed, 5))
+// stranger returns a stranger without a session.
+func (w *world) stranger() *stranger {
 	x := &stranger{w: w, grant: w.granted, far: map[string]bool{}}
 	for _, a := range w.arenas {
 		if l, ok := a.(*lock); ok {
 			x.locks, x.paths = append(x.locks, l), append(x.paths, l.path+l.below)
 		}
 	}
+	return x
+}
+
+// strikeOnce has a stranger come, change one znode, and go.
+func (w *world) strikeOnce(d *rand.Rand) {
+	x := w.stranger()
+	ctx, cancel := context.WithTimeout(context.Background(), w.timeout)
+	defer cancel()
+	s, err := w.connect(ctx, 100_000+d.IntN(1000), d)
+	if err != nil {
+		return // the servers are under another fault
+	}
+	x.s = s
+	defer s.Close()
+	defer x.work.Wait()
+	for i := range x.paths {
+		x.strike(ctx, d, i, nil)
+	}
+}
+
+// harass does so until the faults are over.
+func (w *world) harass(over chan struct{}) {
+	d := rand.New(rand.NewPCG(w.seed, 5))
+	x := w.stranger()
 	if len(x.paths) == 0 {
 		return
 	}
@@ -73,13 +96,13 @@ func (w *world) harass(over chan struct{}) {
 // strike changes one znode of the line of h, or of any.
 func (x *stranger) strike(ctx context.Context, d *rand.Rand, i int, h *hold) {
 	dir, l := x.paths[i], x.locks[i]
-	places := 0
-	var paths []string // of places that others have there, or the session of h
+	places, waiters := 0, h != nil && d.IntN(2) == 0 // the holder outlasts it, and then the next is granted
+	var paths []string                               // of places that others have there, or the session of h
 	for _, z := range x.w.tree() {
 		if parent, _ := split(z.path); parent != dir || z.owner == 0 || z.owner == x.s.ID() {
 			continue
 		}
-		if places++; h == nil || z.owner == h.a.s.ID() {
+		if places++; waiters || h == nil || z.owner == h.a.s.ID() {
 			paths = append(paths, z.path)
 		}
 	}
@@ -126,7 +149,7 @@ func (x *stranger) strike(ctx context.Context, d *rand.Rand, i int, h *hold) {
 		if err != nil {
 			return
 		}
-		if h != nil && len(paths) == 1 {
+		if h != nil && !waiters && len(paths) == 1 {
 			h.deleted()
 		}
 		if len(ops) == 2 {

@@ -1,4 +1,4 @@
-package fleet
+package main
 
 import (
 	"context"
@@ -33,7 +33,12 @@ type world struct {
 	lives    []*life // by process, the present one; guarded by mu
 	all      []*life // guarded by mu
 	failures []string
-	checks   []func() // of verdict, outside the bubble; used by inspect alone
+	checks   []func()  // of verdict, outside the bubble; used by inspect alone
+	shaken   int       // how many faults are under way; guarded by mu
+	shakenAt time.Time // when a fault last began or ended; guarded by mu
+	tally    *tally
+	lagging  atomic.Int32 // how many members apply late
+	broken   atomic.Bool  // something has failed, and a day is over
 	story    []string
 	last     int64     // the last unique value; guarded by mu
 	reborn   time.Time // when the ensemble last began anew; guarded by mu
@@ -54,16 +59,24 @@ type life struct {
 	s       *zsync.Session
 	ctx     context.Context // ends when the process dies
 	die     context.CancelFunc
-	kit     map[arena]any // what the process has made of each primitive
+	own     []arena       // the primitives that the process uses
+	kit     map[arena]any // what the process has made of each of them
 
 	crashed  atomic.Bool
 	closing  atomic.Int64  // when Close was called, in nanoseconds since the world began; 0 before
 	closed   atomic.Bool   // Close has returned
-	waiting  sync.Map      // by actor: what it waits for
+	waiting  sync.Map      // by actor: the call that it waits for
 	over     chan struct{} // closed when Close is called
+	skew     atomic.Int64  // by how much its wall clock is wrong, in nanoseconds
 	under    atomic.Int32  // how many faults of its own it is under at present
 	alarm    chan struct{} // has room for as many as there are actors: a fault begins
 	finished sync.WaitGroup
+}
+
+// A call is one that an actor waits for.
+type call struct {
+	what  string
+	since time.Time
 }
 
 // An actor is a goroutine of a process.
@@ -92,11 +105,11 @@ type arena interface {
 	keeps(path string) bool
 }
 
-// Run runs the program of a seed, within a bubble of testing/synctest. It returns a verdict, which is to be
+// Run runs a program, within a bubble of testing/synctest. It returns a verdict, which is to be
 // called outside of the bubble: what was wrong, and what happened, line by line.
-func Run(seed uint64) (verdict func() (failures, story []string)) {
+func Run(seed uint64, p plan, t *tally) (verdict func() (failures, story []string)) {
 	uuid.SetRand(&stream{rnd: rand.New(rand.NewPCG(seed, 2))})
-	w := &world{plan: draw(seed), seed: seed, begun: time.Now(), healed: make(chan struct{}), granted: make(chan *hold, 1)}
+	w := &world{plan: p, seed: seed, tally: t, begun: time.Now(), healed: make(chan struct{}), granted: make(chan *hold, 1)}
 	w.start()
 	defer func() { _ = w.e.Load().Close() }()
 	w.net = newNetwork(seed, w.latency, w.dialMember)
@@ -113,7 +126,7 @@ func Run(seed uint64) (verdict func() (failures, story []string)) {
 	}
 	others.Go(func() { w.harmAll() })
 	others.Go(func() { w.look(over) })
-	if w.strikes {
+	if w.strikes && !w.day {
 		others.Go(func() { w.harass(over) })
 	}
 
@@ -139,6 +152,9 @@ func Run(seed uint64) (verdict func() (failures, story []string)) {
 
 // bound is how long what waits may take after the faults: each actor has its steps still to do, one after the other.
 func (w *world) bound() time.Duration {
+	if w.day {
+		return 12 * w.timeout
+	}
 	return time.Duration(10+w.processes*w.plan.lives*w.actors*w.steps) * 2 * w.timeout
 }
 
@@ -232,7 +248,7 @@ func (w *world) process(i int) {
 			return
 		}
 		l.finished.Wait()
-		if nth == w.plan.lives-1 || !l.gone() {
+		if !w.day && nth == w.plan.lives-1 || !l.gone() || w.day && w.ended() {
 			w.busy.Done()
 			w.settle(l)
 			l.close()
@@ -263,7 +279,7 @@ func (w *world) settle(l *life) {
 	case <-l.over:
 		return
 	}
-	for _, x := range w.arenas {
+	for _, x := range l.own {
 		if c, ok := x.(interface{ settled(l *life) }); ok && !l.gone() {
 			c.settled(l)
 		}
@@ -272,13 +288,13 @@ func (w *world) settle(l *life) {
 
 // born starts a process.
 func (w *world) born(i, nth int, d *rand.Rand) *life {
-	l := &life{w: w, process: i, nth: nth, kit: map[arena]any{}, over: make(chan struct{}), alarm: make(chan struct{}, w.actors)}
+	l := &life{w: w, process: i, nth: nth, own: w.ownOf(i), kit: map[arena]any{}, over: make(chan struct{}), alarm: make(chan struct{}, w.actors)}
 	l.ctx, l.die = context.WithCancel(context.Background())
 	w.mu.Lock()
 	w.lives[i] = l
 	w.all = append(w.all, l)
 	w.mu.Unlock()
-	s, err := w.connect(l.ctx, 10*i+nth, d)
+	s, err := w.connect(l.ctx, l.id(), d)
 	if err != nil {
 		if l.ctx.Err() == nil {
 			w.fail("Connect: %v", err)
@@ -288,7 +304,7 @@ func (w *world) born(i, nth int, d *rand.Rand) *life {
 	w.mu.Lock()
 	l.s = s
 	w.mu.Unlock()
-	for _, x := range w.arenas {
+	for _, x := range l.own {
 		l.kit[x] = x.make(s)
 	}
 	for j := range w.actors {
@@ -314,16 +330,24 @@ func (w *world) connect(ctx context.Context, id int, d *rand.Rand) (*zsync.Sessi
 }
 
 // id returns the number under which the network knows the process.
-func (l *life) id() int { return 10*l.process + l.nth }
+func (l *life) id() int {
+	if l.nth > 9 {
+		return 1000*l.nth + l.process
+	}
+	return 10*l.process + l.nth
+}
 
 // act does the steps of an actor.
 func (a *actor) act() {
-	for range a.w.steps {
+	for n := 0; n < a.w.steps || a.w.day; n++ {
 		if a.gone() {
 			return
 		}
-		a.pause()
-		x := a.w.arenas[a.dice.IntN(len(a.w.arenas))]
+		if a.pause(); a.w.day && a.w.ended() {
+			return
+		}
+		x := a.own[a.dice.IntN(len(a.own))]
+		a.w.tally.did(a.w.nameOf(x))
 		ctx, cancel := a.within()
 		x.step(ctx, a, a.kit[x])
 		cancel()
@@ -333,7 +357,11 @@ func (a *actor) act() {
 // pause spreads the steps over the time of the faults, in bursts.
 func (a *actor) pause() {
 	d := a.w.timeout / 64
-	if a.dice.IntN(2) == 0 {
+	switch {
+	case a.dice.IntN(2) == 0:
+	case a.w.day:
+		d = max(1, min(24*a.w.timeout, a.w.harm-time.Since(a.w.begun)))
+	default:
 		d = 4 * a.w.harm / time.Duration(a.w.plan.lives*a.w.steps)
 	}
 	timer := time.NewTimer(time.Duration(a.dice.Int64N(int64(d))))
@@ -351,7 +379,11 @@ func (l *life) gone() bool { return l.crashed.Load() || l.closing.Load() != 0 }
 
 // within returns a context that ends at any step, or late, or not at all.
 func (a *actor) within() (context.Context, context.CancelFunc) {
-	switch a.dice.IntN(6) {
+	n := a.dice.IntN(6)
+	if a.w.day && a.dice.IntN(4) > 0 {
+		n = 5 // most callers wait as long as it takes
+	}
+	switch n {
 	case 0, 1:
 		return context.WithTimeout(a.ctx, time.Duration(a.dice.Int64N(int64(20*a.w.latency))))
 	case 2:
@@ -380,6 +412,10 @@ func (a *actor) nap(d time.Duration) {
 
 // hold is for how long something is held: longer where a fault is under way.
 func (a *actor) hold() {
+	if a.w.day && a.dice.IntN(4) > 0 {
+		a.nap(a.w.timeout / 16) // others wait
+		return
+	}
 	if a.w.patient && a.dice.IntN(3) == 0 {
 		a.nap(3 * a.w.timeout)
 	} else {
@@ -409,10 +445,14 @@ func (a *actor) glitch() {
 	}
 	after, d := time.Duration(a.dice.Int64N(int64(8*a.w.latency))), time.Duration(a.dice.Int64N(int64(a.w.timeout/8)))
 	up, kill := a.dice.IntN(2) == 0, a.dice.IntN(2) == 0
+	times := 1 + 2*a.dice.IntN(3)
 	go func() {
 		time.Sleep(after)
 		if kill {
-			a.w.net.kill(a.id(), -1)
+			for range times { // the next when what was left open is being settled
+				a.w.net.kill(a.id(), -1)
+				time.Sleep(15*time.Millisecond + 3*after)
+			}
 			return
 		}
 		a.w.note("%s: a glitch, up %v, for %v", a, up, d)
@@ -428,7 +468,7 @@ func (a *actor) doing(format string, args ...any) (done func()) {
 	a.glitch()
 	what := fmt.Sprintf(format, args...)
 	a.w.note("%s %s ...", a, what)
-	a.waiting.Store(a.name, fmt.Sprintf("%s since %v", what, a.w.at(time.Now())))
+	a.waiting.Store(a.name, call{what, time.Now()})
 	return func() { a.waiting.Delete(a.name) }
 }
 
@@ -485,6 +525,7 @@ func (w *world) fail(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.failures = append(w.failures, text)
+	w.broken.Store(true)
 }
 
 // excused reports whether a strike at t, or the loss of all data, may still have two believe that they hold.
@@ -502,7 +543,11 @@ func (w *world) excused(t time.Time) bool {
 // waiters returns what the actors wait for.
 func (w *world) waiters() (text string) {
 	for _, l := range w.all {
-		l.waiting.Range(func(k, v any) bool { text += fmt.Sprintf("\n      %s: %s", k, v); return true })
+		l.waiting.Range(func(k, v any) bool {
+			c := v.(call)
+			text += fmt.Sprintf("\n      %s: %s since %v", k, c.what, w.at(c.since))
+			return true
+		})
 	}
 	return text
 }
@@ -520,6 +565,7 @@ func (w *world) look(over chan struct{}) {
 				l.check()
 			}
 		}
+		w.standing()
 	}
 }
 

@@ -1,0 +1,244 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// A role is what a process of a fleet does all day, as the programs in examples do.
+type role struct {
+	name      string
+	arenas    []string
+	processes int
+}
+
+// The processes of a fleet, in the order of their numbers. They are 50.
+var roles = []role{
+	{"nightly", []string{"nightly"}, 4},
+	{"leader", []string{"election"}, 4},
+	{"worker", []string{"queue"}, 8},
+	{"pool", []string{"semaphore"}, 5},
+	{"cache", []string{"map", "value"}, 6},
+	{"rounds", []string{"room", "barrier"}, 4},
+	{"accounts", []string{"lockall", "txn"}, 4},
+	{"counter", []string{"int64"}, 3},
+	{"lock", []string{"mutex", "rwmutex"}, 4},
+	{"signals", []string{"cond", "waitgroup"}, 3},
+	{"shards", []string{"partition", "group"}, 3},
+	{"once", []string{"once", "flight", "schedule"}, 2},
+}
+
+// dayKinds are the faults that only a day has, and how often each is drawn.
+var dayKinds = []weighted{
+	{"deploy", 12},  // each process closes its Session, one after the other, and starts again
+	{"stranger", 6}, // a stranger deletes a place in the line of a lock, or puts a copy in its stead
+	{"clock", 4},    // the wall clock of a process is wrong for a while
+	{"restart", 6},  // the members are killed and come back, one after the other
+}
+
+// drawDay returns the plan of a day of a fleet. The faults are so far apart that waiters are served in between.
+func drawDay(seed uint64) plan {
+	d := rand.New(rand.NewPCG(seed, 11))
+	p := plan{
+		day: true, members: 5, timeout: time.Duration(2+d.IntN(3)) * 30 * time.Second, syncLimit: 3 + d.IntN(3),
+		election: time.Duration(200+d.IntN(3000)) * time.Millisecond,
+		latency:  time.Duration(300+d.IntN(3000)) * time.Microsecond,
+		actors:   2, glitches: 1 << 30, strikes: true, staleReads: true, uneven: d.IntN(4) == 0,
+		harm: 24 * time.Hour,
+	}
+	p.tick = p.timeout / 10
+	p.backlog = time.Duration(d.Int64N(int64(2 * p.latency)))
+	for _, r := range roles {
+		p.arenas = append(p.arenas, r.arenas...)
+		p.processes += r.processes
+	}
+	kinds := slices.Concat(faultKinds, dayKinds)
+	if p.uneven {
+		kinds = append(kinds, weighted{"shorten", 12})
+	}
+	for at := p.timeout; at < p.harm-20*p.timeout; {
+		f := p.fault(d, kinds)
+		f.at = at
+		p.faults = append(p.faults, f)
+		for at += 12 * p.timeout; d.IntN(2) == 0; { // another begins during this one
+			g := p.fault(d, kinds)
+			if g.at = f.at + time.Duration(d.Int64N(int64(p.timeout))); d.IntN(2) == 0 {
+				g.process = f.process
+			}
+			p.faults = append(p.faults, g)
+		}
+	}
+	return p
+}
+
+// ownOf returns the arenas that a process uses: all, unless it has a role.
+func (w *world) ownOf(process int) []arena {
+	if !w.day {
+		return w.arenas
+	}
+	first := 0
+	for _, r := range roles {
+		if process -= r.processes; process < 0 {
+			return w.arenas[first : first+len(r.arenas)]
+		}
+		first += len(r.arenas)
+	}
+	panic("a process without a role")
+}
+
+// nameOf returns the name of an arena.
+func (w *world) nameOf(x arena) string { return w.plan.arenas[slices.Index(w.arenas, x)] }
+
+// ended reports whether a day is over. A failure ends it.
+func (w *world) ended() bool { return w.broken.Load() || time.Since(w.begun) > w.harm }
+
+// states returns what a process does at the moment.
+func (w *world) states(l *life) (states []string) {
+	if l.s == nil {
+		return []string{"connects"}
+	}
+	if l.closing.Load() != 0 {
+		states = append(states, "closes")
+	}
+	if w.e.Load().MemberOf(l.s.ID()) < 0 {
+		states = append(states, "is away")
+	}
+	for _, r := range w.resources() {
+		r.mu.Lock()
+		for _, h := range r.holds {
+			switch {
+			case h.a.life != l || h.over:
+			case h.told():
+				states = append(states, "has lost")
+			default:
+				states = append(states, "holds")
+			}
+		}
+		r.mu.Unlock()
+	}
+	l.waiting.Range(func(_, v any) bool {
+		if c := v.(call); time.Since(c.since) > 20*w.latency {
+			states = append(states, "waits")
+		} else {
+			states = append(states, "calls")
+		}
+		return true
+	})
+	if len(states) == 0 {
+		return []string{"is idle"}
+	}
+	slices.Sort(states)
+	return slices.Compact(states)
+}
+
+// hit notes in which states a fault finds the processes that it is about.
+func (w *world) hit(f fault, home func(l *life) int, member, leader int) {
+	if !w.day {
+		return
+	}
+	w.tally.fault(f.kind)
+	for i := range w.processes {
+		w.mu.Lock()
+		l := w.lives[i]
+		w.mu.Unlock()
+		if l == nil {
+			continue
+		}
+		switch f.kind {
+		case "backlog", "restart": // of all
+		case "cut", "isolate", "slow", "lag", "crash", "freeze":
+			if at := home(l); at != member && member != leader && at >= 0 {
+				continue
+			}
+		case "deploy": // notes each in its turn
+			continue
+		default:
+			if i != f.process {
+				continue
+			}
+		}
+		w.tally.hit(f.kind, w.states(l))
+	}
+}
+
+// rouse has all processes do something, so that a fault does not find them idle.
+func (w *world) rouse(d *rand.Rand) {
+	for i := range w.processes {
+		if l := w.present(i); l != nil && d.IntN(2) == 0 {
+			l.wake()
+		}
+	}
+	some := 20 * w.latency
+	if d.IntN(2) == 0 {
+		some = w.timeout / 16
+	}
+	time.Sleep(time.Duration(d.Int64N(int64(some))))
+}
+
+// serve checks, some time after a fault has ended, that no call waits any more that has begun before. A
+// waiter is served within two timeouts, and the holds that it waits for have ended in a third.
+func (w *world) serve(f fault) {
+	w.mu.Lock()
+	ended := time.Now()
+	w.shaken--
+	w.shakenAt = ended
+	w.mu.Unlock()
+	if !w.sleep(3 * w.timeout) {
+		return
+	}
+	w.mu.Lock()
+	quiet := w.shaken == 0 && w.shakenAt.Equal(ended)
+	all := slices.Clone(w.lives)
+	w.mu.Unlock()
+	if !quiet {
+		return
+	}
+	w.tally.quietly()
+	for _, l := range all {
+		if l == nil || l.crashed.Load() {
+			continue
+		}
+		l.waiting.Range(func(k, v any) bool {
+			if c := v.(call); c.since.Before(ended) {
+				w.fail("whoever waits is served within two timeouts of the end of a fault: %s %s since %v; %s ended at %v", k, c.what, w.at(c.since), f.kind, w.at(ended))
+			}
+			return true
+		})
+	}
+}
+
+// sleep sleeps for d. It reports whether the program is still whole.
+func (w *world) sleep(d time.Duration) bool {
+	for end := time.Now().Add(d); time.Now().Before(end) && !w.broken.Load(); {
+		time.Sleep(min(time.Until(end), w.timeout))
+	}
+	return !w.broken.Load()
+}
+
+// deploy closes the Session of each process in turn, as SIGTERM does; each starts again.
+func (w *world) deploy(f fault) {
+	for i := range w.processes {
+		if l := w.present(i); l != nil && !l.gone() {
+			w.tally.hit(f.kind, w.states(l))
+			go l.close()
+		}
+		time.Sleep(f.lasts / 50)
+	}
+}
+
+// restart kills the members in turn; each comes back before the next goes.
+func (w *world) restart(f fault) {
+	e := w.e.Load()
+	for i := range w.members {
+		e.Crash(i)
+		time.Sleep(f.lasts / 10)
+		e.Restart(i)
+		time.Sleep(2*w.election + w.timeout/10)
+	}
+}
+
+func (f fault) describe() string {
+	return fmt.Sprintf("%12v %v", f.at.Round(time.Millisecond), f)
+}
