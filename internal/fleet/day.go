@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A role is what a process of a fleet does all day, as the programs in examples do.
+// A role is the work of a process of a fleet, all day. The programs in examples do such work.
 type role struct {
 	name      string
 	arenas    []string
@@ -38,7 +38,7 @@ var dayKinds = []weighted{
 	{"restart", 6},  // the members are killed and come back, one after the other
 }
 
-// drawDay returns the plan of a day of a fleet. The faults are so far apart that waiters are served in between.
+// drawDay returns the plan of a day of a fleet. Between two faults there is enough time to serve all waiters.
 func drawDay(seed uint64) plan {
 	d := rand.New(rand.NewPCG(seed, 11))
 	p := plan{
@@ -177,8 +177,8 @@ func (w *world) rouse(d *rand.Rand) {
 	time.Sleep(time.Duration(d.Int64N(int64(some))))
 }
 
-// serve checks, some time after a fault has ended, that no call waits any more that has begun before. A
-// waiter is served within two timeouts, and the holds that it waits for have ended in a third.
+// serve looks at all calls three timeouts after a fault has ended. Each that had begun before must have returned.
+// A waiter is served within two timeouts, and the holds that it waits for have ended in a third.
 func (w *world) serve(f fault) {
 	w.mu.Lock()
 	ended := time.Now()
@@ -228,7 +228,7 @@ func (w *world) deploy(f fault) {
 	}
 }
 
-// restart kills the members in turn; each comes back before the next goes.
+// restart kills the members in turn. Each is back before the next is killed.
 func (w *world) restart(f fault) {
 	e := w.e.Load()
 	for i := range w.members {

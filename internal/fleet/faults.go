@@ -89,8 +89,8 @@ func (w *world) holders() (processes []int) {
 	return processes
 }
 
-// standing checks, by what the leader knows, that the session of each holder has not ended: the
-// library reports a loss before that.
+// standing asks the leader for its sessions. That of each holder must be there, because the library reports a
+// loss before the session ends.
 func (w *world) standing() {
 	e := w.e.Load()
 	leader := e.Leader()
@@ -331,7 +331,7 @@ func (w *world) andBack(l *life, d *rand.Rand, f fault) {
 	trips(10, 30)
 }
 
-// late has a process connect anew, and hear late of that. Soon after, nothing passes any more.
+// late has a process connect again. The answers of the members are late. Soon after them, all messages stall.
 func (w *world) late(l *life, d *rand.Rand) {
 	stall := func(up bool) (resume func()) {
 		var all []func()

@@ -25,7 +25,8 @@ var (
 // main runs days within package testing, whose bubbles give them their time.
 func main() {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
-	debug.SetGCPercent(400)
+	debug.SetGCPercent(1000)
+	debug.SetMemoryLimit(1 << 30)
 	runtime.GOMAXPROCS(1)
 	testing.Main(func(string, string) (bool, error) { return true, nil }, []testing.InternalTest{{Name: "Fleet", F: fleet}}, nil, nil)
 }
@@ -75,8 +76,8 @@ func runDay(t *testing.T, seed uint64, p plan, total *tally) (o outcome) {
 	return o
 }
 
-// shrink looks for the fewest faults with which the day of a seed still fails. Most often the last
-// ones do: it tries those first, and then leaves out one at a time.
+// shrink looks for the fewest faults with which the day of a seed still fails. Most often the last faults
+// are enough. So it tries these first, and then leaves out one fault after the other.
 func shrink(t *testing.T, seed uint64, failed outcome) (plan, outcome) {
 	p := drawDay(seed)
 	runs := 0
@@ -123,8 +124,8 @@ var (
 	pathOf = regexp.MustCompile(`/[a-z0-9]+`)
 )
 
-// timeline returns the lines of the story that have to do with the first failure: the faults, and what the
-// processes that it names did with the primitive that it names.
+// timeline returns the lines of the story that concern the first failure. These are the faults, and the calls
+// of its processes and of its primitive.
 func timeline(p plan, o outcome) (lines []string) {
 	what := o.failures[0]
 	path := pathOf.FindString(what)

@@ -598,6 +598,9 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 		if q.taken[v]++; q.taken[v] > 1 {
 			q.w.fail("the queue: %d was acknowledged twice", v)
 		}
+		if q.w.day { // there are thousands
+			delete(q.claims, v)
+		}
 	case !errors.Is(err, zsync.ErrLost) || errors.Is(err, zsync.ErrClosed):
 		q.sent[v], q.loose[v] = "unknown", true
 	}
