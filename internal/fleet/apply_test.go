@@ -11,6 +11,9 @@ import (
 // The code moves on, and the patches with it.
 func TestEachDefectCanBePutIntoThePresentCode(t *testing.T) {
 	harness.InMemory(t)
+	if _, err := exec.LookPath("git"); err != nil {
+		t.Skip("git is not there")
+	}
 	patches, err := filepath.Glob("testdata/defects/*.patch")
 	if err != nil || len(patches) == 0 {
 		t.Fatalf("no patches: %v", err)
