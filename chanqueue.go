@@ -11,6 +11,7 @@ import (
 
 	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/queue"
+	"github.com/zsync/zsync/internal/queue/foreign"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -28,16 +29,14 @@ import (
 // to its place when the consumer's context ends, its process dies or its session
 // expires.
 //
-// Nothing is stored twice when a reply is lost. Nothing is received twice while the
-// processes live: after an expiry a process first settles what its consumers had
-// taken, and then others can claim the rest. The exception is a process that is cut
-// off for longer than its session timeout and three seconds: what it had just taken
-// may have been given to another.
+// Nothing is stored twice when a reply is lost. An element is received twice only if
+// it was taken right before its session ended, and its removal was not applied by then.
 //
 // # Loss
 //
 // A Send that waits, and a consumer, carry on in the next session. A delivery
-// is lost with its session: Ack then returns [ErrLost].
+// is lost with its session: others can claim the element when the servers have ended
+// the session. Ack then returns [ErrLost], unless it was applied.
 //
 // # Errors
 //
@@ -49,26 +48,23 @@ import (
 //
 // The elements of one Send must fit into 1 MiB. While several processes consume a
 // backlog of several thousand, later elements may be received before earlier ones.
-// Delayed elements of one priority are listed together: from about 30,000 on other
-// ZooKeeper clients may refuse that listing, which zsync reads. Each priority takes
-// 2^31 delayed elements in the life of the queue; there is no such limit on others. At
-// 40 million elements the listing of the buckets comes to 1 MiB.
+// At 40 million elements the listing of the buckets comes to 1 MiB.
 //
 // # Znodes
 //
 // An element is a znode whose data are the bytes that the codec makes. Elements
-// stand in buckets of about 1,000 below path: b-<priority>-<number>, and delayed ones
-// in d-<priority>-<number>. So no listing is longer than a bucket, however long the
-// queue is. The data of a bucket says which of its elements are claimed; t-<priority>
-// says which bucket is the newest. With [WithKey] there is the znode keys besides.
+// are in buckets of about 1,000 below path: b-<priority>-<number>, and delayed ones
+// in d-<priority>-<time>-<random digits>. So no listing is longer than a bucket, however long the
+// queue is. The data of a bucket says which of its elements are claimed by which mark, and
+// which were tried; t-<priority> says which bucket is the newest. With [WithKey] there is the znode keys besides.
 //
-// Beside path stand
+// Beside path there are
 //
-//   - <path>-claims: who has claimed what
-//   - <path>-live: an ephemeral znode for each of them
+//   - <path>-live: the marks, an ephemeral znode for each Queue value that has claimed
+//     elements in a session
 //   - <path>-consumers: a line of ephemeral znodes, one for each Queue value that
 //     waits for elements
-//   - <path>-senders and <path>-receipts: receipts, deleted when a producer pauses
+//   - <path>-senders and <path>-receipts: logs of transactions, deleted a minute after the last
 //   - <path>-ids: see [Queue.SendID]
 //   - <path>-dead: the dead letters
 //
@@ -79,11 +75,10 @@ import (
 //
 // Send costs one transaction for all that the goroutines of a process send at
 // about the same time. Claims, reads and removals are each one request for many
-// elements: a consumer sends about 5 requests for 100 elements that wait, and 12 for
-// one that comes to an empty queue. An idle queue costs nothing, however many
-// consume. An element that is sent to it wakes one process.
+// elements. An idle queue costs nothing, however many consume. An element that is sent
+// to it wakes two processes: the second in case that the first hangs.
 //
-// When there is a backlog, all consumers claim at the same time, each up to
+// All consumers claim what they find free at the same time, each up to
 // [WithPrefetch] elements, in different buckets if need be. When elements come one by
 // one, processes take turns: each gets up to 16 as long as it waits for more, and
 // then passes the turn on.
@@ -110,7 +105,7 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	engine := cfg.Config
 	engine.Path, engine.Decode = path, func(data []byte) (any, error) { return codec.Decode[T](cfg.codec, data) }
 	if q.q = queue.New(s.m, engine); cfg.layout != LayoutZsync {
-		q.q = queue.NewForeign(s.m, engine, cfg.layout.String())
+		q.q = foreign.New(s.m, engine, cfg.layout.String())
 	}
 	return q
 }
@@ -211,8 +206,8 @@ func (q *Queue[T]) fill(b queue.Batch, vs []T) (queue.Batch, error) {
 // badly made (see [Queue.Err]), and at no other time: errors that retrying cannot cure go to the logger and Recv keeps
 // trying. See [Queue.All] for an iterator that reports them.
 //
-// An element that is taken at the very moment in which its session ends is
-// still removed, in the next session; see [Queue] for what that cannot cover.
+// An element that is taken right before its session ends may not be removed: then it is
+// received again, by any consumer.
 func (q *Queue[T]) Recv(ctx context.Context) <-chan T {
 	return consume(ctx, q, queue.Joining{}, value[T])
 }
@@ -246,7 +241,7 @@ type Delivery[T any] struct {
 	Value   T
 	Attempt int       // 1 the first time, more if it was returned, or lost with a consumer
 	Sent    time.Time // when it was stored, by the servers' clock
-	ID      string    // unique within the queue
+	ID      string    // unique within the queue, and the same at each attempt
 	claim   queue.Claim
 	q       *Queue[T] // where claim is from
 }
@@ -260,8 +255,7 @@ type Delivery[T any] struct {
 //
 // The channel is closed as that of [Queue.Recv]. With [WithMaxAttempts] an
 // element that is about to be delivered once too often goes to the dead letters
-// instead. Each delivery then waits for one more round trip, which it shares with
-// others: the attempt is written down first.
+// instead. The attempt is written down first, with the claim or for many at once.
 func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	return consume(ctx, q, queue.Joining{Hand: true}, q.delivery)
 }
@@ -395,10 +389,9 @@ func (d Delivery[T]) Data() []byte {
 // lost, because the session ended or the element was deleted; then another
 // consumer has got the element, or will get it, and Ack takes nothing from it.
 //
-// If the session ends before the reply, Ack finds out in the next one whether
-// the element was removed. If this process was cut off for so long that others have
-// given its claims back, and the element is gone, nothing tells whether it was Ack that
-// removed it: then the error says so, and is go-zookeeper's ErrNoNode. If the Session is
+// If the session ends before the reply, Ack looks in the next one whether the element is
+// there: then it is lost. If it is gone, nothing tells whether it was Ack that removed
+// it: the error says so, and is go-zookeeper's ErrNoNode. If the Session is
 // closed before it is known the error is [ErrClosed] alone. If ctx ends first, or has ended
 // before, Ack goes on in the background, because the work is done; calling it
 // again tells what came of it. If the servers refuse, as
@@ -430,7 +423,7 @@ func (d Delivery[T]) Return() error {
 
 // NackAfter is Nack for an element that nobody is to receive before delay is over,
 // by the clocks of the consumers' machines. It is then served before those that
-// came later, and has another ID; its Attempt and Sent go on. It leaves its place,
+// came later; its ID, Attempt and Sent stay. It leaves its place,
 // so it holds up nobody. If the claim is lost before that is written down, the
 // element is back in its former place at once. It needs [LayoutZsync]: in others it
 // is Nack, with an error that is [ErrInvalid].
@@ -472,7 +465,7 @@ func (q *Queue[T]) received(ctx context.Context) {
 }
 
 // Context returns a context that ends with the claim. If the claim is lost,
-// because the session is over or may be, or somebody else has given it back, its
+// because the session is over or may be, or another client has deleted its mark, its
 // cause is [ErrLost] ([LostError]), and it ends before anybody else can get the
 // element. When the Delivery is settled it ends too, with no other cause than
 // [context.Canceled].
@@ -498,24 +491,23 @@ func ask[T, R any](ctx context.Context, q *Queue[T], op string, f func(queue.Eng
 
 // TryRecv removes the first element that nobody has claimed and returns it. ok
 // is false if there was none. It does not wait for elements to come, but for
-// the server's answers, and if a consumer has died, for up to three seconds, for
-// the elements to come back that it had claimed.
+// the servers' answers.
 //
 // An element that cannot be decoded goes to the dead letters. After three in a row
 // those that follow are left in the queue, and the error says so, each time as long as
 // there is nothing else.
 //
 // If ctx ends while the removal is under way, and it succeeds, the element is
-// put back to its place: until the servers allow that only this process has it.
-// To receive many elements use [Queue.Recv].
+// stored anew, ahead of the others: until the servers allow that only this process has it.
+// If the session ends before the reply, and the element is gone, TryRecv returns it: it may
+// have been received by another consumer, too. To receive many elements use [Queue.Recv].
 //
 // # Cost
 //
 // About 6 requests, however much is claimed ahead of what it finds; 1 more for every
 // 100 buckets that it passes over, and 1 for each priority that has delayed elements
 // which have changed since this Queue value listed them. With [WithKey] it is also 1
-// for each bucket in which something is claimed that has changed since. Once in three
-// seconds 2 more look for what a process that has died had claimed.
+// for each bucket in which something is claimed that has changed since.
 func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 	e, err := ask(ctx, q, "tryrecv", queue.Engine.Take)
 	if err != nil || e == nil {

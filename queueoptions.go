@@ -75,13 +75,15 @@ func WithPrefetchBytes(n int) QueueOption {
 }
 
 // WithMaxLen makes Send wait while its elements would make the queue longer
-// than n. Producers then take turns, in the order in which they came. Those who
+// than n. The limit is soft: a producer counts the queue at most every 100 ms, and what
+// other producers send meanwhile may come on top. Those who
 // send to the path without this option are not held back, nor are dead letters that
-// are requeued: who does that may be the only one who consumes.
+// are requeued: who does that may be the only one who consumes. An element that
+// is remembered by its ID, see [Queue.SendID], does not wait.
 //
 // # Cost
 //
-// About 5 requests more for each Send.
+// At most every 100 ms a listing, and one read for 100 buckets; and a sync if the queue is full.
 func WithMaxLen(n int) QueueOption {
 	return positive("WithMaxLen", n, func(c *queueConfig) { c.MaxLen = n })
 }

@@ -27,7 +27,7 @@ type QueueStats struct {
 // A QueueHolder is a process, or more exactly a Queue value in one ZooKeeper
 // session, that has claimed elements.
 type QueueHolder struct {
-	Owner   string // see [WithOwner]; empty if its session has ended and its elements are about to go back
+	Owner   string // see [WithOwner]; empty if its session has ended: its elements are free
 	Claimed int
 }
 

@@ -38,8 +38,8 @@ func (q *Queue[T]) SendOp(vs ...T) QueueOp {
 //
 // If the servers refuse the transaction nothing is done, then or later, and the
 // element stays claimed, as if Txn had not been called. If it is one of ops that they
-// refuse the error is that operation's; the responses tell which. If the session ends before the reply Txn goes on in the next one, as Ack
-// does: ephemeral znodes of ops belong to that one then. If ctx ends first, it goes
+// refuse the error is that operation's; the responses tell which. If the session ends before the reply nothing is applied later, and the
+// errors are those of Ack: lost, or unknown. If ctx ends first, it goes
 // on in the background, and Ack tells what came of it; if it was refused by then Ack
 // acknowledges the element without it. Where the queue of a SendOp is limited
 // ([WithMaxLen]) Txn waits for room first. Without ops it is Ack.

@@ -187,12 +187,11 @@ func (q *Queue[T]) receive(ctx context.Context, n int) (ds []Delivery[T], err er
 var ErrFull = queue.ErrFull
 
 // TrySend is [Queue.Send], but where Send waits because of [WithMaxLen] it
-// returns [ErrFull], and stores nothing. It is also ErrFull if others wait for
-// room, or do not make way within 100 ms.
+// returns [ErrFull], and stores nothing.
 //
 // # Cost
 //
-// That of Send, and two requests for each bucket of the queue.
+// That of Send, and that of [WithMaxLen].
 func (q *Queue[T]) TrySend(ctx context.Context, vs ...T) error {
 	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle, NoWait: true}, vs))
 }

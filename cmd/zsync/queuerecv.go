@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-zookeeper/zk"
 	"github.com/spf13/cobra"
 
 	"github.com/zsync/zsync"
@@ -310,7 +311,7 @@ func (r *receiver) settle(ctx context.Context, how func(ctx context.Context) err
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case errors.Is(err, zsync.ErrLost):
+	case errors.Is(err, zsync.ErrLost), errors.Is(err, zk.ErrNoNode): // it is not known who has removed it
 		r.doubts++
 	case err != nil && r.failed == nil:
 		r.failed = err

@@ -81,7 +81,7 @@ func of(name string) (kind Kind, ok bool) {
 
 // The znodes of a Queue: its buckets, and the tail of each priority.
 var (
-	bucket = regexp.MustCompile(`^[bd]-\d{5}-\d{10,}$`)
+	bucket = regexp.MustCompile(`^(b-\d{5}-\d{10,}|d-\d{5}-\d{13,}-[0-9a-f]{12})$`)
 	tail   = regexp.MustCompile(`^t-\d{5}$`)
 )
 
@@ -158,13 +158,20 @@ func Own(name string) bool {
 
 // InNeighbour reports whether a child of a znode that is [Beside] another is certainly part of it.
 func InNeighbour(parent, name string) bool {
-	return guid.MatchString(name) || strings.HasSuffix(parent, "-dead") && letter.MatchString(name) || strings.HasSuffix(parent, "-ids") && len(name) == 2
+	switch {
+	case strings.HasSuffix(parent, "-dead") && letter.MatchString(name), strings.HasSuffix(parent, "-ids") && len(name) == 2, strings.HasSuffix(parent, "-live") && mark.MatchString(name):
+		return true
+	}
+	return guid.MatchString(name)
 }
+
+// mark matches the mark of a consumer of a queue.
+var mark = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
 // letter matches the name of a dead letter, or of its reason.
 var letter = regexp.MustCompile(`^(dead-.*|why)-[0-9a-f]{16}`)
 
-// guid matches the name of a claim, or of a contender or receipt.
+// guid matches the name of a contender or receipt.
 var guid = regexp.MustCompile(`^(_c_)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(-.*)?$`)
 
 // Line reports whether there is one among kinds in which sessions hold and wait.

@@ -255,7 +255,7 @@ func (a *asker) queue(ctx context.Context) (lines []Line, err error) {
 			lines = append(lines, lineOf(a.path, "queue", "consumer", c))
 		}
 	}
-	_, _, err = a.s.Get(ctx, a.path+"-claims")
+	_, _, err = a.s.Get(ctx, a.path+"-live")
 	if err != nil && !errors.Is(err, zk.ErrNoNode) {
 		return nil, err
 	}

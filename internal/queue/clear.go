@@ -17,8 +17,8 @@ import (
 // for later at last. So it frees nothing on its way: an element that waits for its key
 // waits for one that is removed after it, or that was claimed. It looks but once what
 // there is: it does not run after producers.
-func (q own) Clear(ctx context.Context) (n int, err error) {
-	lots, err := synced(ctx, q.core, q.survey)
+func (q *core) Clear(ctx context.Context) (n int, err error) {
+	lots, err := synced(ctx, q.site, q.survey)
 	if err != nil {
 		return 0, err
 	}
@@ -39,7 +39,7 @@ func (q own) Clear(ctx context.Context) (n int, err error) {
 		}
 	}
 	if len(lots) > 1 {
-		_, err = synced(ctx, q.core, q.survey) // what is empty now goes
+		_, err = synced(ctx, q.site, q.survey) // what is empty now goes
 	}
 	return n, err
 }
@@ -52,6 +52,9 @@ func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, er
 	}
 	buckets := parseBuckets(names)
 	lots, err := q.lots(ctx, inc, buckets)
+	if err == nil {
+		_, err = q.bury(ctx, inc, lots, false, false)
+	}
 	q.deleteEmpty(inc, lots, buckets)
 	return lots, err
 }
@@ -60,7 +63,7 @@ func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, er
 // else is quicker. It reports whether there was anything.
 func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, inc *session.Incarnation) ([]any, error)) (done bool, err error) {
 	for {
-		ops, err := synced(ctx, q, build)
+		ops, err := synced(ctx, q.site, build)
 		if err != nil || len(ops) == 0 {
 			return false, err
 		}
@@ -75,6 +78,9 @@ func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, i
 // transaction holds, and whether there are more.
 func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets []bucket, so func(element) bool) (ops []any, n int, more bool, err error) {
 	lots, err := q.lots(ctx, inc, buckets)
+	if err == nil {
+		_, err = q.bury(ctx, inc, lots, false, false)
+	}
 	if err != nil {
 		return nil, 0, false, err
 	}
@@ -82,7 +88,8 @@ func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets [
 		if err := q.list(ctx, inc, t); err != nil {
 			return nil, 0, false, err
 		}
-		es := slices.DeleteFunc(slices.Clone(t.elements), func(e element) bool { return t.claimed.has(e.seq) || !so(e) })
+		taken := t.board.taken()
+		es := slices.DeleteFunc(slices.Clone(t.elements), func(e element) bool { return taken.has(e.seq) || !so(e) })
 		if len(es) == 0 {
 			continue
 		}
@@ -90,8 +97,10 @@ func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets [
 		ops = q.deletions(es)
 		n, more = len(ops), len(ops) < len(es)
 		es = es[:n]
-		slices.Reverse(es)
-		ops = append(ops, t.claiming(q.dir, es...)...)
+		next := t.next()
+		next.forget(spansOf(numbers(es)))
+		ops = append(ops, &zk.SetDataRequest{Path: session.ChildPath(q.dir, t.name), Data: next.marshal(), Version: t.version})
+		ops = append(ops, t.exclusion(q.dir)...)
 		if slices.ContainsFunc(es, func(e element) bool { return keyOf(e.tag) != "" }) {
 			// The bell: what waits for its key, or comes while Clear runs, may go.
 			ops = append(ops, ring(q.dir))
@@ -113,11 +122,6 @@ func (q *core) deletions(es []element) (ops []any) {
 		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 	}
 	return ops
-}
-
-// deletion returns what deletes an item as it was read.
-func (q *core) deletion(it *item) *zk.DeleteRequest {
-	return &zk.DeleteRequest{Path: session.ChildPath(q.dir, it.key()), Version: it.version}
 }
 
 func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error) {

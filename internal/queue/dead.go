@@ -13,6 +13,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
+	txns "github.com/zsync/zsync/internal/txn"
 )
 
 // Dead letters are elements that could not be decoded, were rejected, or
@@ -23,9 +24,19 @@ import (
 // Beside it stands why-<the same 16 digits>, made and removed in the same
 // transactions: why, and what became of the element before. (If both do not fit
 // into a request the dead letter stands alone.)
-type deadLetters struct {
-	site
-	unframe func(stored []byte) ([][]byte, error) // the elements in a znode of this layout
+type DeadLetters struct {
+	Manager       *session.Manager
+	Path          string // of the queue, as the program knows it, for messages
+	Dir, Receipts string // as the servers know them
+
+	// Unframe returns what was sent of what another library stores; nil if that is the same.
+	Unframe func(stored []byte) []byte
+}
+
+// NewDeadLetters returns the dead letters of the queue at path.
+func NewDeadLetters(m *session.Manager, path string, unframe func([]byte) []byte) DeadLetters {
+	dir := m.Full(path)
+	return DeadLetters{m, path, dir + "-dead", dir + "-receipts", unframe}
 }
 
 // letterDigits is how many random digits the name of a dead letter has. The
@@ -43,11 +54,11 @@ type circumstance struct {
 	First    int64  `json:"first"` // Unix milliseconds
 }
 
-// letter returns the operations that make a dead letter of what was stored, with
+// Make returns the operations that make a dead letter of what was stored, with
 // the priority as class. The directory may have to be made.
-func (q *deadLetters) letter(class string, stored []byte, sent time.Time, attempts int, fault error) []any {
+func (q *DeadLetters) Make(class string, stored []byte, sent time.Time, attempts int, fault error) []any {
 	digits := strings.ReplaceAll(session.NewGUID(), "-", "")[:letterDigits]
-	letter := &zk.CreateRequest{Path: session.ChildPath(q.dead, "dead-"+class+"-"+digits+"-"), Data: stored, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
+	letter := &zk.CreateRequest{Path: session.ChildPath(q.Dir, "dead-"+class+"-"+digits+"-"), Data: stored, Acl: q.Manager.Config.ACL, Flags: zk.FlagSequence}
 	reason := "unknown"
 	if fault != nil {
 		reason = strings.ToValidUTF8(fault.Error(), "\uFFFD")
@@ -56,8 +67,8 @@ func (q *deadLetters) letter(class string, stored []byte, sent time.Time, attemp
 		reason = strings.ToValidUTF8(reason[:maxReason], "")
 	}
 	data, err := json.Marshal(circumstance{reason, attempts, sent.UnixMilli()})
-	why := &zk.CreateRequest{Path: session.ChildPath(q.dead, whyName(digits)), Data: data, Acl: q.m.Config.ACL}
-	if err != nil || oversized(q.m, q.receipts, letter, why) {
+	why := &zk.CreateRequest{Path: session.ChildPath(q.Dir, whyName(digits)), Data: data, Acl: q.Manager.Config.ACL}
+	if err != nil || Oversized(q.Manager, q.Receipts, letter, why) {
 		return []any{letter}
 	}
 	return []any{letter, why}
@@ -68,8 +79,8 @@ func whyName(digits string) string { return "why-" + digits }
 // noGUID is as long as a GUID.
 const noGUID = "00000000-0000-0000-0000-000000000000"
 
-// oversized reports that ops are too large for a transaction with a receipt.
-func oversized(m *session.Manager, receipts string, ops ...*zk.CreateRequest) bool {
+// Oversized reports that ops are too large for a transaction with a receipt.
+func Oversized(m *session.Manager, receipts string, ops ...*zk.CreateRequest) bool {
 	size := m.SizeOf(session.ChildPath(receipts, noGUID), nil)
 	for _, op := range ops {
 		size += m.SizeOf(op.Path, op.Data) + m.SizeOf(op.Path, nil)
@@ -77,11 +88,11 @@ func oversized(m *session.Manager, receipts string, ops ...*zk.CreateRequest) bo
 	return size > session.MaxPacket
 }
 
-// report tells the logger and the observer of an element that went to the dead
+// Report tells the logger and the observer of an element that went to the dead
 // letters.
-func (q *deadLetters) report(key string, err error) {
-	q.m.Log.Error("zsync: element goes to the dead letters", "path", q.path, "element", key, "err", err)
-	q.m.Observe(session.Event{Kind: session.EventDead, Op: "recv", Path: q.path, Err: err})
+func (q *DeadLetters) Report(key string, err error) {
+	q.Manager.Log.Error("zsync: element goes to the dead letters", "path", q.Path, "element", key, "err", err)
+	q.Manager.Observe(session.Event{Kind: session.EventDead, Op: "recv", Path: q.Path, Err: err})
 }
 
 // A deadName is the parsed name of a dead letter.
@@ -104,17 +115,23 @@ func parseDead(name string) (deadName, bool) {
 	return deadName{id: name, class: rest[:j], digits: rest[j+1 : i], seq: seq}, ok
 }
 
+// Count returns how many there are.
+func (q *DeadLetters) Count(ctx context.Context, inc *session.Incarnation) (int, error) {
+	ds, err := q.names(ctx, inc)
+	return len(ds), err
+}
+
 // names returns the names of the dead letters, the oldest first.
-func (q *deadLetters) names(ctx context.Context, inc *session.Incarnation) ([]deadName, error) {
-	names, err := inc.Names(ctx, q.dead)
+func (q *DeadLetters) names(ctx context.Context, inc *session.Incarnation) ([]deadName, error) {
+	names, err := inc.Names(ctx, q.Dir)
 	return parseAll(names, parseDead, func(a, b deadName) int { return cmp.Compare(a.seq-b.seq, 0) }), err
 }
 
-func (q *deadLetters) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
+func (q *DeadLetters) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 	return func(yield func(*Letter, error) bool) {
 		var ds []deadName
-		err := q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-			if err = inc.VetHere(ctx, q.dead); err == nil {
+		err := q.Manager.During(ctx, func(inc *session.Incarnation) (err error) {
+			if err = inc.VetHere(ctx, q.Dir); err == nil {
 				ds, err = q.names(ctx, inc)
 			}
 			return err
@@ -137,11 +154,11 @@ func (q *deadLetters) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 
 // read reads a dead letter, and why it is one. Of one that may not be read it returns the rest,
 // with the error.
-func (q *deadLetters) read(ctx context.Context, name deadName) (*Letter, error) {
+func (q *DeadLetters) read(ctx context.Context, name deadName) (*Letter, error) {
 	d := &Letter{ID: name.id, Priority: name.class}
-	paths := []string{session.ChildPath(q.dead, name.id), session.ChildPath(q.dead, whyName(name.digits))}
-	err := q.m.During(ctx, func(inc *session.Incarnation) error {
-		if err := inc.VetHere(ctx, q.dead); err != nil {
+	paths := []string{session.ChildPath(q.Dir, name.id), session.ChildPath(q.Dir, whyName(name.digits))}
+	err := q.Manager.During(ctx, func(inc *session.Incarnation) error {
+		if err := inc.VetHere(ctx, q.Dir); err != nil {
 			return err // a stranger may have written it
 		}
 		nodes, err := inc.GetVisible(ctx, paths)
@@ -152,8 +169,8 @@ func (q *deadLetters) read(ctx context.Context, name deadName) (*Letter, error) 
 			return zk.ErrNoNode
 		}
 		d.Data, d.Framed, d.Since = slices.Clone(nodes[0].Data), nodes[0].Data, time.UnixMilli(nodes[0].Stat.Ctime)
-		if all, fault := q.unframe(d.Data); fault == nil && len(all) == 1 {
-			d.Data = all[0]
+		if q.Unframe != nil {
+			d.Data = q.Unframe(d.Data)
 		}
 		if d.paths = paths[:1]; nodes[1].Stat != nil {
 			d.paths = paths
@@ -170,18 +187,18 @@ func (q *deadLetters) read(ctx context.Context, name deadName) (*Letter, error) 
 	return d, err
 }
 
-// removal returns the operations that remove d, and their size.
-func (q *deadLetters) removal(d *Letter) (ops []any, size int) {
+// Removal returns the operations that remove d, and their size.
+func (q *DeadLetters) Removal(d *Letter) (ops []any, size int) {
 	for _, path := range d.paths {
 		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
-		size += q.m.SizeOf(path, nil)
+		size += q.Manager.SizeOf(path, nil)
 	}
 	return ops, size
 }
 
-func (q *deadLetters) Discard(ctx context.Context, d *Letter) (removed bool, err error) {
-	ops, _ := q.removal(d)
-	_, err = q.commit(ctx, ops)
+func (q *DeadLetters) Discard(ctx context.Context, d *Letter) (removed bool, err error) {
+	ops, _ := q.Removal(d)
+	_, err = txns.Across(ctx, q.Manager, q.Receipts, ops)
 	if session.IsNoNode(err) {
 		return false, nil
 	}

@@ -85,6 +85,13 @@ type Engine interface {
 	// Stats counts. It writes nothing, and is no snapshot.
 	Stats(ctx context.Context) (Stats, error)
 
+	// List yields the elements that are in a state. It is no snapshot.
+	List(ctx context.Context, s State) iter.Seq2[Listed, error]
+
+	// Pause has no consumer claim anything until Resume.
+	Pause(ctx context.Context) error
+	Resume(ctx context.Context) error
+
 	// Clear removes what is there and nobody has claimed, delayed elements too, the
 	// last first, and returns how many. When it fails it may have removed some.
 	Clear(ctx context.Context) (int, error)
@@ -240,6 +247,23 @@ type Settlement struct {
 	Untried bool      // of Return: the attempt does not count
 }
 
+// A State is where an element of a queue is.
+type State int
+
+const (
+	Ready   State = iota // may be received now, but for its key
+	Claimed              // belongs to a consumer
+	Delayed              // waits for its time
+)
+
+// A Listed is an element that List has found.
+type Listed struct {
+	Element
+	State State
+	Due   time.Time // of Delayed
+	Owner string    // of Claimed
+}
+
 // Stats says what is in a queue.
 type Stats struct {
 	Ready    int       // may be received now
@@ -249,11 +273,12 @@ type Stats struct {
 	Attempts int       // of those that stand first and those that wait for their time: how often one of them was delivered, at most
 	Oldest   time.Time // of those that stand first among the ready ones of each priority, and are not, nor were, delayed: when the oldest was stored; zero if there is none
 	Holders  []Holder  // who has claimed what, most first
+	Paused   bool      // no consumer claims
 }
 
 // A Holder is who has claimed elements.
 type Holder struct {
-	Owner   string // empty if its session has ended and its elements are about to go back
+	Owner   string // empty if its session has ended: its elements are free
 	Claimed int
 }
 

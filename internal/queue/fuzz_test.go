@@ -1,9 +1,6 @@
 package queue
 
-import (
-	"bytes"
-	"testing"
-)
+import "testing"
 
 func FuzzQueueNames(f *testing.F) {
 	f.Add("b-00007-0000000042", 7, int64(42), "e-0000000001")
@@ -24,23 +21,6 @@ func FuzzQueueNames(f *testing.F) {
 			}
 		}
 		parseDead(name)
-		parseRecord([]byte(name + child))
-		for _, layout := range formats {
-			layout.elements([]string{name, child})
-			layout.open([]byte(name))
-		}
-	})
-}
-
-func FuzzCuratorFrame(f *testing.F) {
-	f.Add([]byte("hello"))
-	f.Add(curatorFrame([]byte("x")))
-	f.Add([]byte{0, 1, 0, 1, 1, 0xff, 0xff, 0xff, 0xff})
-	f.Fuzz(func(t *testing.T, data []byte) {
-		all, err := curatorOpen(curatorFrame(data))
-		if err != nil || len(all) != 1 || !bytes.Equal(all[0], data) {
-			t.Errorf("%q comes back as %q, %v", data, all, err)
-		}
-		curatorOpen(data)
+		parseBoard([]byte(name + "\n" + child)).marshal()
 	})
 }

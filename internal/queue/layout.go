@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -19,27 +18,31 @@ import (
 
 // This file knows how a Queue's elements and claims are named. It does no I/O.
 //
-// Elements stand in buckets, which are children of the queue's path:
+// Elements are the children of buckets, which are children of the queue's path:
 //
-//	b-<priority>-<number>   a bucket; its children are e-<seq>, in order
-//	d-<priority>-<number>   elements that wait for their time: t<unix ms>-<seq>, or
-//	                        t<unix ms>-<attempts>.<unix ms when first sent>-<seq>
-//	t-<priority>            the tail: its data is the number of the newest bucket
-//	keys                    there if elements may have keys: every claim writes it
+//	b-<priority>-<number>            a bucket; its children are e-<seq>, in order
+//	d-<priority>-<unix ms>-<digits>  elements that wait, due at that time at the earliest:
+//	                                 t<unix ms>-<seq>, or t<unix ms>-<history>-<seq>
+//	t-<priority>                     the tail: its data is the number of the newest bucket
+//	keys                             exists if elements may have keys: every claim writes it
+//	paused                           exists while no consumer claims
 //
 // Before the number of an element may stand its tag: k and a hash of its key, i and
-// a hash of its ID.
+// a hash of its ID. The history of one that was delivered before says how often that was,
+// when it was first sent, and what its first name was.
 //
-// The data of a bucket are the numbers of its elements that are claimed, as
-// spans. An element is free if it is there and not among them. ZooKeeper gives
-// numbers in order and never twice, so a number that is not there, and is lower
-// than one that is, never comes again: claims are a few spans, however many
-// elements they are of.
+// The data of a bucket is its board: it says which of its numbers are claimed, and by which
+// mark. An element is free if it exists and its number is not on the board. ZooKeeper gives
+// numbers in order and never twice, so a number without an element, and below one that has
+// an element, never comes again.
 //
-// The number of a first bucket, and of what waits, is the zxid that made the
-// queue's path. So when somebody deletes a queue with all its elements and
-// another is made in its place, no name comes again, and who still has an
-// element of the former in hand cannot remove one of the new.
+// A mark is an ephemeral znode, <path>-live/<digits>. Each Queue value has one in each
+// session in which it claims. Its name never comes again. What a mark has claimed is free
+// when the mark is gone.
+//
+// The number of a first bucket is the zxid that made the queue's path. So when somebody
+// deletes a queue with all its elements and another is made in its place, no name comes
+// again, and nobody who still has an element of the former can remove one of the new.
 //
 // A producer that finds a bucket full makes the next and writes its number into
 // the tail, in one transaction; every Send checks the version of the tail. So a
@@ -47,6 +50,10 @@ import (
 // are the elements in each, no listing is ever long, and no sequence number wraps,
 // however much the queue holds. The tail stays as long as the queue, so no bucket is
 // made twice, though those that are empty are deleted.
+//
+// What waits for its time goes into a bucket for a short time around that: see slotOf. The
+// digits are random, so no such bucket is made twice either. A consumer reads only those
+// whose time has come.
 
 // A site is where a queue is: the Session through which it is reached, and the paths
 // of its znodes as the servers know them.
@@ -54,12 +61,12 @@ type site struct {
 	m    *session.Manager
 	path string // as the program knows it, for messages
 
-	dir, claims, live, senders, receipts, ids, dead string
+	dir, live, senders, receipts, ids, dead string
 }
 
 func newSite(m *session.Manager, path string) site {
 	dir := m.Full(path)
-	return site{m, path, dir, dir + "-claims", dir + "-live", dir + "-senders", dir + "-receipts", dir + "-ids", dir + "-dead"}
+	return site{m, path, dir, dir + "-live", dir + "-senders", dir + "-receipts", dir + "-ids", dir + "-dead"}
 }
 
 // maxPost is how many elements one transaction settles.
@@ -73,24 +80,45 @@ const bucketSize = 1000
 type bucket struct {
 	name    string
 	prio    int
-	number  int64
+	number  int64 // of a delayed one: nothing in it is due before, in Unix milliseconds
 	delayed bool
 }
 
 func bucketName(prio int, number int64) string { return fmt.Sprintf("b-%05d-%010d", prio, number) }
 func tailName(prio int) string                 { return fmt.Sprintf("t-%05d", prio) }
-func delayedName(prio int, number int64) string {
-	return fmt.Sprintf("d-%05d-%010d", prio, number)
+
+// A slot is where elements stand that wait for about the same time.
+type slot struct {
+	prio  int
+	start int64 // in Unix milliseconds
 }
 
-// parseBucket reads a name that bucketName or delayedName has made.
+// slotOf returns the slot of an element that is due at a time. Slots are as long as a 32nd of
+// the delay, or twice that, and at least a second: so there are few, whatever the delays are.
+// All elements that are due now share a slot, however long ago they were due.
+func slotOf(prio int, due, now int64) slot {
+	width := int64(1000)
+	due = max(due, now)
+	for width < math.MaxInt64/64 && width*64 <= due-now {
+		width *= 2
+	}
+	return slot{prio, due - due%width}
+}
+
+func (s slot) prefix() string { return fmt.Sprintf("d-%05d-%013d-", s.prio, s.start) }
+
+// parseBucket reads a name that bucketName has made, or that begins with the prefix of a slot.
 func parseBucket(name string) (bucket, bool) {
 	kind, rest, _ := strings.Cut(name, "-")
 	p, n, _ := strings.Cut(rest, "-")
+	delayed := kind == "d"
+	if delayed {
+		n, _, _ = strings.Cut(n, "-")
+	}
 	prio, err := strconv.Atoi(p)
 	number, err2 := strconv.ParseInt(n, 10, 64)
-	ok := (kind == "b" || kind == "d") && err == nil && err2 == nil && prio >= 0 && number >= 0
-	return bucket{name: name, prio: prio, number: number, delayed: kind == "d"}, ok
+	ok := (kind == "b" || delayed) && err == nil && err2 == nil && prio >= 0 && number >= 0
+	return bucket{name: name, prio: prio, number: number, delayed: delayed}, ok
 }
 
 // parseBuckets returns the buckets among names in the order in which they are
@@ -98,7 +126,7 @@ func parseBucket(name string) (bucket, bool) {
 // than those whose time has come.
 func parseBuckets(names []string) []bucket {
 	return parseAll(names, parseBucket, func(a, b bucket) int {
-		return cmp.Or(cmp.Compare(a.prio, b.prio), firstIf(a.delayed, b.delayed), cmp.Compare(a.number, b.number))
+		return cmp.Or(cmp.Compare(a.prio, b.prio), firstIf(a.delayed, b.delayed), cmp.Compare(a.number, b.number), cmp.Compare(a.name, b.name))
 	})
 }
 
@@ -130,20 +158,42 @@ type element struct {
 	bucket string
 	name   string
 	prio   int
-	class  string // in another library's layout: its priority
-	due    int64  // in Unix milliseconds; 0 if it is not delayed
-	tries  int32  // how many attempts there were before it was delayed
-	first  int64  // when it was first sent, in Unix milliseconds; 0: when its znode was made
+	due    int64 // in Unix milliseconds; 0 if it is not delayed
+	tries  int32 // how many attempts there were before it was delayed
+	first  int64 // when it was first sent, in Unix milliseconds; 0: when its znode was made
 	seq    int32
 	tag    string // of its key and its ID, if it has any
-	part   string // in another library's layout: its place in a znode of several
+	origin string // its first key, if it was given back for later
 }
 
-// key names the element within its queue, for as long as the queue exists.
-func (e element) key() string { return strings.TrimPrefix(e.bucket+"/"+e.name, "/") }
+// key names the element within its queue, for as long as it has this place.
+func (e element) key() string { return e.bucket + "/" + e.name }
 
-// keysName is the name of the znode that every claim writes if elements have keys.
-const keysName = "keys"
+// id names it for good.
+func (e element) id() string { return cmp.Or(e.origin, e.key()) }
+
+// before reports whether e precedes d in the queue, for two that were claimed one after the
+// other.
+func (e element) before(d element) bool {
+	return cmp.Or(
+		cmp.Compare(e.prio, d.prio),
+		firstIf(e.due != 0, d.due != 0), cmp.Compare(e.due, d.due),
+		cmp.Compare(len(e.bucket), len(d.bucket)), // longer if the number is
+		cmp.Compare(e.bucket, d.bucket), cmp.Compare(e.seq-d.seq, 0),
+	) < 0
+}
+
+// What else may exist in the queue's znode.
+const (
+	keysName   = "keys"   // if elements have keys: every claim writes it
+	pausedName = "paused" // while no consumer claims
+)
+
+// markDigits is the length of the name of a mark.
+const markDigits = 16
+
+// randomDigits returns random hexadecimal digits, at most 32.
+func randomDigits(n int) string { return strings.ReplaceAll(session.NewGUID(), "-", "")[:n] }
 
 // The lengths of hashes. Two keys with one hash are taken for one, which does no
 // more harm than that; two IDs must not be.
@@ -203,9 +253,12 @@ func elementName(due int64, tag string) string {
 
 // laterName is elementName for one that was delivered and waits for its time
 // again.
-func laterName(due int64, tries int32, first int64, tag string) string {
-	return withTag(fmt.Sprintf("t%013d-%d.%d-", due, tries, first), tag)
+func laterName(due int64, tries int32, first int64, origin, tag string) string {
+	return withTag(fmt.Sprintf("t%013d-%d.%d.%s-", due, tries, first, quoted.Replace(origin)), tag)
 }
+
+// quoted makes a part of a name of a key.
+var quoted, unquoted = strings.NewReplacer("-", "_", "/", ":"), strings.NewReplacer("_", "-", ":", "/")
 
 // parseElements returns the elements among the children of b, in order.
 func parseElements(b bucket, names []string) []element {
@@ -237,7 +290,9 @@ func parseElement(b bucket, name string) (e element, ok bool) {
 
 // parseHistory reads the part of a name that laterName has made.
 func (e *element) parseHistory(text string) bool {
-	tries, first, ok := strings.Cut(text, ".")
+	tries, rest, ok := strings.Cut(text, ".")
+	first, origin, _ := strings.Cut(rest, ".")
+	e.origin = unquoted.Replace(origin)
 	n, err := strconv.ParseInt(tries, 10, 32)
 	ms, err2 := strconv.ParseInt(first, 10, 64)
 	e.tries, e.first = int32(n), ms
@@ -254,62 +309,6 @@ func dueAt(t time.Time) int64 {
 		return math.MaxInt64
 	}
 	return max(t.UnixMilli(), 1)
-}
-
-// A claimant is the consumers of one Engine in one ZooKeeper session. It has
-//
-//	<path>-claims/<guid>       persistent: its journal, with what it owns
-//	<path>-live/<guid>         ephemeral: its session stands
-//	<path>-claims/<guid>-gone  persistent: made by whoever first finds that it does not
-
-const goneSuffix = "-gone"
-
-// A holding is what a claimant has of one bucket: the numbers that it owns, and
-// those of them that are in a consumer's hands. What was removed may be among
-// either: it never comes again.
-type holding struct{ owned, hand spans }
-
-// A record is the data of a journal. That of a producer has no holdings.
-type record struct {
-	serial    int64 // of the last transaction that was applied
-	givenBack bool  // others have begun to give back what it owned
-	holdings  map[string]holding
-}
-
-// marshal writes r.
-func (r record) marshal() []byte {
-	b := strconv.AppendInt(nil, r.serial, 10)
-	if r.givenBack {
-		b = append(b, " given back"...)
-	}
-	for _, name := range slices.Sorted(maps.Keys(r.holdings)) {
-		h := r.holdings[name]
-		b = append(b, "\n"+name+" "+h.owned.String()...)
-		if len(h.hand) > 0 {
-			b = append(b, " "+h.hand.String()...)
-		}
-	}
-	return b
-}
-
-// parseRecord reads what marshal has written.
-func parseRecord(data []byte) record {
-	head, rest, _ := strings.Cut(string(data), "\n")
-	number, flag, _ := strings.Cut(head, " ")
-	r := record{givenBack: flag != "", holdings: make(map[string]holding)}
-	r.serial, _ = strconv.ParseInt(number, 10, 64)
-	for line := range strings.SplitSeq(rest, "\n") {
-		words := strings.Fields(line)
-		if len(words) < 2 {
-			continue
-		}
-		h := holding{owned: parseSpans(words[1])}
-		if len(words) > 2 {
-			h.hand = parseSpans(words[2])
-		}
-		r.holdings[words[0]] = h
-	}
-	return r
 }
 
 // What was sent with an ID is noted in the transaction that stores it, in

@@ -14,7 +14,7 @@ func TestRoomForElementsIsNeverLessThanNone(t *testing.T) {
 			for waiting := range 6 {
 				for ready := range 12 {
 					p := &pump{ahead: ahead, offering: offering, waiting: waiting, ready: make([]*item, ready)}
-					if n := p.room(); n < 0 {
+					if n := p.roomLocked(); n < 0 {
 						t.Fatalf("ahead %d, offering %d, waiting %d, ready %d: room for %d", ahead, offering, waiting, ready, n)
 					}
 				}

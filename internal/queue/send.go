@@ -3,7 +3,6 @@ package queue
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -29,6 +28,7 @@ type parcel struct {
 	id   string     // the hash of its ID, or empty
 	size int        // of its requests, estimated from above
 	with []any      // more operations; a parcel that has some travels alone
+	name string     // of an element that is put back: its name, up to the number
 	done chan error // has room for the result
 
 	// Of one with an ID, and belonging to the goroutine that sends.
@@ -46,12 +46,11 @@ func (p *parcel) keyed() bool {
 // A producer is what one has to know to store elements.
 type producer struct {
 	site
-	layout     layout
 	priorities int
 	memory     time.Duration // for how long an ID is remembered
 	vet        func(ctx context.Context, inc *session.Incarnation) error
-	usher      *usher
-	sweeper    *sweeper
+	sweeper    *Sweeper
+	slots      *slots
 	full       *sync.Map // the number of the newest bucket that is full, by priority, as far as that was seen
 }
 
@@ -63,11 +62,6 @@ func (q producer) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	}
 	if !b.Due.IsZero() {
 		p.due = dueAt(b.Due)
-	}
-	if p.due > 0 || b.ID != "" || b.Keys != nil {
-		if err := q.layout.lacks("a delay, an ID or a key"); err != nil {
-			return nil, err
-		}
 	}
 	if b.ID != "" {
 		p.id = tagOf("", b.ID)[1:]
@@ -107,11 +101,11 @@ func (q producer) overhead() int {
 
 // spare is how much of a request an element must leave to the paths of what is written beside it
 // when it is given back, buried or requeued, where these are long.
-func (q producer) spare() int { return 12 * max(0, len(q.dir)-32) }
+func (q producer) spare() int { return 96 + 12*max(0, len(q.dir)-32) }
 
 // An outbox stores parcels, those of all goroutines in one transaction after
 // another: what comes while one is under way goes into the next. The order is
-// that in which they came. A journal sees to it that each is applied once; to look
+// that in which they came. A receipt sees to it that each transaction is applied once; to look
 // for the elements instead would prove nothing: they may have been consumed
 // already.
 type outbox struct {
@@ -124,10 +118,9 @@ type outbox struct {
 
 	// What follows belongs to the goroutine that sends.
 
-	journal *journal
-	brief   bool          // it is for one transaction: how full a bucket is costs a round trip, and the answer tells
-	first   int64         // the number of first buckets, and of those of delayed elements
-	tails   map[int]*tail // by priority, as far as they are known
+	brief bool          // it is for one transaction: how full a bucket is costs a round trip, and the answer tells
+	first int64         // the number of first buckets
+	tails map[int]*tail // by priority, as far as they are known
 }
 
 // A tail is what is known of the tail of a priority.
@@ -139,9 +132,6 @@ type tail struct {
 	gone    bool  // somebody has deleted the newest bucket, and not the queue
 	last    int   // as a transaction leaves it: which step of that creates its last element
 }
-
-// linger is how long a receipt is kept for the next Send.
-const linger = 50 * time.Millisecond
 
 // maxGroup is how many elements are stored in one transaction, unless a single
 // Send has more.
@@ -168,46 +158,28 @@ func (o *outbox) send(p *parcel) error {
 	}
 }
 
-// run sends until nothing is left and the journal has been tidied away.
+// run sends until nothing is left.
 func (o *outbox) run() {
-	leaving, stay := o.m.BeforeClose()
+	_, stay := o.m.BeforeClose()
 	defer stay()
 	for {
-		if group := o.take(); len(group) > 0 {
-			err := o.post(group)
-			for _, p := range group {
-				p.done <- cmp.Or(p.err, err)
-			}
-			if j := o.journal; j != nil && j.last != nil {
-				o.sweeper.sweep(j.last, sweepEvery)
+		group := o.take()
+		if len(group) == 0 {
+			o.mu.Lock()
+			more := len(o.waiting) > 0
+			o.running = more
+			o.mu.Unlock()
+			if !more {
+				return
 			}
 			continue
 		}
-		if j := o.journal; j != nil {
-			var wait time.Duration // for how long a former session's attempt may still come
-			if j.moved {
-				wait = 2 * time.Duration(j.last.Timeout.Load())
-			}
-			select {
-			case <-o.more:
-				continue
-			case <-time.After(max(linger, wait)):
-				if o.drop(false); j.last != nil { // otherwise all of them ended before there was a session
-					o.sweeper.sweep(j.last, 0)
-				}
-			case <-leaving:
-				if wait == 0 {
-					o.drop(false)
-				}
-				o.journal = nil // rather left behind than applied twice
-			}
+		inc, err := o.post(group)
+		for _, p := range group {
+			p.done <- cmp.Or(p.err, err)
 		}
-		o.mu.Lock()
-		more := len(o.waiting) > 0
-		o.running = more
-		o.mu.Unlock()
-		if !more {
-			return
+		if inc != nil {
+			o.sweeper.Sweep(inc, 0)
 		}
 	}
 }
@@ -237,18 +209,8 @@ func (o *outbox) take() (group []*parcel) {
 	return group
 }
 
-// drop deletes the journal, in the background; with later when no attempt can be
-// on its way any more.
-func (o *outbox) drop(later bool) {
-	j := o.journal
-	if j.made || later {
-		txns.Drop(j.last, j.path, later || j.last.Ctx.Err() != nil)
-	}
-	o.journal = nil
-}
-
-// post stores a group.
-func (o *outbox) post(group []*parcel) error {
+// post stores a group, and returns the session in which it was tried last.
+func (o *outbox) post(group []*parcel) (inc *session.Incarnation, err error) {
 	// Those who wait are told the result when it is there; the attempt is
 	// given up only when nobody waits any more.
 	ctx, cancel := context.WithCancel(session.Finishing)
@@ -264,30 +226,32 @@ func (o *outbox) post(group []*parcel) error {
 	}
 	g := &posted{o: o, group: slices.Clone(group)}
 	for {
-		if o.journal == nil {
-			o.journal = &journal{m: o.m, vet: o.vet, path: session.ChildPath(o.senders, session.NewGUID())}
-		}
-		rs, err := o.journal.apply(ctx, g.build)
-		var taken errTaken
-		switch {
-		case err == nil:
-			if g.learn(rs); o.journal.version > 1<<30 {
-				o.drop(false)
+		err = o.m.During(ctx, func(now *session.Incarnation) error {
+			inc = now
+			if err := o.vet(ctx, inc); err != nil {
+				return err
 			}
-			return nil
-		case o.journal.open:
-			// An attempt may still be on its way, and must not find that a journal
-			// that it would make was deleted.
-			o.forget() // the queue may be another when the next attempt is made
-			o.drop(true)
-			return err
-		case !errors.As(err, &taken):
-			return err
+			return g.build(inc)
+		})
+		if err != nil || len(g.group) == 0 {
+			return inc, err
 		}
-		// Somebody has deleted the journal. Where that was found out by the first attempt,
-		// or after all others were known to have failed, another journal serves.
-		if o.journal = nil; !taken.unapplied {
-			return fmt.Errorf("the journal of a producer was deleted, so whether it was stored is unknown: %w", zk.ErrNoNode)
+		rs, err := txns.Across(ctx, o.m, o.senders, opsOf(g.steps))
+		if err == nil {
+			g.learn(rs)
+			return inc, nil
+		}
+		i := session.FailedOp(rs)
+		if i < 0 || session.OutcomeOf(err) != session.Answered {
+			o.forget() // it may have been applied
+			return inc, err
+		}
+		err = o.m.During(ctx, func(now *session.Incarnation) error {
+			inc = now
+			return g.steps[i].cure(inc, err)
+		})
+		if err != nil {
+			return inc, err
 		}
 	}
 }
@@ -302,44 +266,33 @@ type posted struct {
 
 // build makes the transaction, for one attempt. What a refusal has taught, as that the newest
 // bucket is full, or gone, the outbox knows then.
-func (g *posted) build(inc *session.Incarnation) (*transaction, error) {
+func (g *posted) build(inc *session.Incarnation) error {
 	g.group = slices.DeleteFunc(g.group, func(p *parcel) bool { return p.err != nil })
 	if g.steps, g.tails = nil, nil; len(g.group) == 0 {
-		return nil, nil
+		return nil
 	}
-	if err := g.o.layout.store(g, inc); err != nil {
-		return nil, err
+	err := g.o.locate(inc, g.group)
+	if err == nil {
+		err = g.assemble(inc)
 	}
-	return &transaction{steps: g.steps}, nil
+	return err
 }
 
-// learn notes how full the buckets are, if the responses tell.
+// learn notes which buckets are full, by the responses to g.steps, if they tell.
 func (g *posted) learn(rs []zk.MultiResponse) {
-	switch {
-	case len(g.group) == 0: // nothing was sent
-	case rs == nil:
-		g.o.forget()
-	default:
-		g.announce(g.o.journal.last, rs)
-	}
-}
-
-// announce notes which buckets are full, and tells the usher of the last elements that were stored, by the responses to g.steps.
-func (g *posted) announce(inc *session.Incarnation, rs []zk.MultiResponse) {
-	var arrived []string
 	for prio, t := range g.tails {
-		path := rs[t.last].String
-		e, ok := parseElement(bucket{}, session.BaseName(path))
+		e, ok := parseElement(bucket{}, session.BaseName(rs[t.last].String))
+		if !ok { // the reply was lost
+			g.o.forget()
+			return
+		}
 		if t.full = e.seq >= bucketSize-1; t.full {
 			g.o.full.Store(prio, t.bucket)
 		}
 		g.o.tails[prio] = t
-		if ok && keyOf(e.tag) == "" { // what waits for its key keeps nobody
-			arrived = append(arrived, path)
-		}
 	}
-	if arrived != nil {
-		g.o.usher.sent(inc, arrived)
+	for _, r := range rs {
+		g.o.slots.learn(r.String)
 	}
 }
 
@@ -439,7 +392,7 @@ func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, pri
 }
 
 // assemble makes the steps.
-func (g *posted) assemble() {
+func (g *posted) assemble(inc *session.Incarnation) error {
 	o := g.o
 	g.tails = make(map[int]*tail)
 	g.add(ring(o.dir), when(session.IsNoNode, o.makeQueue)) // the bell
@@ -456,22 +409,36 @@ func (g *posted) assemble() {
 		for _, op := range p.with {
 			g.add(op, incurable)
 		}
-		dir := session.ChildPath(o.dir, delayedName(p.prio, o.first))
+		var dir string
+		var makeDir func(*session.Incarnation, error) error
 		if p.due == 0 {
 			if g.tails[p.prio] == nil {
 				g.tails[p.prio] = g.open(p.prio)
 			}
 			dir = session.ChildPath(o.dir, bucketName(p.prio, g.tails[p.prio].bucket))
+			makeDir = when(session.IsNoNode, func(inc *session.Incarnation) error { return o.missing(inc, p.prio) })
+		} else {
+			at := slotOf(p.prio, p.due, time.Now().UnixMilli())
+			err := zk.ErrNoNode
+			for session.IsNoNode(err) {
+				if dir, err = o.slots.bucket(inc, at); session.IsNoNode(err) {
+					err = cmp.Or(o.makeQueue(inc), err)
+				}
+			}
+			if err != nil {
+				return err
+			}
+			makeDir = o.slots.cure(at)
 		}
 		g.identify(p, session.BaseName(dir))
-		makeDir := when(session.IsNoNode, func(inc *session.Incarnation) error { return o.missing(inc, p) })
 		for i, data := range p.data {
 			if p.due == 0 {
 				g.tails[p.prio].last = len(g.steps)
 			}
-			g.create(session.ChildPath(dir, elementName(p.due, p.tags[i])), data, makeDir)
+			g.create(session.ChildPath(dir, cmp.Or(p.name, elementName(p.due, p.tags[i]))), data, makeDir)
 		}
 	}
+	return nil
 }
 
 // makeQueue makes the queue's znode. It is no container: the numbers of its buckets must
@@ -482,19 +449,13 @@ func (o *outbox) makeQueue(inc *session.Incarnation) error {
 	return err
 }
 
-func (g *posted) add(op any, c cure) { g.steps = append(g.steps, step{op, c}) }
+func (g *posted) add(op any, c func(*session.Incarnation, error) error) {
+	g.steps = append(g.steps, step{op, c})
+}
 
 // create adds the creation of an element.
-func (g *posted) create(path string, data []byte, c cure) {
-	g.add(&zk.CreateRequest{Path: path, Data: data, Acl: g.o.m.Config.ACL, Flags: zk.FlagSequence}, func(inc *session.Incarnation, err error) error {
-		if session.IsNodeExists(err) {
-			// A server stays at the number 2147483647 when it has given it. A
-			// bucket never gets so far, but the delayed elements of one priority
-			// and another library's layout do, after 2^31 elements.
-			return fmt.Errorf("%s has used its sequence numbers up: %w", session.ParentPath(path), err)
-		}
-		return c(inc, err)
-	})
+func (g *posted) create(path string, data []byte, c func(*session.Incarnation, error) error) {
+	g.add(&zk.CreateRequest{Path: path, Data: data, Acl: g.o.m.Config.ACL, Flags: zk.FlagSequence}, c)
 }
 
 // open adds what a bucket needs that is to get elements: a check that it is the
@@ -517,7 +478,9 @@ func (g *posted) open(prio int) *tail {
 	if t.made && t.bucket > g.o.first && !t.gone {
 		// A queue that was deleted and made anew has a tail too, which may have this
 		// version; but no bucket of this name, because its number is of the queue's zxid.
-		g.add(&zk.CheckVersionRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket-1)), Version: -1}, anew)
+		g.add(&zk.CheckVersionRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket-1)), Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
+			return g.o.missing(inc, prio)
+		}))
 	}
 	if t.made {
 		g.add(&zk.SetDataRequest{Path: path, Data: number, Version: t.version}, anew)
@@ -531,19 +494,17 @@ func (g *posted) open(prio int) *tail {
 	return &t
 }
 
-// missing is told that the bucket into which p goes is not there: somebody has deleted the
-// newest of its priority, or that of the delayed elements was never made.
-func (o *outbox) missing(inc *session.Incarnation, p *parcel) error {
-	ctx := session.Finishing // ends with the session
-	stat, err := inc.Exists(ctx, o.dir)
+// missing is told that the newest bucket of a priority is not there: somebody has deleted it.
+func (o *outbox) missing(inc *session.Incarnation, prio int) error {
+	stat, err := inc.Exists(session.Finishing, o.dir)
 	switch {
 	case err != nil:
 	case stat == nil || stat.Czxid != o.first:
 		o.forget() // the queue was deleted, and made anew
-	case p.due == 0:
-		o.tails[p.prio].full, o.tails[p.prio].gone = true, true
 	default:
-		_, err = inc.Create(ctx, session.ChildPath(o.dir, delayedName(p.prio, o.first)), nil)
+		if t := o.tails[prio]; t != nil {
+			t.full, t.gone = true, true
+		}
 	}
 	return err
 }

@@ -4,375 +4,599 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"maps"
+	"fmt"
 	"slices"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/trace"
 )
 
-// This file knows what is to become of elements: how that is decided, once for each,
-// how it waits for its transaction, and what comes of what the servers refuse.
+// This file settles what is claimed: each item once. What goes back is written on its board,
+// see claimant.post. Everything else deletes the element:
+//
+//	check(mark) + delete(element) + what else becomes of it
+//
+// The deletion is the receipt. No element's name comes again, and nobody else deletes it while
+// our mark exists. If a reply is lost the transaction is sent again. If that is refused, the
+// mark is written, so that what was sent before is refused from then on, and we look: an
+// element that is gone, while the mark exists behind that, was deleted by us.
 
-// What else an entry may be of.
+// Fates that the program does not decide on.
+const fateHand = Bury + 1 // none yet: it is in hand, and that is to be written down
+
+// A stage is where a claimed item is.
+type stage int
+
 const (
-	fateMissing = Bury + 1 + iota // it was gone
-	fateHand                      // no fate yet: it is being delivered
+	ahead   stage = iota // claimed ahead
+	offered              // with a consumer, who has not taken it
+	inHand               // delivered, neither acknowledged nor returned
 )
 
-// An entry is the fate of one item, or a note of its being in hand.
-type entry struct {
-	item  *item
-	notes []*item // of fateHand: those whose being in hand, or not, is to be written down
-	fate  Fate
-	bump  bool          // it counts as an attempt
-	gone  bool          // the znode was found deleted
-	wait  time.Duration // how long it was not tried after it was refused last; 0 if it was not
-	alone bool          // it goes into a transaction of its own; guarded by ledger.mu
-	back  bool          // the order waits for it; guarded by ledger.mu
-	tried time.Time     // when it was refused first
-	fault error         // why it is buried
-	with  *txn          // what else its transaction does, or nil; of Remove
-	due   int64         // when it may be received again, in Unix milliseconds; of Later
-	done  chan struct{}
-	err   error // read it only after done is closed
+// An item is an element that is claimed.
+type item struct {
+	element
+	c        *claimant
+	pump     *pump // from which it is being offered
+	data     []byte
+	size     int       // of that; it stays when the data is dropped
+	attempts int       // how often it was delivered before
+	sent     time.Time // when it was stored, by the servers' clock
+	value    any       // as decoded
+	fault    error     // why it goes to the dead letters
+	misfit   bool      // it cannot be decoded by us
+	decoded  bool
+
+	place  stage           // guarded by claimant.mu, as is what follows
+	note   <-chan struct{} // closed when it is on the board that it is in hand
+	noted  bool            // that is on the board, or will be
+	back   bool            // it is being given back
+	posted bool            // what becomes of it is done
+	final  *entry          // what becomes of it
+	lost   error           // why it goes back without having been settled
+
+	ctx    context.Context         // of the claim; nil until somebody asks
+	cancel context.CancelCauseFunc // ends ctx
 }
 
-// attempts returns how often its item was delivered, with this time if that counts.
-func (e *entry) attempts() int {
-	if e.bump {
-		return e.item.attempts() + 1
+// read is told what was read of its znode.
+func (it *item) read(n session.Node) {
+	it.data, it.size, it.sent = n.Data, len(n.Data), time.UnixMilli(n.Stat.Ctime)
+	it.attempts += int(it.tries) + int(n.Stat.Version) // an engine before this one has counted by versions
+	if it.first > 0 {
+		it.sent = time.UnixMilli(it.first)
 	}
-	return e.item.attempts()
 }
 
-// settle decides the fate of an item, if it is not decided yet.
-func (l *ledger) settle(it *item, f Fate) {
-	l.decide(it, entry{fate: f, fault: it.fault})
+// drop forgets its data. Nobody reads them once its fate is posted.
+func (it *item) drop() { it.data, it.value = nil, nil }
+
+// An entry is what becomes of an item, or a note of its being in hand.
+type entry struct {
+	item   *item
+	fate   Fate
+	bump   bool          // it counts as an attempt
+	due    int64         // of Later, in Unix milliseconds
+	reason error         // of Bury
+	with   *txn          // what else its transaction does, or nil; of Remove
+	wait   time.Duration // how long it was not tried after it was refused last
+	alone  bool          // it has a transaction of its own
+	done   chan struct{}
+	err    error // read it only after done is closed
 }
 
-// decide is settle with everything that may be said of a fate. It returns the entry of the
-// fate; ok tells whether that is the one that was asked for.
-func (l *ledger) decide(it *item, e entry) (_ *entry, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (e *entry) close(err error) {
+	e.err = cmp.Or(e.err, err)
+	close(e.done)
+}
+
+// tried returns how often its item was delivered, with this time if that counts.
+func (e *entry) tried() int {
+	if e.bump {
+		return e.item.attempts + 1
+	}
+	return e.item.attempts
+}
+
+// decide decides what becomes of an item. It returns the entry of what was decided; ok tells
+// whether that is what was asked for.
+func (c *claimant) decide(it *item, e entry) (_ *entry, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if it.final == nil {
-		l.enterLocked(it, e)
+		c.enterLocked(it, e)
 	}
 	return it.final, it.final.fate == e.fate
 }
 
-// settled reports whether the fate of an item is decided.
-func (l *ledger) settled(it *item) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (c *claimant) settled(it *item) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	return it.final != nil
 }
 
-func (l *ledger) enterLocked(it *item, model entry) *entry {
+func (c *claimant) enterLocked(it *item, model entry) {
 	e := &model
-	e.item, e.done = it, make(chan struct{})
-	if e.fate != fateHand {
-		it.final = e
+	e.item, e.done, it.final = it, make(chan struct{}), e
+	if e.with == nil {
+		c.leaveLocked(it)
 	}
-	if e.fate != fateHand && e.with == nil {
-		l.leaveLocked(it)
-	}
-	if e.back = e.fate == Return; e.back {
-		l.q.order.begin(!e.bump)
-	}
-	l.queueLocked(e)
-	return e
+	c.sendLocked(e)
 }
 
-// closeLocked tells the outcome of an entry.
-func (l *ledger) closeLocked(e *entry) {
-	if close(e.done); e.back {
-		e.back = false
-		l.q.order.end()
-	}
-}
-
-// queueLocked has an entry posted.
-func (l *ledger) queueLocked(e *entry) {
-	if l.void {
-		e.err = l.taken()
-		l.closeLocked(e)
-		return
-	}
-	l.queue = append(l.queue, e)
-	l.startLocked()
-}
-
-func (l *ledger) startLocked() {
-	if !l.running {
-		l.running = true
-		l.q.m.Spawn(l.run)
+// sendLocked has an entry carried out.
+func (c *claimant) sendLocked(e *entry) {
+	switch loss := context.Cause(c.held); {
+	case loss != nil:
+		e.close(loss)
+	case e.fate == Return, e.fate == fateHand:
+		c.noteLocked(e)
+	default:
+		if c.queue = append(c.queue, e); !c.running {
+			c.running = true
+			c.q.m.Spawn(c.run)
+		}
 	}
 }
 
-// run posts entries, and claims, until there are none.
-func (l *ledger) run() {
+// handed is told that the program has taken an item, and settles it.
+func (c *claimant) handed(it *item) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if it.final != nil && it.final.with == nil || it.posted {
+		return // it is settled already
+	}
+	it.place = inHand
+	c.q.m.Holds.Add(1)
+	if context.Cause(c.held) != nil {
+		c.leaveLocked(it)
+	}
+}
+
+// leaveLocked is told that an item is in nobody's hands any more.
+func (c *claimant) leaveLocked(it *item) {
+	if it.place == inHand {
+		it.place = offered
+		c.q.m.Holds.Add(-1)
+	}
+	if it.cancel != nil {
+		it.cancel(it.lost)
+	}
+}
+
+// context returns the context of a claim.
+func (c *claimant) context(it *item) context.Context {
+	c.lost()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if it.ctx == nil {
+		it.ctx, it.cancel = context.WithCancelCause(c.held)
+		if it.posted || it.final != nil && it.final.with == nil {
+			it.cancel(it.lost)
+		}
+	}
+	return it.ctx
+}
+
+// run settles until nothing is left to settle.
+func (c *claimant) run() {
 	for {
-		es, w := l.next()
-		if es == nil && w == nil {
+		es := c.next500()
+		if es == nil {
 			return
 		}
-		p := &posting{l: l, es: es, want: w, absent: make(map[string]bool)}
-		err := l.q.layout.post(p)
-		l.tracePosted(p, err)
-		l.finish(p, err)
-		if w != nil && !p.postponed {
-			var made []*item
-			switch {
-			case p.want != nil && err == nil:
-				made = p.made
-			case p.want != nil:
-				w.err = err
-			}
-			l.claimed(w, made)
-			close(w.done)
-		}
+		c.settle(es)
 	}
 }
 
-// next returns what the next transaction is for, or nothing when run is to end.
-func (l *ledger) next() ([]*entry, *batch) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	w := l.want
-	if len(l.queue) > 0 && l.queue[0].alone {
-		w = nil // a txn may need all the space, and what is alone tells by itself
-	} else {
-		l.want = nil
-	}
-	size, n := 4096+2*l.size, 0
-	for n < len(l.queue) && n < maxPost {
-		e := l.queue[n]
-		size += 2*l.q.m.SizeOf(l.q.dir+"/"+e.item.key(), nil) + l.q.layout.bytes(e)
-		if n > 0 && (size > session.MaxPacket/2 || e.alone || l.queue[0].alone) {
+// next500 takes what one transaction settles.
+func (c *claimant) next500() []*entry {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	size, n := 4096, 0
+	for n < len(c.queue) && n < maxPost {
+		e := c.queue[n]
+		if size += 4*c.q.m.SizeOf(c.q.dir+"/"+e.item.key(), nil) + maxReason; e.fate != Remove {
+			size += e.item.size
+		}
+		if n > 0 && (size > session.MaxPacket/2 || e.alone || c.queue[0].alone) {
 			break
 		}
 		n++
 	}
-	if n > 0 || w != nil {
-		es := l.queue[:n:n]
-		l.queue = l.queue[n:]
-		return es, w
+	if n == 0 {
+		c.running = false
+		return nil
 	}
-	l.running = false
-	if l.ended && !session.IsClosed(l.posted) && !l.offersLocked() {
-		close(l.posted)
-	}
-	if l.ended && len(l.batches) == 0 && !l.swept {
-		l.swept = true
-		mark := (l.journal.made || l.journal.open) && !l.void
-		l.q.m.Spawn(func() {
-			if mark {
-				l.sweep()
+	es := c.queue[:n:n]
+	c.queue = c.queue[n:]
+	return es
+}
+
+// settle carries out entries in one transaction, or more where something is refused.
+func (c *claimant) settle(es []*entry) {
+	open := false // an attempt without a reply may have been applied, or may be yet
+	for try := 0; len(es) > 0; {
+		steps, owners, err := c.steps(es)
+		if err == nil {
+			err = session.CheckSize(opsOf(steps))
+		}
+		unsent := err != nil
+		var rs []zk.MultiResponse
+		if !unsent {
+			first := c.check()
+			if es[0].with != nil { // what is written tells the transaction, and so the responses, when the reply is lost
+				first = &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Version: first.(*zk.CheckVersionRequest).Version}
 			}
-			close(l.over)
+			rs, open, err = c.attempt(append([]any{first}, opsOf(steps)...), open)
+		}
+		switch {
+		case err == nil:
+			if rs[0].Stat != nil {
+				c.wrote(rs[0].Stat)
+			}
+			c.removed(es, rs, 0)
+			return
+		case isOver(err), context.Cause(c.held) != nil:
+			c.orphaned(es, open)
+			return
+		case !unsent && session.OutcomeOf(err) != session.Answered:
+			if c.inc.Pause(session.Finishing, try) != nil {
+				c.orphaned(es, open)
+				return
+			}
+			try++
+			continue
+		case open:
+			switch applied, zxid, e := c.applied(es); {
+			case e != nil:
+				c.orphaned(es, true)
+				return
+			case applied:
+				c.removed(es, nil, zxid)
+				return
+			}
+			open = false
+			continue // what it is refused for now is nobody else's fault
+		}
+		i := session.FailedOp(rs)
+		switch {
+		case i == 0:
+			if _, err := c.unchecked(c.check(), err, false); err != nil {
+				c.orphaned(es, false)
+				return
+			}
+		case i < 0 && len(es) > 1: // each by itself will tell
+			c.mu.Lock()
+			for _, e := range es {
+				e.alone = true
+			}
+			c.queue = slices.Concat(es, c.queue)
+			c.mu.Unlock()
+			return
+		default:
+			e := es[0]
+			if i > 0 {
+				e, err = owners[i-1], steps[i-1].cure(c.inc, err)
+			}
+			if d, ok := opAt(steps, i-1).(*zk.DeleteRequest); ok && session.IsNoNode(err) && d.Path == session.ChildPath(c.q.dir, e.item.key()) {
+				err = errMissing // by somebody who deletes what is not his
+			}
+			if isOver(err) {
+				c.orphaned(es, false)
+				return
+			}
+			if err != nil {
+				c.refuse(e, err)
+				es = slices.DeleteFunc(slices.Clone(es), func(o *entry) bool { return o == e })
+			}
+		}
+	}
+}
+
+// attempt sends a transaction once. open tells that this attempt, or an earlier one, may have been
+// applied. One that was sent may have been, also if the session ends before its reply.
+func (c *claimant) attempt(ops []any, open bool) (rs []zk.MultiResponse, _ bool, err error) {
+	p, err := c.inc.StartMulti(session.Finishing, ops)
+	if err != nil {
+		return nil, open, err
+	}
+	rs, err = p.Wait(session.Finishing, c.inc)
+	return rs, open || session.OutcomeOf(err) == session.Unknown, err
+}
+
+// isOver reports that err is the end of the session, or of the Session.
+func isOver(err error) bool {
+	return errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrClosed)
+}
+
+// steps makes the operations that carry out entries, and says whose each is.
+func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error) {
+	var e *entry
+	add := func(op any, cure func(*session.Incarnation, error) error) {
+		steps, owners = append(steps, step{op, cure}), append(owners, e)
+	}
+	q, bell, moved := c.q, false, false
+	for _, e = range es {
+		add(&zk.DeleteRequest{Path: session.ChildPath(q.dir, e.item.key()), Version: -1}, incurable)
+		keyed := keyOf(e.item.tag) != ""
+		bell, moved = bell || keyed || e.fate == Later, moved || keyed && e.fate == Later
+		switch {
+		case e.with != nil:
+			err = e.with.add(c.inc, len(steps)+1, add)
+		case e.fate == Bury:
+			for _, op := range q.letter(e.item, e.reason, e.tried()) {
+				add(op, when(session.IsNoNode, func(inc *session.Incarnation) error {
+					return inc.MakeDir(session.Finishing, session.Dir{Path: q.dead})
+				}))
+			}
+		case e.fate == Later:
+			at := slotOf(e.item.prio, e.due, time.Now().UnixMilli())
+			var dir string
+			if dir, err = q.slots.bucket(c.inc, at); err == nil {
+				name := laterName(e.due, int32(e.tried()), e.item.sent.UnixMilli(), e.item.id(), e.item.tag)
+				add(&zk.CreateRequest{Path: session.ChildPath(dir, name), Data: e.item.data, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}, q.slots.cure(at))
+			}
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	if keys := session.ChildPath(q.dir, keysName); moved {
+		add(&zk.SetDataRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
+			_, err := inc.Create(session.Finishing, keys, nil)
+			return err
+		}))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if bell && !c.silent {
+		add(ring(q.dir), func(_ *session.Incarnation, err error) error {
+			c.mu.Lock()
+			c.silent = true // it only wakes others sooner
+			c.mu.Unlock()
+			return nil
 		})
 	}
-	return nil, nil
+	return steps, owners, nil
 }
 
-// finish tells the result of a transaction.
-func (l *ledger) finish(p *posting, err error) {
-	var buried []*entry
-	var refused *entry
-	defer func() { // the log and the observer are not called under a lock
-		for _, e := range buried {
-			l.q.report(e.item.key(), e.fault)
+// applied finds out whether an attempt without a reply was applied, and sees to it that otherwise
+// it never is. zxid is that of the transaction, if it has written the mark.
+func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
+	if n, err := c.look(session.Finishing, c.path()); err != nil {
+		return false, 0, err
+	} else if n.Stat != nil {
+		zxid = n.Stat.Mzxid
+	}
+	if err := c.fence(session.Finishing); err != nil {
+		return false, 0, err
+	}
+	paths := make([]string, len(es))
+	for i, e := range es {
+		paths[i] = session.ChildPath(c.q.dir, e.item.key())
+	}
+	there, err := c.thereOf(c.inc, paths)
+	if err != nil || there > 0 {
+		return false, 0, err
+	}
+	// They are gone: deleted by us if our mark exists behind that. Otherwise another may have had them.
+	stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
+	if err == nil && stat == nil {
+		c.lose(c.inc.Deleted())
+		err = session.ErrVanished
+	}
+	return err == nil, zxid, err
+}
+
+// thereOf returns how many of these znodes exist.
+func (c *claimant) thereOf(inc *session.Incarnation, paths []string) (there int, err error) {
+	if err := inc.Sync(session.Finishing, c.q.dir); err != nil {
+		return 0, err
+	}
+	looks, err := inc.LookAtAll(session.Finishing, paths...)
+	for _, l := range looks {
+		if !session.IsNoNode(l.Err) {
+			there++
 		}
-		if refused != nil {
-			l.q.m.Log.Error("zsync: cannot settle an element, and goes on trying", "path", l.q.path, "element", refused.item.key(), "err", err)
+	}
+	return there, err
+}
+
+// removed is told that entries were carried out, with the responses; or, of a txn, with its zxid.
+func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
+	fates := map[string][]*item{}
+	for _, e := range es {
+		switch {
+		case e.with != nil && rs == nil:
+			e.with.rs = c.q.m.BareResponses(c.inc.Recall(session.Finishing, e.with.ops, zxid))
+		case e.with != nil:
+			e.with.rs = e.with.answered(rs[e.with.at:])
 		}
-	}()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.size = p.size
-	if p.applied && err != nil { // and then the claims were given back
-		defer l.voidLocked()
-		err = nil
+		word := map[Fate]string{Remove: trace.Removed, Later: trace.Delayed, Bury: trace.Buried}[e.fate]
+		fates[word] = append(fates[word], e.item)
 	}
-	lost := errors.Is(err, session.ErrLost)
-	if lost {
-		l.voidLocked()
+	for _, r := range rs {
+		c.q.slots.learn(r.String)
 	}
-	one := p.culprit
-	if one == nil && len(p.es) == 1 && p.want == nil { // else it may be the claim that is refused
-		one = p.es[0]
+	for word, items := range fates {
+		c.traceDone(trace.Release, word, items, zxidOf(rs))
 	}
-	// The journal tells every outcome, through as many sessions as it takes. So an
-	// error that is not a loss, nor the end of the Session, says that nothing was
-	// applied, whether the servers refused it or what it needs could not be made.
-	nothing := err != nil && !lost && !session.IsClosed(l.q.m.Over)
-	if nothing && p.want != nil && len(p.es) > 0 {
-		// It goes with those that are not refused, or tells by itself.
-		l.want, p.want, p.postponed = p.want, nil, true
+	c.mu.Lock()
+	for _, e := range es {
+		c.leaveLocked(e.item)
+		c.dropLocked(e.item, true)
+		e.close(nil)
 	}
+	c.mu.Unlock()
+	for _, e := range es { // the log and the observer are not called under a lock
+		if e.fate == Bury {
+			c.q.Report(e.item.id(), e.reason)
+		}
+	}
+}
+
+// refuse tells that the servers have refused an entry, and that nothing was applied. A txn is over
+// then, and the item is as before. Everything else stays decided, and is tried again: what
+// they refuse, they may allow later.
+func (c *claimant) refuse(e *entry, err error) {
+	c.mu.Lock()
+	missing := err == errMissing
 	switch {
-	case err != nil && p.culprit != nil && one.with != nil,
-		nothing && one != nil && one.with != nil && !l.journal.open: // it has been told, so it is not done later
-		l.refuseTxnLocked(one, err)
-	case nothing && one == nil:
-		for _, e := range p.es { // each by itself will tell
-			e.alone = true
-		}
-		l.queue = append(p.es, l.queue...)
-	case nothing:
-		if one.wait == 0 {
-			refused = one
-		}
-		l.refuseLocked(one, err)
-		l.queue = append(slices.DeleteFunc(p.es, func(e *entry) bool { return e == one }), l.queue...)
+	case missing:
+		c.leaveLocked(e.item)
+		c.dropLocked(e.item, true)
+		e.close(c.inc.Deleted())
+	case e.with != nil:
+		e.item.final = nil
+		e.close(err)
 	default:
-		for _, e := range p.es {
-			if err == nil && e.fate == Bury && !e.gone {
-				buried = append(buried, e)
+		defer func(first bool) {
+			if first {
+				c.q.m.Log.Error("zsync: cannot settle an element, and goes on trying", "path", c.q.path, "element", e.item.id(), "err", err)
 			}
-			l.doneLocked(e, err)
-		}
+		}(e.wait == 0)
+		c.refuseLocked(e, err)
 	}
-}
-
-// doneLocked tells that an entry was carried out, or, with an error, never will be.
-func (l *ledger) doneLocked(e *entry, err error) {
-	switch {
-	case err != nil:
-		e.err = cmp.Or(e.err, err) // that of doubt
-	case e.gone:
-		e.err = l.taken()
+	c.mu.Unlock()
+	if missing {
+		c.traceDone(trace.Release, trace.Missing, []*item{e.item}, 0)
 	}
-	if b := e.item.batch; e.fate != fateHand {
-		if e.with != nil {
-			l.leaveLocked(e.item)
-		}
-		e.item.drop()
-		e.item.posted = true
-		if b.left--; b.left == 0 {
-			l.dropLocked(b)
-		}
-	}
-	l.closeLocked(e)
 }
 
 // retryAfter is how long it takes until something is tried again that the
 // servers have refused. It doubles, up to a minute, until they allow it.
 const retryAfter = time.Second
 
-// refuseLocked tells that the servers have refused an entry. The fate of its
-// item stays what it is, and is tried again: what they refuse, they may allow
-// later.
-func (l *ledger) refuseLocked(e *entry, err error) {
-	next := *e
-	next.gone, next.alone = false, true
-	if next.wait == 0 {
-		next.tried = time.Now()
-	}
-	// What was given back by its consumer, who is told, keeps nothing back any more.
-	next.back = e.back && !e.bump && time.Since(next.tried) < refusedFor
-	e.back = e.back && !next.back
-	next.wait = min(max(2*e.wait, retryAfter), time.Minute)
-	if next.back { // consumers wait for it
-		next.wait = min(next.wait, 4*retryAfter)
-	}
-	if e.fate != fateHand { // who waits for a note offers nothing before it is written down
-		e.err, next.done = err, make(chan struct{})
-		l.closeLocked(e)
-		e.item.final = &next
-	}
-	l.refused[&next] = true
-	time.AfterFunc(next.wait, func() { l.retry(&next) })
-}
-
-// retry posts again what was refused.
-func (l *ledger) retry(e *entry) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch {
-	case !l.refused[e]: // others have given it back
+// refuseLocked has an entry tried again later.
+func (c *claimant) refuseLocked(e *entry, err error) {
+	if loss := context.Cause(c.held); loss != nil {
+		e.close(loss)
 		return
-	case e.fate == fateHand && e.item.batch.left == 0:
-		close(e.done) // nothing is in hand
-	default:
-		l.queueLocked(e)
 	}
-	delete(l.refused, e)
-}
-
-// voidLocked is the end of claims that others have given back.
-func (l *ledger) voidLocked() {
-	l.void, l.ended = true, true
-	l.lose(l.taken())
-	for _, e := range slices.AppendSeq(l.queue, maps.Keys(l.refused)) {
-		e.err = l.taken()
-		l.closeLocked(e)
+	next := *e
+	next.alone = true
+	next.wait = min(max(2*e.wait, retryAfter), time.Minute)
+	if e.fate != fateHand { // who waits for a note offers nothing before it is written down
+		next.done = make(chan struct{})
+		e.item.final = &next
+		e.close(err)
 	}
-	l.queue = nil
-	clear(l.refused)
-	for b := range l.batches {
-		l.traceLossLocked(b.items...)
-		l.giveBackLocked(b.items...) // which is over at once
-		for _, it := range b.items {
-			l.leaveLocked(it)
+	c.refused[&next] = true
+	time.AfterFunc(next.wait, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.refused[&next] {
+			delete(c.refused, &next)
+			c.sendLocked(&next)
 		}
-		l.dropLocked(b)
+	})
+}
+
+// orphaned is told that the claims were lost before entries were carried out; open tells that an
+// attempt may have been applied. That is found out behind the end of the mark.
+func (c *claimant) orphaned(es []*entry, open bool) {
+	if !open {
+		c.closeAll(es, c.loss())
+		return
+	}
+	c.q.m.Spawn(func() {
+		err := c.q.m.During(session.Finishing, func(inc *session.Incarnation) error {
+			if err := inc.AwaitGone(session.Finishing, c.path()); err != nil {
+				return err
+			}
+			for _, e := range es { // they were one transaction
+				there, err := c.thereOf(inc, []string{session.ChildPath(c.q.dir, e.item.key())})
+				if err != nil {
+					return err
+				}
+				if there > 0 {
+					return errNotApplied
+				}
+			}
+			return nil
+		})
+		switch {
+		case errors.Is(err, errNotApplied):
+			c.closeAll(es, c.loss())
+		case err != nil:
+			c.closeAll(es, session.ErrClosed) // it may have been carried out
+		default:
+			c.closeAll(es, fmt.Errorf("the claim was lost before the answer, and the element is gone, so whether it was applied is unknown: %w", zk.ErrNoNode))
+		}
+	})
+}
+
+var errMissing = errors.New("zsync: BUG: the element is gone")
+
+// opAt returns an operation, or nil if there is none.
+func opAt(steps []step, i int) any {
+	if i < 0 {
+		return nil
+	}
+	return steps[i].op
+}
+
+var errNotApplied = errors.New("zsync: BUG: it was not applied")
+
+// loss is why the claims are lost, once they are.
+func (c *claimant) loss() error { return cmp.Or(c.lost(), c.inc.Loss()) }
+
+func (c *claimant) closeAll(es []*entry, err error) {
+	for _, e := range es {
+		e.close(err)
 	}
 }
 
-// settleNow decides the fate of an item and waits until it is carried out. It
-// returns the entry of the fate that was decided.
-func (l *ledger) settleNow(ctx context.Context, it *item, model entry) (e *entry, err error) {
-	alive := l.inc.Alive()
-	if !alive {
-		l.end(true) // what was registered may not have run yet
-	}
+// settleNow decides what becomes of an item and waits until that is carried out. It
+// returns the entry of what was decided.
+func (c *claimant) settleNow(ctx context.Context, it *item, model entry) (e *entry, err error) {
 	for {
+		loss := c.lost()
 		var ok bool
-		e, ok = l.decide(it, model)
-		switch loss := l.loss(); {
-		case !ok && loss != nil:
-			return e, loss
-		case !ok:
-			return e, line.ErrNotLocked
-		case e.fate == Return && e.bump && loss != nil && !alive:
-			return e, loss
+		if e, ok = c.decide(it, model); !ok {
+			return e, cmp.Or(loss, it.lost, line.ErrNotLocked)
 		}
-		err = l.await(ctx, e)
-		if e.with == nil || e.with == model.with || !session.IsClosed(e.done) || l.settled(it) {
+		err = c.await(ctx, e)
+		if e.with == nil || e.with == model.with || !session.IsClosed(e.done) || c.settled(it) {
 			return e, err
 		}
 		// Another's txn was refused, so nothing is decided.
 	}
 }
 
-// await waits until a fate is carried out.
-func (l *ledger) await(ctx context.Context, e *entry) error {
+// await waits until a fate is carried out. What gives an element back needs no answer.
+func (c *claimant) await(ctx context.Context, e *entry) error {
 	var down <-chan struct{}
+	var limit <-chan time.Time
 	if e.fate == Return || e.fate == Later {
-		down = l.inc.Disconnection()
+		timer := time.NewTimer(session.ReleaseTime)
+		defer timer.Stop()
+		down, limit = c.inc.Disconnection(), timer.C
 	}
+	// If several are ready, what came of it goes before everything else.
 	select {
 	case <-e.done:
-		return e.err
 	case <-down:
-		return nil
-	case <-l.q.m.Over:
-		select {
-		case <-e.done:
-			return e.err
-		default:
-		}
-		if e.fate == Return {
-			return l.inc.EndError(session.ErrClosed) // it goes back, sooner or later
-		}
-		// It may have been carried out, so it is not told to be lost: that would say
-		// that somebody else gets the element.
-		return session.ErrClosed
+	case <-limit:
+	case <-c.q.m.Over:
 	case <-ctx.Done():
-		return session.CtxErr(ctx)
 	}
+	switch {
+	case session.IsClosed(e.done):
+		return e.err
+	case down != nil && ctx.Err() == nil && !session.IsClosed(c.q.m.Over):
+		return nil
+	case !session.IsClosed(c.q.m.Over):
+		return session.CtxErr(ctx)
+	case e.fate == Return:
+		return c.inc.EndError(session.ErrClosed) // it goes back, sooner or later
+	}
+	// It may have been carried out, so it is not told to be lost: that would say
+	// that somebody else gets the element.
+	return session.ErrClosed
 }

@@ -2,7 +2,6 @@ package queue
 
 import (
 	"fmt"
-	"maps"
 	"sync"
 	"time"
 
@@ -16,82 +15,98 @@ import (
 // skipFor is how long something is skipped. Somebody may cure it in the meantime.
 const skipFor = time.Minute
 
-// maxSkips is how many are skipped at once. With so many nothing more is claimed.
-const maxSkips = 1000
-
 // maxMisfits is how many elements in a row are set aside because they do not
 // decode. If nothing decodes in between, the fault may be this consumer's: its
 // type, or its codec, may not be that of the queue.
 const maxMisfits = 3
 
-// A skipper remembers what is skipped, by key or by the name of a bucket.
-type skipper struct {
-	complain func(error)
+// A Skipper remembers what is skipped.
+type Skipper struct {
+	Complain func(error)
 
-	mu     sync.Mutex
-	skips  map[string]skip // guarded by mu
-	streak int             // how many in a row did not decode; not 0 while one of them is skipped; guarded by mu
-	told   time.Time       // when that was last complained of; guarded by mu
+	mu      sync.Mutex
+	buckets map[string]skip // by name; guarded by mu
+	streak  int             // how many in a row did not decode; not 0 while one of them is skipped; guarded by mu
+	told    time.Time       // when that was last complained of; guarded by mu
 }
 
-// A skip is until when something is skipped.
+// A skip is what is skipped of a bucket, and until when.
 type skip struct {
-	until  time.Time
-	misfit bool // it did not decode
+	until   time.Time
+	whole   bool
+	hidden  spans // may not be read
+	misfits spans // did not decode
 }
 
-// skipLocked begins to skip something.
-func (s *skipper) skipLocked(key string, misfit bool) {
-	if s.skips == nil {
-		s.skips = make(map[string]skip)
+// skipLocked begins to skip an element by its bucket and its number, or with -1 a bucket.
+func (s *Skipper) skipLocked(b string, n int32, misfit bool) {
+	x := s.buckets[b]
+	if !time.Now().Before(x.until) {
+		x = skip{until: time.Now().Add(skipFor)}
 	}
-	s.skips[key] = skip{time.Now().Add(skipFor), misfit}
+	switch {
+	case n < 0:
+		x.whole = true
+	case misfit:
+		x.misfits = x.misfits.union(only(n))
+	default:
+		x.hidden = x.hidden.union(only(n))
+	}
+	if s.buckets == nil {
+		s.buckets = make(map[string]skip)
+	}
+	s.buckets[b] = x
 }
 
-// skipped reports whether something is to be left alone now.
-func (s *skipper) skipped(key string) bool {
+// Skipped reports whether something is to be left alone now.
+func (s *Skipper) Skipped(b string, n int32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return time.Now().Before(s.skips[key].until)
+	x := s.buckets[b]
+	return time.Now().Before(x.until) && (x.whole || x.hidden.has(n) || x.misfits.has(n))
 }
 
-// left reports whether something that is skipped did not decode.
-func (s *skipper) left(key string) bool {
+// Left reports whether an element that is skipped did not decode.
+func (s *Skipper) Left(b string, n int32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.skips[key].misfit
+	x := s.buckets[b]
+	return x.misfits.has(n) && !x.hidden.has(n)
 }
 
-// next returns when to look again at what is skipped, or the zero time, and
-// whether so much is skipped that nothing more may be claimed.
-func (s *skipper) next() (at time.Time, full bool) {
+// Next returns when to look again at what is skipped, or the zero time.
+func (s *Skipper) Next() (at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	for key, x := range s.skips {
+	for name, x := range s.buckets {
 		if !now.Before(x.until) {
-			delete(s.skips, key) // it is gone, or will be looked at
+			delete(s.buckets, name) // it is gone, or will be looked at
 		} else {
 			at = earlier(at, x.until)
 		}
 	}
-	return at, len(s.skips) >= maxSkips
+	return at
 }
 
-// fits is told that an element has decoded, so those that do not are at fault
+// Fits is told that an element has decoded, so those that do not are at fault
 // themselves.
-func (s *skipper) fits() {
+func (s *Skipper) Fits() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.streak > 0 { // else nothing has been left
-		s.streak = 0
-		maps.DeleteFunc(s.skips, func(_ string, x skip) bool { return x.misfit })
+	if s.streak == 0 { // nothing has been left
+		return
+	}
+	s.streak = 0
+	for name, x := range s.buckets {
+		x.misfits = nil
+		s.buckets[name] = x
 	}
 }
 
-// misfit is told of an element that did not decode. The error, if there is one, says why
+// Misfit is told of an element that did not decode. The error, if there is one, says why
 // it is left in the queue, and not set aside.
-func (s *skipper) misfit(key string, fault error) error {
+func (s *Skipper) Misfit(b string, n int32, fault error) error {
 	s.mu.Lock()
 	if s.streak < maxMisfits {
 		s.streak++
@@ -99,7 +114,7 @@ func (s *skipper) misfit(key string, fault error) error {
 		return nil
 	}
 	// In one go: another may decode at this moment, which clears what is skipped.
-	s.skipLocked(key, true)
+	s.skipLocked(b, n, true)
 	quiet := !s.told.IsZero() && time.Since(s.told) < skipFor
 	if !quiet {
 		s.told = time.Now()
@@ -107,20 +122,20 @@ func (s *skipper) misfit(key string, fault error) error {
 	s.mu.Unlock()
 	err := fmt.Errorf("%d elements in a row could not be decoded, so those that follow are left in the queue: does this consumer's type, or codec, fit it? %w", maxMisfits, fault)
 	if !quiet {
-		s.complain(err)
+		s.Complain(err)
 	}
 	return err
 }
 
-// unreadable is told what came of reading something, and reports whether the servers do not
+// Unreadable is told what came of reading something, and reports whether the servers do not
 // let us read it: then it is skipped from now on. What is gone is not.
-func (s *skipper) unreadable(key string, err error) bool {
+func (s *Skipper) Unreadable(b string, n int32, name string, err error) bool {
 	if err == nil || session.IsNoNode(err) || session.OutcomeOf(err) != session.Answered {
 		return false
 	}
 	s.mu.Lock()
-	s.skipLocked(key, false)
+	s.skipLocked(b, n, false)
 	s.mu.Unlock()
-	s.complain(fmt.Errorf("%s cannot be read, and is passed over: %w", key, err))
+	s.Complain(fmt.Errorf("%s cannot be read, and is passed over: %w", name, err))
 	return true
 }

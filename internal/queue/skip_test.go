@@ -2,7 +2,6 @@ package queue
 
 import (
 	"errors"
-	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -13,22 +12,22 @@ import (
 func TestElementThatIsLeftWhileAnotherDecodesIsSkippedOnlyUntilTheNextThatDecodes(t *testing.T) {
 	for range 5000 {
 		synctest.Test(t, func(t *testing.T) {
-			s := &skipper{complain: func(error) {}}
+			s := &Skipper{Complain: func(error) {}}
 			for range maxMisfits {
-				if err := s.misfit("", errors.New("does not decode")); err != nil {
+				if err := s.Misfit("b", 9, errors.New("does not decode")); err != nil {
 					t.Fatalf("one of the first that do not decode is left: %v", err)
 				}
 			}
 			var wg sync.WaitGroup
 			var left [4]bool
 			for i := range left {
-				wg.Go(func() { left[i] = s.misfit(strconv.Itoa(i), errors.New("does not decode")) != nil })
+				wg.Go(func() { left[i] = s.Misfit("b", int32(i), errors.New("does not decode")) != nil })
 			}
-			wg.Go(s.fits)
+			wg.Go(s.Fits)
 			wg.Wait()
-			s.fits()
+			s.Fits()
 			for i := range left {
-				if s.skipped(strconv.Itoa(i)) {
+				if s.Skipped("b", int32(i)) {
 					t.Fatalf("element %d of those left, %v, is skipped though something decodes", i, left)
 				}
 			}

@@ -111,31 +111,3 @@ func parseSpans(text string) spans {
 	}
 	return setOf(all)
 }
-
-// concise returns a set that holds the same of the numbers there, which are in
-// order, and of those behind them, with few spans: other numbers do not matter,
-// because they never come again. All before the first that is not in s are in the
-// result if whole is set: then it begins at 0, see [spans.covers].
-func (s spans) concise(there []int32, whole bool) (t spans) {
-	from, taken := int32(0), whole // of the gap between two that are not in s
-	gap := func(to int32) {
-		if taken && from <= to {
-			t = append(t, span{from, to})
-		}
-	}
-	for _, n := range there {
-		if s.has(n) {
-			taken = true
-			continue
-		}
-		gap(n - 1)
-		from, taken = n+1, false
-	}
-	last := int32(-1)
-	if len(s) > 0 {
-		last = s[len(s)-1].b
-	}
-	taken = taken || len(there) == 0 || last > there[len(there)-1]
-	gap(last) // what is taken in it is in s, so it does not end before that
-	return t
-}

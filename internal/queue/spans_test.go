@@ -118,92 +118,112 @@ func FuzzSpans(f *testing.F) {
 			t.Errorf("%v is read as %v", s, back)
 		}
 		wantTogether(t, s, data)
-		rnd := rand.New(rand.NewPCG(uint64(len(data)), 7))
-		for _, whole := range []bool{false, true} {
-			var there []int32
-			for n := int32(0); n < 140; n++ {
-				if rnd.IntN(3) == 0 {
-					there = append(there, n)
-				}
-			}
-			c := s.concise(there, whole)
-			free, gone := 0, true
-			for _, n := range there {
-				if c.has(n) != set[n] {
-					t.Errorf("%v of %v: concise is %v, which differs at %d", s, there, c, n)
-				}
-				if !set[n] {
-					free++
-				}
-			}
-			if len(c) > free+1 {
-				t.Errorf("%v of %v: concise is %v, more than %d spans", s, there, c, free+1)
-			}
-			// What is behind all that are there may only be there later.
-			last := int32(-1)
-			if len(there) > 0 {
-				last = there[len(there)-1]
-			}
-			end := int32(-1)
-			if len(s) > 0 {
-				end = s[len(s)-1].b
-			}
-			for n := max(last, end) + 1; n < 150; n++ {
-				gone = gone && !c.has(n)
-			}
-			if !gone {
-				t.Errorf("%v of %v: concise is %v, which takes what has not come yet", s, there, c)
-			}
-			if whole && free == 0 && end >= last && !c.covers(end) {
-				t.Errorf("%v of %v: concise is %v, which does not say that all are taken", s, there, c)
-			}
-		}
 	})
 }
 
-func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
-	for _, r := range []record{
-		{holdings: map[string]holding{}},
-		{serial: 1 << 40, holdings: map[string]holding{"b-00000-0000000007": {owned: spans{{0, 5}, {9, 9}}}}},
-		{serial: 3, givenBack: true, holdings: map[string]holding{
-			"b-00000-0000000007": {owned: spans{{0, 5}}, hand: spans{{1, 1}, {4, 5}}},
-			"d-00003-0000000001": {owned: spans{{2, 2}}},
-		}},
+func TestBoardsAreReadAsTheyWereWritten(t *testing.T) {
+	for _, b := range []*board{
+		{lines: map[string]hold{}, tried: map[int32]int{}},
+		{lines: map[string]hold{"0123456789abcdef": {claimed: spans{{0, 5}, {9, 9}}}}, tried: map[int32]int{}},
+		{lines: map[string]hold{"0123456789abcdef": {spans{{2, 5}}, spans{{3, 3}, {5, 5}}}, "fedcba9876543210": {claimed: spans{{7, 7}}}}, gone: spans{{0, 1}, {6, 6}}, tried: map[int32]int{3: 2, 40: 1}},
 	} {
-		if got := parseRecord(r.marshal()); !reflect.DeepEqual(got, r) {
-			t.Errorf("%q is read as %+v, want %+v", r.marshal(), got, r)
+		if got := parseBoard(b.marshal()); !reflect.DeepEqual(got, b) {
+			t.Errorf("%q is read as %+v, want %+v", b.marshal(), got, b)
 		}
 	}
 }
 
-// The lists of runs bridge what is gone, never what is somebody else's.
-func TestRunsOfAClaimHoldNoElementOfOthers(t *testing.T) {
-	b := bucket{name: "b-00000-0000000001"}
+// What an engine before this one has written there, or a person, claims nothing.
+func TestABoardThatIsNotUnderstoodIsEmpty(t *testing.T) {
+	for _, text := range []string{"0-17,20", "0-17 20", "gone", "tried 1:x,-1:2", "\x00\n 0"} {
+		if b := parseBoard([]byte(text)); len(b.lines)+len(b.taken())+len(b.tried) != 0 {
+			t.Errorf("%q is read as %+v", text, b)
+		}
+	}
+}
+
+// The board that follows says that what the dead have left is free, and how often it was tried; and
+// that numbers without elements never come again.
+func TestTheNextBoardTakesOutTheDead(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
-		t1 := &lot{bucket: b}
+		b := bucket{name: "b-00000-0000000001"}
+		l := &lot{bucket: b, board: &board{lines: map[string]hold{}, tried: map[int32]int{}}, dead: map[string]hold{}}
+		want := map[int32]int{}
 		for n := int32(0); n < 40; n++ {
-			if rnd.IntN(3) > 0 {
-				t1.elements = append(t1.elements, element{bucket: b.name, seq: n})
-				if rnd.IntN(3) == 0 {
-					t1.claimed = t1.claimed.add(span{n, n})
+			mark := []string{"", "", "alive", "dead", "dead too"}[rnd.IntN(5)]
+			if there := rnd.IntN(3) > 0; there {
+				l.elements = append(l.elements, element{bucket: b.name, seq: n})
+				if want[n] = rnd.IntN(2); want[n] > 0 {
+					l.board.tried[n] = want[n]
+				}
+			}
+			h := hold{claimed: only(n)}
+			if rnd.IntN(2) == 0 {
+				h.hand = only(n)
+			}
+			add := func(to map[string]hold) {
+				to[mark] = hold{to[mark].claimed.union(h.claimed), to[mark].hand.union(h.hand)}
+			}
+			switch mark {
+			case "":
+			case "alive":
+				add(l.board.lines)
+			default:
+				if add(l.dead); h.hand != nil {
+					want[n]++
 				}
 			}
 		}
-		es, _ := t1.free(1+rnd.IntN(20), func(element) bool { return rnd.IntN(8) > 0 })
-		var ours spans
-		for _, x := range t1.runs(es) {
-			ours = ours.add(x)
+		next := l.next()
+		taken := next.taken()
+		for _, e := range l.elements {
+			if owned := l.owner(e.seq) == "alive"; taken.has(e.seq) != owned {
+				t.Fatalf("%d is taken: %v, want %v", e.seq, taken.has(e.seq), owned)
+			}
+			if next.tried[e.seq] != want[e.seq] {
+				t.Fatalf("%d was tried %d times, want %d", e.seq, next.tried[e.seq], want[e.seq])
+			}
 		}
-		after := t1.with(es)
-		for _, e := range t1.elements {
-			mine := slices.Contains(es, e)
-			if ours.has(e.seq) != mine {
-				t.Fatalf("of %v, claimed %v: %v are %v", t1.elements, t1.claimed, es, ours)
+		if last := l.elements[len(l.elements)-1].seq; len(taken) > 0 {
+			for n := int32(0); n < last; n++ {
+				if !taken.has(n) && !slices.ContainsFunc(l.elements, func(e element) bool { return e.seq == n }) {
+					t.Fatalf("%d, which has no element, is free", n)
+				}
 			}
-			if after.has(e.seq) != (mine || t1.claimed.has(e.seq)) {
-				t.Fatalf("of %v, claimed %v: with %v claimed are %v", t1.elements, t1.claimed, es, after)
-			}
+		}
+	}
+}
+
+func TestSlotsAreFewAndHoldWhatIsDueInThem(t *testing.T) {
+	const now = int64(1_800_000_000_000)
+	slots := map[slot]bool{}
+	for delay := int64(1); delay < 1<<50; delay += delay/300 + 1 {
+		s := slotOf(3, now+delay, now)
+		if s.start > now+delay || s.start < now-1000 && delay > 1000 || now+delay-s.start > max(1000, delay/16) {
+			t.Fatalf("what is due in %d ms has the slot that begins in %d", delay, s.start-now)
+		}
+		if b, ok := parseBucket(s.prefix() + randomDigits(12)); !ok || b.prio != 3 || b.number != s.start || !b.delayed {
+			t.Fatalf("%+v is read as %+v, %v", s, b, ok)
+		}
+		slots[s] = true
+	}
+	if len(slots) > 2500 {
+		t.Errorf("%d slots", len(slots))
+	}
+}
+
+// An element keeps its first name through any number of delays.
+func TestTheFirstNameOfAnElementIsKept(t *testing.T) {
+	for _, first := range []element{{bucket: "b-00000-0000000123", name: "e-k0a1b2c3d-0000000004"}, {bucket: "d-00001-1800000000000-0123456789ab", name: "t1800000000123-0000000000"}} {
+		b, _ := parseBucket("d-00000-1800000000000-ba9876543210")
+		e, ok := parseElement(b, laterName(1800000000500, 3, 17, first.id(), "k0a1b2c3d")+"0000000009")
+		if !ok || e.id() != first.key() || e.tries != 3 || e.first != 17 || e.due != 1800000000500 || e.tag != "k0a1b2c3d" || e.seq != 9 {
+			t.Errorf("%+v, %v", e, ok)
+		}
+		again, ok := parseElement(b, laterName(1800000000900, 4, e.first, e.id(), e.tag)+"0000000010")
+		if !ok || again.id() != first.key() {
+			t.Errorf("%+v, %v", again, ok)
 		}
 	}
 }

@@ -6,58 +6,119 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/session"
 )
 
 // This file counts what is in a queue, and tells who has claimed it.
 
-// synced returns what f finds in whatever session, when the server has caught up.
-func synced[R any](ctx context.Context, q *core, f func(ctx context.Context, inc *session.Incarnation) (R, error)) (r R, err error) {
-	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		if err = inc.Sync(ctx, q.dir); err == nil {
-			r, err = f(ctx, inc)
+// maxCounts is how often Len counts a queue that changes all the time.
+const maxCounts = 20
+
+// Len counts until two counts in a row are the same: then that was the length between them. Of a
+// queue that changes all the time it returns the last count.
+func (q *core) Len(ctx context.Context) (n int, err error) {
+	return synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (n int, err error) {
+		var before []tally
+		for i := 0; ; i++ {
+			now, err := q.site.counts(ctx, inc)
+			if err != nil {
+				return 0, err
+			}
+			if i > 0 && slices.Equal(before, now) || i == maxCounts {
+				for _, t := range now {
+					n += int(t.children)
+				}
+				return n, nil
+			}
+			before = now
 		}
+	})
+}
+
+func (q *core) Stats(ctx context.Context) (Stats, error) {
+	return synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (st Stats, err error) {
+		if st.Dead, err = q.Count(ctx, inc); err != nil {
+			return st, err
+		}
+		names, err := inc.Names(ctx, q.dir)
+		if err != nil {
+			return st, err
+		}
+		st.Paused = slices.Contains(names, pausedName)
+		lots, err := q.lots(ctx, inc, parseBuckets(names))
+		if err != nil {
+			return st, err
+		}
+		if _, err := q.bury(ctx, inc, lots, false, true); err != nil {
+			return st, err
+		}
+		owned, err := q.countLots(ctx, inc, lots, &st)
+		if err == nil {
+			st.Holders, err = q.holders(ctx, inc, owned)
+		}
+		return st, err
+	})
+}
+
+// countLots counts what is in buckets, and returns how many elements each mark has claimed.
+func (q *core) countLots(ctx context.Context, inc *session.Incarnation, lots []*lot, st *Stats) (owned map[string]int, err error) {
+	err = session.Parallel(len(lots), func(i int) error {
+		if lots[i].children == 0 {
+			return nil
+		}
+		names, _, err := inc.Children(ctx, session.ChildPath(q.dir, lots[i].name))
+		if session.IsNoNode(err) || session.IsAnswer(err, zk.ErrNoAuth) {
+			return nil
+		}
+		lots[i].elements = parseElements(lots[i].bucket, names)
 		return err
 	})
-	return r, err
+	owned = make(map[string]int)
+	now := time.Now().UnixMilli()
+	fronts := make(map[int][]element)
+	for _, t := range lots {
+		for _, e := range t.elements {
+			if mark := t.owner(e.seq); mark != "" {
+				st.Claimed++
+				owned[mark]++
+				continue
+			}
+			st.Attempts = max(st.Attempts, int(e.tries)+t.board.tried[e.seq])
+			if e.due > now {
+				st.Delayed++
+				continue
+			}
+			if st.Ready++; e.due == 0 && len(fronts[e.prio]) < 100 {
+				fronts[e.prio] = append(fronts[e.prio], e)
+			}
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	for front := range maps.Values(fronts) {
+		if err := q.countFront(ctx, inc, front, st); err != nil {
+			return nil, err
+		}
+	}
+	return owned, nil
 }
 
-func (q *core) Len(ctx context.Context) (int, error) { return synced(ctx, q, q.length) }
-
-func (q *core) Stats(ctx context.Context) (Stats, error) { return synced(ctx, q, q.stats) }
-
-func (q *core) stats(ctx context.Context, inc *session.Incarnation) (st Stats, err error) {
-	dead, err := q.deadLetters.names(ctx, inc)
-	if err != nil {
-		return st, err
+// owner returns which mark has claimed a number, or "".
+func (t *lot) owner(n int32) string {
+	for mark, h := range t.board.lines {
+		if h.claimed.has(n) {
+			return mark
+		}
 	}
-	st.Dead = len(dead)
-	names, _, err := inc.Children(ctx, q.dir)
-	if session.IsNoNode(err) {
-		return st, nil
-	}
-	if err != nil {
-		return st, err
-	}
-	err = q.layout.count(ctx, inc, names, &st)
-	return st, err
+	return ""
 }
 
-func (q own) count(ctx context.Context, inc *session.Incarnation, names []string, st *Stats) error {
-	claimed := make(map[string][]int32)
-	fronts, err := q.countBuckets(ctx, inc, parseBuckets(names), st, claimed)
-	if err != nil {
-		return err
-	}
-	if st.Holders, err = q.holders(ctx, inc, claimed); err != nil {
-		return err
-	}
-	return q.countFronts(ctx, inc, fronts, st)
-}
-
-// countFronts looks at the elements that stand first.
-func (q *core) countFronts(ctx context.Context, inc *session.Incarnation, fronts []element, st *Stats) error {
-	for _, e := range fronts {
+// countFront looks at the first of these elements that still exists.
+func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front []element, st *Stats) error {
+	for _, e := range front {
 		stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.key()))
 		if err != nil {
 			return err
@@ -65,79 +126,52 @@ func (q *core) countFronts(ctx context.Context, inc *session.Incarnation, fronts
 		if stat == nil {
 			continue // consumed in the meantime
 		}
-		st.Attempts = max(st.Attempts, int(e.tries)+int(stat.Version))
+		st.Attempts = max(st.Attempts, int(stat.Version))
 		if t := time.UnixMilli(stat.Ctime); st.Oldest.IsZero() || t.Before(st.Oldest) {
 			st.Oldest = t
 		}
+		return nil
 	}
 	return nil
 }
 
-// countBuckets counts what is in buckets, and returns the first free element of
-// each priority. It notes which of those that are there are claimed.
-func (q *core) countBuckets(ctx context.Context, inc *session.Incarnation, buckets []bucket, st *Stats, claimed map[string][]int32) ([]element, error) {
-	lots, err := q.lots(ctx, inc, buckets)
-	if err != nil {
-		return nil, err
+// holders tells who has claimed how many.
+func (q *core) holders(ctx context.Context, inc *session.Incarnation, owned map[string]int) (hs []Holder, err error) {
+	marks := slices.Sorted(maps.Keys(owned))
+	paths := make([]string, len(marks))
+	for i, mark := range marks {
+		paths[i] = session.ChildPath(q.live, mark)
 	}
-	err = session.Parallel(len(lots), func(i int) error {
-		if lots[i].children == 0 {
-			return nil
-		}
-		return q.list(ctx, inc, lots[i])
-	})
-	now := time.Now().UnixMilli()
-	fronts := make(map[int]element)
-	for _, t := range lots {
-		for _, e := range t.elements {
-			switch {
-			case t.claimed.has(e.seq):
-				st.Claimed++
-				claimed[t.name] = append(claimed[t.name], e.seq)
-				continue
-			case e.due > now:
-				st.Delayed++
-			default:
-				st.Ready++
-				if f, ok := fronts[e.prio]; e.due == 0 && (!ok || e.before(f)) {
-					fronts[e.prio] = e
-				}
-			}
-			st.Attempts = max(st.Attempts, int(e.tries))
-		}
+	nodes, err := inc.GetSmall(ctx, paths)
+	for i, n := range nodes {
+		hs = append(hs, Holder{Owner: string(n.Data), Claimed: owned[marks[i]]})
 	}
-	return slices.Collect(maps.Values(fronts)), err
+	slices.SortStableFunc(hs, func(a, b Holder) int { return b.Claimed - a.Claimed })
+	return hs, err
 }
 
-// holders tells who has claimed how many of those that are claimed.
-func (q *core) holders(ctx context.Context, inc *session.Incarnation, claimed map[string][]int32) (hs []Holder, err error) {
-	names, err := inc.Names(ctx, q.claims)
-	if err != nil {
-		return nil, err
-	}
-	var paths []string
-	for _, name := range names {
-		if len(name) == len(noGUID) {
-			paths = append(paths, session.ChildPath(q.claims, name), session.ChildPath(q.live, name))
+// Pause has no consumer claim anything until Resume. What one has found a moment ago it may still
+// claim.
+func (q *core) Pause(ctx context.Context) error {
+	return q.m.During(ctx, func(inc *session.Incarnation) error {
+		if _, err := inc.Create(ctx, q.dir, ring(q.dir).Data); err != nil {
+			return err
 		}
-	}
-	nodes, err := inc.GetAll(ctx, paths)
-	if err != nil {
-		return nil, err
-	}
-	for i := 0; i < len(nodes); i += 2 {
-		h := Holder{Owner: string(nodes[i+1].Data)}
-		for bucket, had := range parseRecord(nodes[i].Data).holdings {
-			for _, n := range claimed[bucket] {
-				if had.owned.has(n) { // it may name what has gone already
-					h.Claimed++
-				}
-			}
+		_, err := inc.Create(ctx, session.ChildPath(q.dir, pausedName), nil)
+		return err
+	})
+}
+
+// Resume is the end of Pause.
+func (q *core) Resume(ctx context.Context) error {
+	return q.m.During(ctx, func(inc *session.Incarnation) error {
+		if err := inc.RemoveNow(ctx, session.ChildPath(q.dir, pausedName)); err != nil && !session.IsNoNode(err) {
+			return err
 		}
-		if h.Claimed > 0 {
-			hs = append(hs, h)
+		_, err := inc.Set(ctx, q.dir, ring(q.dir).Data, -1) // the bell
+		if session.IsNoNode(err) {
+			err = nil
 		}
-	}
-	slices.SortFunc(hs, func(a, b Holder) int { return b.Claimed - a.Claimed })
-	return hs, nil
+		return err
+	})
 }

@@ -13,16 +13,22 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A sweeper deletes what nobody looks for: journals and receipts of those who were killed,
+// A Sweeper deletes what nobody looks for: receipts of those who were killed,
 // IDs that are forgotten, dead letters that are not to be kept. The head of the consumers' line sweeps when it has
 // nothing else to do, and a producer when it has become idle, once in sweepEvery; and who
 // is never idle when it is that late.
-type sweeper struct {
-	deadLetters
-	keep time.Duration // for how long dead letters are kept; 0: for ever
+type Sweeper struct {
+	DeadLetters
+	senders, ids string        // empty if there are none
+	keep         time.Duration // for how long dead letters are kept; 0: for ever
 
 	mu  sync.Mutex
 	due time.Time // when to sweep; guarded by mu
+}
+
+// NewSweeper returns a Sweeper, which keeps dead letters for so long.
+func NewSweeper(dead DeadLetters, senders, ids string, keep time.Duration) *Sweeper {
+	return &Sweeper{DeadLetters: dead, senders: senders, ids: ids, keep: keep, due: time.Now()}
 }
 
 const (
@@ -33,15 +39,15 @@ const (
 	sweepAtOnce = 500
 )
 
-// next returns when to sweep.
-func (s *sweeper) next() time.Time {
+// Next returns when to sweep.
+func (s *Sweeper) Next() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.due
 }
 
 // begin reports whether it has been time to sweep for so long; then the caller does.
-func (s *sweeper) begin(late time.Duration) bool {
+func (s *Sweeper) begin(late time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -53,20 +59,20 @@ func (s *sweeper) begin(late time.Duration) bool {
 }
 
 // again is told that a sweep was interrupted.
-func (s *sweeper) again() {
+func (s *Sweeper) again() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.due = time.Now()
 }
 
-// sweep deletes what is left over, if it has been time to for so long: in the background, as it
+// Sweep deletes what is left over, if it has been time to for so long: in the background, as it
 // may take long, and nobody waits for it. What the servers refuse is left for the next time.
-func (s *sweeper) sweep(inc *session.Incarnation, late time.Duration) {
+func (s *Sweeper) Sweep(inc *session.Incarnation, late time.Duration) {
 	if !s.begin(late) {
 		return
 	}
-	s.m.Spawn(func() {
-		for _, f := range []func(context.Context, *session.Incarnation) error{s.abandoned(s.senders), s.abandoned(s.receipts), s.sweepIDs, s.sweepDead} {
+	s.Manager.Spawn(func() {
+		for _, f := range []func(context.Context, *session.Incarnation) error{s.abandoned(s.senders), s.abandoned(s.Receipts), s.sweepIDs, s.sweepDead} {
 			if err := f(inc.Ctx, inc); session.OutcomeOf(err) != session.Answered {
 				s.again()
 				return
@@ -77,7 +83,7 @@ func (s *sweeper) sweep(inc *session.Incarnation, late time.Duration) {
 
 // read reads the children of dir whose names are of, and returns them with the Stat of dir,
 // written since they were listed: its Mtime is the servers' time.
-func (s *sweeper) read(ctx context.Context, inc *session.Incarnation, dir string, of func(name string) bool) (paths []string, nodes []session.Node, now *zk.Stat, err error) {
+func (s *Sweeper) read(ctx context.Context, inc *session.Incarnation, dir string, of func(name string) bool) (paths []string, nodes []session.Node, now *zk.Stat, err error) {
 	names, err := inc.Names(ctx, dir)
 	for _, name := range names {
 		if of(name) {
@@ -97,7 +103,10 @@ func (s *sweeper) read(ctx context.Context, inc *session.Incarnation, dir string
 // that asks for the time, writes the directory too: then what is left is left for
 // the next time. So nothing is deleted but what was read: to make a note anew one
 // has to delete the old one, and to write it changes its version.
-func (s *sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
+func (s *Sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
+	if s.ids == "" {
+		return nil
+	}
 	shards, stat, err := inc.Children(ctx, s.ids)
 	// One process is enough; by whose clock that is does not matter much.
 	if err != nil || time.Since(time.UnixMilli(stat.Mtime)) < sweepEvery/2 {
@@ -135,7 +144,7 @@ func (s *sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error 
 
 // sweepDead deletes the dead letters that are older than they are to be kept. No
 // name of one comes again.
-func (s *sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error {
+func (s *Sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error {
 	if s.keep == 0 {
 		return nil
 	}
@@ -145,7 +154,7 @@ func (s *sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 			err = nil // it is as old as the others
 		}
 		if err == nil && now == nil {
-			now, err = inc.Set(ctx, s.dead, nil, -1) // for the servers' time
+			now, err = inc.Set(ctx, s.Dir, nil, -1) // for the servers' time
 		}
 		if err != nil || time.UnixMilli(now.Mtime).Sub(d.Since) < s.keep {
 			return err
@@ -157,14 +166,16 @@ func (s *sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 	return nil
 }
 
-// abandoned deletes the journals, and receipts, in dir that nobody has written for long. Who
-// lives writes its own with each transaction, and deletes it a moment after the last: only one
+// abandoned deletes the receipts in dir that nobody has written for long. Who lives writes its own
+// with each transaction, and deletes it a moment after the last: only one
 // that was cut off for so long in between finds it deleted, and says that the outcome is
 // unknown. Each is deleted at the version at which it was read, so not if it is written now.
-func (s *sweeper) abandoned(dir string) func(ctx context.Context, inc *session.Incarnation) error {
+func (s *Sweeper) abandoned(dir string) func(ctx context.Context, inc *session.Incarnation) error {
 	return func(ctx context.Context, inc *session.Incarnation) error {
-		// Those with other names stand in the line for room.
-		paths, nodes, now, err := s.read(ctx, inc, dir, func(name string) bool { return len(name) == len(noGUID) || strings.HasSuffix(name, "-receipt") })
+		if dir == "" {
+			return nil
+		}
+		paths, nodes, now, err := s.read(ctx, inc, dir, func(name string) bool { return strings.HasSuffix(name, "-receipt") })
 		if err != nil {
 			return err
 		}

@@ -3,290 +3,319 @@ package queue
 import (
 	"context"
 	"errors"
-	"sync"
+	"iter"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
-	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
-	"github.com/zsync/zsync/internal/trace"
 )
 
-// This file takes, or looks at, the first element without a consumer: nothing is claimed,
-// it is removed at once, and put back if nobody is there any more to get it.
+// This file takes, or looks at, elements without a consumer.
 
+// Take is a claim and its removal.
 func (q *core) Take(ctx context.Context) (*Element, error) {
-	if ctx.Err() != nil {
-		return nil, session.CtxErr(ctx)
-	}
+	inner, leave := q.whileOpen(ctx)
+	defer leave()
 	for {
-		it, err := q.pluck(ctx)
-		if err != nil || it == nil {
-			return nil, err
-		}
-		if it.fault == nil { // else it was buried
-			return it.describe(), nil
+		e, again, err := q.takeOne(inner)
+		if !again {
+			if err != nil && inner.Err() != nil && ctx.Err() == nil {
+				err = session.ErrClosed
+			}
+			return e, err
 		}
 	}
 }
 
-// pluck removes the first free element. One with a fault goes to the dead
-// letters.
-func (q *core) pluck(ctx context.Context) (*item, error) {
-	var taken *item
-	err := q.m.During(ctx, func(inc *session.Incarnation) error {
-		if _, err := q.order.await(ctx, inc, 0); err != nil {
+// takeOne is one attempt of Take. Again tells that there may be another element: this one was set
+// aside, or others were quicker, or the session has ended meanwhile.
+func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) {
+	it, err := q.seize(ctx)
+	if err != nil || it == nil {
+		return nil, false, err
+	}
+	c := it.c
+	if q.check(it); it.misfit {
+		if err := q.skips.Misfit(it.bucket, it.seq, it.fault); err != nil {
+			c.settleNow(ctx, it, entry{fate: Return}) // who looks next finds it in its place
+			return nil, false, err
+		}
+	}
+	if it.fault != nil {
+		_, err := c.settleNow(ctx, it, entry{fate: Bury, reason: it.fault, alone: true})
+		return nil, err == nil, err
+	}
+	got := it.element
+	e = &Element{ID: it.id(), Data: it.data, Value: it.value, Sent: it.sent, Attempts: it.attempts}
+	// As a txn, it is over when the servers refuse it: nobody would get what is removed later.
+	removal, err := c.settleNow(ctx, it, entry{fate: Remove, alone: true, with: &txn{load: &load{m: q.m}}})
+	switch {
+	case err == nil, session.IsNoNode(err) && ctx.Err() == nil:
+		return e, false, nil // or nobody can say whether we have removed it: then rather twice than never
+	case ctx.Err() != nil:
+		// The removal may be under way, or done. If it is, nobody has the element.
+		taken := e
+		q.m.Spawn(func() { q.restore(it, removal, got, taken) })
+		return nil, false, session.CtxErr(ctx)
+	case c.lost() != nil && !isOver(err):
+		return nil, true, nil
+	}
+	c.settleNow(ctx, it, entry{fate: Return})
+	return nil, false, err
+}
+
+// restore stores an element anew that was removed, and that nobody has got, when that is known. It
+// goes ahead of others: its time is that at which it was sent.
+func (q *core) restore(it *item, removal *entry, was element, e *Element) {
+	_, stay := q.m.BeforeClose()
+	defer stay()
+	select {
+	case <-removal.done:
+	case <-q.m.Over:
+		return
+	}
+	if removal.err != nil && !session.IsNoNode(removal.err) { // it was not removed
+		it.c.decide(it, entry{fate: Return})
+		return
+	}
+	due := max(min(e.Sent.UnixMilli(), time.Now().UnixMilli()), 1)
+	p := &parcel{ctx: session.Finishing, prio: was.prio, due: due, data: [][]byte{e.Data}, tags: []string{was.tag}, done: make(chan error, 1)}
+	p.name = laterName(due, int32(e.Attempts), e.Sent.UnixMilli(), was.id(), was.tag)
+	p.size = q.out.elementSize(e.Data)
+	for wait := retryAfter; ; wait = min(2*wait, time.Minute) {
+		err := q.out.send(p)
+		if err == nil || q.m.Failure() != nil || session.OutcomeOf(err) != session.Answered && !errors.Is(err, session.ErrUnprotected) {
+			if err != nil {
+				q.m.Log.Error("zsync: cannot put an element back", "path", q.path, "element", e.ID, "err", err)
+			}
+			return
+		}
+		q.m.Log.Warn("zsync: an element that was taken for nobody is put back later", "path", q.path, "element", e.ID, "err", err)
+		if q.m.Sleep(session.Finishing, wait) != nil {
+			q.out.send(p)
+			return
+		}
+	}
+}
+
+// seize claims the first free element and reads it; nil if there is none.
+func (q *core) seize(ctx context.Context) (it *item, err error) {
+	err = q.m.During(ctx, func(inc *session.Incarnation) error {
+		if err := q.vet(ctx, inc); err != nil {
 			return err
 		}
-		beaten, was := -1, ""
-		for {
-			it, claim, err := q.layout.first(ctx, inc, min(1<<(3*min(max(beaten, 0), 2)), maxSpread), false)
-			if err == nil && it == nil {
-				if q.sweeper.keep > 0 { // for the sake of those dead letters alone that are not to be kept
-					q.sweeper.sweep(inc, 0)
-				}
-			}
-			if err != nil || it == nil {
-				return err
-			}
-			// What is still there was refused for another's sake. One that is gone may have
-			// been cancelled; when the second is as well, others take what is first.
-			if was != "" && was != it.key() {
-				beaten++
-			}
-			was = it.key()
-			ops := append([]any{q.deletion(it)}, claim...)
-			q.check(it)
-			if it.misfit {
-				if err := q.skips.misfit(it.key(), it.fault); err != nil {
-					return err
-				}
-			}
-			if it.fault != nil {
-				letter, err := q.letterNow(ctx, inc, it)
-				if err != nil {
-					return err
-				}
-				ops = append(ops, letter...)
-			}
-			err = q.remove(ctx, it, ops)
-			if outrun(err) {
-				// Somebody else was quicker. If others consume we make way for them at once.
-				others, err := q.othersConsume(ctx, inc)
-				if err != nil {
-					return err
-				}
-				if others {
-					beaten, was = max(beaten, 0)+1, ""
-				}
-				continue
-			}
+		spread, pause := 1, firstPause
+		for synced := false; ; {
+			f, err := q.search(ctx, inc, quest{n: 1, spread: spread, watch: synced})
 			if err != nil {
 				return err
 			}
-			if it.fault != nil {
-				q.report(it.key(), it.fault)
+			if len(f.es) == 0 {
+				switch {
+				case !synced: // this server may lag: there is nothing only if the leader says so
+					synced = true
+					if err := inc.Sync(ctx, q.dir); err != nil {
+						return err
+					}
+					continue
+				case f.left == nil:
+					if q.sweeper.keep > 0 { // for the sake of those dead letters alone that are not to be kept
+						q.sweeper.Sweep(inc, 0)
+					}
+					return nil
+				}
+				f = f.left // that it does not decode is told, again
 			}
-			taken = it
-			return nil
+			switch it, err = q.claimNow(ctx, inc, f); {
+			case errors.Is(err, session.ErrVanished), err == errBarred:
+				continue // somebody has deleted our mark, or it was deleted as nobody used it
+			case err != nil || it != nil:
+				return err
+			}
+			if spread = min(8*spread, maxSpread); !f.more {
+				if err := session.Sleep(ctx, pause); err != nil {
+					return err
+				}
+				pause = min(2*pause, maxPause)
+			}
 		}
 	})
-	return taken, err
+	return it, err
 }
 
-func (q *core) Peek(ctx context.Context) (*Element, error) {
-	it, err := synced(ctx, q, func(ctx context.Context, inc *session.Incarnation) (*item, error) {
-		it, _, err := q.layout.first(ctx, inc, 1, true)
-		return it, err
-	})
-	if err != nil || it == nil {
+// claimNow claims the first element of a finding, and reads it. It is nil without an error if others
+// were quicker. What is claimed when ctx has ended goes back.
+func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *finding) (*item, error) {
+	c, err := q.enlist(inc)
+	if err != nil {
 		return nil, err
 	}
-	return it.describe(), nil
-}
-
-// first returns the first of one of so many buckets as spread. Unless it is aside it waits
-// for what the dead had claimed.
-func (q own) first(ctx context.Context, inc *session.Incarnation, spread int, aside bool) (it *item, with []any, err error) {
-	if !aside {
-		if err := q.under.look(ctx, inc); err != nil {
-			return nil, nil, err
-		}
+	type claimed struct {
+		it  *item
+		err error
 	}
-	missed := false
-	for synced := false; ; {
-		f, err := q.search(ctx, inc, maxPost, spread, aside)
-		if err != nil {
-			return nil, nil, err
-		}
-		if len(f.es) == 0 && !synced {
-			// This server may lag. There is nothing only if the leader says so.
-			synced = true
-			if err := inc.Sync(ctx, q.dir); err != nil {
-				return nil, nil, err
-			}
-			continue
-		}
-		if len(f.es) == 0 {
-			var next time.Time
-			buried := false
-			if f.busy && !aside {
-				if next, buried, err = q.under.visit(ctx, inc); err != nil {
-					return nil, nil, err
-				}
-			}
-			switch {
-			case buried || !next.IsZero():
-				if err := session.AwaitIn(ctx, inc, time.After(time.Until(next))); err != nil {
-					return nil, nil, err
-				}
-				continue
-			case f.left == nil:
-				return nil, nil, nil
-			}
-			f = f.left // that it does not decode is told, again
-		}
-		for _, e := range f.es {
-			data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.key()))
-			if session.IsNoNode(err) {
-				// Somebody consumes them as we look: what follows goes next. A single one
-				// may have been cancelled.
-				if missed && !aside {
-					spread = min(spread+1, maxSpread)
-				}
-				missed = true
-				break
-			}
-			if q.skips.unreadable(e.key(), err) {
-				continue
-			}
-			if err != nil {
-				return nil, nil, err
-			}
-			it := &item{element: e}
-			it.read(data, stat)
-			with := f.lot.claiming(q.dir, e)
-			if keyOf(e.tag) != "" {
-				with = append(with, ring(q.dir)) // the bell: the next with its key may go
-			}
-			return it, with, nil
-		}
-	}
-}
-
-// remove applies ops, which remove it, exactly once. If ctx ends before the
-// outcome is known the removal is undone, and Session.Close waits for that.
-func (q *core) remove(ctx context.Context, it *item, ops []any) error {
-	leaving, stay := q.m.BeforeClose()
-	if session.IsClosed(leaving) {
-		stay()
-		return session.ErrClosed
-	}
-	done, left := make(chan error), make(chan struct{}) // the outcome goes to the caller, unless that has left
+	done := make(chan claimed, 1)
+	left := make(chan struct{})
+	p := &pump{q: q}
 	q.m.Spawn(func() {
-		defer stay()
-		rs, err := q.commit(session.Finishing, ops)
-		if err == nil {
-			q.traceTaken(it, rs)
+		defer c.leave()
+		items, err := c.claim(f.lot, f.es[:1], 0, 0)
+		if err == nil && items != nil {
+			items, err = p.fetch(c, items, p.read(inc, f.es[:1]))
+		}
+		var it *item
+		if len(items) > 0 {
+			it = items[0]
 		}
 		select {
-		case done <- err:
-			return
-		case <-left:
-		}
-		tried := sync.OnceFunc(q.order.end)
-		defer tried()
-		if err == nil && it.fault == nil {
-			if err := q.putBack(it, leaving, tried); err != nil {
-				q.m.Log.Error("zsync: cannot put an element back", "path", q.path, "element", it.key(), "err", err)
+		case done <- claimed{it, err}:
+			if !session.IsClosed(left) {
+				return
 			}
+		default:
+		}
+		if it != nil {
+			c.decide(it, entry{fate: Return})
 		}
 	})
 	select {
-	case err := <-done:
-		return err
+	case r := <-done:
+		return r.it, r.err
 	case <-ctx.Done():
-		q.order.begin(true) // the next TryRecv must not get what comes after it
 		close(left)
-		return session.CtxErr(ctx)
-	}
-}
-
-// traceTaken tells that it was removed by who had not claimed it.
-func (q *core) traceTaken(it *item, rs []zk.MultiResponse) {
-	if q.trace == nil {
-		return
-	}
-	l := trace.Line{Event: trace.Take, Kind: trace.Element, Path: q.m.Bare(q.dir), Elements: []string{it.key()}, Fate: trace.Removed, Zxid: zxidOf(rs)}
-	if it.fault != nil {
-		l.Fate = trace.Buried
-	}
-	q.trace.Line(l)
-}
-
-// putBack puts an element that was removed, and that nobody has got, back to its
-// place, exactly once. It exists nowhere else, so what the servers refuse is tried
-// again, until the Session is being closed: then once more. An outcome that is in doubt
-// is no answer, see [session.OutcomeOf]: the element might be there twice. ErrUnprotected
-// says that nothing was sent. tried is called after the first attempt.
-func (q *core) putBack(it *item, leaving <-chan struct{}, tried func()) error {
-	last := false
-	for wait := retryAfter; ; wait = min(2*wait, time.Minute) {
-		err := q.layout.restore(it)
-		tried()
-		if err == nil || last || session.OutcomeOf(err) != session.Answered && !errors.Is(err, session.ErrUnprotected) {
-			return err
-		}
-		if wait == retryAfter {
-			q.m.Log.Warn("zsync: an element that was taken for nobody is put back later", "path", q.path, "element", it.key(), "err", err)
-		}
 		select {
-		case <-time.After(wait):
-		case <-leaving: // if both are ready it is tried again all the same
-			last = true
+		case r := <-done:
+			if r.it != nil {
+				c.decide(r.it, entry{fate: Return})
+			}
+		default:
+		}
+		return nil, session.CtxErr(ctx)
+	}
+}
+
+func (q *core) Peek(ctx context.Context) (*Element, error) {
+	return synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (*Element, error) {
+		for {
+			f, err := q.search(ctx, inc, quest{n: bucketSize, spread: 1, aside: true, watch: true})
+			if err != nil {
+				return nil, err
+			}
+			if len(f.es) == 0 {
+				if f = f.left; f == nil {
+					return nil, nil
+				}
+			}
+			for i, e := range f.es {
+				data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.key()))
+				switch {
+				case session.IsNoNode(err) && i < len(f.es)-1:
+					continue // somebody consumes them as we look
+				case session.IsNoNode(err):
+				case q.skips.Unreadable(e.bucket, e.seq, e.key(), err):
+				case err != nil:
+					return nil, err
+				default:
+					it := &item{element: e, attempts: f.lot.board.tried[e.seq]}
+					it.read(session.Node{Data: data, Stat: stat})
+					return &Element{ID: it.id(), Data: data, Sent: it.sent, Attempts: it.attempts}, nil
+				}
+			}
+		}
+	})
+}
+
+func (q *core) Requeue(ctx context.Context, d *Letter) error {
+	prio, tag, err := placeOf(d)
+	if err != nil {
+		return err
+	}
+	remove, size := q.Removal(d)
+	p := &parcel{ctx: ctx, prio: prio, data: [][]byte{d.Framed}, tags: []string{tag}, with: remove, done: make(chan error, 1)}
+	p.size = q.out.elementSize(d.Framed) + size
+	return q.out.send(p)
+}
+
+// List yields the elements that are in a state, in pages: each bucket as it is when List comes to it.
+func (q *core) List(ctx context.Context, s State) iter.Seq2[Listed, error] {
+	return func(yield func(Listed, error) bool) {
+		var buckets []bucket
+		_, err := synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (bool, error) {
+			names, err := inc.Names(ctx, q.dir)
+			buckets = parseBuckets(names)
+			return true, err
+		})
+		for i := 0; err == nil && i < len(buckets); i++ {
+			var page []Listed
+			err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+				page, err = q.page(ctx, inc, buckets[i], s)
+				return err
+			})
+			for _, l := range page {
+				if err == nil && !yield(l, nil) {
+					return
+				}
+			}
+		}
+		if err != nil {
+			yield(Listed{}, err)
 		}
 	}
 }
 
-// restore makes an element one of the delayed that are due, because no name comes again.
-// They go ahead of the others: its time is that at which it was sent, so several keep
-// their order.
-func (q own) restore(it *item) error {
-	ctx := session.Finishing // ends with the Session
-	due := it.due
-	if due == 0 { // now at the latest, by our own clock too
-		due = max(min(it.sent.UnixMilli(), time.Now().UnixMilli()), 1)
+// page returns the elements of a bucket that are in a state.
+func (q *core) page(ctx context.Context, inc *session.Incarnation, b bucket, s State) (page []Listed, err error) {
+	lots, err := q.lots(ctx, inc, []bucket{b})
+	if err == nil {
+		_, err = q.bury(ctx, inc, lots, false, true)
 	}
-	for {
-		var create *zk.CreateRequest
-		err := q.m.During(ctx, func(inc *session.Incarnation) error {
-			if _, err := inc.Create(ctx, q.dir, []byte(marks.Dir)); err != nil {
-				return err
-			}
-			stat, err := inc.Exists(ctx, q.dir)
-			if err != nil {
-				return err
-			}
-			if stat == nil {
-				return zk.ErrNoNode // deleted since
-			}
-			create = q.later(it, stat.Czxid, due, it.attempts())
-			if _, err = inc.Create(ctx, session.ParentPath(create.Path), nil); err == nil && keyOf(it.tag) != "" {
-				_, err = inc.Create(ctx, session.ChildPath(q.dir, keysName), nil)
-			}
-			return err
-		})
-		if err != nil {
-			return err
+	if err != nil || len(lots) == 0 {
+		return nil, err
+	}
+	t, now := lots[0], time.Now().UnixMilli()
+	names, err := inc.Names(ctx, session.ChildPath(q.dir, t.name))
+	if err != nil {
+		return nil, err
+	}
+	t.elements = parseElements(t.bucket, names)
+	next := t.next()
+	var paths, marks []string
+	for _, e := range t.elements {
+		l := Listed{Element: Element{ID: e.id(), Attempts: int(e.tries) + next.tried[e.seq]}, State: Ready}
+		mark := t.owner(e.seq)
+		if mark != "" {
+			l.State = Claimed
+		} else if e.due > now {
+			l.State, l.Due = Delayed, time.UnixMilli(e.due)
 		}
-		ops := []any{create, ring(q.dir)} // the bell
-		if keyOf(it.tag) != "" {
-			ops = append(ops, &zk.SetDataRequest{Path: session.ChildPath(q.dir, keysName), Version: -1})
-		}
-		_, err = q.commit(ctx, ops)
-		if !session.IsNoNode(err) {
-			return err
+		if l.State == s {
+			page, paths, marks = append(page, l), append(paths, session.ChildPath(q.dir, e.key())), append(marks, session.ChildPath(q.live, mark))
 		}
 	}
+	nodes, err := inc.GetVisible(ctx, paths)
+	if err != nil {
+		return nil, err
+	}
+	var owners []session.Node
+	if s == Claimed {
+		if owners, err = inc.GetSmall(ctx, marks); err != nil {
+			return nil, err
+		}
+	}
+	kept := page[:0]
+	for i, n := range nodes {
+		if n.Stat == nil {
+			continue // consumed meanwhile
+		}
+		l := page[i]
+		l.Data, l.Sent = n.Data, time.UnixMilli(n.Stat.Ctime)
+		if e, _ := parseElement(t.bucket, session.BaseName(paths[i])); e.first > 0 {
+			l.Sent = time.UnixMilli(e.first)
+		}
+		if owners != nil {
+			l.Owner = string(owners[i].Data)
+		}
+		l.Value, l.Fault = q.cfg.Decode(l.Data)
+		kept = append(kept, l)
+	}
+	return kept, nil
 }

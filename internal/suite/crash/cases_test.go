@@ -118,6 +118,23 @@ func (c *crashChild) awaitWait(ctx context.Context) {
 	}
 }
 
+// awaitRequests returns when the child has sent n requests since it began, or is gone.
+func (c *crashChild) awaitRequests(ctx context.Context, n int) {
+	for {
+		c.mu.Lock()
+		enough := c.seen >= n || c.killed
+		c.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+		if enough {
+			return
+		}
+	}
+}
+
 func lockOnce(ctx context.Context, l zsync.Locker) error {
 	ctx, cancel := context.WithTimeout(ctx, crashBound)
 	defer cancel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -17,26 +18,38 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
+// A holding is a delivery, and the session that has claimed it.
+type holding struct {
+	zsync.Delivery[int]
+	session int64
+}
+
 // A keyring watches that elements of one key are held one at a time, in order.
 type keyring struct {
 	t    testing.TB
+	srv  *zktest.Server
 	mu   sync.Mutex
-	held map[int]zsync.Delivery[int] // by key
-	last map[int]int                 // by key: the last that was acknowledged
+	held map[int]holding // by key
+	last map[int]int     // by key: the last that was acknowledged
 }
 
-// got is told of a delivery.
-func (k *keyring) got(d zsync.Delivery[int]) {
+// got is told of a delivery. One whose session a server has ended is over: Chaos ends sessions at
+// once, where servers end one that was silent for long, of which its client hears before.
+func (k *keyring) got(s *zsync.Session, d zsync.Delivery[int]) {
+	h := holding{d, s.ID()} // of d if the context of d has not ended after that
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	key := d.Value % 7
-	if o, ok := k.held[key]; ok && o.Context().Err() == nil && d.Context().Err() == nil {
+	alive := func(h holding) bool {
+		return h.Context().Err() == nil && slices.Contains(k.srv.Sessions(), h.session)
+	}
+	if o, ok := k.held[key]; ok && alive(o) && alive(h) {
 		k.t.Errorf("%d was delivered beside %d", d.Value, o.Value)
 	}
 	if last, ok := k.last[key]; ok && d.Value < last {
 		k.t.Errorf("%d was delivered after %d was acknowledged", d.Value, last)
 	}
-	k.held[key] = d
+	k.held[key] = h
 }
 
 // gone is told that it is about to be settled.
@@ -59,17 +72,18 @@ func TestHammerKeysKeepTheirOrderOneAtATime(t *testing.T) {
 		sessions := suite.OpenEach(t, srv, 4)
 		withKey := zsync.WithKey(func(v int) string { return strconv.Itoa(v % 7) })
 		s := newStock(t)
-		k := &keyring{t: t, held: make(map[int]zsync.Delivery[int]), last: make(map[int]int)}
+		k := &keyring{t: t, srv: srv, held: make(map[int]holding), last: make(map[int]int)}
 		ctx, cancel := context.WithCancel(t.Context())
 		var consumers sync.WaitGroup
 		for range 4 {
-			q := zsync.NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q", zsync.WithPrefetch(1+rnd.IntN(8)))
+			own := sessions[rnd.IntN(len(sessions))]
+			q := zsync.NewQueue[int](own, "/q", zsync.WithPrefetch(1+rnd.IntN(8)))
 			dice := rand.New(rand.NewPCG(rnd.Uint64(), 2))
 			consumers.Go(func() {
 				for ctx.Err() == nil {
 					short, stop := context.WithTimeout(ctx, time.Duration(1+dice.IntN(30))*time.Second)
 					for d := range q.Deliveries(short) {
-						k.got(d)
+						k.got(own, d)
 						if dice.IntN(4) == 0 {
 							time.Sleep(time.Duration(dice.IntN(3000)) * time.Millisecond)
 						}

@@ -70,8 +70,9 @@ func TestAckSaysTheTruthWhenItsReplyIsLost(t *testing.T) {
 					s := open(t, srv)
 					q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](open(t, srv), "/q")
 					must(t, other.Send(t.Context(), 1))
-					d := <-q.Deliveries(t.Context())
-					time.Sleep(time.Second) // the note that it is in hand is written
+					consuming, stop := context.WithCancel(t.Context())
+					d := <-q.Deliveries(consuming)
+					stop() // it would receive the element again itself
 					next := other.Deliveries(t.Context())
 					synctest.Wait()
 					id := s.ID()
@@ -100,7 +101,7 @@ func TestAckSaysTheTruthWhenItsReplyIsLost(t *testing.T) {
 						wantErr(t, err, zsync.ErrLost)
 						must(t, d.Ack(t.Context()))
 					default:
-						if err != nil {
+						if err != nil && !(expire && errors.Is(err, zk.ErrNoNode)) { // gone, and nobody can say by whom
 							t.Errorf("%s: Ack returned %v though nobody else got the element", name, err)
 						}
 					}
@@ -122,6 +123,7 @@ func TestQueueGoesOnAfterALongPartition(t *testing.T) {
 		if v := <-ch; v != 0 {
 			t.Fatalf("received %d", v)
 		}
+		eventuallyEmpty(t, in) // what was taken in the last moment before an expiry may come again
 		for i := 1; i < 4; i++ {
 			srv.Stop()
 			sent := async(func() error { return in.Send(t.Context(), i) })
@@ -132,6 +134,7 @@ func TestQueueGoesOnAfterALongPartition(t *testing.T) {
 			if v := <-ch; v != i {
 				t.Fatalf("received %d, want %d", v, i)
 			}
+			eventuallyEmpty(t, in)
 		}
 		for _, s := range []*zsync.Session{a, b} {
 			id := s.ID()
@@ -142,6 +145,7 @@ func TestQueueGoesOnAfterALongPartition(t *testing.T) {
 			if v := <-ch; v != 9 {
 				t.Fatalf("received %d, want 9", v)
 			}
+			eventuallyEmpty(t, in)
 		}
 		eventuallyEmpty(t, out)
 	})
@@ -305,7 +309,7 @@ func TestQueueSaysThatTheNumbersOfAForeignLayoutAreUsedUp(t *testing.T) {
 		srv.SetSequence(delayed, math.MaxInt32)
 		must(t, d.SendAt(t.Context(), at, 2))
 		srv.SetSequence(delayed, math.MaxInt32)
-		wantErr(t, d.SendAt(t.Context(), at, 3), zk.ErrNodeExists)
+		must(t, d.SendAt(t.Context(), at, 3)) // what waits goes on in another bucket
 	})
 }
 
@@ -384,7 +388,7 @@ func TestAllYieldsErrorsThatRetryingDoesNotCureAndGoesOn(t *testing.T) {
 		q := zsync.NewQueue[int](s, "/q")
 		must(t, q.Send(t.Context(), 1))
 		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Op == zktest.OpMulti && strings.HasPrefix(r.Ops[0].Path, "/q-claims/") {
+			if r.Op == zktest.OpMulti && strings.HasPrefix(r.Ops[0].Path, "/q-live/") {
 				return zktest.Fail(zktest.CodeNoAuth)
 			}
 			return zktest.Pass
@@ -428,7 +432,7 @@ func TestClaimThatComesLateClaimsNothing(t *testing.T) {
 			id := s.ID()
 			srv.SetLatency(100 * time.Millisecond)
 			delay := first(zktest.Delay(late), func(r zktest.Request) bool {
-				return r.Session == id && r.Op == zktest.OpMulti && len(r.Ops) > 0 && r.Ops[0].Op == zktest.OpCreate && strings.HasPrefix(r.Ops[0].Path, "/q-claims/")
+				return r.Session == id && r.Op == zktest.OpMulti && len(r.Ops) > 0 && r.Ops[0].Op == zktest.OpCreate && strings.HasPrefix(r.Ops[0].Path, "/q-live/")
 			})
 			srv.Intercept(func(r zktest.Request) zktest.Action {
 				if r.Op == zktest.OpConnect && r.Session == id {
@@ -489,7 +493,7 @@ func TestQueueElementsOfADeadConsumerGoBackHoweverManyBatchesItHad(t *testing.T)
 		const n = 1500
 		path := "/" + strings.Repeat("long", 250)
 		dead, kill := mortal(t, srv)
-		a, b := zsync.NewQueue[int](open(t, srv), path), zsync.NewQueue[int](dead, path, zsync.WithPrefetch(1))
+		a, b := zsync.NewQueue[int](open(t, srv), path), zsync.NewQueue[int](dead, path, zsync.WithPrefetch(1), zsync.WithMaxAttempts(5))
 		sendAll(t, a, counted(n))
 		collect(t, b.Deliveries(t.Context()), n)
 		time.Sleep(time.Second)

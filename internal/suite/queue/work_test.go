@@ -483,7 +483,6 @@ func TestTrySendIsErrFullWhereSendWouldWait(t *testing.T) {
 		if _, ok, err := q.TryRecv(t.Context()); !ok || err != nil {
 			t.Fatal(ok, err)
 		}
-		wantErr(t, q.TrySend(t.Context(), 7), zsync.ErrFull) // the room is another's, who waits for more
 		cancel()
 		<-waits
 		time.Sleep(time.Second)

@@ -1,10 +1,11 @@
-package queue
+package foreign
 
 import (
 	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/zsync/zsync/internal/session"
@@ -22,6 +23,14 @@ type format struct {
 
 func asIs(all ...[]byte) []byte             { return all[0] }
 func justOne(data []byte) ([][]byte, error) { return [][]byte{data}, nil }
+
+// An element is the parsed name of one.
+type element struct {
+	name  string
+	class string // its priority
+	seq   int32
+	part  string // its place in a znode of several
+}
 
 // formats are by what a program calls the layout.
 var formats = map[string]*format{
@@ -87,9 +96,16 @@ func whole(name string) string {
 
 // elements returns the elements among names, in order.
 func (f *format) elements(names []string) []element {
-	return parseAll(names, f.element, func(a, b element) int {
+	es := make([]element, 0, len(names))
+	for _, name := range names {
+		if e, ok := f.element(name); ok {
+			es = append(es, e)
+		}
+	}
+	slices.SortFunc(es, func(a, b element) int {
 		return cmp.Or(strings.Compare(a.class, b.class), cmp.Compare(a.seq-b.seq, 0), strings.Compare(a.part, b.part))
 	})
+	return es
 }
 
 // Curator's frame: a version, then each element behind a byte and its length,

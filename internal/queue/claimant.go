@@ -1,0 +1,682 @@
+package queue
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/trace"
+)
+
+// A claimant is a Queue value in one ZooKeeper session, with what it has claimed. Its claims
+// are lost with its mark: with the session, or when somebody deletes the mark.
+//
+// Every transaction of a claimant checks its mark. Those that write a board also expect the
+// version of the board, and one of them is under way at a time: so the memory says what our
+// lines are on all boards, while the mark exists.
+type claimant struct {
+	q    *core
+	inc  *session.Incarnation
+	mark string        // its name
+	turn chan struct{} // has a token: whose it is writes boards
+
+	held context.Context // ends with the claims, and then its cause says why
+	lose context.CancelCauseFunc
+
+	mu      sync.Mutex
+	made    bool                       // the mark exists, or did; guarded by mu
+	version int32                      // of the mark; guarded by mu
+	ended   bool                       // nothing more is claimed; guarded by mu
+	users   int                        // who may claim; guarded by mu
+	timer   *time.Timer                // ends it when it is not used; guarded by mu
+	items   map[string]map[int32]*item // what is claimed and not settled, by bucket; guarded by mu
+	known   map[string]*lot            // boards as we have written them last, of buckets in which we have items; guarded by mu
+	past    map[string]spans           // what is settled and still in our lines; guarded by mu
+	notes   []*entry                   // to be written on boards; guarded by mu
+	noting  bool                       // they are being written; guarded by mu
+	queue   []*entry                   // to be settled by deletions; guarded by mu
+	running bool                       // they are being settled; guarded by mu
+	refused map[*entry]bool            // to be tried again later; guarded by mu
+	stake   *session.Stake             // while anything is claimed; guarded by mu
+	silent  bool                       // we may not ring the bell; guarded by mu
+	empty   chan struct{}              // if not nil, closed when nothing is claimed any more; guarded by mu
+
+	watch *session.OwnWatch // of the mark; used with the turn
+}
+
+// mark returns the name of the mark of the newest claimant.
+func (q *core) mark() string {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if c := q.claimant; c != nil && c.held.Err() == nil {
+		return c.mark
+	}
+	return ""
+}
+
+// enlist returns the claimant of a session for one who may claim, who calls leave.
+func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if c := q.claimant; c != nil && c.inc == inc && c.use() {
+		return c, nil
+	}
+	leaving, stay := q.m.BeforeClose()
+	if session.IsClosed(leaving) || session.IsClosed(q.m.Closing) {
+		stay()
+		return nil, session.ErrClosed // Close would not wait for what is claimed now
+	}
+	c := &claimant{
+		q: q, inc: inc, mark: randomDigits(markDigits), turn: make(chan struct{}, 1), users: 1,
+		items: make(map[string]map[int32]*item), past: make(map[string]spans), known: make(map[string]*lot), refused: make(map[*entry]bool),
+	}
+	c.held, c.lose = context.WithCancelCause(context.Background())
+	q.claimant = c
+	unhook := inc.Ended.AfterFunc(func(cause error) { c.lose(inc.EndError(cause)) })
+	q.m.Spawn(func() {
+		defer stay()
+		defer unhook()
+		// Close waits for functions, which settle what they have, between Closing and leaving.
+		select {
+		case <-c.held.Done():
+		case <-q.m.Closing:
+			c.end(false)
+			select {
+			case <-c.held.Done():
+			case <-leaving:
+				c.end(true)
+			}
+		}
+		c.finish()
+	})
+	return c, nil
+}
+
+// use is told of one more who may claim. It is false if c has ended.
+func (c *claimant) use() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended || c.held.Err() != nil {
+		return false
+	}
+	if c.users++; c.timer != nil {
+		c.timer.Stop()
+		c.timer = nil
+	}
+	return true
+}
+
+// leave is told of one less. The mark of one who is not used any more is deleted.
+func (c *claimant) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.users--
+	c.restLocked()
+}
+
+func (c *claimant) restLocked() {
+	if c.users > 0 || len(c.items) > 0 || c.timer != nil || c.ended {
+		return
+	}
+	var t *time.Timer
+	t = time.AfterFunc(whenIdle, func() {
+		c.mu.Lock()
+		rests := c.timer == t && c.users == 0 && len(c.items) == 0
+		c.ended = c.ended || rests
+		c.mu.Unlock()
+		if rests {
+			c.lose(errRested)
+		}
+	})
+	c.timer = t
+}
+
+var errRested = errors.New("zsync: BUG: the mark is deleted as nothing is claimed")
+
+// end gives back what is claimed and not in hand, and claims nothing more; with all what is in
+// hand as well.
+func (c *claimant) end(all bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	for _, items := range c.items {
+		for _, it := range items {
+			if it.final == nil && (it.place == ahead || all && it.place == inHand) {
+				it.lost = c.inc.EndError(session.ErrClosed)
+				c.enterLocked(it, entry{fate: Return, bump: it.place == inHand})
+			}
+		}
+	}
+}
+
+// finish is the end of c: it waits until what goes back is back, and the mark is gone.
+func (c *claimant) finish() {
+	loss := context.Cause(c.held)
+	if loss == nil { // the Session is being closed
+		c.mu.Lock()
+		empty := session.ClosedChan
+		if len(c.items) > 0 {
+			empty = make(chan struct{})
+			c.empty = empty
+		}
+		c.mu.Unlock()
+		select {
+		case <-empty:
+		case <-c.held.Done():
+		case <-c.q.m.Over:
+		}
+		c.lose(c.inc.EndError(session.ErrClosed))
+		loss = context.Cause(c.held)
+	}
+	c.turn <- struct{}{} // nothing is written from here on
+	left := c.watch.Drop()
+	<-c.turn
+	c.mu.Lock()
+	c.ended = true
+	made := c.made
+	c.stake.Drop()
+	var lost []*item
+	for _, items := range c.items {
+		for _, it := range items {
+			lost = append(lost, it)
+			c.leaveLocked(it)
+		}
+	}
+	for _, e := range slices.Concat(c.notes, c.queue, slices.Collect(maps.Keys(c.refused))) {
+		e.close(loss)
+	}
+	c.notes, c.queue = nil, nil
+	clear(c.refused)
+	c.mu.Unlock()
+	c.traceLoss(lost, loss)
+	if made && c.inc.Ctx.Err() == nil {
+		c.inc.Delete(&session.Deletion{Paths: []string{c.path()}, MayStay: true}).Await(session.Grace)
+	}
+	left()
+}
+
+func (c *claimant) path() string { return session.ChildPath(c.q.live, c.mark) }
+
+// Vanished is called when another has deleted the mark.
+func (c *claimant) Vanished(*session.OwnWatch) { c.lose(c.inc.Deleted()) }
+
+// lost says why the claims are lost, or is nil.
+func (c *claimant) lost() error {
+	if !c.inc.Alive() {
+		c.lose(c.inc.Loss()) // what was registered may not have run yet
+	}
+	return context.Cause(c.held)
+}
+
+// ending returns why nothing may be claimed any more, or nil.
+func (c *claimant) ending() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.inc.Ctx.Err() != nil:
+		return session.ErrEnded
+	case c.q.m.Failure() != nil:
+		return c.q.m.Failure()
+	case c.held.Err() != nil, c.ended:
+		return session.ErrVanished
+	}
+	return nil
+}
+
+// claim claims es, which are free elements of t. The first are noted to be in hand: so many as hand, and
+// so many as quick of those that were not tried before. It is nil, without an error, if another has written the bucket since it was read.
+func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error) {
+	c.turn <- struct{}{}
+	defer func() { <-c.turn }()
+	c.flush() // what goes back may come before es
+	if err := c.ending(); err != nil {
+		return nil, err
+	}
+	if c.outdated(t, es) {
+		return nil, nil
+	}
+	next, past := c.next(t)
+	mine := next.lines[c.mark]
+	mine.claimed = mine.claimed.union(spansOf(numbers(es)))
+	var noted []int32
+	for i, e := range es {
+		if i < hand || i < quick && e.tries == 0 && next.tried[e.seq] == 0 {
+			noted = append(noted, e.seq)
+		}
+	}
+	mine.hand = mine.hand.union(spansOf(noted))
+	next.lines[c.mark] = mine
+	rs, err := c.write(t.name, t.version, next, t.exclusion(c.q.dir)...)
+	if err != nil {
+		switch {
+		case outrun(err):
+			err = nil
+		case session.FailedOp(rs) == 1 && session.IsAnswer(err, zk.ErrNoAuth):
+			c.q.skips.Unreadable(t.name, -1, t.name, err)
+			err = errBarred
+		}
+		return nil, err
+	}
+	t.board, t.version, t.keys, t.dead = next, t.version+1, t.keys+1, nil
+	items := make([]*item, len(es))
+	c.mu.Lock()
+	c.wroteLocked(t, past)
+	if c.items[t.name] == nil {
+		c.items[t.name] = make(map[int32]*item)
+	}
+	for i, e := range es {
+		items[i] = &item{element: e, c: c, attempts: next.tried[e.seq], noted: mine.hand.has(e.seq)}
+		c.items[t.name][e.seq] = items[i]
+	}
+	c.mu.Unlock()
+	c.traceDone(trace.Grant, "", items, zxidOf(rs))
+	return items, nil
+}
+
+// errBarred means that the servers let nobody claim in a bucket, which is passed over for a while.
+var errBarred = errors.New("zsync: BUG: the bucket is passed over")
+
+// outdated reports that we have written the board of t since it was read: es may be ours already,
+// and our line would not tell whether a claim without a reply was made.
+func (c *claimant) outdated(t *lot, es []element) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if k := c.known[t.name]; k != nil && k.version > t.version {
+		return true
+	}
+	return slices.ContainsFunc(es, func(e element) bool { return c.items[t.name][e.seq] != nil || c.past[t.name].has(e.seq) })
+}
+
+// next returns the board that follows that of t, with our line as it is to be; past are those
+// of ours that are settled, and which it says are gone.
+func (c *claimant) next(t *lot) (next *board, past spans) {
+	next = t.next()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	past = c.past[t.name]
+	next.forget(past)
+	var claimed, hand []int32
+	for n, it := range c.items[t.name] {
+		if it.back { // with this
+			continue
+		}
+		if claimed = append(claimed, n); it.noted {
+			hand = append(hand, n)
+		}
+	}
+	next.lines[c.mark] = hold{spansOf(claimed), spansOf(hand)}
+	return next, past
+}
+
+// wroteLocked is told that the board of t was written, and that past is in our line no more.
+func (c *claimant) wroteLocked(t *lot, past spans) {
+	c.known[t.name] = &lot{bucket: t.bucket, version: t.version, board: t.board}
+	if c.past[t.name] = c.past[t.name].minus(past); len(c.past[t.name]) == 0 {
+		delete(c.past, t.name)
+	}
+}
+
+// write writes a board at the version at which it was read, and makes the mark if it does not
+// exist. The error is BadVersion or NoNode if another has written it since.
+//
+// Without a reply it is sent again at the same version, until it is answered. If it is refused
+// then our line tells whether an attempt before was applied, because nobody else writes that
+// while the mark exists.
+func (c *claimant) write(bucket string, version int32, next *board, with ...any) (rs []zk.MultiResponse, err error) {
+	ctx, path := session.Finishing, session.ChildPath(c.q.dir, bucket)
+	data := next.marshal()
+	set := append([]any{&zk.SetDataRequest{Path: path, Data: data, Version: version}}, with...)
+	if len(data) > session.MaxPacket/2 {
+		return nil, fmt.Errorf("the claims of bucket %s take %d bytes: %w", bucket, len(data), session.ErrTooLarge)
+	}
+	for try, open := 0, false; ; {
+		ops := append([]any{c.check()}, set...)
+		rs, err = c.inc.AttemptMulti(ctx, ops)
+		switch {
+		case err == nil:
+			c.exists()
+			return rs, nil
+		case errors.Is(err, session.ErrEnded):
+			return nil, err
+		case session.OutcomeOf(err) != session.Answered:
+			open = open || session.OutcomeOf(err) == session.Unknown
+			if err := c.inc.Pause(ctx, try); err != nil {
+				return nil, err
+			}
+			try++
+			continue
+		}
+		i := session.FailedOp(rs)
+		if i == 0 {
+			switch again, e := c.unchecked(ops[0], err, open); {
+			case e != nil:
+				return nil, e
+			case again:
+				continue
+			}
+			return nil, nil // the mark was made by an attempt before, with all the rest
+		}
+		if open {
+			n, e := c.look(ctx, path)
+			switch {
+			case e != nil:
+				return nil, e
+			case n.Stat != nil && parseBoard(n.Data).lines[c.mark].equal(next.lines[c.mark]):
+				c.exists()
+				return []zk.MultiResponse{{Stat: n.Stat}}, nil
+			case !outrun(err):
+				if e := c.fence(ctx); e != nil { // it may not be applied later
+					return nil, e
+				}
+			}
+		}
+		return rs, err
+	}
+}
+
+// look reads a znode as it is behind the last answer.
+func (c *claimant) look(ctx context.Context, path string) (n session.Node, err error) {
+	n.Data, n.Stat, err = c.inc.GetFresh(ctx, path)
+	if session.IsNoNode(err) {
+		return session.Node{}, nil
+	}
+	return n, err
+}
+
+// check is the operation that every transaction of c begins with: it checks the mark, or makes it.
+func (c *claimant) check() any {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.made {
+		return &zk.CreateRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Acl: c.q.m.Config.ACL, Flags: zk.FlagEphemeral}
+	}
+	return &zk.CheckVersionRequest{Path: c.path(), Version: c.version}
+}
+
+// exists is told that the mark exists.
+func (c *claimant) exists() {
+	c.mu.Lock()
+	made := c.made
+	c.made = true
+	c.mu.Unlock()
+	if !made {
+		c.watch = c.inc.WatchOwn(c.path(), c)
+		c.watch.Made(true) // another may have its elements as soon as it is deleted
+	}
+}
+
+// unchecked is told that what check returned was refused. If the transaction is not to be sent
+// again, and there is no error, an attempt before has been applied.
+func (c *claimant) unchecked(op any, err error, open bool) (again bool, _ error) {
+	_, makes := op.(*zk.CreateRequest)
+	switch {
+	case makes && session.IsNodeExists(err) && open:
+		c.exists()
+		return false, nil
+	case makes && session.IsNoNode(err):
+		return true, c.inc.MakeDir(session.Finishing, session.Dir{Path: c.q.live})
+	case !makes && session.IsBadVersion(err): // we have written it, or somebody who does not matter
+		stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
+		if err == nil && stat != nil {
+			c.wrote(stat)
+		}
+		return true, err
+	case !makes && session.IsNoNode(err):
+		c.lose(c.inc.Deleted())
+		return false, session.ErrVanished
+	}
+	return false, err
+}
+
+// fence writes the mark. What was sent before, and has no answer, is refused from then on.
+func (c *claimant) fence(ctx context.Context) error {
+	c.mu.Lock()
+	version := c.version
+	c.mu.Unlock()
+	stat, err := c.inc.Set(ctx, c.path(), []byte(c.q.m.Owner), version)
+	if session.IsBadVersion(err) { // a repetition, of one that was applied
+		stat, err = c.inc.ExistsFresh(ctx, c.path())
+	}
+	switch {
+	case session.IsNoNode(err), err == nil && stat == nil:
+		c.lose(c.inc.Deleted())
+		return session.ErrVanished
+	case err != nil:
+		return err
+	}
+	c.wrote(stat)
+	return nil
+}
+
+// wrote is told of the mark as we have written it.
+func (c *claimant) wrote(stat *zk.Stat) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.version = max(c.version, stat.Version)
+}
+
+// note has it written on the board that items, which are of one bucket, are in hand.
+func (c *claimant) note(items []*item) *entry {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := &entry{item: items[0], fate: fateHand, done: make(chan struct{})}
+	for _, it := range items {
+		it.noted, it.note = true, e.done
+	}
+	c.noteLocked(e)
+	return e
+}
+
+// noteLocked has an entry written on its board.
+func (c *claimant) noteLocked(e *entry) {
+	if loss := context.Cause(c.held); loss != nil {
+		e.close(loss)
+		return
+	}
+	if c.notes = append(c.notes, e); c.noting {
+		return
+	}
+	c.noting = true
+	c.q.m.Spawn(func() {
+		c.turn <- struct{}{}
+		defer func() { <-c.turn }()
+		c.flush()
+		c.mu.Lock()
+		c.noting = false
+		again := c.notes
+		c.notes = nil
+		for _, e := range again {
+			c.noteLocked(e)
+		}
+		c.mu.Unlock()
+	})
+}
+
+// flush writes what is to be written on boards, bucket by bucket.
+func (c *claimant) flush() {
+	for {
+		c.mu.Lock()
+		var es []*entry
+		for _, e := range c.notes {
+			if len(es) == 0 || e.item.bucket == es[0].item.bucket {
+				es = append(es, e)
+				e.item.back = e.fate == Return
+			}
+		}
+		c.notes = slices.DeleteFunc(c.notes, func(e *entry) bool { return e.item.bucket == es[0].item.bucket })
+		c.mu.Unlock()
+		if es == nil {
+			return
+		}
+		rs, err := c.post(es[0].item.bucket, es)
+		c.posted(es, rs, err)
+	}
+}
+
+// post writes entries on the board of a bucket.
+func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err error) {
+	ctx := session.Finishing
+	c.mu.Lock()
+	t := c.known[bucket]
+	c.mu.Unlock()
+	for {
+		if t == nil {
+			n, err := c.look(ctx, session.ChildPath(c.q.dir, bucket))
+			if err != nil || n.Stat == nil { // with the bucket the elements are gone
+				return nil, err
+			}
+			b, _ := parseBucket(bucket)
+			t = &lot{bucket: b, version: n.Stat.Version, board: parseBoard(n.Data)}
+		}
+		next, past := c.next(t)
+		bell := false
+		for _, e := range es {
+			if bell = bell || e.fate == Return; e.bump {
+				next.tried[e.item.seq]++
+			}
+		}
+		if !bell && next.lines[c.mark].equal(t.board.lines[c.mark]) {
+			return nil, nil // a claim has written it
+		}
+		var with []any
+		c.mu.Lock()
+		if bell && !c.silent {
+			with = append(with, ring(c.q.dir))
+		}
+		c.mu.Unlock()
+		rs, err = c.write(bucket, t.version, next, with...)
+		switch {
+		case err == nil:
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			t.board, t.version = next, t.version+1
+			c.wroteLocked(t, past)
+			return rs, nil
+		case with != nil && errors.Is(err, zk.ErrNoAuth) && session.FailedOp(rs) != 1:
+			c.mu.Lock()
+			c.silent = true // it only wakes others sooner
+			c.mu.Unlock()
+		case !outrun(err):
+			return nil, err
+		}
+		t = nil
+	}
+}
+
+// posted is told what came of entries that were to be written on a board.
+func (c *claimant) posted(es []*entry, rs []zk.MultiResponse, err error) {
+	if errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrVanished) {
+		err = c.lost()
+	}
+	var back []*item
+	c.mu.Lock()
+	for _, e := range es {
+		if err != nil && context.Cause(c.held) == nil {
+			e.item.back = false
+			c.refuseLocked(e, err)
+			continue
+		}
+		if e.fate == Return && err == nil {
+			back = append(back, e.item)
+			c.dropLocked(e.item, false)
+		}
+		e.close(err)
+	}
+	c.mu.Unlock()
+	c.traceDone(trace.Release, trace.Returned, back, zxidOf(rs))
+}
+
+// dropLocked takes an item off those that are claimed. If its element is gone our line still has
+// the number.
+func (c *claimant) dropLocked(it *item, gone bool) {
+	if delete(c.items[it.bucket], it.seq); len(c.items[it.bucket]) == 0 {
+		delete(c.items, it.bucket)
+		delete(c.known, it.bucket)
+	}
+	if gone {
+		c.past[it.bucket] = c.past[it.bucket].union(only(it.seq))
+	}
+	it.posted = true
+	it.drop()
+	if len(c.items) > 0 {
+		return
+	}
+	c.stake.Drop()
+	c.stake = nil
+	if c.empty != nil {
+		close(c.empty)
+		c.empty = nil
+	}
+	c.restLocked()
+}
+
+// prune forgets boards that are gone.
+func (c *claimant) prune(all []bucket) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.past) < 100 {
+		return
+	}
+	there := make(map[string]bool, len(all))
+	for _, b := range all {
+		there[b.name] = true
+	}
+	maps.DeleteFunc(c.past, func(name string, _ spans) bool { return !there[name] })
+}
+
+// stands reports whether what is claimed certainly is, and goes on to be known to be: as
+// long as there are claims.
+func (c *claimant) stands(ctx context.Context) bool {
+	c.mu.Lock()
+	staked := c.stake != nil
+	c.mu.Unlock()
+	if !staked {
+		s, err := c.inc.Stake(ctx)
+		if err != nil {
+			return false
+		}
+		c.mu.Lock()
+		if c.stake != nil || len(c.items) == 0 {
+			s.Drop() // another consumer was quicker; or nothing is claimed any more
+		} else {
+			c.stake = s
+		}
+		c.mu.Unlock()
+	}
+	return c.lost() == nil
+}
+
+// traceLine is a line of the trace about items.
+func (c *claimant) traceLine(event string, items []*item) trace.Line {
+	t := c.inc.TraceLine(event, trace.Element, c.q.dir, "")
+	t.Claim = c.mark
+	for _, it := range items {
+		t.Elements = append(t.Elements, it.key())
+	}
+	slices.Sort(t.Elements)
+	return t
+}
+
+// traceDone writes to the trace what was done in the transaction zxid, 0 if that is not known.
+func (c *claimant) traceDone(event, fate string, items []*item, zxid int64) {
+	if c.q.trace != nil && len(items) > 0 {
+		t := c.traceLine(event, items)
+		t.Fate, t.Zxid, t.Blind = fate, zxid, false
+		c.q.trace.Line(t)
+	}
+}
+
+// traceLoss writes that the claims of items are lost.
+func (c *claimant) traceLoss(items []*item, why error) {
+	if c.q.trace != nil && len(items) > 0 {
+		c.q.trace.Line(c.q.m.TraceLoss(c.traceLine(trace.Loss, items), cmp.Or(why, session.ErrClosed)))
+	}
+}

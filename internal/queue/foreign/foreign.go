@@ -1,0 +1,554 @@
+// Package foreign is a queue in the znodes of another library. Its elements have no claims: a
+// consumer owns one by deleting it, and writes it back if it is not wanted.
+package foreign
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/marks"
+	"github.com/zsync/zsync/internal/queue"
+	"github.com/zsync/zsync/internal/session"
+	txns "github.com/zsync/zsync/internal/txn"
+)
+
+// An engine is the Engine of a layout.
+type engine struct {
+	*format
+	queue.DeadLetters
+	m       *session.Manager
+	cfg     queue.Config
+	dir     string
+	called  string // the layout, by a program
+	sweeper *queue.Sweeper
+	skips   queue.Skipper
+	line    line.Line     // of those who want elements
+	sending chan struct{} // has a token: who has put it there sends
+	taking  chan struct{} // likewise takes
+	faults  sync.Map      // of chan error: they are told what keeps consumers from consuming
+
+	mu        sync.Mutex
+	ready     []*item                                 // taken, and not offered yet; guarded by mu
+	held      map[*session.Incarnation]map[*item]bool // taken and not settled; guarded by mu
+	consumers int                                     // guarded by mu
+}
+
+// New returns the Engine of another library's layout: SimpleDistributedQueue, DistributedQueue, both
+// of Curator, or kazoo. It does no I/O.
+func New(m *session.Manager, cfg queue.Config, called string) queue.Engine {
+	q := &engine{
+		format: formats[called], m: m, cfg: cfg, dir: m.Full(cfg.Path), called: called,
+		line:    line.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-"),
+		sending: make(chan struct{}, 1), taking: make(chan struct{}, 1),
+		held: make(map[*session.Incarnation]map[*item]bool),
+	}
+	q.DeadLetters = queue.NewDeadLetters(m, cfg.Path, func(stored []byte) []byte {
+		if all, err := q.open(stored); err == nil && len(all) == 1 {
+			return all[0]
+		}
+		return stored
+	})
+	q.sweeper = queue.NewSweeper(q.DeadLetters, q.dir+"-senders", q.dir+"-ids", cfg.KeepDead)
+	q.skips.Complain = q.complain
+	return q
+}
+
+func (q *engine) lacks(feature string) error {
+	return session.Invalid("%s needs zsync's own layout, not %s", feature, q.called)
+}
+
+func (q *engine) complain(err error) {
+	q.m.Log.Error("zsync: cannot consume", "path", q.cfg.Path, "err", err)
+	q.faults.Range(func(c, _ any) bool {
+		select {
+		case c.(chan error) <- err:
+		default:
+		}
+		return true
+	})
+}
+
+// makeQueue makes the queue's znode. It is no container, which others would find gone.
+func (q *engine) makeQueue(ctx context.Context) error {
+	return q.m.During(ctx, func(inc *session.Incarnation) error {
+		_, err := inc.Create(ctx, q.dir, []byte(marks.Dir))
+		return err
+	})
+}
+
+func (q *engine) Send(ctx context.Context, b queue.Batch) error {
+	prio := b.Priority
+	switch {
+	case !b.Due.IsZero(), b.ID != "", b.Keys != nil:
+		return q.lacks("a delay, an ID or a key")
+	case q.cfg.Priorities == 1:
+		prio = -1
+	case prio == queue.Middle:
+		prio = (q.cfg.Priorities - 1) / 2
+	}
+	var ops []any
+	path := session.ChildPath(q.dir, q.name(prio))
+	size := 2 * q.m.SizeOf(q.Receipts, make([]byte, 64))
+	for _, data := range b.Data {
+		ops = append(ops, &zk.CreateRequest{Path: path, Data: q.frame(data), Acl: q.m.Config.ACL, Flags: zk.FlagSequence})
+		size += q.m.SizeOf(path, data) + 32
+	}
+	if size > session.MaxPacket {
+		return fmt.Errorf("%d elements need a request of %d bytes, %d more than fit: %w", len(b.Data), size, size-session.MaxPacket, session.ErrTooLarge)
+	}
+	select {
+	case q.sending <- struct{}{}: // in the order in which they come
+	case <-ctx.Done():
+		return session.CtxErr(ctx)
+	}
+	defer func() { <-q.sending }()
+	return q.commit(ctx, ops)
+}
+
+// commit applies ops, which may need the queue's znode, exactly once.
+func (q *engine) commit(ctx context.Context, ops []any) error {
+	for {
+		rs, err := txns.Across(ctx, q.m, q.Receipts, ops)
+		i := session.FailedOp(rs)
+		if i < 0 {
+			return err
+		}
+		c, creates := ops[i].(*zk.CreateRequest)
+		switch {
+		case creates && session.IsNoNode(err) && session.ParentPath(c.Path) == q.Dir:
+			err = q.m.During(ctx, func(inc *session.Incarnation) error { return inc.MakeDir(ctx, session.Dir{Path: q.Dir}) })
+		case creates && session.IsNoNode(err):
+			err = q.makeQueue(ctx)
+		case creates && session.IsNodeExists(err) && c.Flags&zk.FlagSequence != 0:
+			return fmt.Errorf("%s has used its sequence numbers up: %w", session.ParentPath(c.Path), err)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// read reads the znode of an element, with the elements in it. It is nil, without an error, if the
+// servers do not let us read it: then it is passed over for a while.
+func (q *engine) read(ctx context.Context, inc *session.Incarnation, e element) (*item, error) {
+	data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.name))
+	if q.skips.Unreadable(e.name, 0, e.name, err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	it := &item{element: e, q: q, inc: inc, stored: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime)}
+	if it.inside, it.fault = q.open(data); it.fault != nil {
+		it.inside = [][]byte{data}
+	}
+	if len(it.inside) > 0 {
+		it.data = it.inside[0]
+	}
+	return it, nil
+}
+
+func (q *engine) deletion(it *item) *zk.DeleteRequest {
+	return &zk.DeleteRequest{Path: session.ChildPath(q.dir, it.name), Version: it.version}
+}
+
+// elements lists the elements, but for those that are passed over; left are those of them that did not
+// decode.
+func (q *engine) list(names []string) (es, left []element) {
+	for _, e := range q.elements(names) {
+		switch {
+		case !q.skips.Skipped(e.name, 0):
+			es = append(es, e)
+		case q.skips.Left(e.name, 0):
+			left = append(left, e)
+		}
+	}
+	return es, left
+}
+
+// maxSplit is how many elements are taken out of a znode in one transaction.
+const maxSplit = 500
+
+// split gives each element of a znode that holds several, as Curator's putMulti
+// makes them, or none, a znode of its own: <name>#<i>. Everybody's order is by
+// name, so these are served in their places. If they do not fit into one
+// transaction the last are taken out first, which leaves the others their i.
+//
+// Whoever has read the znode before finds that its version has changed, or that
+// it is gone, and so does a second attempt. No name is used again for other data: its version
+// would begin again, and another library could delete an element that it has not read.
+func (q *engine) split(ctx context.Context, inc *session.Incarnation, it *item) error {
+	path, all := session.ChildPath(q.dir, it.name), it.inside
+	size, n := q.m.SizeOf(path, it.stored), len(all)
+	ops := []any{nil}
+	for ; n > 0 && len(ops) <= maxSplit; n-- {
+		part := fmt.Sprintf("%s#%05d", path, n-1)
+		if size += q.m.SizeOf(part, nil); size > session.MaxPacket {
+			break
+		}
+		ops = append(ops, &zk.CreateRequest{Path: part, Data: q.frame(all[n-1]), Acl: q.m.Config.ACL})
+	}
+	switch {
+	case n == 0:
+		ops[0] = q.deletion(it)
+	case n < len(all):
+		ops[0] = &zk.SetDataRequest{Path: path, Data: q.frame(all[:n]...), Version: it.version}
+	default:
+		return fmt.Errorf("%d elements in the znode %s, which cannot be taken apart: %w", n, q.m.Bare(path), session.ErrTooLarge)
+	}
+	_, err := inc.Multi(ctx, ops...)
+	return unlessOutrun(err)
+}
+
+// unlessOutrun is err, unless another was quicker.
+func unlessOutrun(err error) error {
+	if session.IsNoNode(err) || session.IsBadVersion(err) {
+		return nil
+	}
+	return err
+}
+
+// seize takes an element that was read: it deletes it, or, if it does not decode, sets it aside. It is
+// not ours if it is nil without an error. It is about the servers alone, and ends with them.
+func (q *engine) seize(it *item) (ours *item, err error) {
+	ctx := session.Finishing
+	if len(it.inside) != 1 {
+		return nil, q.split(ctx, it.inc, it)
+	}
+	if it.fault == nil {
+		it.value, it.fault = q.cfg.Decode(it.data)
+	}
+	ops := []any{q.deletion(it)}
+	if it.fault != nil {
+		if err := q.skips.Misfit(it.name, 0, it.fault); err != nil {
+			return nil, err
+		}
+		letter := q.Make(it.class, it.stored, it.sent, 0, it.fault)
+		if queue.Oversized(q.m, q.Receipts, letter[0].(*zk.CreateRequest)) {
+			return nil, fmt.Errorf("the element %s cannot go to the dead letters: %w", it.name, session.ErrTooLarge)
+		}
+		ops = append(ops, letter...)
+	} else {
+		q.skips.Fits()
+	}
+	switch err := q.commit(ctx, ops); {
+	case err != nil:
+		return nil, unlessOutrun(err)
+	case it.fault != nil:
+		q.Report(it.name, it.fault)
+		return nil, nil
+	}
+	q.hold(it)
+	return it, nil
+}
+
+// Take is the removal of the first element.
+func (q *engine) Take(ctx context.Context) (e *queue.Element, err error) {
+	inner, leave := q.whileOpen(ctx)
+	defer leave()
+	for {
+		it, err := q.first(inner, false)
+		if err != nil || it == nil {
+			return nil, err
+		}
+		got, err := q.await(inner, func() (*item, error) { return q.seize(it) })
+		if err != nil {
+			return nil, err
+		}
+		if got != nil {
+			e := got.Element()
+			return &e, got.Settle(ctx, queue.Settlement{Fate: queue.Remove})
+		}
+	}
+}
+
+// await calls take and waits for it. When ctx ends first, what it has taken is put back.
+func (q *engine) await(ctx context.Context, take func() (*item, error)) (*item, error) {
+	type taken struct {
+		it  *item
+		err error
+	}
+	done := make(chan taken)
+	leaving, stay := q.m.BeforeClose()
+	if session.IsClosed(leaving) {
+		stay()
+		return nil, session.ErrClosed // Close would not wait for what is taken now
+	}
+	q.m.Spawn(func() {
+		defer stay()
+		it, err := take()
+		select {
+		case done <- taken{it, err}:
+		case <-ctx.Done():
+			if it != nil {
+				it.Settle(session.Finishing, queue.Settlement{Fate: queue.Return})
+			}
+		}
+	})
+	select {
+	case t := <-done:
+		return t.it, t.err
+	case <-ctx.Done():
+		return nil, session.CtxErr(ctx)
+	}
+}
+
+// first reads the first element; nil if there is none. With aside it may share its znode with others.
+func (q *engine) first(ctx context.Context, aside bool) (found *item, err error) {
+	err = q.m.During(ctx, func(inc *session.Incarnation) error {
+		for synced := false; ; {
+			names, err := inc.Names(ctx, q.dir)
+			if err != nil {
+				return err
+			}
+			es, left := q.list(names)
+			if synced {
+				es = append(es, left...) // that nothing decodes is told, again
+			}
+			changed := false
+			for _, e := range es {
+				it, err := q.read(ctx, inc, e)
+				switch {
+				case session.IsNoNode(err):
+					changed = true
+				case err != nil:
+					return err
+				case it != nil && (len(it.inside) > 0 || !aside):
+					found = it
+					return nil
+				}
+			}
+			if changed {
+				continue
+			}
+			if synced {
+				if q.cfg.KeepDead > 0 && !aside {
+					q.sweeper.Sweep(inc, 0)
+				}
+				return nil
+			}
+			synced = true // there is nothing only if the leader says so
+			if err := inc.Sync(ctx, q.dir); err != nil {
+				return err
+			}
+		}
+	})
+	return found, err
+}
+
+func (q *engine) Peek(ctx context.Context) (*queue.Element, error) {
+	it, err := q.first(ctx, true)
+	if err != nil || it == nil {
+		return nil, err
+	}
+	e := it.Element()
+	return &e, nil
+}
+
+func (q *engine) names(ctx context.Context) (es []element, err error) {
+	err = q.m.During(ctx, func(inc *session.Incarnation) error {
+		if err := inc.Sync(ctx, q.dir); err != nil {
+			return err
+		}
+		names, err := inc.Names(ctx, q.dir)
+		es = q.elements(names)
+		return err
+	})
+	return es, err
+}
+
+func (q *engine) Len(ctx context.Context) (int, error) {
+	es, err := q.names(ctx)
+	return len(es), err
+}
+
+func (q *engine) Stats(ctx context.Context) (st queue.Stats, err error) {
+	es, err := q.names(ctx)
+	if err != nil {
+		return st, err
+	}
+	st.Ready = len(es)
+	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		if st.Dead, err = q.Count(ctx, inc); err != nil {
+			return err
+		}
+		for _, e := range es {
+			stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.name))
+			if err != nil {
+				return err
+			}
+			if stat != nil {
+				st.Oldest = time.UnixMilli(stat.Ctime)
+				return nil
+			}
+		}
+		return nil
+	})
+	return st, err
+}
+
+func (q *engine) Clear(ctx context.Context) (n int, err error) {
+	var there map[string]bool // the znodes that were there when it began
+	for {
+		es, err := q.names(ctx)
+		if err != nil {
+			return n, err
+		}
+		if there == nil {
+			there = make(map[string]bool, len(es))
+			for _, e := range es {
+				there[whole(e.name)] = true
+			}
+		}
+		var ops []any
+		size := 0
+		for _, e := range es {
+			path := session.ChildPath(q.dir, e.name)
+			if !there[whole(e.name)] {
+				continue
+			}
+			if size += q.m.SizeOf(path, nil); len(ops) == maxSplit || len(ops) > 0 && size > session.MaxPacket/2 {
+				break
+			}
+			ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
+		}
+		if len(ops) == 0 {
+			return n, nil
+		}
+		switch err := q.commit(ctx, ops); {
+		case err == nil:
+			n += len(ops)
+		case unlessOutrun(err) != nil:
+			return n, err
+		}
+	}
+}
+
+func (q *engine) Requeue(ctx context.Context, d *queue.Letter) error {
+	if err := q.makeQueue(ctx); err != nil { // others make it a container
+		return err
+	}
+	remove, _ := q.Removal(d)
+	create := &zk.CreateRequest{Path: session.ChildPath(q.dir, q.prefix+d.Priority), Data: d.Framed, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
+	return q.commit(ctx, append(remove, create))
+}
+
+func (q *engine) Cancel(context.Context, string) (bool, error) { return false, q.lacks("Cancel") }
+func (q *engine) Pause(context.Context) error                  { return q.lacks("Pause") }
+func (q *engine) Resume(context.Context) error                 { return q.lacks("Resume") }
+
+func (q *engine) List(context.Context, queue.State) iter.Seq2[queue.Listed, error] {
+	return func(yield func(queue.Listed, error) bool) { yield(queue.Listed{}, q.lacks("List")) }
+}
+
+// whileOpen returns a context that ends with ctx, and when the Session is about to be closed, which
+// waits for leave.
+func (q *engine) whileOpen(ctx context.Context) (inner context.Context, leave func()) {
+	leaving, stay := q.m.BeforeClose()
+	inner, cancel := context.WithCancelCause(ctx)
+	if session.IsClosed(leaving) {
+		cancel(session.ErrClosed)
+	}
+	q.m.Spawn(func() {
+		select {
+		case <-leaving:
+			cancel(session.ErrClosed)
+		case <-inner.Done():
+		}
+	})
+	return inner, func() {
+		cancel(nil)
+		stay()
+	}
+}
+
+// refusal reports whether err is one that trying again does not cure.
+func refusal(err error) bool {
+	return session.OutcomeOf(err) == session.Answered || errors.Is(err, session.ErrTooLarge) || errors.Is(err, session.ErrUnprotected)
+}
+
+// fetch waits for elements, and takes up to n of them, which are ready then.
+func (q *engine) fetch(ctx context.Context, n int) error {
+	return q.m.During(ctx, func(inc *session.Incarnation) error {
+		place, err := q.line.Contend(ctx, inc, q.line.Bases[0], q.m.Owner, line.Exclusive)
+		if errors.Is(err, session.ErrVanished) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer place.Leave()
+		for refused := map[string]bool{}; ; {
+			es, err := q.awaitSome(ctx, inc, refused)
+			if err != nil {
+				return err
+			}
+			over := false
+			for _, e := range es[:min(len(es), n)] {
+				it, err := q.read(ctx, inc, e)
+				if session.IsNoNode(err) || err == nil && it == nil {
+					continue
+				}
+				if err != nil {
+					return err
+				}
+				got, err := q.await(ctx, func() (*item, error) { return q.seize(it) })
+				switch {
+				case err != nil && ctx.Err() == nil && q.skips.Left(e.name, 0):
+					over = true // who wants to know is told
+				case err != nil && ctx.Err() == nil && refusal(err):
+					refused[e.name] = true
+					q.complain(err)
+				case err != nil:
+					return err
+				case got != nil:
+					over = true
+					q.mu.Lock()
+					q.ready = append(q.ready, got)
+					q.mu.Unlock()
+				}
+				if len(it.inside) != 1 {
+					break // what was in it comes before the others
+				}
+			}
+			if over {
+				return nil
+			}
+		}
+	})
+}
+
+// awaitSome lists the elements, but for those that are passed over. If there are none it waits.
+func (q *engine) awaitSome(ctx context.Context, inc *session.Incarnation, refused map[string]bool) ([]element, error) {
+	for {
+		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: q.dir})
+		names, _, err := inc.Children(ctx, q.dir)
+		again := q.skips.Next() // before they are looked at: what comes due in between is not missed
+		es, _ := q.list(names)
+		es = slices.DeleteFunc(es, func(e element) bool { return refused[e.name] })
+		switch {
+		case session.IsNoNode(err):
+			_, err = inc.Create(ctx, q.dir, []byte(marks.Dir))
+		case err == nil && len(es) == 0:
+			q.sweeper.Sweep(inc, 0)
+			if next := q.sweeper.Next(); again.IsZero() || next.Before(again) {
+				again = next
+			}
+			q.m.Waiters.Add(1)
+			err = inc.AwaitAny(ctx, []*session.Watch{w}, again)
+			q.m.Waiters.Add(-1)
+		}
+		inc.Watches.Leave(w)
+		if err != nil || len(es) > 0 {
+			return es, err
+		}
+	}
+}

@@ -1,0 +1,381 @@
+package foreign
+
+import (
+	"cmp"
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/queue"
+	"github.com/zsync/zsync/internal/session"
+)
+
+// An item is an element that was taken.
+type item struct {
+	element
+	q       *engine
+	inc     *session.Incarnation // in which it was taken
+	stored  []byte
+	inside  [][]byte // the elements in its znode
+	data    []byte
+	version int32
+	sent    time.Time
+	value   any
+	fault   error
+
+	mu      sync.Mutex
+	settled bool          // guarded by mu
+	fate    queue.Fate    // guarded by mu
+	inHand  bool          // guarded by mu
+	lost    error         // guarded by mu
+	done    chan struct{} // of Return: closed when the first attempt is over
+	err     error         // of that; read it only after done is closed
+
+	ctx    context.Context // nil until somebody asks; guarded by mu
+	cancel context.CancelCauseFunc
+}
+
+// hold is told of an item that is ours. When its session ends, or the Session is closed, and it is
+// not settled, it is put back.
+func (q *engine) hold(it *item) {
+	q.mu.Lock()
+	first := q.held[it.inc] == nil
+	if first {
+		q.held[it.inc] = make(map[*item]bool)
+	}
+	q.held[it.inc][it] = true
+	q.mu.Unlock()
+	if !first {
+		return
+	}
+	leaving, stay := q.m.BeforeClose()
+	q.m.Spawn(func() {
+		defer stay()
+		select {
+		case <-it.inc.Ctx.Done():
+		case <-leaving:
+		}
+		q.mu.Lock()
+		held := q.held[it.inc]
+		delete(q.held, it.inc)
+		q.mu.Unlock()
+		loss := it.inc.EndError(cmp.Or(context.Cause(it.inc.Ctx), session.ErrClosed))
+		var back sync.WaitGroup
+		for it := range held {
+			back.Go(func() { it.lose(loss) })
+		}
+		back.Wait()
+	})
+}
+
+// drop is told that an item is settled.
+func (q *engine) drop(it *item) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	delete(q.held[it.inc], it)
+}
+
+// lose puts an item back whose session has ended, unless it is settled.
+func (it *item) lose(why error) {
+	it.mu.Lock()
+	settled := it.settled
+	if !settled {
+		it.lost = why
+		if it.cancel != nil {
+			it.cancel(why)
+		}
+		it.settleLocked(queue.Return)
+	}
+	it.mu.Unlock()
+	if !settled {
+		<-it.done
+	}
+}
+
+// settleLocked decides what becomes of it.
+func (it *item) settleLocked(f queue.Fate) {
+	it.settled, it.fate, it.done = true, f, make(chan struct{})
+	if it.inHand {
+		it.q.m.Holds.Add(-1)
+	}
+	if it.cancel != nil {
+		it.cancel(nil)
+	}
+	it.q.drop(it)
+	if f == queue.Return {
+		it.q.m.Spawn(it.putBack)
+	} else {
+		close(it.done)
+		it.stored, it.data, it.value, it.inside = nil, nil, nil, nil
+	}
+}
+
+// putBack writes the element back to its place, exactly once. It exists nowhere else, so what the
+// servers refuse is tried again, until the Session is being closed: then once more.
+func (it *item) putBack() {
+	q := it.q
+	leaving, stay := q.m.BeforeClose()
+	defer stay()
+	ctx := session.Finishing
+	last := false
+	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
+		create := &zk.CreateRequest{Path: session.ChildPath(q.dir, it.name), Data: it.stored, Acl: q.m.Config.ACL}
+		var err error
+		if queue.Oversized(q.m, q.Receipts, create) { // another library's
+			err = q.m.During(ctx, func(inc *session.Incarnation) error {
+				_, err := inc.Create(ctx, create.Path, create.Data)
+				return err
+			})
+		} else if err = q.commit(ctx, []any{create}); session.IsNodeExists(err) {
+			err = nil
+		}
+		if !session.IsClosed(it.done) {
+			it.err = err
+			close(it.done)
+		}
+		if err == nil || last || !refusal(err) {
+			if err != nil {
+				q.m.Log.Error("zsync: an element may be lost, as it could not be put back", "path", q.cfg.Path, "element", it.name, "err", err)
+			}
+			return
+		}
+		if wait == time.Second {
+			q.m.Log.Error("zsync: cannot put an element back, and goes on trying", "path", q.cfg.Path, "element", it.name, "err", err)
+		}
+		select {
+		case <-time.After(wait):
+		case <-leaving: // if both are ready it is tried again all the same
+			last = true
+		}
+	}
+}
+
+func (it *item) Element() queue.Element {
+	it.mu.Lock()
+	defer it.mu.Unlock()
+	return queue.Element{ID: it.name, Data: it.data, Value: it.value, Fault: it.fault, Sent: it.sent}
+}
+
+func (it *item) Data() []byte {
+	it.mu.Lock()
+	defer it.mu.Unlock()
+	if it.settled {
+		return nil
+	}
+	return it.data
+}
+
+func (it *item) Withdrawn() (down, over <-chan struct{}) {
+	return it.inc.Disconnection(), it.inc.Ctx.Done()
+}
+
+func (it *item) Taken() { it.Settle(session.Finishing, queue.Settlement{Fate: queue.Remove}) }
+
+func (it *item) Handed() {
+	it.mu.Lock()
+	defer it.mu.Unlock()
+	if !it.settled {
+		it.inHand = true
+		it.q.m.Holds.Add(1)
+	}
+}
+
+func (it *item) PutBack() {
+	q := it.q
+	q.mu.Lock()
+	keep := q.consumers > 0 && it.inc.Alive()
+	if keep {
+		q.ready = append([]*item{it}, q.ready...)
+	}
+	q.mu.Unlock()
+	if !keep {
+		it.Settle(session.Finishing, queue.Settlement{Fate: queue.Return})
+	}
+}
+
+func (it *item) SetAside() {}
+
+func (it *item) Settle(ctx context.Context, s queue.Settlement) error {
+	switch s.Fate {
+	case queue.Bury:
+		return it.q.lacks("Reject")
+	case queue.Later:
+		it.Settle(ctx, queue.Settlement{Fate: queue.Return})
+		return it.q.lacks("NackAfter")
+	}
+	it.mu.Lock()
+	if !it.settled {
+		it.settleLocked(s.Fate)
+	}
+	lost, fate := it.lost, it.fate
+	it.mu.Unlock()
+	switch {
+	case lost != nil:
+		return lost
+	case fate != s.Fate:
+		return line.ErrNotLocked
+	}
+	limit := time.NewTimer(session.ReleaseTime)
+	defer limit.Stop()
+	select {
+	case <-it.done:
+		return it.err
+	case <-it.inc.Disconnection():
+	case <-limit.C:
+	case <-ctx.Done():
+	}
+	return nil
+}
+
+func (it *item) Txn(context.Context, []any) ([]zk.MultiResponse, error) {
+	return nil, it.q.lacks("Txn")
+}
+
+func (it *item) Context() context.Context {
+	it.mu.Lock()
+	defer it.mu.Unlock()
+	if it.ctx == nil {
+		it.ctx, it.cancel = context.WithCancelCause(context.Background())
+		if it.settled {
+			it.cancel(it.lost)
+		}
+	}
+	return it.ctx
+}
+
+// A consumer takes elements when it is asked for the next.
+type consumer struct {
+	q      *engine
+	ctx    context.Context
+	over   func()     // ends ctx, and lets Session.Close go on
+	faults chan error // what keeps it from consuming; nil if it does not want to know
+	leaves atomic.Bool
+	left   chan struct{}
+}
+
+func (q *engine) Join(ctx context.Context, o queue.Joining) queue.Consumer {
+	c := &consumer{q: q, left: make(chan struct{})}
+	c.ctx, c.over = q.whileOpen(ctx)
+	if o.Odd {
+		c.faults = make(chan error, 1)
+		q.faults.Store(c.faults, true)
+	}
+	q.mu.Lock()
+	q.consumers++
+	q.mu.Unlock()
+	return c
+}
+
+func (c *consumer) Leaving() <-chan struct{} { return c.ctx.Done() }
+
+func (c *consumer) Leave() {
+	if c.leaves.Swap(true) {
+		<-c.left
+		return
+	}
+	q := c.q
+	q.mu.Lock()
+	var back []*item
+	if q.consumers--; q.consumers == 0 {
+		back, q.ready = q.ready, nil
+	}
+	q.mu.Unlock()
+	for _, it := range back {
+		it.Settle(session.Finishing, queue.Settlement{Fate: queue.Return})
+	}
+	q.faults.Delete(c.faults)
+	c.over()
+	close(c.left)
+}
+
+func (c *consumer) Next() (queue.Claim, error) {
+	q := c.q
+	for try := 0; ; try++ {
+		select {
+		case err := <-c.faults:
+			return nil, err
+		default:
+		}
+		select {
+		case q.taking <- struct{}{}:
+		case err := <-c.faults:
+			return nil, err
+		case <-c.ctx.Done():
+			return nil, session.CtxErr(c.ctx)
+		case <-q.m.Closing:
+			return nil, q.m.Failure()
+		}
+		it, err := c.take()
+		<-q.taking
+		switch {
+		case c.ctx.Err() != nil:
+			if it != nil {
+				it.PutBack()
+			}
+			return nil, session.CtxErr(c.ctx)
+		case q.m.Failure() != nil:
+			return nil, q.m.Failure()
+		case it != nil:
+			return it, nil
+		case err != nil:
+			q.complain(err)
+			select {
+			case err := <-c.faults:
+				return nil, err
+			case <-time.After(max(q.m.Config.Retry.Delay(try), time.Second)):
+			case <-c.ctx.Done():
+			case <-q.m.Closing:
+			}
+		}
+	}
+}
+
+// take returns what is ready, and has more taken if nothing is.
+func (c *consumer) take() (it *item, err error) {
+	if it = c.q.pop(); it == nil {
+		err = c.q.fetch(c.ctx, max(c.q.cfg.Prefetch, 1))
+		it = c.q.pop()
+	}
+	if it != nil && it.inc.Connection(c.ctx) != nil {
+		it.PutBack()
+		it = nil
+	}
+	return it, err
+}
+
+// pop returns the first of what is ready and ours still.
+func (q *engine) pop() *item {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for len(q.ready) > 0 {
+		it := q.ready[0]
+		q.ready = q.ready[1:]
+		if q.held[it.inc][it] {
+			return it
+		}
+	}
+	return nil
+}
+
+func (q *engine) Receive(ctx context.Context, n int, got func(queue.Claim)) error {
+	c := q.Join(ctx, queue.Joining{Hand: true}).(*consumer)
+	defer c.Leave()
+	it, err := c.Next()
+	for ; err == nil; n-- {
+		got(it)
+		it.Handed()
+		if n == 1 {
+			break
+		}
+		more := q.pop()
+		if more == nil {
+			break
+		}
+		it = more
+	}
+	return err
+}

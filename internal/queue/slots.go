@@ -1,0 +1,95 @@
+package queue
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// Slots know the buckets into which elements go that wait for their time.
+type slots struct {
+	site
+	mu    sync.Mutex
+	known map[slot]string // the bucket of a slot that is believed to exist and not to be full; guarded by mu
+}
+
+// maxSlots is how many slots are known at most.
+const maxSlots = 1000
+
+// bucket returns the path of a bucket of a slot, and makes one if there is none that is known
+// not to be full.
+func (s *slots) bucket(inc *session.Incarnation, at slot) (path string, err error) {
+	ctx := session.Finishing
+	s.mu.Lock()
+	name, ok := s.known[at]
+	s.mu.Unlock()
+	if ok {
+		return session.ChildPath(s.dir, name), nil
+	}
+	all, _, err := inc.Children(ctx, s.dir)
+	if err != nil {
+		return "", err
+	}
+	all = slices.DeleteFunc(slices.Clone(all), func(name string) bool { return !strings.HasPrefix(name, at.prefix()) })
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	all = all[:min(len(all), 16)]
+	paths := make([]string, len(all))
+	for i, name := range all {
+		paths[i] = session.ChildPath(s.dir, name)
+	}
+	nodes, err := inc.GetSmall(ctx, paths)
+	if err != nil {
+		return "", err
+	}
+	for i, n := range nodes {
+		if n.Stat != nil && newLot(bucket{}, n).last < bucketSize-1 {
+			s.know(at, all[i])
+			return paths[i], nil
+		}
+	}
+	name = at.prefix() + randomDigits(12)
+	path = session.ChildPath(s.dir, name)
+	if _, err := inc.Create(ctx, path, nil); err != nil {
+		return "", err
+	}
+	s.know(at, name)
+	return path, nil
+}
+
+func (s *slots) know(at slot, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.known) >= maxSlots {
+		clear(s.known)
+	}
+	s.known[at] = name
+}
+
+func (s *slots) forget(at slot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.known, at)
+}
+
+// cure is the cure where the bucket of a slot is gone.
+func (s *slots) cure(at slot) func(*session.Incarnation, error) error {
+	return when(session.IsNoNode, func(*session.Incarnation) error {
+		s.forget(at)
+		return nil
+	})
+}
+
+// learn is told of the path of a znode that was made: it may show that a bucket is full.
+func (s *slots) learn(path string) {
+	dir, name := session.ParentPath(path), session.BaseName(path)
+	b, ok := parseBucket(session.BaseName(dir))
+	if !ok || !b.delayed {
+		return
+	}
+	if e, ok := parseElement(b, name); ok && e.seq >= bucketSize-1 {
+		s.forget(slot{b.prio, b.number})
+	}
+}
