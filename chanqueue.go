@@ -497,10 +497,10 @@ func ask[T, R any](ctx context.Context, q *Queue[T], op string, f func(queue.Eng
 // those that follow are left in the queue, and the error says so, each time as long as
 // there is nothing else.
 //
-// If ctx ends while the removal is under way, and it succeeds, the element is
-// stored anew, ahead of the others: until the servers allow that only this process has it.
-// If the session ends before the reply, and the element is gone, TryRecv returns it: it may
-// have been received by another consumer, too. To receive many elements use [Queue.Recv].
+// If ctx ends while the removal is on its way, TryRecv returns the element, and the
+// Session completes the removal. If the session ends before the reply, TryRecv returns the
+// element too; another consumer may then receive it as well. To receive many elements, use
+// [Queue.Recv].
 //
 // # Cost
 //

@@ -28,7 +28,6 @@ type parcel struct {
 	id   string     // the hash of its ID, or empty
 	size int        // of its requests, estimated from above
 	with []any      // more operations; a parcel that has some travels alone
-	name string     // of an element that is put back: its name, up to the number
 	done chan error // has room for the result
 
 	// Of one with an ID, and belonging to the goroutine that sends.
@@ -435,7 +434,7 @@ func (g *posted) assemble(inc *session.Incarnation) error {
 			if p.due == 0 {
 				g.tails[p.prio].last = len(g.steps)
 			}
-			g.create(session.ChildPath(dir, cmp.Or(p.name, elementName(p.due, p.tags[i]))), data, makeDir)
+			g.create(session.ChildPath(dir, elementName(p.due, p.tags[i])), data, makeDir)
 		}
 	}
 	return nil

@@ -44,57 +44,29 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 		_, err := c.settleNow(ctx, it, entry{fate: Bury, reason: it.fault, alone: true})
 		return nil, err == nil, err
 	}
-	got := it.element
 	e = &Element{ID: it.id(), Data: it.data, Value: it.value, Sent: it.sent, Attempts: it.attempts}
-	// As a txn, it is over when the servers refuse it: nobody would get what is removed later.
+	// As a txn, it is over when the servers refuse it: the caller would not get an element that is removed later.
 	removal, err := c.settleNow(ctx, it, entry{fate: Remove, alone: true, with: &txn{load: &load{m: q.m}}})
 	switch {
-	case err == nil, session.IsNoNode(err) && ctx.Err() == nil:
-		return e, false, nil // or nobody can say whether we have removed it: then rather twice than never
-	case ctx.Err() != nil:
-		// The removal may be under way, or done. If it is, nobody has the element.
-		taken := e
-		q.m.Spawn(func() { q.restore(it, removal, got, taken) })
-		return nil, false, session.CtxErr(ctx)
+	case err == nil, session.IsNoNode(err):
+		return e, false, nil // NoNode: this client may have removed it. Then the caller gets it rather twice than never
+	case !session.IsClosed(removal.done):
+		// The servers may apply the removal, now or later. So the caller gets the element, although ctx has ended. If the
+		// removal is never applied, the element comes again.
+		q.m.Spawn(func() {
+			_, stay := q.m.BeforeClose()
+			defer stay()
+			select {
+			case <-removal.done:
+			case <-q.m.Over:
+			}
+		})
+		return e, false, nil
 	case c.lost() != nil && !isOver(err):
 		return nil, true, nil
 	}
 	c.settleNow(ctx, it, entry{fate: Return})
 	return nil, false, err
-}
-
-// restore stores an element anew that was removed, and that nobody has got, when that is known. It
-// goes ahead of others: its time is that at which it was sent.
-func (q *core) restore(it *item, removal *entry, was element, e *Element) {
-	_, stay := q.m.BeforeClose()
-	defer stay()
-	select {
-	case <-removal.done:
-	case <-q.m.Over:
-		return
-	}
-	if removal.err != nil && !session.IsNoNode(removal.err) { // it was not removed
-		it.c.decide(it, entry{fate: Return})
-		return
-	}
-	due := max(min(e.Sent.UnixMilli(), time.Now().UnixMilli()), 1)
-	p := &parcel{ctx: session.Finishing, prio: was.prio, due: due, data: [][]byte{e.Data}, tags: []string{was.tag}, done: make(chan error, 1)}
-	p.name = laterName(due, int32(e.Attempts), e.Sent.UnixMilli(), was.id(), was.tag)
-	p.size = q.out.elementSize(e.Data)
-	for wait := retryAfter; ; wait = min(2*wait, time.Minute) {
-		err := q.out.send(p)
-		if err == nil || q.m.Failure() != nil || session.OutcomeOf(err) != session.Answered && !errors.Is(err, session.ErrUnprotected) {
-			if err != nil {
-				q.m.Log.Error("zsync: cannot put an element back", "path", q.path, "element", e.ID, "err", err)
-			}
-			return
-		}
-		q.m.Log.Warn("zsync: an element that was taken for nobody is put back later", "path", q.path, "element", e.ID, "err", err)
-		if q.m.Sleep(session.Finishing, wait) != nil {
-			q.out.send(p)
-			return
-		}
-	}
 }
 
 // seize claims the first free element and reads it; nil if there is none.

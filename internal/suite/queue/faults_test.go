@@ -348,14 +348,14 @@ func TestMarkOfADeadClaimantGoesWhenItComesBack(t *testing.T) {
 		})
 		srv.Expire(s.ID())
 		try, stop := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		other.TryRecv(try)
+		_, early, _ := other.TryRecv(try)
 		stop()
 		time.Sleep(10 * time.Second)
-		if v, ok, err := other.TryRecv(t.Context()); v != 1 || !ok || err != nil {
-			t.Errorf("TryRecv = %d, %v, %v", v, ok, err)
+		if _, ok, err := other.TryRecv(t.Context()); ok == early || err != nil {
+			t.Errorf("TryRecv = %v, %v after %v: once is right", ok, err, early)
 		}
 		time.Sleep(time.Minute)
-		for _, name := range childrenOf(t, s, "/q-claims") {
+		for _, name := range childrenOf(t, s, "/q-live") {
 			t.Errorf("%s is left", name)
 		}
 	})
@@ -446,111 +446,47 @@ func TestDeadLetterThatWasRemovedIsNeverTakenForALaterOne(t *testing.T) {
 	})
 }
 
-// keepReceipts keeps the receipts' directory, so that a TryRecv need not make it.
-func keepReceipts(t testing.TB, s *zsync.Session) {
-	t.Helper()
-	create(t, s, "/q-receipts")
-	create(t, s, "/q-receipts/keep")
-}
-
-// loseTake loses the reply of the TryRecv of s, and its connection for two
-// seconds.
-func loseTake(s *zsync.Session, taken *atomic.Bool) func(r zktest.Request) zktest.Action {
-	return func(r zktest.Request) zktest.Action {
-		switch {
-		case r.Session != s.ID():
-		case r.Op == zktest.OpMulti && !taken.Load() && len(r.Ops) > 1 && r.Ops[1].Op == zktest.OpDelete:
-			taken.Store(true)
-			return zktest.DropReply
-		case r.Op == zktest.OpConnect && taken.Load():
-			return zktest.Delay(2 * time.Second)
-		}
-		return zktest.Pass
-	}
-}
-
-func TestElementThatIsPutBackStaysBehindNothingThatCameLater(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s3 := open(t, srv)
-		p1, p2, taker := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](s3, "/q")
-		must(t, p1.Send(t.Context(), 0))
-		must(t, p1.Send(t.Context(), 1)) // p1 knows the first bucket
-		must(t, p2.Send(t.Context(), counted(1000)...))
-		must(t, p2.Send(t.Context(), 1000)) // goes into the second
-		must(t, p2.Send(t.Context(), 1001))
-		ctx, cancel := context.WithCancel(t.Context())
-		ch := p2.Recv(ctx)
-		collect(t, ch, 1001) // leaves one in the first bucket
-		synctest.Wait()      // the next is offered, and nobody takes it
-		cancel()
-		for range ch {
-		}
-		keepReceipts(t, s3)
-		var taken atomic.Bool
-		srv.Intercept(loseTake(s3, &taken))
-		try, stop := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		defer stop()
-		if _, ok, err := taker.TryRecv(try); ok || err == nil || !taken.Load() {
-			t.Fatalf("TryRecv = %v, %v, taken %v: the case did not come about", ok, err, taken.Load())
-		}
-		w, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-		p2.TryRecv(w) // deletes the bucket that is empty: takes 1000
-		cancel()
-		time.Sleep(20 * time.Second) // it is back
-		srv.Intercept(nil)
-		must(t, p1.Send(t.Context(), 5555))
-		want := []int{999, 1001, 5555}
-		for i, v := range collect(t, p2.Recv(t.Context()), 3) {
-			if v != want[i] {
-				t.Errorf("received %d, want %d", v, want[i])
-			}
-		}
-	})
-}
-
-func TestElementThatAClaimMissedIsReceivedWhenItIsPutBack(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s2, s3 := open(t, srv), open(t, srv)
-		a, taker := zsync.NewQueue[int](open(t, srv), "/q"), zsync.NewQueue[int](s3, "/q")
-		keepReceipts(t, s3)
-		must(t, a.Send(t.Context(), counted(20)...))
-		ch := zsync.NewQueue[int](s2, "/q", zsync.WithPrefetch(8)).Deliveries(t.Context())
-		ds := collect(t, ch, 10)
-		synctest.Wait()
-		var taken, late atomic.Bool
-		lose := loseTake(s3, &taken)
-		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Session == s2.ID() && isClaim(r) {
-				late.Store(true)
-				return zktest.Delay(300 * time.Millisecond) // the claim comes after TryRecv
-			}
-			return lose(r)
+// TryRecv has claimed the element when its context ends, and its removal is on its way. Only
+// this caller can still get the element.
+func TestTryRecvWhoseContextEndsDuringTheRemovalReturnsTheElement(t *testing.T) {
+	for _, after := range []string{"the reply is late", "the reply is lost", "the session ends", "the Session is closed"} {
+		t.Run(after, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, o := open(t, srv), open(t, srv)
+				q, other := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](o, "/q")
+				must(t, other.Send(t.Context(), 1))
+				ctx, cancel := context.WithCancel(t.Context())
+				var removals atomic.Int64
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					removes := slices.ContainsFunc(r.Ops, func(op zktest.Request) bool { return op.Op == zktest.OpDelete && strings.HasPrefix(op.Path, "/q/") })
+					if !removes || r.Session == o.ID() || removals.Add(1) != 1 {
+						return zktest.Pass
+					}
+					cancel()
+					switch after {
+					case "the reply is late":
+						return zktest.Delay(time.Second)
+					case "the session ends":
+						id := r.Session
+						time.AfterFunc(10*time.Millisecond, func() { srv.Expire(id) })
+					}
+					return zktest.DropReply
+				})
+				v, ok, err := q.TryRecv(ctx)
+				if v != 1 || !ok || err != nil {
+					t.Errorf("TryRecv = %d, %v, %v; want 1", v, ok, err)
+				}
+				if after == "the Session is closed" {
+					must(t, s.Close())
+				}
+				time.Sleep(time.Minute)
+				wantLen(t, other, 0)
+				if v, ok, err := other.TryRecv(t.Context()); ok || err != nil {
+					t.Errorf("another TryRecv = %d, %v, %v; want none", v, ok, err)
+				}
+			})
 		})
-		for range 8 {
-			select {
-			case d := <-ch:
-				ds = append(ds, d)
-			case <-time.After(time.Millisecond):
-			}
-		}
-		try, stop := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		defer stop()
-		taker.TryRecv(try)
-		time.Sleep(30 * time.Second)
-		if !taken.Load() || !late.Load() {
-			t.Fatalf("taken %v, a claim came late %v: the case did not come about", taken.Load(), late.Load())
-		}
-		srv.Intercept(nil)
-		seen := make(map[int]bool)
-		ds = append(ds, collect(t, ch, 20-len(ds))...)
-		for _, d := range ds {
-			seen[d.Value] = true
-			must(t, d.Ack(t.Context()))
-		}
-		if len(seen) != 20 {
-			t.Errorf("%d of 20 were received", len(seen))
-		}
-	})
+	}
 }
 
 // A cleanCodec counts the elements' data that are garbage.
@@ -1010,17 +946,14 @@ func TestElementThatTheServersRefuseToPutBackIsPutBackLater(t *testing.T) {
 // Whoever has removed an element for a caller that has left puts it back into a path
 // that others may change at present, when they may no more.
 func TestElementIsPutBackWhenItsPathIsProtectedAgain(t *testing.T) {
-	for _, layout := range []zsync.QueueLayout{zsync.LayoutZsync, zsync.LayoutKazooQueue} {
+	for _, layout := range []zsync.QueueLayout{zsync.LayoutKazooQueue} { // the own layout claims before it removes
 		t.Run(fmt.Sprint(layout), func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				mine := zk.DigestACL(zk.PermAll, "me", "secret")
 				s, o := openAs(t, srv, "me", mine), openAs(t, srv, "me", mine)
 				q := zsync.NewQueue[int](s, "/q", zsync.WithQueueLayout(layout))
 				must(t, q.Send(t.Context(), 0, 1))
-				receipts := "/q-senders"
-				if layout != zsync.LayoutZsync {
-					receipts = "/q-receipts"
-				}
+				receipts := "/q-receipts"
 				_, _, err := q.TryRecv(t.Context()) // makes the directory of the receipts
 				must(t, err)
 				time.Sleep(time.Second)

@@ -114,9 +114,10 @@ func TestTryRecvFindsWhatIsInALaterBucketInAFewRequests(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				opts := []zsync.QueueOption{zsync.WithPrefetch(1), zsync.WithPriorities(300)}
 				s := open(t, srv)
+				create(t, s, "/q-receipts") // so that a TryRecv need not create it
+				create(t, s, "/q-receipts/keep")
 				q := zsync.NewQueue[int](s, "/q", opts...)
 				other := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithPrefetch(30), zsync.WithPriorities(300))
-				keepReceipts(t, s)
 				want := c.buckets(t, srv, q, other)
 				time.Sleep(time.Minute)
 				got, most := tryingCosts(t, srv, q)
