@@ -50,6 +50,8 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 	switch {
 	case err == nil, session.IsNoNode(err):
 		return e, false, nil // NoNode: this client may have removed it. Then the caller gets it rather twice than never
+	case errors.Is(err, session.ErrClosed) && !errors.Is(err, session.ErrLost) && session.IsClosed(removal.done):
+		return e, false, nil // the Session was closed before the reply: the removal may be applied
 	case !session.IsClosed(removal.done):
 		// The servers may apply the removal, now or later. So the caller gets the element, although ctx has ended. If the
 		// removal is never applied, the element comes again.
