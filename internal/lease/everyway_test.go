@@ -84,14 +84,14 @@ type ensemble struct {
 	ended  bool    // the session
 
 	// The present connection:
-	open                 bool // the handshake was answered
-	asked                int  // the handshake was sent
-	grants               int  // the timeout of this server, in units
-	at                   *leader
-	in, out, up, down    []message // client to learner, and back; learner to leader, and back
-	used                 bool      // the learner knows of the session since the last question
-	due                  bool      // the leader asks in this unit
-	straggler, straggles int       // a handshake without a reply: the timeout of its server, or 0; how often one was left
+	open              bool // the handshake was answered
+	asked             int  // the handshake was sent
+	grants            int  // the timeout of this server, in units
+	at                *leader
+	in, out, up, down []message // client to learner, and back; learner to leader, and back
+	used              bool      // the learner knows of the session since the last question
+	due               bool      // the leader asks in this unit
+	straggler         int       // a handshake without a reply: the timeout of its server, or 0
 }
 
 func instant(n int) time.Time { return time.Unix(1000, 0).Add(time.Duration(n) * unit) }

@@ -40,6 +40,7 @@ type claimant struct {
 	items   map[string]map[int32]*item // what is claimed and not settled, by bucket; guarded by mu
 	known   map[string]*lot            // boards as we have written them last, of buckets in which we have items; guarded by mu
 	past    map[string]spans           // what is settled and still in our lines; guarded by mu
+	pastAt  map[string]time.Time       // since when past has that bucket; guarded by mu
 	notes   []*entry                   // to be written on boards; guarded by mu
 	noting  bool                       // they are being written; guarded by mu
 	queue   []*entry                   // to be settled by deletions; guarded by mu
@@ -76,7 +77,7 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	}
 	c := &claimant{
 		q: q, inc: inc, mark: randomDigits(markDigits), turn: make(chan struct{}, 1), users: 1,
-		items: make(map[string]map[int32]*item), past: make(map[string]spans), known: make(map[string]*lot), refused: make(map[*entry]bool),
+		items: make(map[string]map[int32]*item), past: make(map[string]spans), pastAt: make(map[string]time.Time), known: make(map[string]*lot), refused: make(map[*entry]bool),
 	}
 	c.held, c.lose = context.WithCancelCause(context.Background())
 	q.claimant = c
@@ -320,7 +321,7 @@ func (c *claimant) next(t *lot) (next *board, past spans) {
 func (c *claimant) wroteLocked(t *lot, past spans) {
 	c.known[t.name] = &lot{bucket: t.bucket, version: t.version, board: t.board}
 	if c.past[t.name] = c.past[t.name].minus(past); len(c.past[t.name]) == 0 {
-		delete(c.past, t.name)
+		c.forgetLocked(t.name)
 	}
 }
 
@@ -602,7 +603,9 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 		delete(c.known, it.bucket)
 	}
 	if gone {
-		c.past[it.bucket] = c.past[it.bucket].union(only(it.seq))
+		if c.past[it.bucket] = c.past[it.bucket].union(only(it.seq)); c.pastAt[it.bucket].IsZero() {
+			c.pastAt[it.bucket] = time.Now()
+		}
 	}
 	it.posted = true
 	it.drop()
@@ -618,8 +621,9 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 	c.restLocked()
 }
 
-// prune forgets boards that are gone.
-func (c *claimant) prune(all []bucket) {
+// prune forgets the past of buckets that a listing after from has not shown. They existed before, and so they are deleted; no
+// name of a bucket comes again.
+func (c *claimant) prune(all []bucket, from time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.past) < 100 {
@@ -629,7 +633,16 @@ func (c *claimant) prune(all []bucket) {
 	for _, b := range all {
 		there[b.name] = true
 	}
-	maps.DeleteFunc(c.past, func(name string, _ spans) bool { return !there[name] })
+	for name := range c.past {
+		if !there[name] && c.pastAt[name].Before(from) {
+			c.forgetLocked(name)
+		}
+	}
+}
+
+func (c *claimant) forgetLocked(name string) {
+	delete(c.past, name)
+	delete(c.pastAt, name)
 }
 
 // stands reports whether what is claimed certainly is, and goes on to be known to be: as

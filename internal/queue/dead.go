@@ -16,7 +16,7 @@ import (
 	txns "github.com/zsync/zsync/internal/txn"
 )
 
-// Dead letters are elements that could not be decoded, were rejected, or
+// DeadLetters are elements that could not be decoded, were rejected, or
 // delivered too often. They are moved, in one transaction, to
 // <path>-dead/dead-<priority>-<16 random digits>-<seq>, the data of their znodes as it was,
 // and stay there until somebody removes them.

@@ -112,6 +112,8 @@ type finding struct {
 	others bool      // marks of others are on the boards
 	left   *finding  // if nothing is free: a lot and an element of it that is but for its being passed over as a misfit; or nil
 	at     time.Time // when it was found
+	all    []bucket  // the buckets that there are
+	from   time.Time // before they were listed
 }
 
 // A finder looks for free elements.
@@ -152,7 +154,7 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 	again := q.skips.Next()
 	path := session.ChildPath(q.dir, keysName)
 	for {
-		*f = finding{due: again}
+		*f = finding{due: again, from: time.Now()}
 		var keys *zk.Stat
 		var err error
 		if q.keyed.Load() {
@@ -173,7 +175,8 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 				continue
 			}
 		}
-		if err := q.searchLots(ctx, inc, f, parseBuckets(names), keys, how); err != nil {
+		f.all = parseBuckets(names)
+		if err := q.searchLots(ctx, inc, f, f.all, keys, how); err != nil {
 			return nil, err
 		}
 		if f.at = time.Now(); keys != nil || !slices.ContainsFunc(f.es, func(e element) bool { return keyOf(e.tag) != "" }) {

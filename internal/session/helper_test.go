@@ -21,11 +21,10 @@ func TestMain(m *testing.M) { harness.Main(m) }
 const testTimeout = harness.Timeout
 
 var (
-	longTests = harness.Long
-	bubble    = harness.Bubble
-	within    = harness.Within
-	must      = harness.Must
-	wantErr   = harness.WantErr
+	bubble  = harness.Bubble
+	within  = harness.Within
+	must    = harness.Must
+	wantErr = harness.WantErr
 )
 
 // testConfig is what a session of the tests is told.

@@ -22,17 +22,18 @@ type stock struct {
 	t testing.TB
 
 	mu    sync.Mutex
-	sent  map[int]bool // true when Send has confirmed it
-	taken map[int]int  // how often an element was acknowledged, or received
-	maybe map[int]bool // it is gone, and nothing tells whether it was acknowledged here
-	left  int          // confirmed and not taken
-	last  map[int]int  // by producer: the last element taken
-	full  bool         // nothing more is sent
+	sent  map[int]bool  // true when Send has confirmed it
+	taken map[int]int   // how often an element was acknowledged, or received
+	by    map[int]int64 // the session that received an element first
+	maybe map[int]bool  // it is gone, and nothing tells whether it was acknowledged here
+	left  int           // confirmed and not taken
+	last  map[int]int   // by producer: the last element taken
+	full  bool          // nothing more is sent
 	done  chan struct{}
 }
 
 func newStock(t testing.TB) *stock {
-	return &stock{t: t, sent: make(map[int]bool), taken: make(map[int]int), maybe: make(map[int]bool), last: make(map[int]int), done: make(chan struct{})}
+	return &stock{t: t, sent: make(map[int]bool), taken: make(map[int]int), by: make(map[int]int64), maybe: make(map[int]bool), last: make(map[int]int), done: make(chan struct{})}
 }
 
 // perProducer tells the elements of one producer from those of others.
@@ -93,6 +94,20 @@ func (s *stock) take(v int, ordered bool) {
 	}
 	s.last[v/perProducer] = v
 	s.checkLocked()
+}
+
+// receive is take for an element of a Recv. It may come again if the session of the first Recv has ended.
+func (s *stock) receive(srv *zktest.Server, session int64, v int, ordered bool) {
+	s.t.Helper()
+	s.mu.Lock()
+	first, again := s.by[v]
+	if !again {
+		s.by[v] = session
+	}
+	s.mu.Unlock()
+	if !again || slices.Contains(srv.Sessions(), first) {
+		s.take(v, ordered)
+	}
 }
 
 // takeMaybe is told of an element that is gone, and that was acknowledged here or by
@@ -223,7 +238,7 @@ func TestHammerQueueConfirmedElementsComeAndNoneIsAcknowledgedTwice(t *testing.T
 	})
 }
 
-func TestHammerQueueRecvGivesEachElementOnceWhileProcessesLive(t *testing.T) {
+func TestHammerQueueRecvGivesEachElementOnceWhileItsSessionLives(t *testing.T) {
 	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
 		sessions := suite.OpenEach(t, srv, 4)
 		s := newStock(t)
@@ -236,11 +251,12 @@ func TestHammerQueueRecvGivesEachElementOnceWhileProcessesLive(t *testing.T) {
 			producers.Go(func() { s.produce(ctx, q, i, 60, dice, time.Second) })
 		}
 		for range 1 + 3*rnd.IntN(2) {
-			q := zsync.NewQueue[int](sessions[rnd.IntN(len(sessions))], "/q", zsync.WithPrefetch(1+rnd.IntN(20)))
+			own := sessions[rnd.IntN(len(sessions))]
+			q := zsync.NewQueue[int](own, "/q", zsync.WithPrefetch(1+rnd.IntN(20)))
 			dice := rand.New(rand.NewPCG(rnd.Uint64(), 2))
 			consumers.Go(func() {
 				for v := range q.Recv(ctx) {
-					s.take(v, alone)
+					s.receive(srv, own.ID(), v, alone)
 					if dice.IntN(4) == 0 {
 						time.Sleep(time.Duration(dice.IntN(1000)) * time.Millisecond)
 					}

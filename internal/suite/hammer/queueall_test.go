@@ -91,6 +91,8 @@ type actor struct {
 	kind  int
 	clear bool
 	dice  *rand.Rand
+
+	closing *atomic.Bool // the Session is being closed
 }
 
 // excused reports whether a call may fail with err.
@@ -232,7 +234,13 @@ func (a *actor) consume(ctx context.Context, q, other *zsync.Queue[int]) {
 		a.excused("Work", ctx, err)
 	default:
 		if v, ok, err := q.TryRecv(ctx); a.excused("TryRecv", ctx, err) && ok {
-			a.note(v, func(e *fortune) { e.removed++ }, "TryRecv")
+			a.note(v, func(e *fortune) {
+				if ctx.Err() != nil || a.closing.Load() { // the removal is under way
+					e.maybe = true
+				} else {
+					e.removed++
+				}
+			}, "TryRecv")
 		}
 	}
 }
@@ -300,12 +308,12 @@ func (a *actor) tend(ctx context.Context, q *zsync.Queue[int]) {
 func (a *actor) live(p *seat, open func() *zsync.Session, ops int) {
 	opts := kindsOfQueues[a.kind].opts
 	for range 2 {
-		s := p.s.Load()
+		s, closing := p.s.Load(), new(atomic.Bool)
 		shared, other := zsync.NewQueue[int](s, "/q", opts...), zsync.NewQueue[int](s, "/other")
 		var actors sync.WaitGroup
 		for range 3 {
 			b := *a
-			b.dice = rand.New(rand.NewPCG(a.dice.Uint64(), 1))
+			b.dice, b.closing = rand.New(rand.NewPCG(a.dice.Uint64(), 1)), closing
 			actors.Go(func() {
 				for range ops {
 					q := shared
@@ -331,6 +339,7 @@ func (a *actor) live(p *seat, open func() *zsync.Session, ops int) {
 			actors.Wait()
 		}
 		begun := time.Now()
+		closing.Store(true)
 		harness.Must(a.t, s.Close())
 		if d := time.Since(begun); d > time.Minute {
 			a.t.Errorf("Close has taken %v", d)

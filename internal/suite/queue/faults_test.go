@@ -158,16 +158,6 @@ func isPost(r zktest.Request) bool {
 	})
 }
 
-// isClaim reports whether a request claims elements, and settles none.
-func isClaim(r zktest.Request) bool {
-	if r.Op != zktest.OpMulti || !strings.HasPrefix(r.Ops[0].Path, "/q-live/") || isPost(r) {
-		return false
-	}
-	return slices.ContainsFunc(r.Ops, func(op zktest.Request) bool {
-		return op.Op == zktest.OpSetData && strings.HasPrefix(op.Path, "/q/b-") && !strings.Contains(op.Path, "/e-")
-	})
-}
-
 func TestLateRemovalNeverPassesForAnother(t *testing.T) {
 	// The removal is on its way when its session is given up, and comes late. What was taken in
 	// that moment may come again; everything comes.

@@ -302,45 +302,6 @@ func TestLargeElementOfTheDeadComesBackBesideManyOthers(t *testing.T) {
 	})
 }
 
-// largeOfTheDead returns the attempt as which a large element comes to others whose process
-// died with it in hand, while so many requests that give it back are refused.
-func largeOfTheDead(t *testing.T, srv *zktest.Server, reapers int, fail int) int {
-	opts := []zsync.QueueOption{zsync.WithCodec(zsync.Raw), zsync.WithPrefetchBytes(64 << 20), zsync.WithMaxAttempts(100)}
-	dead, kill := mortal(t, srv)
-	p := zsync.NewQueue[[]byte](open(t, srv), "/q", opts...)
-	must(t, p.Send(t.Context(), make([]byte, 700<<10)))
-	<-zsync.NewQueue[[]byte](dead, "/q", opts...).Deliveries(t.Context())
-	time.Sleep(time.Second)
-	journal := "/q-live/" + childrenOf(t, open(t, srv), "/q-claims")[0]
-	kill()
-	time.Sleep(time.Minute)
-	srv.SetLatency(5 * time.Millisecond)
-	var failed atomic.Int64
-	srv.Intercept(func(r zktest.Request) zktest.Action {
-		if r.Op == zktest.OpMulti && len(r.Ops) > 0 && r.Ops[0].Path == journal && (r.Ops[0].Op == zktest.OpDelete || r.Ops[0].Op == zktest.OpSetData) && failed.Load() < int64(fail) {
-			failed.Add(1)
-			return zktest.Fail(-103) // as if somebody had claimed from the bucket
-		}
-		return zktest.Pass
-	})
-	got := make(chan int, 100)
-	var ss []*zsync.Session
-	for range reapers {
-		ss = append(ss, open(t, srv))
-	}
-	for _, s := range ss {
-		ch := zsync.NewQueue[[]byte](s, "/q", opts...).Deliveries(t.Context())
-		go func() {
-			for d := range ch {
-				got <- d.Attempt
-			}
-		}()
-	}
-	n := <-got
-	srv.Intercept(nil)
-	return n
-}
-
 // Those who leave before they have looked for the dead have not looked for others.
 func TestWhatTheDeadHadComesBackThoughOthersLeaveWhileTheyLook(t *testing.T) {
 	t.Parallel()

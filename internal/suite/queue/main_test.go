@@ -32,7 +32,6 @@ var (
 	requests     = harness.Requests
 	first        = harness.First
 	oneByOne     = harness.OneByOne
-	nap          = harness.Nap
 	open         = suite.Open
 	openAs       = suite.OpenAs
 	anywhere     = suite.Anywhere

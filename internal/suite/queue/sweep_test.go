@@ -310,16 +310,6 @@ func TestAnIdleConsumerReceivesAtOnceThoughItSweeps(t *testing.T) {
 	}
 }
 
-// wantNoClaims fails unless nothing is left of those who had something claimed from /q.
-func wantNoClaims(t *testing.T, srv *zktest.Server) {
-	t.Helper()
-	for _, dir := range []string{"/q-claims", "/q-live"} {
-		if names := childrenOf(t, open(t, srv, longSession), dir); len(names) > 0 {
-			t.Errorf("%s still has %q", dir, names)
-		}
-	}
-}
-
 func TestIDsAreForgottenThoughTheQueueIsAlwaysBusy(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
