@@ -245,9 +245,10 @@ var directories = map[string]use{
 	},
 }
 
-// foreign has another program make a container at a path, as Curator does, with a child.
+// foreign is in the table for anotherProgram, which needs the test and its server.
 var foreign use
 
+// anotherProgram has another program create a container at a path, as Curator does, with a child.
 func anotherProgram(t *testing.T, srv *zktest.Server) use {
 	return func(_ context.Context, _ *zsync.Session, at string) (func(), error) {
 		c := harness.Plain(t, srv)
@@ -271,6 +272,7 @@ func TestWhatWasStoredStaysWhateverHasItsDirectoryThere(t *testing.T) {
 				t.Run(stateName+"/"+dirName+"/"+order, func(t *testing.T) {
 					t.Parallel()
 					harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+						use := use // each order has its own
 						if dirName == "container of another program" {
 							use = anotherProgram(t, srv)
 						}
