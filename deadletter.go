@@ -9,26 +9,27 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A DeadLetter is an element that was set aside.
+// A DeadLetter is an element that no consumer receives any longer: it could not be decoded, was
+// rejected, or failed too often ([WithMaxAttempts]).
 type DeadLetter struct {
-	ID    string    // no other dead letter of the queue has had it, or will have
+	ID    string    // unique: no other dead letter of the queue ever has it
 	Data  []byte    // as it was sent
-	Since time.Time // when it was set aside, by the servers' clock
+	Since time.Time // when it became a dead letter, by the servers' clock
 
-	Reason   string    // why: what [Delivery.Reject] was given, or an error's text; at most 1,000 bytes
-	Attempts int       // how often it had been delivered
+	Reason   string    // the reason of [Delivery.Reject], or the text of an error; at most 1,000 bytes
+	Attempts int       // how often it was delivered
 	First    time.Time // when it was sent, by the servers' clock
 
 	letter *queue.Letter
 }
 
-// Dead yields the dead letters of q, the oldest first, those that are there
-// when it begins. An error ends it. It costs one listing and one read for each.
+// Dead yields the dead letters that exist when it begins, the oldest first. An error ends it. It
+// costs one listing, and one read for each dead letter.
 func (q *Queue[T]) Dead(ctx context.Context) iter.Seq2[DeadLetter, error] {
 	return q.dead(ctx, "dead")
 }
 
-// dead is Dead for op, which errors name.
+// dead is Dead with the name of the operation for errors.
 func (q *Queue[T]) dead(ctx context.Context, op string) iter.Seq2[DeadLetter, error] {
 	return func(yield func(DeadLetter, error) bool) {
 		if q.misuse() != nil {
@@ -47,10 +48,10 @@ func (q *Queue[T]) dead(ctx context.Context, op string) iter.Seq2[DeadLetter, er
 	}
 }
 
-// RequeueDead puts back the dead letters for which choose returns true, all if
-// it is nil, and returns how many. Each comes at the end of the queue, with the priority that it
-// had, and no attempts. A dead letter that another process removes in the meantime is left out. An
-// error ends the call. If ctx ends first, a letter is either in the queue or still a dead letter.
+// RequeueDead returns to the queue the dead letters for which choose returns true, or all if
+// choose is nil, and returns how many. Each is stored at the end, with the priority that it had,
+// and no attempts. A dead letter that another process removed first is left out. An error ends
+// the call. If ctx ends first, each letter is either in the queue or still a dead letter.
 func (q *Queue[T]) RequeueDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
 	return q.forDead(ctx, "requeue", choose, func(d DeadLetter) (bool, error) {
 		err := q.q.Requeue(ctx, d.letter)
@@ -61,15 +62,15 @@ func (q *Queue[T]) RequeueDead(ctx context.Context, choose func(DeadLetter) bool
 	})
 }
 
-// PurgeDead deletes the dead letters for which choose returns true, all if it is
-// nil, and returns how many. A dead letter that another process removes in the meantime is left
-// out. An error ends the call. To keep them for a time, choose by [DeadLetter].Since.
+// PurgeDead deletes the dead letters for which choose returns true, or all if choose is nil, and
+// returns how many. A dead letter that another process removed first is left out. An error ends
+// the call. To keep dead letters for a time, choose by [DeadLetter].Since.
 func (q *Queue[T]) PurgeDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
 	return q.forDead(ctx, "purge", choose, func(d DeadLetter) (bool, error) { return q.q.Discard(ctx, d.letter) })
 }
 
-// forDead does something with each dead letter that is chosen, and counts those
-// for which it was done.
+// forDead calls do with each dead letter that choose accepts, and counts the calls that report
+// true.
 func (q *Queue[T]) forDead(ctx context.Context, op string, choose func(DeadLetter) bool, do func(DeadLetter) (bool, error)) (n int, err error) {
 	for d, err := range q.dead(ctx, op) {
 		if err != nil {

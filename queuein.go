@@ -7,23 +7,20 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// In returns a channel whose elements are sent, in order. Closing in flushes
-// what is left; then done yields nil, or the first error, and is closed. After
-// an error the elements that follow are read and thrown away, so that nobody
-// blocks on in; the error tells that some are missing. When ctx ends, or the
-// Session is closed, done yields the error and nothing reads in any more, so
-// who may outlive either selects on done too. If q was badly made done yields the
-// error at once, and what comes through in is thrown away until ctx ends.
+// In returns a channel whose elements are sent, in order. When in is closed, In sends the rest;
+// then done yields nil, or the first error, and is closed. After an error, In discards all
+// further elements, so that no sender blocks. When ctx ends or the Session is closed, done yields
+// the error, and In stops reading: a sender that can outlive either must select on done, too. If
+// an argument of q was bad, done yields the error at once, and In discards all until ctx ends.
 //
-// What comes while a request is under way goes into the next, up to 1,000
-// elements, which are all stored or none. With [WithMaxLen] it is as many as there is
-// room for, or fewer.
+// Elements that come during a request are sent in the next, up to 1,000, all or none. With
+// [WithMaxLen], a request has at most as many as there is room for.
 func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 	ch, result := make(chan T), make(chan error, 1)
 	if q.misuse() != nil {
 		result <- opError("send", q.path, q.misuse())
 		close(result)
-		go discard(ctx, ch) // so that nobody blocks
+		go discard(ctx, ch) // so that no sender blocks
 		return ch, result
 	}
 	q.s.m.Spawn(func() {
@@ -47,17 +44,17 @@ func discard[T any](ctx context.Context, ch <-chan T) {
 	}
 }
 
-// maxHeld is how many elements go into one request of In.
+// maxHeld is how many elements one request of In sends at most.
 const maxHeld = 1000
 
-// drain sends what comes through in.
+// drain sends the elements of in.
 func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 	var first error
 	if err := q.s.m.Failure(); err != nil {
 		return opError("send", q.path, err)
 	}
 	var held []T
-	var sent chan error // of the request that is under way, if there is one
+	var sent chan error // the result of the request under way, or nil
 	for in != nil || sent != nil || len(held) > 0 {
 		if sent == nil && len(held) > 0 {
 			sent = make(chan error, 1)
@@ -93,7 +90,7 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 	return first
 }
 
-// sendAll sends a batch in as few requests as it fits into.
+// sendAll sends vs, in as few requests as it can.
 func (q *Queue[T]) sendAll(ctx context.Context, vs []T) error {
 	n := len(vs)
 	if most := q.cfg.MaxLen; most > 0 {
@@ -103,7 +100,7 @@ func (q *Queue[T]) sendAll(ctx context.Context, vs []T) error {
 		n = min(n, len(vs))
 		send := q.Send
 		if q.cfg.MaxLen > 0 && n > 1 {
-			send = q.TrySend // so much room there may never be at once: some of what is there may stay
+			send = q.TrySend // Send could wait forever for so much room at once
 		}
 		switch err := send(ctx, vs[:n]...); {
 		case err == nil:
@@ -111,7 +108,7 @@ func (q *Queue[T]) sendAll(ctx context.Context, vs []T) error {
 				n = min(2*n, q.cfg.MaxLen)
 			}
 		case n > 1 && (errors.Is(err, ErrFull) || errors.Is(err, ErrTooLarge)):
-			n /= 2 // one alone waits for room: that it is full is the cause of a ctx that has ended
+			n /= 2 // a single element waits for room in Send, until ctx ends
 		default:
 			return err
 		}

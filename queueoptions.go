@@ -17,7 +17,7 @@ type queueOption func(*queueConfig)
 func (o queueOption) applyQueue(c *queueConfig) { o(c) }
 
 type queueConfig struct {
-	queue.Config // but for its path, and how it decodes
+	queue.Config // without Path and Decode
 
 	codec  Codec
 	layout QueueLayout
@@ -26,14 +26,14 @@ type queueConfig struct {
 	err    error
 }
 
-// defaultPrefetch makes a claim, which costs a write on every server, rare
-// beside the reading of the elements.
+// defaultPrefetch makes claims rare, compared with the reads of elements: a claim costs a write
+// on every server.
 const defaultPrefetch = 128
 
-// defaultPrefetchBytes bounds what a consumer keeps in memory.
+// defaultPrefetchBytes bounds the elements that a consumer keeps in memory.
 const defaultPrefetchBytes = 4 << 20
 
-// maxPriorities bounds what consumers must look at when the queue is empty.
+// maxPriorities bounds the work of a consumer that finds the queue empty.
 const maxPriorities = 1000
 
 func (o CodecOption) applyQueue(c *queueConfig) {
@@ -42,7 +42,7 @@ func (o CodecOption) applyQueue(c *queueConfig) {
 	}
 }
 
-// checked is an option that is refused, for a reason in words, unless it is ok.
+// checked returns an option that calls set. If it is not ok, it is refused with the reason.
 func checked(set func(*queueConfig), ok bool, reason string, args ...any) QueueOption {
 	return queueOption(func(c *queueConfig) {
 		if !ok {
@@ -52,65 +52,57 @@ func checked(set func(*queueConfig), ok bool, reason string, args ...any) QueueO
 	})
 }
 
-// positive is an option that sets a number which must be at least 1.
+// positive returns an option that sets a number, which must be at least 1.
 func positive(name string, n int, set func(*queueConfig)) QueueOption {
 	return checked(set, n >= 1, "%s(%d): must be at least 1", name, n)
 }
 
-// WithPrefetch lets the consumers of one Queue value claim up to n elements
-// ahead of what they have taken, those that their channels offer included; if
-// they are more than n, one each. What is claimed ahead is not given to others
-// even if a consumer stops reading, until its context ends. With slow work and
-// several processes 1 spreads elements most evenly. The default is 128, but
-// a consumer begins with 1, and claims more only as it takes them quickly.
+// WithPrefetch lets the consumers of one Queue value claim up to n elements before the program
+// takes them, or one each if there are more than n consumers. No other consumer gets these
+// elements until the contexts of their consumers end, even if a consumer stops reading. If the
+// work is slow and several processes share it, 1 spreads elements most evenly. The default is
+// 128, and in the layouts of other libraries 1. A consumer begins with 1, and claims more only
+// if it takes elements quickly.
 func WithPrefetch(n int) QueueOption {
 	return positive("WithPrefetch", n, func(c *queueConfig) { c.Prefetch = n })
 }
 
-// WithPrefetchBytes bounds what [WithPrefetch] allows in bytes: consumers claim
-// ahead about n bytes, by the size of the elements of their last claim, and one
-// element at least. The default is 4 MiB.
+// WithPrefetchBytes limits the elements of [WithPrefetch] to about n bytes, by the size of the
+// elements of the last claim, and to one element at least. The default is 4 MiB.
 func WithPrefetchBytes(n int) QueueOption {
 	return positive("WithPrefetchBytes", n, func(c *queueConfig) { c.PrefetchBytes = n })
 }
 
-// WithMaxLen makes Send wait while its elements would make the queue longer
-// than n. The limit is soft: a producer counts the queue at most every 100 ms, and what
-// other producers send meanwhile may come on top. Those who
-// send to the path without this option are not held back, nor are dead letters that
-// are requeued: who does that may be the only one who consumes. An element that
-// is remembered by its ID, see [Queue.SendID], does not wait.
-//
-// # Cost
-//
-// At most every 100 ms a listing, and one read for 100 buckets; and a sync if the queue is full.
+// WithMaxLen makes Send wait while its elements would make the queue longer than n. The default
+// is no limit. The limit is soft: a producer counts the queue at most every 100 ms, and all that
+// other producers send in that time can come on top. Producers without the option are not
+// limited, nor is [Queue.RequeueDead], because its caller may be the only consumer. An element
+// whose ID is remembered ([Queue.SendID]) does not wait. A count costs a listing, and one read
+// for 100 buckets; and a sync if the queue is full.
 func WithMaxLen(n int) QueueOption {
 	return positive("WithMaxLen", n, func(c *queueConfig) { c.MaxLen = n })
 }
 
-// WithMaxAttempts sends an element to the dead letters that has been delivered
-// n times and was returned, or lost with its consumer, each time. It is for
-// the consumers. It needs [LayoutZsync]: others have no place for the count.
-//
-// An attempt is written down before the element is offered. So a process that is killed
-// has also tried what the channel of [Queue.Deliveries] offered at that moment; with
-// [Queue.Work], [Queue.All] and [Queue.Receive] that is only what was handed out.
+// WithMaxAttempts makes an element a dead letter after n deliveries of which each was returned,
+// or lost with its consumer. The default is no limit; then an attempt that ends with its process
+// or session might not be counted. Set it for the consumers. It needs [LayoutZsync]. An attempt
+// is recorded before the element is offered. If the process is killed, some offered elements
+// count as tried; docs/queue.md says which.
 func WithMaxAttempts(n int) QueueOption {
 	return positive("WithMaxAttempts", n, func(c *queueConfig) { c.MaxAttempts = n })
 }
 
-// WithDeadRetention has consumers delete dead letters that were set aside longer than
-// d ago, by the servers' clock; without it they are kept until somebody removes them.
-// Consumers look when they have nothing else to do, every d, but not more often than
-// each minute, and at least each six hours.
+// WithDeadRetention makes idle consumers delete dead letters that are older than d, by the
+// servers' clock. They look every d, but at most once a minute and at least every six hours. By
+// default, dead letters are kept.
 func WithDeadRetention(d time.Duration) QueueOption {
 	return checked(func(c *queueConfig) { c.KeepDead = d }, d > 0, "WithDeadRetention(%v): must be more than 0", d)
 }
 
-// WithRetryBackoff makes [Delivery.Nack] wait before the element is delivered
-// again, after the first attempt b.Min, and longer after each: it is
-// [Delivery.NackAfter] then. What is lost with a consumer comes back at once. It is
-// for the consumers, and needs [LayoutZsync].
+// WithRetryBackoff makes [Delivery.Nack] a [Delivery.NackAfter]: the delay after the first
+// attempt is b.Min, and it grows with each attempt. An element that is lost with its consumer
+// comes back at once. By default, Nack returns an element at once. Set it for the consumers. It
+// needs [LayoutZsync].
 func WithRetryBackoff(b Backoff) QueueOption {
 	return queueOption(func(c *queueConfig) {
 		if err := b.check(); err != nil {
@@ -120,42 +112,33 @@ func WithRetryBackoff(b Backoff) QueueOption {
 	})
 }
 
-// WithKey has the elements of one key delivered in the order in which they were
-// sent, one at a time: the next when the one before is acknowledged, removed or with
-// the dead letters. Elements of other keys are delivered beside them, and so are those
-// whose key is "". key is called for each element that is sent; what it returns is
-// not stored, only a short hash, and two keys may have the same one: those are
-// served as one key.
+// WithKey delivers the elements of a key one at a time, in the order in which they were sent. The
+// next element of a key waits until its predecessor is removed or is a dead letter; an element
+// whose key is "" waits for no other. By default, elements have no keys. One at a time holds
+// across priorities, the order within each. It needs [LayoutZsync].
 //
-// It is for the producers: consumers, with the option or without, find what has a
-// key. An element that comes back, by Nack, after a delay, or because its consumer
-// has died, keeps its place: others of its key wait for it, for the whole of the
-// delay. One at a time holds across priorities, the order within each. One of
-// [Queue.SendAt] is in nobody's way before its time, and goes ahead of others then.
-// [Queue.Recv] is done with an element when it is taken from the channel: to have
-// the work done in order use Deliveries. A dead letter that is requeued comes last,
-// with its key.
+// Set it for the producers; consumers find the keys. key is called for each element. The queue
+// stores a short hash of its result; two keys with one hash are served as one key. An element that
+// comes back keeps its place, and others of its key wait for it, for the whole of a delay. An
+// element of [Queue.SendAt] blocks no other before its time, and comes first then. A requeued dead
+// letter comes last, with its key. To do the work in order, use Deliveries: [Queue.Recv] removes an
+// element when the program takes it.
 //
-// It needs [LayoutZsync].
-//
-// # Cost
-//
-// Such a queue makes one claim at a time: its consumers take turns, however much
-// waits, and each acknowledgement wakes the first of them. A claim costs some 10
-// requests, for as many elements as there are keys that nobody works on.
+// Consumers claim in turn, and each acknowledgement wakes the first of them. A claim takes about 10
+// requests, for one element of each key that has none claimed.
 func WithKey[T any](key func(T) string) QueueOption {
 	return checked(func(c *queueConfig) { c.key = key }, key != nil, "WithKey(nil): the function is nil")
 }
 
-// WithPriorities gives the queue n priorities, at most 1,000, for
-// [Queue.SendPriority]. It is for the producers; consumers find them.
+// WithPriorities gives the queue n priorities, at most 1,000, for [Queue.SendPriority]. The
+// default is 1. Set it for the producers; consumers find the priorities.
 func WithPriorities(n int) QueueOption {
 	ok := 1 <= n && n <= maxPriorities
 	return checked(func(c *queueConfig) { c.Priorities = n }, ok, "WithPriorities(%d): must be from 1 to %d", n, maxPriorities)
 }
 
-// WithQueueLayout chooses whose programs the path is shared with. The default
-// is [LayoutZsync].
+// WithQueueLayout chooses the library whose programs can share the path. The default is
+// [LayoutZsync].
 func WithQueueLayout(l QueueLayout) QueueOption {
 	ok := LayoutZsync <= l && l <= LayoutKazooQueue
 	return checked(func(c *queueConfig) { c.layout = l }, ok, "WithQueueLayout(%v): unknown layout", l)
@@ -193,44 +176,38 @@ func newQueueConfig(opts []QueueOption) queueConfig {
 	return c
 }
 
-// A QueueLayout is a choice of znodes for a Queue, so that programs written
-// with other libraries can share its path.
+// A QueueLayout is a choice of znodes for a Queue, so that programs of other libraries can
+// share its path.
 //
-// In the layouts of others a consumer owns an element by deleting its znode,
-// and there are no claims that those others would respect. So there zsync
-// deletes an element before it is offered to the consumer, and the guarantees
-// are weaker. One that was not taken is written back to its place when the
-// context or the session ends, and so is a Delivery that was not acknowledged
-// when the session ends; but they are lost if the process dies, or the Session
-// is closed while no server answers. [WithPrefetch] bounds how many, 1 by
-// default. What cannot be decoded is never deleted, but moved to the dead
-// letters in one transaction.
+// In another library's layout, there are no claims: zsync deletes an element before it offers it.
+// It writes the element back to its place if the consumer's context or session ends before the
+// program takes it, or the session ends before a Delivery is settled. If the process crashes, or
+// the Session is closed while no server answers, up to [WithPrefetch] elements and all unsettled
+// deliveries are lost. An element that cannot be decoded is moved to the dead letters in one
+// transaction.
 //
-// There is no [WithMaxLen], no [WithMaxAttempts], as attempts are not counted,
-// and no [Queue.SendAt]. A znode in which Curator's putMulti has stored several
-// elements counts as one in [Queue.Len] until a consumer comes to it and gives
-// each a znode of its own, <name>#<i>. A listing grows with the queue, to about
-// 1 MiB at 50,000 elements. Sequence numbers are used up after 2^31 elements,
-// and Send then returns go-zookeeper's ErrNodeExists: delete and make path anew,
-// when it is empty.
+// [WithMaxLen], [WithMaxAttempts], [WithRetryBackoff], [WithKey], SendAt, SendID, Reject and Txn
+// are refused with [ErrInvalid]. A znode in which Curator's putMulti stored several elements
+// counts as one in [Queue.Len], until a consumer gives each a znode of its own, <name>#<i>. A
+// listing grows with the queue, to about 1 MiB at 50,000 elements. After 2³¹ elements, Send
+// returns go-zookeeper's ErrNodeExists: when path is empty, delete it.
 type QueueLayout int
 
 const (
-	// LayoutZsync is zsync's own, with all guarantees. It is the default.
+	// LayoutZsync is zsync's own layout, with all guarantees. It is the default.
 	LayoutZsync QueueLayout = iota
-	// LayoutSimpleQueue is that of Curator's SimpleDistributedQueue:
-	// qn-<seq>, without priorities.
+	// LayoutSimpleQueue is for Curator's SimpleDistributedQueue: qn-<seq>, without priorities.
 	LayoutSimpleQueue
-	// LayoutDistributedQueue is that of Curator's DistributedQueue without a
-	// lock path, and of its DistributedPriorityQueue: queue-<seq>, or with
-	// [WithPriorities] queue-<priority><seq>, the data in Curator's frame.
+	// LayoutDistributedQueue is for Curator's DistributedQueue without a lock path, and its
+	// DistributedPriorityQueue: queue-<seq>, or queue-<priority><seq> with [WithPriorities]. The
+	// data is in Curator's frame.
 	LayoutDistributedQueue
-	// LayoutKazooQueue is that of kazoo's Queue: entry-<priority>-<seq>. An
-	// element without a priority has kazoo's default, 100.
+	// LayoutKazooQueue is for kazoo's Queue: entry-<priority>-<seq>. An element without a
+	// priority has kazoo's default, 100.
 	LayoutKazooQueue
 )
 
-// String returns the layout in a word.
+// String returns the name of the layout.
 func (l QueueLayout) String() string {
 	switch l {
 	case LayoutZsync:

@@ -9,14 +9,14 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A QueueOp is a Send as an operation of a transaction: see [Queue.SendOp].
+// A QueueOp is a Send as an operation of a transaction, see [Queue.SendOp].
 type QueueOp struct {
 	out *queue.Outgoing
 	err error
 }
 
-// SendOp returns an operation for [Delivery.Txn] that does what Send does with vs.
-// Both queues must be of one Session.
+// SendOp returns a Send of vs as an operation for [Delivery.Txn]. Both queues must be of one
+// Session.
 func (q *Queue[T]) SendOp(vs ...T) QueueOp {
 	op := QueueOp{out: new(queue.Outgoing), err: q.misuse()}
 	if op.err == nil && len(vs) == 0 {
@@ -30,30 +30,20 @@ func (q *Queue[T]) SendOp(vs ...T) QueueOp {
 	return op
 }
 
-// Txn removes the element, as [Delivery.Ack] does, in one transaction with ops:
-// all or none, exactly once, whatever replies are lost. ops are those of
-// [Session.Txn], and what [Queue.SendOp] returns; what they create, write, delete,
-// check or send is there when and only when the element is gone. The responses are
-// those to ops, one for each that is not a SendOp.
+// Txn removes the element, as [Delivery.Ack] does, and applies ops, in one transaction: all or
+// nothing, exactly once, even if replies are lost. ops are the operations of [Session.Txn] and
+// the results of [Queue.SendOp]; together they can have about half of ZooKeeper's limit of 1 MiB.
+// Txn returns a response for each operation except a SendOp. Without ops, it is Ack. If the queue
+// of a SendOp is limited ([WithMaxLen]), Txn waits for room first.
 //
-// If the servers refuse the transaction nothing is done, then or later, and the
-// element stays claimed, as if Txn had not been called. If it is one of ops that they
-// refuse the error is that operation's; the responses tell which. If the session ends before the reply nothing is applied later, and the
-// errors are those of Ack: lost, or unknown. If ctx ends first, it goes
-// on in the background, and Ack tells what came of it; if it was refused by then Ack
-// acknowledges the element without it. Where the queue of a SendOp is limited
-// ([WithMaxLen]) Txn waits for room first. Without ops it is Ack.
+// If the servers refuse the transaction, nothing is applied, then or later, and the element
+// stays claimed. If they refuse an operation of ops, Txn returns its error, and the responses
+// show which. The other errors are as for Ack and [Session.Txn]; if the session ends before the
+// reply, nothing is applied later. If ctx ends first, the transaction continues, and Ack returns
+// its result; if the servers have refused it by then, Ack removes the element without ops. In the
+// layouts of other libraries, Txn returns [ErrInvalid].
 //
-// # Errors
-//
-// Those of Ack and of [Session.Txn]. Together ops may have about half of
-// ZooKeeper's limit of 1 MiB. In the layouts of other libraries, in which what was
-// received is in the queue no more, it is not possible, and the error is
-// [ErrInvalid].
-//
-// # Cost
-//
-// A transaction of its own, and one request more for each SendOp.
+// Txn costs a transaction of its own, and one more request for each SendOp.
 func (d Delivery[T]) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	if d.claim == nil {
 		return nil, opError("txn", "", session.Invalid("the Delivery did not come from a Queue"))

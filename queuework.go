@@ -20,9 +20,8 @@ type workConfig struct {
 	err     error
 }
 
-// WithWorkTimeout gives each call of the function of [Queue.Work] a deadline,
-// d after it has begun: its context ends then. The function must heed that; a
-// call that goes on keeps its worker and its element.
+// WithWorkTimeout makes the context of each call of [Queue.Work]'s function end after d. A call
+// that ignores its context keeps its worker and its element. By default, there is no deadline.
 func WithWorkTimeout(d time.Duration) WorkOption {
 	return func(c *workConfig) {
 		if d <= 0 {
@@ -32,22 +31,21 @@ func WithWorkTimeout(d time.Duration) WorkOption {
 	}
 }
 
-// workBackoff is how Work backs off without WithRetryBackoff.
+// workBackoff is the delay of Work without WithRetryBackoff.
 var workBackoff = session.Backoff{Min: 100 * time.Millisecond, Max: time.Minute, Factor: 2, Jitter: 0.5}
 
-// Work calls f for each element, n calls at once, until ctx ends or the Session
-// is closed. When f returns nil the element is removed; when f returns an error,
-// or panics, that is logged, and the element is returned, to be delivered again
-// after a while that grows from attempt to attempt: as [WithRetryBackoff] says,
-// or from 100 ms to a minute. (In the layouts of other libraries it is returned at
-// once.) Each element is worked on at least once; see [WithMaxAttempts] for those
-// that never succeed.
+// Work calls f for each element, in up to n calls at once, until ctx ends or the Session is
+// closed. If f returns nil, Work removes the element. If f returns an error or panics, Work logs
+// that and returns the element, to be delivered again after a delay. The delay grows with each
+// attempt, as in [WithRetryBackoff], or by default from 100 ms to a minute; in the layouts of
+// other libraries, there is none. Each element is worked on at least once. [WithMaxAttempts]
+// limits the attempts.
 //
-// The context of f has the values of ctx, but does not end with it: when ctx
-// ends Work takes no more elements, waits for the calls under way, settles their
-// elements and returns ctx's error. It ends when the claim is lost, with cause
-// [ErrLost] (see [Delivery.Context]), with [WithWorkTimeout], and with cause [ErrClosed]
-// when [Session.Close] is called, which waits for f.
+// The context of f has the values of ctx, but does not end with it. When ctx ends, Work stops
+// taking elements, waits for the calls under way, settles their elements and returns ctx's error.
+// The context of f ends with cause [ErrLost] if the claim is lost (see [Delivery.Context]), and
+// with cause [ErrClosed] when [Session.Close] is called, which waits for f. It also ends after
+// [WithWorkTimeout].
 func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, v T) error, opts ...WorkOption) error {
 	var cfg workConfig
 	for i, o := range opts {
@@ -85,7 +83,7 @@ func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, 
 	return opError("work", q.path, q.ending(ctx))
 }
 
-// work works on one element.
+// work calls f for one element and settles it.
 func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.Context, v T) error, cfg workConfig) {
 	claim := d.Context()
 	function := q.s.m.Function(q.s.m.FunctionOf(ctx))
@@ -111,7 +109,7 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 	if closed != nil {
 		op, err = "return", d.claim.Settle(context.WithoutCancel(ctx), queue.Settlement{Fate: queue.Return, Untried: true})
 	} else if err == nil {
-		// ctx may have ended; the work is done all the same.
+		// ctx may have ended, but the work is done.
 		err = d.claim.Settle(context.WithoutCancel(ctx), queue.Settlement{Fate: queue.Remove})
 	} else {
 		q.s.m.Log.Error("zsync: work on an element has failed", "path", q.path, "element", d.ID, "attempt", d.Attempt, "err", err)
@@ -130,8 +128,7 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 	}
 }
 
-// protect calls f, and makes an error of its panic, or of the end of its
-// goroutine.
+// protect calls f. It returns a panic, or the end of f's goroutine, as an error.
 func protect(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -147,13 +144,9 @@ func protect(f func() error) error {
 	return <-done
 }
 
-// Receive waits for an element and returns it, to be settled as one of
-// [Queue.Deliveries]. Nothing is claimed ahead, so it suits work that is slow or
-// seldom; for a busy queue use Deliveries. If ctx ends first nothing is claimed.
-//
-// # Cost
-//
-// About 15 requests.
+// Receive waits for an element and returns it; the consumer settles it as in [Queue.Deliveries].
+// Receive claims nothing ahead, so it suits slow or rare work; for a busy queue, use Deliveries.
+// If ctx ends first, nothing is claimed. Receive costs about 15 requests.
 func (q *Queue[T]) Receive(ctx context.Context) (Delivery[T], error) {
 	ds, err := q.receive(ctx, 1)
 	if err != nil {
@@ -162,9 +155,8 @@ func (q *Queue[T]) Receive(ctx context.Context) (Delivery[T], error) {
 	return ds[0], nil
 }
 
-// ReceiveN is [Queue.Receive] for up to n elements: it waits for the first, and
-// returns what else could be claimed with it, in order. [WithPrefetch] does not
-// limit n; what is claimed at once is at most 1,000.
+// ReceiveN is [Queue.Receive] for up to n elements: it waits for the first, and returns it with
+// all that it can claim at once, in order, at most 1,000. [WithPrefetch] does not limit n.
 func (q *Queue[T]) ReceiveN(ctx context.Context, n int) ([]Delivery[T], error) {
 	ds, err := q.receive(ctx, n)
 	return ds, opError("receive", q.path, err)
@@ -183,15 +175,11 @@ func (q *Queue[T]) receive(ctx context.Context, n int) (ds []Delivery[T], err er
 	return ds, err
 }
 
-// ErrFull is returned by [Queue.TrySend] when there is no room.
+// ErrFull is returned by [Queue.TrySend] if there is no room.
 var ErrFull = queue.ErrFull
 
-// TrySend is [Queue.Send], but where Send waits because of [WithMaxLen] it
-// returns [ErrFull], and stores nothing.
-//
-// # Cost
-//
-// That of Send, and that of [WithMaxLen].
+// TrySend is [Queue.Send], but it returns [ErrFull] and stores nothing if Send would wait for
+// room ([WithMaxLen]). It costs as much as Send and WithMaxLen.
 func (q *Queue[T]) TrySend(ctx context.Context, vs ...T) error {
 	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle, NoWait: true}, vs))
 }

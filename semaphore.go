@@ -30,8 +30,8 @@ import (
 // All processes together hold at most n permits. Requests are served in the order of their
 // arrival, for any number of permits, so small requests do not starve a large one. For the
 // goroutines of one process, see [WithHandoffs]. All processes must name the same n, which
-// is stored at the path; a process with another n is refused. [Semaphore.Resize] changes n
-// for all.
+// is stored at the path; in a process with another n, Acquire returns [ErrInvalid].
+// [Semaphore.Resize] changes n for all.
 //
 // # Loss
 //
@@ -69,32 +69,32 @@ import (
 type Semaphore struct {
 	made
 	named  int64        // the limit that NewSemaphore was given
-	limit  atomic.Int64 // the limit as far as it is known
+	limit  atomic.Int64 // the last known limit
 	layout Layout
 	root   string // the path, as the server knows it
 	leases string // the parent of the permits' znodes, as the server knows it
 	gate   *Mutex
 	pool   line.Pool
-	agreed atomic.Bool // the limit has been compared once
+	agreed atomic.Bool // named was compared with the stored limit once
 	known  atomic.Pointer[quota]
-	follow atomic.Bool // somebody has resized the semaphore, so what was named says nothing any more
+	follow atomic.Bool // a process has resized the semaphore, so ignore named
 
 	mu        sync.Mutex
-	held      *line.Permits // what this process holds, until it is released even if it is lost; guarded by mu
+	held      *line.Permits // also lost ones, until their release; guarded by mu
 	freed     chan struct{} // if not nil, closed when held becomes nil; guarded by mu
-	functions atomic.Int64  // of Do, that run
+	functions atomic.Int64  // the number of functions of Do that run
 
-	calm int // how often in a row permits were there at once for who had the gate; guarded by mu
-	need int // how often that must be before the gate is left out; guarded by mu
+	calm int // requests behind the gate, in a row, that found permits free at once; guarded by mu
+	need int // the calm that the next attempt without the gate needs; guarded by mu
 
-	callOff  atomic.Pointer[func()] // if not nil, ends the wait of who has the gate, and calls nothing of the user's
-	followed *line.Permits          // of which the tracer knows; guarded by mu
+	callOff  atomic.Pointer[func()] // if not nil, ends our wait behind the gate, without user code
+	followed *line.Permits          // the permits that the tracer knows; guarded by mu
 }
 
 // maxUnits is the greatest limit at which each permit has a znode of its own.
 const maxUnits = 1000
 
-// The algorithm is that of Curator and kazoo, for several permits at a time:
+// A client acquires permits like Curator and kazoo, but several permits at a time:
 //
 //  1. Lock the semaphore's lock. Its holder is the first in the line, so no other
 //     process takes permits.
@@ -106,8 +106,8 @@ const maxUnits = 1000
 // If enough are free and no contender waits, the lock is not needed: see
 // semaphorefree.go.
 
-// NewSemaphore returns the Semaphore of n permits at path. It does no I/O; a
-// bad argument is reported by every method.
+// NewSemaphore returns the Semaphore of n permits at path. It does no I/O; every
+// method reports a bad argument.
 func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semaphore {
 	c := newLockConfig(opts)
 	m := &Semaphore{made: made{s: s, path: path}, named: n, layout: c.layout}
@@ -128,10 +128,10 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 		gate, m.leases = path+"-__lock__", m.root
 	}
 	m.pool = line.Pool{Manager: s.m, Root: m.root, Dir: m.leases, Limits: c.limits.ofLine(), Limit: &m.limit}
-	c.limits = limits{} // which are of the permits
+	c.limits = limits{} // the limits apply to the permits
 	m.gate = newMutex(s, gate, c)
 	m.gate.local.Line.Part = c.layout != LayoutKazoo
-	m.gate.local.Entries = m.gate.local.Entries.Untold() // it is no hold of its own
+	m.gate.local.Entries = m.gate.local.Entries.Untold() // the gate is part of an acquire, no hold
 	return m
 }
 
@@ -152,7 +152,8 @@ func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 	return opError("acquire", m.path, err)
 }
 
-// acquired acquires n permits, and tells observers. The context is for what is done with them.
+// acquired acquires n permits, and reports them to observers. The caller uses the permits under the
+// context that it returns.
 func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a *line.Permits, err error) {
 	start := time.Now()
 	if err := m.check(ctx, n); err != nil {
@@ -194,7 +195,7 @@ func (m *Semaphore) check(ctx context.Context, n int64) error {
 		return session.CtxErr(ctx)
 	}
 	if n > m.limit.Load() {
-		// Unless somebody has resized it, and we have not heard of that yet.
+		// A process may have resized the semaphore without our knowledge, so read the limit.
 		if err := m.s.m.During(ctx, func(inc *session.Incarnation) error { return m.refresh(ctx, inc) }); err != nil {
 			return err
 		}
@@ -212,7 +213,7 @@ func tooMany(n, limit int64) error {
 	return session.Invalid("%d permits of a semaphore that has %d: they will never be there", n, limit)
 }
 
-// most returns how many permits can be taken in one transaction.
+// most returns the largest number of permits that one transaction can create.
 func (m *Semaphore) most() int64 {
 	if limit := m.limit.Load(); m.heavy(limit) {
 		return limit
@@ -221,17 +222,17 @@ func (m *Semaphore) most() int64 {
 	return int64((session.MaxPacket - 1024 - len(m.root)) / one)
 }
 
-// acquire acquires n permits, in as many sessions as it takes. Without an error
-// it is nil if they are not there and wait is false.
+// acquire acquires n permits, in as many sessions as it takes. If wait is false and the permits
+// are not free, it returns nil and no error.
 func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*line.Permits, error) {
 	start := time.Now()
-	var ahead line.Ahead // those who hold permits, if we are the first who asks
+	var ahead line.Ahead // the holders of permits, if we have the gate
 	a, err := m.obtain(ctx, n, wait, &ahead)
 	if err == nil || !wait {
 		return a, err
 	}
 	if w, ok := err.(*WaitError); ok {
-		err = w.err // that of the gate, where others ask
+		err = w.err // of the gate: other contenders are before us there
 		if w.Place > 0 {
 			w.Behind.Mode, w.Behind.Holding = ModePermits, false
 			return nil, waitEnded(ctx, m.s, err, start, w.Behind, w.Place+1)
@@ -241,9 +242,9 @@ func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*line.Perm
 	return nil, waitEnded(ctx, m.s, err, start, headContender(head, ModePermits), min(place, 1))
 }
 
-// obtain is acquire, without saying more of a wait that ended.
+// obtain is acquire without the details of a wait that ended.
 func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *line.Ahead) (*line.Permits, error) {
-	// Who names another limit learns it before it stands in the line.
+	// If this process named another limit, it fails before it joins the line.
 	if !m.agreed.Load() {
 		err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
 			_, err := m.agree(ctx, inc)
@@ -266,14 +267,14 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *line.
 		}
 		gate, err := m.gate.current()
 		if err != nil {
-			return nil, err // somebody else has unlocked our own gate: it cannot be
+			return nil, err // impossible: no other code unlocks our gate
 		}
 		leases, err := m.take(ctx, gate, n, wait, ahead) // Steps 2 to 4.
 		if (errors.Is(err, session.ErrEnded) || errors.Is(err, errUnsettled)) && m.s.m.Failure() == nil {
-			ahead.Forget() // it is not the first who asks any more
+			ahead.Forget() // we are no longer first at the gate
 		}
-		// If the gate is lost that says nothing of the permits: the proof was
-		// in the transaction that made them.
+		// A loss of the gate does not touch the permits: the transaction that created them
+		// proved that we had the gate.
 		m.s.m.GiveUp(ctx, m.gate.unlock)
 		if err == nil && leases == nil {
 			return nil, nil
@@ -284,20 +285,20 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *line.
 				return a, nil
 			}
 		}
-		// What only waits goes on, in the next session or in another place,
-		// unless ctx has ended too: Step 1 looks.
+		// A waiter continues in the next session, or at another place in the line. If ctx has
+		// ended too, step 1 fails.
 		if !errors.Is(err, session.ErrEnded) && !errors.Is(err, session.ErrVanished) && !errors.Is(err, errUnsettled) {
 			return nil, err
 		}
 	}
 }
 
-// errUnsettled means that this process holds permits that are lost and have not
-// been released.
+// errUnsettled means that this process has lost permits and has not released
+// them.
 var errUnsettled = errors.New("zsync: lost permits have not been released")
 
-// settle waits until this process holds nothing that is lost. If that is not released for a session
-// timeout, and no Do will release it, the wait fails.
+// settle waits until this process has released its lost permits. If it keeps them for a session
+// timeout, and no Do will release them, settle fails.
 func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 	for {
 		m.mu.Lock()
@@ -311,7 +312,7 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 			return false, m.s.m.Failure()
 		}
 		select {
-		case <-time.After(m.s.m.Timeout()): // if they are released now, either outcome is right
+		case <-time.After(m.s.m.Timeout()): // a release at this moment may count or not
 			if err := held.Forgotten(); err != nil && m.functions.Load() == 0 {
 				return false, err
 			}
@@ -324,8 +325,8 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 	}
 }
 
-// untilUnsettled has callOff called when what this process holds is lost. It reports false
-// if it is lost already.
+// untilUnsettled registers callOff, which the loss of this process's permits calls. It reports
+// false if they are already lost.
 func (m *Semaphore) untilUnsettled(callOff func()) bool {
 	m.callOff.Store(&callOff)
 	m.mu.Lock()
@@ -351,18 +352,18 @@ func (m *Semaphore) enter(ctx context.Context, wait bool) (bool, error) {
 	return err == nil, err
 }
 
-// A quota is the limit as it is stored.
+// A quota is the stored limit.
 type quota struct {
 	limit   int64
 	version int32          // of the znode at the path
-	watch   *session.Watch // joined before the read, if not nil: the limit stands until it has fired
+	watch   *session.Watch // if not nil, joined before the read: until it fires, the limit is the same
 }
 
-// agree returns the limit that is stored, and stores ours if there is none. It
-// is ErrInvalid if another was named and nobody has resized the semaphore.
+// agree returns the stored limit, and stores ours if there is none. It returns ErrInvalid if the
+// two differ and no process has resized the semaphore.
 //
-// It ends with a read of the znode, so whoever has joined the watch of its data
-// is told of the next change.
+// Its last request reads the znode, which sets the watch. So a caller that has joined the watch of
+// the data before gets the event of the next change.
 func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (q quota, err error) {
 	mine := m.stored(m.named)
 	if err := inc.VetHere(ctx, m.root); err != nil {
@@ -376,8 +377,8 @@ func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (q quot
 		case err == nil && len(marks.Unmark(data)) > 0:
 			return m.adopt(ctx, inc, data, stat)
 		case err == nil:
-			// Of several writers the version makes one the first. The next read shows who it was, also if
-			// our reply was lost.
+			// If several clients write, the version lets only the first succeed. The next read
+			// shows its limit, even if our reply was lost.
 			if _, err = inc.Set(ctx, m.root, mine, stat.Version); session.IsBadVersion(err) || session.IsNoNode(err) {
 				err = nil
 			}
@@ -388,16 +389,16 @@ func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (q quot
 	}
 }
 
-// adopt takes what is stored for the limit, unless that contradicts what was
-// named.
+// adopt makes the stored limit ours. It returns ErrInvalid if NewSemaphore named another one and
+// no process has resized the semaphore.
 func (m *Semaphore) adopt(ctx context.Context, inc *session.Incarnation, data []byte, stat *zk.Stat) (q quota, err error) {
 	limit, err := parseLimit(data)
 	if err != nil {
 		return q, err
 	}
 	if limit != m.named && !m.follow.Load() {
-		// Resize makes the mark together with the limit, and this session has
-		// seen the limit: so it sees the mark.
+		// Resize creates the mark in the transaction that writes the limit. This session has seen
+		// the limit, so it sees the mark.
 		mark, err := inc.Exists(ctx, m.resized())
 		if err != nil {
 			return q, err
@@ -411,8 +412,9 @@ func (m *Semaphore) adopt(ctx context.Context, inc *session.Incarnation, data []
 	return quota{limit: limit, version: stat.Version}, nil
 }
 
-// stored is how a limit is stored: as kazoo does it, or marked, as the znode may be a
-// container, so that nobody takes it for a number that lasts.
+// stored returns the data for a limit. It is the number alone with LayoutKazoo. Otherwise, the
+// number has a mark, because the znode may be a container: another primitive must not take it for a
+// number that lasts.
 func (m *Semaphore) stored(limit int64) []byte {
 	data := strconv.AppendInt(nil, limit, 10)
 	if m.layout == LayoutKazoo {
@@ -442,8 +444,8 @@ func (m *Semaphore) refresh(ctx context.Context, inc *session.Incarnation) error
 	return err
 }
 
-// resized is the path of the mark that Resize leaves. Where the path itself is
-// the parent of permits, other programs would take the mark for one.
+// resized returns the path of the mark that Resize creates. With LayoutKazoo, the permits are
+// children of the path itself. The mark is no child there: kazoo would count it as a permit.
 func (m *Semaphore) resized() string {
 	if m.layout == LayoutKazoo {
 		return m.root + "-__resized__"
@@ -468,8 +470,9 @@ func (m *Semaphore) Resize(ctx context.Context, n int64) error {
 	return opError("resize", m.path, m.resize(ctx, n))
 }
 
-// resize needs no gate: the process that has it may be waiting for this Resize. The transaction
-// that makes permits checks the version of the limit (see make).
+// resize must not lock the gate, because the holder of the gate may be waiting for this Resize. It
+// needs no gate either: the transaction that creates permits checks the version of the limit (see
+// make).
 func (m *Semaphore) resize(ctx context.Context, n int64) error {
 	switch {
 	case m.misuse() != nil:
@@ -485,12 +488,12 @@ func (m *Semaphore) resize(ctx context.Context, n int64) error {
 		&zk.CreateRequest{Path: m.resized(), Acl: m.s.m.Config.ACL},
 	}
 	for {
-		// What is written over must be a limit.
+		// The data that Resize overwrites must be a limit.
 		err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
 			data, _, err := inc.Get(ctx, m.root)
 			if session.IsNoNode(err) {
-				// Without a limit: who comes now stores its own, and the transaction stores n
-				// together with the mark.
+				// The new znode has no limit. A process that comes now stores its own, and then
+				// the transaction stores n and the mark.
 				return m.makeRoot(ctx, inc, nil)
 			}
 			if err == nil && len(marks.Unmark(data)) > 0 {
@@ -503,7 +506,7 @@ func (m *Semaphore) resize(ctx context.Context, n int64) error {
 		if err != nil {
 			return err
 		}
-		// Exactly once: a repetition would undo the Resize of somebody else.
+		// Exactly once: a repetition would undo the Resize of another process.
 		switch _, err = txn.Across(ctx, m.s.m, m.root+"-receipts", ops); {
 		case err == nil:
 			m.follow.Store(true)
@@ -511,7 +514,7 @@ func (m *Semaphore) resize(ctx context.Context, n int64) error {
 			return nil
 		case session.IsNodeExists(err):
 			ops = ops[:1] // the mark is there already
-		case !session.IsNoNode(err): // else the path has been removed because it was empty
+		case !session.IsNoNode(err): // else the servers removed the path because it had no children
 			return err
 		case len(ops) == 1:
 			ops = append(ops, &zk.CreateRequest{Path: m.resized(), Acl: m.s.m.Config.ACL})
@@ -519,28 +522,28 @@ func (m *Semaphore) resize(ctx context.Context, n int64) error {
 	}
 }
 
-// makeRoot makes the znode at the path, which holds the limit. It goes when the
-// semaphore has not been used for a while, and the next may choose another
-// limit; kazoo does not expect that.
+// makeRoot creates the znode at the path, which holds the limit. The servers delete it when the
+// semaphore has been unused for a while. Then the next user may choose another limit. kazoo does
+// not expect that, so the znode is persistent with LayoutKazoo.
 func (m *Semaphore) makeRoot(ctx context.Context, inc *session.Incarnation, limit []byte) error {
 	if m.layout == LayoutKazoo {
 		_, err := inc.Create(ctx, m.root, limit)
 		return err
 	}
-	return inc.MakeDir(ctx, session.Dir{Path: m.root}) // and agree writes the limit
+	return inc.MakeDir(ctx, session.Dir{Path: m.root}) // agree writes the limit
 }
 
-// take waits until n permits are there, and takes them. It is nil if they are
-// not there and wait is false.
+// take waits until n permits are free, and creates their znodes. If wait is false and the permits
+// are not free, it returns nil and no error.
 func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bool, ahead *line.Ahead) ([]line.Lease, error) {
-	// The gate is not what the caller wants to hold: he still waits.
+	// The caller wants permits, not the gate: it still waits.
 	m.s.m.Waiters.Add(1)
 	m.s.m.Holds.Add(-1)
 	defer m.s.m.Waiters.Add(-1)
 	defer m.s.m.Holds.Add(1)
 	inc := gate.Claim.Incarnation
-	// It ends when what is held is lost, as others wait behind us; and when the gate is, as then
-	// they do not.
+	// settled ends with the loss of this process's permits, because other contenders wait behind
+	// us. It also ends with the loss of the gate, because then we are not first.
 	settled, end, rest := endingContext(ctx)
 	defer rest()
 	callOff := func() { end(nil) }
@@ -548,7 +551,7 @@ func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bo
 	defer gate.AfterLoss(func(error) { callOff() })()
 	defer m.callOff.Store(nil)
 	if !m.untilUnsettled(callOff) {
-		return nil, errUnsettled // lost while we waited for the gate
+		return nil, errUnsettled // the permits were lost while we waited for the gate
 	}
 	for {
 		resized := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: m.root})
@@ -557,7 +560,7 @@ func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bo
 		switch ended := err != nil && settled.Err() != nil; {
 		case ended && ctx.Err() == nil:
 			return nil, errUnsettled
-		case ended && errors.Is(err, settled.Err()): // ours may have ended first
+		case ended && errors.Is(err, settled.Err()): // settled may have ended before ctx
 			return nil, session.CtxErr(ctx)
 		}
 		if !errors.Is(err, errResized) && !session.IsBadVersion(err) {
@@ -566,15 +569,15 @@ func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bo
 	}
 }
 
-// errResized means that the limit has been changed meanwhile.
+// errResized means that the limit has changed since the client read it.
 var errResized = errors.New("zsync: the limit has changed")
 
-// takeOf is take while the limit stays as it is.
+// takeOf is take until the limit changes.
 func (m *Semaphore) takeOf(ctx context.Context, gate *line.Grant, resized *session.Watch, n int64, wait bool, ahead *line.Ahead) ([]line.Lease, error) {
 	inc := gate.Claim.Incarnation
 	var q quota
 	agreed := make(chan error, 1)
-	inc.Manager.Spawn(func() { // on its way together with the listing
+	inc.Manager.Spawn(func() { // under way together with the listing
 		var err error
 		q, err = m.agree(ctx, inc)
 		agreed <- err
@@ -603,11 +606,11 @@ func (m *Semaphore) takeOf(ctx context.Context, gate *line.Grant, resized *sessi
 	return m.make(ctx, gate, q, n) // Step 4.
 }
 
-// awaitFree waits for a change of the permits that are out, unless no more than
-// most are. It is errResized if the limit changes.
+// awaitFree returns when the permits that are out change, or at once if at most the given number
+// are out. It returns errResized if the limit changes.
 //
-// The watch is set by a listing of its own: set by the one that finds enough,
-// it would be fired, for nothing, by our own taking.
+// A separate listing sets the watch. If the listing that finds enough free permits set it, our own
+// create would fire the watch for nothing.
 func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, resized *session.Watch, most int64, ahead *line.Ahead) error {
 	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: m.leases})
 	defer inc.Watches.Leave(w)
@@ -621,8 +624,8 @@ func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, res
 	}
 	ahead.Set(m.leases, names)
 	defer ahead.LookWhileWaiting(inc, list).Stop()
-	// Whoever gives permits back, only we are woken: everyone else waits at the
-	// gate. Where both have happened, the limit is read again first.
+	// A release wakes only us, because all other waiters are at the gate. If the limit has changed
+	// too, the caller reads it again first.
 	if err := inc.AwaitAny(ctx, []*session.Watch{w, resized}, time.Time{}); err != nil {
 		return err
 	}
@@ -632,8 +635,8 @@ func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, res
 	return nil
 }
 
-// out returns how many permits are out. Others may count otherwise, or have had
-// another limit, and have more out than there are.
+// out returns how many permits are out. This can be more than the limit: other programs may count
+// in another way, or Resize may have lowered the limit.
 func (m *Semaphore) out(ctx context.Context, inc *session.Incarnation) (int64, error) {
 	names, err := m.listOut(ctx, inc)
 	return m.weightOfAll(names), err
@@ -656,19 +659,19 @@ func (m *Semaphore) weightOfAll(names []string) int64 {
 // znode.
 func (m *Semaphore) heavy(limit int64) bool { return limit > maxUnits && m.layout != LayoutKazoo }
 
-// make makes the znodes of n permits while the gate is ours and the limit is
-// that of q. It is BadVersion if that has changed.
+// make creates the znodes of n permits, if the gate is ours and the limit is still q. It returns
+// BadVersion if the limit has changed.
 func (m *Semaphore) make(ctx context.Context, gate *line.Grant, q quota, n int64) ([]line.Lease, error) {
 	inc := gate.Claim.Incarnation
 	for {
-		leases := m.name(q.limit, n) // anew each time: those of the last may still be deleted
+		leases := m.name(q.limit, n) // new names: a deletion of the previous ones may be under way
 		same := &zk.CheckVersionRequest{Path: m.root, Version: q.version}
 		err := inc.CreateAll(ctx, m.leasesDir(), gate.Claim.Znode(), same, line.PathsOf(leases), m.s.m.Owner)
 		if !session.IsNoNode(err) {
 			return leases, err
 		}
-		// The parent is not there yet, or has been removed because it was
-		// empty. Where that is the path itself it holds the limit.
+		// The parent does not exist yet, or the servers removed it because it was empty. If the
+		// parent is the path itself, the limit was removed with it.
 		now, err := m.agree(ctx, inc)
 		switch {
 		case err == nil && now.limit != q.limit:
@@ -683,8 +686,8 @@ func (m *Semaphore) make(ctx context.Context, gate *line.Grant, q quota, n int64
 	}
 }
 
-// leasesDir is the directory of the permits. To kazoo it is that of the limit, which makeRoot
-// has made.
+// leasesDir returns the parent of the permits' znodes. With LayoutKazoo, that is the znode of the
+// limit, which makeRoot creates.
 func (m *Semaphore) leasesDir() session.Dir {
 	if m.layout == LayoutKazoo {
 		return session.Dir{Path: m.leases, Data: []byte{}, Kept: true}
@@ -692,8 +695,8 @@ func (m *Semaphore) leasesDir() session.Dir {
 	return session.Dir{Path: m.leases, Part: true}
 }
 
-// name chooses the names of n permits' znodes. They are unique, so whether a
-// create was applied can be seen.
+// name chooses the names of n permits' znodes. They are unique, so the client
+// can see whether a create was applied.
 func (m *Semaphore) name(limit, n int64) []line.Lease {
 	if m.heavy(limit) {
 		return []line.Lease{{Path: session.ChildPath(m.leases, line.PermitsName(n)), Weight: n}}
@@ -710,13 +713,13 @@ func (m *Semaphore) name(limit, n int64) []line.Lease {
 	return leases
 }
 
-// keep enters what has been taken into the allotment. It is errUnsettled, and
-// what was taken goes back, while this process has permits that are lost: they
-// may be released an hour from now, and others wait.
+// keep adds new permits to the permits of this process. While the process has lost permits, keep
+// releases the new ones and returns errUnsettled: the process may release the lost ones an hour
+// later, and other contenders wait.
 func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases []line.Lease, n int64) (*line.Permits, error) {
 	s, err := inc.Stake(ctx)
 	if err != nil {
-		// With the session they go by themselves; and nobody has been told of them.
+		// The end of the session deletes the znodes, and the caller does not know the permits yet.
 		inc.Remove(line.PathsOf(leases)...).Await(session.Grace)
 		return nil, err
 	}
@@ -736,17 +739,17 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 	}
 	if a.Incarnation == inc {
 		if a.Add(leases, n) == nil {
-			a.Err() // if the session has ended since, who has them is told first
+			a.Err() // if the session has ended, the holder sees the loss first
 			return a, nil
 		}
-		if a.Held() == 0 { // they are the first, and it has ended before
+		if a.Held() == 0 { // these are the first permits, and the session ended before Add
 			m.held = nil
 		}
 		if inc.Ctx.Err() != nil {
 			return nil, session.ErrEnded
 		}
 	}
-	inc.Remove(line.PathsOf(leases)...) // what is held is lost
+	inc.Remove(line.PathsOf(leases)...) // the earlier permits are lost
 	return nil, errUnsettled
 }
 
@@ -802,8 +805,8 @@ func (m *Semaphore) release(n int64) error {
 	return m.releaseOf(nil, n)
 }
 
-// releaseOf is release of a, or of what is held if a is nil; of that there may be less,
-// which a Do has acquired: then the rest is released, and the error is ErrNotLocked.
+// releaseOf releases n permits of a, or of the held permits if a is nil. Only a Do passes an a:
+// if a has fewer than n permits, releaseOf releases the rest and returns ErrNotLocked.
 func (m *Semaphore) releaseOf(a *line.Permits, n int64) error {
 	rest := a != nil
 	m.mu.Lock()
@@ -849,10 +852,9 @@ func (m *Semaphore) Lost() <-chan struct{} {
 	return m.held.Ending().Done()
 }
 
-// Txn applies writes to ZooKeeper, all or none, and only while the permits that m
-// holds stand: the servers themselves check each of them. If they are lost the error
-// is [ErrLost], and [ErrNotLocked] if m holds none. See [Session.Txn] for ops,
-// lost replies and costs.
+// Txn applies writes to ZooKeeper, all or none, and only while m holds all its permits: the
+// servers check each of them. It returns [ErrLost] if the permits are lost, and [ErrNotLocked] if
+// m holds none. See [Session.Txn] for ops, lost replies and costs.
 func (m *Semaphore) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	rs, err := m.txn(ctx, ops)
 	return rs, opError("txn", m.path, err)
@@ -865,20 +867,22 @@ func (m *Semaphore) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, err
 			return nil, err
 		}
 		rs, err := a.Txn(ctx, ops)
-		if !errors.Is(err, ErrNotLocked) { // else some were released meanwhile, and nothing was applied
+		if !errors.Is(err, ErrNotLocked) { // else a Release came first, and nothing was applied
 			return rs, err
 		}
 	}
 }
 
-// Token returns a fencing token of the permits that m holds: a number greater than
-// that of all permits that were released, or lost, before the latest of m's were
-// acquired, by whomever. See [Mutex.Token]. Where the limit is above 1 others may
-// hold permits at the same time, with greater or smaller tokens: so whoever checks
-// tokens must keep one for each permit's work, and not one for all.
+// Token returns a fencing token of the permits that m holds. It is greater than the token of any
+// permits, of any process, that were released or lost before m acquired its latest permits. See
+// [Mutex.Token].
 //
-// The first call after an Acquire costs one write, the others nothing. The errors are
-// [ErrNotLocked] and [ErrLost].
+// If the limit is above 1, other processes may hold permits at the same time, with greater or
+// smaller tokens. So a server that checks tokens must remember one token for the work of each
+// permit, not one for all.
+//
+// The first call after an Acquire costs one write, and later calls cost nothing. Token returns
+// [ErrNotLocked] if m holds no permits, and [ErrLost] if they are lost.
 func (m *Semaphore) Token(ctx context.Context) (int64, error) {
 	token, err := m.token(ctx)
 	return token, opError("token", m.path, err)
@@ -892,7 +896,7 @@ func (m *Semaphore) token(ctx context.Context) (int64, error) {
 	return a.Token(ctx)
 }
 
-// standing returns what m holds.
+// standing returns the permits that m holds.
 func (m *Semaphore) standing() (*line.Permits, error) {
 	if m.misuse() != nil {
 		return nil, m.misuse()
@@ -931,7 +935,7 @@ func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 	return append(out, waiting...), nil
 }
 
-// traced is what a tracer is told of n permits.
+// traced returns the Op of n permits for a tracer.
 func (m *Semaphore) traced(n int64) func() Op {
 	return func() Op {
 		t := m.s.tracers.traced("semaphore", "acquire", m.path)
@@ -940,9 +944,9 @@ func (m *Semaphore) traced(n int64) func() Op {
 	}
 }
 
-// observe tells the tracer of what m holds, if that is news: nobody can tell which
-// of several permits is released, so they are one hold, from the first that is
-// acquired to the last that is released. It returns what ctx becomes.
+// observe reports the hold of m to the tracer, once, and returns the context of the hold. Permits
+// have no names, so a Release does not show which of them ends. So all permits are one hold, from
+// the first acquired to the last released.
 func (m *Semaphore) observe(ctx context.Context, a *line.Permits) context.Context {
 	if a == nil || m.s.tracers.tracer == nil {
 		return ctx
@@ -956,8 +960,7 @@ func (m *Semaphore) observe(ctx context.Context, a *line.Permits) context.Contex
 	}
 	ctx, end := m.s.tracers.holding(ctx, m.traced(a.Held())())
 	m.s.m.Spawn(func() {
-		// If it was lost and then released, either is right to end the wait, and
-		// the loss is told.
+		// After a loss and a release, either channel may end the wait: end reports the loss.
 		select {
 		case <-a.Ending().Done():
 		case <-a.Left():

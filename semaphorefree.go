@@ -10,55 +10,77 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// Permits that are free need no gate. All of this is one round trip:
+// This file acquires free permits without the gate, in one round trip. The gate is the Mutex that
+// a client locks before it acquires permits in the usual way: see the algorithm in semaphore.go.
+// The limit, releases and losses are not the business of this file.
 //
-//  1. Create the znodes of the permits, in one transaction with a check that the
-//     limit is the one we know.
+// The client sends three requests together:
+//
+//  1. Create the znodes of the permits, in one transaction that checks the version of the limit.
 //  2. List the gate.
 //  3. List the permits that are out.
 //
-// They are ours if nobody was at the gate and ours are not too many. Otherwise
-// they are deleted again, and we take the gate like everyone else.
+// The client has acquired the permits if the gate is empty, the permits that are out do not exceed
+// the limit, and the limit has not changed. Otherwise, it deletes its znodes and locks the gate,
+// like any other contender.
 //
-// Never too many are out. Call the moment that settles a grant its last step: the
-// listing of the permits here, and for Curator, which too lists what it has
-// already made; the transaction that makes them for who has the gate in zsync,
-// and the create in kazoo. Of all that are out at one time, take the grant that
-// was settled last, and see that it has counted all others.
+// # Why never too many permits are out
 //
-//   - It was settled by a listing: every other's znodes were made before its own
-//     last step, so before this listing, which counts them.
-//   - It was settled by a create behind the gate, G, after a listing by G. Others
-//     that came through the gate did so before G had it, so that listing counts
-//     them. One that came as here either made its znodes before G's listing, which
-//     counts them; or it made them after. Then all its steps lie between G's listing
-//     and G's create, where G's znode was at the gate (the transaction proves it;
-//     kazoo and Curator hold it), and its own listing of the gate has shown that.
-//     So it was not granted.
+// Each grant has a last step, which settles it:
 //
-// The second case needs the gate to be listed before the permits: between a
-// listing of the permits and a later one of the gate, G could make its permits and
-// leave.
+//   - the listing of the permits (step 3), without the gate;
+//   - the transaction that creates the znodes, behind the gate in zsync;
+//   - the create of the znode, in kazoo;
+//   - a listing of the permits after the create of the znode, in Curator.
 //
-// The limit is the one that we know during all three steps: it was read with a
-// watch, whose event would come before the answer of whatever saw the change or
-// what is newer; and the watch has not fired when the last answer is here. (The
-// check alone would not do. The limit could be lowered behind the transaction, and
-// when a permit is given back after that, the sum would fit a limit that is gone.)
-// The watch also tells of a path that was deleted and made again.
+// Consider all permits that are out at one time. Take the grant whose last step was the latest.
+// It counted all other permits, in both cases:
 //
-// Nobody who waits is overtaken: who waits is at the gate. Nor is a goroutine of
-// this process that is on its way to it. Two who come here at once may both find
-// too many; then both go to the gate, which decides. Those who have the gate may
-// see permits that are given back at once. They wait, or look again.
+// Case 1: the last step is a listing. The znodes of every other permit were created no later than
+// the last step of their own grant. That step came before this listing, so the listing counts them.
 //
-// This is tried only if who asked last through this value found permits at once.
-// Where others wait at the gate for the same permits it would fail each time, cost
-// a round trip more, and disturb them: so after a failure that must have been so
-// twice in a row, then four times, and so on up to 64.
+// Case 2: the last step is a create by a client G behind the gate. G listed the permits before.
+// There are two ways in which another permit was granted:
+//
+//   - Behind the gate. Its client had the gate before G had it, so G's listing counts the permit.
+//   - Without the gate, to a client H. If H created its znodes before G's listing, the listing
+//     counts them. Otherwise, all three steps of H came after G's listing and before G's create.
+//     During that time, G's znode was at the gate: the transaction of zsync proves it, and clients
+//     of kazoo and Curator hold the lock. So H's listing of the gate showed G's znode, and H did
+//     not acquire its permits.
+//
+// Case 2 needs the order of steps 2 and 3. If H listed the permits first, G could create its
+// znodes and leave the gate between H's listings. H would not count G's permits, and would find
+// the gate empty.
+//
+// The limit is constant during the three steps. The client read it with a watch, and the watch
+// has not fired when the last reply arrives. A server sends the event of a watch before any reply
+// that shows the change or a later state. The watch also fires if another client deletes the path
+// and creates it again.
+//
+// The check of the version in step 1 alone is not enough. A client could lower the limit after the
+// transaction, and then another client could release a permit. The count of step 3 would fit the
+// old limit, which no longer applies.
+//
+// # Order
+//
+// The client overtakes no waiter, because a waiter has a znode at the gate. It does not overtake a
+// goroutine of its own process that is on its way to the gate either: see the call of Wanted.
+//
+// Two clients that try at the same time may each count too many permits. Then both lock the gate,
+// which decides. A client behind the gate may count znodes that a failed attempt deletes at once.
+// It waits for the deletion, or lists again.
+//
+// # When the client tries
+//
+// If other contenders wait at the gate for the same permits, each attempt fails, costs one more
+// round trip, and disturbs them. So the client tries only if the last request that locked the gate
+// through this Semaphore value found its permits free at once. After a failed attempt, two such
+// requests in a row are necessary, after the next failure four, and so on up to 64. A successful
+// attempt resets the number.
 
-// acquireAtOnce acquires permits that are free. It is nil if that was not tried, or
-// if they are not there; over says that this is the answer to who does not wait.
+// acquireAtOnce acquires n free permits without the gate. It returns nil if it did not try, or if
+// the attempt failed. If over is true, a caller that does not wait fails.
 func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *line.Permits, over bool, err error) {
 	known := m.known.Load()
 	if known == nil || !m.seemsFree() || n > known.limit || m.gate.local.Wanted() {
@@ -68,14 +90,15 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *l
 	if err != nil {
 		return nil, false, err
 	}
-	// While the watch stands it is the same for all who join it.
+	// Join returns the same watch until it has fired.
 	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: m.root})
 	defer inc.Watches.Leave(w)
 	if w != known.watch {
 		return nil, false, nil
 	}
 	if !wait {
-		// Who does not wait may ask for nothing every moment: so it looks first.
+		// A caller that does not wait may try again every moment. So the client reads before it
+		// writes.
 		if free, err := m.looksFree(ctx, inc, n, known.limit); !free || err != nil {
 			return nil, err == nil, unlessEnded(err)
 		}
@@ -98,7 +121,8 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *l
 		m.mu.Unlock()
 		return a, false, unlessEnded(err)
 	case withdrawn != nil:
-		// What is still there would count as out when we look behind the gate.
+		// A znode that still exists would count as a permit that is out in the listing behind the
+		// gate.
 		if ctx.Err() != nil {
 			withdrawn.Await(session.Grace)
 			return nil, false, session.CtxErr(ctx)
@@ -107,8 +131,8 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *l
 	case ctx.Err() != nil:
 		return nil, false, session.CtxErr(ctx)
 	}
-	// Whatever it was that the servers have refused, they say so again, or make
-	// it good, behind the gate.
+	// If the server refused a request, the attempt behind the gate repairs the cause or returns the
+	// error.
 	m.wasTaken()
 	return nil, false, nil
 }
@@ -119,7 +143,7 @@ func (m *Semaphore) seemsFree() bool {
 	return m.calm > 0 && m.calm >= m.need
 }
 
-// foundFree is told whether permits were there at once for who had the gate.
+// foundFree records whether a request that locked the gate found its permits free at once.
 func (m *Semaphore) foundFree(free bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -128,14 +152,14 @@ func (m *Semaphore) foundFree(free bool) {
 	}
 }
 
-// wasTaken is told that the gate was left out in vain.
+// wasTaken records that an attempt without the gate failed.
 func (m *Semaphore) wasTaken() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.calm, m.need = 0, min(max(2, 2*m.need), 64)
 }
 
-// unlessEnded drops the error that the session has ended: we go on in the next.
+// unlessEnded returns err, or nil if the session has ended: the caller continues in the next one.
 func unlessEnded(err error) error {
 	if errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrVanished) {
 		return nil
@@ -143,8 +167,8 @@ func unlessEnded(err error) error {
 	return err
 }
 
-// looksFree reports whether nobody was at the gate, and n permits were there, one
-// after the other, not before the call.
+// looksFree reports whether the gate was empty and, after that, n permits were free. Both listings
+// are newer than the call.
 func (m *Semaphore) looksFree(ctx context.Context, inc *session.Incarnation, n, limit int64) (bool, error) {
 	lists, err := inc.ListFresh(ctx, m.gate.local.Line.Dir, m.leases)
 	if err != nil {

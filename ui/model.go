@@ -1,5 +1,9 @@
 package ui
 
+// This file turns one look at the tree into a model: the data of the page. It compares the look
+// with the previous one, which gives the timeline. The time of a look is the business of
+// watcher.go, and the HTML is the business of page.html.
+
 import (
 	"cmp"
 	"context"
@@ -14,13 +18,13 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
-// A model is what was found by one look, and what is remembered of those before.
+// A model is the result of one look, with the memory of earlier looks.
 type model struct {
 	Version   uint64
 	At        time.Time
 	Err       string
 	Cut       bool
-	Lines     []lineView // that people stand in: locks, elections, semaphores
+	Lines     []lineView // with waiters: locks, elections, semaphores
 	Queues    []queueView
 	Groups    []groupView
 	Schedules []scheduleView
@@ -29,22 +33,22 @@ type model struct {
 	Waits     *graphView
 	Timeline  []handOver // the latest first
 
-	requests int                // what the look cost, about
+	requests int                // the requests of the look, about
 	holds    map[string]held    // by path and node
 	samples  map[string][]count // of queues, the latest last
 }
 
-// A who is one who holds or waits.
+// A who is a holder or a waiter.
 type who struct {
 	Owner, Session, Node, Mode string
 	Since                      time.Time
-	AtMost                     bool // nothing says how much of that it has waited
+	AtMost                     bool // Since may include the wait
 	Holding                    bool
-	Margin                     string // for how long the hold is certain; of our own session
+	Margin                     string // for how long the hold is confirmed; of our own session only
 	Place                      int
 }
 
-// A lineView is a line at a path.
+// A lineView is the line at a path.
 type lineView struct {
 	Path, Kind       string
 	Holders, Waiters []who
@@ -52,8 +56,8 @@ type lineView struct {
 	State            string
 }
 
-// Ours reports whether our own session holds it, so that it is known for how long
-// that is certain.
+// Ours reports whether our own session is a holder. Then the page shows for how long the hold is
+// confirmed.
 func (l lineView) Ours() bool {
 	return slices.ContainsFunc(l.Holders, func(w who) bool { return w.Margin != "" })
 }
@@ -61,7 +65,7 @@ func (l lineView) Ours() bool {
 // Standby reports whether the waiters are candidates behind a leader, whose waiting is normal.
 func (l lineView) Standby() bool { return l.Kind == string(kinds.Election) && len(l.Holders) > 0 }
 
-// Holds is what a holder does.
+// Holds returns the verb for the holder.
 func (l lineView) Holds() string {
 	if l.Kind == string(kinds.Election) {
 		return "leads"
@@ -69,8 +73,8 @@ func (l lineView) Holds() string {
 	return "holds"
 }
 
-// before orders lines: waiters for a lock, the longest wait first, then candidates on standby, then lines
-// without waiters.
+// before orders lines: first lines with waiters for a lock, the longest wait first; then lines with
+// candidates on standby; then lines without waiters.
 func (l lineView) before(other lineView) int {
 	rank := func(l lineView) int {
 		switch {
@@ -98,27 +102,27 @@ type scheduleView struct {
 	Next                time.Time // zero if it is not known
 }
 
-// A count is what was in a queue at a time.
+// A count is the contents of a queue at one time.
 type count struct{ Ready, Claimed, Delayed, Dead int }
 
-// A queueView is a queue, and what was in it.
+// A queueView is a queue and its contents.
 type queueView struct {
 	Path, Layout, Err string
 	count
 	Oldest  time.Time
 	Holders []zsync.QueueHolder
-	Points  string // of a line in a picture of 120 by 24
+	Points  string // of the polyline in a picture of 120 by 24
 	Most    int
 }
 
-// A held is a hold, as long as it lasts.
+// A held is a hold that has not ended.
 type held struct {
 	path, kind, owner, session, node string
 	since                            time.Time
 	atMost                           bool
 }
 
-// A handOver is the end of a hold that was seen.
+// A handOver is the end of a hold, which two looks have shown.
 type handOver struct {
 	Path, Kind, Owner, Next string
 	Why                     string // empty if it is not known
@@ -126,15 +130,15 @@ type handOver struct {
 	At                      time.Time
 }
 
-// remembered is how many hand-overs are kept, samples is how many looks at a
-// queue, and stats is how many queues are counted.
+// A model keeps at most remembered hand-overs, and the counts of at most sampled looks at a queue.
+// It counts the elements of at most counted queues.
 const (
 	remembered = 200
 	sampled    = 120
 	counted    = 50
 )
 
-// newModel makes a model of what was found, and of the one before.
+// newModel makes a model of the look t, or of its error, and of the previous model.
 func newModel(ctx context.Context, s *zsync.Session, opts Options, before *model, t *look.Tree, err error, broken func(path, node string) bool) *model {
 	if err != nil {
 		return before.old(err)
@@ -150,7 +154,7 @@ func newModel(ctx context.Context, s *zsync.Session, opts Options, before *model
 	var g look.Graph
 	sessions := map[string]bool{}
 	for _, p := range t.Places {
-		m.requests += 3 + len(p.Lines)/100 // and what else some kinds cost
+		m.requests += 3 + len(p.Lines)/100 // some kinds cost more
 		switch {
 		case slices.Contains(p.Kinds, kinds.Queue), slices.Contains(p.Kinds, kinds.ForeignQueue):
 			m.requests += 6
@@ -171,7 +175,7 @@ func newModel(ctx context.Context, s *zsync.Session, opts Options, before *model
 	return m
 }
 
-// old is m, if there is one, and why it is not news.
+// old returns a copy of m with the error that makes it old. m may be nil.
 func (m *model) old(err error) *model {
 	var old model
 	if m != nil {
@@ -181,7 +185,7 @@ func (m *model) old(err error) *model {
 	return &old
 }
 
-// place takes what is at one path apart, by kinds.
+// place adds the primitives at one path, by kind.
 func (m *model) place(ctx context.Context, s *zsync.Session, opts Options, before *model, p look.Place) {
 	for i := 0; i < len(p.Lines); {
 		kind, j := p.Lines[i].Kind, i
@@ -213,7 +217,7 @@ func (m *model) place(ctx context.Context, s *zsync.Session, opts Options, befor
 	}
 }
 
-// members are those of a group or a partition.
+// members returns the view of a group or a partition.
 func members(opts Options, path string, lines []look.Line) groupView {
 	g := groupView{Path: path}
 	for _, l := range lines {
@@ -229,7 +233,7 @@ func members(opts Options, path string, lines []look.Line) groupView {
 	return g
 }
 
-// line is a line that people stand in.
+// line returns the view of a line, and adds its holds to m.
 func (m *model) line(s *zsync.Session, opts Options, kind string, lines []look.Line) lineView {
 	v := lineView{Path: lines[0].Path, Kind: kind}
 	for _, l := range lines {
@@ -264,7 +268,7 @@ func (m *model) line(s *zsync.Session, opts Options, kind string, lines []look.L
 	return v
 }
 
-// term is the number of a leader: each has a greater one than the last.
+// term returns the number of a leader's term. It is greater than the number of the previous term.
 func term(node string) string {
 	if len(node) < 10 {
 		return ""
@@ -276,7 +280,7 @@ func term(node string) string {
 	return strconv.FormatUint(n, 10)
 }
 
-// queue counts what is in a queue.
+// queue adds the view of a queue, with its counts.
 func (m *model) queue(ctx context.Context, s *zsync.Session, before *model, p look.Place, lines []look.Line) {
 	if slices.ContainsFunc(m.Queues, func(q queueView) bool { return q.Path == p.Path }) {
 		return
@@ -316,8 +320,8 @@ func (m *model) queue(ctx context.Context, s *zsync.Session, before *model, p lo
 	m.Queues = append(m.Queues, q)
 }
 
-// remember adds the holds that have ended to the timeline. What happens between
-// two looks is seen only in part: a hold that came and went is not.
+// remember adds to the timeline the holds that ended since the previous look. It misses a hold that
+// began and ended between the two looks.
 func (m *model) remember(before *model, sessions map[string]bool, broken func(path, node string) bool) {
 	var ended []handOver
 	for key, h := range before.holds {
@@ -332,7 +336,7 @@ func (m *model) remember(before *model, sessions map[string]bool, broken func(pa
 		case broken(h.path, h.node):
 			e.Why = "broken from this page"
 		case sessions[h.session]:
-			e.Why = "released" // its session goes on
+			e.Why = "released" // the look has found its session
 		}
 		e.Next = m.newHolders(before, e.Path, e.Kind)
 		ended = append(ended, e)
@@ -340,8 +344,8 @@ func (m *model) remember(before *model, sessions map[string]bool, broken func(pa
 	slices.SortFunc(ended, func(a, b handOver) int { return cmp.Compare(a.Path, b.Path) })
 	m.Timeline = slices.Concat(ended, before.Timeline)
 	m.Timeline = m.Timeline[:min(len(m.Timeline), remembered)]
-	// A look into the middle of a hand-over sees that one has gone, and only the
-	// look behind it who came.
+	// A look in the middle of a hand-over shows the end of a hold, and only the next look shows the
+	// new holder.
 	for i := len(ended); i < len(m.Timeline) && m.Timeline[i].At.Equal(before.At); i++ {
 		if e := &m.Timeline[i]; e.Next == "" {
 			e.Next = m.newHolders(before, e.Path, e.Kind)
@@ -349,7 +353,7 @@ func (m *model) remember(before *model, sessions map[string]bool, broken func(pa
 	}
 }
 
-// newHolders names who holds now and did not in the look before.
+// newHolders returns the names of the holders that the previous look did not show.
 func (m *model) newHolders(before *model, path, kind string) string {
 	var names []string
 	for key, n := range m.holds {
@@ -361,7 +365,7 @@ func (m *model) newHolders(before *model, path, kind string) string {
 	return strings.Join(names, ", ")
 }
 
-// A graphView is the deadlocks, and how many sessions wait.
+// A graphView is the deadlocks and the number of sessions that wait.
 type graphView struct {
 	Circles []circleView
 	Waiting int

@@ -1,21 +1,19 @@
-// Package ui is a web page that shows, live, what zsync keeps in ZooKeeper:
-// who holds each lock and who waits, deadlocks, leaders, queues, groups and
-// schedules.
+// Package ui is a web page that shows the primitives of zsync in ZooKeeper, live: the holders and
+// waiters of each lock, deadlocks, leaders, queues, groups and schedules.
 //
 //	mux.Handle("/zsync/", http.StripPrefix("/zsync", ui.Handler(s, ui.Options{ReadOnly: true})))
 //
 // The page loads nothing from other hosts, its links are relative, and it can
-// be read without JavaScript. Whoever can open it sees the names of owners and
-// the values of znodes, so put it behind the authentication that the rest of
+// be read without JavaScript. Everyone who can open it sees the names of owners
+// and the values of znodes, so put it behind the authentication that the rest of
 // your program has.
 //
 // # Cost
 //
-// However many people watch, the tree is read once for all of them, every
-// [Options.Interval]. A large tree is read less often: the page sends at most
-// about 200 requests a second, eight at a time, and sets no watches. While
-// nobody has the page open, the tree is read ten times less often, for the
-// timeline.
+// The page reads the tree once for all its viewers, every [Options.Interval]. It
+// reads a large tree less often: it sends at most about 200 requests a second,
+// eight at a time, and sets no watches. While no browser has the page open, it
+// reads the tree ten times less often, for the timeline.
 package ui
 
 import (
@@ -40,25 +38,25 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
-// Options say what the page shows, and what can be done with it.
+// Options configure the page. The zero Options are valid.
 type Options struct {
 	// ReadOnly removes the forms that break locks, and refuses such requests.
-	// Set it, unless everybody who can open the page may break locks.
+	// Set it, unless everyone who can open the page may break locks.
 	ReadOnly bool
 
 	// Format, if not nil, returns the text that is shown in place of the owner of
 	// a contender, or of the info of a group's member, at path.
 	Format func(path, text string) string
 
-	// Root limits the page to what is at this path and below it. The default is /,
-	// everything that the session sees.
+	// Root limits the page to this path and the paths below it. The default is /,
+	// all znodes that the session sees.
 	Root string
 
-	// Interval is how often the tree is read. The default is one second.
+	// Interval is the time between two looks at the tree. The default is one second.
 	Interval time.Duration
 
-	// Timetables has the timetables of schedules by path, so that the page can
-	// show when the next run is due: ZooKeeper only knows of the last.
+	// Timetables has the timetables of schedules by path. With it, the page shows
+	// the time of the next run: ZooKeeper stores only the last.
 	Timetables map[string]zsync.Timetable
 }
 
@@ -77,14 +75,14 @@ var pages = template.Must(template.New("").Funcs(template.FuncMap{
 type page struct {
 	s     *zsync.Session
 	opts  Options
-	token string // proves that a form is of this page
+	token string // proves that a form is from this page
 	watch *watcher
 	mux   *http.ServeMux
 }
 
-// Handler returns the page of what s sees. It may be mounted below any path,
-// with [http.StripPrefix]. It reads the tree from the first request on, until
-// s is closed.
+// Handler returns a page of the znodes that s sees. You can mount it below any
+// path, with [http.StripPrefix]. It reads the tree from the first request on,
+// until s is closed.
 func Handler(s *zsync.Session, opts Options) http.Handler {
 	if opts.Root == "" {
 		opts.Root = "/"
@@ -106,8 +104,8 @@ func Handler(s *zsync.Session, opts Options) http.Handler {
 			http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(data))
 		})
 	}
-	// A page of another site can neither read this one, and with it the token,
-	// nor send its forms.
+	// A page of another site cannot read this page, which contains the token, nor
+	// send its forms.
 	return http.NewCrossOriginProtection().Handler(p)
 }
 
@@ -121,7 +119,7 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.mux.ServeHTTP(w, r)
 }
 
-// A shown is what the templates show.
+// A shown is the data of the templates.
 type shown struct {
 	*model
 	Now      time.Time
@@ -136,7 +134,7 @@ func (p *page) shown(m *model) shown {
 
 func (p *page) index(w http.ResponseWriter, r *http.Request) {
 	m := p.watch.latest(r.Context())
-	if m == nil { // whoever asked is gone, or the session is closed
+	if m == nil { // the client has disconnected, or the session is closed
 		http.Error(w, "the session is closed", http.StatusServiceUnavailable)
 		return
 	}
@@ -154,11 +152,11 @@ func (p *page) render(w http.ResponseWriter, status int, name string, data any) 
 	b.WriteTo(w)
 }
 
-// sections are the parts of the page that are sent anew when they change.
+// sections are the parts of the page that events sends when they change.
 var sections = []string{"summary", "deadlocks", "lines", "queues", "groups", "schedules", "others", "timeline"}
 
-// events sends each section when it has changed, as an event whose data is a JSON
-// object: HTML by section.
+// events sends the sections that have changed, in one event. Its data is a JSON object: HTML by
+// section.
 func (p *page) events(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	out := http.NewResponseController(w)
@@ -167,8 +165,8 @@ func (p *page) events(w http.ResponseWriter, r *http.Request) {
 	sent := map[string]string{}
 	beat := time.NewTicker(15 * time.Second)
 	defer beat.Stop()
-	// Who does not read what is sent is left: he would keep the tree being looked at. Where
-	// there are no deadlines, as in tests, it is as without.
+	// A client that does not read is cut off: it would count as a viewer, and the watcher would
+	// look often. If the ResponseWriter supports no deadlines, as in tests, there is no limit.
 	const slow = time.Minute
 	for seen := uint64(0); ; {
 		_ = out.SetWriteDeadline(time.Now().Add(slow))
@@ -177,7 +175,7 @@ func (p *page) events(w http.ResponseWriter, r *http.Request) {
 			seen = m.Version
 			news := map[string]string{}
 			for _, name := range sections {
-				// What is the same but for ages is not sent: the page counts them on.
+				// A section in which only ages have changed is not sent: the script counts them.
 				var b, still bytes.Buffer
 				data := p.shown(m)
 				err := pages.ExecuteTemplate(&b, name, data)
@@ -214,7 +212,7 @@ func (p *page) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// A target is a contender that somebody wants to delete, as it was shown.
+// A target is a contender to delete, as the page showed it to the user.
 type target struct {
 	Path, Node, Owner, Session, Token string
 	Holding                           bool
@@ -223,7 +221,7 @@ type target struct {
 	Version                           int32
 }
 
-// znode is the path of a contender that is in a line, or nothing.
+// znode returns the path of a contender's znode, or "" if no line of the latest model has it.
 func (p *page) znode(at, node string) string {
 	m := p.watch.present()
 	if m == nil {
@@ -239,7 +237,7 @@ func (p *page) znode(at, node string) string {
 	return ""
 }
 
-// confirm shows what would be deleted, as it is now.
+// confirm shows the contender that the user is about to delete, as it is now.
 func (p *page) confirm(w http.ResponseWriter, r *http.Request) {
 	if p.opts.ReadOnly {
 		http.Error(w, "this page is read-only", http.StatusForbidden)
@@ -266,12 +264,11 @@ func (p *page) confirm(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// breakLock deletes a contender, if it is still what was shown: the same znode,
-// by the zxid that has made it, at the same version. A name with its number is
-// never given twice in a line, so between the read and the deletion, which is bound
-// to the version, no other znode can come to stand there.
+// breakLock deletes a contender if it is still the one on the page: a znode with the same creation
+// zxid and the same version. ZooKeeper gives each sequence number once in a line. So no other znode
+// can get this name between the read and the deletion, which names the version.
 //
-// Its owner is told of the loss at once, by the watch that it has on its znode.
+// The owner learns of the loss at once, because it watches its znode.
 func (p *page) breakLock(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, 1<<16)
 	czxid, errC := strconv.ParseInt(r.PostFormValue("czxid"), 10, 64)
@@ -298,7 +295,7 @@ func (p *page) breakLock(w http.ResponseWriter, r *http.Request) {
 		err = zk.ErrBadVersion
 	}
 	if err == nil {
-		p.watch.breaks(at, node) // before the deletion, which the watcher may see before its reply comes
+		p.watch.breaks(at, node) // first: the watcher may see the deletion before our reply
 		if _, err = p.s.Txn(r.Context(), &zk.DeleteRequest{Path: znode, Version: int32(version)}); err != nil {
 			p.watch.wasBroken(at, node)
 		}
@@ -310,13 +307,12 @@ func (p *page) breakLock(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 	default:
 		p.watch.lookNow()
-		w.Header().Set("Location", "./") // http.Redirect would make it absolute, without what was stripped
+		w.Header().Set("Location", "./") // http.Redirect would drop the stripped prefix
 		w.WriteHeader(http.StatusSeeOther)
 	}
 }
 
-// age is how long ago something was, in two units at most; nothing at the zero
-// time.
+// age returns the time from since to now, in at most two units, or "" if now is zero.
 func age(now, since time.Time) string {
 	if now.IsZero() {
 		return ""

@@ -1,5 +1,8 @@
 package ui
 
+// This file decides when to look at the tree, and publishes the latest model to all viewers. Making
+// the model is the business of model.go.
+
 import (
 	"context"
 	"fmt"
@@ -10,32 +13,31 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
-// perSecond is how many requests a second are sent at most, on the average.
+// perSecond is the greatest number of requests a second, on average.
 const perSecond = 200
 
-// patience is how long a look may take before what is shown is called old. The look
-// goes on: a large tree takes longer where the servers are far.
+// patience is how long a look may take before the page calls its contents old. The look continues:
+// a large tree takes longer if the servers are far away.
 const patience = 10 * time.Second
 
 var errSlow = fmt.Errorf("the present look has taken longer than %v: the servers do not answer, or have much to tell", patience)
 
-// idle is how much less often the tree is looked at while nobody has the page
-// open.
+// idle is the factor by which the pause between looks grows while no browser has the page open.
 const idle = 10
 
-// A watcher looks at the tree, once for all who watch.
+// A watcher looks at the tree, once for all viewers.
 type watcher struct {
 	s     *zsync.Session
 	opts  Options
 	once  sync.Once
-	ended chan struct{} // closed when the session is
+	ended chan struct{} // closed after the session
 
 	mu       sync.Mutex
 	model    *model        // the latest; guarded by mu
 	changed  chan struct{} // closed when there is another; guarded by mu
 	viewers  int           // guarded by mu
-	asked    time.Time     // when somebody last asked; guarded by mu
-	wake     chan struct{} // has one element when somebody has come
+	asked    time.Time     // the time of the last request; guarded by mu
+	wake     chan struct{} // has an element if the next look is due at once
 	brokenAt map[string]bool
 	seen     look.Memory // used by look alone
 }
@@ -44,8 +46,8 @@ func newWatcher(s *zsync.Session, opts Options) *watcher {
 	return &watcher{s: s, opts: opts, ended: make(chan struct{}), changed: make(chan struct{}), wake: make(chan struct{}, 1), brokenAt: map[string]bool{}}
 }
 
-// start begins to look, at the first request. If nobody has asked for long, and the
-// tree was looked at rarely, it waits for the next look.
+// start starts run at the first request. If the watcher looks rarely, because the last request was
+// long ago, start waits for a new look.
 func (w *watcher) start(ctx context.Context) {
 	w.mu.Lock()
 	rarely, changed := w.rarely() && w.model != nil, w.changed
@@ -62,7 +64,7 @@ func (w *watcher) start(ctx context.Context) {
 	}
 }
 
-// rarely reports whether nobody has the page open. w.mu is held.
+// rarely reports whether no browser has the page open. The caller holds w.mu.
 func (w *watcher) rarely() bool {
 	return w.viewers == 0 && time.Since(w.asked) > idle*w.opts.Interval
 }
@@ -100,7 +102,7 @@ func (w *watcher) run() {
 	}
 }
 
-// look looks once, and returns how long to wait before the next.
+// look looks once, and returns the pause before the next look.
 func (w *watcher) look(ctx context.Context, closed <-chan struct{}) time.Duration {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -116,7 +118,7 @@ func (w *watcher) look(ctx context.Context, closed <-chan struct{}) time.Duratio
 	slow := time.AfterFunc(patience, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if w.model == before { // the look has not ended at this same instant
+		if w.model == before { // else the look has ended at this moment
 			w.publish(before.old(errSlow))
 		}
 	})
@@ -136,7 +138,7 @@ func (w *watcher) look(ctx context.Context, closed <-chan struct{}) time.Duratio
 	return pause
 }
 
-// publish makes m the latest. w.mu is held.
+// publish makes m the latest model. The caller holds w.mu.
 func (w *watcher) publish(m *model) {
 	m.Version = 1
 	if w.model != nil {
@@ -170,14 +172,14 @@ func (w *watcher) latest(ctx context.Context) *model {
 	}
 }
 
-// now returns the latest model, and what is closed when there is another.
+// now returns the latest model, and a channel that is closed when there is a later one.
 func (w *watcher) now() (*model, <-chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.model, w.changed
 }
 
-// join is somebody who has the page open.
+// join adds a viewer, until it calls leave.
 func (w *watcher) join() (leave func()) {
 	w.mu.Lock()
 	w.viewers++
@@ -193,7 +195,7 @@ func (w *watcher) join() (leave func()) {
 	}
 }
 
-// lookNow has run look at once.
+// lookNow makes run look at once.
 func (w *watcher) lookNow() {
 	select {
 	case w.wake <- struct{}{}:
@@ -201,14 +203,14 @@ func (w *watcher) lookNow() {
 	}
 }
 
-// breaks notes that a hold is about to be broken here.
+// breaks notes that the page is about to break a hold.
 func (w *watcher) breaks(path, node string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.brokenAt[path+"/"+node] = true
 }
 
-// wasBroken reports whether a hold was broken here, and forgets it.
+// wasBroken reports whether the page has broken a hold, and forgets it.
 func (w *watcher) wasBroken(path, node string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

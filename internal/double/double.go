@@ -94,13 +94,13 @@ type party struct {
 	path  string
 	seq   int32
 	round roundID
-	asked bool // it has asked to be the keeper
+	asked bool // whether it has asked to be the keeper
 
 	// Of a party that is inside.
 	hold   *line.Grant
 	left   bool     // its child is deleted, or will be
 	keeps  bool     // it certainly is the keeper: it let the round in
-	others []string // if it keeps: the names of the other parties of the round
+	others []string // the names of the other parties of the round, if it keeps
 
 	making <-chan struct{} // if not nil, closed when the request that may make it the keeper is over
 	going  <-chan struct{} // if not nil, closed when it has deleted its child, or has failed to
@@ -216,10 +216,10 @@ func partyOf(n int) string { return strconv.Itoa(n) + "-" + partyBase }
 
 func isPartyOf(n int, name string) bool { return strings.Contains(name, "-"+partyOf(n)) }
 
-// LastParty is the number at which a room is replaced, long before its numbers are used up:
-// after that, a server may give a number to many parties. If a round reaches it, the party
-// that lets it in closes the room for all others at once, so no party waits there for parties
-// that use the next room. Between two rounds, 2^30 parties may come and give up. Any further
+// LastParty is the number at which a new room replaces a room. It is long before the numbers are
+// used up: after that, a server may give a number to many parties. If a round reaches it, the
+// party that lets the round in also closes the room for all others. So no party waits there for
+// parties of the next room. Between two rounds, 2^30 parties may come and give up. Any further
 // parties must leave before the others can proceed.
 const LastParty = 1 << 30
 
@@ -359,7 +359,7 @@ func (b *Barrier) leaveBehind(guid string) {
 }
 
 // removeLeftovers deletes the znodes of ghosts. A ghost remains in the list until its znode is
-// deleted, so each party that enters before that tries too.
+// deleted. Each party that enters before then tries too.
 //
 // Within a session, Find is exact. A create of an earlier session can still arrive after Find
 // only if it was held up for longer than we can take that session to be alive. To the servers,
@@ -565,8 +565,8 @@ func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, room seen,
 const ownAfter = time.Second
 
 // awaitWritten waits until the room is written. It returns ErrVanished if another client
-// deletes our child. That includes a deletion after the round was let in: for us, it is as if
-// our session had ended then.
+// deletes our child, even after a party let the round in. For us, it is as if our session had
+// ended then.
 func (b *Barrier) awaitWritten(ctx context.Context, inc *session.Incarnation, room *session.Watch, p *party) error {
 	err := inc.AwaitAny(ctx, []*session.Watch{room}, time.Now().Add(ownAfter))
 	watched := room
@@ -843,8 +843,8 @@ func (b *Barrier) awaitAll(ctx context.Context, inc *session.Incarnation, names 
 	return inc.AwaitAllGone(ctx, paths)
 }
 
-// tell is step 11. The write is the first operation, so the waiting parties get its event.
-// tell returns ErrLost if another client had deleted p's child.
+// tell is step 11. The write is the first operation, so the waiting parties get its event. It
+// returns ErrLost if another client had deleted p's child.
 func (b *Barrier) tell(ctx context.Context, inc *session.Incarnation, p *party) (lost error) {
 	path := b.keeperPath(p.round)
 	ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}

@@ -4,15 +4,15 @@
 //
 // runs days of a fleet. Both see the public API alone and check the promises of docs/guarantees.md.
 //
-// A random program uses all primitives at once: a few processes over an ensemble of zktest, in virtual time,
-// under faults.
+// A random program uses all primitives at once: a few processes over an ensemble of zktest, in
+// virtual time, under faults.
 //
 // # A program
 //
-// A program follows from its seed, by a [plan]. The plan draws the number of members and their speed, the
-// number of processes, the primitives, and the faults with their times. Each process is a [life]: a
-// Session with actors. An actor is a goroutine that calls random methods (step of an [arena]). Its
-// contexts end at any step, late or never.
+// A program follows from its seed, by a [plan]. The plan draws the number of members and their
+// speed, the number of processes, the primitives, and the faults with their times. Each process is
+// a [life]: a Session with actors. An actor is a goroutine that calls random methods (step of an
+// [arena]). Its contexts end at any step, late or never.
 //
 // # The faults
 //
@@ -20,10 +20,11 @@
 //
 //   - The network resets the connections of a process.
 //   - One direction between a process and a member stalls, or all directions do.
-//   - A process moves from member to member, and back to a member whose requests are still on their way
-//     to the leader.
+//   - A process moves from member to member, and back to a member whose requests are still on their
+//     way to the leader.
 //   - One direction between two members stalls or is slow.
-//   - A member is cut off, killed, stopped or slow to apply. The leader is slow to look at requests.
+//   - A member is cut off, killed, stopped or slow to apply. The leader is slow to look at
+//     requests.
 //   - A member grants a shorter timeout than the others.
 //   - A majority elects a leader while the old leader still serves.
 //   - A process closes its Session, or dies, at any moment.
@@ -32,48 +33,54 @@
 //
 // # The invariants
 //
-//   - At most one holder: of a Mutex, of the write side of an RWMutex, of an Election, of an element of a
-//     Queue, of the right to run a function; and at most n permits of a Semaphore. A process holds until
-//     it gives up, or until the library has reported a loss (ledger.go).
+//   - At most one holder: of a Mutex, of the write side of an RWMutex, of an Election, of an
+//     element of a Queue, of the right to run a function; and at most n permits of a Semaphore. A
+//     process holds until it gives up, or until the library has reported a loss (ledger.go).
 //
-//   - Confirmed calls are applied, once. A linearization of all calls checks a Value, an Int64, a Map and a
-//     Barrier ([register]). The records of the program check a Once, a Queue and the transactions.
+//   - Confirmed calls are applied, once. A linearization of all calls checks a Value, an Int64, a
+//     Map and a Barrier ([register]). The records of the program check a Once, a Queue and the
+//     transactions.
 //
-//   - Every waiter is granted after the faults have ended. A call fails with its context or its Session
-//     only. Close returns.
+//   - Every waiter is granted after the faults have ended. A call fails with its context or its
+//     Session only. Close returns.
 //
-//   - The servers' tree holds no ephemeral znode, receipt or marker after all Sessions are closed and two
-//     timeouts have passed.
+//   - The servers' tree holds no ephemeral znode, receipt or marker after all Sessions are closed
+//     and two timeouts have passed.
 //
-//   - The leader has not ended the session of a process that believes that it holds, and that session has
-//     a znode there.
+//   - The leader has not ended the session of a process that believes that it holds, and that
+//     session has a znode there.
 //
 // # A day
 //
-// A day is a program of 50 processes on five members for 24 hours (day.go). Each process has the role of one
-// of the programs in examples: a nightly job, a leader, a worker, a pool, a cache, rounds of a barrier. Besides
-// the faults above there are deploys, restarts of all members in turn, wrong wall clocks and strangers. The
-// faults come one at a time, or a few together. Three timeouts after the last of these has ended, no call may
-// wait that had begun before: one that waits is served within two timeouts, and the third is for the holders
-// before it. A nightly job runs each instant once. At the end the command prints how many steps the programs
-// did, the number of faults, and a table: how often each kind of fault found a process in which state.
+// A day is a program of 50 processes on five members for 24 hours (day.go). Each process has the
+// role of a program in examples: a nightly job, a leader, a worker, a pool, a cache, or rounds of a
+// barrier. Besides the faults above there are deploys, restarts of all members in turn, wrong wall
+// clocks and strangers. The faults come one at a time, or a few together. After three timeouts
+// without a fault, every call that began before them must have returned. Two timeouts serve the
+// call, and the third is for the holders before it. A nightly job runs each instant once. At the
+// end, the command prints the number of steps, the number of faults, and a table: how often each
+// kind of fault found a process in which state.
 //
-// A day that fails shrinks itself. The command leaves out faults as long as the day still fails, and prints
-// the faults that it takes and a timeline. -whole prints the day as it is.
+// A day that fails shrinks itself. The command leaves out faults as long as the day still fails.
+// Then it prints the remaining faults and a timeline. With -whole, it prints the whole day.
 //
-// A day does not have these: a machine that sleeps (in a bubble all processes share one clock), a full quota
-// and a slow disk (zktest has neither; a member that applies late and a leader that looks late are near the
-// second).
+// A day does not have the following: a machine that sleeps (in a bubble all processes share one
+// clock), a full quota and a slow disk (zktest has neither; a member that applies late and a leader
+// that looks late are near the second).
 //
 // # Replay
 //
-// A program that fails prints its seed, and ZSYNC_TEST_SEED runs it again. Each message arrives at its own
-// instant, which the seed decides ([network]). Virtual time advances only when all goroutines wait, so all
-// effects of a message are over before the next message arrives. Timers begin with messages, so they are
-// spread, too. The seed decides the GUIDs. The programs run on one processor of Go's.
+// A program that fails prints its seed, and ZSYNC_TEST_SEED runs it again. Each message arrives at
+// its own instant, which the seed decides ([network]). Virtual time advances only when all
+// goroutines wait, so all effects of a message are over before the next message arrives. Timers
+// begin with messages, so they are spread, too. The seed decides the GUIDs. The programs run on one
+// processor of Go's.
 //
-// The seed does not decide these: the order in which goroutines run that one message has made runnable;
-// preemption and the garbage collector; the choice of a select with several ready cases; the order of maps,
-// in which zktest lists children too;
-// the pauses that Value.Update, WaitGroup and the consumers of a Queue draw themselves.
+// The seed does not decide the following:
+//
+//   - the order of the goroutines, if one message makes several runnable;
+//   - preemption and the garbage collector;
+//   - the choice of a select with several ready cases;
+//   - the order of maps, in which zktest also lists children;
+//   - the pauses that Value.Update, WaitGroup and the consumers of a Queue draw.
 package main

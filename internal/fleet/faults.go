@@ -8,8 +8,11 @@ import (
 	"time"
 )
 
-// harmAll does the faults of the plan, each at its time, and heals everything when
-// the time of the faults is over.
+// This file does the faults to processes, connections and members. plan.go draws them, and day.go
+// draws the faults of a day.
+
+// harmAll does the faults of the plan, each at its time. When the time of the faults is over, it
+// heals all members and directions between them.
 func (w *world) harmAll() {
 	var wg sync.WaitGroup
 	for i, f := range w.faults {
@@ -49,7 +52,7 @@ func (w *world) present(process int) *life {
 	return nil
 }
 
-// resources returns all that can be held.
+// resources returns all resources of the arenas.
 func (w *world) resources() (all []*resource) {
 	for _, x := range w.arenas {
 		if h, ok := x.(interface{ held() []*resource }); ok {
@@ -89,13 +92,13 @@ func (w *world) holders() (processes []int) {
 	return processes
 }
 
-// standing asks the leader for its sessions. That of each holder must be there, because the library reports a
-// loss before the session ends.
+// standing asks the leader for its sessions. It must have the session of each holder, because the
+// library reports a loss before the session ends.
 func (w *world) standing() {
 	e := w.e.Load()
 	leader := e.Leader()
 	if leader < 0 || w.lagging.Load() > 0 || w.excused(time.Time{}) {
-		return // a leader that applies late does not know yet what is so
+		return // a leader that applies late does not know the current state yet
 	}
 	holds := w.believers()
 	if len(holds) == 0 {
@@ -130,7 +133,7 @@ func (w *world) harmOne(f fault) {
 		f.process = holders[d.IntN(len(holders))]
 	}
 	l, e := w.present(f.process), w.e.Load()
-	// The members that the fault is about: home is the process's own.
+	// home is the member that serves the process.
 	leader := e.Leader()
 	home := -1
 	if l != nil {
@@ -297,11 +300,11 @@ func (w *world) harmOne(f fault) {
 	}
 }
 
-// andBack drives a process from its member to another, and back, while what it has asked
-// of the first is on its way to the leader, which looks at it last of all.
+// andBack drives a process from its member to another and back. The requests that the process sent
+// through the first member reach the leader last of all.
 func (w *world) andBack(l *life, d *rand.Rand, f fault) {
 	e := w.e.Load()
-	trips := func(least, most int) { // of so many messages
+	trips := func(least, most int) { // the time of so many messages
 		time.Sleep(time.Duration(least)*w.latency + time.Duration(d.Int64N(int64(most-least)))*w.latency)
 	}
 	leader, home := e.Leader(), e.MemberOf(l.s.ID())
@@ -318,7 +321,7 @@ func (w *world) andBack(l *life, d *rand.Rand, f fault) {
 	defer e.Heal(home, leader)
 	l.wake()
 	trips(1, 20)
-	most := time.Duration(w.syncLimit) * w.tick * 3 / 4 // else the leader gives the member up
+	most := time.Duration(w.syncLimit) * w.tick * 3 / 4 // else the leader abandons the member
 	w.away(l, home, min(20*w.latency+f.lasts/2, most))
 	for m := range w.members {
 		if m != home {
@@ -331,7 +334,8 @@ func (w *world) andBack(l *life, d *rand.Rand, f fault) {
 	trips(10, 30)
 }
 
-// late has a process connect again. The answers of the members are late. Soon after them, all messages stall.
+// late makes a process connect again. The answers of the members are late. Soon after them, all
+// messages stall.
 func (w *world) late(l *life, d *rand.Rand) {
 	stall := func(up bool) (resume func()) {
 		var all []func()
@@ -356,7 +360,8 @@ func (w *world) late(l *life, d *rand.Rand) {
 	time.Sleep(2 * w.timeout)
 }
 
-// shorten has a process continue its session at the member that grants the least, and never hear of it.
+// shorten makes a process continue its session at the member that grants the shortest timeout. The
+// reply never reaches the process.
 func (w *world) shorten(l *life, d *rand.Rand) {
 	least := w.least()
 	if w.e.Load().MemberOf(l.s.ID()) == least {
@@ -376,8 +381,10 @@ func (w *world) shorten(l *life, d *rand.Rand) {
 	time.Sleep(2 * w.timeout)
 }
 
-// depose has a majority elect a leader of its own while the old one, with the member
-// to which the process comes at last, goes on and hears late of what they had agreed to.
+// depose makes a majority elect a new leader while the old leader continues with one loyal member.
+// The process moves from a member of the majority, via, to the loyal member. Only then, the old
+// leader receives the messages that via sent before the election, such as its acknowledgments of
+// proposals.
 func (w *world) depose(l *life, d *rand.Rand, f fault) {
 	e := w.e.Load()
 	old := e.Leader()
@@ -420,7 +427,7 @@ func (w *world) depose(l *life, d *rand.Rand, f fault) {
 	}
 	w.net.kill(l.id(), -1)
 	some(w.timeout / 2)
-	// The process comes to the loyal one.
+	// The process connects to the loyal member.
 	w.net.open(wayOf{l.id(), loyal, true}, func() {
 		some(20 * w.latency)
 		e.Heal(via, old)
@@ -431,7 +438,7 @@ func (w *world) depose(l *life, d *rand.Rand, f fault) {
 	e.HealAll()
 }
 
-// wake has the actors of a process do something now.
+// wake makes the actors of a process take their next steps now.
 func (l *life) wake() {
 	for range l.w.actors {
 		select {
@@ -441,8 +448,8 @@ func (l *life) wake() {
 	}
 }
 
-// away has the connection of a process to a member end, and keeps the process from that
-// member for a while.
+// away ends the connection of a process to a member, and keeps the process from that member for a
+// while.
 func (w *world) away(l *life, member int, d time.Duration) {
 	for _, up := range []bool{true, false} {
 		defer w.net.stall(wayOf{l.id(), member, up})()

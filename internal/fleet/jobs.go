@@ -44,6 +44,9 @@ func init() {
 	}
 }
 
+// This file has the arenas for jobs: Flight, Schedule, Partition, LockAll, the double barrier of a
+// WaitGroup, and Group. Each calls one primitive at random and checks the results.
+
 // A flight is a Flight with one key. The process that runs the function holds it.
 type flight struct {
 	*resource
@@ -85,19 +88,20 @@ func (f *flight) step(ctx context.Context, a *actor, kit any) {
 	switch {
 	case !ok || !shared:
 		f.w.fail("/flight: %s got %d, shared %v: no function returned that", a, v, shared)
-	case made.Add(f.keep + 2*f.w.timeout).Before(began): // the servers store it after the function has returned
+	case made.Add(f.keep + 2*f.w.timeout).Before(began): // the servers store it later
 		f.w.fail("/flight: %s got %d, which was made at %v, at %v", a, v, f.w.at(made), f.w.at(began))
 	}
 }
 
 func (f *flight) final(context.Context, *zsync.Session) {}
 
-// keeps: the process that stored a result may have died, and no other has called the flight since.
+// keeps is true for results: if the process that stored one died, it stays until the next call.
 func (f *flight) keeps(path string) bool {
 	return strings.HasPrefix(path, "/flight") && !strings.Contains(path, "_c_")
 }
 
-// A schedule is a Schedule with an instant every quarter of a timeout. The process that runs an instant holds it.
+// A schedule is a Schedule with an instant every quarter of a timeout. The process that runs an
+// instant holds it.
 type schedule struct {
 	*resource
 	every time.Duration
@@ -158,7 +162,8 @@ func (c *schedule) keeps(path string) bool {
 	return strings.HasPrefix(path, "/schedule") && !strings.Contains(path, "_c_")
 }
 
-// A partition is a Partition of three shards. The process whose function runs for a shard holds the shard.
+// A partition is a Partition of three shards. The process whose function runs for a shard holds the
+// shard.
 type partition struct {
 	w      *world
 	names  []string
@@ -229,7 +234,7 @@ func (x *lockAll) step(ctx context.Context, a *actor, kit any) {
 	done := a.doing("locks %v together", some)
 	held, unlock, err := zsync.LockAllContext(ctx, ls...)
 	done()
-	if !a.may("LockAll", ctx, err, zsync.ErrDeadlock) { // another actor lost one of them, and has not unlocked it yet
+	if !a.may("LockAll", ctx, err, zsync.ErrDeadlock) { // an actor has not unlocked a lost lock yet
 		return
 	}
 	var holds []*hold
@@ -265,12 +270,12 @@ func (x *lockAll) final(context.Context, *zsync.Session) {
 
 func (x *lockAll) keeps(string) bool { return false }
 
-// A room lets two in together.
+// A room is a double barrier for two parties.
 type room struct {
 	w       *world
 	mu      sync.Mutex
 	parties int       // that have called Enter and not left; guarded by mu
-	failed  time.Time // when an Enter or Leave last failed: the servers may hear of that late; guarded by mu
+	failed  time.Time // the last failed Enter or Leave, which the servers may see late; guarded by mu
 }
 
 func (x *room) make(s *zsync.Session) any { return zsync.NewWaitGroup(s, "/room") }
@@ -328,8 +333,8 @@ func (g *group) step(ctx context.Context, a *actor, kit any) {
 	if !a.may("Join", ctx, err) {
 		return
 	}
-	// A membership outlives sessions. While its process is away another may have the id. So it is not
-	// checked that this one is listed.
+	// A membership outlives sessions. While its process is disconnected, another may have the id. So
+	// step does not check that Members lists this one.
 	a.nap(g.w.timeout / 4)
 	ctx, cancel := a.within()
 	defer cancel()

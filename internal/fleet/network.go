@@ -12,20 +12,22 @@ import (
 	"time"
 )
 
-// A network carries what processes and members of the ensemble say to each other.
-// Each message arrives at an instant of its own: virtual time advances only when
-// every goroutine of the bubble waits, so all that one message sets off is over
-// before the next arrives. How long a message takes follows from the seed, the
-// connection, the direction and its number there, and not from the order in which
-// goroutines run.
+// A network carries messages between processes and members of the ensemble, at times that follow
+// from a seed. It can stall a direction and reset a connection. Which fault happens, and when, is
+// the business of faults.go.
+//
+// Each message arrives at its own instant. Virtual time advances only when every goroutine of the
+// bubble waits, so all effects of a message are over before the next message arrives. The duration
+// of a message follows from the seed, the connection, the direction, and the number of the message
+// there. It does not depend on the order in which goroutines run.
 type network struct {
 	seed uint64
-	base time.Duration // of the time that a message takes
+	base time.Duration // of the duration of a message
 	dial func(member int) (net.Conn, error)
 
 	mu      sync.Mutex
-	taken   map[int64]bool         // instants at which something arrives; guarded by mu
-	stalled map[wayOf]int          // how many faults hold back what goes there; guarded by mu
+	taken   map[int64]bool         // instants at which a message arrives; guarded by mu
+	stalled map[wayOf]int          // the number of faults that stall it; guarded by mu
 	cables  map[*cable]struct{}    // guarded by mu
 	dials   map[int]int            // by process; guarded by mu
 	names   map[int]map[string]int // by process: the member behind each address; guarded by mu
@@ -42,7 +44,7 @@ type cable struct {
 	n       *network
 	process int
 	member  int
-	nth     int // of the process
+	nth     int // number of the connection, of this process
 	up      lane
 	down    lane
 	server  net.Conn
@@ -55,14 +57,14 @@ type lane struct {
 	way     wayOf
 	queue   []*message // in order
 	count   uint64
-	last    time.Time // when the last of them arrives
+	last    time.Time // the arrival of the last message
 	deliver func(m *message)
 }
 
-// A message is what goes at once. A nil payload is the end of the stream.
+// A message is a number of bytes that arrive together. A nil payload is the end of the stream.
 type message struct {
 	payload []byte
-	at      time.Time // zero while it is held back
+	at      time.Time // zero while it is stalled
 }
 
 func newNetwork(seed uint64, base time.Duration, dial func(member int) (net.Conn, error)) *network {
@@ -73,7 +75,7 @@ func newNetwork(seed uint64, base time.Duration, dial func(member int) (net.Conn
 	}
 }
 
-// mix returns a number that follows from others.
+// mix returns a hash of ns.
 func mix(ns ...uint64) uint64 {
 	h := uint64(0x9e3779b97f4a7c15)
 	for _, n := range ns {
@@ -86,8 +88,8 @@ func mix(ns ...uint64) uint64 {
 	return h
 }
 
-// takes returns how long a message takes: most often up to three times the base,
-// sometimes much longer.
+// takes returns the duration of a message: usually up to three times the base, sometimes much
+// longer.
 func (n *network) takes(h uint64) time.Duration {
 	d := n.base/2 + time.Duration(h%uint64(5*n.base/2))
 	if h>>40%40 == 0 {
@@ -96,7 +98,7 @@ func (n *network) takes(h uint64) time.Duration {
 	return d
 }
 
-// instant returns the first instant from t on at which nothing else arrives.
+// instant returns the first instant from t on at which no other message arrives.
 func (n *network) instant(t time.Time) time.Time {
 	for n.taken[t.UnixNano()] {
 		t = t.Add(1)
@@ -105,9 +107,9 @@ func (n *network) instant(t time.Time) time.Time {
 	return t
 }
 
-// dialer returns what a process connects with. The k-th address that a process
-// dials leads to the k-th member of its own order, so the order in which the
-// library tries the servers, which is random, does not matter.
+// dialer returns the dial function of a process. The k-th address that the process dials leads to
+// the k-th member of order. So the random order in which the library tries the servers does not
+// matter.
 func (n *network) dialer(process int, order []int) func(network, address string, timeout time.Duration) (net.Conn, error) {
 	return func(_, address string, timeout time.Duration) (net.Conn, error) {
 		n.mu.Lock()
@@ -124,7 +126,7 @@ func (n *network) dialer(process int, order []int) func(network, address string,
 		nth := n.dials[process]
 		n.dials[process]++
 		up, down := wayOf{process, member, true}, wayOf{process, member, false}
-		blocked := n.stalled[up] > 0 // where only the way back stands still, something in between accepts
+		blocked := n.stalled[up] > 0 // if only the way back is stalled, the dial succeeds
 		n.mu.Unlock()
 		trip := 2 * n.takes(mix(n.seed, 1, uint64(process), uint64(nth)))
 		if blocked && timeout > 0 {
@@ -150,7 +152,7 @@ func (n *network) dialer(process int, order []int) func(network, address string,
 	}
 }
 
-// hear takes what the server sends.
+// hear sends the bytes of the server to the process.
 func (c *cable) hear() {
 	buf := make([]byte, 64<<10)
 	for {
@@ -165,7 +167,7 @@ func (c *cable) hear() {
 	}
 }
 
-// send puts a message on its way, or each of its packets by itself.
+// send sends p as one message, or as one message for each of its packets.
 func (c *cable) send(l *lane, p []byte) {
 	n := c.n
 	n.mu.Lock()
@@ -197,7 +199,7 @@ func b2u(b bool) uint64 {
 	return 0
 }
 
-// schedule has m arrive after d, and behind what was sent before.
+// schedule makes m arrive after d, and after all earlier messages.
 func (l *lane) schedule(m *message, d time.Duration) {
 	at := time.Now().Add(d)
 	if !at.After(l.last) {
@@ -208,7 +210,7 @@ func (l *lane) schedule(m *message, d time.Duration) {
 	time.AfterFunc(time.Until(m.at), l.arrive)
 }
 
-// arrive delivers what is due.
+// arrive delivers the first message, if it is due.
 func (l *lane) arrive() {
 	n := l.c.n
 	n.mu.Lock()
@@ -240,8 +242,8 @@ func (c *cable) toClient(m *message) {
 	}
 }
 
-// stall holds back what goes a way from now on, what is under way included, until
-// the function that it returns is called.
+// stall holds all messages in one direction until the caller calls resume. Messages under way
+// stall, too.
 func (n *network) stall(w wayOf) (resume func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -256,7 +258,7 @@ func (n *network) stall(w wayOf) (resume func()) {
 	return func() { n.resume(w) }
 }
 
-// resume ends one stall of a way.
+// resume ends one stall of a direction.
 func (n *network) resume(w wayOf) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -270,14 +272,14 @@ func (n *network) resume(w wayOf) {
 	})
 }
 
-// open lets a stalled way be open while f runs.
+// open ends a stall while f runs.
 func (n *network) open(w wayOf, f func()) {
 	n.resume(w)
 	f()
 	n.stall(w)
 }
 
-// lanes calls f with all that goes a way, in the order in which the connections were made.
+// lanes calls f for each lane of a direction, in the order of the connections.
 func (n *network) lanes(w wayOf, f func(l *lane)) {
 	for _, c := range n.sorted() {
 		if c.process != w.process || c.member != w.member {
@@ -291,8 +293,8 @@ func (n *network) lanes(w wayOf, f func(l *lane)) {
 	}
 }
 
-// kill resets the connections of a process to a member, or to all with -1. What has
-// been sent to the member still arrives there, and then the end.
+// kill resets the connections of a process to a member, or to all members if member is -1. Messages
+// under way to the member still arrive, and then the end of the stream.
 func (n *network) kill(process, member int) {
 	n.mu.Lock()
 	var all []*cable
@@ -324,7 +326,7 @@ type socket struct {
 	mu      sync.Mutex
 	changed *sync.Cond
 	buf     []byte
-	err     error     // what Read returns when buf is empty; guarded by mu
+	err     error     // the result of Read when buf is empty; guarded by mu
 	closed  bool      // by the process; guarded by mu
 	readBy  time.Time // guarded by mu
 	timer   *time.Timer
@@ -336,7 +338,7 @@ func newSocket(c *cable) *socket {
 	return s
 }
 
-// arrive adds what the member has sent, or the end.
+// arrive adds bytes from the member, or the end of the stream.
 func (s *socket) arrive(p []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -362,7 +364,7 @@ func (s *socket) reset() {
 	s.end()
 }
 
-// end tells the member, behind what was sent before, that no more follows.
+// end sends the end of the stream to the member, after all earlier messages.
 func (s *socket) end() {
 	s.mu.Lock()
 	over := s.closed

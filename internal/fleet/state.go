@@ -15,6 +15,10 @@ import (
 	"github.com/zsync/zsync"
 )
 
+// This file has the arenas for stored state: registers (cell), Once, transactions, Queue and
+// WaitGroup. Each arena calls one primitive at random and checks the results. The linearization of
+// the registers is the business of type register.
+
 // A cell is a Value, an Int64, a key of a Map, or a Barrier: a register.
 type cell struct {
 	*register
@@ -22,20 +26,20 @@ type cell struct {
 	kind string
 
 	vmu      sync.Mutex
-	versions map[zsync.Version]int64  // which value was read with it; guarded by vmu
+	versions map[zsync.Version]int64  // the value that a Load returned with it; guarded by vmu
 	known    []read                   // guarded by vmu
-	turn     [2]int                   // calls of each era, where the servers lose their data; guarded by vmu
-	watched  map[*zsync.Session]int64 // the last that its Watch has sent; guarded by vmu
+	turn     [2]int                   // calls before and after a loss of all data; guarded by vmu
+	watched  map[*zsync.Session]int64 // the last value of its Watch; guarded by vmu
 }
 
-// A read is what a Load has returned.
+// A read is the result of a Load.
 type read struct {
 	version zsync.Version
 	value   int64
 	era     int
 }
 
-// A cellKit is what a process has made of a cell.
+// A cellKit has the primitive of a process for a cell.
 type cellKit struct {
 	value   *zsync.Value[int64]
 	number  *zsync.Int64
@@ -90,7 +94,7 @@ func (c *cell) make(s *zsync.Session) any {
 	return k
 }
 
-// watch notes what a Watch has sent.
+// watch notes a value that a Watch has sent.
 func (c *cell) watch(s *zsync.Session, v int64) {
 	c.vmu.Lock()
 	defer c.vmu.Unlock()
@@ -160,7 +164,7 @@ func (c *cell) step(ctx context.Context, a *actor, kit any) {
 	if errors.Is(err, zsync.ErrNoValue) {
 		err = nil
 	}
-	if !c.w.squats || errors.Is(err, zsync.ErrClosed) { // two primitives at one path may well get in each other's way
+	if !c.w.squats || errors.Is(err, zsync.ErrClosed) { // a squatter may disturb
 		a.may("call of "+c.path, ctx, err)
 	}
 	if op.kind == "" || op.kind == "load" && c.w.staleReads {
@@ -209,7 +213,7 @@ func (c *cell) keyed(ctx context.Context, a *actor, k *cellKit, n int, op *regOp
 			return k.value.Store(ctx, op.arg)
 		}
 		return k.table.Store(ctx, mapKey, op.arg)
-	default: // with any Version that was ever read
+	default: // a CompareAndSwap, with the Version of an earlier read
 		r, ok := c.any(a)
 		if !ok {
 			if r, err = load(); err != nil {
@@ -219,7 +223,7 @@ func (c *cell) keyed(ctx context.Context, a *actor, k *cellKit, n int, op *regOp
 		}
 		op.kind, op.old = "cas", r.value
 		if r.era != c.w.era() {
-			op.old = -1 // of no value that there can be
+			op.old = -1 // an impossible value
 			if r.version == (zsync.Version{}) {
 				op.old = 0
 			}
@@ -233,8 +237,9 @@ func (c *cell) keyed(ctx context.Context, a *actor, k *cellKit, n int, op *regOp
 	return err
 }
 
-// script has the calls that come first after the servers have lost their data be as
-// those that came first of all, and then a CompareAndSwap: zxids begin again, too.
+// script chooses the first two calls of the program, and the first two after the servers have lost
+// their data: both times a Store, then first a Load and later a CompareAndSwap. The zxids begin
+// again with the data, so a Version of the first era may match by mistake.
 func (c *cell) script(n int) int {
 	c.vmu.Lock()
 	defer c.vmu.Unlock()
@@ -250,7 +255,7 @@ func (c *cell) script(n int) int {
 	return n
 }
 
-// saw checks that a Version is of one value.
+// saw checks that a Version belongs to one value.
 func (c *cell) saw(r read) {
 	c.vmu.Lock()
 	defer c.vmu.Unlock()
@@ -264,7 +269,8 @@ func (c *cell) saw(r read) {
 	c.known = append(c.known, r)
 }
 
-// any returns one of the last reads, or the first.
+// any returns a late read or, if the servers lose their data, an early read. If it reports false,
+// the caller loads.
 func (c *cell) any(a *actor) (read, bool) {
 	c.vmu.Lock()
 	defer c.vmu.Unlock()
@@ -322,7 +328,7 @@ func (c *cell) final(ctx context.Context, s *zsync.Session) {
 		}
 	}
 	if err != nil && c.w.squats {
-		op.out, err = 0, nil // nothing that was stored is there
+		op.out, err = 0, nil // no stored value exists
 	}
 	if err != nil && !errors.Is(err, zsync.ErrNoValue) {
 		c.w.fail("%s cannot be read at the end: %v", c.path, err)
@@ -336,7 +342,7 @@ func (c *cell) keeps(path string) bool {
 	return path == c.path || path == c.path+"/"+mapKey || strings.HasSuffix(path, "%kept") || c.w.mayLeave.Load() && strings.HasPrefix(path, c.path+"-receipts")
 }
 
-// A squatter has its directory where state is stored.
+// A squatter uses the path of stored state as the path of a Group or a Mutex.
 type squatter struct {
 	w    *world
 	path string
@@ -369,10 +375,11 @@ func (q *squatter) final(context.Context, *zsync.Session) {}
 
 func (q *squatter) keeps(string) bool { return false }
 
-// A once is a Once: who runs its function holds it, and when it is done none runs.
+// A once is a Once. The process that runs its function holds it. When it is done, no process runs
+// the function.
 type once struct {
 	*resource
-	done time.Time // when the first Do has returned nil; guarded by mu
+	done time.Time // the time at which the first Do returned nil; guarded by mu
 }
 
 func (o *once) make(s *zsync.Session) any { return zsync.NewOnce(s, "/once") }
@@ -423,11 +430,11 @@ func (o *once) keeps(path string) bool {
 	return strings.HasPrefix(path, "/once") && !strings.Contains(path, "_c_")
 }
 
-// A ledger is written by transactions of a Session: each makes an entry, and counts.
+// A ledger is written by transactions of a Session. Each creates an entry and counts it.
 type ledger struct {
 	w    *world
 	mu   sync.Mutex
-	sure map[int64]bool // by entry: whether it was applied, as its caller was told; guarded by mu
+	sure map[int64]bool // by entry: whether it was applied, if the caller knows; guarded by mu
 }
 
 func (g *ledger) make(s *zsync.Session) any { return s }
@@ -464,7 +471,8 @@ func (g *ledger) step(ctx context.Context, a *actor, kit any) {
 	}
 }
 
-// slot makes an entry together with the one slot that there is, or is refused, and gives the slot back.
+// slot creates an entry and takes the only slot, in one transaction, and then frees the slot. If
+// the slot is taken, the servers refuse the transaction.
 func (g *ledger) slot(ctx context.Context, a *actor, s *zsync.Session, n int64) {
 	acl := zk.WorldACL(zk.PermAll)
 	_, err := s.Txn(ctx, &zk.CreateRequest{Path: "/ledger-slot", Acl: acl}, &zk.SetDataRequest{Path: "/ledger", Version: -1}, &zk.CreateRequest{Path: fmt.Sprint("/ledger/", n), Acl: acl})
@@ -513,7 +521,7 @@ type queue struct {
 	mu     sync.Mutex
 	sent   map[int64]string    // by element: "sent", or "unknown"; guarded by mu
 	taken  map[int64]int       // by element: how often Ack has returned nil; guarded by mu
-	loose  map[int64]bool      // by element: an Ack has failed, and may have been applied; guarded by mu
+	loose  map[int64]bool      // by element: an Ack without a known outcome; guarded by mu
 	claims map[int64]*resource // by element; guarded by mu
 }
 
@@ -551,13 +559,13 @@ func (q *queue) note(vs []int64, what string) {
 	defer q.mu.Unlock()
 	for _, v := range vs {
 		if what == "sent" && q.loose[v] {
-			continue // its Ack, of which nothing is known, was quicker than the reply to Send
+			continue // its Ack, whose outcome is unknown, was quicker than the reply to Send
 		}
 		q.sent[v] = what
 	}
 }
 
-// deliver uses an element, and settles it.
+// deliver holds an element for a while, and settles it.
 func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	v := d.Value
 	q.mu.Lock()
@@ -572,7 +580,7 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	q.mu.Unlock()
 	h := r.grant(a, 1, func() bool { return d.Context().Err() != nil })
 	a.hold()
-	if a.under.Load() > 0 && a.dice.IntN(2) == 0 { // it acknowledges what another process may have by now
+	if a.under.Load() > 0 && a.dice.IntN(2) == 0 { // acknowledge late, maybe after a loss
 		a.outlast(d.Context().Done())
 		h.end()
 		a.nap(3 * q.w.timeout)
@@ -606,7 +614,7 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	}
 }
 
-// final receives what is left.
+// final receives all elements that are left.
 func (q *queue) final(_ context.Context, s *zsync.Session) {
 	k := zsync.NewQueue[int64](s, "/queue")
 	left := map[int64]int{}
@@ -647,7 +655,7 @@ func (q *queue) keeps(path string) bool {
 	return !strings.Contains(path, "receipts") && strings.HasPrefix(path, "/queue") || q.w.mayLeave.Load()
 }
 
-// tasks are those of a WaitGroup.
+// tasks is a WaitGroup.
 type tasks struct{ w *world }
 
 func (g *tasks) make(s *zsync.Session) any { return zsync.NewWaitGroup(s, "/tasks") }

@@ -15,17 +15,18 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// A stranger has a session of its own and changes znodes below the paths of locks, by
-// hand: it deletes places in a line, puts copies of its own in their stead, makes some with
-// numbers near the end of all numbers, and has the servers count from there.
+// A stranger has its own session and changes znodes below the paths of locks, like an operator. It
+// deletes the znodes of contenders, replaces them with its own, creates znodes with numbers near
+// the end of all numbers, and makes the servers count from there. The check for two holders is the
+// business of the arenas.
 type stranger struct {
 	w     *world
 	s     *zsync.Session
-	paths []string // where
-	locks []*lock  // of whom, in the same order
+	paths []string // the parents of the contenders' znodes
+	locks []*lock  // their locks, in the same order
 	work  sync.WaitGroup
-	far   map[string]bool // where the servers have been made to count from far on
-	grant chan *hold      // has room for one: one that was granted just now
+	far   map[string]bool // the paths at which the servers count from a large number
+	grant chan *hold      // has room for one hold, granted at this moment
 }
 
 // stranger returns a stranger without a session.
@@ -39,7 +40,7 @@ func (w *world) stranger() *stranger {
 	return x
 }
 
-// strikeOnce has a stranger come, change one znode, and go.
+// strikeOnce connects a stranger, which changes one znode in each line and disconnects.
 func (w *world) strikeOnce(d *rand.Rand) {
 	x := w.stranger()
 	ctx, cancel := context.WithTimeout(context.Background(), w.timeout)
@@ -56,7 +57,7 @@ func (w *world) strikeOnce(d *rand.Rand) {
 	}
 }
 
-// harass does so until the faults are over.
+// harass lets a stranger strike at random times until the faults are over.
 func (w *world) harass(over chan struct{}) {
 	d := rand.New(rand.NewPCG(w.seed, 5))
 	x := w.stranger()
@@ -78,7 +79,7 @@ func (w *world) harass(over chan struct{}) {
 			return
 		case <-w.healed:
 			return
-		case h = <-x.grant: // at once, before it can look
+		case h = <-x.grant: // at once, before the holder can look
 		case <-time.After(time.Duration(d.Int64N(int64(w.timeout)))):
 		}
 		i := d.IntN(len(x.paths))
@@ -93,11 +94,11 @@ func (w *world) harass(over chan struct{}) {
 	}
 }
 
-// strike changes one znode of the line of h, or of any.
+// strike changes one znode of line i. If h is not nil, h was granted at this moment.
 func (x *stranger) strike(ctx context.Context, d *rand.Rand, i int, h *hold) {
 	dir, l := x.paths[i], x.locks[i]
-	places, waiters := 0, h != nil && d.IntN(2) == 0 // the holder outlasts it, and then the next is granted
-	var paths []string                               // of places that others have there, or the session of h
+	places, waiters := 0, h != nil && d.IntN(2) == 0 // if true, strike any contender, also a waiter
+	var paths []string                               // the znodes to choose from
 	for _, z := range x.w.tree() {
 		if parent, _ := split(z.path); parent != dir || z.owner == 0 || z.owner == x.s.ID() {
 			continue
@@ -107,7 +108,8 @@ func (x *stranger) strike(ctx context.Context, d *rand.Rand, i int, h *hold) {
 		}
 	}
 	if x.w.wraps && !x.far[dir] && d.IntN(4) == 0 {
-		// Once, and forward: nobody holds while a path has 2^32 children, but some may while it has 2^31.
+		// Once, and forward: no hold lasts while a path gets 2^32 children, but a hold may last while
+		// it gets 2^31.
 		x.far[dir] = true
 		next := math.MaxInt32 - int32(d.IntN(6))
 		if places == 0 {
@@ -158,7 +160,7 @@ func (x *stranger) strike(ctx context.Context, d *rand.Rand, i int, h *hold) {
 	}
 }
 
-// remove removes a znode of the stranger's after a while.
+// remove deletes a znode of the stranger after a while.
 func (x *stranger) remove(path string, after time.Duration) {
 	x.work.Go(func() {
 		select {

@@ -19,6 +19,10 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
+// This file runs a program: it starts the ensemble and the processes, waits for their actors, and
+// checks the tree when all have ended. The primitives are the business of the arenas, and the
+// faults are the business of faults.go.
+
 // A world is one program under way.
 type world struct {
 	plan
@@ -30,28 +34,28 @@ type world struct {
 	arenas []arena
 
 	mu       sync.Mutex
-	lives    []*life // by process, the present one; guarded by mu
+	lives    []*life // by process, the current life; guarded by mu
 	all      []*life // guarded by mu
 	failures []string
-	checks   []func()  // of verdict, outside the bubble; used by inspect alone
-	shaken   int       // how many faults are under way; guarded by mu
-	shakenAt time.Time // when a fault last began or ended; guarded by mu
+	checks   []func()  // for the verdict, outside the bubble; used by inspect alone
+	shaken   int       // the number of faults under way; guarded by mu
+	shakenAt time.Time // the last begin or end of a fault; guarded by mu
 	tally    *tally
-	lagging  atomic.Int32 // how many members apply late
-	broken   atomic.Bool  // something has failed, and a day is over
+	lagging  atomic.Int32 // the number of members that apply late
+	broken   atomic.Bool  // a check has failed, and a day is over
 	story    []string
 	last     int64     // the last unique value; guarded by mu
-	reborn   time.Time // when the ensemble last began anew; guarded by mu
-	eras     int       // how often it has; guarded by mu
+	reborn   time.Time // the last loss of all data; guarded by mu
+	eras     int       // the number of such losses; guarded by mu
 
-	mayLeave atomic.Bool // a write was given up, by its context or with its process: its receipt may stay
+	mayLeave atomic.Bool // a caller has abandoned a write, or its process died: its receipt may stay
 
 	granted chan *hold     // to the stranger
 	healed  chan struct{}  // closed when the faults are over
 	busy    sync.WaitGroup // processes whose last actors are not done
 }
 
-// A life is a process from its start to its end, and what it has connected.
+// A life is a process from its start to its end, with its Session.
 type life struct {
 	w       *world
 	process int
@@ -60,20 +64,20 @@ type life struct {
 	ctx     context.Context // ends when the process dies
 	die     context.CancelFunc
 	own     []arena       // the primitives that the process uses
-	kit     map[arena]any // what the process has made of each of them
+	kit     map[arena]any // the result of make, of each arena
 
 	crashed  atomic.Bool
-	closing  atomic.Int64  // when Close was called, in nanoseconds since the world began; 0 before
+	closing  atomic.Int64  // the time of Close, in nanoseconds since the world began; 0 before
 	closed   atomic.Bool   // Close has returned
 	waiting  sync.Map      // by actor: the call that it waits for
 	over     chan struct{} // closed when Close is called
 	skew     atomic.Int64  // by how much its wall clock is wrong, in nanoseconds
-	under    atomic.Int32  // how many faults of its own it is under at present
-	alarm    chan struct{} // has room for as many as there are actors: a fault begins
+	under    atomic.Int32  // the number of faults of this process under way
+	alarm    chan struct{} // a fault begins: one element for each actor
 	finished sync.WaitGroup
 }
 
-// A call is one that an actor waits for.
+// A call is a call of the library that has not returned.
 type call struct {
 	what  string
 	since time.Time
@@ -93,20 +97,20 @@ func (a *actor) String() string {
 	return a.name
 }
 
-// An arena is a primitive at one path, or a few, that all processes use together.
+// An arena is a primitive at one path, or a few primitives, that all processes use together.
 type arena interface {
 	// make makes the primitives of a process.
 	make(s *zsync.Session) any
-	// step does something with what make has made.
+	// step calls one or more methods of kit, the result of make.
 	step(ctx context.Context, a *actor, kit any)
-	// final checks what is so when no process is left, as an inspector sees it.
+	// final checks the final state after the end of all processes, through an inspector's session.
 	final(ctx context.Context, s *zsync.Session)
-	// keeps reports whether a znode may be there at the end.
+	// keeps reports whether a znode may exist at the end.
 	keeps(path string) bool
 }
 
-// Run runs a program, within a bubble of testing/synctest. It returns a verdict, which is to be
-// called outside of the bubble: what was wrong, and what happened, line by line.
+// Run runs a program, within a bubble of testing/synctest. The caller calls verdict outside of the
+// bubble. It returns the failures, and the story of the program line by line.
 func Run(seed uint64, p plan, t *tally) (verdict func() (failures, story []string)) {
 	uuid.SetRand(&stream{rnd: rand.New(rand.NewPCG(seed, 2))})
 	w := &world{plan: p, seed: seed, tally: t, begun: time.Now(), healed: make(chan struct{}), granted: make(chan *hold, 1)}
@@ -130,12 +134,12 @@ func Run(seed uint64, p plan, t *tally) (verdict func() (failures, story []strin
 		others.Go(func() { w.harass(over) })
 	}
 
-	// Whoever waits is granted when the faults end.
+	// Every waiter is granted after the faults have ended.
 	await(&actors, w.harm+w.bound(), func() {
 		w.fail("whoever waits is granted when the faults end: after %v there still wait%s", w.bound(), w.waiters())
 	})
 	for _, l := range w.all {
-		l.die() // where it has waited for ever
+		l.die() // actors that still wait fail now
 	}
 	await(&actors, 20*w.timeout, func() { w.fail("actors do not end with their contexts:%s", w.waiters()) })
 	close(over)
@@ -150,7 +154,8 @@ func Run(seed uint64, p plan, t *tally) (verdict func() (failures, story []strin
 	}
 }
 
-// bound is how long what waits may take after the faults: each actor has its steps still to do, one after the other.
+// bound returns the time for all actors to end after the faults. Each actor may have all its steps
+// to do, one after another.
 func (w *world) bound() time.Duration {
 	if w.day {
 		return 12 * w.timeout
@@ -193,15 +198,15 @@ func (w *world) start() {
 	w.e.Store(e)
 }
 
-// A numbered request is known to the servers by its session and its xid alone. A number below 0 is for
-// what no server answers with the result of a proposal, such as a ping.
+// A numbered is a request with a session and an xid. The servers distinguish requests by these two
+// alone. A negative xid is for a request without a proposal, such as a ping.
 type numbered struct {
 	session int64
 	xid     int32
 }
 
-// numbered notes the xid of a request. If a session uses one twice, a server may answer a request with
-// the result of another.
+// numbered notes the xid of a request. If a session uses one twice, a server may answer a request
+// with the result of another.
 func (w *world) numbered(seen *sync.Map, r zktest.Request) zktest.Action {
 	if r.Xid > 0 && r.Op != zktest.OpConnect {
 		if _, twice := seen.LoadOrStore(numbered{r.Session, r.Xid}, true); twice {
@@ -211,10 +216,10 @@ func (w *world) numbered(seen *sync.Map, r zktest.Request) zktest.Action {
 	return zktest.Pass
 }
 
-// least returns the member that grants the least timeout, if they are uneven.
+// least returns the member that grants the shortest timeout, if the members are uneven.
 func (w *world) least() int { return int(mix(w.seed, 6) % uint64(w.members)) }
 
-// rebirth has the ensemble begin anew, with nothing.
+// rebirth replaces the ensemble by a new one without data.
 func (w *world) rebirth() {
 	old := w.e.Load()
 	w.mu.Lock()
@@ -225,7 +230,7 @@ func (w *world) rebirth() {
 	_ = old.Close()
 }
 
-// era says how often the ensemble has begun anew.
+// era returns the number of rebirths.
 func (w *world) era() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -237,7 +242,7 @@ func (w *world) dialMember(member int) (net.Conn, error) {
 	return e.Dial("tcp", e.Addrs()[member], 0)
 }
 
-// process lives its lives, one after another. One that nobody ends is the last.
+// process runs the lives of a process, one after another. A life that no fault ends is the last.
 func (w *world) process(i int) {
 	d := rand.New(rand.NewPCG(w.seed, 100+uint64(i)))
 	time.Sleep(time.Duration(d.Int64N(int64(w.timeout / 4))))
@@ -259,9 +264,9 @@ func (w *world) process(i int) {
 	}
 }
 
-// settle waits until no process does anything any more and the faults are over, and
-// checks what those who still live have seen. A process that waits here is idle under
-// what faults there still are.
+// settle waits until all processes have ended their steps and the faults are over. Then it checks
+// the state that the surviving processes have seen. A process that waits here is idle under the
+// remaining faults.
 func (w *world) settle(l *life) {
 	done := make(chan struct{})
 	go func() { w.busy.Wait(); <-w.healed; close(done) }()
@@ -270,7 +275,7 @@ func (w *world) settle(l *life) {
 	case <-l.ctx.Done():
 	case <-l.over:
 	}
-	timer := time.NewTimer(w.timeout + time.Duration(l.process)*w.latency) // they do not all go at one instant
+	timer := time.NewTimer(w.timeout + time.Duration(l.process)*w.latency) // each at its own instant
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -321,7 +326,7 @@ func (w *world) connect(ctx context.Context, id int, d *rand.Rand) (*zsync.Sessi
 		hosts = append(hosts, fmt.Sprintf("zk%d:2181", i))
 	}
 	order := d.Perm(w.members)
-	if w.uneven { // a client that has never heard of the least timeout cannot reckon with it
+	if w.uneven { // else the client does not know the shortest timeout
 		i := slices.Index(order, w.least())
 		order[0], order[i] = order[i], order[0]
 	}
@@ -368,13 +373,13 @@ func (a *actor) pause() {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-a.alarm: // what happens while a fault begins matters most
+	case <-a.alarm: // a call matters most at the begin of a fault
 	case <-a.ctx.Done():
 	case <-a.over:
 	}
 }
 
-// gone reports whether the process is over, or about to be.
+// gone reports whether the process has ended, or is about to end.
 func (l *life) gone() bool { return l.crashed.Load() || l.closing.Load() != 0 }
 
 // within returns a context that ends at any step, or late, or not at all.
@@ -410,7 +415,7 @@ func (a *actor) nap(d time.Duration) {
 	}
 }
 
-// hold is for how long something is held: longer where a fault is under way.
+// hold sleeps for the duration of a hold. It is longer if a fault is under way.
 func (a *actor) hold() {
 	if a.w.day && a.dice.IntN(4) > 0 {
 		a.nap(a.w.timeout / 16) // others wait
@@ -426,7 +431,7 @@ func (a *actor) hold() {
 	}
 }
 
-// outlast waits for a loss, for longer than it may take to be told.
+// outlast waits for a loss, for longer than the library may take to report it.
 func (a *actor) outlast(lost <-chan struct{}) {
 	timer := time.NewTimer(2 * a.w.timeout)
 	defer timer.Stop()
@@ -438,7 +443,7 @@ func (a *actor) outlast(lost <-chan struct{}) {
 	}
 }
 
-// glitch has the network of the process fail for a moment, just when it is about to be used.
+// glitch makes the network of the process fail for a moment, just before an actor uses it.
 func (a *actor) glitch() {
 	if a.dice.IntN(a.w.glitches) > 0 || time.Since(a.w.begun) > a.w.harm {
 		return
@@ -449,7 +454,7 @@ func (a *actor) glitch() {
 	go func() {
 		time.Sleep(after)
 		if kill {
-			for range times { // the next when what was left open is being settled
+			for range times { // each while the library settles the requests that the last left open
 				a.w.net.kill(a.id(), -1)
 				time.Sleep(15*time.Millisecond + 3*after)
 			}
@@ -463,7 +468,7 @@ func (a *actor) glitch() {
 	}()
 }
 
-// doing notes what an actor waits for, until the function that it returns is called.
+// doing notes a call of an actor. The actor calls done when the call has returned.
 func (a *actor) doing(format string, args ...any) (done func()) {
 	a.glitch()
 	what := fmt.Sprintf(format, args...)
@@ -472,14 +477,15 @@ func (a *actor) doing(format string, args ...any) (done func()) {
 	return func() { a.waiting.Delete(a.name) }
 }
 
-// may judges the error of a call: only the context, the end of the process, and what else is named may fail it.
+// may judges the error of a call. A call may fail with its context, with the end of the process, or
+// with an error in others. may reports whether it succeeded.
 func (a *actor) may(what string, ctx context.Context, err error, others ...error) bool {
 	switch {
 	case err == nil:
 		return true
 	case ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))):
 	case a.gone() && (errors.Is(err, zsync.ErrClosed) || errors.Is(err, context.Canceled)):
-	case a.w.era() > 0 && time.Since(a.w.begun) < a.w.harm+8*a.w.timeout: // a call that began before the servers lost their data may fail
+	case a.w.era() > 0 && time.Since(a.w.begun) < a.w.harm+8*a.w.timeout: // may have begun before the loss of all data
 	case slices.ContainsFunc(others, func(o error) bool { return errors.Is(err, o) }):
 	default:
 		a.w.fail("%s of %s fails: %v", what, a, err)
@@ -489,7 +495,7 @@ func (a *actor) may(what string, ctx context.Context, err error, others ...error
 	return false
 }
 
-// close closes the Session, and checks that it comes back.
+// close closes the Session, and checks that Close returns.
 func (l *life) close() {
 	if l.closing.CompareAndSwap(0, int64(time.Since(l.w.begun))+1) {
 		close(l.over)
@@ -501,7 +507,7 @@ func (l *life) close() {
 	l.w.note("p%d.%d has closed", l.process, l.nth)
 }
 
-// unique returns a number that it has not returned before.
+// unique returns a new number at each call.
 func (w *world) unique() int64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -518,7 +524,7 @@ func (w *world) note(format string, args ...any) {
 	w.story = append(w.story, fmt.Sprintf("%12v ", w.at(time.Now()))+fmt.Sprintf(format, args...))
 }
 
-// fail notes what must not be.
+// fail notes a broken promise.
 func (w *world) fail(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	w.note("FAILED %s", text)
@@ -528,7 +534,8 @@ func (w *world) fail(format string, args ...any) {
 	w.broken.Store(true)
 }
 
-// excused reports whether a strike at t, or the loss of all data, may still have two believe that they hold.
+// excused reports whether two processes may both believe that they hold, because of a strike at t
+// or of the loss of all data.
 func (w *world) excused(t time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -540,7 +547,7 @@ func (w *world) excused(t time.Time) bool {
 	return false
 }
 
-// waiters returns what the actors wait for.
+// waiters lists the calls that have not returned.
 func (w *world) waiters() (text string) {
 	for _, l := range w.all {
 		l.waiting.Range(func(k, v any) bool {
@@ -552,7 +559,7 @@ func (w *world) waiters() (text string) {
 	return text
 }
 
-// look looks for two holders, all the time.
+// look checks for two holders, all the time.
 func (w *world) look(over chan struct{}) {
 	for {
 		select {
@@ -569,7 +576,7 @@ func (w *world) look(over chan struct{}) {
 	}
 }
 
-// inspect checks what is so when all processes have ended.
+// inspect checks the final state after the end of all processes.
 func (w *world) inspect() {
 	time.Sleep(2*w.timeout + 2*w.tick)
 	ctx, cancel := context.WithTimeout(context.Background(), 20*w.timeout)
@@ -587,10 +594,11 @@ func (w *world) inspect() {
 	w.leftovers()
 }
 
-// leftovers checks that nothing is left in the servers' tree.
+// leftovers checks that the servers' tree has no ephemeral znode, and that an arena keeps every
+// other znode.
 func (w *world) leftovers() {
 	for _, z := range w.tree() {
-		if z.container || z.path == "/" || strings.HasPrefix(z.path, "/zookeeper") { // a container that has never had children stays
+		if z.container || z.path == "/" || strings.HasPrefix(z.path, "/zookeeper") { // an empty container may stay
 			continue
 		}
 		if z.owner != 0 || !slices.ContainsFunc(w.arenas, func(x arena) bool { return x.keeps(z.path) }) {
@@ -599,7 +607,7 @@ func (w *world) leftovers() {
 	}
 }
 
-// A znode is one of the servers' tree.
+// A znode is a znode of the servers' tree.
 type znode struct {
 	path, rest string
 	owner      int64 // of an ephemeral
@@ -626,9 +634,9 @@ func (w *world) tree() (all []znode) {
 	return all
 }
 
-// count has the servers number the next children of path from next on.
+// count makes the servers number the next children of path from next on.
 func (w *world) count(path string, next int32) {
-	defer func() { _ = recover() }() // the path may be gone meanwhile
+	defer func() { _ = recover() }() // the servers may have removed the path
 	e := w.e.Load()
 	e.Server(max(e.Leader(), 0)).SetSequence(path, next)
 }
@@ -638,7 +646,7 @@ func split(path string) (parent, name string) {
 	return path[:i], path[i+1:]
 }
 
-// A stream is what GUIDs are made of.
+// A stream is the source of random bytes for GUIDs.
 type stream struct {
 	mu  sync.Mutex
 	rnd *rand.Rand

@@ -8,29 +8,32 @@ import (
 	"strings"
 )
 
-// A board is the data of a bucket: which mark has claimed which numbers.
+// This file reads and writes boards: the record of the claimed elements of a bucket. It decides
+// about no claim, and does no I/O.
+
+// A board is the data of a bucket. It records which mark has claimed which numbers:
 //
-//	4be0643f1d98573b 0-127,200 130   a mark, what it has claimed, and of that what is in hand
-//	gone 0-16,18-20                  these never come again
-//	tried 17:2,40:1                  how often each was delivered, and came back
+//	4be0643f1d98573b 0-127,200 130   a mark, its claimed numbers, and which of them are in hand
+//	gone 0-16,18-20                  numbers that are never used again
+//	tried 17:2,40:1                  for each number, how often its element was delivered and came back
 //
-// What an element was delivered for, and who has it, stands nowhere else. A number may be
-// in a line though its element is gone.
+// Claims and attempts are recorded only here. A line can contain the number of an element that
+// has been deleted.
 type board struct {
 	lines map[string]hold
 	gone  spans
 	tried map[int32]int
 }
 
-// A hold is what a mark has of a bucket.
+// A hold is the numbers of a bucket that a mark has claimed, and which of them are in hand.
 type hold struct{ claimed, hand spans }
 
 func (h hold) equal(o hold) bool {
 	return slices.Equal(h.claimed, o.claimed) && slices.Equal(h.hand, o.hand)
 }
 
-// parseBoard reads what marshal has written. What is not understood is left out: a program
-// that knew another layout, or a person, has written it.
+// parseBoard parses the result of marshal. It ignores text that it does not understand: a program
+// that knows another layout, or an operator, has written that.
 func parseBoard(data []byte) *board {
 	b := &board{lines: make(map[string]hold), tried: make(map[int32]int)}
 	for line := range strings.SplitSeq(string(data), "\n") {
@@ -59,7 +62,7 @@ func parseBoard(data []byte) *board {
 	return b
 }
 
-// marshal writes b.
+// marshal returns b as the data of its bucket.
 func (b *board) marshal() (out []byte) {
 	for _, mark := range slices.Sorted(maps.Keys(b.lines)) {
 		h := b.lines[mark]
@@ -87,7 +90,7 @@ func (b *board) marshal() (out []byte) {
 
 func (b *board) clone() *board { return &board{maps.Clone(b.lines), b.gone, maps.Clone(b.tried)} }
 
-// taken returns the numbers that are not free.
+// taken returns the numbers that are claimed or never used again.
 func (b *board) taken() spans {
 	all := slices.Clone([]span(b.gone))
 	for _, h := range b.lines {
@@ -96,7 +99,7 @@ func (b *board) taken() spans {
 	return setOf(all)
 }
 
-// forget adds numbers to those that never come again.
+// forget records that numbers are never used again, and drops their attempts.
 func (b *board) forget(gone spans) {
 	b.gone = b.gone.union(gone)
 	maps.DeleteFunc(b.tried, func(n int32, _ int) bool { return b.gone.has(n) })

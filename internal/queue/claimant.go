@@ -16,44 +16,48 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A claimant is a Queue value in one ZooKeeper session, with what it has claimed. Its claims
-// are lost with its mark: with the session, or when somebody deletes the mark.
+// This file claims elements, so that an element never has two claims at the same time, even if
+// replies are lost. It does not find the free elements: see find.go. It does not decide the fate of
+// a claimed element: see settle.go.
+
+// A claimant is a Queue value in one ZooKeeper session, together with its claims. It loses them
+// when the session ends, or when another client deletes its mark.
 //
-// Every transaction of a claimant checks its mark. Those that write a board also expect the
-// version of the board, and one of them is under way at a time: so the memory says what our
-// lines are on all boards, while the mark exists.
+// Every transaction of a claimant checks its mark. A transaction that writes a board also expects
+// the version of that board, and only one such transaction is under way at a time. So, while the
+// mark exists, the claimant knows its own lines on all boards from memory.
 type claimant struct {
 	q    *core
 	inc  *session.Incarnation
-	mark string        // its name
-	turn chan struct{} // has a token: whose it is writes boards
+	mark string        // name of the mark
+	turn chan struct{} // a goroutine puts a token in before it writes boards, and takes it out after
 
-	held context.Context // ends with the claims, and then its cause says why
+	held context.Context // ends with the claims; its cause is the loss
 	lose context.CancelCauseFunc
 
 	mu      sync.Mutex
-	made    bool                       // the mark exists, or did; guarded by mu
-	version int32                      // of the mark; guarded by mu
-	ended   bool                       // nothing more is claimed; guarded by mu
-	users   int                        // who may claim; guarded by mu
-	timer   *time.Timer                // ends it when it is not used; guarded by mu
-	items   map[string]map[int32]*item // what is claimed and not settled, by bucket; guarded by mu
-	known   map[string]*lot            // boards as we have written them last, of buckets in which we have items; guarded by mu
-	past    map[string]spans           // what is settled and still in our lines; guarded by mu
-	pastAt  map[string]time.Time       // since when past has that bucket; guarded by mu
-	notes   []*entry                   // to be written on boards; guarded by mu
-	noting  bool                       // they are being written; guarded by mu
-	queue   []*entry                   // to be settled by deletions; guarded by mu
-	running bool                       // they are being settled; guarded by mu
-	refused map[*entry]bool            // to be tried again later; guarded by mu
-	stake   *session.Stake             // while anything is claimed; guarded by mu
-	silent  bool                       // we may not ring the bell; guarded by mu
-	empty   chan struct{}              // if not nil, closed when nothing is claimed any more; guarded by mu
+	made    bool                       // the mark was created; guarded by mu
+	version int32                      // version of the mark; guarded by mu
+	ended   bool                       // the claimant must claim nothing more; guarded by mu
+	users   int                        // number of enlist calls without their leave; guarded by mu
+	timer   *time.Timer                // ends the claimant if it stays unused; guarded by mu
+	items   map[string]map[int32]*item // claimed elements that are not settled, by bucket and number; guarded by mu
+	known   map[string]*lot            // by bucket, if it has items: the board as the claimant wrote it last; guarded by mu
+	past    map[string]spans           // by bucket: settled numbers that are still in the claimant's line; guarded by mu
+	pastAt  map[string]time.Time       // by bucket: the time of its first number in past; guarded by mu
+	notes   []*entry                   // entries for boards; guarded by mu
+	noting  bool                       // a goroutine writes the notes; guarded by mu
+	queue   []*entry                   // entries for deletions; guarded by mu
+	running bool                       // a goroutine settles the queue; guarded by mu
+	refused map[*entry]bool            // entries that the claimant tries again later; guarded by mu
+	stake   *session.Stake             // from the first offer until the claimant has no items; guarded by mu
+	silent  bool                       // the servers do not let the claimant ring the bell; guarded by mu
+	empty   chan struct{}              // if not nil, closed when the claimant has no items; guarded by mu
 
-	watch *session.OwnWatch // of the mark; used with the turn
+	watch *session.OwnWatch // watch of the mark; used only with the turn
 }
 
-// mark returns the name of the mark of the newest claimant.
+// mark returns the name of the newest claimant's mark, or "" if its claims are lost.
 func (q *core) mark() string {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -63,7 +67,8 @@ func (q *core) mark() string {
 	return ""
 }
 
-// enlist returns the claimant of a session for one who may claim, who calls leave.
+// enlist returns the claimant of a session. The caller may claim with it until the caller calls
+// leave.
 func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -73,7 +78,7 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	leaving, stay := q.m.BeforeClose()
 	if session.IsClosed(leaving) || session.IsClosed(q.m.Closing) {
 		stay()
-		return nil, session.ErrClosed // Close would not wait for what is claimed now
+		return nil, session.ErrClosed // Close would not wait for new claims
 	}
 	c := &claimant{
 		q: q, inc: inc, mark: randomDigits(markDigits), turn: make(chan struct{}, 1), users: 1,
@@ -85,7 +90,8 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	q.m.Spawn(func() {
 		defer stay()
 		defer unhook()
-		// Close waits for functions, which settle what they have, between Closing and leaving.
+		// Between Closing and leaving, Close waits for the program's functions. They settle their
+		// elements, so the claimant leaves these elements in hand until then.
 		select {
 		case <-c.held.Done():
 		case <-q.m.Closing:
@@ -101,7 +107,7 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	return c, nil
 }
 
-// use is told of one more who may claim. It is false if c has ended.
+// use adds a user. It reports false if c has ended.
 func (c *claimant) use() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -115,7 +121,8 @@ func (c *claimant) use() bool {
 	return true
 }
 
-// leave is told of one less. The mark of one who is not used any more is deleted.
+// leave removes a user. If c then has no users and no items for whenIdle, c ends and deletes its
+// mark.
 func (c *claimant) leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -142,8 +149,9 @@ func (c *claimant) restLocked() {
 
 var errRested = errors.New("zsync: BUG: the mark is deleted as nothing is claimed")
 
-// end gives back what is claimed and not in hand, and claims nothing more; with all what is in
-// hand as well.
+// end returns the elements that are claimed ahead, and stops all further claims. With all, it
+// returns the elements in hand as well. An offered element returns later, by withdraw, unless the
+// program takes it.
 func (c *claimant) end(all bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,7 +166,8 @@ func (c *claimant) end(all bool) {
 	}
 }
 
-// finish is the end of c: it waits until what goes back is back, and the mark is gone.
+// finish ends c. If the Session is being closed, finish first waits until c has no items. Then it
+// closes all entries with the loss, and deletes the mark.
 func (c *claimant) finish() {
 	loss := context.Cause(c.held)
 	if loss == nil { // the Session is being closed
@@ -177,7 +186,7 @@ func (c *claimant) finish() {
 		c.lose(c.inc.EndError(session.ErrClosed))
 		loss = context.Cause(c.held)
 	}
-	c.turn <- struct{}{} // nothing is written from here on
+	c.turn <- struct{}{} // a write of a board may still be under way
 	left := c.watch.Drop()
 	<-c.turn
 	c.mu.Lock()
@@ -206,18 +215,18 @@ func (c *claimant) finish() {
 
 func (c *claimant) path() string { return session.ChildPath(c.q.live, c.mark) }
 
-// Vanished is called when another has deleted the mark.
+// Vanished is called when another client has deleted the mark.
 func (c *claimant) Vanished(*session.OwnWatch) { c.lose(c.inc.Deleted()) }
 
-// lost says why the claims are lost, or is nil.
+// lost returns why the claims are lost, or nil.
 func (c *claimant) lost() error {
 	if !c.inc.Alive() {
-		c.lose(c.inc.Loss()) // what was registered may not have run yet
+		c.lose(c.inc.Loss()) // the hook of enlist might not have run yet
 	}
 	return context.Cause(c.held)
 }
 
-// ending returns why nothing may be claimed any more, or nil.
+// ending returns why c must claim nothing more, or nil.
 func (c *claimant) ending() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -232,12 +241,15 @@ func (c *claimant) ending() error {
 	return nil
 }
 
-// claim claims es, which are free elements of t. The first are noted to be in hand: so many as hand, and
-// so many as quick of those that were not tried before. It is nil, without an error, if another has written the bucket since it was read.
+// claim claims es, which are free elements of t. If the bucket was written since t was read, claim
+// returns no items and no error.
+//
+// The claim also notes some elements as in hand: the first hand elements of es, and each untried
+// element among the first quick.
 func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error) {
 	c.turn <- struct{}{}
 	defer func() { <-c.turn }()
-	c.flush() // what goes back may come before es
+	c.flush() // a returned element may come before es
 	if err := c.ending(); err != nil {
 		return nil, err
 	}
@@ -282,11 +294,12 @@ func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error)
 	return items, nil
 }
 
-// errBarred means that the servers let nobody claim in a bucket, which is passed over for a while.
+// errBarred means that the servers do not let this client write a bucket. The consumer passes over
+// the bucket for a while.
 var errBarred = errors.New("zsync: BUG: the bucket is passed over")
 
-// outdated reports that we have written the board of t since it was read: es may be ours already,
-// and our line would not tell whether a claim without a reply was made.
+// outdated reports whether c has written the board of t since t was read. If so, c may have
+// claimed es already. Then c's line would not show whether a claim without a reply was applied.
 func (c *claimant) outdated(t *lot, es []element) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -296,8 +309,8 @@ func (c *claimant) outdated(t *lot, es []element) bool {
 	return slices.ContainsFunc(es, func(e element) bool { return c.items[t.name][e.seq] != nil || c.past[t.name].has(e.seq) })
 }
 
-// next returns the board that follows that of t, with our line as it is to be; past are those
-// of ours that are settled, and which it says are gone.
+// next returns the board to write after the board of t, with c's new line. That line no longer has
+// past, c's settled numbers: the new board lists them among the removed elements.
 func (c *claimant) next(t *lot) (next *board, past spans) {
 	next = t.next()
 	c.mu.Lock()
@@ -306,7 +319,7 @@ func (c *claimant) next(t *lot) (next *board, past spans) {
 	next.forget(past)
 	var claimed, hand []int32
 	for n, it := range c.items[t.name] {
-		if it.back { // with this
+		if it.back { // this write returns it
 			continue
 		}
 		if claimed = append(claimed, n); it.noted {
@@ -317,7 +330,7 @@ func (c *claimant) next(t *lot) (next *board, past spans) {
 	return next, past
 }
 
-// wroteLocked is told that the board of t was written, and that past is in our line no more.
+// wroteLocked records that c has written the board of t, and that c's line no longer has past.
 func (c *claimant) wroteLocked(t *lot, past spans) {
 	c.known[t.name] = &lot{bucket: t.bucket, version: t.version, board: t.board}
 	if c.past[t.name] = c.past[t.name].minus(past); len(c.past[t.name]) == 0 {
@@ -325,12 +338,12 @@ func (c *claimant) wroteLocked(t *lot, past spans) {
 	}
 }
 
-// write writes a board at the version at which it was read, and makes the mark if it does not
-// exist. The error is BadVersion or NoNode if another has written it since.
+// write writes a board at the version at which c read it, and creates the mark if c has none yet.
+// The error is BadVersion or NoNode if another client has written or deleted the bucket since.
 //
-// Without a reply it is sent again at the same version, until it is answered. If it is refused
-// then our line tells whether an attempt before was applied, because nobody else writes that
-// while the mark exists.
+// Without a reply, write sends the transaction again at the same version until the servers answer.
+// If they refuse it, c's line shows whether an earlier attempt was applied: no other client writes
+// that line while the mark exists.
 func (c *claimant) write(bucket string, version int32, next *board, with ...any) (rs []zk.MultiResponse, err error) {
 	ctx, path := session.Finishing, session.ChildPath(c.q.dir, bucket)
 	data := next.marshal()
@@ -363,7 +376,7 @@ func (c *claimant) write(bucket string, version int32, next *board, with ...any)
 			case again:
 				continue
 			}
-			return nil, nil // the mark was made by an attempt before, with all the rest
+			return nil, nil // an earlier attempt was applied: it has created the mark
 		}
 		if open {
 			n, e := c.look(ctx, path)
@@ -374,7 +387,7 @@ func (c *claimant) write(bucket string, version int32, next *board, with ...any)
 				c.exists()
 				return []zk.MultiResponse{{Stat: n.Stat}}, nil
 			case !outrun(err):
-				if e := c.fence(ctx); e != nil { // it may not be applied later
+				if e := c.fence(ctx); e != nil { // no earlier attempt must be applied later
 					return nil, e
 				}
 			}
@@ -383,7 +396,7 @@ func (c *claimant) write(bucket string, version int32, next *board, with ...any)
 	}
 }
 
-// look reads a znode as it is behind the last answer.
+// look reads a znode as it is after the last answer. If the znode does not exist, Stat is nil.
 func (c *claimant) look(ctx context.Context, path string) (n session.Node, err error) {
 	n.Data, n.Stat, err = c.inc.GetFresh(ctx, path)
 	if session.IsNoNode(err) {
@@ -392,7 +405,7 @@ func (c *claimant) look(ctx context.Context, path string) (n session.Node, err e
 	return n, err
 }
 
-// check is the operation that every transaction of c begins with: it checks the mark, or makes it.
+// check returns the first operation of every transaction of c: it checks the mark, or creates it.
 func (c *claimant) check() any {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -402,7 +415,7 @@ func (c *claimant) check() any {
 	return &zk.CheckVersionRequest{Path: c.path(), Version: c.version}
 }
 
-// exists is told that the mark exists.
+// exists records that the mark exists. The first call begins to watch it.
 func (c *claimant) exists() {
 	c.mu.Lock()
 	made := c.made
@@ -410,12 +423,12 @@ func (c *claimant) exists() {
 	c.mu.Unlock()
 	if !made {
 		c.watch = c.inc.WatchOwn(c.path(), c)
-		c.watch.Made(true) // another may have its elements as soon as it is deleted
+		c.watch.Made(true) // as soon as the mark is deleted, another client can claim the elements
 	}
 }
 
-// unchecked is told that what check returned was refused. If the transaction is not to be sent
-// again, and there is no error, an attempt before has been applied.
+// unchecked handles a refusal of the operation that check returned. It reports whether the caller
+// must send the transaction again. If not, and there is no error, an earlier attempt was applied.
 func (c *claimant) unchecked(op any, err error, open bool) (again bool, _ error) {
 	_, makes := op.(*zk.CreateRequest)
 	switch {
@@ -424,7 +437,7 @@ func (c *claimant) unchecked(op any, err error, open bool) (again bool, _ error)
 		return false, nil
 	case makes && session.IsNoNode(err):
 		return true, c.inc.MakeDir(session.Finishing, session.Dir{Path: c.q.live})
-	case !makes && session.IsBadVersion(err): // we have written it, or somebody who does not matter
+	case !makes && session.IsBadVersion(err): // fence has written it, or another client, which does no harm
 		stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
 		if err == nil && stat != nil {
 			c.wrote(stat)
@@ -437,13 +450,14 @@ func (c *claimant) unchecked(op any, err error, open bool) (again bool, _ error)
 	return false, err
 }
 
-// fence writes the mark. What was sent before, and has no answer, is refused from then on.
+// fence writes the mark. From then on, the servers refuse every earlier attempt without a reply,
+// because it expects the old version of the mark.
 func (c *claimant) fence(ctx context.Context) error {
 	c.mu.Lock()
 	version := c.version
 	c.mu.Unlock()
 	stat, err := c.inc.Set(ctx, c.path(), []byte(c.q.m.Owner), version)
-	if session.IsBadVersion(err) { // a repetition, of one that was applied
+	if session.IsBadVersion(err) { // an earlier attempt of this write was applied
 		stat, err = c.inc.ExistsFresh(ctx, c.path())
 	}
 	switch {
@@ -457,14 +471,15 @@ func (c *claimant) fence(ctx context.Context) error {
 	return nil
 }
 
-// wrote is told of the mark as we have written it.
+// wrote records the version of the mark after c has written it.
 func (c *claimant) wrote(stat *zk.Stat) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.version = max(c.version, stat.Version)
 }
 
-// note has it written on the board that items, which are of one bucket, are in hand.
+// note begins to write on the board that items of one bucket are in hand. The entry is done when
+// the board says so.
 func (c *claimant) note(items []*item) *entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -476,7 +491,7 @@ func (c *claimant) note(items []*item) *entry {
 	return e
 }
 
-// noteLocked has an entry written on its board.
+// noteLocked begins to write an entry on its board.
 func (c *claimant) noteLocked(e *entry) {
 	if loss := context.Cause(c.held); loss != nil {
 		e.close(loss)
@@ -501,7 +516,7 @@ func (c *claimant) noteLocked(e *entry) {
 	})
 }
 
-// flush writes what is to be written on boards, bucket by bucket.
+// flush writes all notes on their boards, bucket by bucket. The caller has the turn.
 func (c *claimant) flush() {
 	for {
 		c.mu.Lock()
@@ -531,7 +546,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 	for {
 		if t == nil {
 			n, err := c.look(ctx, session.ChildPath(c.q.dir, bucket))
-			if err != nil || n.Stat == nil { // with the bucket the elements are gone
+			if err != nil || n.Stat == nil { // a deleted bucket had no elements left
 				return nil, err
 			}
 			b, _ := parseBucket(bucket)
@@ -545,7 +560,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 			}
 		}
 		if !bell && next.lines[c.mark].equal(t.board.lines[c.mark]) {
-			return nil, nil // a claim has written it
+			return nil, nil // a claim has written this already
 		}
 		var with []any
 		c.mu.Lock()
@@ -563,7 +578,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 			return rs, nil
 		case with != nil && errors.Is(err, zk.ErrNoAuth) && session.FailedOp(rs) != 1:
 			c.mu.Lock()
-			c.silent = true // it only wakes others sooner
+			c.silent = true // the bell only wakes other consumers sooner
 			c.mu.Unlock()
 		case !outrun(err):
 			return nil, err
@@ -572,7 +587,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 	}
 }
 
-// posted is told what came of entries that were to be written on a board.
+// posted handles the result of post: it closes the entries, or tries refused entries again later.
 func (c *claimant) posted(es []*entry, rs []zk.MultiResponse, err error) {
 	if errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrVanished) {
 		err = c.lost()
@@ -595,8 +610,8 @@ func (c *claimant) posted(es []*entry, rs []zk.MultiResponse, err error) {
 	c.traceDone(trace.Release, trace.Returned, back, zxidOf(rs))
 }
 
-// dropLocked takes an item off those that are claimed. If its element is gone our line still has
-// the number.
+// dropLocked removes an item from the claimed items. If its element was deleted, c's line has the
+// number until c writes the board again.
 func (c *claimant) dropLocked(it *item, gone bool) {
 	if delete(c.items[it.bucket], it.seq); len(c.items[it.bucket]) == 0 {
 		delete(c.items, it.bucket)
@@ -621,8 +636,8 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 	c.restLocked()
 }
 
-// prune forgets the past of buckets that a listing after from has not shown. They existed before, and so they are deleted; no
-// name of a bucket comes again.
+// prune forgets the past of deleted buckets. all is a listing that began after from. If it lacks a
+// bucket that had a past before from, the bucket was deleted, and its name never comes again.
 func (c *claimant) prune(all []bucket, from time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -645,8 +660,8 @@ func (c *claimant) forgetLocked(name string) {
 	delete(c.pastAt, name)
 }
 
-// stands reports whether what is claimed certainly is, and goes on to be known to be: as
-// long as there are claims.
+// stands reports whether the session, and with it every claim, is confirmed. While c has items, its
+// stake keeps the session confirmed.
 func (c *claimant) stands(ctx context.Context) bool {
 	c.mu.Lock()
 	staked := c.stake != nil
@@ -658,7 +673,7 @@ func (c *claimant) stands(ctx context.Context) bool {
 		}
 		c.mu.Lock()
 		if c.stake != nil || len(c.items) == 0 {
-			s.Drop() // another consumer was quicker; or nothing is claimed any more
+			s.Drop() // another consumer was quicker, or c has no items left
 		} else {
 			c.stake = s
 		}
@@ -667,7 +682,7 @@ func (c *claimant) stands(ctx context.Context) bool {
 	return c.lost() == nil
 }
 
-// traceLine is a line of the trace about items.
+// traceLine returns a record of the trace about items.
 func (c *claimant) traceLine(event string, items []*item) trace.Line {
 	t := c.inc.TraceLine(event, trace.Element, c.q.dir, "")
 	t.Claim = c.mark
@@ -678,7 +693,8 @@ func (c *claimant) traceLine(event string, items []*item) trace.Line {
 	return t
 }
 
-// traceDone writes to the trace what was done in the transaction zxid, 0 if that is not known.
+// traceDone writes to the trace what the transaction zxid did to items. If the caller does not know
+// the zxid, it is 0.
 func (c *claimant) traceDone(event, fate string, items []*item, zxid int64) {
 	if c.q.trace != nil && len(items) > 0 {
 		t := c.traceLine(event, items)
@@ -687,7 +703,7 @@ func (c *claimant) traceDone(event, fate string, items []*item, zxid int64) {
 	}
 }
 
-// traceLoss writes that the claims of items are lost.
+// traceLoss writes to the trace that the claims of items are lost.
 func (c *claimant) traceLoss(items []*item, why error) {
 	if c.q.trace != nil && len(items) > 0 {
 		c.q.trace.Line(c.q.m.TraceLoss(c.traceLine(trace.Loss, items), cmp.Or(why, session.ErrClosed)))

@@ -10,19 +10,20 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file removes elements that nobody has claimed and nobody is to receive: all of
-// them, or the one that was sent with an ID.
+// This file removes unclaimed elements without delivering them: all elements, or the element with an
+// ID. Claimed elements are not its business.
 
-// Clear goes from the end of the queue to its front, and comes to what was given back
-// for later at last. So it frees nothing on its way: an element that waits for its key
-// waits for one that is removed after it, or that was claimed. It looks but once what
-// there is: it does not run after producers.
+// Clear removes elements from the end of the queue to its front, and last the elements that a
+// consumer has returned for later. So no removal makes another element free: if an element waits
+// for its key, it waits for a claimed element, or for an element that Clear removes later.
+//
+// Clear lists the queue once. It leaves elements that are sent later.
 func (q *core) Clear(ctx context.Context) (n int, err error) {
 	lots, err := synced(ctx, q.site, q.survey)
 	if err != nil {
 		return 0, err
 	}
-	for _, back := range []bool{false, true} { // at last those that were given back for later
+	for _, back := range []bool{false, true} { // last the elements that were returned for later
 		for _, was := range slices.Backward(lots) {
 			so := func(e element) bool { return e.seq <= was.last && (e.first > 0) == back }
 			for more := !was.exhausted() && (was.delayed || !back); more; {
@@ -39,12 +40,12 @@ func (q *core) Clear(ctx context.Context) (n int, err error) {
 		}
 	}
 	if len(lots) > 1 {
-		_, err = synced(ctx, q.site, q.survey) // what is empty now goes
+		_, err = synced(ctx, q.site, q.survey) // deletes the buckets that are empty now
 	}
 	return n, err
 }
 
-// survey reads all buckets, and deletes those that are empty and get no more.
+// survey reads all buckets. It deletes empty buckets to which no Send adds elements.
 func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, error) {
 	names, err := inc.Names(ctx, q.dir)
 	if err != nil {
@@ -59,8 +60,8 @@ func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, er
 	return lots, err
 }
 
-// removeFree applies what build returns, exactly once, and builds it anew while somebody
-// else is quicker. It reports whether there was anything.
+// removeFree applies the operations that build returns, exactly once. If another client was faster, it
+// calls build again. It reports whether it has removed an element.
 func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, inc *session.Incarnation) ([]any, error)) (done bool, err error) {
 	for {
 		ops, err := synced(ctx, q.site, build)
@@ -73,9 +74,9 @@ func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, i
 	}
 }
 
-// takeLast returns operations that remove elements which are so and which nobody has
-// claimed, of the first of these buckets that has any: the last n, as many as one
-// transaction holds, and whether there are more.
+// takeLast returns the operations that remove matching elements: unclaimed, with so(e) true. They
+// remove the last n of the first bucket that has any. n is limited by the size of a transaction. more
+// reports whether that bucket has further matching elements.
 func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets []bucket, so func(element) bool) (ops []any, n int, more bool, err error) {
 	lots, err := q.lots(ctx, inc, buckets)
 	if err == nil {
@@ -102,7 +103,7 @@ func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets [
 		ops = append(ops, &zk.SetDataRequest{Path: session.ChildPath(q.dir, t.name), Data: next.marshal(), Version: t.version})
 		ops = append(ops, t.exclusion(q.dir)...)
 		if slices.ContainsFunc(es, func(e element) bool { return keyOf(e.tag) != "" }) {
-			// The bell: what waits for its key, or comes while Clear runs, may go.
+			// The bell: other elements with these keys, for example sent during Clear, may be free now.
 			ops = append(ops, ring(q.dir))
 		}
 		return ops, n, more, nil
@@ -110,7 +111,7 @@ func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets [
 	return nil, 0, false, nil
 }
 
-// deletions returns what deletes the first of es, as many as one transaction holds,
+// deletions returns operations that delete the first of es, as many as fit into a transaction,
 // however long the path is.
 func (q *core) deletions(es []element) (ops []any) {
 	size := 0
@@ -139,9 +140,9 @@ func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error)
 		if err != nil {
 			return nil, err
 		}
-		// It is where it was put, or, given back for later, among what waits. Who gives
-		// it back so has it in hand; so if it is in neither, looked at in this order, it
-		// was claimed in between, or is gone.
+		// The element is in its first bucket or, if a consumer has returned it for later, in a delayed
+		// bucket. Only a consumer that has claimed it can move it. So if it is in neither, read in this
+		// order, a consumer has claimed or removed it.
 		buckets := slices.DeleteFunc(parseBuckets(names), func(o bucket) bool { return o.name != b.name && (o.prio != b.prio || !o.delayed) })
 		slices.Reverse(buckets)
 		ops, _, _, err := q.takeLast(ctx, inc, buckets, func(e element) bool { return strings.HasSuffix(e.tag, tag) })

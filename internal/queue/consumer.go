@@ -11,20 +11,24 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// errHidden is why an element cannot be read.
+// This file offers claimed elements to the program, each only while its claim is confirmed and, if
+// attempts are limited, after its attempt is on the board. It does not claim elements: see pump.go.
+// It does not settle them: see settle.go.
+
+// errHidden is the error for an element that the client cannot read.
 var errHidden = zk.ErrNoAuth
 
-// A consumer is offered what a pump claims.
+// A consumer offers the elements that a pump claims.
 type consumer struct {
 	Joining
 	q      *core
-	p      *pump // nil if there was nothing to wait for
+	p      *pump // nil if ctx had ended before Join
 	ctx    context.Context
-	over   func()     // ends ctx, and lets Session.Close go on
-	faults chan error // with Odd: what keeps it from consuming
+	over   func()     // ends ctx, and lets Session.Close continue
+	faults chan error // errors that keep the consumer from consuming; nil without Odd
 
-	leaves atomic.Bool   // somebody has called Leave
-	left   chan struct{} // closed when that is done
+	leaves atomic.Bool   // Leave was called
+	left   chan struct{} // closed at the end of the first Leave
 }
 
 func (q *core) Join(ctx context.Context, o Joining) Consumer {
@@ -74,8 +78,8 @@ func (c *consumer) Next() (Claim, error) {
 	}
 }
 
-// present reports whether an item may be offered, after having set it aside if
-// it must not; back tells that it is to be offered again later.
+// present reports whether the consumer may offer an item. If not, back reports whether the caller
+// must put the item back, to be offered later. If neither, present has set the item aside.
 func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bool) {
 	if !it.decoded && it.fault == nil {
 		q.check(it)
@@ -84,9 +88,8 @@ func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bo
 		q.setAside(it)
 		return false, false
 	}
-	// Nothing is offered while there is no connection: the removal of what is
-	// taken then could not get through, and if the session is lost others may
-	// get the element too.
+	// A consumer offers no element without a connection. If the program took it, the removal could
+	// not reach the servers. If the session then expires, another consumer can get the element too.
 	if it.c.inc.Connection(ctx) != nil || !it.c.stands(ctx) {
 		return false, true
 	}
@@ -94,7 +97,7 @@ func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bo
 		return true, false
 	}
 	select {
-	case <-it.pump.noting(it): // a consumer that dies of the element must be found to have tried
+	case <-it.pump.noting(it): // if the element crashes the process, the board must show the attempt
 		if it.c.lost() == nil && q.m.Failure() == nil {
 			it.pump.presented()
 			return true, false
@@ -106,14 +109,16 @@ func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bo
 	return false, true
 }
 
-// noteAtLeast is how many are noted at once at least, if so many are claimed.
+// noteAtLeast is how many items noting notes at once, at least, if so many are ready.
 const noteAtLeast = 8
 
-// noting is told that an item is about to be offered. What it returns is closed when the board says
-// that it is in hand. With it others are noted that are about to be offered: to note each by itself
-// would take a round trip for each. If the process dies those count as tried too, though they were
-// not, but not twice: what was tried before is noted by itself. So is everything where one attempt
-// is all there is.
+// noting notes on the board that an item is in hand, before a consumer offers the item. It returns
+// a channel that is closed when the board says so.
+//
+// The same write notes the next items too, because a write for each would take a round trip for
+// each. If the process crashes, these items count as tried, although the program never had them.
+// That happens to an item at most once: noting notes an item alone if it was tried before. It also
+// notes each item alone if only one attempt is allowed.
 func (p *pump) noting(it *item) <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,8 +144,8 @@ func (p *pump) noting(it *item) <-chan struct{} {
 	return note
 }
 
-// setAside sends an element with a fault to the dead letters. Where nothing
-// decodes it goes back instead, see [maxMisfits].
+// setAside makes an element with a fault a dead letter. If too many elements in a row do not
+// decode, it returns the element to the queue instead: see [maxMisfits].
 func (q *core) setAside(it *item) {
 	e := entry{fate: Bury, reason: it.fault}
 	if it.misfit && q.skips.Misfit(it.bucket, it.seq, it.fault) != nil {
@@ -149,8 +154,8 @@ func (q *core) setAside(it *item) {
 	it.c.decide(it, e)
 }
 
-// take is told that a consumer wants to offer an item. It is false if the item
-// is not ours any more.
+// take records that a consumer wants to offer an item. It reports false if the claim is lost, or if
+// the fate of the item is decided.
 func (c *claimant) take(it *item) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -161,8 +166,8 @@ func (c *claimant) take(it *item) bool {
 	return true
 }
 
-// withdraw is told that an offered item was not taken. It reports whether the
-// item can be offered again.
+// withdraw records that the program has not taken an offered item. It reports whether a consumer
+// can offer the item again.
 func (c *claimant) withdraw(it *item) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -206,7 +211,7 @@ func (it *item) Handed() {
 
 func (it *item) PutBack() {
 	p := it.pump
-	p.putBack(it) // and the next consumer may have it
+	p.putBack(it) // from here on, another consumer can have it
 	p.done()
 }
 
@@ -229,7 +234,7 @@ func (q *core) Receive(ctx context.Context, n int, got func(Claim)) error {
 	if inner.Err() != nil {
 		return cmp.Or(session.CtxErr(ctx), session.ErrClosed)
 	}
-	room := min(n, maxBatch) // a sum of them overflows nothing
+	room := min(n, maxBatch) // so the sum of all rooms cannot overflow
 	p := q.join(&q.pull, 0)
 	defer p.leave()
 	for has := 0; ; {

@@ -14,6 +14,10 @@ import (
 	txns "github.com/zsync/zsync/internal/txn"
 )
 
+// This file is the part of the engine of zsync's own layout that its other files share: how it
+// is made, and how it decodes elements, commits transactions and reports errors. Sending,
+// claiming and settling are not its business.
+
 // A core is the Engine of zsync's own layout, see layout.go.
 type core struct {
 	DeadLetters
@@ -25,8 +29,8 @@ type core struct {
 	slots   *slots
 	gate    gate
 	sweeper *Sweeper
-	faults  sync.Map                            // of chan error: they are told what keeps consumers from consuming
-	vetted  atomic.Pointer[session.Incarnation] // in which the directories were found to be ours
+	faults  sync.Map                            // of chan error: receive the errors that keep consumers from consuming
+	vetted  atomic.Pointer[session.Incarnation] // the last session in which vet accepted the queue
 
 	mu       sync.Mutex
 	push     *pump     // of the present consumers; guarded by mu
@@ -54,13 +58,13 @@ func (q *core) complain(err error) {
 	q.faults.Range(func(c, _ any) bool {
 		select {
 		case c.(chan error) <- err:
-		default: // it has not read the one before
+		default: // the consumer has not read the previous error
 		}
 		return true
 	})
 }
 
-// check decodes an item, and finds its fault: why it goes to the dead letters.
+// check decodes an item. If the item must become a dead letter, check sets its fault: the reason.
 func (q *core) check(it *item) {
 	value, fault := q.cfg.Decode(it.data)
 	if it.misfit = fault != nil; it.misfit {
@@ -85,13 +89,14 @@ func (q *core) Send(ctx context.Context, b Batch) error {
 	return q.out.send(p)
 }
 
-// commit applies ops in one transaction, exactly once, through as many sessions as it takes.
+// commit applies ops in one transaction, exactly once, in as many sessions as that needs.
 func (q site) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 	return txns.Across(ctx, q.m, q.receipts, ops)
 }
 
-// whileOpen returns a context that ends with ctx, and, with ErrClosed as its cause, when the
-// Session is about to be closed. That waits for leave, which ends it too.
+// whileOpen returns a context that ends with ctx, or when the Session begins to close. In the
+// second case, its cause is ErrClosed. Session.Close waits until the caller calls leave, which
+// also ends the context.
 func (q *core) whileOpen(ctx context.Context) (inner context.Context, leave func()) {
 	leaving, stay := q.m.BeforeClose()
 	inner, cancel := context.WithCancelCause(ctx)
@@ -111,14 +116,15 @@ func (q *core) whileOpen(ctx context.Context) (inner context.Context, leave func
 	}
 }
 
-// letter returns the operations that make a dead letter of an item.
+// letter returns the operations that create the dead letter of an item.
 func (q *core) letter(it *item, fault error, attempts int) []any {
 	return q.DeadLetters.Make(fmt.Sprintf("%05d%s", it.prio, keyOf(it.tag)), it.data, it.sent, attempts, fault)
 }
 
-// vet refuses the queue if others may change what is in its directories. With an ACL of
-// one's own those that are missing are made now, so that nobody makes them between this
-// look and their use; without one it does nothing. It asks once in a session.
+// vet refuses the queue if other clients may change the znodes below its parent znodes. If the
+// Session has an ACL of its own, vet also creates the missing parent znodes, so that no other
+// client creates one between this check and its use. Without such an ACL, vet does nothing. It
+// checks once in each session.
 func (q *core) vet(ctx context.Context, inc *session.Incarnation) error {
 	if q.vetted.Load() == inc {
 		return nil
@@ -132,7 +138,8 @@ func (q *core) vet(ctx context.Context, inc *session.Incarnation) error {
 	return nil
 }
 
-// synced returns what f finds in whatever session, when the server has caught up.
+// synced returns the result of f. It syncs with the leader before it calls f. If the session ends, it
+// repeats both in the next session.
 func synced[R any](ctx context.Context, q site, f func(ctx context.Context, inc *session.Incarnation) (R, error)) (r R, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
 		if err = inc.Sync(ctx, q.dir); err == nil {
@@ -143,7 +150,7 @@ func synced[R any](ctx context.Context, q site, f func(ctx context.Context, inc 
 	return r, err
 }
 
-// zxidOf returns the transaction of rs, or 0 if no response tells it.
+// zxidOf returns the zxid of the transaction of rs, or 0 if no response contains it.
 func zxidOf(rs []zk.MultiResponse) int64 {
 	for _, r := range rs {
 		if r.Stat != nil && r.Stat.Mzxid != 0 {
@@ -153,5 +160,5 @@ func zxidOf(rs []zk.MultiResponse) int64 {
 	return 0
 }
 
-// whenIdle is how long a mark is kept for the next claim.
+// whenIdle is the time after which a claimant deletes its unused mark.
 const whenIdle = 10 * time.Second

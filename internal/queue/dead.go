@@ -16,46 +16,50 @@ import (
 	txns "github.com/zsync/zsync/internal/txn"
 )
 
-// DeadLetters are elements that could not be decoded, were rejected, or
-// delivered too often. They are moved, in one transaction, to
-// <path>-dead/dead-<priority>-<16 random digits>-<seq>, the data of their znodes as it was,
-// and stay there until somebody removes them.
+// This file stores, reads and removes dead letters, for all layouts. The decision to make an element
+// a dead letter is not its business.
+
+// DeadLetters are the elements of a queue that could not be decoded, were rejected, or were delivered
+// too often. They stay until a program or a Sweeper removes them.
 //
-// Beside it stands why-<the same 16 digits>, made and removed in the same
-// transactions: why, and what became of the element before. (If both do not fit
-// into a request the dead letter stands alone.)
+// # Znodes
+//
+// One transaction moves an element to <path>-dead/dead-<priority>-<16 random digits>-<seq>, with its
+// data unchanged. It also creates why-<the same 16 digits>, with the reason, the attempts, and the
+// time when the element was sent. The two znodes are removed together. If both do not fit into a
+// request, the transaction creates only the first.
 type DeadLetters struct {
 	Manager       *session.Manager
 	Path          string // of the queue, as the program knows it, for messages
-	Dir, Receipts string // as the servers know them
+	Dir, Receipts string // paths as the servers know them
 
-	// Unframe returns what was sent of what another library stores; nil if that is the same.
+	// Unframe returns the data that a producer sent, from the data that another library
+	// stores. It is nil if both are the same.
 	Unframe func(stored []byte) []byte
 }
 
-// NewDeadLetters returns the dead letters of the queue at path.
+// NewDeadLetters returns the dead letters of the queue at path. It does no I/O.
 func NewDeadLetters(m *session.Manager, path string, unframe func([]byte) []byte) DeadLetters {
 	dir := m.Full(path)
 	return DeadLetters{m, path, dir + "-dead", dir + "-receipts", unframe}
 }
 
-// letterDigits is how many random digits the name of a dead letter has. The
-// numbers begin again when the servers have removed the directory of the dead
-// letters because it was empty, so these keep one from being taken for another.
+// letterDigits is the number of random digits in the name of a dead letter. They make the name
+// unique: the servers delete the parent znode when it is empty, and then sequence numbers restart.
 const letterDigits = 16
 
-// maxReason is how long the reason of a dead letter is at most.
+// maxReason is the largest length of the reason of a dead letter, in bytes.
 const maxReason = 1000
 
-// A circumstance is what is written of a dead letter, as JSON.
+// A circumstance is the JSON in the second znode of a dead letter.
 type circumstance struct {
 	Reason   string `json:"reason"`
 	Attempts int    `json:"attempts"`
 	First    int64  `json:"first"` // Unix milliseconds
 }
 
-// Make returns the operations that make a dead letter of what was stored, with
-// the priority as class. The directory may have to be made.
+// Make returns the operations that create a dead letter with the data stored. class is the priority.
+// The caller must create the parent znode if it does not exist.
 func (q *DeadLetters) Make(class string, stored []byte, sent time.Time, attempts int, fault error) []any {
 	digits := strings.ReplaceAll(session.NewGUID(), "-", "")[:letterDigits]
 	letter := &zk.CreateRequest{Path: session.ChildPath(q.Dir, "dead-"+class+"-"+digits+"-"), Data: stored, Acl: q.Manager.Config.ACL, Flags: zk.FlagSequence}
@@ -76,10 +80,10 @@ func (q *DeadLetters) Make(class string, stored []byte, sent time.Time, attempts
 
 func whyName(digits string) string { return "why-" + digits }
 
-// noGUID is as long as a GUID.
+// noGUID has the length of a GUID.
 const noGUID = "00000000-0000-0000-0000-000000000000"
 
-// Oversized reports that ops are too large for a transaction with a receipt.
+// Oversized reports whether ops are too large for a transaction with a receipt.
 func Oversized(m *session.Manager, receipts string, ops ...*zk.CreateRequest) bool {
 	size := m.SizeOf(session.ChildPath(receipts, noGUID), nil)
 	for _, op := range ops {
@@ -88,8 +92,7 @@ func Oversized(m *session.Manager, receipts string, ops ...*zk.CreateRequest) bo
 	return size > session.MaxPacket
 }
 
-// Report tells the logger and the observer of an element that went to the dead
-// letters.
+// Report logs that an element has become a dead letter, and calls the observer.
 func (q *DeadLetters) Report(key string, err error) {
 	q.Manager.Log.Error("zsync: element goes to the dead letters", "path", q.Path, "element", key, "err", err)
 	q.Manager.Observe(session.Event{Kind: session.EventDead, Op: "recv", Path: q.Path, Err: err})
@@ -115,7 +118,7 @@ func parseDead(name string) (deadName, bool) {
 	return deadName{id: name, class: rest[:j], digits: rest[j+1 : i], seq: seq}, ok
 }
 
-// Count returns how many there are.
+// Count returns the number of dead letters.
 func (q *DeadLetters) Count(ctx context.Context, inc *session.Incarnation) (int, error) {
 	ds, err := q.names(ctx, inc)
 	return len(ds), err
@@ -152,14 +155,14 @@ func (q *DeadLetters) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 	}
 }
 
-// read reads a dead letter, and why it is one. Of one that may not be read it returns the rest,
-// with the error.
+// read reads a dead letter and its reason. If the servers refuse to let the client read the data, it
+// returns the rest with zk.ErrNoAuth.
 func (q *DeadLetters) read(ctx context.Context, name deadName) (*Letter, error) {
 	d := &Letter{ID: name.id, Priority: name.class}
 	paths := []string{session.ChildPath(q.Dir, name.id), session.ChildPath(q.Dir, whyName(name.digits))}
 	err := q.Manager.During(ctx, func(inc *session.Incarnation) error {
 		if err := inc.VetHere(ctx, q.Dir); err != nil {
-			return err // a stranger may have written it
+			return err // an unauthorized client may have written it
 		}
 		nodes, err := inc.GetVisible(ctx, paths)
 		switch {
@@ -205,8 +208,7 @@ func (q *DeadLetters) Discard(ctx context.Context, d *Letter) (removed bool, err
 	return err == nil, err
 }
 
-// placeOf reads the priority, and the key, that stand in the name of a dead letter
-// of zsync's own layout.
+// placeOf parses the priority and the key in the name of a dead letter of zsync's own layout.
 func placeOf(d *Letter) (prio int, tag string, err error) {
 	text, key, found := strings.Cut(d.Priority, "k")
 	if found {

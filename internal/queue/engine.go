@@ -1,6 +1,5 @@
-// Package queue keeps elements in ZooKeeper, as bytes, and hands them to
-// consumers. It knows no element types, codecs or channels: those are its
-// callers'.
+// Package queue stores elements in ZooKeeper, as bytes, and delivers them to consumers.
+// Element types, codecs and channels are not its business: its caller, Queue, has them.
 package queue
 
 import (
@@ -12,115 +11,119 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// Errors of engines, beside those of internal/session and internal/line.
+// This file is the interface between Queue and the engines. How an engine stores elements is
+// not its business.
+
+// Errors of engines, in addition to the errors of internal/session and internal/line.
 var (
-	// ErrFull is returned by Send with NoWait when there is no room.
+	// ErrFull is returned by Send with NoWait if there is no room.
 	ErrFull = errors.New("zsync: the queue is full")
 
-	// ErrKnown is returned by Send when an element with this ID was sent before,
-	// within the memory for IDs. Nothing is stored.
+	// ErrKnown is returned by Send if an element with this ID was sent before,
+	// within the memory for IDs. Send has stored nothing then.
 	ErrKnown = errors.New("an element with this ID was sent before")
 )
 
-// A Config is what an engine is made with. It has been checked.
+// A Config configures an engine. The caller has checked it.
 type Config struct {
 	Path string // as the program knows it, for messages
 
-	// Decode is called for each claim before it is offered, and for what Take
-	// takes before it is removed. What it returns becomes Element.Value. An error
-	// makes the element a misfit, which goes to the dead letters, unless several
-	// in a row are misfits: then the fault may be this consumer's, so the others
-	// are left where they are for a while, and it is reported.
+	// Decode is called for each claim before it is offered, and by Take before it
+	// removes the element. Its result becomes Element.Value. An element for which it
+	// returns an error is a misfit and becomes a dead letter. After several misfits in
+	// a row, the consumer itself may be at fault: the engine then leaves further
+	// misfits in the queue for a while, and reports that.
 	Decode func(data []byte) (any, error)
 
-	Prefetch      int           // how many may be claimed ahead
-	PrefetchBytes int           // and how many bytes of them
-	MaxLen        int           // Send waits while the queue would be longer; 0: no limit
-	MaxAttempts   int           // after so many attempts to the dead letters; 0: no limit
-	Priorities    int           // a Batch has one below this
-	IDMemory      time.Duration // for how long an ID is remembered
-	KeepDead      time.Duration // for how long dead letters are kept; 0: for ever
+	Prefetch      int           // elements that the consumers may claim ahead, at most
+	PrefetchBytes int           // bytes of these elements, at most
+	MaxLen        int           // Send waits while the queue would become longer; 0: no limit
+	MaxAttempts   int           // an element becomes a dead letter after so many attempts; 0: no limit
+	Priorities    int           // the priority of a Batch is below this
+	IDMemory      time.Duration // the engine remembers an ID for this long
+	KeepDead      time.Duration // the engine keeps a dead letter for this long; 0: no limit
 }
 
-// An Engine is a queue in one layout of znodes. All methods may be called at
-// once. Those that take a context wait for no longer than it lasts, through
-// losses of the connection and of the session; unless said otherwise what was
-// under way when it ended is then either done or not.
+// An Engine is a queue in one layout of znodes. All methods may be called concurrently.
+// A method that takes a context waits at most until the context ends, and survives lost
+// connections and lost sessions. If the context ends first, the outcome is unknown, unless
+// the method says otherwise.
 type Engine interface {
-	// Send stores the elements of b at the end of the queue, in order, all or
-	// none, exactly once. Batches of one goroutine keep their order, and so do
-	// those of many, in the order of the calls. Errors: session.ErrTooLarge,
-	// ErrFull, ErrKnown, session.ErrInvalid for what the layout has not (Due, ID,
-	// Keys). Nothing is stored then.
+	// Send stores the elements of b at the end of the queue, in order, all or none,
+	// exactly once. Batches are stored in the order of the calls, also if several
+	// goroutines send. Send has stored nothing if it returns session.ErrTooLarge,
+	// ErrFull, ErrKnown, or session.ErrInvalid for a feature that the layout lacks
+	// (Due, ID, Keys).
 	Send(ctx context.Context, b Batch) error
 
-	// Cancel removes the element that was sent with the ID, if nobody has
-	// claimed it, and reports whether it did. The ID is not forgotten by that.
+	// Cancel removes the element that was sent with the ID, unless a consumer has
+	// claimed it, and reports whether it removed one. The queue still remembers the ID.
 	Cancel(ctx context.Context, id string) (bool, error)
 
 	// Join adds a consumer, until ctx has ended or the Session is being closed.
-	// It must Leave.
+	// The caller must call Leave.
 	Join(ctx context.Context, o Joining) Consumer
 
-	// Receive waits for an element that decodes, claims it and up to n-1 more that
-	// are there. It calls got with each and takes it for Handed then, not before: what
-	// is in hand may be lost, and is without its Value then. Nothing is claimed ahead
-	// for it, and when it fails nothing is claimed.
+	// Receive waits for an element that decodes, and claims it and up to n-1 more that
+	// are ready. It calls got with each claim, and then Handed. Not before: a claim in
+	// hand can be lost, and then has no Value. Receive claims nothing ahead. If it
+	// fails, it has claimed nothing.
 	Receive(ctx context.Context, n int, got func(Claim)) error
 
-	// Take removes the first element that nobody has claimed, and returns it; nil
-	// if there is none. It does not wait for elements to come, but for those of a
-	// consumer that has died to come back. What it has removed when ctx ends, and
-	// does not return, is put back to its place; Session.Close waits for that.
+	// Take removes the first element that no consumer has claimed, and returns it; nil
+	// if there is none. It does not wait for new elements. If ctx ends and Take does not
+	// return the element, the element returns to its position. Session.Close waits for that.
 	Take(ctx context.Context) (*Element, error)
 
-	// Peek returns what Take would, perhaps a moment ago, and writes nothing. The
-	// element is not decoded.
+	// Peek returns the element that Take would have returned a moment ago, and writes
+	// nothing. It does not decode the element.
 	Peek(ctx context.Context) (*Element, error)
 
-	// Len returns how many elements are in the queue, those that are claimed or
-	// delayed included.
+	// Len returns the number of elements in the queue, including claimed and delayed
+	// elements.
 	Len(ctx context.Context) (int, error)
 
-	// Stats counts. It writes nothing, and is no snapshot.
+	// Stats counts the elements in each state. It writes nothing. It is not a snapshot.
 	Stats(ctx context.Context) (Stats, error)
 
-	// List yields the elements that are in a state. It is no snapshot.
+	// List yields the elements in state s. It is not a snapshot.
 	List(ctx context.Context, s State) iter.Seq2[Listed, error]
 
-	// Pause has no consumer claim anything until Resume.
+	// Pause keeps all consumers from claiming elements, until Resume.
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
 
-	// Clear removes what is there and nobody has claimed, delayed elements too, the
-	// last first, and returns how many. When it fails it may have removed some.
+	// Clear removes all elements that no consumer has claimed, including delayed
+	// elements, the last element first. It returns their number. If it fails, it may
+	// have removed some.
 	Clear(ctx context.Context) (int, error)
 
-	// Letters yields the dead letters, the oldest first, those that are there when it
-	// begins and still when it comes to them. Of one that may not be read it yields the
-	// rest, with the error; another error should end it.
+	// Letters yields the dead letters, the oldest first. It lists them once, and leaves
+	// out a letter that is removed before it reads it. If the servers refuse to let the
+	// client read a letter, Letters yields its metadata with zk.ErrNoAuth, and
+	// continues. On any other error, the caller should stop.
 	Letters(ctx context.Context) iter.Seq2[*Letter, error]
 
-	// Discard removes a dead letter and reports whether it was there.
+	// Discard removes a dead letter and reports whether it existed.
 	Discard(ctx context.Context, d *Letter) (bool, error)
 
-	// Requeue puts the element of a dead letter at the end of the queue, with its
-	// priority and no attempts, and removes the letter, in one transaction. The
-	// error is zk.ErrNoNode if it is gone.
+	// Requeue stores the element of a dead letter at the end of the queue, with its
+	// priority and without attempts, and removes the letter, in one transaction. The
+	// error is zk.ErrNoNode if the letter does not exist.
 	Requeue(ctx context.Context, d *Letter) error
 }
 
-// Middle is the priority of a Batch that is given none.
+// Middle is the priority of a Batch for which the program names no priority.
 const Middle = -1
 
-// A Batch is what one Send stores.
+// A Batch holds the elements of a Send.
 type Batch struct {
 	Data     [][]byte  // at least one
-	Keys     []string  // of each, or nil: elements with one key are delivered in order, one at a time
+	Keys     []string  // one for each element, or nil: elements with one key are delivered in order, one at a time
 	Priority int       // 0 is served first; or Middle
-	Due      time.Time // nobody claims it before, by the consumer's clock; zero: at once
-	ID       string    // if not empty the one element is sent once for it, see ErrKnown
-	NoWait   bool      // ErrFull instead of waiting for room
+	Due      time.Time // no consumer claims an element before, by the consumer's clock; zero: at once
+	ID       string    // if not empty, Data has one element, which is sent once for the ID, see ErrKnown
+	NoWait   bool      // Send returns ErrFull instead of waiting for room
 }
 
 // An Outgoing is a Batch for another queue, as an operation of Claim.Txn.
@@ -129,117 +132,120 @@ type Outgoing struct {
 	Batch  Batch
 }
 
-// An Element is one that is in the queue, or was.
+// An Element is an element of the queue, or was one.
 type Element struct {
-	ID       string // unique within the queue, for ever
-	Data     []byte // without the frame that a foreign layout may have
-	Value    any    // as decoded
-	Fault    error  // why it is none, if it could not be decoded
+	ID       string // unique within the queue, and never used again
+	Data     []byte // without the frame of a foreign layout
+	Value    any    // the result of Decode
+	Fault    error  // the error of Decode, if the element has no Value
 	Sent     time.Time
-	Attempts int // how often it was delivered before
+	Attempts int // number of earlier deliveries
 }
 
-// A Joining says what kind of consumer joins.
+// A Joining is the kind of a consumer.
 type Joining struct {
-	// Hand means that what is offered to the consumer is settled by the program,
-	// later. Otherwise it is removed when it was taken.
+	// Hand means that the program settles each element that it takes. Otherwise, the
+	// engine removes an element when the program takes it.
 	Hand bool
 
-	// Odd means that the consumer wants misfits offered too, with their Fault, and
-	// Next to return the errors that keep it from consuming.
+	// Odd means that the consumer is also offered misfits, with their Fault, and that
+	// Next returns the errors that keep it from consuming.
 	Odd bool
 }
 
-// A Consumer is offered elements, in order. Its methods may be called at once. All
-// consumers of one Engine share what is claimed ahead.
+// A Consumer is offered elements, in order. Its methods may be called concurrently. All
+// consumers of one Engine share the elements that are claimed ahead.
 type Consumer interface {
-	// Next waits for an element that is claimed and may be offered now: the
-	// connection is up, the claim stands and, for a consumer with Hand, that it is
-	// being tried is written down, or soon will be: before it is offered if
-	// attempts are limited. The error says that the consumer's context has ended
-	// or the Session is being closed; with Odd there are others, see there. Who works
-	// on elements asks for the next when it waits for that, and not before: it would count
-	// as tried if the process is killed while it works on another.
+	// Next waits for a claimed element that may be offered now: the client is connected
+	// and the claim is valid. If attempts are limited and the consumer has Hand, the
+	// attempt is also on the board.
 	//
-	// The claim must be given one of Taken, Handed and PutBack before the caller asks for
-	// the next.
+	// Next fails if the consumer's context has ended or the Session is being closed. With
+	// Odd, it also returns other errors, see there.
+	//
+	// Call Next only when the program is ready for the element. An element that is
+	// offered while the program works on another counts as tried if the process is killed.
+	//
+	// The caller must call Taken, Handed or PutBack of the claim before it calls Next
+	// again.
 	Next() (Claim, error)
 
 	// Leaving is closed when the consumer's context has ended or the Session is
 	// being closed.
 	Leaving() <-chan struct{}
 
-	// Leave gives back what was claimed ahead if this was the last consumer, and waits
-	// a moment until it is back. Next may be under way; a second Leave waits for the first.
+	// Leave ends the consumer. The last consumer returns all elements that were claimed
+	// ahead, and waits a moment until they are back. Another goroutine may be in Next. A
+	// second Leave waits for the first.
 	Leave()
 }
 
-// A Claim is an element that belongs to us, as long as our ZooKeeper session
-// stands and somewhat longer. Its methods may be called at once.
+// A Claim is an element that this process has claimed. It ends when it is settled, or with
+// the ZooKeeper session. Its methods may be called concurrently.
 type Claim interface {
-	// Element returns the element, without its Data and Value once it is settled.
+	// Element returns the element. Once it is settled, it has no Data and Value.
 	Element() Element
 
-	// Data returns Element().Data, or nil when the claim is settled. It lets go
-	// of the bytes then.
+	// Data returns Element().Data, or nil once the claim is settled. The claim does not
+	// retain the bytes then.
 	Data() []byte
 
-	// Withdrawn returns two channels. When either is closed the claim must not be
-	// offered any more: the connection is down, or the session over.
+	// Withdrawn returns two channels. Once either is closed, the claim must no longer be
+	// offered: down means that the connection is lost, over that the claim is.
 	Withdrawn() (down, over <-chan struct{})
 
-	// Taken removes the element, in the background: a consumer has taken it. It is
-	// removed even if the session ends at this moment: by our process in its next
-	// session, before anybody else can claim it.
+	// Taken removes the element in the background: a program has taken it. If the session
+	// ends before the removal is applied, another consumer can receive the element too.
 	Taken()
 
-	// Handed is told that the program has the element now, and will settle it. From
-	// here on it counts as an attempt if the claim is lost.
+	// Handed is called when the program has the element and will settle it. If the claim
+	// is lost after this call, the delivery counts as an attempt.
 	Handed()
 
-	// PutBack makes it the first that is offered to our other consumers, or gives
-	// it back to its place if there is none: it was not taken. No attempt is
-	// counted.
+	// PutBack is called if the program did not take the element. The Engine offers it to
+	// its other consumers next, or returns it to its position in the queue if it has
+	// none. That is no attempt.
 	PutBack()
 
-	// SetAside has a misfit that was offered go to the dead letters, unless it is
-	// settled.
+	// SetAside moves a misfit, which was offered, to the dead letters, unless it is settled.
 	SetAside()
 
-	// Settle decides what becomes of the element. Only the first decision counts;
-	// Settle with the same Fate again tells what came of it, and with another
-	// returns line.ErrNotLocked. What is decided is carried out, in the next
-	// session if need be, and if the servers refuse it is tried again, though the
-	// error is returned; so it is if ctx ends. Fates that give the element back
-	// return at once while the connection is down. If the claim is lost, the error
-	// is session.ErrLost with its reason, and nothing happens to the element:
-	// it may be somebody else's.
+	// Settle decides the Fate of the element. Only the first decision counts: Settle with
+	// the same Fate again returns its result, and with another Fate it returns
+	// line.ErrNotLocked.
+	//
+	// The engine carries the decision out as long as the claim is valid. If the servers
+	// refuse, or ctx ends, Settle returns that error, and the engine continues in the
+	// background. While the client is disconnected, Return and Later do not wait for the
+	// result. If the claim is lost, the error is session.ErrLost with its reason: another
+	// consumer may have the element.
 	Settle(ctx context.Context, s Settlement) error
 
-	// Txn removes the element in one transaction with ops, which are those of
-	// go-zookeeper's Multi and *Outgoing, exactly once; it returns the results of
-	// ops, one for each that is not an Outgoing. If one of ops is refused the
-	// element stays claimed, and the error is that of the first that was. Other
-	// errors are those of Settle.
+	// Txn removes the element in one transaction with ops, exactly once. An operation is
+	// one of go-zookeeper's Multi, or an *Outgoing. Txn returns the response to each
+	// operation that is not an Outgoing. If the servers refuse an operation, the element
+	// stays claimed, and Txn returns the error of the first refused operation. Otherwise,
+	// it returns the errors of Settle.
 	Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error)
 
-	// Context ends with the claim. Its cause is session.ErrLost, with the reason,
-	// if the claim was lost, and it ends before anybody else can have the element;
-	// and context.Canceled if it was settled.
+	// Context returns a context that ends with the claim. If the claim was lost, the
+	// context ends before another consumer can get the element, and its cause is
+	// session.ErrLost with the reason. If the element was settled, the cause is
+	// context.Canceled.
 	Context() context.Context
 }
 
-// A Fate is what becomes of an element that is claimed.
+// A Fate is the result of a claim.
 type Fate int
 
 const (
 	Remove Fate = iota // acknowledged
-	Return             // to its place; the attempt counts
-	Later              // to the queue, not to be claimed before Settlement.Due
-	Bury               // to the dead letters
+	Return             // back to its position; the attempt counts, unless Settlement.Untried
+	Later              // back to the queue; no consumer claims it before Settlement.Due
+	Bury               // moved to the dead letters
 )
 
-// A Settlement decides what becomes of an element.
+// A Settlement is a Fate with its details.
 type Settlement struct {
 	Fate    Fate
 	Due     time.Time // of Later, by the consumer's clock
@@ -247,51 +253,51 @@ type Settlement struct {
 	Untried bool      // of Return: the attempt does not count
 }
 
-// A State is where an element of a queue is.
+// A State is the state of an element.
 type State int
 
 const (
-	Ready   State = iota // may be received now, but for its key
-	Claimed              // belongs to a consumer
-	Delayed              // waits for its time
+	Ready   State = iota // a consumer may claim it now, unless its key forbids that
+	Claimed              // a consumer has claimed it
+	Delayed              // it is not due yet
 )
 
-// A Listed is an element that List has found.
+// A Listed is an element that List yields.
 type Listed struct {
 	Element
 	State State
 	Due   time.Time // of Delayed
-	Owner string    // of Claimed
+	Owner string    // of Claimed: the name of the consumer
 }
 
-// Stats says what is in a queue.
+// Stats are the numbers of elements in a queue.
 type Stats struct {
-	Ready    int       // may be received now
-	Claimed  int       // belong to a consumer, in hand or ahead
-	Delayed  int       // wait for their time, by the clock of this machine
+	Ready    int       // unclaimed elements that are due
+	Claimed  int       // elements that a consumer has claimed, in hand or ahead
+	Delayed  int       // elements that are not due yet, by the clock of this machine
 	Dead     int       // dead letters
-	Attempts int       // of those that stand first and those that wait for their time: how often one of them was delivered, at most
-	Oldest   time.Time // of those that stand first among the ready ones of each priority, and are not, nor were, delayed: when the oldest was stored; zero if there is none
-	Holders  []Holder  // who has claimed what, most first
-	Paused   bool      // no consumer claims
+	Attempts int       // the most deliveries of one element, among the unclaimed elements
+	Oldest   time.Time // when the oldest ready element that never was delayed was stored; zero if there is none
+	Holders  []Holder  // consumers with claims, the most claims first
+	Paused   bool      // no consumer claims an element
 }
 
-// A Holder is who has claimed elements.
+// A Holder is a consumer that has claimed elements.
 type Holder struct {
-	Owner   string // empty if its session has ended: its elements are free
+	Owner   string // empty if the session of the consumer has ended: its elements are free
 	Claimed int
 }
 
 // A Letter is a dead letter.
 type Letter struct {
 	ID       string
-	Data     []byte    // as it was sent, if its frame could be opened; the caller's own
-	Since    time.Time // when it was set aside, by the servers' clock
+	Data     []byte    // as the producer sent it, if the frame could be opened; the caller may change it
+	Since    time.Time // when it became a dead letter, by the servers' clock
 	Reason   string
 	Attempts int
-	First    time.Time // when it was sent
+	First    time.Time // when the producer sent it
 	Priority string    // as the layout writes it
 
 	Framed []byte   // as it is stored
-	paths  []string // of its znode, and of that which says why, if there is one
+	paths  []string // of its znode, and of the znode with the reason, if that exists
 }

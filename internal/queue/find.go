@@ -14,43 +14,44 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file finds free elements:
+// This file finds free elements with few requests, however long the queue is. It does not claim
+// them: see claimant.go. It does not wait for them: see idle.go. A search has three steps:
 //
-//  1. List the buckets, and read many of them at once: a board says what is claimed, and the
-//     Stat of the bucket tells without a listing whether anything else is there.
-//  2. If marks of others are on the boards, list the marks. It comes after the boards: a mark
-//     that is not there then is gone for good, and what it has claimed is free.
+//  1. List the buckets, and read many of them at once. A board shows the claimed elements, and the
+//     Stat of the bucket shows without a listing whether there are other elements.
+//  2. If the boards have lines of other marks, list the marks. A mark that is missing after the
+//     boards were read is deleted, and its name never comes again. So its elements are free.
 //  3. List the first bucket that may have free elements.
 //
-// A server that lags does no harm. A claim expects the version of the board of step 1, and what
-// is listed is not older than what was read before it in the same session: so an element that
-// is listed, and is not on that board, is free when the claim is applied.
+// A server that lags does no harm. In one session, a read is never older than the reads before it,
+// so the listing of step 3 is not older than the board of step 1. The claim expects the version of
+// that board. So an element that is in the listing, and not on the board, is free when the claim is
+// applied.
 
-// A lot is a bucket as somebody has read it.
+// A lot is a bucket as this client has read it.
 type lot struct {
 	bucket
 	version  int32
-	board    *board          // without the lines of marks that are gone
-	dead     map[string]hold // those lines
+	board    *board          // bury moves the lines of deleted marks to dead
+	dead     map[string]hold // the lines of deleted marks
 	children int32
-	last     int32 // the highest number that it has given
-	pzxid    int64 // changes when anything is added or removed
+	last     int32 // the highest number that ZooKeeper has given in the bucket
+	pzxid    int64 // changes with every element that is added or removed
 	elements []element
 	keyed    bool  // elements of the queue may have keys
-	keys     int32 // the version of "keys" before anything else was read
+	keys     int32 // version of "keys", read before anything else
 }
 
 func newLot(b bucket, n session.Node) *lot {
 	return &lot{
 		bucket: b, version: n.Stat.Version, board: parseBoard(n.Data), children: n.Stat.NumChildren, pzxid: n.Stat.Pzxid,
-		// ZooKeeper counts creations, and tells twice as many less what is there; which
-		// is 32 bits of it, and negative from 2^30 on.
+		// Cversion is twice the number of creations, minus the number of children. It has 32
+		// bits, so it is negative from 2^30 creations on.
 		last: int32(uint32(n.Stat.Cversion+n.Stat.NumChildren)/2) - 1,
 	}
 }
 
-// exhausted reports that no element of it is free, as far as that is known
-// without a listing.
+// exhausted reports whether the lot certainly has no free element. It needs no listing for that.
 func (t *lot) exhausted() bool { return t.children == 0 || t.board.taken().covers(t.last) }
 
 func numbers(es []element) []int32 {
@@ -61,8 +62,8 @@ func numbers(es []element) []int32 {
 	return ns
 }
 
-// free returns up to n elements that nobody has claimed and that may be, and when
-// the next delayed one is due.
+// free returns up to n elements that have no claim and that may allows. It stops at the first
+// element that is not due yet, and returns the due time of that element.
 func (t *lot) free(n int, may func(element) bool) (es []element, due time.Time) {
 	now, taken := time.Now().UnixMilli(), t.board.taken()
 	for _, e := range t.elements {
@@ -79,8 +80,9 @@ func (t *lot) free(n int, may func(element) bool) (es []element, due time.Time) 
 	return es, due
 }
 
-// next returns the board that comes after that of t: the lines of the dead are taken out, and
-// of what was in the hands of the dead an attempt is counted.
+// next returns the board to write after the board of t. It has no lines of deleted marks, and
+// counts an attempt for each element that a deleted mark had in hand. It lists the numbers that
+// have no element as removed.
 func (t *lot) next() *board {
 	next := t.board.clone()
 	there := numbers(t.elements)
@@ -103,36 +105,36 @@ func (t *lot) next() *board {
 	return next
 }
 
-// A finding is what a search has found.
+// A finding is the result of a search.
 type finding struct {
 	lot    *lot
-	es     []element // free ones of it; none if there are none anywhere
-	due    time.Time // when something may become free without the bell
-	more   bool      // there is another bucket that may have free ones
-	others bool      // marks of others are on the boards
-	left   *finding  // if nothing is free: a lot and an element of it that is but for its being passed over as a misfit; or nil
-	at     time.Time // when it was found
-	all    []bucket  // the buckets that there are
-	from   time.Time // before they were listed
+	es     []element // free elements of lot; empty if the queue has none
+	due    time.Time // next time at which an element may become free without the bell
+	more   bool      // another bucket may have free elements
+	others bool      // the boards have, or had, lines of other marks
+	left   *finding  // a lot and an otherwise free element of it that is passed over as a misfit, or nil; valid if es is empty
+	at     time.Time // when the search ended
+	all    []bucket  // all buckets of the queue
+	from   time.Time // a time before the buckets were listed
 }
 
 // A finder looks for free elements.
 type finder struct {
 	site
 	skips    Skipper
-	listings sync.Map    // by name of a bucket: see list
-	keyed    atomic.Bool // elements have had keys
-	mark     func() string
+	listings sync.Map      // by name of a bucket: see list
+	keyed    atomic.Bool   // elements have had keys
+	mark     func() string // returns the name of this client's mark, or ""
 
 	mu     sync.Mutex
-	alive  map[string]bool // the marks that were listed last; guarded by mu
-	listed time.Time       // when; guarded by mu
+	alive  map[string]bool // the marks of the last listing; guarded by mu
+	listed time.Time       // time of that listing; guarded by mu
 }
 
-// lotsAtOnce is how many buckets are read with one request.
+// lotsAtOnce is how many buckets a search reads with one request.
 const lotsAtOnce = 100
 
-// earlier returns the earlier of two times, of which the zero time is never.
+// earlier returns the earlier of two times. The zero time means never.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -142,10 +144,10 @@ func earlier(a, b time.Time) time.Time {
 
 // A quest says how to search.
 type quest struct {
-	n      int  // how many elements are wanted at most, all of one bucket
-	spread int  // it is one of so many of the first buckets of one priority: who have claimed from one bucket at once go to several
-	aside  bool // nothing is written
-	watch  bool // the marks are listed behind the boards, whatever is known of them
+	n      int  // the most elements to find, all in one bucket
+	spread int  // number of first buckets of one priority to choose from at random, so that competing consumers spread
+	aside  bool // delete no empty buckets
+	watch  bool // if other marks are on the boards, list the marks, even if the last listing is fresh
 }
 
 // search finds free elements.
@@ -182,7 +184,8 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 		if f.at = time.Now(); keys != nil || !slices.ContainsFunc(f.es, func(e element) bool { return keyOf(e.tag) != "" }) {
 			return f, nil
 		}
-		// The first that has a key has come meanwhile; or somebody has deleted "keys".
+		// The search has found a key without "keys". Since it looked for "keys", a producer has
+		// sent the first element with a key; or another client has deleted "keys".
 		q.keyed.Store(true)
 		if _, err := inc.Create(ctx, path, nil); err != nil && !session.IsNoNode(err) {
 			return nil, err
@@ -190,8 +193,8 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 	}
 }
 
-// searchLots is search among buckets; keys is nil where no element has a key. Where some
-// have, all buckets are read at once, and in their order.
+// searchLots searches buckets. keys is nil if no element has a key. If elements have keys,
+// searchLots reads all buckets at once, and searches them in order.
 func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *finding, all []bucket, keys *zk.Stat, how quest) error {
 	atOnce := lotsAtOnce
 	if q.forget(all); keys != nil {
@@ -223,7 +226,7 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 				return err
 			}
 		}
-		for i := pick(lots, how.spread); i >= 0; i = pick(lots, 1) { // if that has none, the first
+		for i := pick(lots, how.spread); i >= 0; i = pick(lots, 1) { // if the choice has none, the first
 			t := lots[i]
 			if err := q.list(ctx, inc, t); err != nil {
 				return err
@@ -244,11 +247,12 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 	return nil
 }
 
-// aliveFor is for how long a mark that was listed is believed to exist.
+// aliveFor is how long the finder assumes that a listed mark exists.
 const aliveFor = time.Second
 
-// bury takes the lines of marks that are gone off the boards of lots, and reports whether
-// there are, or were, any of others. With watch the marks are listed now.
+// bury moves the lines of deleted marks from the boards of lots to the dead lines. It reports
+// whether the boards have, or had, lines of other marks. others is the result for earlier lots.
+// With watch, bury lists the marks even if the last listing is fresh.
 func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, others, watch bool) (bool, error) {
 	mine, unknown := q.mark(), false
 	q.mu.Lock()
@@ -290,8 +294,8 @@ func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot
 	return others, nil
 }
 
-// pick chooses among the first few lots that may have free elements, and returns
-// -1 if there are none. Of the delayed ones only the first is chosen.
+// pick chooses at random among the first few lots that may have free elements. It returns -1 if
+// there are none. If the first is a delayed lot, pick returns it.
 func pick(lots []*lot, spread int) int {
 	var choice []int
 	for i, t := range lots {
@@ -311,7 +315,8 @@ func pick(lots []*lot, spread int) int {
 	return choice[rand.IntN(len(choice))]
 }
 
-// lots reads buckets. Those that are gone, or may not be read, are left out.
+// lots reads buckets. It leaves out deleted buckets, skipped buckets, and buckets that the client
+// cannot read.
 func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket) (lots []*lot, err error) {
 	paths := make([]string, len(buckets))
 	for i, b := range buckets {
@@ -333,11 +338,11 @@ func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []b
 	return lots, nil
 }
 
-// hidden reports that a znode is there and the servers did not let us read it.
+// hidden reports whether a znode exists that the servers did not let the client read.
 func hidden(n session.Node) bool { return n.Stat != nil && int(n.Stat.DataLength) != len(n.Data) }
 
-// deleteEmpty deletes the buckets that are empty and get no more elements: they have a successor,
-// or their time is over. all are those that begin with lots.
+// deleteEmpty deletes the empty lots to which producers add no elements: they have a successor, or
+// their time is over. The buckets in all begin with lots.
 func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) {
 	newest := make(map[int]int64)
 	for _, b := range all {
@@ -353,9 +358,9 @@ func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket
 	}
 }
 
-// list lists the elements of a lot. A listing is remembered: it serves as long as nothing was
-// added, because what was removed is on the board. Where marks are gone, or elements have keys, we
-// must know what was removed.
+// list lists the elements of a lot. It remembers the listing, which serves until an element is
+// added: the board shows which elements were removed. If the lot has lines of deleted marks, or the
+// queue has keys, the finder must see the removals themselves. Then it lists a changed lot again.
 func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
 	if before, ok := q.listings.Load(t.name); ok {
 		before := before.(listing)
@@ -366,7 +371,7 @@ func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) err
 	}
 	names, stat, err := inc.Children(ctx, session.ChildPath(q.dir, t.name))
 	if session.IsNoNode(err) || q.skips.Unreadable(t.name, -1, t.name, err) {
-		return nil // was empty, and deleted; or may not be read
+		return nil // the bucket was empty, and is deleted; or the client cannot read it
 	}
 	if err != nil {
 		return err
@@ -376,14 +381,14 @@ func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) err
 	return nil
 }
 
-// A listing is what the elements of a bucket were.
+// A listing is a remembered listing of a bucket.
 type listing struct {
 	last     int32
 	pzxid    int64
-	elements []element // not to be changed
+	elements []element // read only
 }
 
-// forget drops the listings of buckets that are gone.
+// forget drops the listings of deleted buckets.
 func (q *finder) forget(all []bucket) {
 	var there map[string]bool
 	q.listings.Range(func(name, _ any) bool {
@@ -400,54 +405,53 @@ func (q *finder) forget(all []bucket) {
 	})
 }
 
-// Elements with keys. Of those of one key one is claimed at a time, in order; the
-// next is free when it is gone for good.
+// Elements with keys. Consumers claim the elements of one key in order, and one at a time. The next
+// element is free when the queue no longer has the element before it.
 //
-// Where an element has a key the znode "keys" is there: producers check it in the
-// transaction that stores the element. Every claim writes it, at the version that
-// was read before anything else; so claims of such a queue have one order, and what
-// one has read is, as far as claims go, still so when it is applied. What else
-// may happen in between:
+// If an element has a key, the znode "keys" exists: producers check it in the transaction that
+// stores the element. Every claim writes "keys", at the version that the search read before
+// anything else. So the claims of such a queue have one order, and no other claim is applied
+// between the search and its claim. Other events can happen in that interval:
 //
-//   - An element is removed, buried, or cancelled: then its key is free. It was
-//     seen before, so others of its key waited in vain. The removal rings the bell.
-//     Clear removes what stands behind before what it waits for, so that nothing
-//     is freed that it is about to remove.
-//   - An element is given back to its place, by its consumer or because that
-//     died: it was there all the time, so the others waited for it and go on to.
-//   - An element is given back for later, and so gets another place: that writes
-//     "keys" too. Otherwise a claim could look in its new place before it is
-//     there, and in the old one after it has gone, and take the next of its key.
-//     In its new place it goes before all others of its key, that they wait for,
-//     due or not.
-//   - An element is sent, or one that was sent for later is due: if it stands before
-//     what is claimed it is as if it had been sent a moment later.
+//   - An element is removed, cancelled, or made a dead letter. Then its key is free. The search had
+//     seen the element, so the next element of the key waited longer than necessary. The removal
+//     rings the bell. Clear removes the last element of a key first, so it frees no element that it
+//     is about to remove.
+//   - An element returns to its position, because its consumer returned it or crashed. The element
+//     existed all the time, so the other elements of its key waited for it, and still do.
+//   - A consumer returns an element for later, and so moves it to another bucket. The transaction
+//     writes "keys" too. Otherwise a search could read the new bucket before the move and the old
+//     bucket after it. It would miss the element, and claim the next element of the key. In the new
+//     bucket, the element still comes before all others of its key. They wait for it, due or not.
+//   - A producer sends an element, or a delayed element becomes due. It may come before the claimed
+//     element. That does no harm: the producer could have sent it a moment later.
 //
-// An element that is sent for later is not there for its key before its time.
-// Between priorities it is the priority that counts, as without keys; but
-// one at a time holds across all of them.
+// An element that was sent with a delay does not count for its key before it is due. Elements of
+// different priorities are claimed by priority, as without keys. But consumers claim the elements
+// of one key one at a time in all priorities together.
 
-// A ward tells, by key, which element alone may be claimed next: none if the value
-// is another's name that nobody has.
+// A ward maps a key to the name of the only element of that key that a consumer may claim next. The
+// name "*", which no element has, bars all elements of the key.
 type ward map[string]string
 
 const nobody = "*"
 
-// allows reports whether e may be claimed as far as its key goes.
+// allows reports whether the key of e allows a claim of e.
 func (w ward) allows(e element) bool {
 	owner, ok := w[keyOf(e.tag)]
 	return keyOf(e.tag) == "" || !ok || owner == e.key()
 }
 
-// bar keeps the key of e from everybody but owner, if it has one.
+// bar reserves the key of e, if it has one, for the element owner.
 func (w ward) bar(e element, owner string) {
 	if key := keyOf(e.tag); key != "" {
 		w[key] = owner
 	}
 }
 
-// guard tells which elements may be claimed as far as their keys go, in the order of the
-// lots. It must look at every element that is claimed, to know its key.
+// guard returns may, which reports whether the key of an element allows a claim. The caller must
+// call may in the order of the lots. guard lists each lot with claimed elements, because only the
+// name of an element shows its key.
 func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lot, keys int32) (may func(element) bool, err error) {
 	w := make(ward)
 	for _, t := range lots {
@@ -456,7 +460,7 @@ func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lo
 		if t.children == 0 || len(claimed) == 0 && !t.delayed {
 			continue
 		}
-		if err := q.list(ctx, inc, t); err != nil { // again, later, from memory
+		if err := q.list(ctx, inc, t); err != nil { // searchLots lists it again, from memory
 			return nil, err
 		}
 		for _, e := range t.elements {
@@ -473,7 +477,7 @@ func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lo
 		skip := q.skips.Skipped(e.bucket, e.seq)
 		ok := !skip && w.allows(e)
 		if ok || skip {
-			w.bar(e, nobody) // what is passed over keeps its place
+			w.bar(e, nobody) // a skipped element stays before the others of its key
 		}
 		return ok
 	}, nil
@@ -487,8 +491,8 @@ func claims(b *board) map[string][]span {
 	return all
 }
 
-// exclusion returns the operations that are refused if another claim was made, or an
-// element was moved, since the lot was read: where elements have keys.
+// exclusion returns the operations that fail if another claim was made, or an element was moved,
+// since the lot was read. Without keys, there are none.
 func (t *lot) exclusion(dir string) []any {
 	if !t.keyed {
 		return nil

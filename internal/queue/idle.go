@@ -11,30 +11,32 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// Consumers that find nothing free stand in a line, <path>-consumers. The first two of it are told
-// of what is sent, by the bell: the data of the queue's znode, which every Send writes, and
-// everybody who gives elements back. The second is there in case that the first hangs, and looks a
-// moment later. So an element that is sent to an empty queue wakes two, however many are idle.
-// The first also watches the marks: what a mark had claimed is free when it is gone.
+// This file makes idle consumers wait, so that an element that is sent to an empty queue wakes two
+// of them, however many are idle. It does not claim elements: see pump.go.
+//
+// A consumer that finds no free element waits in a line, <path>-consumers. The first two in the
+// line watch the bell, the data of the queue's znode. Every Send writes the bell, and so does every
+// client that returns elements. The second searches a moment after the first, in case the first
+// hangs. The first also watches the marks: when a mark is deleted, its claimed elements are free.
 
-// turnBase is what marks a place, before its number.
+// turnBase is the name of a place, before its number.
 const turnBase = "turn-"
 
-// secondAfter is how much later than the first of the line the second looks.
+// secondAfter is the time by which the second in the line searches later than the first.
 const secondAfter = 10 * time.Millisecond
 
-// A place is one in the line of the idle.
+// A place is a position in the line of idle consumers.
 type place struct {
 	q    *core
 	inc  *session.Incarnation
 	path string
-	roll *session.Roll // the newest listing, if it was not looked at
+	roll *session.Roll // the listing from the creation, until await has read it
 
-	among bool   // the first two
-	ahead string // the znode of the first, if it is the second
+	among bool   // the place is among the first two
+	ahead string // znode of the first place, if this is the second
 }
 
-// enter goes to the end of the line.
+// enter joins the line at its end.
 func (q *core) enter(ctx context.Context, inc *session.Incarnation) (*place, error) {
 	guid := session.NewGUID()
 	p := &place{q: q, inc: inc}
@@ -45,7 +47,8 @@ func (q *core) enter(ctx context.Context, inc *session.Incarnation) (*place, err
 
 func (p *place) leave() { p.inc.Remove(p.path) }
 
-// await waits until p is among the first two. The error is ErrVanished if somebody has deleted p.
+// await waits until p is among the first two. The error is ErrVanished if another client has
+// deleted p.
 func (p *place) await(ctx context.Context) (err error) {
 	dir := session.ParentPath(p.path)
 	for !p.among {
@@ -67,7 +70,8 @@ func (p *place) await(ctx context.Context) (err error) {
 		if p.among {
 			return nil
 		}
-		// When one of the two right ahead goes p may be among the first two: nobody else can tell.
+		// While both places directly ahead exist, p is not among the first two. So p watches these
+		// two, and no others.
 		if err := p.awaitEither(ctx, session.ChildPath(dir, all[i-1].Name), session.ChildPath(dir, all[i-2].Name)); err != nil {
 			return err
 		}
@@ -75,7 +79,7 @@ func (p *place) await(ctx context.Context) (err error) {
 	return nil
 }
 
-// awaitEither waits until one of two znodes is gone.
+// awaitEither waits until one of two znodes is deleted.
 func (p *place) awaitEither(ctx context.Context, paths ...string) error {
 	var watches []*session.Watch
 	for _, path := range paths {
@@ -103,13 +107,14 @@ func leaveAll(inc *session.Incarnation, watches []*session.Watch) {
 	}
 }
 
-// othersWait reports whether another stands in the line.
+// othersWait reports whether another consumer waits in the line.
 func (p *place) othersWait(ctx context.Context) bool {
 	names, _, err := p.inc.Children(ctx, session.ParentPath(p.path))
 	return err == nil && len(line.ParseChildren(names, turnBase)) > 1
 }
 
-// idle stands in the line until something is free, or may be: p.found says what there is.
+// idle waits in the line until p.found has free elements. It leaves the line and returns earlier if
+// no consumer of this pump waits and another pump does.
 func (p *pump) idle(inc *session.Incarnation) (err error) {
 	q := p.q
 	if p.place == nil {
@@ -132,7 +137,7 @@ func (p *pump) idle(inc *session.Incarnation) (err error) {
 				return err
 			}
 		}
-		// The bell, and the marks, are watched before we look: what comes after that is told.
+		// The pump joins its watches before it searches, so it misses no event after the search.
 		watches := []*session.Watch{inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: q.dir})}
 		if second {
 			watches = append(watches, inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: p.place.ahead}))
@@ -143,7 +148,7 @@ func (p *pump) idle(inc *session.Incarnation) (err error) {
 		switch {
 		case err == nil && !found && !p.wanted(inc) && p.place.othersWait(p.ctx):
 			found = true
-			p.leavePlace() // somebody else waits for what comes next
+			p.leavePlace() // another pump waits for the next element
 		case err == nil && !found:
 			err = inc.AwaitAny(p.ctx, watches, due)
 			p.rung = true
@@ -155,8 +160,8 @@ func (p *pump) idle(inc *session.Incarnation) (err error) {
 	}
 }
 
-// lookAgain searches behind the watches of one who is idle, and returns when to look again in any
-// case.
+// lookAgain sets the watches of an idle pump, and then searches. The pump must search again at due,
+// even without an event.
 func (p *pump) lookAgain(inc *session.Incarnation) (found bool, due time.Time, err error) {
 	q, ahead := p.q, p.place.ahead
 	data, _, err := inc.Get(p.ctx, q.dir)
@@ -172,7 +177,7 @@ func (p *pump) lookAgain(inc *session.Incarnation) (found bool, due time.Time, e
 	if ahead != "" {
 		if _, _, err := inc.Children(p.ctx, ahead); session.IsNoNode(err) {
 			p.place.among = false
-			return false, time.Now(), nil // we are the first
+			return false, time.Now(), nil // this place is the first now
 		} else if err != nil {
 			return false, due, err
 		}
@@ -183,7 +188,7 @@ func (p *pump) lookAgain(inc *session.Incarnation) (found bool, due time.Time, e
 	if len(p.found.es) > 0 {
 		return true, due, nil
 	}
-	p.spread = 1 // nobody has anything to make way for
+	p.spread = 1 // no element is free, so no consumer competes for one
 	q.sweeper.Sweep(inc, 0)
 	return false, earlier(q.sweeper.Next(), p.found.due), nil
 }

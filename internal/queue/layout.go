@@ -16,47 +16,61 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file knows how a Queue's elements and claims are named. It does no I/O.
+// This file defines the znodes of a queue in zsync's own layout: the names of its elements, and
+// how claims are recorded. Every claim and every Send relies on the properties below. This file
+// does no I/O.
 //
-// Elements are the children of buckets, which are children of the queue's path:
+// Elements are the children of buckets. Buckets are children of the queue's path:
 //
 //	b-<priority>-<number>            a bucket; its children are e-<seq>, in order
-//	d-<priority>-<unix ms>-<digits>  elements that wait, due at that time at the earliest:
+//	d-<priority>-<unix ms>-<digits>  a bucket of delayed elements, due at that time at the earliest:
 //	                                 t<unix ms>-<seq>, or t<unix ms>-<history>-<seq>
 //	t-<priority>                     the tail: its data is the number of the newest bucket
 //	keys                             exists if elements may have keys: every claim writes it
-//	paused                           exists while no consumer claims
+//	paused                           exists while the queue is paused: no consumer claims
 //
-// Before the number of an element may stand its tag: k and a hash of its key, i and
-// a hash of its ID. The history of one that was delivered before says how often that was,
-// when it was first sent, and what its first name was.
+// A tag can precede the number of an element: k and a hash of its key, i and a hash of its ID.
+// The history of an element that was delivered before has the number of its attempts, the time
+// at which it was first sent, and its first name.
 //
-// The data of a bucket is its board: it says which of its numbers are claimed, and by which
-// mark. An element is free if it exists and its number is not on the board. ZooKeeper gives
-// numbers in order and never twice, so a number without an element, and below one that has
-// an element, never comes again.
+// # Board
 //
-// A mark is an ephemeral znode, <path>-live/<digits>. Each Queue value has one in each
-// session in which it claims. Its name never comes again. What a mark has claimed is free
-// when the mark is gone.
+// The data of a bucket is its board: the claimed numbers of the bucket, and the mark of each. An
+// element is free if it exists and its number is not on the board. ZooKeeper gives numbers in
+// order and never twice. So if a number has no element and a higher number has one, the number
+// is never used again.
 //
-// The number of a first bucket is the zxid that made the queue's path. So when somebody
-// deletes a queue with all its elements and another is made in its place, no name comes
-// again, and nobody who still has an element of the former can remove one of the new.
+// # Mark
 //
-// A producer that finds a bucket full makes the next and writes its number into
-// the tail, in one transaction; every Send checks the version of the tail. So a
-// bucket that has a successor gets no more elements, buckets are in order and so
-// are the elements in each, no listing is ever long, and no sequence number wraps,
-// however much the queue holds. The tail stays as long as the queue, so no bucket is
-// made twice, though those that are empty are deleted.
+// A mark is an ephemeral znode, <path>-live/<digits>. Each Queue value has one in each session
+// in which it claims. The name of a mark is never used again. When the mark no longer exists,
+// the elements that it has claimed are free.
 //
-// What waits for its time goes into a bucket for a short time around that: see slotOf. The
-// digits are random, so no such bucket is made twice either. A consumer reads only those
-// whose time has come.
+// # Names
+//
+// No element gets the name of an earlier element, even if an operator deletes the queue with all
+// its elements and a client creates it again: the number of a first bucket is the zxid that
+// created the queue's path. So a process that still has an element of the deleted queue cannot
+// remove an element of the new queue.
+//
+// A producer that finds a bucket full creates the next bucket and writes its number into the
+// tail, in one transaction. Every Send checks the version of the tail. From that follows:
+//
+//   - Once a bucket has a successor, no Send adds elements to it.
+//   - Buckets are in order, and so are the elements in each.
+//   - No listing is long, and no sequence number wraps, however large the queue is.
+//
+// The tail exists as long as the queue. So no bucket is created twice, although empty buckets
+// are deleted.
+//
+// # Delay
+//
+// A delayed element is stored in a bucket for a short time around its due time, see slotOf. The
+// digits are random, so no such bucket is created twice either. A consumer reads only buckets
+// that are due.
 
-// A site is where a queue is: the Session through which it is reached, and the paths
-// of its znodes as the servers know them.
+// A site is the location of a queue: the Session that reaches it, and the paths of its znodes as
+// the servers know them.
 type site struct {
 	m    *session.Manager
 	path string // as the program knows it, for messages
@@ -69,33 +83,33 @@ func newSite(m *session.Manager, path string) site {
 	return site{m, path, dir, dir + "-live", dir + "-senders", dir + "-receipts", dir + "-ids", dir + "-dead"}
 }
 
-// maxPost is how many elements one transaction settles.
+// maxPost is the number of elements that one transaction settles, at most.
 const maxPost = 500
 
-// bucketSize is how many elements a bucket gets before the next is made. One
-// Send may exceed it.
+// bucketSize is the number of elements after which a producer creates the next bucket. The last
+// Send into a bucket can exceed it.
 const bucketSize = 1000
 
-// A bucket is the parsed name of one.
+// A bucket is the parsed name of a bucket.
 type bucket struct {
 	name    string
 	prio    int
-	number  int64 // of a delayed one: nothing in it is due before, in Unix milliseconds
+	number  int64 // if delayed: no element is due before, in Unix milliseconds
 	delayed bool
 }
 
 func bucketName(prio int, number int64) string { return fmt.Sprintf("b-%05d-%010d", prio, number) }
 func tailName(prio int) string                 { return fmt.Sprintf("t-%05d", prio) }
 
-// A slot is where elements stand that wait for about the same time.
+// A slot is a period. Delayed elements that are due in it share buckets.
 type slot struct {
 	prio  int
 	start int64 // in Unix milliseconds
 }
 
-// slotOf returns the slot of an element that is due at a time. Slots are as long as a 32nd of
-// the delay, or twice that, and at least a second: so there are few, whatever the delays are.
-// All elements that are due now share a slot, however long ago they were due.
+// slotOf returns the slot of an element that is due at a time. The length of a slot is between a
+// 64th and a 32nd of the delay, but at least a second. So there are few slots, however long the
+// delays are. All elements that are already due share a slot, however late they are.
 func slotOf(prio int, due, now int64) slot {
 	width := int64(1000)
 	due = max(due, now)
@@ -107,7 +121,7 @@ func slotOf(prio int, due, now int64) slot {
 
 func (s slot) prefix() string { return fmt.Sprintf("d-%05d-%013d-", s.prio, s.start) }
 
-// parseBucket reads a name that bucketName has made, or that begins with the prefix of a slot.
+// parseBucket parses the result of bucketName, or a name that begins with the prefix of a slot.
 func parseBucket(name string) (bucket, bool) {
 	kind, rest, _ := strings.Cut(name, "-")
 	p, n, _ := strings.Cut(rest, "-")
@@ -121,16 +135,16 @@ func parseBucket(name string) (bucket, bool) {
 	return bucket{name: name, prio: prio, number: number, delayed: delayed}, ok
 }
 
-// parseBuckets returns the buckets among names in the order in which they are
-// served: by priority, the delayed of each before the others, which came later
-// than those whose time has come.
+// parseBuckets returns the buckets among names in the order in which consumers serve them: by
+// priority, and within a priority the delayed buckets first. A delayed element that is due
+// precedes the others, which came later.
 func parseBuckets(names []string) []bucket {
 	return parseAll(names, parseBucket, func(a, b bucket) int {
 		return cmp.Or(cmp.Compare(a.prio, b.prio), firstIf(a.delayed, b.delayed), cmp.Compare(a.number, b.number), cmp.Compare(a.name, b.name))
 	})
 }
 
-// parseAll returns what parse reads of names, in order.
+// parseAll returns the parsed names in order, without the names that parse rejects.
 func parseAll[E any](names []string, parse func(name string) (E, bool), compare func(a, b E) int) []E {
 	es := make([]E, 0, len(names))
 	for _, name := range names {
@@ -142,7 +156,7 @@ func parseAll[E any](names []string, parse func(name string) (E, bool), compare 
 	return es
 }
 
-// firstIf compares two of which those for which something holds are first.
+// firstIf compares two values by a property of each: true comes before false.
 func firstIf(a, b bool) int {
 	switch {
 	case a == b:
@@ -153,40 +167,40 @@ func firstIf(a, b bool) int {
 	return 1
 }
 
-// An element is the parsed name of one.
+// An element is the parsed name of an element.
 type element struct {
 	bucket string
 	name   string
 	prio   int
 	due    int64 // in Unix milliseconds; 0 if it is not delayed
-	tries  int32 // how many attempts there were before it was delayed
-	first  int64 // when it was first sent, in Unix milliseconds; 0: when its znode was made
+	tries  int32 // attempts before it was delayed
+	first  int64 // when it was first sent, in Unix milliseconds; 0: when its znode was created
 	seq    int32
 	tag    string // of its key and its ID, if it has any
-	origin string // its first key, if it was given back for later
+	origin string // its first key(), if a consumer has returned it for later
 }
 
-// key names the element within its queue, for as long as it has this place.
+// key identifies the element within its queue, as long as it has this position.
 func (e element) key() string { return e.bucket + "/" + e.name }
 
-// id names it for good.
+// id identifies the element permanently.
 func (e element) id() string { return cmp.Or(e.origin, e.key()) }
 
-// before reports whether e precedes d in the queue, for two that were claimed one after the
-// other.
+// before reports whether e precedes d in the queue, for two elements that were claimed one after
+// the other.
 func (e element) before(d element) bool {
 	return cmp.Or(
 		cmp.Compare(e.prio, d.prio),
 		firstIf(e.due != 0, d.due != 0), cmp.Compare(e.due, d.due),
-		cmp.Compare(len(e.bucket), len(d.bucket)), // longer if the number is
+		cmp.Compare(len(e.bucket), len(d.bucket)), // a longer name has a larger number
 		cmp.Compare(e.bucket, d.bucket), cmp.Compare(e.seq-d.seq, 0),
 	) < 0
 }
 
-// What else may exist in the queue's znode.
+// Other children of the queue's znode.
 const (
-	keysName   = "keys"   // if elements have keys: every claim writes it
-	pausedName = "paused" // while no consumer claims
+	keysName   = "keys"   // exists if elements may have keys: every claim writes it
+	pausedName = "paused" // exists while the queue is paused
 )
 
 // markDigits is the length of the name of a mark.
@@ -195,8 +209,8 @@ const markDigits = 16
 // randomDigits returns random hexadecimal digits, at most 32.
 func randomDigits(n int) string { return strings.ReplaceAll(session.NewGUID(), "-", "")[:n] }
 
-// The lengths of hashes. Two keys with one hash are taken for one, which does no
-// more harm than that; two IDs must not be.
+// The lengths of hashes. zsync treats two keys with the same hash as one key, which does no other
+// harm. Two IDs must not have the same hash.
 const (
 	keyDigits = 8
 	idDigits  = 32
@@ -207,7 +221,7 @@ func hash(text string, digits int) string {
 	return hex.EncodeToString(sum[:])[:digits]
 }
 
-// tagOf returns the tag of an element. The empty key, and ID, are none.
+// tagOf returns the tag of an element. An empty string means no key, or no ID.
 func tagOf(key, id string) (tag string) {
 	if key != "" {
 		tag = "k" + hash(key, keyDigits)
@@ -218,7 +232,7 @@ func tagOf(key, id string) (tag string) {
 	return tag
 }
 
-// keyOf returns the part of a tag that is of the key.
+// keyOf returns the key's part of a tag, or "".
 func keyOf(tag string) string {
 	if strings.HasPrefix(tag, "k") {
 		return tag[:1+keyDigits]
@@ -226,7 +240,7 @@ func keyOf(tag string) string {
 	return ""
 }
 
-// isTag reports whether text is what tagOf returns.
+// isTag reports whether tagOf can return text.
 func isTag(text string) bool {
 	if rest, ok := strings.CutPrefix(text, "k"); ok && len(rest) >= keyDigits {
 		if text = rest[keyDigits:]; text == "" {
@@ -243,7 +257,7 @@ func withTag(name, tag string) string {
 	return name + tag + "-"
 }
 
-// elementName is the name of an element up to its number.
+// elementName returns the name of an element, up to its number.
 func elementName(due int64, tag string) string {
 	if due == 0 {
 		return withTag("e-", tag)
@@ -251,13 +265,12 @@ func elementName(due int64, tag string) string {
 	return withTag(fmt.Sprintf("t%013d-", due), tag)
 }
 
-// laterName is elementName for one that was delivered and waits for its time
-// again.
+// laterName is elementName for an element that a consumer returns for later.
 func laterName(due int64, tries int32, first int64, origin, tag string) string {
 	return withTag(fmt.Sprintf("t%013d-%d.%d.%s-", due, tries, first, quoted.Replace(origin)), tag)
 }
 
-// quoted makes a part of a name of a key.
+// quoted turns a key() into a part of a name; unquoted is the inverse.
 var quoted, unquoted = strings.NewReplacer("-", "_", "/", ":"), strings.NewReplacer("_", "-", ":", "/")
 
 // parseElements returns the elements among the children of b, in order.
@@ -288,7 +301,7 @@ func parseElement(b bucket, name string) (e element, ok bool) {
 	return e, ok
 }
 
-// parseHistory reads the part of a name that laterName has made.
+// parseHistory parses the history in a name, as laterName writes it.
 func (e *element) parseHistory(text string) bool {
 	tries, rest, ok := strings.Cut(text, ".")
 	first, origin, _ := strings.Cut(rest, ".")
@@ -299,8 +312,8 @@ func (e *element) parseHistory(text string) bool {
 	return ok && err == nil && err2 == nil && n >= 0 && ms >= 0
 }
 
-// dueAt returns t in Unix milliseconds, or the next number that is one: an
-// int64 holds those of 292 million years, and 0 stands for no delay.
+// dueAt returns t in Unix milliseconds, limited to the range from 1 to math.MaxInt64: 0 means no
+// delay, and an int64 holds the milliseconds of 292 million years.
 func dueAt(t time.Time) int64 {
 	switch s := t.Unix(); {
 	case s < 0:
@@ -311,18 +324,18 @@ func dueAt(t time.Time) int64 {
 	return max(t.UnixMilli(), 1)
 }
 
-// What was sent with an ID is noted in the transaction that stores it, in
+// A transaction that stores an element with an ID also creates a note:
 //
 //	<path>-ids/<2 digits>/<30 digits>   of the ID's hash
 //
-// whose data say for how long, and where the element was put. While that is there
-// the servers refuse to make it again; one whose time is over, by the servers'
-// clock, is replaced. Whoever looks after the queue deletes those, see sweep.
+// Its data are how long the queue remembers the ID, and the bucket of the element. While the
+// note exists, the servers refuse to create it again. A producer replaces a note that has expired
+// by the servers' clock. The Sweeper deletes expired notes.
 
 // A note is the data of the znode of an ID.
 type note struct {
 	memory time.Duration
-	bucket string // into which the element went
+	bucket string // into which the producer has put the element
 }
 
 func (n note) marshal() []byte { return fmt.Appendf(nil, "%d %s", n.memory.Milliseconds(), n.bucket) }
@@ -334,6 +347,6 @@ func parseNote(data []byte) (n note) {
 	return n
 }
 
-// over reports whether the time of a note with this Stat is over, when now was just
-// written.
+// over reports whether a note with this Stat has expired. now is the Stat of a znode that the
+// client has just written: its Mtime is the servers' time.
 func (n note) over(stat, now *zk.Stat) bool { return now.Mtime-stat.Mtime >= n.memory.Milliseconds() }

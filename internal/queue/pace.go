@@ -5,23 +5,25 @@ import (
 	"time"
 )
 
-// A pace tells how quick the consumers of a pump are, whatever they have to
-// wait for.
+// This file measures how fast consumers work. The pump uses that to decide how many elements to
+// claim ahead.
+
+// A pace measures how many elements the consumers of a pump take in a second. Time in which a
+// consumer waits for an element does not count.
 type pace struct {
-	last time.Time     // when an element was taken last
-	each time.Duration // about how long one keeps them all busy
+	last time.Time     // time of the latest delivery to a consumer
+	each time.Duration // about how long one element keeps all consumers busy
 }
 
-// took is told that a consumer has been given an element.
+// took is called when a consumer has got an element.
 func (c *pace) took(now time.Time) { c.last = now }
 
-// asked is told that a consumer wants an element and no other does.
+// asked is called when a consumer begins to wait for an element and no other consumer waits.
 func (c *pace) asked(now time.Time) {
 	if c.last.IsZero() {
 		return
 	}
-	// Whoever becomes slow is soon believed to be, and who becomes quick a little
-	// later.
+	// The estimate follows slower consumers quickly, and faster consumers a little later.
 	if d := now.Sub(c.last); d > c.each {
 		c.each = (c.each + d) / 2
 	} else {
@@ -29,8 +31,8 @@ func (c *pace) asked(now time.Time) {
 	}
 }
 
-// perSecond returns how many elements the consumers take in a second at their
-// present pace, at least 1. busy tells that none of them waits.
+// perSecond returns how many elements the consumers take in a second at their present pace, at
+// least 1. busy means that no consumer waits for an element.
 func (c *pace) perSecond(now time.Time, busy bool) int {
 	each := c.each
 	if busy && !c.last.IsZero() {

@@ -10,44 +10,49 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A pump claims elements for the consumers of one Queue value: see step. How many it claims ahead
-// begins at one and doubles, up to the prefetch, whenever consumers had to wait though as many as
-// possible had been claimed: a slow consumer leaves the rest to others.
+// This file brings elements from the queue to the consumers of one Queue value. It claims enough
+// ahead for fast consumers, and leaves the rest to other clients. It does not search: see find.go.
+// It does not wait for elements to be sent: see idle.go. How an element is offered and settled is
+// not its business: see consumer.go and settle.go.
+
+// A pump claims elements for the consumers of one Queue value: see step. It begins with one element
+// claimed ahead. If a consumer has waited, it doubles the number after a claim that filled all
+// room, up to the prefetch. So a slow consumer leaves the rest to other clients.
 type pump struct {
 	q      *core
-	most   int // how many may be claimed ahead at most; 0: only what somebody waits for
+	most   int // limit of ahead; 0: the pump claims only elements that consumers wait for
 	ctx    context.Context
 	cancel context.CancelFunc
-	over   chan struct{} // closed when what it had is back
+	over   chan struct{} // closed when run has ended
 
-	consumers int // who have not left; guarded by q.mu
+	consumers int // number of joins without their leave; guarded by q.mu
 
-	mu       sync.Mutex    // guards what follows
-	running  bool          // somebody has waited for an item
-	waiting  int           // those who wait for an item
-	hands    int           // those of them who settle it themselves
-	offering int           // those who have one that is not taken yet
+	mu       sync.Mutex    // guards the fields up to claiming
+	running  bool          // a consumer has waited for an item
+	waiting  int           // number of items that consumers wait for
+	hands    int           // part of waiting: items that the program settles itself
+	offering int           // number of items that consumers offer and the program has not taken
 	ready    []*item       // claimed and read, in order
 	changed  chan struct{} // closed and replaced when any of these changes
-	ahead    int           // how many may be claimed ahead
+	ahead    int           // how many items the pump may claim ahead
 	starved  bool          // a consumer has waited since the last claim
-	size     int           // of an element of the last claim, in bytes; 0 before the first
+	size     int           // mean size of the last claim's elements, in bytes; 0 before the first
 	pace     pace
-	noted    int  // how many may be noted at once, if that is not too many
-	shedding bool // shed is about to be called
-	claiming bool // a claim is under way: what it brings comes behind ready
+	noted    int  // upper limit of the items noted at once; doubles with each use, up to noteAhead
+	shedding bool // a timer is about to call shed
+	claiming bool // a claim is under way: its items come after ready
 
-	// What follows belongs to the goroutine that claims.
+	// The goroutine that claims owns the following fields.
 
-	found  *finding      // what is free and not claimed yet, or nil
-	spread int           // from how many buckets one is chosen; more than 1 after others were quicker
-	pause  time.Duration // before the next claim, where others were quicker and there is one bucket
-	place  *place        // in the line of the idle, or nil
-	claims int           // since it was entered
-	rung   bool          // the bell has woken us
+	found  *finding      // free elements that the pump has not claimed yet, or nil
+	spread int           // number of buckets to choose from; more than 1 after other consumers were quicker
+	pause  time.Duration // wait before the next claim, if others were quicker and there is one bucket
+	place  *place        // place in the line of idle consumers, or nil
+	claims int           // number of claims in that place
+	rung   bool          // the bell has woken the pump
 }
 
-// join makes the caller a consumer. It must leave.
+// join makes the caller a consumer. The caller must call leave.
 func (q *core) join(of **pump, most int) *pump {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -60,8 +65,8 @@ func (q *core) join(of **pump, most int) *pump {
 	return *of
 }
 
-// leave is the end of a consumer. After the last it waits a moment until what
-// was claimed ahead is back, so that the next to come finds it in its place.
+// leave ends a consumer. After the last one, leave waits a moment for the pump, which returns the
+// elements claimed ahead. So the next consumer finds them in their places.
 func (p *pump) leave() {
 	p.q.mu.Lock()
 	p.consumers--
@@ -77,7 +82,7 @@ func (p *pump) leave() {
 	p.q.mu.Unlock()
 	p.mu.Lock()
 	running := p.running
-	p.running = true // and it never begins
+	p.running = true // so run never begins
 	p.mu.Unlock()
 	if last && running {
 		if inc, err := p.q.m.Incarnation(session.Finishing); err == nil {
@@ -91,9 +96,9 @@ func (p *pump) changeLocked() {
 	p.changed = make(chan struct{})
 }
 
-// next returns the next item for a consumer to offer. It must call done when
-// that is taken, or put back. It counts as n that wait until this returns. An error that
-// comes through faults ends the wait.
+// next returns the next item for a consumer to offer. The consumer must call done when the program
+// has taken the item, or when the consumer has put it back. Until next returns, the caller waits
+// for n items. An error from faults ends the wait.
 func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) (*item, error) {
 	p.mu.Lock()
 	if p.waiting == 0 {
@@ -144,14 +149,14 @@ func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) 
 	}
 }
 
-// poll is next for one who does not wait: it returns nil if there is none.
+// poll is next without waiting: it returns nil if no item is ready.
 func (p *pump) poll() *item {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.takeLocked()
 }
 
-// takeLocked returns the first item that is still ours, or nil.
+// takeLocked returns the first ready item whose claim still holds, or nil.
 func (p *pump) takeLocked() *item {
 	for len(p.ready) > 0 {
 		it := p.ready[0]
@@ -165,15 +170,16 @@ func (p *pump) takeLocked() *item {
 	return nil
 }
 
-// done is the end of an offer. That there may be room now is noticed when the
-// consumer asks for the next.
+// done ends an offer. It does not wake the pump, although there may be room now: the consumer's
+// call of next does.
 func (p *pump) done() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.offering--
 }
 
-// putBack makes an item that was not taken the next again, or gives it back.
+// putBack makes an item that was not taken ready again, before all later elements. If all consumers
+// have left, it returns the element to the queue.
 func (p *pump) putBack(it *item) {
 	if !it.c.withdraw(it) {
 		return
@@ -184,7 +190,7 @@ func (p *pump) putBack(it *item) {
 		it.c.decide(it, entry{fate: Return})
 		return
 	}
-	// Behind those that come before it and were put back earlier.
+	// The item comes after the earlier items that other consumers have put back.
 	i := 0
 	for i < len(p.ready) && p.ready[i].before(it.element) {
 		i++
@@ -203,10 +209,10 @@ func (p *pump) run() {
 		}
 		if errors.Is(err, session.ErrVanished) {
 			try = 0
-			continue // somebody has deleted our mark, or our place
+			continue // another client has deleted the mark, or the place
 		}
-		// What retrying cannot cure, such as a missing permission, somebody
-		// may cure on the servers. The channel stays open.
+		// An operator may cure the cause on the servers, such as a missing permission. So the pump
+		// tries again, and the consumers stay.
 		p.q.complain(err)
 		select {
 		case <-time.After(max(p.q.m.Config.Retry.Delay(try), time.Second)):
@@ -216,7 +222,7 @@ func (p *pump) run() {
 	}
 }
 
-// session is run within one ZooKeeper session.
+// session claims within one ZooKeeper session.
 func (p *pump) session(inc *session.Incarnation) error {
 	if err := p.q.vet(p.ctx, inc); err != nil {
 		return err
@@ -245,21 +251,21 @@ func (p *pump) session(inc *session.Incarnation) error {
 	return err
 }
 
-// staleAfter is how long what was found is believed to be the first that is free.
+// staleAfter is how long a finding counts as the first free elements.
 const staleAfter = 50 * time.Millisecond
 
-// maxBatch is how many elements are claimed at once.
+// maxBatch is how many elements the pump claims at once.
 const maxBatch = bucketSize
 
-// step takes elements from the queue to the consumers.
+// step brings elements from the queue to the consumers.
 func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	// 1. Wait until consumers have room for more.
 	room, hands, err := p.awaitRoom(inc)
 	if err != nil {
 		return err
 	}
-	// 2. Look for what is free, unless that is known. If nothing is, stand in the line of the idle
-	// until something is.
+	// 2. Search for free elements, unless the last search has left some. If there are none, wait in
+	// the line of idle consumers.
 	if f := p.found; f == nil || len(f.es) == 0 || time.Since(f.at) > staleAfter {
 		if p.place == nil {
 			p.found, err = p.q.search(p.ctx, inc, quest{n: bucketSize / 2, spread: p.spread})
@@ -274,9 +280,9 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 		}
 		return err
 	}
-	// 3. Claim as many as there is room for, and read them at the same time, unless others are likely
-	// to be quicker: if the claim is made nobody has had them since the search, and so the data
-	// is theirs.
+	// 3. Claim as many elements as there is room for. Read them at the same time, unless other
+	// consumers are likely to be quicker. The data is valid if the claim succeeds: no other consumer
+	// has had the elements since the search.
 	es := p.found.es[:min(len(p.found.es), room, maxBatch)]
 	var r *reading
 	if p.spread == 1 && p.pause == 0 {
@@ -305,15 +311,15 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 		return err
 	}
 	p.q.sweeper.Sweep(inc, sweepEvery)
-	// 5. One who finds more than there is room for leaves the line to those behind, and so does one
-	// who has claimed a while.
+	// 5. Leave the line if there are more elements than room, so that the consumers behind can claim
+	// them. Leave it also after maxClaims claims, if another consumer waits.
 	if p.claims++; p.place != nil && (len(p.found.es) > 0 || p.found.more || p.claims >= maxClaims && p.place.othersWait(p.ctx)) {
 		p.leavePlace()
 	}
 	return nil
 }
 
-// maxClaims is how many claims one has in one place of the line while others wait.
+// maxClaims is how many claims a consumer makes in one place of the line while others wait.
 const maxClaims = 16
 
 const (
@@ -321,9 +327,10 @@ const (
 	maxPause   = 128 * time.Millisecond
 )
 
-// makeWay is told that a claim was refused: its bucket was written meanwhile. If that may have been
-// another consumer we look for another bucket; if there is no other we wait a little. An only
-// consumer stays at the first, to keep the order.
+// makeWay prepares the next search after a refused claim, whose bucket was written between the
+// search and the claim. If other clients have marks on the boards, the next search chooses among
+// more buckets. If there is no other bucket, the pump waits a little. An only client stays at the
+// first bucket, to keep the order.
 func (p *pump) makeWay(inc *session.Incarnation) error {
 	f := p.found
 	p.found = nil
@@ -338,17 +345,17 @@ func (p *pump) makeWay(inc *session.Incarnation) error {
 	return session.Sleep(p.ctx, rand.N(p.pause))
 }
 
-// maxSpread bounds spread.
+// maxSpread is the upper limit of spread.
 const maxSpread = 64
 
-// A reading is what was read of claimed elements.
+// A reading is the result of reading elements.
 type reading struct {
 	nodes []session.Node
 	err   error
 	done  chan struct{}
 }
 
-// read begins to read elements.
+// read begins to read elements. It does not wait.
 func (p *pump) read(inc *session.Incarnation, es []element) *reading {
 	r := &reading{done: make(chan struct{})}
 	paths := make([]string, len(es))
@@ -362,8 +369,9 @@ func (p *pump) read(inc *session.Incarnation, es []element) *reading {
 	return r
 }
 
-// fetch gives items what was read of them. Those that are gone are settled, and those that may not
-// be read go back.
+// fetch waits for the reading of items, and stores the data in them. It drops an item if its
+// element was deleted. It returns an item to the queue if the client cannot read the element. ours
+// are the other items.
 func (p *pump) fetch(c *claimant, items []*item, r *reading) (ours []*item, err error) {
 	<-r.done
 	if r.err != nil {
@@ -375,7 +383,7 @@ func (p *pump) fetch(c *claimant, items []*item, r *reading) (ours []*item, err 
 	c.mu.Lock()
 	for i, n := range r.nodes {
 		switch it := items[i]; {
-		case it.final != nil: // it was given back
+		case it.final != nil: // end has returned it
 		case n.Stat == nil:
 			c.dropLocked(it, true)
 		case hidden(n):
@@ -396,7 +404,7 @@ func (p *pump) setClaiming(on bool) {
 	p.claiming = on
 }
 
-// fill gives consumers what was claimed. most tells whether there was no room for more.
+// fill gives claimed items to the consumers. most reports whether the claim has filled all room.
 func (p *pump) fill(items []*item, most bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -414,9 +422,9 @@ func (p *pump) fill(items []*item, most bool) {
 	p.changeLocked()
 }
 
-// roomLocked counts what is being offered as claimed ahead. But every consumer
-// gets one, however few that may be. Consumers that leave together put back more
-// than there is room for: there is none then, never less.
+// roomLocked returns how many more elements the pump may claim. An offered item counts as claimed
+// ahead. But each waiting consumer gets an item, even if the limit is lower. Consumers that leave
+// together put back more items than there is room for. Then the room is 0, and never negative.
 func (p *pump) roomLocked() int {
 	ahead := min(p.ahead, p.slowedLocked())
 	if p.size > 0 {
@@ -424,17 +432,17 @@ func (p *pump) roomLocked() int {
 	}
 	n := max(ahead-p.offering-len(p.ready), p.waiting-len(p.ready), 0)
 	if n <= ahead/2 && p.waiting == 0 {
-		return 0 // claim many at once, or none
+		return 0 // the pump claims many elements at once, or none
 	}
 	return n
 }
 
-// patience is how long a place is kept when there is no room, or nobody waits: a fast consumer
-// comes back in less.
+// patience is how long a pump holds its place while it has no room, or no consumer waits. A fast
+// consumer comes back sooner.
 const patience = 5 * time.Millisecond
 
-// awaitRoom waits until there is room, and returns how much, and how many wait for what they settle
-// themselves.
+// awaitRoom waits until there is room, and returns how much. hands is how many of the items the
+// program is to settle itself.
 func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) {
 	err = p.until(inc, func() bool {
 		room, hands = p.roomLocked(), max(p.hands-len(p.ready), 0)
@@ -450,8 +458,8 @@ func (p *pump) wanted(inc *session.Incarnation) bool {
 	return p.wait(limited, inc, func() bool { return p.waiting > 0 }) == nil
 }
 
-// until waits until so, which is called with mu held, is true. A place in the line is given up if
-// that takes long.
+// until waits for so to return true. If that takes longer than patience, the pump leaves its place
+// in the line. It calls so with mu held.
 func (p *pump) until(inc *session.Incarnation, so func() bool) error {
 	if p.place != nil {
 		limited, cancel := context.WithTimeout(p.ctx, patience)
@@ -479,13 +487,14 @@ func (p *pump) wait(ctx context.Context, inc *session.Incarnation, so func() boo
 	}
 }
 
-// slowedLocked returns how many elements may be claimed ahead of consumers that
-// are slow: what they take in a second.
+// slowedLocked returns how many elements the pump may claim ahead of slow consumers: as many as
+// they take in a second.
 func (p *pump) slowedLocked() int { return p.pace.perSecond(time.Now(), p.waiting == 0) }
 
-// quick returns how many items may be noted to be in hand at once, where attempts are limited: those
-// that consumers take in a moment, because what is noted counts as tried if the process dies. At first
-// that is not known.
+// quick returns the number of items that a claim may note as in hand at once. Consumers take this
+// number within noteAfter. More would be wrong: if the process crashes, every noted item counts as
+// tried. At first the number is 0, because the pace is not known yet. It is always 0 without a
+// limit of attempts, and with a limit of one.
 func (p *pump) quick(hands int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -498,15 +507,15 @@ func (p *pump) quick(hands int) int {
 }
 
 const (
-	// noteAhead is how many are noted at once at most.
+	// noteAhead is how many items the pump notes at once, at most.
 	noteAhead = 128
 
-	// noteAfter is in how much time consumers take what is noted at once.
+	// noteAfter is the time in which consumers take the items that the pump notes at once.
 	noteAfter = 20 * time.Millisecond
 )
 
-// presented is told that an item is offered from now on: what went before, as to write
-// it down, is not the consumer's time.
+// presented records that a consumer begins to offer an item. The time before, such as the write of
+// the note, does not count for the pace.
 func (p *pump) presented() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -516,8 +525,8 @@ func (p *pump) presented() {
 // shedEvery is how often a pump looks whether its consumers have become slow.
 const shedEvery = time.Second
 
-// watchPaceLocked sees to it that what is claimed ahead of consumers that become
-// slow goes back.
+// watchPaceLocked makes a timer call shed, so that the pump returns elements if its consumers
+// become slow.
 func (p *pump) watchPaceLocked() {
 	if !p.shedding && len(p.ready) > 1 {
 		p.shedding = true
@@ -525,7 +534,7 @@ func (p *pump) watchPaceLocked() {
 	}
 }
 
-// shed gives back what is claimed too far ahead.
+// shed returns the elements that are claimed too far ahead.
 func (p *pump) shed() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,30 +9,33 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A gate makes producers wait while the queue is full. The limit is soft: a producer counts at
-// most every countEvery, and adds what it has sent itself since. So what all send meanwhile may
-// come on top.
+// This file makes a Send wait while the queue is full, and counts elements. How elements are stored
+// is not its business.
+
+// A gate makes producers wait while the queue is full. The limit is soft: a producer counts at most
+// every countEvery, and adds its own elements between two counts. The elements that other producers
+// send between the counts can exceed the limit.
 type gate struct {
 	site
-	limit int           // 0: none
-	turn  chan struct{} // has a token: whose it is counts
+	limit int           // 0: no limit
+	turn  chan struct{} // has a token: the goroutine that has put it there may count
 
 	mu      sync.Mutex
-	have    int       // elements at the last count, and those sent since; guarded by mu
-	buckets int       // at the last count; guarded by mu
-	counted time.Time // when; guarded by mu
+	have    int       // elements at the last count, plus elements sent since by this producer; guarded by mu
+	buckets int       // number of buckets at the last count; guarded by mu
+	counted time.Time // time of the last count; guarded by mu
 }
 
 const (
-	// countEvery is how often a producer counts at most.
+	// countEvery is the age from which a producer does not trust its last count.
 	countEvery = 100 * time.Millisecond
 
-	// mostWait is how long one who waits for room waits between two counts.
+	// mostWait is the longest time between two counts of a producer that waits for room.
 	mostWait = time.Second
 )
 
-// enter waits until there is room for p. With hurry it is ErrFull where it would have to wait.
-// What is known by its ID needs no room.
+// enter waits until there is room for p. With hurry, it returns ErrFull instead of waiting. An element
+// whose ID is known needs no room, because Send does not store it.
 func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 	n, limit := len(p.data), g.limit
 	switch {
@@ -42,7 +45,7 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 		return session.Invalid("%d elements never fit into a queue of at most %d; see WithMaxLen", n, limit)
 	}
 	select {
-	case g.turn <- struct{}{}: // in the order in which they come
+	case g.turn <- struct{}{}: // in the order of the calls
 	case <-ctx.Done():
 		return session.CtxErr(ctx)
 	}
@@ -61,7 +64,7 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 		}
 		if waits > 0 && p.id != "" {
 			if known, err := g.knows(ctx, p.id); err != nil || known {
-				return err // what is sent tells that it is known
+				return err // if known, the transaction of p finds that out and returns ErrKnown
 			}
 		}
 		switch {
@@ -85,7 +88,7 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 	}
 }
 
-// count counts the elements. If there seem to be too many it asks the leader.
+// count counts the elements. If there seem to be too many, it counts again after a sync.
 func (g *gate) count(ctx context.Context) (have, buckets int, err error) {
 	err = g.m.During(ctx, func(inc *session.Incarnation) error {
 		var before []tally
@@ -98,8 +101,8 @@ func (g *gate) count(ctx context.Context) (have, buckets int, err error) {
 			for _, b := range all {
 				have += int(b.children)
 			}
-			// What moves while we count may be counted nowhere: where there is little room it must be the
-			// same twice.
+			// An element that moves to another bucket during the count may be missing in it. So if there is
+			// little room, two counts in a row must be equal.
 			near := have < g.limit && have > g.limit-g.limit/10-10
 			switch {
 			case near && !slices.Equal(all, before):
@@ -127,14 +130,14 @@ func (g *gate) knows(ctx context.Context, id string) (known bool, err error) {
 	return known, err
 }
 
-// A tally is how many elements are in a bucket.
+// A tally is the number of elements in a bucket.
 type tally struct {
 	name     string
 	children int32
-	changed  int32 // changes with each element that is added or removed
+	changed  int32 // changes when an element is added or removed
 }
 
-// counts counts the elements of each bucket, of each at another moment.
+// counts returns the number of elements in each bucket. It is not a snapshot of all buckets.
 func (q site) counts(ctx context.Context, inc *session.Incarnation) (all []tally, err error) {
 	names, err := inc.Names(ctx, q.dir)
 	if err != nil {

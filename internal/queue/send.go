@@ -18,22 +18,25 @@ import (
 	txns "github.com/zsync/zsync/internal/txn"
 )
 
-// A parcel is what one Send stores, all or none of it.
+// This file stores elements: it groups the Sends of many goroutines, finds the newest bucket, and
+// creates the next bucket when that is full. Waiting for room in the queue is not its business.
+
+// A parcel is the elements of one Send. All or none of them are stored.
 type parcel struct {
-	ctx  context.Context // of that Send, which waits: nothing is sent, or tried again, for nobody
+	ctx  context.Context // of the Send that waits for the result
 	prio int
 	due  int64 // in Unix milliseconds; 0 if it is not delayed
 	data [][]byte
-	tags []string   // of each
+	tags []string   // of each element
 	id   string     // the hash of its ID, or empty
-	size int        // of its requests, estimated from above
-	with []any      // more operations; a parcel that has some travels alone
+	size int        // upper bound of the size of its requests
+	with []any      // more operations; a parcel with more operations has its own transaction
 	done chan error // has room for the result
 
-	// Of one with an ID, and belonging to the goroutine that sends.
+	// Of a parcel with an ID; used only by the goroutine that sends.
 
-	stale *zk.Stat // of the ID's note, if that is to be replaced
-	swept int32    // the version of ids before that was read: until it moves on no sweep has deleted the note
+	stale *zk.Stat // of the ID's note, if the note has expired and must be replaced
+	swept int32    // version of ids before the note was read: no sweep has deleted the note while ids has this version
 	err   error    // why it is not sent
 }
 
@@ -42,18 +45,19 @@ func (p *parcel) keyed() bool {
 	return slices.ContainsFunc(p.tags, func(tag string) bool { return keyOf(tag) != "" })
 }
 
-// A producer is what one has to know to store elements.
+// A producer has the settings of a Queue value for its Sends, and the knowledge that its outboxes
+// share.
 type producer struct {
 	site
 	priorities int
-	memory     time.Duration // for how long an ID is remembered
+	memory     time.Duration // the queue remembers an ID for this long
 	vet        func(ctx context.Context, inc *session.Incarnation) error
 	sweeper    *Sweeper
 	slots      *slots
-	full       *sync.Map // the number of the newest bucket that is full, by priority, as far as that was seen
+	full       *sync.Map // by priority, the number of the newest bucket that a response showed to be full
 }
 
-// parcel makes a parcel of b.
+// parcel returns the parcel of b.
 func (q producer) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	p := &parcel{ctx: ctx, prio: b.Priority, data: b.Data, done: make(chan error, 1)}
 	if p.prio == Middle {
@@ -84,7 +88,7 @@ func (q producer) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	return p, nil
 }
 
-// elementSize is what an element adds to a transaction, from above.
+// elementSize returns an upper bound of the bytes that an element adds to a transaction.
 func (q producer) elementSize(data []byte) int {
 	n := len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48 + 2 + keyDigits + idDigits
 	for _, a := range q.m.Config.ACL {
@@ -93,50 +97,51 @@ func (q producer) elementSize(data []byte) int {
 	return n
 }
 
-// overhead is what a transaction needs besides its elements.
+// overhead returns the bytes that a transaction needs in addition to its elements.
 func (q producer) overhead() int {
 	return 64 + 2*q.m.SizeOf(q.senders+"/"+noGUID, nil) + 3*q.m.SizeOf(q.dir+"/"+bucketName(0, math.MaxInt64), nil)
 }
 
-// spare is how much of a request an element must leave to the paths of what is written beside it
-// when it is given back, buried or requeued, where these are long.
+// spare returns the bytes that a request with one element must leave free. A consumer or operator
+// that returns, buries or requeues the element needs them for the paths of other znodes in the same
+// transaction, which can be long.
 func (q producer) spare() int { return 96 + 12*max(0, len(q.dir)-32) }
 
-// An outbox stores parcels, those of all goroutines in one transaction after
-// another: what comes while one is under way goes into the next. The order is
-// that in which they came. A receipt sees to it that each transaction is applied once; to look
-// for the elements instead would prove nothing: they may have been consumed
-// already.
+// An outbox stores the parcels of all goroutines, one transaction after another, in the order in
+// which they arrive. A parcel that arrives during a transaction is stored by the next transaction.
+//
+// A receipt ensures that each transaction is applied exactly once. It is tempting to look for the
+// elements instead. Their absence would prove nothing, because consumers may have removed them.
 type outbox struct {
 	producer
 
 	mu      sync.Mutex
 	waiting []*parcel     // guarded by mu
 	running bool          // the goroutine that sends runs; guarded by mu
-	more    chan struct{} // has a token when waiting may not be empty
+	more    chan struct{} // has a token if waiting may have a parcel
 
-	// What follows belongs to the goroutine that sends.
+	// The fields below are used only by the goroutine that sends.
 
-	brief bool          // it is for one transaction: how full a bucket is costs a round trip, and the answer tells
-	first int64         // the number of first buckets
-	tails map[int]*tail // by priority, as far as they are known
+	brief bool          // it is for one transaction: it does not read how full a bucket is, to save a round trip
+	first int64         // the number of a first bucket
+	tails map[int]*tail // the known tails, by priority
 }
 
-// A tail is what is known of the tail of a priority.
+// A tail is an outbox's knowledge of the tail of a priority.
 type tail struct {
-	made    bool  // it exists
-	version int32 // if it does
-	bucket  int64 // the newest; less than 0 if there is none
-	full    bool  // it gets no more, or there is none
-	gone    bool  // somebody has deleted the newest bucket, and not the queue
-	last    int   // as a transaction leaves it: which step of that creates its last element
+	made    bool  // the znode exists
+	version int32 // of the znode
+	bucket  int64 // number of the newest bucket; negative if there is none
+	full    bool  // the newest bucket is full, or does not exist
+	gone    bool  // another client has deleted the newest bucket, but not the queue
+	last    int   // of the tail after a transaction: index of the step that creates its last element
 }
 
-// maxGroup is how many elements are stored in one transaction, unless a single
-// Send has more.
+// maxGroup is the number of elements that one transaction stores, at most. A single Send can have
+// more.
 const maxGroup = 1000
 
-// send puts a parcel into the outbox, and waits until it is sent, or its context ends.
+// send puts a parcel into the outbox, and waits until it is stored or refused, or its context ends.
 func (o *outbox) send(p *parcel) error {
 	o.mu.Lock()
 	o.waiting = append(o.waiting, p)
@@ -157,7 +162,7 @@ func (o *outbox) send(p *parcel) error {
 	}
 }
 
-// run sends until nothing is left.
+// run stores parcels until none is left.
 func (o *outbox) run() {
 	_, stay := o.m.BeforeClose()
 	defer stay()
@@ -183,7 +188,7 @@ func (o *outbox) run() {
 	}
 }
 
-// take removes from the outbox what goes into the next transaction.
+// take removes the parcels of the next transaction from the outbox.
 func (o *outbox) take() (group []*parcel) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -191,12 +196,12 @@ func (o *outbox) take() (group []*parcel) {
 	for len(o.waiting) > 0 {
 		p := o.waiting[0]
 		if p.ctx.Err() != nil {
-			// It has not been sent, and will not be.
+			// It was never sent.
 			p.done <- session.CtxErr(p.ctx)
 			o.waiting = o.waiting[1:]
 			continue
 		}
-		size += p.size + o.overhead() // it may need a bucket of its own
+		size += p.size + o.overhead() // it may need its own bucket
 		n += len(p.data)
 		twice := p.id != "" && slices.ContainsFunc(group, func(o *parcel) bool { return o.id == p.id })
 		if len(group) > 0 && (size > session.MaxPacket || n > maxGroup || twice || len(p.with)+len(group[0].with) > 0) {
@@ -208,10 +213,10 @@ func (o *outbox) take() (group []*parcel) {
 	return group
 }
 
-// post stores a group, and returns the session in which it was tried last.
+// post stores a group, and returns the session of its last attempt.
 func (o *outbox) post(group []*parcel) (inc *session.Incarnation, err error) {
-	// Those who wait are told the result when it is there; the attempt is
-	// given up only when nobody waits any more.
+	// One Send that ends early must not stop the others of its group. So ctx ends only when the
+	// contexts of all these Sends have ended.
 	ctx, cancel := context.WithCancel(session.Finishing)
 	defer cancel()
 	var left atomic.Int64
@@ -242,7 +247,7 @@ func (o *outbox) post(group []*parcel) (inc *session.Incarnation, err error) {
 		}
 		i := session.FailedOp(rs)
 		if i < 0 || session.OutcomeOf(err) != session.Answered {
-			o.forget() // it may have been applied
+			o.forget() // it may have been applied, and then the versions have changed
 			return inc, err
 		}
 		err = o.m.During(ctx, func(now *session.Incarnation) error {
@@ -255,7 +260,7 @@ func (o *outbox) post(group []*parcel) (inc *session.Incarnation, err error) {
 	}
 }
 
-// A posted is a group that is being stored, by its outbox or as a part of a txn.
+// A posted is a group that an outbox or a load is storing.
 type posted struct {
 	o     *outbox
 	group []*parcel
@@ -263,8 +268,8 @@ type posted struct {
 	tails map[int]*tail // by priority, as the steps leave them
 }
 
-// build makes the transaction, for one attempt. What a refusal has taught, as that the newest
-// bucket is full, or gone, the outbox knows then.
+// build sets g.steps to the transaction of one attempt. It uses the knowledge of the outbox, which
+// cures have corrected after earlier refusals, for example if the newest bucket was deleted.
 func (g *posted) build(inc *session.Incarnation) error {
 	g.group = slices.DeleteFunc(g.group, func(p *parcel) bool { return p.err != nil })
 	if g.steps, g.tails = nil, nil; len(g.group) == 0 {
@@ -277,7 +282,7 @@ func (g *posted) build(inc *session.Incarnation) error {
 	return err
 }
 
-// learn notes which buckets are full, by the responses to g.steps, if they tell.
+// learn reads from the responses to g.steps which buckets are full now.
 func (g *posted) learn(rs []zk.MultiResponse) {
 	for prio, t := range g.tails {
 		e, ok := parseElement(bucket{}, session.BaseName(rs[t.last].String))
@@ -295,7 +300,7 @@ func (g *posted) learn(rs []zk.MultiResponse) {
 	}
 }
 
-// locate reads the tails that a group needs and that are not known.
+// locate reads the tails that a group needs and the outbox does not know.
 func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 	ctx := session.Finishing // ends with the session
 	paths := []string{o.dir}
@@ -321,7 +326,7 @@ func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 	case !ours(nodes[0].Data):
 		return o.m.Mixed(o.dir)
 	case nodes[0].Stat.Czxid != o.first && len(o.tails) > 0:
-		o.forget() // they are of a queue that was deleted
+		o.forget() // the known tails belong to a queue that was deleted
 		return o.locate(inc, group)
 	}
 	o.first = nodes[0].Stat.Czxid
@@ -351,8 +356,9 @@ func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 	return o.fathom(ctx, inc, prios)
 }
 
-// fathom finds out which of the newest buckets of these priorities are full: they may have been
-// filled by producers none of whom sent into them twice.
+// fathom finds out which of the newest buckets of these priorities are full. A producer that has
+// filled a bucket creates the next with its next Send. But each producer may send only once, and then
+// the tail still has the full bucket.
 func (o *outbox) fathom(ctx context.Context, inc *session.Incarnation, prios []int) error {
 	var known []int
 	var paths []string
@@ -377,8 +383,8 @@ func (o *outbox) fathom(ctx context.Context, inc *session.Incarnation, prios []i
 	return nil
 }
 
-// newestBucket finds the bucket that a tail would name, if somebody has deleted
-// or written it by hand.
+// newestBucket finds the newest bucket of a priority by a listing. That is needed if the tail does not
+// exist, or an operator has written it.
 func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, prio int) (number int64, err error) {
 	names, err := inc.Names(ctx, o.dir)
 	number = -1
@@ -390,7 +396,7 @@ func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, pri
 	return number, err
 }
 
-// assemble makes the steps.
+// assemble sets g.steps and g.tails.
 func (g *posted) assemble(inc *session.Incarnation) error {
 	o := g.o
 	g.tails = make(map[int]*tail)
@@ -399,7 +405,7 @@ func (g *posted) assemble(inc *session.Incarnation) error {
 		g.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
 			_, err := inc.Create(session.Finishing, keys, nil)
 			if session.IsNoNode(err) {
-				err = nil // the queue was deleted, and that is refused next
+				err = nil // the queue was deleted: the servers refuse the next attempt, and the bell's cure creates it
 			}
 			return err
 		}))
@@ -440,8 +446,8 @@ func (g *posted) assemble(inc *session.Incarnation) error {
 	return nil
 }
 
-// makeQueue makes the queue's znode. It is no container: the numbers of its buckets must
-// not start again.
+// makeQueue creates the queue's znode. It is not a container: the servers delete an empty container,
+// and buckets would then be numbered from the zxid of another znode.
 func (o *outbox) makeQueue(inc *session.Incarnation) error {
 	o.forget()
 	_, err := inc.Create(session.Finishing, o.dir, []byte(marks.Dir))
@@ -452,18 +458,18 @@ func (g *posted) add(op any, c func(*session.Incarnation, error) error) {
 	g.steps = append(g.steps, step{op, c})
 }
 
-// create adds the creation of an element.
+// create adds the step that creates an element.
 func (g *posted) create(path string, data []byte, c func(*session.Incarnation, error) error) {
 	g.add(&zk.CreateRequest{Path: path, Data: data, Acl: g.o.m.Config.ACL, Flags: zk.FlagSequence}, c)
 }
 
-// open adds what a bucket needs that is to get elements: a check that it is the
-// newest, or the next. It returns the tail as it is after that.
+// open adds the steps that a bucket needs before it gets elements: a check that it is the newest
+// bucket, or the creation of the next bucket. It returns the tail as these steps leave it.
 func (g *posted) open(prio int) *tail {
 	t, acl := *g.o.tails[prio], g.o.m.Config.ACL
 	path := session.ChildPath(g.o.dir, tailName(prio))
 	anew := when(func(err error) bool { return outrun(err) || session.IsNodeExists(err) }, func(*session.Incarnation) error {
-		g.o.forget() // another producer has made the next bucket
+		g.o.forget() // another producer has created the next bucket
 		return nil
 	})
 	if !t.full {
@@ -475,8 +481,8 @@ func (g *posted) open(prio int) *tail {
 	}
 	number := []byte(strconv.FormatInt(t.bucket, 10))
 	if t.made && t.bucket > g.o.first && !t.gone {
-		// A queue that was deleted and made anew has a tail too, which may have this
-		// version; but no bucket of this name, because its number is of the queue's zxid.
+		// Another client may have deleted the queue and created it again, and the new tail may have this
+		// version too. But the new queue has no bucket of this name: its numbers begin with its own zxid.
 		g.add(&zk.CheckVersionRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket-1)), Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
 			return g.o.missing(inc, prio)
 		}))
@@ -493,13 +499,14 @@ func (g *posted) open(prio int) *tail {
 	return &t
 }
 
-// missing is told that the newest bucket of a priority is not there: somebody has deleted it.
+// missing is the cure if the newest bucket of a priority does not exist: another client has deleted
+// the bucket, or the queue.
 func (o *outbox) missing(inc *session.Incarnation, prio int) error {
 	stat, err := inc.Exists(session.Finishing, o.dir)
 	switch {
 	case err != nil:
 	case stat == nil || stat.Czxid != o.first:
-		o.forget() // the queue was deleted, and made anew
+		o.forget() // the queue was deleted, and perhaps created again
 	default:
 		if t := o.tails[prio]; t != nil {
 			t.full, t.gone = true, true
@@ -510,10 +517,11 @@ func (o *outbox) missing(inc *session.Incarnation, prio int) error {
 
 func (o *outbox) forget() { o.tails = nil }
 
-// idPath is the path of the znode of the ID with a hash.
+// idPath returns the path of the note of an ID, by its hash.
 func (q site) idPath(hash string) string { return q.ids + "/" + hash[:2] + "/" + hash[2:] }
 
-// identify adds the note of p's ID, if it has one.
+// identify adds the steps that write the note of p's ID, if p has one. The note names the bucket of
+// the element.
 func (g *posted) identify(p *parcel, bucket string) {
 	if p.id == "" {
 		return
@@ -532,11 +540,11 @@ func (g *posted) identify(p *parcel, bucket string) {
 	}
 }
 
-// known is told that the note of p's ID was refused.
+// known is the cure if the servers refuse the note of p's ID.
 func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel, err error) error {
 	switch {
 	case session.IsNoNode(err) && p.stale == nil:
-		// ids lasts: made anew it would begin at version 0 again, and so would a note.
+		// ids is never deleted: created again, it would begin at version 0, and so would a note.
 		return inc.MakeDir(ctx, session.Dir{Path: session.ParentPath(g.o.idPath(p.id))})
 	case outrun(err), session.IsNodeExists(err):
 		return g.reread(ctx, inc)
@@ -544,9 +552,9 @@ func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel,
 	return err
 }
 
-// reread looks at the notes of all IDs together, those that are to be replaced too: a
-// sweep that goes on would otherwise be quicker every time. Those who send an ID that is
-// remembered are taken out of the group.
+// reread reads the notes of all IDs of the group, also the notes that the group replaces. If it read
+// only one note for each refusal, a sweep that runs at the same time could outrun every attempt.
+// A parcel whose ID the queue remembers gets the error ErrKnown, and leaves the group.
 func (g *posted) reread(ctx context.Context, inc *session.Incarnation) error {
 	q := g.o
 	ids, err := inc.Exists(ctx, q.ids)
@@ -573,7 +581,7 @@ func (g *posted) reread(ctx context.Context, inc *session.Incarnation) error {
 			dir, err := inc.Set(ctx, session.ParentPath(paths[i]), nil, -1) // for the servers' time
 			switch {
 			case session.IsNoNode(err):
-				continue // it is gone
+				continue // a sweep has deleted the note
 			case err != nil:
 				return err
 			case !parseNote(n.Data).over(n.Stat, dir):

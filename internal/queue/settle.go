@@ -15,76 +15,80 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// This file settles what is claimed: each item once. What goes back is written on its board,
-// see claimant.post. Everything else deletes the element:
+// This file settles each claimed element exactly once, although replies and sessions are lost. It
+// does not make claims, and it does not write the boards: see claimant.go.
 //
-//	check(mark) + delete(element) + what else becomes of it
+// A returned element stays in its bucket, and claimant.post writes the board. Every other fate
+// deletes the element:
 //
-// The deletion is the receipt. No element's name comes again, and nobody else deletes it while
-// our mark exists. If a reply is lost the transaction is sent again. If that is refused, the
-// mark is written, so that what was sent before is refused from then on, and we look: an
-// element that is gone, while the mark exists behind that, was deleted by us.
+//	check(mark) + delete(element) + operations of the fate
+//
+// The deletion is the receipt: no element's name comes again, and no other client deletes the
+// element while the claimant's mark exists. If a reply is lost, the claimant sends the transaction
+// again. If the servers refuse it then, the claimant first writes its mark: from then on the
+// servers refuse every earlier attempt. Then it looks at the element, and after that at the mark.
+// If the element does not exist and the mark does, the claimant itself has deleted the element.
 
 // Fates that the program does not decide on.
-const fateHand = Bury + 1 // none yet: it is in hand, and that is to be written down
+const fateHand = Bury + 1 // not a fate: the entry notes on the board that the item is in hand
 
-// A stage is where a claimed item is.
+// A stage is a step of a claimed item on its way to the program.
 type stage int
 
 const (
 	ahead   stage = iota // claimed ahead
-	offered              // with a consumer, who has not taken it
+	offered              // a consumer offers it, and the program has not taken it
 	inHand               // delivered, neither acknowledged nor returned
 )
 
-// An item is an element that is claimed.
+// An item is a claimed element.
 type item struct {
 	element
 	c        *claimant
-	pump     *pump // from which it is being offered
+	pump     *pump // the pump that offers it
 	data     []byte
-	size     int       // of that; it stays when the data is dropped
-	attempts int       // how often it was delivered before
-	sent     time.Time // when it was stored, by the servers' clock
-	value    any       // as decoded
-	fault    error     // why it goes to the dead letters
-	misfit   bool      // it cannot be decoded by us
+	size     int       // length of data; valid after drop, too
+	attempts int       // number of deliveries before this claim
+	sent     time.Time // time of the Send, by the servers' clock
+	value    any       // decoded data
+	fault    error     // reason for the dead letter
+	misfit   bool      // this client cannot decode it
 	decoded  bool
 
-	place  stage           // guarded by claimant.mu, as is what follows
-	note   <-chan struct{} // closed when it is on the board that it is in hand
-	noted  bool            // that is on the board, or will be
-	back   bool            // it is being given back
-	posted bool            // what becomes of it is done
-	final  *entry          // what becomes of it
-	lost   error           // why it goes back without having been settled
+	place  stage           // guarded by claimant.mu, like all fields below
+	note   <-chan struct{} // closed when the board says that the item is in hand
+	noted  bool            // the board says so, or will
+	back   bool            // a write of the board returns it now
+	posted bool            // its fate is carried out
+	final  *entry          // its fate; nil until it is decided
+	lost   error           // reason, if the end of the claimant returns it
 
-	ctx    context.Context         // of the claim; nil until somebody asks
+	ctx    context.Context         // context of the claim; nil until the first call of context
 	cancel context.CancelCauseFunc // ends ctx
 }
 
-// read is told what was read of its znode.
+// read takes the data and the times of an item from its znode.
 func (it *item) read(n session.Node) {
 	it.data, it.size, it.sent = n.Data, len(n.Data), time.UnixMilli(n.Stat.Ctime)
-	it.attempts += int(it.tries) + int(n.Stat.Version) // an engine before this one has counted by versions
+	it.attempts += int(it.tries) + int(n.Stat.Version) // an earlier engine counted attempts by the znode's version
 	if it.first > 0 {
 		it.sent = time.UnixMilli(it.first)
 	}
 }
 
-// drop forgets its data. Nobody reads them once its fate is posted.
+// drop forgets the data. No caller needs it after the fate is carried out.
 func (it *item) drop() { it.data, it.value = nil, nil }
 
-// An entry is what becomes of an item, or a note of its being in hand.
+// An entry is the fate of an item, or a note that an item is in hand.
 type entry struct {
 	item   *item
 	fate   Fate
-	bump   bool          // it counts as an attempt
-	due    int64         // of Later, in Unix milliseconds
-	reason error         // of Bury
-	with   *txn          // what else its transaction does, or nil; of Remove
-	wait   time.Duration // how long it was not tried after it was refused last
-	alone  bool          // it has a transaction of its own
+	bump   bool          // this delivery counts as an attempt
+	due    int64         // for Later: due time in Unix milliseconds
+	reason error         // for Bury: reason of the dead letter
+	with   *txn          // for Remove: the program's operations in the same transaction, or nil
+	wait   time.Duration // time between the last refusal and this attempt; 0 before a refusal
+	alone  bool          // the entry needs a transaction of its own
 	done   chan struct{}
 	err    error // read it only after done is closed
 }
@@ -94,7 +98,7 @@ func (e *entry) close(err error) {
 	close(e.done)
 }
 
-// tried returns how often its item was delivered, with this time if that counts.
+// tried returns the number of deliveries of the item. It includes this delivery if that counts.
 func (e *entry) tried() int {
 	if e.bump {
 		return e.item.attempts + 1
@@ -102,8 +106,8 @@ func (e *entry) tried() int {
 	return e.item.attempts
 }
 
-// decide decides what becomes of an item. It returns the entry of what was decided; ok tells
-// whether that is what was asked for.
+// decide decides the fate of an item, unless an earlier call has done so. It returns the entry of
+// the decided fate, and reports whether that fate is the fate of e.
 func (c *claimant) decide(it *item, e entry) (_ *entry, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -128,7 +132,7 @@ func (c *claimant) enterLocked(it *item, model entry) {
 	c.sendLocked(e)
 }
 
-// sendLocked has an entry carried out.
+// sendLocked begins to carry out an entry.
 func (c *claimant) sendLocked(e *entry) {
 	switch loss := context.Cause(c.held); {
 	case loss != nil:
@@ -143,12 +147,12 @@ func (c *claimant) sendLocked(e *entry) {
 	}
 }
 
-// handed is told that the program has taken an item, and settles it.
+// handed records that the program has taken an item, and is to settle it.
 func (c *claimant) handed(it *item) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if it.final != nil && it.final.with == nil || it.posted {
-		return // it is settled already
+		return // its fate is decided already
 	}
 	it.place = inHand
 	c.q.m.Holds.Add(1)
@@ -157,7 +161,7 @@ func (c *claimant) handed(it *item) {
 	}
 }
 
-// leaveLocked is told that an item is in nobody's hands any more.
+// leaveLocked ends the hold of the program on an item, and ends the context of the claim.
 func (c *claimant) leaveLocked(it *item) {
 	if it.place == inHand {
 		it.place = offered
@@ -182,7 +186,7 @@ func (c *claimant) context(it *item) context.Context {
 	return it.ctx
 }
 
-// run settles until nothing is left to settle.
+// run settles entries until the queue is empty.
 func (c *claimant) run() {
 	for {
 		es := c.next500()
@@ -193,7 +197,8 @@ func (c *claimant) run() {
 	}
 }
 
-// next500 takes what one transaction settles.
+// next500 removes the entries of the next transaction from the queue. It returns nil if there are
+// none.
 func (c *claimant) next500() []*entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -217,9 +222,10 @@ func (c *claimant) next500() []*entry {
 	return es
 }
 
-// settle carries out entries in one transaction, or more where something is refused.
+// settle carries out entries in one transaction. If the servers refuse an entry, settle cures the
+// cause or leaves the entry out, and sends the rest again.
 func (c *claimant) settle(es []*entry) {
-	open := false // an attempt without a reply may have been applied, or may be yet
+	open := false // an attempt without a reply was perhaps applied, or the servers may still apply it
 	for try := 0; len(es) > 0; {
 		steps, owners, err := c.steps(es)
 		if err == nil {
@@ -229,7 +235,7 @@ func (c *claimant) settle(es []*entry) {
 		var rs []zk.MultiResponse
 		if !unsent {
 			first := c.check()
-			if es[0].with != nil { // what is written tells the transaction, and so the responses, when the reply is lost
+			if es[0].with != nil { // the write leaves the zxid in the mark: without a reply, Recall needs it
 				first = &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Version: first.(*zk.CheckVersionRequest).Version}
 			}
 			rs, open, err = c.attempt(append([]any{first}, opsOf(steps)...), open)
@@ -261,7 +267,7 @@ func (c *claimant) settle(es []*entry) {
 				return
 			}
 			open = false
-			continue // what it is refused for now is nobody else's fault
+			continue // no earlier attempt can cause the next refusal
 		}
 		i := session.FailedOp(rs)
 		switch {
@@ -270,7 +276,7 @@ func (c *claimant) settle(es []*entry) {
 				c.orphaned(es, false)
 				return
 			}
-		case i < 0 && len(es) > 1: // each by itself will tell
+		case i < 0 && len(es) > 1: // settle sends each alone next, which shows the faulty entry
 			c.mu.Lock()
 			for _, e := range es {
 				e.alone = true
@@ -284,7 +290,7 @@ func (c *claimant) settle(es []*entry) {
 				e, err = owners[i-1], steps[i-1].cure(c.inc, err)
 			}
 			if d, ok := opAt(steps, i-1).(*zk.DeleteRequest); ok && session.IsNoNode(err) && d.Path == session.ChildPath(c.q.dir, e.item.key()) {
-				err = errMissing // by somebody who deletes what is not his
+				err = errMissing // another client has deleted it, although it had no claim
 			}
 			if isOver(err) {
 				c.orphaned(es, false)
@@ -298,8 +304,9 @@ func (c *claimant) settle(es []*entry) {
 	}
 }
 
-// attempt sends a transaction once. open tells that this attempt, or an earlier one, may have been
-// applied. One that was sent may have been, also if the session ends before its reply.
+// attempt sends a transaction once. It reports whether the servers may have applied this attempt,
+// or an earlier attempt if open is set. An attempt without a reply may have been applied, even if
+// the session has ended.
 func (c *claimant) attempt(ops []any, open bool) (rs []zk.MultiResponse, _ bool, err error) {
 	p, err := c.inc.StartMulti(session.Finishing, ops)
 	if err != nil {
@@ -309,12 +316,12 @@ func (c *claimant) attempt(ops []any, open bool) (rs []zk.MultiResponse, _ bool,
 	return rs, open || session.OutcomeOf(err) == session.Unknown, err
 }
 
-// isOver reports that err is the end of the session, or of the Session.
+// isOver reports whether err is the end of the session, or of the Session.
 func isOver(err error) bool {
 	return errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrClosed)
 }
 
-// steps makes the operations that carry out entries, and says whose each is.
+// steps makes the operations that carry out entries. owners has the entry of each operation.
 func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error) {
 	var e *entry
 	add := func(op any, cure func(*session.Incarnation, error) error) {
@@ -357,7 +364,7 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 	if bell && !c.silent {
 		add(ring(q.dir), func(_ *session.Incarnation, err error) error {
 			c.mu.Lock()
-			c.silent = true // it only wakes others sooner
+			c.silent = true // the bell only wakes other consumers sooner
 			c.mu.Unlock()
 			return nil
 		})
@@ -365,8 +372,8 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 	return steps, owners, nil
 }
 
-// applied finds out whether an attempt without a reply was applied, and sees to it that otherwise
-// it never is. zxid is that of the transaction, if it has written the mark.
+// applied reports whether an attempt without a reply was applied. If not, it never will be. If the
+// transaction has written the mark, zxid is the zxid of the transaction.
 func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
 	if n, err := c.look(session.Finishing, c.path()); err != nil {
 		return false, 0, err
@@ -384,7 +391,8 @@ func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
 	if err != nil || there > 0 {
 		return false, 0, err
 	}
-	// They are gone: deleted by us if our mark exists behind that. Otherwise another may have had them.
+	// The elements do not exist. If the mark still exists, c has deleted them. If it does not,
+	// another client may have claimed and deleted them.
 	stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
 	if err == nil && stat == nil {
 		c.lose(c.inc.Deleted())
@@ -393,7 +401,7 @@ func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
 	return err == nil, zxid, err
 }
 
-// thereOf returns how many of these znodes exist.
+// thereOf returns the number of paths that exist.
 func (c *claimant) thereOf(inc *session.Incarnation, paths []string) (there int, err error) {
 	if err := inc.Sync(session.Finishing, c.q.dir); err != nil {
 		return 0, err
@@ -407,7 +415,8 @@ func (c *claimant) thereOf(inc *session.Incarnation, paths []string) (there int,
 	return there, err
 }
 
-// removed is told that entries were carried out, with the responses; or, of a txn, with its zxid.
+// removed closes the entries of an applied transaction. rs are its responses. If their reply was
+// lost, rs is nil, and zxid is the zxid of the transaction.
 func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 	fates := map[string][]*item{}
 	for _, e := range es {
@@ -433,16 +442,16 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 		e.close(nil)
 	}
 	c.mu.Unlock()
-	for _, e := range es { // the log and the observer are not called under a lock
+	for _, e := range es { // c.mu is free while the log and the observer are called
 		if e.fate == Bury {
 			c.q.Report(e.item.id(), e.reason)
 		}
 	}
 }
 
-// refuse tells that the servers have refused an entry, and that nothing was applied. A txn is over
-// then, and the item is as before. Everything else stays decided, and is tried again: what
-// they refuse, they may allow later.
+// refuse handles an entry that the servers have refused; they have applied nothing of it. A refused
+// txn fails, and its item stays in hand, undecided. Every other fate stays decided. The claimant
+// tries it again, because the servers may allow it later.
 func (c *claimant) refuse(e *entry, err error) {
 	c.mu.Lock()
 	missing := err == errMissing
@@ -468,11 +477,11 @@ func (c *claimant) refuse(e *entry, err error) {
 	}
 }
 
-// retryAfter is how long it takes until something is tried again that the
-// servers have refused. It doubles, up to a minute, until they allow it.
+// retryAfter is the time between a refusal and the next attempt. It doubles with each refusal, up
+// to a minute.
 const retryAfter = time.Second
 
-// refuseLocked has an entry tried again later.
+// refuseLocked schedules another attempt at an entry.
 func (c *claimant) refuseLocked(e *entry, err error) {
 	if loss := context.Cause(c.held); loss != nil {
 		e.close(loss)
@@ -481,7 +490,7 @@ func (c *claimant) refuseLocked(e *entry, err error) {
 	next := *e
 	next.alone = true
 	next.wait = min(max(2*e.wait, retryAfter), time.Minute)
-	if e.fate != fateHand { // who waits for a note offers nothing before it is written down
+	if e.fate != fateHand { // a consumer offers the item only after its note is written, so it still waits
 		next.done = make(chan struct{})
 		e.item.final = &next
 		e.close(err)
@@ -497,8 +506,9 @@ func (c *claimant) refuseLocked(e *entry, err error) {
 	})
 }
 
-// orphaned is told that the claims were lost before entries were carried out; open tells that an
-// attempt may have been applied. That is found out behind the end of the mark.
+// orphaned closes entries whose claims were lost before a result was known. If open is set, an
+// attempt may have been applied. Then orphaned looks at the elements after the mark is deleted,
+// because the servers apply nothing of this claimant from then on.
 func (c *claimant) orphaned(es []*entry, open bool) {
 	if !open {
 		c.closeAll(es, c.loss())
@@ -509,7 +519,7 @@ func (c *claimant) orphaned(es []*entry, open bool) {
 			if err := inc.AwaitGone(session.Finishing, c.path()); err != nil {
 				return err
 			}
-			for _, e := range es { // they were one transaction
+			for _, e := range es { // one transaction deletes all of them, or none
 				there, err := c.thereOf(inc, []string{session.ChildPath(c.q.dir, e.item.key())})
 				if err != nil {
 					return err
@@ -524,7 +534,7 @@ func (c *claimant) orphaned(es []*entry, open bool) {
 		case errors.Is(err, errNotApplied):
 			c.closeAll(es, c.loss())
 		case err != nil:
-			c.closeAll(es, session.ErrClosed) // it may have been carried out
+			c.closeAll(es, session.ErrClosed) // the servers may have applied it
 		default:
 			c.closeAll(es, fmt.Errorf("the claim was lost before the answer, and the element is gone, so whether it was applied is unknown: %w", zk.ErrNoNode))
 		}
@@ -543,7 +553,7 @@ func opAt(steps []step, i int) any {
 
 var errNotApplied = errors.New("zsync: BUG: it was not applied")
 
-// loss is why the claims are lost, once they are.
+// loss returns why the claims are lost. The caller knows that they are.
 func (c *claimant) loss() error { return cmp.Or(c.lost(), c.inc.Loss()) }
 
 func (c *claimant) closeAll(es []*entry, err error) {
@@ -552,8 +562,8 @@ func (c *claimant) closeAll(es []*entry, err error) {
 	}
 }
 
-// settleNow decides what becomes of an item and waits until that is carried out. It
-// returns the entry of what was decided.
+// settleNow decides the fate of an item, and waits until it is carried out. It returns the entry
+// of the decided fate.
 func (c *claimant) settleNow(ctx context.Context, it *item, model entry) (e *entry, err error) {
 	for {
 		loss := c.lost()
@@ -565,11 +575,12 @@ func (c *claimant) settleNow(ctx context.Context, it *item, model entry) (e *ent
 		if e.with == nil || e.with == model.with || !session.IsClosed(e.done) || c.settled(it) {
 			return e, err
 		}
-		// Another's txn was refused, so nothing is decided.
+		// The txn of another caller was refused, so the fate is undecided again.
 	}
 }
 
-// await waits until a fate is carried out. What gives an element back needs no answer.
+// await waits until a fate is carried out. For Return and Later, it waits no longer than
+// ReleaseTime, and only while there is a connection: the caller does not need the result.
 func (c *claimant) await(ctx context.Context, e *entry) error {
 	var down <-chan struct{}
 	var limit <-chan time.Time
@@ -578,7 +589,7 @@ func (c *claimant) await(ctx context.Context, e *entry) error {
 		defer timer.Stop()
 		down, limit = c.inc.Disconnection(), timer.C
 	}
-	// If several are ready, what came of it goes before everything else.
+	// If several channels are ready, the result takes precedence.
 	select {
 	case <-e.done:
 	case <-down:
@@ -594,9 +605,9 @@ func (c *claimant) await(ctx context.Context, e *entry) error {
 	case !session.IsClosed(c.q.m.Over):
 		return session.CtxErr(ctx)
 	case e.fate == Return:
-		return c.inc.EndError(session.ErrClosed) // it goes back, sooner or later
+		return c.inc.EndError(session.ErrClosed) // the element returns when the mark is deleted, at the latest
 	}
-	// It may have been carried out, so it is not told to be lost: that would say
-	// that somebody else gets the element.
+	// The servers may have carried out the fate. ErrLost would say that another consumer gets the
+	// element, so the error is ErrClosed.
 	return session.ErrClosed
 }

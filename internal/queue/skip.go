@@ -8,37 +8,38 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// Some elements are left where they are: what the servers do not let us read,
-// and what does not decode while nothing else does either. They are skipped for
-// a while, so that they do not hold up what stands behind them.
+// This file keeps bad elements from blocking the queue: it remembers the elements that a consumer
+// skips for a while. There are two kinds: elements that the servers do not let this client read, and
+// elements that do not decode while no other element decodes either. Moving elements to the dead
+// letters is not its business.
 
-// skipFor is how long something is skipped. Somebody may cure it in the meantime.
+// skipFor is how long a consumer skips an element. Within that time, an operator may repair the cause.
 const skipFor = time.Minute
 
-// maxMisfits is how many elements in a row are set aside because they do not
-// decode. If nothing decodes in between, the fault may be this consumer's: its
-// type, or its codec, may not be that of the queue.
+// maxMisfits is the number of elements in a row that become dead letters because they do not
+// decode. If no element decodes between them, the consumer itself may be at fault: its type or
+// codec may differ from the queue's.
 const maxMisfits = 3
 
-// A Skipper remembers what is skipped.
+// A Skipper remembers skipped elements and buckets.
 type Skipper struct {
 	Complain func(error)
 
 	mu      sync.Mutex
 	buckets map[string]skip // by name; guarded by mu
-	streak  int             // how many in a row did not decode; not 0 while one of them is skipped; guarded by mu
-	told    time.Time       // when that was last complained of; guarded by mu
+	streak  int             // elements in a row that did not decode; not 0 while a misfit is skipped; guarded by mu
+	told    time.Time       // time of the latest complaint of Misfit; guarded by mu
 }
 
-// A skip is what is skipped of a bucket, and until when.
+// A skip records what a consumer skips in a bucket.
 type skip struct {
 	until   time.Time
-	whole   bool
-	hidden  spans // may not be read
-	misfits spans // did not decode
+	whole   bool  // the bucket itself
+	hidden  spans // the servers refuse to let the client read these
+	misfits spans // these did not decode
 }
 
-// skipLocked begins to skip an element by its bucket and its number, or with -1 a bucket.
+// skipLocked begins to skip the element with number n in bucket b, or the bucket if n is -1.
 func (s *Skipper) skipLocked(b string, n int32, misfit bool) {
 	x := s.buckets[b]
 	if !time.Now().Before(x.until) {
@@ -58,7 +59,7 @@ func (s *Skipper) skipLocked(b string, n int32, misfit bool) {
 	s.buckets[b] = x
 }
 
-// Skipped reports whether something is to be left alone now.
+// Skipped reports whether the consumer skips the element, or the bucket if n is -1.
 func (s *Skipper) Skipped(b string, n int32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -66,7 +67,7 @@ func (s *Skipper) Skipped(b string, n int32) bool {
 	return time.Now().Before(x.until) && (x.whole || x.hidden.has(n) || x.misfits.has(n))
 }
 
-// Left reports whether an element that is skipped did not decode.
+// Left reports whether an element is skipped only because it did not decode.
 func (s *Skipper) Left(b string, n int32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,14 +75,14 @@ func (s *Skipper) Left(b string, n int32) bool {
 	return x.misfits.has(n) && !x.hidden.has(n)
 }
 
-// Next returns when to look again at what is skipped, or the zero time.
+// Next returns when to look again at a skipped element, or the zero time if there is none.
 func (s *Skipper) Next() (at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	for name, x := range s.buckets {
 		if !now.Before(x.until) {
-			delete(s.buckets, name) // it is gone, or will be looked at
+			delete(s.buckets, name) // the caller looks again, if the bucket still exists
 		} else {
 			at = earlier(at, x.until)
 		}
@@ -89,12 +90,12 @@ func (s *Skipper) Next() (at time.Time) {
 	return at
 }
 
-// Fits is told that an element has decoded, so those that do not are at fault
-// themselves.
+// Fits is called when an element has decoded. So the consumer works, and each misfit is at fault
+// itself: Fits ends the skips of misfits.
 func (s *Skipper) Fits() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.streak == 0 { // nothing has been left
+	if s.streak == 0 { // no misfit is skipped
 		return
 	}
 	s.streak = 0
@@ -104,8 +105,8 @@ func (s *Skipper) Fits() {
 	}
 }
 
-// Misfit is told of an element that did not decode. The error, if there is one, says why
-// it is left in the queue, and not set aside.
+// Misfit is called for an element that did not decode. It returns nil if the element should become
+// a dead letter. Otherwise, the element stays in the queue, and the error is the reason.
 func (s *Skipper) Misfit(b string, n int32, fault error) error {
 	s.mu.Lock()
 	if s.streak < maxMisfits {
@@ -113,7 +114,8 @@ func (s *Skipper) Misfit(b string, n int32, fault error) error {
 		s.mu.Unlock()
 		return nil
 	}
-	// In one go: another may decode at this moment, which clears what is skipped.
+	// The mutex is not released before this: another goroutine could call Fits first, and the new
+	// skip would survive that.
 	s.skipLocked(b, n, true)
 	quiet := !s.told.IsZero() && time.Since(s.told) < skipFor
 	if !quiet {
@@ -127,8 +129,9 @@ func (s *Skipper) Misfit(b string, n int32, fault error) error {
 	return err
 }
 
-// Unreadable is told what came of reading something, and reports whether the servers do not
-// let us read it: then it is skipped from now on. What is gone is not.
+// Unreadable is called with the result of a read. It reports whether the servers refuse to let the
+// client read the znode, and skips the element or bucket from then on. A znode that does not exist
+// is not skipped.
 func (s *Skipper) Unreadable(b string, n int32, name string, err error) bool {
 	if err == nil || session.IsNoNode(err) || session.OutcomeOf(err) != session.Answered {
 		return false

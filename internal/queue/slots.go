@@ -9,18 +9,20 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// Slots know the buckets into which elements go that wait for their time.
+// This file finds a bucket for a delayed element. Which slot that element belongs to is decided
+// in layout.go.
+
+// A slots remembers one bucket for each slot of delayed elements.
 type slots struct {
 	site
 	mu    sync.Mutex
-	known map[slot]string // the bucket of a slot that is believed to exist and not to be full; guarded by mu
+	known map[slot]string // by slot, a bucket that probably exists and is not full; guarded by mu
 }
 
-// maxSlots is how many slots are known at most.
+// maxSlots is the largest number of remembered slots.
 const maxSlots = 1000
 
-// bucket returns the path of a bucket of a slot, and makes one if there is none that is known
-// not to be full.
+// bucket returns the path of a bucket of a slot. It creates a bucket if it finds none with room.
 func (s *slots) bucket(inc *session.Incarnation, at slot) (path string, err error) {
 	ctx := session.Finishing
 	s.mu.Lock()
@@ -74,7 +76,7 @@ func (s *slots) forget(at slot) {
 	delete(s.known, at)
 }
 
-// cure is the cure where the bucket of a slot is gone.
+// cure returns the cure for a slot whose bucket has been deleted.
 func (s *slots) cure(at slot) func(*session.Incarnation, error) error {
 	return when(session.IsNoNode, func(*session.Incarnation) error {
 		s.forget(at)
@@ -82,7 +84,8 @@ func (s *slots) cure(at slot) func(*session.Incarnation, error) error {
 	})
 }
 
-// learn is told of the path of a znode that was made: it may show that a bucket is full.
+// learn is called with the path of each znode that a transaction has created. If the path shows
+// that a bucket is full, learn forgets the bucket.
 func (s *slots) learn(path string) {
 	dir, name := session.ParentPath(path), session.BaseName(path)
 	b, ok := parseBucket(session.BaseName(dir))

@@ -7,11 +7,14 @@ import (
 	"strings"
 )
 
+// This file has sets of numbers in the compact form in which a board stores them. The meaning of
+// the numbers is not its business.
+
 // A span is the numbers from a to b, both included.
 type span struct{ a, b int32 }
 
-// A spans is a set of numbers that are not negative, as spans in order, of which
-// no two overlap or touch. It is never changed in place.
+// A spans is a set of non-negative numbers. Its spans are in order, and no two overlap or touch.
+// It is never changed in place.
 type spans []span
 
 func (s spans) has(n int32) bool {
@@ -27,7 +30,8 @@ func (s spans) has(n int32) bool {
 // covers reports whether s holds every number from 0 to n.
 func (s spans) covers(n int32) bool { return n < 0 || len(s) > 0 && s[0].a == 0 && s[0].b >= n }
 
-// setOf returns the set of the numbers of spans in any order, which it sorts.
+// setOf returns the set of the numbers of spans. The spans can be in any order; setOf sorts all in
+// place and reuses its memory.
 func setOf(all []span) spans {
 	slices.SortFunc(all, func(x, y span) int { return cmp.Compare(x.a, y.a) })
 	s := all[:0]
@@ -41,7 +45,7 @@ func setOf(all []span) spans {
 	return s
 }
 
-// spansOf returns the set of numbers.
+// spansOf returns the set of the given numbers.
 func spansOf(numbers []int32) spans {
 	all := make([]span, len(numbers))
 	for i, n := range numbers {
@@ -50,17 +54,17 @@ func spansOf(numbers []int32) spans {
 	return setOf(all)
 }
 
-// union returns the numbers of s and of t, all at once: to add the spans of t one by one
-// would copy s for each.
+// union returns the numbers of s and t. It adds all spans of t at once: a caller that added them
+// one by one would copy s for each.
 func (s spans) union(t spans) spans { return setOf(slices.Concat(s, t)) }
 
-// minus returns the numbers of s that are not of t, likewise all at once.
+// minus returns the numbers of s that are not in t, also in one pass.
 func (s spans) minus(t spans) (u spans) {
 	for _, x := range s {
 		for len(t) > 0 && t[0].b < x.a {
 			t = t[1:]
 		}
-		rest := t // the last of these may reach into the next of s
+		rest := t // its last span may overlap the next span of s
 		for ; len(rest) > 0 && rest[0].a <= x.b; rest = rest[1:] {
 			if rest[0].a > x.a {
 				u = append(u, span{x.a, rest[0].a - 1})
@@ -78,7 +82,7 @@ func (s spans) minus(t spans) (u spans) {
 	return u
 }
 
-// String writes s as in 0-127,130.
+// String returns s as text, for example 0-127,130.
 func (s spans) String() string {
 	var b strings.Builder
 	for i, x := range s {
@@ -94,8 +98,8 @@ func (s spans) String() string {
 	return b.String()
 }
 
-// parseSpans reads what String has written. What is not understood is left out:
-// somebody has written it by hand.
+// parseSpans parses the result of String. It ignores text that it does not understand, which an
+// operator has written by hand.
 func parseSpans(text string) spans {
 	var all []span
 	for part := range strings.SplitSeq(text, ",") {

@@ -11,13 +11,14 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file counts what is in a queue, and tells who has claimed it.
+// This file counts the elements of a queue and its holders, and pauses the consumers. Counting for
+// WithMaxLen is in room.go.
 
-// maxCounts is how often Len counts a queue that changes all the time.
+// maxCounts is the number of counts after which Len no longer waits for two equal counts.
 const maxCounts = 20
 
-// Len counts until two counts in a row are the same: then that was the length between them. Of a
-// queue that changes all the time it returns the last count.
+// Len counts until two counts in a row are the same: the queue had that length at a moment between
+// them. If the queue changes all the time, Len returns the last count.
 func (q *core) Len(ctx context.Context) (n int, err error) {
 	return synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (n int, err error) {
 		var before []tally
@@ -62,7 +63,7 @@ func (q *core) Stats(ctx context.Context) (Stats, error) {
 	})
 }
 
-// countLots counts what is in buckets, and returns how many elements each mark has claimed.
+// countLots counts the elements in buckets, and returns how many elements each mark has claimed.
 func (q *core) countLots(ctx context.Context, inc *session.Incarnation, lots []*lot, st *Stats) (owned map[string]int, err error) {
 	err = session.Parallel(len(lots), func(i int) error {
 		if lots[i].children == 0 {
@@ -106,7 +107,7 @@ func (q *core) countLots(ctx context.Context, inc *session.Incarnation, lots []*
 	return owned, nil
 }
 
-// owner returns which mark has claimed a number, or "".
+// owner returns the mark that has claimed a number, or "".
 func (t *lot) owner(n int32) string {
 	for mark, h := range t.board.lines {
 		if h.claimed.has(n) {
@@ -116,7 +117,7 @@ func (t *lot) owner(n int32) string {
 	return ""
 }
 
-// countFront looks at the first of these elements that still exists.
+// countFront reads the attempts and age of the first of these elements that still exists.
 func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front []element, st *Stats) error {
 	for _, e := range front {
 		stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.key()))
@@ -124,7 +125,7 @@ func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front [
 			return err
 		}
 		if stat == nil {
-			continue // consumed in the meantime
+			continue // a consumer has removed it since the listing
 		}
 		st.Attempts = max(st.Attempts, int(stat.Version))
 		if t := time.UnixMilli(stat.Ctime); st.Oldest.IsZero() || t.Before(st.Oldest) {
@@ -135,7 +136,7 @@ func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front [
 	return nil
 }
 
-// holders tells who has claimed how many.
+// holders returns the holders, the most claims first. owned has the number of claims of each mark.
 func (q *core) holders(ctx context.Context, inc *session.Incarnation, owned map[string]int) (hs []Holder, err error) {
 	marks := slices.Sorted(maps.Keys(owned))
 	paths := make([]string, len(marks))
@@ -150,8 +151,8 @@ func (q *core) holders(ctx context.Context, inc *session.Incarnation, owned map[
 	return hs, err
 }
 
-// Pause has no consumer claim anything until Resume. What one has found a moment ago it may still
-// claim.
+// Pause keeps all consumers from claiming elements, until Resume. A consumer may still claim an element
+// that it has found a moment before.
 func (q *core) Pause(ctx context.Context) error {
 	return q.m.During(ctx, func(inc *session.Incarnation) error {
 		if _, err := inc.Create(ctx, q.dir, ring(q.dir).Data); err != nil {
@@ -162,7 +163,7 @@ func (q *core) Pause(ctx context.Context) error {
 	})
 }
 
-// Resume is the end of Pause.
+// Resume ends a Pause.
 func (q *core) Resume(ctx context.Context) error {
 	return q.m.During(ctx, func(inc *session.Incarnation) error {
 		if err := inc.RemoveNow(ctx, session.ChildPath(q.dir, pausedName)); err != nil && !session.IsNoNode(err) {

@@ -7,21 +7,25 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// ring is the operation that wakes those who wait at the queue's znode.
+// This file has the parts from which the other files build transactions: operations, and the cure
+// for the refusal of each. It sends no request.
+
+// ring returns the operation that writes the queue's znode, which wakes waiting consumers.
 func ring(dir string) *zk.SetDataRequest {
 	return &zk.SetDataRequest{Path: dir, Data: []byte(marks.Dir), Version: -1}
 }
 
-// ours reports whether the queue's znode has nothing but the mark of a directory: what was
-// stored there is not written over.
+// ours reports whether data, of the queue's znode, is empty except for zsync's mark of a parent
+// znode. A producer refuses a path with other data, because the bell would overwrite the data.
 func ours(data []byte) bool { return len(marks.Unmark(data)) == 0 }
 
-// outrun reports whether somebody else was quicker: a znode is gone, or has been written.
+// outrun reports whether another client was faster, and deleted or wrote a znode.
 func outrun(err error) bool { return session.IsNoNode(err) || session.IsBadVersion(err) }
 
-// A step is an operation of a transaction. Its cure is told why the servers have refused it,
-// and that nothing was applied. If the cure returns nil the transaction is built and sent
-// again, and otherwise its error is that of the transaction.
+// A step is an operation of a transaction. Its cure is called if the servers have refused the
+// transaction because of this operation, with the error of the operation. If the cure returns
+// nil, the transaction is built and sent again. Otherwise, the transaction fails with the error
+// of the cure.
 type step struct {
 	op   any
 	cure func(inc *session.Incarnation, err error) error
@@ -29,7 +33,7 @@ type step struct {
 
 func incurable(_ *session.Incarnation, err error) error { return err }
 
-// when is the cure, which f is, of some errors.
+// when returns a cure that calls f if is(err), and otherwise returns err.
 func when(is func(err error) bool, f func(inc *session.Incarnation) error) func(*session.Incarnation, error) error {
 	return func(inc *session.Incarnation, err error) error {
 		if is(err) {
@@ -46,7 +50,7 @@ func opsOf(steps []step) (ops []any) {
 	return ops
 }
 
-// sizeOf is the size of an operation, from above.
+// sizeOf returns an upper bound of the size of an operation.
 func sizeOf(m *session.Manager, op any) int {
 	switch op := op.(type) {
 	case *zk.CreateRequest:

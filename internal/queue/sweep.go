@@ -13,40 +13,46 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Sweeper deletes what nobody looks for: receipts of those who were killed,
-// IDs that are forgotten, dead letters that are not to be kept. The head of the consumers' line sweeps when it has
-// nothing else to do, and a producer when it has become idle, once in sweepEvery; and who
-// is never idle when it is that late.
+// This file deletes znodes that no client needs: receipts of crashed processes, notes of expired IDs
+// and expired dead letters. Empty buckets and marks are not its business.
+
+// A Sweeper sweeps the znodes of a queue, once in sweepEvery, or more often if dead letters expire
+// sooner. These start a sweep that is due:
+//
+//   - a consumer at the front of the line, if no element is free,
+//   - a producer, after each transaction,
+//   - Take, if no element is free and dead letters expire,
+//   - a busy consumer, if the sweep is late by sweepEvery.
 type Sweeper struct {
 	DeadLetters
-	senders, ids string        // empty if there are none
-	keep         time.Duration // for how long dead letters are kept; 0: for ever
+	senders, ids string        // empty if the layout has none
+	keep         time.Duration // dead letters expire after this time; 0: never
 
 	mu  sync.Mutex
-	due time.Time // when to sweep; guarded by mu
+	due time.Time // time of the next sweep; guarded by mu
 }
 
-// NewSweeper returns a Sweeper, which keeps dead letters for so long.
+// NewSweeper returns a Sweeper. Dead letters expire after keep; 0 means never.
 func NewSweeper(dead DeadLetters, senders, ids string, keep time.Duration) *Sweeper {
 	return &Sweeper{DeadLetters: dead, senders: senders, ids: ids, keep: keep, due: time.Now()}
 }
 
 const (
-	// sweepEvery is how often a process sweeps a queue.
+	// sweepEvery is the longest time until the next sweep of a process is due.
 	sweepEvery = 6 * time.Hour
 
-	// sweepAtOnce is how many notes are deleted in one transaction.
+	// sweepAtOnce is the largest number of notes that one transaction deletes.
 	sweepAtOnce = 500
 )
 
-// Next returns when to sweep.
+// Next returns when the next sweep is due.
 func (s *Sweeper) Next() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.due
 }
 
-// begin reports whether it has been time to sweep for so long; then the caller does.
+// begin reports whether a sweep has been due for at least late. If so, the caller must sweep.
 func (s *Sweeper) begin(late time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,15 +64,15 @@ func (s *Sweeper) begin(late time.Duration) bool {
 	return true
 }
 
-// again is told that a sweep was interrupted.
+// again makes a sweep due now, after one was interrupted.
 func (s *Sweeper) again() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.due = time.Now()
 }
 
-// Sweep deletes what is left over, if it has been time to for so long: in the background, as it
-// may take long, and nobody waits for it. What the servers refuse is left for the next time.
+// Sweep sweeps in the background, if a sweep has been due for at least late. If the servers refuse a
+// deletion, the next sweep tries again.
 func (s *Sweeper) Sweep(inc *session.Incarnation, late time.Duration) {
 	if !s.begin(late) {
 		return
@@ -81,8 +87,8 @@ func (s *Sweeper) Sweep(inc *session.Incarnation, late time.Duration) {
 	})
 }
 
-// read reads the children of dir whose names are of, and returns them with the Stat of dir,
-// written since they were listed: its Mtime is the servers' time.
+// read reads the children of dir for whose names of returns true. now is the Stat of dir, which read
+// has written after the listing: its Mtime is the servers' time.
 func (s *Sweeper) read(ctx context.Context, inc *session.Incarnation, dir string, of func(name string) bool) (paths []string, nodes []session.Node, now *zk.Stat, err error) {
 	names, err := inc.Names(ctx, dir)
 	for _, name := range names {
@@ -99,21 +105,24 @@ func (s *Sweeper) read(ctx context.Context, inc *session.Incarnation, dir string
 	return paths, nodes, now, err
 }
 
-// sweepIDs deletes the notes of IDs that are forgotten. Another sweep, or a SendID
-// that asks for the time, writes the directory too: then what is left is left for
-// the next time. So nothing is deleted but what was read: to make a note anew one
-// has to delete the old one, and to write it changes its version.
+// sweepIDs deletes the notes of expired IDs, and only as it has read them. To write a note changes
+// its version, which each deletion names. To create a note again, a client has to delete it first,
+// and only sweeps do that. Each sweep writes the shard that contains the note, and each deletion
+// checks the version of the shard.
+//
+// A SendID that reads the servers' time writes the shard too. After either write, the notes that are
+// left in this shard wait for the next sweep.
 func (s *Sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
 	if s.ids == "" {
 		return nil
 	}
 	shards, stat, err := inc.Children(ctx, s.ids)
-	// One process is enough; by whose clock that is does not matter much.
+	// One process is enough, and for this the clock of any machine is exact enough.
 	if err != nil || time.Since(time.UnixMilli(stat.Mtime)) < sweepEvery/2 {
 		return err
 	}
 	if _, err := inc.Set(ctx, s.ids, nil, stat.Version); err != nil {
-		return err // another was quicker
+		return err // another process was faster
 	}
 	for _, shard := range shards {
 		dir := session.ChildPath(s.ids, shard)
@@ -123,27 +132,28 @@ func (s *Sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error 
 		}
 		var old []any
 		for i, n := range nodes {
-			if n.Stat != nil && len(n.Data) > 0 && parseNote(n.Data).over(n.Stat, now) { // what may not be read stays
+			if n.Stat != nil && len(n.Data) > 0 && parseNote(n.Data).over(n.Stat, now) { // an unreadable note stays
 				old = append(old, &zk.DeleteRequest{Path: paths[i], Version: n.Stat.Version})
 			}
 		}
 		for some := range slices.Chunk(old, sweepAtOnce) {
-			// Who has read a note before it is deleted finds that ids has moved on.
+			// The write gives ids a new version, which producers check. So the servers refuse a producer
+			// that has read one of these notes.
 			ops := []any{&zk.CheckVersionRequest{Path: dir, Version: now.Version}, &zk.SetDataRequest{Path: s.ids, Version: -1}}
 			_, err := inc.Multi(ctx, append(ops, some...)...)
 			if session.OutcomeOf(err) != session.Answered {
 				return err
 			}
 			if err != nil {
-				break // the other directories are not
+				break // the servers refuse this shard only
 			}
 		}
 	}
 	return nil
 }
 
-// sweepDead deletes the dead letters that are older than they are to be kept. No
-// name of one comes again.
+// sweepDead deletes expired dead letters. It names no versions, because the name of a dead letter is
+// never used again.
 func (s *Sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error {
 	if s.keep == 0 {
 		return nil
@@ -151,7 +161,7 @@ func (s *Sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 	var now *zk.Stat
 	for d, err := range s.Letters(ctx) { // the oldest first
 		if session.IsAnswer(err, zk.ErrNoAuth) && d != nil && d.paths != nil {
-			err = nil // it is as old as the others
+			err = nil // it expires like the others
 		}
 		if err == nil && now == nil {
 			now, err = inc.Set(ctx, s.Dir, nil, -1) // for the servers' time
@@ -166,10 +176,13 @@ func (s *Sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 	return nil
 }
 
-// abandoned deletes the receipts in dir that nobody has written for long. Who lives writes its own
-// with each transaction, and deletes it a moment after the last: only one
-// that was cut off for so long in between finds it deleted, and says that the outcome is
-// unknown. Each is deleted at the version at which it was read, so not if it is written now.
+// abandoned returns a function that deletes the receipts in dir that no client has written for
+// session.SweptAfter. A running process writes its receipt with each transaction, and deletes it a
+// moment after the last. Only a process that was cut off for that long finds its receipt deleted. It
+// then returns an error that says that the outcome is unknown.
+//
+// Each deletion names the version that was read. If the process writes its receipt after that, the
+// servers refuse the deletion.
 func (s *Sweeper) abandoned(dir string) func(ctx context.Context, inc *session.Incarnation) error {
 	return func(ctx context.Context, inc *session.Incarnation) error {
 		if dir == "" {

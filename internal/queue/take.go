@@ -9,9 +9,10 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file takes, or looks at, elements without a consumer.
+// This file has the operations that need no consumer: Take, Peek, List and Requeue. Waiting for
+// elements is not its business.
 
-// Take is a claim and its removal.
+// Take claims an element and then removes it.
 func (q *core) Take(ctx context.Context) (*Element, error) {
 	inner, leave := q.whileOpen(ctx)
 	defer leave()
@@ -26,8 +27,8 @@ func (q *core) Take(ctx context.Context) (*Element, error) {
 	}
 }
 
-// takeOne is one attempt of Take. Again tells that there may be another element: this one was set
-// aside, or others were quicker, or the session has ended meanwhile.
+// takeOne is one attempt of Take. again means that there may be another element: the element has
+// become a dead letter, or the claim was lost before the removal.
 func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) {
 	it, err := q.seize(ctx)
 	if err != nil || it == nil {
@@ -36,7 +37,7 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 	c := it.c
 	if q.check(it); it.misfit {
 		if err := q.skips.Misfit(it.bucket, it.seq, it.fault); err != nil {
-			c.settleNow(ctx, it, entry{fate: Return}) // who looks next finds it in its place
+			c.settleNow(ctx, it, entry{fate: Return}) // the next search finds it in its position
 			return nil, false, err
 		}
 	}
@@ -45,11 +46,12 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 		return nil, err == nil, err
 	}
 	e = &Element{ID: it.id(), Data: it.data, Value: it.value, Sent: it.sent, Attempts: it.attempts}
-	// As a txn, it is over when the servers refuse it: the caller would not get an element that is removed later.
+	// The removal is a txn, so a refusal by the servers ends it. Otherwise, the claimant would try again and remove
+	// an element that the caller does not get.
 	removal, err := c.settleNow(ctx, it, entry{fate: Remove, alone: true, with: &txn{load: &load{m: q.m}}})
 	switch {
 	case err == nil, session.IsNoNode(err):
-		return e, false, nil // NoNode: this client may have removed it. Then the caller gets it rather twice than never
+		return e, false, nil // NoNode: this client may have removed it, and two deliveries are better than none
 	case errors.Is(err, session.ErrClosed) && !errors.Is(err, session.ErrLost) && session.IsClosed(removal.done):
 		return e, false, nil // the Session was closed before the reply: the removal may be applied
 	case !session.IsClosed(removal.done):
@@ -71,7 +73,7 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 	return nil, false, err
 }
 
-// seize claims the first free element and reads it; nil if there is none.
+// seize claims the first free element and reads it. It returns nil if there is none.
 func (q *core) seize(ctx context.Context) (it *item, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) error {
 		if err := q.vet(ctx, inc); err != nil {
@@ -85,23 +87,23 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 			}
 			if len(f.es) == 0 {
 				switch {
-				case !synced: // this server may lag: there is nothing only if the leader says so
+				case !synced: // this server may lag: only a search after a sync proves that no element is free
 					synced = true
 					if err := inc.Sync(ctx, q.dir); err != nil {
 						return err
 					}
 					continue
 				case f.left == nil:
-					if q.sweeper.keep > 0 { // for the sake of those dead letters alone that are not to be kept
+					if q.sweeper.keep > 0 { // only to delete expired dead letters
 						q.sweeper.Sweep(inc, 0)
 					}
 					return nil
 				}
-				f = f.left // that it does not decode is told, again
+				f = f.left // a skipped misfit, so that the caller gets its error again
 			}
 			switch it, err = q.claimNow(ctx, inc, f); {
 			case errors.Is(err, session.ErrVanished), err == errBarred:
-				continue // somebody has deleted our mark, or it was deleted as nobody used it
+				continue // the mark was deleted, by its claimant or another client; or the bucket is skipped from now on
 			case err != nil || it != nil:
 				return err
 			}
@@ -116,8 +118,8 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 	return it, err
 }
 
-// claimNow claims the first element of a finding, and reads it. It is nil without an error if others
-// were quicker. What is claimed when ctx has ended goes back.
+// claimNow claims the first element of a finding, and reads it. It returns nil without an error if another
+// client was faster. If ctx ends first, the element returns to its position.
 func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *finding) (*item, error) {
 	c, err := q.enlist(inc)
 	if err != nil {
@@ -184,7 +186,7 @@ func (q *core) Peek(ctx context.Context) (*Element, error) {
 				data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.key()))
 				switch {
 				case session.IsNoNode(err) && i < len(f.es)-1:
-					continue // somebody consumes them as we look
+					continue // a consumer has removed it since the search
 				case session.IsNoNode(err):
 				case q.skips.Unreadable(e.bucket, e.seq, e.key(), err):
 				case err != nil:
@@ -210,7 +212,7 @@ func (q *core) Requeue(ctx context.Context, d *Letter) error {
 	return q.out.send(p)
 }
 
-// List yields the elements that are in a state, in pages: each bucket as it is when List comes to it.
+// List yields the elements in a state. It reads one bucket after another, each as it is at that moment.
 func (q *core) List(ctx context.Context, s State) iter.Seq2[Listed, error] {
 	return func(yield func(Listed, error) bool) {
 		var buckets []bucket
@@ -237,7 +239,7 @@ func (q *core) List(ctx context.Context, s State) iter.Seq2[Listed, error] {
 	}
 }
 
-// page returns the elements of a bucket that are in a state.
+// page returns the elements of a bucket in a state.
 func (q *core) page(ctx context.Context, inc *session.Incarnation, b bucket, s State) (page []Listed, err error) {
 	lots, err := q.lots(ctx, inc, []bucket{b})
 	if err == nil {
@@ -279,7 +281,7 @@ func (q *core) page(ctx context.Context, inc *session.Incarnation, b bucket, s S
 	kept := page[:0]
 	for i, n := range nodes {
 		if n.Stat == nil {
-			continue // consumed meanwhile
+			continue // a consumer has removed it since the listing
 		}
 		l := page[i]
 		l.Data, l.Sent = n.Data, time.UnixMilli(n.Stat.Ctime)

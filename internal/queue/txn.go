@@ -11,37 +11,41 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file adds a program's own operations, and what it sends, to one transaction.
+// This file applies a program's own operations, and its sends to queues, in one transaction: all or
+// none. How an element is removed or sent is not its business.
 
-// A txn is what is done in one transaction with the removal of an element. Until it has been
-// applied the element stays in hand: a txn that is refused changes nothing.
+// A txn is the operations that a transaction applies together with the removal of an element. Until
+// the transaction is applied, the element stays in hand: a refused txn changes nothing.
 type txn struct {
 	*load
-	at int                // where the operations begin in the transaction
-	rs []zk.MultiResponse // of the program's operations
+	at int                // index of its first operation in the transaction
+	rs []zk.MultiResponse // responses to the program's operations
 }
 
-// A load is the operations of a transaction, some of which send to queues.
+// A load is the operations and sends of a program in one transaction.
 type load struct {
 	m     *session.Manager
 	ops   []any       // the program's own; their paths are the server's
-	sends []*shipment // to queues
-	size  int         // from above
+	sends []*shipment // one for each queue
+	size  int         // upper bound, in bytes
 }
 
-// A shipment is what a load sends to one queue, all together: each transaction of a
-// posted checks the tail, which that of another before it would have moved. What it knows
-// of the queue is read for the first attempt and kept, by an outbox of its own: a Send
-// checks versions, so what is stale is refused, and forgotten.
+// A shipment is all elements that a load sends to one queue. It is one posted, because each posted
+// checks the version of the tail, and a second posted in the same transaction would find the version
+// that the first has changed.
+//
+// A shipment has its own outbox, which keeps its knowledge of the queue from the first attempt to the
+// last. That knowledge can be stale. Then the servers refuse the attempt, because a Send checks
+// versions, and the outbox forgets it.
 type shipment struct {
 	posted
-	q  *core // the first that is limited, if one is: the limit is that of a Queue value
-	op int   // the first operation that sends there
-	at int   // where its steps begin in the load
+	q  *core // the Queue value whose limit applies: the first with a limit, if there is one
+	op int   // index of the first operation that sends to the queue
+	at int   // index of its first step in the load
 }
 
-// newLoad makes a load of ops, those of go-zookeeper's Multi and *Outgoing, which may take so
-// many bytes.
+// newLoad returns the load of ops: operations of go-zookeeper's Multi, and *Outgoing. It fails if they
+// need more than limit bytes.
 func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *load, err error) {
 	x = &load{m: m}
 	for i, op := range ops {
@@ -72,7 +76,7 @@ func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *
 	return x, err
 }
 
-// send adds what operation op sends to q.
+// send adds a parcel, which operation op sends to q.
 func (x *load) send(q *core, p *parcel, op int) {
 	x.size += p.size
 	i := slices.IndexFunc(x.sends, func(s *shipment) bool { return s.q.dir == q.dir })
@@ -86,8 +90,8 @@ func (x *load) send(q *core, p *parcel, op int) {
 	}
 }
 
-// awaitRoom waits until there is room in all queues. One element of the queue at home goes with
-// the transaction.
+// awaitRoom waits until there is room in all queues. The transaction removes one element of the queue
+// at home, so one element fewer needs room there.
 func (x *load) awaitRoom(ctx context.Context, home string) error {
 	for _, s := range x.sends {
 		p := &parcel{}
@@ -107,7 +111,7 @@ func (x *load) awaitRoom(ctx context.Context, home string) error {
 	return nil
 }
 
-// steps makes the steps of one attempt.
+// steps returns the steps of one attempt.
 func (x *load) steps(inc *session.Incarnation) (steps []step, err error) {
 	for _, op := range x.ops {
 		steps = append(steps, step{op, incurable})
@@ -122,8 +126,8 @@ func (x *load) steps(inc *session.Incarnation) (steps []step, err error) {
 	return steps, nil
 }
 
-// answered is told that the load was applied, with the responses to its steps.
-// It returns those to the program's operations.
+// answered is called with the responses to the steps, after the load was applied. It returns the
+// responses to the program's operations.
 func (x *load) answered(rs []zk.MultiResponse) []zk.MultiResponse {
 	for _, s := range x.sends {
 		s.learn(rs[s.at : s.at+len(s.posted.steps)])
@@ -165,16 +169,17 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 	e, err := c.settleNow(ctx, it, entry{fate: Remove, with: t, alone: true})
 	switch {
 	case e.with != t && err == nil:
-		return nil, line.ErrNotLocked // settled, but not by this
+		return nil, line.ErrNotLocked // settled, but not by this txn
 	case e.with == t && session.IsClosed(e.done):
 		return t.rs, e.err
 	}
 	return nil, err
 }
 
-// Through applies ops, those of go-zookeeper's Multi and *Outgoing, with commit, which applies
-// operations in one transaction, and whose responses tell which was refused. What commit is given
-// has the paths of the program. The responses are those to ops that are no *Outgoing.
+// Through applies ops: operations of go-zookeeper's Multi, and *Outgoing. It calls commit to apply
+// them in one transaction, with the program's paths. If the servers refuse the transaction, the
+// responses of commit must show which operation is to blame. Through returns the response to each
+// operation that is not an *Outgoing.
 func Through(ctx context.Context, m *session.Manager, ops []any, commit func(ops []any) ([]zk.MultiResponse, error)) ([]zk.MultiResponse, error) {
 	x, err := newLoad(ctx, m, ops, session.MaxPacket)
 	if err == nil {
@@ -209,7 +214,7 @@ func Through(ctx context.Context, m *session.Manager, ops []any, commit func(ops
 	}
 }
 
-// bare returns operations with the paths of the program.
+// bare returns a copy of ops with the program's paths.
 func bare(m *session.Manager, ops []any) []any {
 	out := make([]any, len(ops))
 	for i, op := range ops {

@@ -1,14 +1,16 @@
 package txn
 
-// This file runs transactions, the real code, in every way that a model of the servers allows.
+// This file runs the real code of transactions in every way that a model of the servers allows. The
+// search is the business of package explore.
 //
-// What the model assumes (docs/guarantees.md, "What is assumed of the servers"):
+// The model has these assumptions (docs/guarantees.md, "What is assumed of the servers"):
 //
-//   - The servers execute requests one by one, a transaction whole or not at all, and keep their data.
+//   - The servers execute requests one by one, a transaction whole or not at all, and keep their
+//     data.
 //   - A read is not older than the last reply of its session.
-//   - A request without a reply was executed, was lost, or was left behind: any server executes it at
-//     any later time, within or after its session. (The session prevents some of these: see trail.
-//     A transaction does not need that.)
+//   - A request without a reply was executed, was lost, or was left behind: any server executes it
+//     at any later time, within or after its session. (The session prevents some of these: see
+//     trail. A transaction does not need that.)
 //   - Other clients may delete a log, write other data into it, forbid and permit writing it, and
 //     make and delete the other znodes of a transaction.
 
@@ -28,7 +30,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A plan bounds what happens in a run.
+// A plan bounds the events of a run.
 type plan struct {
 	across bool // transactions across sessions
 	calls  int  // transactions, one after another
@@ -53,14 +55,14 @@ type servers struct {
 	cancel func()
 
 	nodes map[string]*znode
-	late  []late   // requests that may yet be executed
+	late  []late   // requests that the servers may execute later
 	logs  []string // paths, in the order of their first use: names are random
 	t     *transaction
-	told  []string // what the code has learned since the last attempt
+	told  []string // the answers to the code since the last attempt
 	ended bool     // a session was lost during this call
 	acted bool     // another client has acted
 	count []int    // how often the transaction of each call was applied
-	never []bool   // the caller was told that it was not applied
+	never []bool   // the caller knows that it was not applied
 	call  int
 }
 
@@ -85,14 +87,15 @@ func (p plan) everyWay(m *session.Manager) func(*explore.Run) {
 			s.one()
 			s.call++
 		}
-		for len(s.late) > 0 { // what is still on its way
+		for len(s.late) > 0 { // requests still under way
 			s.at("over")
 			s.arrives(s.Pick(len(s.late)))
 		}
 	}
 }
 
-// one makes one transaction: it is applied if there is a znode /gate. It checks what the caller is told.
+// one makes one transaction, which the servers apply if the znode /gate exists. one checks the
+// result for the caller.
 func (s *servers) one() {
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	defer s.cancel()
@@ -124,7 +127,7 @@ func (s *servers) one() {
 	}
 	s.Note("call %d returns %v", s.call, err)
 	n := s.count[s.call]
-	// The caller learns the outcome, unless one of these stands in the way.
+	// The caller learns the outcome, with these exceptions.
 	excused := s.acted || s.ctx.Err() != nil || s.ended && !s.across
 	switch unknown := s.ctx.Err() != nil || errors.Is(err, session.ErrLost) || err != nil && strings.Contains(err.Error(), "may have been applied"); {
 	case err == nil && n != 1:
@@ -137,7 +140,7 @@ func (s *servers) one() {
 	s.never[s.call] = err != nil && !strings.Contains(err.Error(), "may have been applied") && s.ctx.Err() == nil && !errors.Is(err, session.ErrLost)
 }
 
-// at names the state: what the servers have, and what the code knows.
+// at names the state: the data of the servers, and the knowledge of the code.
 func (s *servers) at(where string) { s.At(func() string { return s.state(where) }) }
 
 func (s *servers) state(where string) string {
@@ -232,7 +235,7 @@ func (s *servers) another(act int) {
 	}
 }
 
-// ask sends a request, and chooses what becomes of it. do executes it.
+// ask sends a request, and chooses its fate. do executes it.
 func (s *servers) ask(name string, do func() string) (answer string, err error) {
 	s.others()
 	if err := s.ctx.Err(); err != nil {
@@ -281,7 +284,7 @@ func (s *servers) retry(name string, do func() string) (answer string, err error
 	}
 }
 
-// execute applies ops, all or none. It returns the index of the one that is refused, and why.
+// execute applies ops, all or none. It returns the index of the refused operation, and its error.
 func (s *servers) execute(ops []any) (failed int, err error) {
 	for i, op := range ops {
 		switch op := op.(type) {
@@ -339,7 +342,7 @@ func (s *servers) check(path string, version int32) error {
 	return nil
 }
 
-// What follows is the client of the transaction: see client.
+// The following methods are the client of the transaction: see client.
 
 func (s *servers) multi(send func(string, func() string) (string, error), ops []any) (rs []zk.MultiResponse, err error) {
 	name := "multi"
@@ -367,7 +370,7 @@ func (s *servers) multi(send func(string, func() string) (string, error), ops []
 }
 
 func (s *servers) AttemptMulti(_ context.Context, ops []any) ([]zk.MultiResponse, error) {
-	// Between two attempts, the code remembers nothing but this.
+	// Between two attempts, the code remembers only this.
 	t := s.t
 	s.told = []string{fmt.Sprint(t.made, t.open, t.why.err, t.why.log, t.bare)}
 	return s.multi(s.ask, ops)

@@ -16,7 +16,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A client is what a transaction needs of its session: an incarnation, or a model of it.
+// A client is a session as a transaction uses it: an incarnation, or a model of it.
 type client interface {
 	AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error)
 	AttemptCreate(ctx context.Context, path string, data []byte, flags int32, acl []zk.ACL) (string, error)
@@ -29,7 +29,7 @@ type client interface {
 	Pause(ctx context.Context, try int) error
 	Loss() error
 
-	drop(p *pool, l *log, later bool) // in the background; later means that its create may still arrive
+	drop(p *pool, l *log, later bool) // in the background; if later, the create may still arrive
 }
 
 // An incarnation is the client of a session.
@@ -88,8 +88,8 @@ func IsLogName(name string) bool {
 	return ok && ok2 && len(guid) == 36 && uuid.Validate(guid) == nil
 }
 
-// IsLog reports whether a znode of that name holds the data of a log: it is new, or the last
-// write was that of a transaction, with it or without it.
+// IsLog reports whether a znode of that name holds the data of a log. It is new, or the last
+// write wrote the log, with a transaction or without.
 func IsLog(data []byte, stat *zk.Stat) bool {
 	l := log{version: stat.Version - 1}
 	return stat.EphemeralOwner == 0 && (stat.Version == 0 && len(data) == 0 || bytes.Equal(data, l.holds(true)) || bytes.Equal(data, l.holds(false)))
@@ -198,8 +198,8 @@ func (p *pool) keep(inc client, l *log) {
 	}
 }
 
-// old takes the logs out that were last used at until or before. next is the time of the next
-// one; more is false if there is none.
+// old removes the logs from p that were last used at until or before. next is the last use of
+// the oldest remaining log. more is false if no log remains.
 func (p *pool) old(until time.Time) (paths []string, next time.Time, more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -220,7 +220,7 @@ func (p *pool) old(until time.Time) (paths []string, next time.Time, more bool) 
 }
 
 // sweep deletes each log that no transaction has used for IdleTime, until none is left. When
-// the session is closed it deletes all.
+// the Session closes, it deletes all.
 func (p *pool) sweep(leaving <-chan struct{}) {
 	m := p.m
 	for over := false; ; {

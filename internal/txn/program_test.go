@@ -57,7 +57,7 @@ func (b *board) at() int {
 	return b.to
 }
 
-// A fate is what a transaction was told to have come to.
+// A fate is the result of a transaction for its caller.
 type fate struct {
 	err   error
 	names []string // of its sequential child
@@ -70,10 +70,9 @@ func (f fate) refused() bool {
 
 type tally struct{ applied, refused, unknown, deadline, lost, unsure int }
 
-// Transactions of one client are made while its connection goes from member to member,
-// members keep back what they were sent, replies are lost and sessions end. Each is
-// applied once if it is said to have been, never if it is said to have been refused, and
-// at most once otherwise.
+// A client makes transactions. Its connection moves from member to member, members hold requests
+// back, replies are lost and sessions end. The servers apply each transaction once if its caller
+// gets no error, never if its caller gets a refusal, and at most once otherwise.
 func TestPrograms(t *testing.T) {
 	n, first := 200, 0
 	if s, err := strconv.Atoi(os.Getenv("PROGRAMS")); err == nil {
@@ -179,7 +178,7 @@ func program(t *testing.T, seed uint64, sum *tally) (faults []string) {
 					rs, err = Session(ctx, s.m, ops)
 				}
 				after, _ := s.m.Incarnation(context.Background())
-				cut := ctx.Err() != nil || after != before // what it made may not have been found out
+				cut := ctx.Err() != nil || after != before // the names that it created may be unknown
 				cancel()
 				f := fate{err: err}
 				if c, ok := ops[len(ops)-1].(*zk.CreateRequest); ok && err == nil && !across && !cut {
@@ -197,7 +196,7 @@ func program(t *testing.T, seed uint64, sum *tally) (faults []string) {
 	done := make(chan struct{})
 	go func() { wg.Wait(); close(done) }()
 
-	// What befalls them.
+	// The faults of the connection and of the ensemble.
 	nap := func(ms int) { time.Sleep(time.Duration(rng.IntN(ms*1000)) * time.Microsecond) }
 	flag := false
 	world := func() {
@@ -218,7 +217,7 @@ func program(t *testing.T, seed uint64, sum *tally) (faults []string) {
 		}
 	}
 	e.SetBacklog(time.Duration(rng.IntN(4)) * 5 * time.Millisecond)
-	quick := rng.IntN(2) == 0 // so that nothing but moves and stalls befalls them
+	quick := rng.IntN(2) == 0 // if true, no member crashes
 	for extra := 10; extra > 0; {
 		select {
 		case <-done:
@@ -279,7 +278,7 @@ func program(t *testing.T, seed uint64, sum *tally) (faults []string) {
 	e.HealAll()
 	e.SetBacklog(0)
 	time.Sleep(time.Minute)
-	for i := range 3 { // back to whoever keeps something
+	for i := range 3 { // back to a member that holds requests
 		b.move(i)
 		time.Sleep(20 * time.Second)
 	}

@@ -14,8 +14,8 @@ import (
 // error is ErrMixed, and nothing is applied, if the servers may remove the znode there.
 //
 // It reads the znode first, from a server that may lag. If the read finds no znode, a create makes
-// a persistent one, or is refused. A write is not sent then: it is NoNode. If the write changes
-// another znode than the one that was read, the answer shows another czxid: see
+// a persistent one, or is refused. For a write, Store sends nothing then and returns NoNode. If the
+// write changes a znode that Store did not read, the answer shows another czxid: see
 // [session.Incarnation.Wrote].
 func Store(ctx context.Context, m *session.Manager, dir string, at session.Stored, ops []any) error {
 	known := at

@@ -1,7 +1,7 @@
 // Package txn applies transactions exactly once, whatever happens to their replies.
 //
-// A transaction without a reply may have been applied, or may be applied later, and cannot
-// simply be sent again. So each transaction also writes a log: a znode of unique name that
+// A client cannot simply repeat a transaction without a reply: the servers may have applied it,
+// or may apply it later. So each transaction also writes a log: a znode of unique name that
 // only this client writes.
 //
 //  1. A log is made by a create of its own. If that has no reply, another log of another
@@ -16,7 +16,7 @@
 //     succeed. This can happen within one session: the connection can come back to a server
 //     that kept a request. So the log is written at the same version without the
 //     transaction. Either that or an attempt is applied, and the log's data say which. If the
-//     log may not be written any more, it is deleted at that version.
+//     client may no longer write the log, it deletes the log at that version.
 //  5. A caller that does not wait for that has the log deleted: no attempt is applied after
 //     the deletion.
 //
@@ -39,16 +39,16 @@ import (
 type transaction struct {
 	m    *session.Manager
 	pool *pool
-	dirs []string // where its log may lie; the first that permits it
+	dirs []string // for its log: the first that permits one
 	ops  []any    // the paths are the server's
 	vet  bool     // a log is made only in a directory that no other client may change
 	bare bool     // applied without a log, as the servers permit none
 
 	log  *log
 	made bool               // log was made for it
-	open bool               // an attempt without a reply may have been applied, or may be yet
+	open bool               // an attempt has no reply: it was or may be applied
 	why  refusal            // the refusal that is settled while an attempt is open
-	rs   []zk.MultiResponse // the answer to the last attempt, without that of the log
+	rs   []zk.MultiResponse // the answers to ops in the last attempt
 }
 
 // A refusal is an answer after which a transaction is not applied.
@@ -132,7 +132,7 @@ func (t *transaction) over(ctx context.Context, inc client, err error) ([]zk.Mul
 	case ctx.Err() != nil:
 		err = session.CtxErr(ctx)
 	case session.IsNoNode(err), session.IsNodeExists(err), session.IsBadVersion(err), errors.Is(err, session.ErrUnprotected):
-		err = fmt.Errorf("it may have been applied: %v", err) // callers would take it for the answer to ops
+		err = fmt.Errorf("it may have been applied: %v", err) // else callers take it for the answer to ops
 	default:
 		err = fmt.Errorf("it may have been applied: %w", err)
 	}
@@ -183,7 +183,7 @@ func (t *transaction) during(ctx context.Context, inc client) error {
 }
 
 // settle is called when an attempt was refused and an earlier one is open. It reports whether
-// an attempt was applied. If not, none will be, and t.why is the refusal. After an error an
+// an attempt was applied. If not, none will be, and t.why is the refusal. After an error, an
 // attempt is still open.
 func (t *transaction) settle(ctx context.Context, inc client, why refusal) (applied bool, err error) {
 	err = why.err
@@ -236,8 +236,8 @@ func (t *transaction) settle(ctx context.Context, inc client, why refusal) (appl
 	}
 }
 
-// begin takes a log, or makes one where that is permitted. Within one session a
-// transaction is also applied without.
+// begin takes a log, or makes one where the servers permit it. Within one session, it
+// otherwise applies t without a log.
 func (t *transaction) begin(ctx context.Context, inc client) (err error) {
 	_, deletes := t.ops[0].(*zk.DeleteRequest)
 	if t.vet && (!deletes || len(t.ops) > 1) { // a mere delete makes no directory
@@ -300,7 +300,7 @@ func (t *transaction) make(ctx context.Context, inc client, dir string) (*log, e
 	}
 }
 
-// once makes one attempt without a log.
+// once applies t without a log. It repeats only an attempt that it could not send.
 func (t *transaction) once(ctx context.Context, inc client) error {
 	for try := 0; ; try++ {
 		rs, err := inc.AttemptMulti(ctx, t.ops)

@@ -136,8 +136,8 @@ func TestATransactionGivenUpBetweenTwoAttemptsLeavesNoLog(t *testing.T) {
 	})
 }
 
-// If another client deletes the log of a transaction whose reply was lost, it is unknown whether
-// that was applied. The error says so, whichever operation the repetition fails at.
+// If another client deletes the log of a transaction whose reply was lost, the outcome is
+// unknown. The error says so, whichever operation the repetition fails at.
 func TestATransactionWhoseLogWasDeletedIsNotSaidToHaveChangedNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), live(t, open(t, srv))
@@ -169,7 +169,8 @@ func TestATransactionWhoseLogWasDeletedIsNotSaidToHaveChangedNothing(t *testing.
 	})
 }
 
-// A session may have an ACL that lets its own znodes be made, read and deleted, and not written.
+// A session may have an ACL that permits it to create, read and delete znodes, but not to write
+// them.
 func TestATransactionIsAppliedOnceThoughTheACLLeavesOutWriting(t *testing.T) {
 	const perms = zk.PermRead | zk.PermCreate | zk.PermDelete
 	user := session.Auth{Scheme: "digest", Credentials: []byte("me:secret")}
@@ -214,7 +215,7 @@ func TestATransactionIsAppliedOnceThoughTheACLLeavesOutWriting(t *testing.T) {
 	}
 }
 
-// The log's ACL is that of the session, unless a client could make it that could not write it.
+// The log has the session's ACL, unless that lets a client create the log but not write it.
 func TestALogCanBeWrittenByAClientThatCanMakeIt(t *testing.T) {
 	admin := zk.ACL{Scheme: "digest", ID: "admin:x", Perms: zk.PermAll}
 	world := func(perms int32) zk.ACL { return zk.ACL{Scheme: "world", ID: "anyone", Perms: perms} }
@@ -256,7 +257,7 @@ func TestALogWhoseCreateHadNoReplyIsNotLeft(t *testing.T) {
 			if n := len(childrenOf(t, o, "/logs")); n != 2 || lost != 2 {
 				t.Fatalf("%d logs, %d creates", n, lost)
 			}
-			want := 1 // what was used is kept for the next
+			want := 1 // the used log is kept for the next transaction
 			if soon {
 				s.m.Close()
 				want = 0

@@ -1,5 +1,6 @@
-// Package foreign is a queue in the znodes of another library. Its elements have no claims: a
-// consumer owns one by deleting it, and writes it back if it is not wanted.
+// Package foreign is a queue in the znodes of another library, which cannot represent claims. A
+// consumer takes an element by deleting it, and writes it back to return it. If the process crashes
+// between the two, the element is lost.
 package foreign
 
 import (
@@ -20,6 +21,9 @@ import (
 	txns "github.com/zsync/zsync/internal/txn"
 )
 
+// This file sends, takes and counts elements. Settling a taken element is the business of item.go;
+// names and frames are in format.go.
+
 // An engine is the Engine of a layout.
 type engine struct {
 	*format
@@ -27,22 +31,22 @@ type engine struct {
 	m       *session.Manager
 	cfg     queue.Config
 	dir     string
-	called  string // the layout, by a program
+	called  string // the program's name of the layout
 	sweeper *queue.Sweeper
 	skips   queue.Skipper
-	line    line.Line     // of those who want elements
-	sending chan struct{} // has a token: who has put it there sends
-	taking  chan struct{} // likewise takes
-	faults  sync.Map      // of chan error: they are told what keeps consumers from consuming
+	line    line.Line     // of consumers that wait for elements
+	sending chan struct{} // has a token: the goroutine that has put it there may send
+	taking  chan struct{} // has a token: the goroutine that has put it there may take
+	faults  sync.Map      // of chan error: receive the errors that keep consumers from consuming
 
 	mu        sync.Mutex
-	ready     []*item                                 // taken, and not offered yet; guarded by mu
+	ready     []*item                                 // taken and not offered yet; guarded by mu
 	held      map[*session.Incarnation]map[*item]bool // taken and not settled; guarded by mu
 	consumers int                                     // guarded by mu
 }
 
-// New returns the Engine of another library's layout: SimpleDistributedQueue, DistributedQueue, both
-// of Curator, or kazoo. It does no I/O.
+// New returns the Engine of another library's layout: Curator's SimpleDistributedQueue, Curator's
+// DistributedQueue, or kazoo's. It does no I/O.
 func New(m *session.Manager, cfg queue.Config, called string) queue.Engine {
 	q := &engine{
 		format: formats[called], m: m, cfg: cfg, dir: m.Full(cfg.Path), called: called,
@@ -76,7 +80,8 @@ func (q *engine) complain(err error) {
 	})
 }
 
-// makeQueue makes the queue's znode. It is no container, which others would find gone.
+// makeQueue creates the queue's znode. It is not a container: the servers delete an empty container,
+// and a client of another library would fail because the znode is missing.
 func (q *engine) makeQueue(ctx context.Context) error {
 	return q.m.During(ctx, func(inc *session.Incarnation) error {
 		_, err := inc.Create(ctx, q.dir, []byte(marks.Dir))
@@ -105,7 +110,7 @@ func (q *engine) Send(ctx context.Context, b queue.Batch) error {
 		return fmt.Errorf("%d elements need a request of %d bytes, %d more than fit: %w", len(b.Data), size, size-session.MaxPacket, session.ErrTooLarge)
 	}
 	select {
-	case q.sending <- struct{}{}: // in the order in which they come
+	case q.sending <- struct{}{}: // in the order of the calls
 	case <-ctx.Done():
 		return session.CtxErr(ctx)
 	}
@@ -113,7 +118,8 @@ func (q *engine) Send(ctx context.Context, b queue.Batch) error {
 	return q.commit(ctx, ops)
 }
 
-// commit applies ops, which may need the queue's znode, exactly once.
+// commit applies ops exactly once. If the queue's znode, or the parent of the dead letters, does not
+// exist, commit creates it.
 func (q *engine) commit(ctx context.Context, ops []any) error {
 	for {
 		rs, err := txns.Across(ctx, q.m, q.Receipts, ops)
@@ -136,8 +142,8 @@ func (q *engine) commit(ctx context.Context, ops []any) error {
 	}
 }
 
-// read reads the znode of an element, with the elements in it. It is nil, without an error, if the
-// servers do not let us read it: then it is passed over for a while.
+// read reads the znode of an element, with the elements in it. If the servers refuse to let the client
+// read it, read returns nil without an error, and consumers skip the znode for a while.
 func (q *engine) read(ctx context.Context, inc *session.Incarnation, e element) (*item, error) {
 	data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.name))
 	if q.skips.Unreadable(e.name, 0, e.name, err) {
@@ -160,8 +166,8 @@ func (q *engine) deletion(it *item) *zk.DeleteRequest {
 	return &zk.DeleteRequest{Path: session.ChildPath(q.dir, it.name), Version: it.version}
 }
 
-// elements lists the elements, but for those that are passed over; left are those of them that did not
-// decode.
+// list returns the elements among names, without skipped elements. left has the skipped elements that
+// did not decode.
 func (q *engine) list(names []string) (es, left []element) {
 	for _, e := range q.elements(names) {
 		switch {
@@ -174,17 +180,17 @@ func (q *engine) list(names []string) (es, left []element) {
 	return es, left
 }
 
-// maxSplit is how many elements are taken out of a znode in one transaction.
+// maxSplit is the largest number of elements in one transaction of split or Clear.
 const maxSplit = 500
 
-// split gives each element of a znode that holds several, as Curator's putMulti
-// makes them, or none, a znode of its own: <name>#<i>. Everybody's order is by
-// name, so these are served in their places. If they do not fit into one
-// transaction the last are taken out first, which leaves the others their i.
+// split moves each element of a znode to its own znode, <name>#<i>. It is called for a znode that
+// holds several elements, as Curator's putMulti creates it, or none. All these libraries order
+// elements by name, so the new znodes keep the positions. If the elements do not fit into one
+// transaction, split takes out the last elements first, so that the others keep their i.
 //
-// Whoever has read the znode before finds that its version has changed, or that
-// it is gone, and so does a second attempt. No name is used again for other data: its version
-// would begin again, and another library could delete an element that it has not read.
+// A client that has read the znode before finds a new version, or no znode. So does a second attempt
+// of split. No name is used again for other data: versions would restart at 0, and a client of another
+// library could delete an unread element.
 func (q *engine) split(ctx context.Context, inc *session.Incarnation, it *item) error {
 	path, all := session.ChildPath(q.dir, it.name), it.inside
 	size, n := q.m.SizeOf(path, it.stored), len(all)
@@ -208,7 +214,7 @@ func (q *engine) split(ctx context.Context, inc *session.Incarnation, it *item) 
 	return unlessOutrun(err)
 }
 
-// unlessOutrun is err, unless another was quicker.
+// unlessOutrun returns err, or nil if err means that another client was faster.
 func unlessOutrun(err error) error {
 	if session.IsNoNode(err) || session.IsBadVersion(err) {
 		return nil
@@ -216,8 +222,9 @@ func unlessOutrun(err error) error {
 	return err
 }
 
-// seize takes an element that was read: it deletes it, or, if it does not decode, sets it aside. It is
-// not ours if it is nil without an error. It is about the servers alone, and ends with them.
+// seize takes an element that was read: it deletes the znode. If the element does not decode, it
+// becomes a dead letter. seize returns nil without an error if this process has not got the element.
+// No caller's context ends it, because after the deletion only this process has the element.
 func (q *engine) seize(it *item) (ours *item, err error) {
 	ctx := session.Finishing
 	if len(it.inside) != 1 {
@@ -250,7 +257,7 @@ func (q *engine) seize(it *item) (ours *item, err error) {
 	return it, nil
 }
 
-// Take is the removal of the first element.
+// Take takes the first element and settles it.
 func (q *engine) Take(ctx context.Context) (e *queue.Element, err error) {
 	inner, leave := q.whileOpen(ctx)
 	defer leave()
@@ -270,7 +277,7 @@ func (q *engine) Take(ctx context.Context) (e *queue.Element, err error) {
 	}
 }
 
-// await calls take and waits for it. When ctx ends first, what it has taken is put back.
+// await calls take and waits for its result. If ctx ends first, await writes a taken element back.
 func (q *engine) await(ctx context.Context, take func() (*item, error)) (*item, error) {
 	type taken struct {
 		it  *item
@@ -280,7 +287,7 @@ func (q *engine) await(ctx context.Context, take func() (*item, error)) (*item, 
 	leaving, stay := q.m.BeforeClose()
 	if session.IsClosed(leaving) {
 		stay()
-		return nil, session.ErrClosed // Close would not wait for what is taken now
+		return nil, session.ErrClosed // Close would not wait for an element that take takes now
 	}
 	q.m.Spawn(func() {
 		defer stay()
@@ -301,7 +308,8 @@ func (q *engine) await(ctx context.Context, take func() (*item, error)) (*item, 
 	}
 }
 
-// first reads the first element; nil if there is none. With aside it may share its znode with others.
+// first reads the first element. It returns nil if there is none. With aside, for Peek, it passes over
+// a znode that holds no elements. Without, it returns the znode, and seize splits it.
 func (q *engine) first(ctx context.Context, aside bool) (found *item, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) error {
 		for synced := false; ; {
@@ -311,7 +319,7 @@ func (q *engine) first(ctx context.Context, aside bool) (found *item, err error)
 			}
 			es, left := q.list(names)
 			if synced {
-				es = append(es, left...) // that nothing decodes is told, again
+				es = append(es, left...) // skipped misfits, so that the caller gets their error again
 			}
 			changed := false
 			for _, e := range es {
@@ -335,7 +343,7 @@ func (q *engine) first(ctx context.Context, aside bool) (found *item, err error)
 				}
 				return nil
 			}
-			synced = true // there is nothing only if the leader says so
+			synced = true // this server may lag: only a listing after a sync proves that there is no element
 			if err := inc.Sync(ctx, q.dir); err != nil {
 				return err
 			}
@@ -396,7 +404,7 @@ func (q *engine) Stats(ctx context.Context) (st queue.Stats, err error) {
 }
 
 func (q *engine) Clear(ctx context.Context) (n int, err error) {
-	var there map[string]bool // the znodes that were there when it began
+	var there map[string]bool // the znodes that existed when Clear began
 	for {
 		es, err := q.names(ctx)
 		if err != nil {
@@ -433,7 +441,7 @@ func (q *engine) Clear(ctx context.Context) (n int, err error) {
 }
 
 func (q *engine) Requeue(ctx context.Context, d *queue.Letter) error {
-	if err := q.makeQueue(ctx); err != nil { // others make it a container
+	if err := q.makeQueue(ctx); err != nil { // other libraries create a container, which the servers delete
 		return err
 	}
 	remove, _ := q.Removal(d)
@@ -449,8 +457,8 @@ func (q *engine) List(context.Context, queue.State) iter.Seq2[queue.Listed, erro
 	return func(yield func(queue.Listed, error) bool) { yield(queue.Listed{}, q.lacks("List")) }
 }
 
-// whileOpen returns a context that ends with ctx, and when the Session is about to be closed, which
-// waits for leave.
+// whileOpen returns a context that ends with ctx, or when the Session begins to close. Session.Close
+// waits until the caller calls leave.
 func (q *engine) whileOpen(ctx context.Context) (inner context.Context, leave func()) {
 	leaving, stay := q.m.BeforeClose()
 	inner, cancel := context.WithCancelCause(ctx)
@@ -470,12 +478,12 @@ func (q *engine) whileOpen(ctx context.Context) (inner context.Context, leave fu
 	}
 }
 
-// refusal reports whether err is one that trying again does not cure.
+// refusal reports whether another attempt would fail with err too.
 func refusal(err error) bool {
 	return session.OutcomeOf(err) == session.Answered || errors.Is(err, session.ErrTooLarge) || errors.Is(err, session.ErrUnprotected)
 }
 
-// fetch waits for elements, and takes up to n of them, which are ready then.
+// fetch waits for elements, takes up to n of them, and adds them to q.ready.
 func (q *engine) fetch(ctx context.Context, n int) error {
 	return q.m.During(ctx, func(inc *session.Incarnation) error {
 		place, err := q.line.Contend(ctx, inc, q.line.Bases[0], q.m.Owner, line.Exclusive)
@@ -503,7 +511,7 @@ func (q *engine) fetch(ctx context.Context, n int) error {
 				got, err := q.await(ctx, func() (*item, error) { return q.seize(it) })
 				switch {
 				case err != nil && ctx.Err() == nil && q.skips.Left(e.name, 0):
-					over = true // who wants to know is told
+					over = true // Complain has sent the error to the consumers with Odd
 				case err != nil && ctx.Err() == nil && refusal(err):
 					refused[e.name] = true
 					q.complain(err)
@@ -516,7 +524,7 @@ func (q *engine) fetch(ctx context.Context, n int) error {
 					q.mu.Unlock()
 				}
 				if len(it.inside) != 1 {
-					break // what was in it comes before the others
+					break // list again: the elements of the split znode precede the others
 				}
 			}
 			if over {
@@ -526,12 +534,12 @@ func (q *engine) fetch(ctx context.Context, n int) error {
 	})
 }
 
-// awaitSome lists the elements, but for those that are passed over. If there are none it waits.
+// awaitSome lists the elements, without skipped and refused elements. If there are none, it waits.
 func (q *engine) awaitSome(ctx context.Context, inc *session.Incarnation, refused map[string]bool) ([]element, error) {
 	for {
 		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: q.dir})
 		names, _, err := inc.Children(ctx, q.dir)
-		again := q.skips.Next() // before they are looked at: what comes due in between is not missed
+		again := q.skips.Next() // read before the call of list, during which a skip can end
 		es, _ := q.list(names)
 		es = slices.DeleteFunc(es, func(e element) bool { return refused[e.name] })
 		switch {

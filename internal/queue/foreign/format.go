@@ -11,28 +11,28 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file knows the names and frames of other libraries. It does no I/O.
+// This file writes and parses the names and frames of other libraries. It does no I/O.
 
-// A format is how another library writes elements.
+// A format is the way in which another library writes elements.
 type format struct {
 	prefix string
-	name   func(prio int) string // up to the number; prio is -1 if there is none
+	name   func(prio int) string // the name of an element up to its number; prio is -1 if there is none
 	frame  func(all ...[]byte) []byte
-	open   func(data []byte) ([][]byte, error) // the inverse; a znode can hold several elements
+	open   func(data []byte) ([][]byte, error) // the inverse of frame; a znode can hold several elements
 }
 
 func asIs(all ...[]byte) []byte             { return all[0] }
 func justOne(data []byte) ([][]byte, error) { return [][]byte{data}, nil }
 
-// An element is the parsed name of one.
+// An element is the parsed name of an element.
 type element struct {
 	name  string
 	class string // its priority
 	seq   int32
-	part  string // its place in a znode of several
+	part  string // its position in the znode from which split has taken it, or empty
 }
 
-// formats are by what a program calls the layout.
+// formats has the format of each layout, by the program's name of the layout.
 var formats = map[string]*format{
 	"SimpleDistributedQueue": {
 		prefix: "qn-",
@@ -64,12 +64,11 @@ var formats = map[string]*format{
 	},
 }
 
-// element parses a name. What stands between the prefix and the number is the
-// priority, which all these libraries compare as text, and so is what split
-// puts behind the number.
+// element parses a name. The text between the prefix and the number is the priority. All these
+// libraries compare it as text, and also the suffix that split appends to the number.
 func (f *format) element(name string) (e element, ok bool) {
 	rest, ok := strings.CutPrefix(name, f.prefix)
-	if !ok || strings.Contains(rest, "|") { // of Curator's delay and id queues
+	if !ok || strings.Contains(rest, "|") { // names of Curator's delay and id queues have "|"
 		return e, false
 	}
 	rest, part, _ := strings.Cut(rest, "#")
@@ -88,7 +87,8 @@ func (f *format) element(name string) (e element, ok bool) {
 	return e, false
 }
 
-// whole returns the name of the znode that split has taken the one of this name from.
+// whole returns the name of the znode from which split has taken an element, by the element's name.
+// If split has not, it returns name.
 func whole(name string) string {
 	name, _, _ = strings.Cut(name, "#")
 	return name
@@ -108,8 +108,8 @@ func (f *format) elements(names []string) []element {
 	return es
 }
 
-// Curator's frame: a version, then each element behind a byte and its length,
-// then another byte.
+// Curator's frame is a version, the elements, and an end byte. Each element is an item byte, its
+// length and its data.
 const (
 	curatorVersion = 0x00010001
 	curatorItem    = 0x01

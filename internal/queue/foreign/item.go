@@ -14,11 +14,14 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// An item is an element that was taken.
+// This file is about taken elements: how a consumer gets them, and how they are settled or written
+// back. Taking them from the servers is not its business.
+
+// An item is an element that this process has read and then taken.
 type item struct {
 	element
 	q       *engine
-	inc     *session.Incarnation // in which it was taken
+	inc     *session.Incarnation // the session in which it was taken
 	stored  []byte
 	inside  [][]byte // the elements in its znode
 	data    []byte
@@ -32,15 +35,15 @@ type item struct {
 	fate    queue.Fate    // guarded by mu
 	inHand  bool          // guarded by mu
 	lost    error         // guarded by mu
-	done    chan struct{} // of Return: closed when the first attempt is over
-	err     error         // of that; read it only after done is closed
+	done    chan struct{} // made by settleLocked; closed when the first attempt of a Return is over, else at once
+	err     error         // of the first attempt; read it only after done is closed
 
-	ctx    context.Context // nil until somebody asks; guarded by mu
+	ctx    context.Context // nil until the first call of Context; guarded by mu
 	cancel context.CancelCauseFunc
 }
 
-// hold is told of an item that is ours. When its session ends, or the Session is closed, and it is
-// not settled, it is put back.
+// hold is called with an item that this process has taken. If the session ends, or the Session is
+// being closed, before the item is settled, the process writes it back.
 func (q *engine) hold(it *item) {
 	q.mu.Lock()
 	first := q.held[it.inc] == nil
@@ -72,14 +75,14 @@ func (q *engine) hold(it *item) {
 	})
 }
 
-// drop is told that an item is settled.
+// drop is called when an item is settled.
 func (q *engine) drop(it *item) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.held[it.inc], it)
 }
 
-// lose puts an item back whose session has ended, unless it is settled.
+// lose writes an item back after its session has ended, unless the item is settled.
 func (it *item) lose(why error) {
 	it.mu.Lock()
 	settled := it.settled
@@ -96,7 +99,7 @@ func (it *item) lose(why error) {
 	}
 }
 
-// settleLocked decides what becomes of it.
+// settleLocked decides the Fate of the item.
 func (it *item) settleLocked(f queue.Fate) {
 	it.settled, it.fate, it.done = true, f, make(chan struct{})
 	if it.inHand {
@@ -114,8 +117,9 @@ func (it *item) settleLocked(f queue.Fate) {
 	}
 }
 
-// putBack writes the element back to its place, exactly once. It exists nowhere else, so what the
-// servers refuse is tried again, until the Session is being closed: then once more.
+// putBack writes the element back to its position, exactly once. Only this process has the element.
+// So if the servers refuse, putBack tries again, until the Session is being closed, and then once
+// more.
 func (it *item) putBack() {
 	q := it.q
 	leaving, stay := q.m.BeforeClose()
@@ -125,7 +129,7 @@ func (it *item) putBack() {
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		create := &zk.CreateRequest{Path: session.ChildPath(q.dir, it.name), Data: it.stored, Acl: q.m.Config.ACL}
 		var err error
-		if queue.Oversized(q.m, q.Receipts, create) { // another library's
+		if queue.Oversized(q.m, q.Receipts, create) { // too large for a receipt: another library has stored it
 			err = q.m.During(ctx, func(inc *session.Incarnation) error {
 				_, err := inc.Create(ctx, create.Path, create.Data)
 				return err
@@ -148,7 +152,7 @@ func (it *item) putBack() {
 		}
 		select {
 		case <-time.After(wait):
-		case <-leaving: // if both are ready it is tried again all the same
+		case <-leaving: // if both cases are ready, either leads to another attempt
 			last = true
 		}
 	}
@@ -247,12 +251,12 @@ func (it *item) Context() context.Context {
 	return it.ctx
 }
 
-// A consumer takes elements when it is asked for the next.
+// A consumer takes elements when Next is called.
 type consumer struct {
 	q      *engine
 	ctx    context.Context
-	over   func()     // ends ctx, and lets Session.Close go on
-	faults chan error // what keeps it from consuming; nil if it does not want to know
+	over   func()     // ends ctx, and no longer delays Session.Close
+	faults chan error // errors that keep it from consuming; nil without Odd
 	leaves atomic.Bool
 	left   chan struct{}
 }
@@ -334,7 +338,7 @@ func (c *consumer) Next() (queue.Claim, error) {
 	}
 }
 
-// take returns what is ready, and has more taken if nothing is.
+// take returns a ready element. If there is none, it first fetches elements.
 func (c *consumer) take() (it *item, err error) {
 	if it = c.q.pop(); it == nil {
 		err = c.q.fetch(c.ctx, max(c.q.cfg.Prefetch, 1))
@@ -347,7 +351,7 @@ func (c *consumer) take() (it *item, err error) {
 	return it, err
 }
 
-// pop returns the first of what is ready and ours still.
+// pop returns the first ready element that is not settled or lost.
 func (q *engine) pop() *item {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package locks holds what docs/guarantees.md promises of every lock: who holds it, whose
-// znode it is, and how a hold ends, also with several locks, limits, revocation, transfer and
-// retention. Its tests see the inside of the library.
+// Package locks tests the promises of docs/guarantees.md about every lock: its holder, the owner
+// of its znode, and the end of a hold. It also tests several locks together, limits, revocation,
+// transfer and retention. Its tests use the inside of the library.
 package locks

@@ -1,4 +1,4 @@
-// Package observe holds what docs/guarantees.md promises of traces, logs and tracers: they
-// tell each grant and each loss, hold up no caller, and a trace shows whether two have held
-// one lock.
+// Package observe tests the promises of docs/guarantees.md about traces, logs and tracers: they
+// report each grant and each loss, and delay no caller. A trace shows whether two sessions held
+// one lock at the same time.
 package observe

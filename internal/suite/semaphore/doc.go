@@ -1,4 +1,4 @@
-// Package semaphore holds what docs/guarantees.md promises of a Semaphore whose permits are
-// deleted, whose limit is changed, and that writes in transactions. Its tests see the inside
-// of the library.
+// Package semaphore tests the promises of docs/guarantees.md for a Semaphore: another client
+// deletes its permits, Resize changes its limit, and Txn writes with its permits. The tests see
+// the inside of the library.
 package semaphore
