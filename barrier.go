@@ -19,13 +19,11 @@ import (
 //
 // A new Barrier is open. A Wait that begins after Close has returned waits for a later
 // Open, in any process. An Open releases every Wait of that moment, even if the Barrier is
-// closed again at once. In the terminology of the Go memory model, Open synchronizes before
-// the Wait that it releases, for callers in one process.
+// closed again at once. Open synchronizes before the Wait that it releases.
 //
 // # Loss
 //
-// A Barrier belongs to no session. It stays closed if the process that closed it dies. A
-// Wait carries on in the next session.
+// A Barrier belongs to no session: it stays closed if the process that closed it dies.
 //
 // # Errors
 //
@@ -38,12 +36,9 @@ import (
 //
 // # Znodes
 //
-// The Barrier is closed while the znode path exists. So nothing else may use path, or a
-// path below it. The znode is persistent, and its data is "zsync: closed by " and the owner
-// ([WithOwner]). Apache Curator's DistributedBarrier and kazoo's Barrier have the same
-// znode, so all three share a path. The container path-receipts has short-lived znodes that
-// make each change exactly once, even if replies are lost. The parents of path are
-// persistent.
+// The Barrier is closed while the persistent znode path exists, with the data "zsync:
+// closed by " and the owner, as in Curator's DistributedBarrier and kazoo's Barrier. So
+// nothing else may use path, or a path below it. The parents of path are persistent.
 type Barrier struct {
 	made
 }
@@ -61,8 +56,7 @@ type Barrier struct {
 // znode does not help, because a deletion leaves nothing to recognise it by. So both are
 // transactions with a log.
 
-// NewBarrier returns the Barrier at path. It does no I/O; a bad argument is
-// reported by every method.
+// NewBarrier returns the Barrier at path.
 func NewBarrier(s *Session, path string) *Barrier {
 	return &Barrier{made{s: s, path: path, err: checkNew(s, path, nil)}}
 }
@@ -70,8 +64,7 @@ func NewBarrier(s *Session, path string) *Barrier {
 // Path returns the path that b was made with.
 func (b *Barrier) Path() string { return b.path }
 
-// Close closes b. Closing a closed Barrier is no error. If ctx ends while the
-// request is under way, b may be closed or not.
+// Close closes b. Closing a closed Barrier is no error.
 func (b *Barrier) Close(ctx context.Context) error {
 	err := b.change(ctx, func(znode string) any {
 		m := b.s.m
@@ -92,8 +85,7 @@ func (b *Barrier) Close(ctx context.Context) error {
 	return opError("close", b.path, unlessNoNode(err))
 }
 
-// Open opens b and releases every waiter. Opening an open Barrier is no error. If ctx ends
-// while the request is under way, b may be open or not.
+// Open opens b and releases every waiter. Opening an open Barrier is no error.
 func (b *Barrier) Open(ctx context.Context) error {
 	return opError("open", b.path, unlessNoNode(b.change(ctx, func(znode string) any {
 		return &zk.DeleteRequest{Path: znode, Version: -1}
@@ -120,8 +112,7 @@ func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
 	return err
 }
 
-// Wait returns when b is open. After the end of ctx, Wait fails even if b is open. A Wait
-// that fails leaves nothing behind.
+// Wait returns when b is open.
 func (b *Barrier) Wait(ctx context.Context) error {
 	if err := cmp.Or(b.misuse(), session.CtxErr(ctx)); err != nil {
 		return opError("wait", b.path, err)

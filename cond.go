@@ -28,10 +28,10 @@ import (
 //	// use the condition, then
 //	return c.L.Unlock()
 //
-// All processes must use the same lock L. Signal wakes the longest waiter, and Broadcast
-// wakes all. Wait enters the line before it unlocks L, so it misses no signal. If the
-// process of a signalled waiter dies, or its ctx ends, before Wait has returned, the next
-// waiter of that time gets the signal. Signals of the same time wake different waiters.
+// All processes must use the same lock L. Wait enters the line before it unlocks L, so it
+// misses no signal. If the process of a signalled waiter dies, or its ctx ends, before Wait
+// has returned, the next waiter of that time gets the signal. Signals of the same time wake
+// different waiters.
 //
 // # Loss
 //
@@ -40,15 +40,14 @@ import (
 //
 // # Cost
 //
-// Wait takes 2 round trips besides Unlock and Lock of L, and Signal and Broadcast 2.
+// Wait takes 2 round trips besides Unlock and Lock of L. Signal and Broadcast take 2.
 //
 // # Znodes
 //
-// Each waiter is an ephemeral, sequential znode, path/_c_<uuid>-wait-<seq>, whose data is
-// the owner ([WithOwner]). A signal is a persistent znode, path/<uuid>-wait-<seq>-signal.
-// The transaction that creates it also empties the waiter's znode, and that write wakes the
-// waiter. If a waiter leaves without taking its signal, another waiter passes the signal
-// on. path is a container; its parents are persistent.
+// A waiter is path/_c_<uuid>-wait-<seq>, and its signal the persistent znode
+// path/<uuid>-wait-<seq>-signal. The transaction that creates the signal also empties the
+// waiter's znode, which wakes the waiter. If a waiter leaves without its signal, another
+// passes it on.
 type Cond struct {
 	made
 
@@ -75,9 +74,7 @@ type Cond struct {
 // It is tempting to signal by deleting the waiter's znode. But if the waiter has died, and its
 // session has not ended yet, the signal would be lost.
 
-// NewCond returns the Cond at path, with the lock l, which is usually a
-// [Mutex] of another path. It does no I/O; a bad argument is reported by every
-// method.
+// NewCond returns the Cond at path, with the lock l, usually a [Mutex] of another path.
 func NewCond(s *Session, path string, l Locker) *Cond {
 	c := &Cond{L: l, made: made{s: s, path: path}}
 	if c.err = checkNew(s, path, nil); c.err == nil {
@@ -97,19 +94,14 @@ func (c *Cond) check() error {
 	return c.misuse()
 }
 
-// Wait unlocks c.L, waits for a signal, and locks c.L again before it returns nil.
+// Wait unlocks c.L, waits for a signal, and locks c.L again before it returns nil. After an
+// error, such as [ErrNotLocked] if c.L is not held, the caller does not hold c.L, and its
+// signal passes to the next waiter. To know whether a hold still exists before Wait, use
+// [Mutex.Lost] or [Mutex.Txn].
 //
-// If Wait returns an error, the caller does not hold c.L and leaves nothing in the line. A
-// signal for this waiter is passed on to the next. The error is the error of ctx, or of
-// c.L, such as [ErrNotLocked] if c.L is not held.
-//
-// If Wait finds that c.L was lost, it locks c.L again and returns nil, and the loop checks
-// the condition again. To know whether a hold still exists before Wait, use [Mutex.Lost] or
-// [Mutex.Txn].
-//
-// Inside [Mutex.Do] of c.L, ctx may be the context of Do; so may the context of
-// [RWMutex.RDo] if c.L is its RLocker. Wait then releases the hold of that Do and takes it
-// again. Between the two, L is not held, so its loss does not end the context of Do.
+// Inside [Mutex.Do] of c.L, or [RWMutex.RDo] if c.L is its RLocker, ctx may be the context
+// of Do. Wait then releases the hold of that Do and takes it again. Between the two, L is
+// not held, so its loss does not end the context of Do.
 func (c *Cond) Wait(ctx context.Context) error {
 	traced, end := c.tracers().waiting(ctx, "cond", c.path)
 	err := c.wait(traced)
@@ -499,12 +491,10 @@ func unlessChanged(err error) error {
 	return err
 }
 
-// Signal wakes the waiter that has waited longest, if there is any, and does not wait for it
-// to return. The caller may hold c.L, but need not.
-//
-// Signal gives one signal, even if a reply or the session is lost. For that it writes a
-// log, the persistent znode path/_c_<uuid>-receipt, which is kept for a minute for the next
-// Signal. If ctx ends first, the signal may have been given or not.
+// Signal wakes the longest waiter, if there is one, and does not wait for it to return. The
+// caller may hold c.L. Signal gives one signal, even if a reply or the session is lost: its
+// log, the persistent znode path/_c_<uuid>-receipt, is kept for a minute for the next
+// Signal.
 func (c *Cond) Signal(ctx context.Context) error {
 	return opError("signal", c.path, c.signal(ctx))
 }

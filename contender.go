@@ -36,8 +36,8 @@ func describe(ctx context.Context, inc *session.Incarnation, dir string, names [
 }
 
 // A Contender is a holder or a waiter of a lock, semaphore or election. The Contenders
-// methods return them in order of arrival, as one server sees them; that server can lag
-// behind the others.
+// methods return them in order of arrival, as one server sees them, which can lag behind
+// the others.
 type Contender struct {
 	Owner   string    // the data of its znode: the text of WithOwner, or of another library; empty without permission to read it
 	Node    string    // the name of its znode
@@ -46,18 +46,18 @@ type Contender struct {
 	Holding bool      // whether it holds, according to the listing
 	Since   time.Time // time of its arrival, by the servers' clock
 
-	// HeldSince is the time at which a holder took its fencing token, by the servers' clock:
-	// it has held since then, or a moment longer. Without a token, it is zero; then part of
-	// the time since Since may have been a wait.
+	// HeldSince is when a holder took its fencing token, by the servers' clock: it has held
+	// since then, or a moment longer. Without a token it is zero, and part of the time since
+	// Since may have been a wait.
 	HeldSince time.Time
 
-	// Retained reports that a holder uses [WithRetention]: it may have unlocked, and only
-	// retain its place until another contender comes.
+	// Retained reports that a holder uses [WithRetention]: it may only retain its place, until
+	// another contender comes.
 	Retained bool
 }
 
-// LogValue gives slog a group of its own: owner, session, mode, since, node, and
-// whether it holds, or may only keep its place.
+// LogValue gives slog a group: owner, session, mode, since, node, and whether it holds, or
+// may only keep its place.
 func (c Contender) LogValue() slog.Value {
 	state := "waits"
 	switch {

@@ -22,33 +22,62 @@
 //   - keep one process active, with standby: [Election]
 //   - run a job at each scheduled time, in one process: [Schedule]
 //   - run something once, ever: [Once], [OnceValue]
-//   - wait for tasks: [WaitGroup]; begin and end together: [WaitGroup.Enter]; wait at a
-//     gate: [Barrier]; wait for a condition: [Cond]
+//   - wait for tasks: [WaitGroup]; begin and end together: [WaitGroup.Enter]; wait at a gate:
+//     [Barrier]; wait for a condition: [Cond]
 //   - hand out work: [Queue]; divide shards: [Partition]; list processes: [Group]
 //   - share state: [Value], [Map], [Int64]; share the result of a call: [Flight]
 //
 // # Rules for all primitives
 //
-// Two values with the same path are the same primitive, in any process. Programs that use
-// Apache Curator can share a path by default, and programs that use kazoo by option
-// ([WithLayout], [WithQueueLayout]). Give each primitive its own path.
+// Two values with the same path are the same primitive, in any process. Give each primitive
+// its own path: behind a contender of another kind or layout, a call returns [ErrMixed].
+// Programs that use Apache Curator can share a path by default, and programs that use kazoo
+// by option ([WithLayout], [WithQueueLayout]).
 //
-// A method that may wait takes a context first. A method that releases takes none, because
-// a release cannot be refused. A cancelled wait leaves nothing behind.
+// A constructor does no I/O. If an argument is bad, every method reports it: it returns
+// [ErrInvalid], or a closed channel.
+//
+// A method that may wait takes a context first. After the end of ctx, Lock, RLock, Campaign
+// and Wait fail even if there is nothing to wait for. A wait that fails leaves nothing
+// behind. A wait outlives its session: it carries on in the next one, at the back of the
+// line.
 //
 // A hold belongs to one ZooKeeper session. If that session ends, or could have ended, the
 // hold is lost: Lost is closed, the context of Do ends with cause [ErrLost], and the
 // release returns ErrLost. A client that is cut off from the servers learns of the loss
-// before the servers can grant the lock again. A wait outlives its session: it carries on
-// in the next one, at the back of the line.
+// before the servers can grant the lock again.
 //
-// If a connection drops between a request and its reply, the Session finds out whether the
-// servers applied the request before it continues. A release wakes only waiters that can
-// proceed.
+// A release takes no context, because it cannot be refused. Unlock, RUnlock, Release and
+// Resign return within half a second, and at once if the connection is down; the Session
+// then releases in the background. Without a hold, they return [ErrNotLocked], and after a
+// loss ErrLost; so do Token and Txn. A release wakes only waiters that can proceed.
+//
+// A write is applied exactly once or not at all: if a connection drops between a request
+// and its reply, the Session finds out what the servers did before it continues. If ctx
+// ends while a write is on its way, the write may be applied or not.
+//
+// A channel of Watch or Observe has no buffer: a slow reader gets the latest state, not
+// each change, and the last state sent is the final one. A value that cannot be decoded is
+// logged and left out. The channel is closed when ctx ends or the Session is closed, or
+// when the servers refuse a read, which is logged.
 //
 // An error is an [*Error] around an error of this package, an error of go-zookeeper, or the
 // cause of a context. Misuse that crashes a program with sync returns an error and changes
-// nothing.
+// nothing. "Synchronizes before" is a term of the Go memory model, for callers in one
+// process.
+//
+// # Costs and znodes
+//
+// A comment gives the round trips of the common case. docs/costs.md has the requests of
+// every method.
+//
+// In the name of a znode, <uuid> and <guid> are random, and <seq> is the number that
+// ZooKeeper appends. A contender is an ephemeral, sequential znode below path, whose data
+// is the owner ([WithOwner]); children with other names are ignored. path is a container,
+// which the servers remove when it is empty, and its parents are persistent. A key or id
+// becomes a name: bytes that ZooKeeper does not allow there, and %, are written as % and
+// two hexadecimal digits. The container path-receipts has short-lived znodes that make each
+// write exactly once.
 //
 // # What zsync cannot do
 //

@@ -22,14 +22,14 @@ func WithID(id string) ElectionOption {
 	return electionOption(func(c *electionConfig) { c.id = &id })
 }
 
-// WithPriority sets the candidate's priority: among waiting candidates, the highest
-// priority leads first, and equals lead in the order of arrival. A leader keeps the
-// leadership. The default is 0.
+// WithPriority sets the candidate's priority, 0 by default: among waiting candidates, the
+// highest priority leads first, and equals lead in the order of arrival. A leader keeps the
+// leadership.
 //
 // A candidate whose turn comes while a candidate of higher priority waits moves to the back
-// of the line, for 5 requests each time. So every candidate should set its priority. A
-// candidate without one, as of Curator or kazoo, leads when its turn comes. The priority is
-// in the name of the znode: path/_c_<uuid>-p<p>-latch-<seq>.
+// of the line, for 5 requests each time. A candidate without a priority, as of Curator or
+// kazoo, leads when its turn comes; so every candidate should set one. It is
+// path/_c_<uuid>-p<p>-latch-<seq>.
 func WithPriority(p int) ElectionOption {
 	return electionOption(func(c *electionConfig) { c.prior = &p })
 }
@@ -43,31 +43,24 @@ func WithPriority(p int) ElectionOption {
 //
 // # Loss
 //
-// If the session ends, the leadership is lost and another process may lead: [Election.Lost]
-// is closed, the context of [Election.Run]'s function ends with cause [ErrLost], and Resign
-// returns [ErrLost]. A candidate that campaigns again is a new one, at the back of the
-// line. With writes elsewhere, send [Election.Token]; write to ZooKeeper with
-// [Election.Txn].
+// If the session ends, the leadership is lost and another process may lead. A candidate
+// that campaigns again is a new one, at the back of the line. With writes elsewhere, send
+// [Election.Token]; write to ZooKeeper with [Election.Txn].
 //
 // # Errors
 //
-// Resign, Token and Transfer return [ErrNotLocked] if this Election does not lead, and
-// ErrLost if the leadership was lost. Campaign returns [ErrDeadlock] with a ctx that comes
-// from Run of the same path, and [ErrMixed] behind a contender of another kind or layout.
 // Leader returns [ErrNoLeader] if no candidate leads. Transfer returns [ErrNoCandidate] if
-// the heir is not a candidate.
+// the heir does not wait.
 //
 // # Cost
 //
 // Campaign without another candidate, Resign, and Leader take 1 round trip each. Observe
-// costs one event and 3 requests for each change.
+// costs one event and 3 requests for each change, and nothing in between.
 //
 // # Znodes
 //
-// Each candidate has an ephemeral, sequential znode, path/_c_<uuid>-latch-<seq>, whose data
-// is its id ([WithID]), as in Curator's LeaderLatch; see [WithLayout] for other names.
-// Children with other names are ignored. path is a container; its parents are persistent.
-// The algorithm is "Leader Election" from the ZooKeeper recipes.
+// A candidate is path/_c_<uuid>-latch-<seq>, as in Curator's LeaderLatch; see [Layout] for
+// other names. Its data is its id ([WithID]).
 type Election struct {
 	made
 	local localLock
@@ -87,8 +80,7 @@ type term struct {
 	left     chan struct{}           // closed when the function has returned and the znode is given up
 }
 
-// NewElection returns the Election at path. It does no I/O; a bad argument is
-// reported by every method.
+// NewElection returns the Election at path.
 func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	c := newElectionConfig(opts)
 	e := &Election{made: made{s: s, path: path}}
@@ -122,13 +114,9 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 // Path returns the path that e was made with.
 func (e *Election) Path() string { return e.path }
 
-// Campaign waits until e leads. It returns an error if ctx ends or the Session is closed;
-// then nothing of the candidacy is left. After the end of ctx, Campaign fails even if no
-// candidate leads.
-//
-// An Election is in the line at most once. While it leads, or campaigns for another
-// goroutine, Campaign waits as [Mutex.Lock] would. After a loss, no Resign is needed. With
-// a ctx that comes from [Election.Run] of the same path, Campaign returns [ErrDeadlock].
+// Campaign waits until e leads, ctx ends, or the Session is closed. An Election is in the
+// line at most once: while it leads, or campaigns for another goroutine, Campaign waits as
+// [Mutex.Lock] would. After a loss, no Resign is needed.
 func (e *Election) Campaign(ctx context.Context) error {
 	_, _, err := e.campaign(ctx, false)
 	return opError("campaign", e.path, err)
@@ -152,15 +140,10 @@ func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *li
 	return e.local.follow(ctx, local.Exclusive, g), g, nil
 }
 
-// Resign ends the leadership. It returns [ErrNotLocked] if e does not lead, and [ErrLost]
-// if the leadership was lost. It ends the context of a Run in progress; no other candidate
-// leads before Run's function has returned, or the session has ended.
-//
-// If a leadership was lost and Campaign was called again without a Resign between the two,
-// a later Resign is ambiguous: it ends the current leadership and closes its Lost.
-//
-// Resign returns within half a second, and at once if the connection is down. The Session
-// then resigns in the background.
+// Resign ends the leadership, and the context of a Run in progress. No other candidate
+// leads before Run's function has returned, or the session has ended. If a leadership was
+// lost and Campaign was called again without a Resign between the two, a later Resign is
+// ambiguous: it ends the current leadership and closes its Lost.
 func (e *Election) Resign() error {
 	g, err := e.current()
 	if err == nil {
@@ -206,8 +189,8 @@ func (e *Election) current() (*line.Grant, error) {
 	return g, err
 }
 
-// Run campaigns, calls f when it leads, resigns when f returns, and starts again, until any of
-// three things happens:
+// Run campaigns, calls f when it leads, resigns when f returns, and starts again, until any
+// of three things happens:
 //
 //   - ctx ends: Run returns its error, and f's if f returned another.
 //   - f returns an error while it leads: Run returns it.
@@ -215,13 +198,9 @@ func (e *Election) current() (*line.Grant, error) {
 //
 // f's context ends with the leadership: with cause [ErrLost] after a loss, [ErrClosed] when
 // the Session is being closed, and [ErrNotLocked] after a Resign. Return soon from f then:
-// its result is logged, and Run campaigns again. So f returns nil to pass the leadership
-// on, and an error to leave the election.
-//
-// The next leader begins when f has returned, unless the session has ended. For a function
-// that hangs, use [WithMaxHold] and [WithHealth].
-//
-// f must not campaign for the same path with its context: see [Election.Campaign]. If f
+// the next leader begins when f has returned, unless the session has ended. Run logs f's
+// result and campaigns again. So f returns nil to pass the leadership on, and an error to
+// leave the election. For a function that hangs, use [WithMaxHold] and [WithHealth]. If f
 // panics, Run resigns and panics.
 func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) error {
 	if e.misuse() == nil && f == nil {
@@ -319,9 +298,8 @@ func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
 
 func (e *Election) doKey() doKey { return doKey{e.s, e.path, "leader " + e.local.Line.Bases[0]} }
 
-// Lost returns a channel that is closed when the present leadership is lost: its session
-// has ended or could have ended, or its znode was deleted. If e does not lead, the channel
-// is closed. Resign closes it only in the ambiguous case of [Election.Resign].
+// Lost is [Mutex.Lost] for the present leadership. Resign closes it only in the ambiguous
+// case of [Election.Resign].
 func (e *Election) Lost() <-chan struct{} {
 	g, err := e.current()
 	if err != nil {
@@ -330,10 +308,7 @@ func (e *Election) Lost() <-chan struct{} {
 	return g.Lost()
 }
 
-// Token returns the fencing token of the present leadership: a number greater than the
-// token of every earlier leadership of the path. See [Mutex.Token]. The first call of a
-// leadership takes 1 round trip, later calls none. The errors are [ErrNotLocked] and
-// [ErrLost].
+// Token is [Mutex.Token] for the present leadership.
 func (e *Election) Token(ctx context.Context) (int64, error) {
 	g, err := e.current()
 	if err != nil {
@@ -343,9 +318,7 @@ func (e *Election) Token(ctx context.Context) (int64, error) {
 	return tok, opError("token", e.path, err)
 }
 
-// Txn applies writes to ZooKeeper, all or none, and only while e leads: the servers themselves
-// check it. If the leadership is lost, the error is [ErrLost]. See [Session.Txn] for ops, lost
-// replies and costs.
+// Txn is [Mutex.Txn] for the present leadership.
 func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	g, err := e.current()
 	if err != nil {
@@ -366,10 +339,8 @@ func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
 	return cs, opError("contenders", e.path, err)
 }
 
-// Leader returns the leader, or [ErrNoLeader], at least as new as the call.
-//
-// The leader is the first in the line, and no candidate can join ahead of it. Between two
-// leaders, Leader can return a candidate that is about to give way (see [WithPriority] and
+// Leader returns the leader, the first in the line, at least as new as the call. Between
+// two leaders, it can return a candidate that is about to give way (see [WithPriority] and
 // [Election.Transfer]) and never leads.
 func (e *Election) Leader(ctx context.Context) (Contender, error) {
 	c, err := e.leader(ctx)
@@ -401,15 +372,8 @@ func (e *Election) leader(ctx context.Context) (Contender, error) {
 }
 
 // Observe returns a channel of the leader, now and after each change. Each was the first in
-// the line at some moment, as with [Election.Leader], and is not sent twice in a row. The
-// last contender sent is the leader. While no candidate leads, the channel waits.
-//
-// The channel has no buffer. A slow reader gets the present leader, not each change; so
-// does a reader after a lost connection.
-//
-// The channel is closed when ctx ends or the Session is closed. A refusal by the servers to
-// read e is logged and closes it too. While nothing changes, an observer sends nothing: it
-// has one watch.
+// the line at some moment, as with [Election.Leader], and is not sent twice in a row. While
+// no candidate leads, the channel waits.
 func (e *Election) Observe(ctx context.Context) <-chan Contender {
 	out := make(chan Contender)
 	if e.misuse() != nil {

@@ -12,54 +12,37 @@ import (
 	"github.com/zsync/zsync/internal/tally"
 )
 
-// The errors of this package. Match them with [errors.Is]. A method returns an [*Error],
-// which wraps one of these errors, an error of go-zookeeper, or the cause of a context.
-// docs/errors.md explains each.
+// The errors of this package. Match them with [errors.Is]. docs/errors.md explains each.
 var (
-	// ErrLost means that a hold has ended without a release, or could have ended as far as
-	// this client can know: its session ended, or another client deleted its znode. The error
-	// is a [*LostError] with the reason.
+	// ErrLost: a hold has ended without a release, or could have as far as this client can know:
+	// its session ended, or its znode was deleted. It is a [*LostError] with the reason.
 	ErrLost = session.ErrLost
-
-	// ErrClosed means the Session was closed by [Session.Close].
+	// ErrClosed: the Session was closed by [Session.Close].
 	ErrClosed = session.ErrClosed
-
-	// ErrNotLocked means that this value does not hold what the call would release or use.
+	// ErrNotLocked: this value does not hold what the call would release or use.
 	ErrNotLocked = line.ErrNotLocked
-
-	// ErrDeadlock means that the call would wait for its own caller, or for a hold of this process
-	// that was lost and is not released.
+	// ErrDeadlock: the call would wait for its own caller, or for a hold of this process that was
+	// lost and is not released.
 	ErrDeadlock = line.ErrDeadlock
-
-	// ErrMixed means that the path has another use: by a contender of another kind or layout,
-	// which would not exclude this one, or by stored data. It also means that data cannot be
-	// stored at a path because the servers could remove it there.
+	// ErrMixed: the path has another use: by a contender of another kind or layout, which would
+	// not exclude this one, or by stored data. Or the servers could remove data stored there.
 	ErrMixed = line.ErrMixed
-
-	// ErrNegativeCounter means that more tasks of a WaitGroup were ended than added.
+	// ErrNegativeCounter: more tasks of a WaitGroup were ended than added.
 	ErrNegativeCounter = tally.ErrNegativeCounter
-
-	// ErrPanicked means that the function of a Once panicked.
+	// ErrPanicked: the function of a Once panicked.
 	ErrPanicked = errors.New("function panicked")
-
-	// ErrNoLeader means that no candidate leads now.
+	// ErrNoLeader: no candidate leads now.
 	ErrNoLeader = errors.New("no leader")
-
-	// ErrNoCandidate means that a process is not, or no longer, a candidate of the election.
+	// ErrNoCandidate: a process is not, or no longer, a candidate of the election.
 	ErrNoCandidate = errors.New("no such candidate")
-
-	// ErrNoValue means that nothing is stored.
+	// ErrNoValue: nothing is stored.
 	ErrNoValue = errors.New("no value")
-
-	// ErrTooLarge means that a request would exceed ZooKeeper's packet limit of 1 MiB
-	// (jute.maxbuffer). No request was sent.
+	// ErrTooLarge: a request would exceed ZooKeeper's packet limit of 1 MiB (jute.maxbuffer). No
+	// request was sent.
 	ErrTooLarge = session.ErrTooLarge
-
-	// ErrUnprotected means that an existing znode has a wider ACL than [WithACL] allows.
+	// ErrUnprotected: an existing znode has a wider ACL than [WithACL] allows.
 	ErrUnprotected = session.ErrUnprotected
-
-	// ErrInvalid means that an argument breaks a rule, which the message names. No request was
-	// sent.
+	// ErrInvalid: an argument breaks a rule, which the message names. No request was sent.
 	ErrInvalid = session.ErrInvalid
 )
 
@@ -72,19 +55,19 @@ var (
 //		log.Printf("gave up after %v, %d ahead, held by %s", w.Waited, w.Place, w.Behind.Owner)
 //	}
 //
-// Behind.Owner is known if the holder is in this process, or after a wait of a second: then
-// the waiter reads the holder's znode, and again each time that the wait has doubled, at
-// most once a minute. The holder may have changed since.
+// Behind.Owner is known if the holder is in this process, or after a second. Then the
+// waiter reads the holder's znode, and again each time that the wait has doubled, at most
+// once a minute. The holder may have changed since.
 type WaitError struct {
-	// Behind is the first in the line: the holder. Its Node is set once the wait has a place
-	// in the line. Its Owner, Session and Since are set once its znode was read, or if it is
-	// in this process. For a [Semaphore], Behind is the first of the waiting contenders or,
-	// for the first waiter itself, a holder of permits.
+	// Behind is the first in the line: the holder. Its Node is set once the wait has a place in
+	// the line; its Owner, Session and Since once its znode was read, or if it is in this
+	// process. For a [Semaphore], Behind is the first waiting contender or, for that waiter
+	// itself, a holder of permits.
 	Behind Contender
 
 	// Place is the number of contenders ahead, Behind included, in the last listing: 1 is the
-	// next. It is 0 if the wait had no place in the line: no server was reached, or this
-	// process had not released a lost hold.
+	// next. It is 0 without a place in the line: no server was reached, or this process had not
+	// released a lost hold.
 	Place int
 
 	Waited time.Duration
@@ -103,8 +86,7 @@ func (e *WaitError) Error() string {
 	return fmt.Sprintf("after %v behind %q of %q (place %d): %v", waited, e.Behind.Node, e.Behind.Owner, e.Place, e.err)
 }
 
-// Unwrap returns the reason of the end: the error of the context, with its cause, or
-// [ErrClosed].
+// Unwrap returns the error of the context, with its cause, or [ErrClosed].
 func (e *WaitError) Unwrap() error { return e.err }
 
 // waitEnded returns err as the error of a wait since start, if ctx or the Session ended the
@@ -164,16 +146,14 @@ type notHeld struct{}
 func (notHeld) Error() string        { return "not held" }
 func (notHeld) Is(target error) bool { return target == ErrNotLocked }
 
-// An Error has the operation that failed, its path and the reason, as [os.PathError] has in
-// os.
+// An Error has the operation that failed, its path and the reason, like [os.PathError].
 type Error struct {
 	Op   string // the operation, such as "lock"
 	Path string // the path of the primitive; empty for the session itself
 	Err  error  // the reason
 }
 
-// Error returns the operation, the path and the reason: "zsync: lock /locks/backup: lost:
-// …".
+// Error returns all three: "zsync: lock /locks/backup: lost: …".
 func (e *Error) Error() string {
 	if e.Path == "" {
 		return "zsync: " + e.Op + ": " + e.Err.Error()
@@ -190,13 +170,11 @@ type LostError struct {
 	Reason  LossReason
 	Session int64 // the ZooKeeper session through which it was held
 
-	// Since is the time from which the hold did not count: the time at which the loss was
-	// found or, after a pause of the process, would have been found.
+	// Since is when the hold ceased to count: when the loss was found or, after a pause of the
+	// process, would have been found.
 	Since time.Time
 
-	// Err is the reason of a LossGivenUp by [WithMaxHold] or [WithHealth], such as the error
-	// of the function.
-	Err error
+	Err error // of a LossGivenUp: why, such as the error of the function of WithHealth
 }
 
 // Error returns the reason in words: "lost: the session has expired".
@@ -217,26 +195,14 @@ type LossReason int
 
 // The reasons of a loss.
 const (
-	// LossExpired: the servers have ended the session.
-	LossExpired LossReason = iota + 1
-	// LossCutOff: no server confirmed the session in time. The servers may have ended it, or
-	// soon will.
-	LossCutOff
-	// LossPaused: as LossCutOff, because this process or its machine stopped for too long.
-	// Another process may have held since then: use fencing tokens.
-	LossPaused
-	// LossReplaced: a server has put another session in its place.
-	LossReplaced
-	// LossDeleted: another client has deleted the znode of the hold.
-	LossDeleted
-	// LossClosed: the Session was closed, or has failed for good.
-	LossClosed
-	// LossSuspended: the connection dropped, and [WithLossOnSuspend] counts
-	// that as a loss.
-	LossSuspended
-	// LossGivenUp: [WithMaxHold] or [WithHealth] ended the hold, or a failed call could not be
-	// undone.
-	LossGivenUp
+	LossExpired   LossReason = iota + 1 // the servers have ended the session
+	LossCutOff                          // no server confirmed the session in time; the servers may have ended it, or will soon
+	LossPaused                          // as LossCutOff, because this process or its machine stopped for too long: use fencing tokens
+	LossReplaced                        // a server has put another session in its place
+	LossDeleted                         // another client has deleted the znode of the hold
+	LossClosed                          // the Session was closed, or has failed for good
+	LossSuspended                       // the connection dropped, and WithLossOnSuspend counts that as a loss
+	LossGivenUp                         // WithMaxHold or WithHealth ended the hold, or a failed call could not be undone
 )
 
 var lossReasons = map[LossReason]string{
@@ -266,8 +232,8 @@ var lossWords = map[LossReason]string{
 	LossDeleted: "deleted", LossClosed: "closed", LossSuspended: "suspended", LossGivenUp: "given-up",
 }
 
-// MarshalText returns the reason as one word, which does not change: for metrics,
-// logs and traces.
+// MarshalText returns the reason as one word that never changes, for metrics, logs and
+// traces.
 func (r LossReason) MarshalText() ([]byte, error) { return []byte(r.word()), nil }
 
 func (r LossReason) word() string {

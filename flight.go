@@ -24,22 +24,14 @@ import (
 //
 // A caller that comes while another caller runs its function waits, and gets the same
 // result. A caller that comes less than keep after the result was stored, by the servers'
-// clock, gets it at once. So a hundred processes do not fill the same cache at once.
-//
-// Only success is shared. If a function fails or panics, its own caller gets the error or
-// the panic, and a waiting caller runs its own function.
+// clock, gets it at once. Only success is shared. If a function fails or panics, its own
+// caller gets the error or the panic, and a waiting caller runs its own function.
 //
 // # Loss
 //
 // If the process dies while its function runs, the next waiting caller runs its own when
 // the session has expired. If only the session is lost, Do returns the function's result
-// together with [ErrLost], because another process may have run its function too. A Do that
-// only waits carries on in the next session.
-//
-// # Errors
-//
-// Do returns the error of the function. It returns [ErrDeadlock] with a ctx that comes from
-// Do of the same key.
+// together with [ErrLost], because another process may have run its function too.
 //
 // # Cost
 //
@@ -47,10 +39,9 @@ import (
 //
 // # Znodes
 //
-// Of each key there are a read-write lock, path/<key>/_c_<uuid>-__READ__<seq> and
-// …__WRIT__…, and the persistent znode path/<key>/result. Keys are encoded as in a [Map].
-// An expired result is deleted by the process that stored it. If that process has ended,
-// the next process that runs a function deletes it.
+// Each key has the line of an [RWMutex], path/<key>, and the persistent znode
+// path/<key>/result. An expired result is deleted by the process that stored it or, if that
+// has ended, by the next that runs a function.
 type Flight[T any] struct {
 	made
 	codec Codec
@@ -58,8 +49,7 @@ type Flight[T any] struct {
 }
 
 // NewFlight returns the Flight at path. A result is shared for the time keep after it was
-// stored; with 0, only with callers that waited for it. NewFlight does no I/O; a bad
-// argument is reported by every method.
+// stored; with 0, only with callers that waited for it.
 func NewFlight[T any](s *Session, path string, keep time.Duration, opts ...ValueOption) *Flight[T] {
 	c := newValueConfig(opts)
 	if c.err == nil && keep < 0 {
@@ -75,10 +65,9 @@ func (f *Flight[T]) Path() string { return f.path }
 // fn's context ends, with cause [ErrLost], if the session is lost. If fn panics, so does
 // Do.
 //
-// The error is fn's own, an error of [Mutex.Lock], or [ErrDeadlock]. If fn succeeded but
-// its session was lost, or its result cannot be encoded or stored, Do returns the result
-// together with an error. If the session is lost before fn begins, Do carries on in the
-// next session. A result that cannot be decoded counts as missing.
+// The error is fn's own, or an error of [Mutex.Lock]. If fn succeeded but its session was
+// lost, or its result cannot be encoded or stored, Do returns the result together with an
+// error. A result that cannot be decoded counts as missing.
 func (f *Flight[T]) Do(ctx context.Context, key string, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
 	v, shared, err = f.do(ctx, key, fn)
 	if err != nil {

@@ -24,15 +24,15 @@ import (
 //	for members := range g.Watch(ctx) { … } // all of them, after each change
 //
 // A process is a member, through reconnects and expired sessions, until [Membership.Leave]
-// or its end. At most one member has an id at a time. With [WithLayout]([LayoutKazoo]), ids
+// or its end. At most one member has an id at a time. With [WithLayout](LayoutKazoo), ids
 // need not be unique.
 //
 // # Loss
 //
 // If a member's session expires, the member leaves the Group and joins again in the next
 // session, with a new znode. A process that dies or is cut off is a member until its
-// ZooKeeper session ends. So a Group lists processes, but does not exclude them from each
-// other: for that, use [Mutex] or [Election].
+// ZooKeeper session ends. So a Group does not exclude processes from each other: for that,
+// use [Mutex] or [Election].
 //
 // # Errors
 //
@@ -47,10 +47,8 @@ import (
 // # Znodes
 //
 // A member is the ephemeral znode path/<id>, as in Curator's GroupMember. Its data is the
-// info, encoded by the codec ([WithCodec]). Bytes that ZooKeeper does not allow in a name
-// are written as % and two hexadecimal digits. With LayoutKazoo it is <guid>__party__,
-// whose data is the id, as in kazoo's Party; there is no info. path is a container, or
-// persistent with LayoutKazoo. Its parents are persistent.
+// info, encoded by the codec ([WithCodec]). With LayoutKazoo it is path/<guid>__party__,
+// whose data is the id, as in kazoo's Party, without info; path is then persistent.
 type Group[T any] struct {
 	made
 	codec Codec
@@ -80,8 +78,7 @@ func (o CodecOption) applyGroup(c *groupConfig) {
 	}
 }
 
-// NewGroup returns the Group at path. It does no I/O; a bad argument is
-// reported by every method.
+// NewGroup returns the Group at path.
 func NewGroup[T any](s *Session, path string, opts ...GroupOption) *Group[T] {
 	c := groupConfig{codec: JSON}
 	for i, o := range opts {
@@ -102,7 +99,7 @@ func (g *Group[T]) dir() string { return g.s.m.Full(g.path) }
 // partyName is what kazoo's members have in their names.
 const partyName = "__party__"
 
-// A Membership is this process's entry in a [Group]. [Group.Join] returns it.
+// A Membership is this process's entry in a Group. [Group.Join] returns it.
 type Membership[T any] struct {
 	g    *Group[T]
 	id   string
@@ -122,12 +119,8 @@ type Membership[T any] struct {
 }
 
 // Join makes the caller a member. It returns when other processes can see the member. If
-// another member has the id, Join waits until that member leaves. So a restarted process
-// joins when its old session has ended. With [LayoutKazoo], it does not wait. A Join that
-// fails leaves nothing behind.
-//
-// The errors are [ErrInvalid] for a bad id, [ErrTooLarge] for an info that does not fit,
-// [ErrClosed], the error of ctx, and refusals by the servers.
+// another member has the id, Join waits until that member leaves; with LayoutKazoo it does
+// not wait. So a restarted process joins when its old session has ended.
 func (g *Group[T]) Join(ctx context.Context, id string, info T) (*Membership[T], error) {
 	m, err := g.join(ctx, id, info)
 	if err != nil {
@@ -333,12 +326,10 @@ func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) err
 	}
 }
 
-// Set replaces the info. While the session is being replaced, Set returns at once, and m
-// joins with the new info. If ctx ends while the request is on its way, the info may be
-// replaced now, with the next session, or not at all. If m could not join again in a later
-// session, Set returns the reason: m is no longer a member. Set takes 1 round trip; the
-// first Set after an outage reads before it writes, because another member may have the id
-// by then.
+// Set replaces the info, in 1 round trip. While the session is being replaced, Set returns
+// at once, and m joins with the new info. If ctx ends first, the info may be replaced now,
+// with the next session, or not at all. If m could not join again in a later session, Set
+// returns the reason: m is no longer a member.
 func (m *Membership[T]) Set(ctx context.Context, info T) error {
 	return opError("set", m.g.path, m.set(ctx, info))
 }
@@ -393,8 +384,8 @@ func (m *Membership[T]) Leave() error {
 const leaveLimit = 400 * time.Millisecond
 
 // Members returns the members in the order of their ids, at least as new as the call. If
-// the info of a member cannot be decoded, Members leaves it out, and returns the others
-// with an error that names it.
+// the info of a member cannot be decoded, it returns the others with an error that names
+// the member.
 func (g *Group[T]) Members(ctx context.Context) ([]Member[T], error) {
 	if g.misuse() != nil {
 		return nil, opError("members", g.path, g.misuse())
@@ -467,13 +458,9 @@ func unescaped(name string) string {
 	return name
 }
 
-// Watch returns a channel of the members, in the order of their ids: as they are now, and
-// then the latest after each change. Each is the group as it was at one moment. The channel
-// never returns to an older state, through any number of sessions.
-//
-// The channel has no buffer. A slow reader gets the latest members, not each change. A
-// member whose info cannot be decoded is logged and left out. The channel is closed when
-// ctx ends or the Session is closed, or when a znode may not be read, which is logged.
+// Watch returns a channel of the members, in the order of their ids, now and after each
+// change. Each is the group as it was at one moment. It never returns to an older state,
+// through any number of sessions.
 func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 	out := make(chan []Member[T])
 	if g.misuse() != nil {

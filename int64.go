@@ -14,20 +14,17 @@ import (
 //	n := zsync.NewInt64(s, "/counters/orders")
 //	id, err := n.Add(ctx, 1) // no two processes get the same
 //
-// Operations are linearizable. Each change is applied exactly once or not at all, even if
-// replies are lost and sessions end: of a thousand Adds of one, each counts. A new Int64 is
-// 0.
+// Operations are linearizable: of a thousand Adds of one, each counts. A new Int64 is 0.
+// Add and Swap wrap around, as in Go.
 //
 // # Loss
 //
-// No process holds an Int64, so a lost session loses nothing: operations carry on in the
-// next session.
+// No process holds an Int64, so a lost session loses nothing.
 //
 // # Errors
 //
-// If ctx ends while a change is on its way, the change may be applied or not. If the stored
-// data is no number, every method except Store returns an error and leaves the data
-// unchanged. Add and Swap wrap around, as in Go.
+// If the stored data is no number, every method except Store returns an error and leaves
+// the data unchanged.
 //
 // # Cost
 //
@@ -36,15 +33,13 @@ import (
 // # Znodes
 //
 // The number is the data of the persistent znode at path, in decimal digits, as in kazoo's
-// Counter. With [WithCodec]([BigEndian]) it is eight bytes, as in Curator's
-// DistributedAtomicLong. An empty znode is 0 in both. The container path-receipts has
-// short-lived znodes that make each change exactly once, even if replies are lost.
+// Counter, or eight bytes with [WithCodec](BigEndian), as in Curator's
+// DistributedAtomicLong. An empty znode is 0 in both.
 type Int64 struct {
 	v *Value[int64]
 }
 
-// NewInt64 returns the Int64 at path. It does no I/O; a bad argument is
-// reported by every method.
+// NewInt64 returns the Int64 at path.
 func NewInt64(s *Session, path string, opts ...ValueOption) *Int64 {
 	v := NewValue[int64](s, path, opts...)
 	v.codec = codec.Zero{Codec: v.codec}

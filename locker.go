@@ -12,16 +12,15 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Locker represents an object that can be locked and unlocked: [sync.Locker], with a
-// context and errors.
+// A Locker can be locked and unlocked: [sync.Locker], with a context and errors.
 type Locker interface {
 	Lock(ctx context.Context) error
 	Unlock() error
 }
 
-// SyncLocker makes a [sync.Locker] of l, for code that takes one. Its Lock waits until ctx
-// ends. Both methods panic with the error if l returns one, as sync does at misuse. If
-// losses matter, check [Mutex.Lost].
+// SyncLocker makes a [sync.Locker] of l. Its Lock waits until ctx ends. Both methods panic
+// with the error if l returns one, as sync does at misuse. If losses matter, check
+// [Mutex.Lost].
 func SyncLocker(ctx context.Context, l Locker) sync.Locker { return &syncLocker{ctx, l} }
 
 type syncLocker struct {
@@ -49,37 +48,26 @@ func (s *syncLocker) Unlock() {
 //	}
 //	defer unlock()
 //
-// LockAll locks in one global order, by the full paths, in any order of its arguments. So
-// callers of LockAll do not deadlock with each other, nor with a caller that locks one by
-// one in that order. Each locker must have a method Path() string, as the lockers of this
-// package have.
+// LockAll locks in one global order, by the full paths. So callers of LockAll do not
+// deadlock with each other, nor with a caller that locks one by one in that order. Each
+// locker must have a method Path() string, as the lockers of this package have.
 //
-// unlock returns the errors of the lockers that could not be unlocked. If a hold is lost,
-// the locker's Lost is closed and unlock returns [ErrLost]. If a lock is lost while LockAll
-// waits for another, LockAll unlocks all and begins again.
-//
+// unlock returns the errors of the lockers that could not be unlocked, such as [ErrLost].
+// If a lock is lost while LockAll waits for another, LockAll unlocks all and begins again.
 // If LockAll fails, or a locker panics, nothing stays locked. After the end of ctx, LockAll
 // does not wait for silent servers, and unlocks in the background.
 //
-// # Errors
-//
 // LockAll returns the errors of Lock, [ErrInvalid], and [ErrDeadlock] if a locker is given
-// twice.
-//
-// # Cost
-//
-// LockAll takes one round trip for each free lock, and unlock one in all.
+// twice. It takes one round trip for each free lock, and unlock one in all.
 func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error) {
 	_, unlock, err = lockAll(ctx, ls)
 	return unlock, err
 }
 
 // LockAllContext is [LockAll] with a context. held ends when the first hold is lost, with a
-// [*LostError] as its cause, as in [Mutex.Do]. It also ends when ctx ends or unlock is
-// called. Call unlock even if a hold is lost.
-//
-// The loss of a locker of another package counts if it has a method Lost() <-chan struct{};
-// the LostError then has no reason.
+// [*LostError] as its cause, when ctx ends, or when unlock is called. Call unlock even if a
+// hold is lost. The loss of a locker of another package counts if it has a method Lost()
+// <-chan struct{}; the LostError then has no reason.
 func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, unlock func() error, err error) {
 	sorted, release, err := lockAll(ctx, ls)
 	if err != nil {

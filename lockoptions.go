@@ -67,8 +67,8 @@ func (o lockOption) applyGroup(c *groupConfig) {
 	o.group(c)
 }
 
-// An ElectionOption changes an Election. [WithLayout], [WithMaxHold] and [WithHealth] are options of
-// an Election too.
+// An ElectionOption changes an Election. [WithLayout], [WithMaxHold] and [WithHealth] are
+// too.
 type ElectionOption interface{ applyElection(*electionConfig) }
 
 type electionOption func(*electionConfig)
@@ -123,10 +123,10 @@ func newLockConfig(opts []LockOption) lockConfig {
 }
 
 // WithHandoffs sets how many times in a row the goroutines that use one value may hand the
-// lock over among themselves while another process, or another value of the same path,
-// waits. Such a handoff costs no round trip. While no other contender waits, handoffs do
-// not count. With 0, every goroutine takes its own place in the line, in the order of
-// arrival across all processes. The default is 16.
+// lock over among themselves, without a round trip, while another process, or another value
+// of the same path, waits. While no other contender waits, handoffs do not count. With 0,
+// every goroutine takes its own place in the line, in the order of arrival across all
+// processes. The default is 16.
 func WithHandoffs(n int) LockOption {
 	return lockOption{name: "WithHandoffs", lock: func(c *lockConfig) {
 		if n < 0 {
@@ -138,13 +138,13 @@ func WithHandoffs(n int) LockOption {
 
 // WithRetention makes Unlock retain the place in the line for up to d, while no other
 // contender waits. The next Lock in this process then sends no request. Use it for a lock
-// that one process takes repeatedly and others seldom need. It applies to a [Mutex], and to
-// the write lock of an [RWMutex]. The default is no retention.
+// that one process takes repeatedly and others seldom need. It applies to a Mutex, and to
+// the write lock of an RWMutex. The default is no retention.
 //
-// When another contender comes, a watch event recalls the place. If no goroutine holds the
-// lock, the process releases the place at once; otherwise it hands the lock over at most
-// [WithHandoffs] times first. A hold is as safe as without retention: if the session is not
-// confirmed for long enough, Lock waits in the line.
+// When another contender comes, a watch event recalls the place: the process releases it at
+// once or, if goroutines use the lock, after at most [WithHandoffs] handoffs. A hold is as
+// safe as without retention: if the session is not confirmed for long enough, Lock waits in
+// the line.
 //
 // The price for other processes:
 //
@@ -167,10 +167,10 @@ func WithRetention(d time.Duration) LockOption {
 	}}
 }
 
-// WithLayout sets the layout of the znodes, to share the path with programs of another
+// WithLayout sets the names of the znodes, to share the path with programs of another
 // library. All programs that use a path must name the same layout. A lock, a Semaphore and
-// a Group have [LayoutCurator] and [LayoutKazoo]. An Election also has [LayoutSelector];
-// its LayoutCurator is Curator's LeaderLatch. The default is LayoutCurator.
+// a Group have LayoutCurator and LayoutKazoo; an Election also has LayoutSelector. The
+// default is LayoutCurator.
 func WithLayout(l Layout) LockOption {
 	two := l == LayoutCurator || l == LayoutKazoo
 	unknown := func(of string) error {
@@ -217,13 +217,12 @@ func limit(name string, err error, set func(*limits)) LockOption {
 }
 
 // WithMaxHold ends a hold after d. Without it, a holder that hangs but stays connected
-// blocks every waiter. The holder sees a loss, with [LossGivenUp]: Lost is closed, the
-// context of Do ends, and the release returns [ErrLost]. The next waiter is granted when
-// the holder releases, or a tenth of the session timeout later. So set d longer than the
-// longest work under the lock. The default is no limit.
+// blocks every waiter. The holder sees a loss, with [LossGivenUp]. The next waiter is
+// granted when the holder releases, or a tenth of the session timeout later. So set d
+// longer than the longest work under the lock. The default is no limit.
 //
 // A hold lasts from a grant to its release: each goroutine has d after a handoff. Readers
-// of one process that read together lose together. Permits of a [Semaphore] that were
+// of one process that read together lose together. Permits of a Semaphore that were
 // acquired first count as released first, and a process loses all of its permits together.
 // [Election.Run] campaigns again after the loss of a leadership.
 func WithMaxHold(d time.Duration) LockOption {
@@ -235,9 +234,9 @@ func WithMaxHold(d time.Duration) LockOption {
 }
 
 // WithHealth calls f every third of the session timeout while the process holds. If f
-// fails, or does not return in a third of the session timeout, the hold ends as with
-// [WithMaxHold], and the [LostError] has f's error. The context of f ends after that time.
-// Shorter holds cost nothing. The default is no check.
+// fails, or does not return in a third of the session timeout, when its context ends, the
+// hold ends as with [WithMaxHold], and the [LostError] has f's error. Shorter holds cost
+// nothing. The default is no check.
 func WithHealth(f func(ctx context.Context) error) LockOption {
 	var err error
 	if f == nil {

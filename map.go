@@ -16,37 +16,32 @@ import (
 	"github.com/zsync/zsync/internal/txn"
 )
 
-// A Map is a map from strings to values of type V that every process with the same path
-// shares: [sync.Map], across processes.
+// A Map is a map from strings to values that every process with the same path shares:
+// [sync.Map], across processes.
 //
 //	m := zsync.NewMap[Settings](s, "/services")
 //	err := m.Store(ctx, "billing", Settings{Replicas: 3})
 //	v, version, err := m.Load(ctx, "billing")
 //	for all := range m.Watch(ctx) { … } // the whole map, now and after each change
 //
-// Operations on one key are linearizable. Each write is applied exactly once or not at all,
-// even if replies are lost and sessions end. A key that was deleted and stored again is
-// never mistaken for the old key, unless another program deletes path itself. [Map.Range]
-// and [Map.All] read a snapshot; [Map.Clear] is not one step.
+// Operations on one key are linearizable. A key that was deleted and stored again is never
+// mistaken for the old key, unless another program deletes path itself. [Map.Range] and
+// [Map.All] read a snapshot; [Map.Clear] is not one step. A key is any string, even the
+// empty one. A Map of some ten thousand keys works well.
 //
 // Swap, CompareAndSwap, LoadAndDelete and CompareAndDelete start again if any key of the
 // map was deleted between their read and their write. With constant deletions, they take
 // long for a process that is far from the servers.
 //
-// A key is any string, even the empty one. Each key is a znode; a Map of some ten thousand
-// keys works well.
-//
 // # Loss
 //
-// No process holds a Map, so a lost session loses nothing: operations and Watch carry on in
-// the next session.
+// No process holds a Map, so a lost session loses nothing.
 //
 // # Errors
 //
 // Load returns [ErrNoValue] if the key is missing. A write returns [ErrTooLarge] if the
 // value does not fit into ZooKeeper's packet of 1 MiB, [ErrInvalid] if the key's path
-// exceeds 2,048 bytes, and [ErrMixed] if path or the key has another use. If ctx ends while
-// a write is on its way, the write may be applied or not.
+// exceeds 2,048 bytes, and [ErrMixed] if path or the key has another use.
 //
 // # Cost
 //
@@ -55,11 +50,8 @@ import (
 // # Znodes
 //
 // Each key is the persistent znode path/<key>, whose data is the encoded value
-// ([WithCodec]). Bytes that ZooKeeper does not allow in a name, and %, are written as % and
-// two hexadecimal digits. path is persistent; its data is "zsync map", and its version
-// counts deletions. If another primitive created path, the persistent znode path/%kept
-// keeps it. The container path-receipts has short-lived znodes that make each change
-// exactly once, even if replies are lost.
+// ([WithCodec]). path is persistent; its data is "zsync map", and its version counts
+// deletions. If another primitive created path, the persistent znode path/%kept keeps it.
 type Map[V any] struct {
 	made
 	codec Codec
@@ -72,8 +64,7 @@ type MapEntry[V any] struct {
 	Version Version
 }
 
-// NewMap returns the Map at path. It does no I/O; a bad argument is reported by
-// every method.
+// NewMap returns the Map at path.
 func NewMap[V any](s *Session, path string, opts ...ValueOption) *Map[V] {
 	c := newValueConfig(opts)
 	return &Map[V]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec}
@@ -126,9 +117,9 @@ func (m *Map[V]) stored(ctx context.Context, key string, v V) (znode string, dat
 	return znode, data, nil
 }
 
-// Load returns the value of key, at least as new as the moment of the call, and
-// its Version, or [ErrNoValue]. A value that cannot be decoded is an error, and
-// is returned with its Version, so that it can be replaced.
+// Load returns the value of key, at least as new as the moment of the call, and its
+// Version, or [ErrNoValue]. If the value cannot be decoded, Load returns an error and its
+// Version, so that it can be replaced.
 func (m *Map[V]) Load(ctx context.Context, key string) (V, Version, error) {
 	var v V
 	var n session.Node
@@ -195,8 +186,8 @@ func (m *Map[V]) Store(ctx context.Context, key string, v V) error {
 	return m.fail("store", key, err)
 }
 
-// LoadOrStore returns the present value of key, and true; if there is none it
-// stores v, and returns that and false.
+// LoadOrStore returns the value of key, and true. If there is none, it stores v and returns
+// v and false.
 func (m *Map[V]) LoadOrStore(ctx context.Context, key string, v V) (actual V, loaded bool, err error) {
 	path, data, err := m.stored(ctx, key, v)
 	for err == nil {
@@ -248,8 +239,8 @@ func (m *Map[V]) deletionAt(path string, version int32) []any {
 	return append(session.SwapOps(path, nil, -1), m.deletion(path, 0)...)
 }
 
-// LoadAndDelete deletes key and returns the value that it had, if it was there.
-// A value that cannot be decoded is deleted too, and its error returned.
+// LoadAndDelete deletes key and returns the value that it had, if any, or the error of its
+// decoding.
 func (m *Map[V]) LoadAndDelete(ctx context.Context, key string) (v V, loaded bool, err error) {
 	var was session.Node
 	err = m.change(ctx, key, func(path string, n session.Node) []any {
@@ -261,8 +252,8 @@ func (m *Map[V]) LoadAndDelete(ctx context.Context, key string) (v V, loaded boo
 	return m.former("loadanddelete", key, was, err)
 }
 
-// Swap stores v and returns the value that key had before, if it was there. A value that
-// cannot be decoded is replaced too, and Swap returns its error.
+// Swap stores v and returns the value that key had before, if any, or the error of its
+// decoding.
 func (m *Map[V]) Swap(ctx context.Context, key string, v V) (previous V, loaded bool, err error) {
 	path, data, err := m.stored(ctx, key, v)
 	if err != nil {
@@ -293,8 +284,8 @@ func (m *Map[V]) former(op, key string, was session.Node, err error) (v V, loade
 	return v, true, m.fail(op, key, err)
 }
 
-// CompareAndSwap stores v for key if the key still has the Version old, and reports whether
-// it did. With the zero Version, it stores v if the key is missing.
+// CompareAndSwap stores v if key still has the Version old, and reports whether it did.
+// With the zero Version, it stores v if the key is missing.
 func (m *Map[V]) CompareAndSwap(ctx context.Context, key string, old Version, v V) (bool, error) {
 	path, data, err := m.stored(ctx, key, v)
 	if err != nil {
@@ -408,9 +399,8 @@ func (m *Map[V]) names(ctx context.Context, list lister) ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { _, ok := session.KeyOfName(name); return !ok }), err
 }
 
-// Clear deletes the keys that exist when it is called. A key that is stored during the call
-// may stay. Clear is not one step: other processes can see some keys deleted and others
-// not.
+// Clear deletes the keys that exist when it is called; a key that is stored during the call
+// may stay. Other processes can see some keys deleted and others not.
 func (m *Map[V]) Clear(ctx context.Context) error {
 	names, err := m.list(ctx)
 	if err != nil {
@@ -454,9 +444,9 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 }
 
 // Range calls f for each key and value, in the order of the keys, until f returns false.
-// The keys and values are the whole map at one moment during the call. If keys change
-// faster than the servers answer, they can be from the last few round trips. Range skips
-// values that cannot be decoded, and returns the first of their errors.
+// They are the whole map at one moment during the call; if keys change faster than the
+// servers answer, they can be from the last few round trips. Range skips values that cannot
+// be decoded, and returns the first of their errors.
 func (m *Map[V]) Range(ctx context.Context, f func(key string, v V) bool) error {
 	if m.misuse() == nil && f == nil {
 		return opError("range", m.path, session.Invalid("the function is nil"))
@@ -480,9 +470,8 @@ func (m *Map[V]) Range(ctx context.Context, f func(key string, v V) bool) error 
 //
 //	for e, err := range m.All(ctx) { … }
 //
-// A value that cannot be decoded comes with its error, and the loop may go on.
-// If the map cannot be read the loop has one round, with the zero MapEntry and
-// the error.
+// A value that cannot be decoded comes with its error. If the map cannot be read, the loop
+// has one round, with the zero MapEntry and the error.
 func (m *Map[V]) All(ctx context.Context) iter.Seq2[MapEntry[V], error] {
 	return func(yield func(MapEntry[V], error) bool) {
 		nodes, err := m.snapshot(ctx)
@@ -590,20 +579,10 @@ func keyed(nodes map[string]session.Node) map[string]session.Node {
 	return out
 }
 
-// Watch returns a channel of the whole map, now and after each change. The channel never
-// returns to an older value, through any number of sessions, and the last contents sent are
-// the final contents. Each map is a snapshot, with the exception of [Map.Range]. The
-// receiver may keep and change it.
-//
-// When the connection or the session is lost, the channel sends nothing until there is a
-// new one. Then it sends the current contents, changed or not, so that the reader knows
-// that it has caught up.
-//
-// The channel has no buffer. A slow reader gets the latest contents, not each change. A
-// value that cannot be decoded is logged and left out.
-//
-// The channel is closed when ctx ends or the Session is closed. A refusal by the servers to
-// read a znode is logged and closes it too.
+// Watch returns a channel of the whole map, now and after each change: snapshots as of
+// [Map.Range], which the receiver may change. It never returns to an older state, through
+// any number of sessions. After a loss of the connection or the session, it sends the
+// current contents, changed or not, so that the reader knows that it has caught up.
 func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
 	out := make(chan map[string]V)
 	if m.misuse() != nil {

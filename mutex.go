@@ -16,48 +16,38 @@ import (
 //
 //	err := m.Do(ctx, func(ctx context.Context) error { … }) // ctx ends if the lock is lost
 //
-// or, as with [sync.Mutex], Lock and Unlock.
-//
-// At most one live session holds the Mutex. Waiters are served in the order in which the
-// servers stored them. The goroutines that use one *Mutex share one place in the line, see
-// [WithHandoffs]. In the terminology of the Go memory model, the n'th Unlock synchronizes
-// before the m'th Lock for n < m, for callers in one process.
+// or, as with [sync.Mutex], Lock and Unlock. At most one live session holds the Mutex.
+// Waiters are served in the order in which the servers stored them. The goroutines that use
+// one *Mutex share one place in the line, see [WithHandoffs]. The n'th Unlock synchronizes
+// before the m'th Lock for n < m.
 //
 // # Loss
 //
 // If the session ends, or another client deletes the znode, the Mutex is lost and another
-// process may hold it: [Mutex.Lost] is closed, and Unlock returns [ErrLost]. A Lock that
-// waits carries on in the next session, at the back of the line. Unlock a lost Mutex, too:
-// until then, Lock waits, so that two goroutines of a process do not meet. If no Do has the
-// lost hold and no Unlock comes within one to two session timeouts, Lock returns
-// [ErrDeadlock]. With writes elsewhere, send [Mutex.Token]; write to ZooKeeper with
-// [Mutex.Txn].
+// process may hold it. Unlock a lost Mutex, too: until then, Lock waits, so that two
+// goroutines of a process do not meet. If no Do has the lost hold and no Unlock comes
+// within one to two session timeouts, Lock returns ErrDeadlock. With writes elsewhere, send
+// [Mutex.Token]; write to ZooKeeper with [Mutex.Txn].
 //
 // # Errors
 //
-// Unlock and Token return [ErrNotLocked] if m is not locked, and ErrLost if the hold was
-// lost. Lock and TryLock return [ErrDeadlock] with a ctx that comes from Do of the same
-// path. Lock returns [ErrMixed] behind a contender of another kind or layout.
+// Lock and TryLock return [ErrDeadlock] with a ctx that comes from Do of the same path.
 //
 // # Cost
 //
 // Lock of a free Mutex and Unlock take 1 round trip each. A handoff to another process
-// takes 1, and a handoff between goroutines of one *Mutex none. docs/costs.md has the
-// requests.
+// takes 1, and a handoff between goroutines of one *Mutex none.
 //
 // # Znodes
 //
-// Each Lock creates an ephemeral, sequential znode, path/_c_<uuid>-lock-<seq>, whose data is
-// the owner ([WithOwner]), as Curator's InterProcessMutex does. With [LayoutKazoo], the name
-// is <guid>__lock__<seq>. Children with other names are ignored. path is a container; its
-// parents are persistent. The algorithm is "Locks" from the ZooKeeper recipes.
+// A contender is path/_c_<uuid>-lock-<seq>, as in Curator's InterProcessMutex, or
+// path/<guid>__lock__<seq> with LayoutKazoo.
 type Mutex struct {
 	made
 	local localLock
 }
 
-// NewMutex returns the Mutex at path. It does no I/O; a bad argument is
-// reported by every method.
+// NewMutex returns the Mutex at path.
 func NewMutex(s *Session, path string, opts ...LockOption) *Mutex {
 	c := newLockConfig(opts)
 	if err := checkNew(s, path, c.err); err != nil {
@@ -91,10 +81,6 @@ var (
 func (m *Mutex) Path() string { return m.path }
 
 // Lock locks m. It waits until m is free, ctx ends, or the Session is closed.
-//
-// If Lock returns an error, the caller does not hold m and leaves nothing in the line.
-// After the end of ctx, Lock fails even if m is free. With a ctx that comes from [Mutex.Do]
-// of the same path, Lock returns [ErrDeadlock].
 func (m *Mutex) Lock(ctx context.Context) error { return opError("lock", m.path, m.lock(ctx)) }
 
 func (m *Mutex) lock(ctx context.Context) error {
@@ -120,10 +106,9 @@ func (m *Mutex) check(ctx context.Context) error {
 }
 
 // TryLock tries to lock m and reports whether it succeeded. It waits for the servers, but
-// not for a holder. It waits up to half a second for a place that may only be retained
-// ([WithRetention]). It returns false only after an answer from a server that has caught up
-// with the others, so it finds free what was unlocked before. With a ctx that comes from
-// [Mutex.Do] of the same path, TryLock returns [ErrDeadlock].
+// not for a holder; for a place that may only be retained ([WithRetention]), it waits up to
+// half a second. It finds free what was unlocked before: before it returns false, a server
+// that has caught up with the others has answered.
 func (m *Mutex) TryLock(ctx context.Context) (bool, error) {
 	ok, err := m.tryLock(ctx)
 	return ok, opError("trylock", m.path, err)
@@ -137,11 +122,7 @@ func (m *Mutex) tryLock(ctx context.Context) (bool, error) {
 	return g != nil, err
 }
 
-// Unlock unlocks m. It returns [ErrNotLocked] if m is not locked. It returns [ErrLost] if
-// the hold was lost; then nothing is left to unlock.
-//
-// Unlock returns within half a second, and at once if the connection is down. The Session
-// then releases m in the background.
+// Unlock unlocks m. After [ErrLost], nothing is left to unlock.
 func (m *Mutex) Unlock() error {
 	if m.misuse() != nil {
 		return opError("unlock", m.path, m.misuse())
@@ -161,8 +142,8 @@ func (m *Mutex) current() (*line.Grant, error) {
 }
 
 // Lost returns a channel that is closed when the present hold is lost: its session has
-// ended or could have ended, or its znode was deleted. If m is not locked, the channel is
-// closed. Unlock does not close it.
+// ended or could have ended, or its znode was deleted. Without a hold it is closed. Unlock
+// does not close it.
 func (m *Mutex) Lost() <-chan struct{} {
 	if m.misuse() != nil {
 		return session.ClosedChan
@@ -173,10 +154,8 @@ func (m *Mutex) Lost() <-chan struct{} {
 // Token returns the fencing token of the present hold: a number greater than the token of
 // every earlier hold of the path, even if the path was deleted since. Storage that
 // remembers the greatest token can refuse a late write of an earlier holder. The token is
-// the zxid of a write during the hold.
-//
-// The first call of a hold takes 1 round trip, later calls none. The errors are
-// [ErrNotLocked] and [ErrLost].
+// the zxid of a write during the hold. The first call of a hold takes 1 round trip, later
+// calls none.
 func (m *Mutex) Token(ctx context.Context) (int64, error) {
 	g, err := m.current()
 	if err != nil {
@@ -186,9 +165,8 @@ func (m *Mutex) Token(ctx context.Context) (int64, error) {
 	return tok, opError("token", m.path, err)
 }
 
-// Txn applies writes to ZooKeeper, all or none, and only if the present hold is not lost: the
-// servers themselves check it. If it is lost, the error is [ErrLost]. See [Session.Txn] for
-// ops, lost replies and costs.
+// Txn applies writes to ZooKeeper, all or none, and only if the present hold is not lost:
+// the servers themselves check it. See [Session.Txn] for ops, lost replies and costs.
 func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	g, err := m.current()
 	if err != nil {
@@ -236,8 +214,8 @@ func (m *Mutex) revoke(ctx context.Context) error {
 }
 
 // Revoked returns a channel that is closed when [Mutex.Revoke] or Curator's Revoker asks
-// the present holder to release m. If m is not locked, the channel is closed. The whole
-// process is asked: after that, its goroutines no longer hand m over to each other.
+// the present holder to release m. Without a hold it is closed. The whole process is asked:
+// after that, its goroutines no longer hand m over to each other.
 func (m *Mutex) Revoked() <-chan struct{} {
 	g, err := m.current()
 	if err != nil {
@@ -257,15 +235,15 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 	return cs, opError("contenders", m.path, err)
 }
 
-// Do runs f while it holds m. f's context ends with cause [ErrLost] if the hold is lost,
-// and with cause [ErrClosed] if [Session.Close] is called, which waits for f. Return soon
-// from f then. Do returns f's error, or the error of the release: [ErrLost] if the hold was
-// lost while f ran. If both fail, the error matches both.
+// Do runs f while it holds m. It returns f's error, or the error of the release, such as
+// [ErrLost] if the hold was lost while f ran; if both fail, the error matches both. f's
+// context ends with cause ErrLost if the hold is lost, and with cause [ErrClosed] if
+// [Session.Close] is called, which waits for f. Return soon from f then.
 //
 // Do is reentrant through its context: with a ctx that comes from Do of the same path, it
-// runs f at once. It returns [ErrLost] or [ErrNotLocked] if the outer hold is lost or
-// unlocked by the time f returns. If f panics, m is unlocked and Do panics. After the end
-// of ctx, Do does not wait for silent servers; it unlocks m in the background.
+// runs f at once. It returns ErrLost or [ErrNotLocked] if the outer hold is lost or
+// unlocked by the time f returns. If f panics, Do unlocks m and panics. After the end of
+// ctx, Do unlocks m in the background if the servers are silent.
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if m.misuse() == nil && f == nil {
 		return opError("do", m.path, session.Invalid("the function is nil"))

@@ -25,33 +25,30 @@ import (
 //
 // The first function that returns nil completes the Once for every process, until
 // [Once.Reset]. Functions run one at a time: if one fails, or its process dies, the next
-// waiting Do runs its own. In the terminology of the Go memory model, the return of the
-// function that succeeded synchronizes before the return of any Do of that value.
+// waiting Do runs its own. The return of the function that succeeded synchronizes before
+// the return of any Do of that value.
 //
 // # Loss
 //
 // If the session is lost while the function runs, the Once is not completed, Do returns
 // [ErrLost], and another process may run its own function. So the function must bear a
-// second run. A Do that only waits carries on in the next session.
+// second run.
 //
 // # Errors
 //
 // Do returns the error of the function unchanged. It returns [ErrPanicked] if the function
-// of this *Once has panicked before, and [ErrDeadlock] with a ctx that comes from Do of the
-// same path.
+// of this *Once has panicked before.
 //
 // # Cost
 //
 // Do of a completed Once takes 1 round trip, or none if this process knows. A Do that runs
-// its function takes 3 round trips besides the function, and [OnceValue] takes 4.
+// its function takes 3 besides the function, and OnceValue 4.
 //
 // # Znodes
 //
-// Each Do that waits or runs has an ephemeral, sequential znode, path/_c_<uuid>-lock-<seq>,
-// whose data is the owner ([WithOwner]). This is the line of a [Mutex] at the same path.
-// The mark is the persistent znode path/done. Its data is the owner of the function's
-// process, a line feed and the name of its znode in the line; for [OnceValue] it is the
-// value. path is a container, which the mark keeps; its parents are persistent.
+// The line is that of a [Mutex] at the same path. The mark is the persistent znode
+// path/done. Its data is the owner of the function's process, a line feed and the name of
+// its znode in the line; for OnceValue it is the value.
 type Once struct {
 	made
 	line line.Line
@@ -76,8 +73,7 @@ type Once struct {
 // It is tempting to wait in the line alone, and to look for the mark in our turn. But then
 // the waiters would learn of the mark one after the other, a round trip apart.
 
-// NewOnce returns the Once at path. It does no I/O; a bad argument is reported
-// by every method.
+// NewOnce returns the Once at path.
 func NewOnce(s *Session, path string) *Once {
 	o := &Once{made: made{s: s, path: path}, busy: make(chan struct{}, 1)}
 	if o.err = checkNew(s, path, nil); o.err == nil {
@@ -93,28 +89,21 @@ func NewOnce(s *Session, path string) *Once {
 func (o *Once) Path() string { return o.path }
 
 // Do runs f, unless the Once is complete or another process completes it first. It returns
-// nil when the Once is complete.
+// nil when the Once is complete. If f panics, so does Do. This Once then counts f as
+// called, as [sync.Once] does: later calls of Do return [ErrPanicked] and run nothing.
+// Other processes may still run theirs.
 //
-// If f fails, Do returns its error unchanged, and the next waiting Do runs its own f, in
-// any process. If f panics, so does Do. This Once then counts f as called, as [sync.Once]
-// does: later calls of Do return [ErrPanicked] and run nothing. Other processes may still
-// run their f.
+// If the session is lost while f runs, f's context ends, with cause [ErrLost]: return soon.
+// If it is lost just when the Once is being completed, Do finds out the outcome, which can
+// take until the servers have ended the session; [ErrClosed] means that the Session was
+// closed before.
 //
-// If the session is lost while f runs, f's context ends, with cause [ErrLost]. Return soon:
-// Do then returns ErrLost, and the Once is not complete. If the session is lost just when
-// the Once is being completed, Do finds out the outcome. That can take until the servers
-// have ended the session. If ctx ends first, Do returns its error. If the Session is closed
-// first, the error is [ErrClosed] and not ErrLost.
-//
-// If ctx ends while Do waits, Do leaves nothing in the line. If ctx ends while f runs, f
-// decides. If f then returns nil, the Once is completed, in the background if the servers
-// do not answer at once, and Do returns the error of ctx.
-//
-// With a ctx that comes from Do of the same path, Do returns [ErrDeadlock].
+// If ctx ends while f runs, f decides: if it returns nil, the Once is completed, in the
+// background if the servers do not answer at once, and Do returns the error of ctx.
 //
 // Do learns of a Reset by another process through a watch event; until that arrives, it
-// counts the Once as complete. A process that is cut off from all servers does so only
-// while its session can live.
+// counts the Once as complete. A process that is cut off does so only while its session can
+// live.
 func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if o.misuse() == nil && f == nil {
 		return o.fail("do", session.Invalid("the function is nil"))
@@ -528,9 +517,8 @@ func (o *Once) isMine(ctx context.Context, h *line.Grant, data []byte) (mine boo
 	return mine, err
 }
 
-// Done reports whether the Once is complete. It costs nothing if this process has seen the
-// mark, and 1 request if it finds the mark. Otherwise it costs 3, because a server that
-// lags can miss the mark.
+// Done reports whether the Once is complete. It takes no request if this process has seen
+// the mark.
 func (o *Once) Done(ctx context.Context) (bool, error) {
 	done, err := o.done(ctx)
 	return done, o.fail("done", err)
@@ -557,18 +545,13 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 	return g != nil, err
 }
 
-// Reset deletes the mark, if there is one, so that the next Do runs its function. This
-// value also forgets that a function panicked. A function that runs now is not disturbed,
-// and completes the Once.
-//
-// Other processes receive an event; before it arrives, their Do still counts the Once as
+// Reset deletes the mark, if there is one, so that the next Do runs its function, also
+// after a panic. A function that runs now is not disturbed, and completes the Once. Other
+// processes receive an event; before it arrives, their Do still counts the Once as
 // complete.
 //
-// The deletion is applied once, even if the reply to it is lost, so that it
-// does not hit a later mark. For that Reset writes a log, path/_c_<uuid>-receipt, which is
-// kept for a minute for the next. Reset costs 3 requests in 3 round trips, 2 if there is a
-// log, and one in the background when the log is deleted. If ctx ends first the mark may
-// or may not have been deleted.
+// Reset takes 3 round trips, or 2 if its log, path/_c_<uuid>-receipt, is there. The log
+// makes sure that Reset deletes no later mark, and is kept for a minute.
 func (o *Once) Reset(ctx context.Context) error {
 	return o.fail("reset", o.reset(ctx))
 }
@@ -593,9 +576,8 @@ func (o *Once) reset(ctx context.Context) error {
 	return nil
 }
 
-// OnceFunc returns a function that runs f once among all processes that name the same path,
-// with the guarantees of [Once.Do]. Many goroutines may call the function at once. To reset
-// it, use [NewOnce] and [Once.Reset] with the same path.
+// OnceFunc returns a function that is [Once.Do] of f. Many goroutines may call it at once.
+// To reset it, use [Once.Reset] of the same path.
 func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(ctx context.Context) error {
 	o := NewOnce(s, path)
 	return func(ctx context.Context) error { return o.Do(ctx, f) }
@@ -609,15 +591,14 @@ func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(c
 // process that ran f too. They are decoded once for each process; callers share the
 // pointers, slices and maps in the value.
 //
-// f must run before its value can be stored. If the value is too large ([ErrTooLarge]),
-// cannot be encoded or decoded, or the session is lost, the Once is not completed. The
-// caller gets the value together with the error, so that it can undo f. The next call runs
-// its own f. So store a large value elsewhere, and return its address. If f itself fails,
-// its caller gets f's value and error.
+// If the value is too large ([ErrTooLarge]), cannot be encoded or decoded, or the session
+// is lost, the Once is not completed. The caller gets the value together with the error, so
+// that it can undo f; the next call runs its own f. If f fails, its caller gets f's value
+// and error.
 //
 // If the stored bytes cannot be decoded, because of another type or codec or because a
-// plain Once stored them, every call returns the error and f does not run. To run it again,
-// call [Once.Reset] of the same path.
+// plain Once stored them, every call returns the error and f does not run, until
+// [Once.Reset] of the same path.
 func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, error), opts ...ValueOption) func(ctx context.Context) (T, error) {
 	c := newValueConfig(opts)
 	k := newStored(s, path, c.err,
@@ -626,9 +607,9 @@ func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, e
 	return func(ctx context.Context) (T, error) { return k.get(ctx, f) }
 }
 
-// OnceValues is [OnceValue] for a function of two values. The mark holds the
-// length of the first in four bytes, big-endian, then the first and the second,
-// each as the codec encodes it.
+// OnceValues is [OnceValue] for a function of two values. The mark holds the length of the
+// first in four bytes, big-endian, then the first and the second, each as the codec encodes
+// it.
 func OnceValues[T1, T2 any](s *Session, path string, f func(ctx context.Context) (T1, T2, error), opts ...ValueOption) func(ctx context.Context) (T1, T2, error) {
 	c := newValueConfig(opts)
 	k := newStored(s, path, c.err,

@@ -80,40 +80,34 @@ func defaultOwner() string {
 	return fmt.Sprintf("%s:%d", host, os.Getpid())
 }
 
-// WithSessionTimeout asks for a session timeout of d; the servers may grant another, see
-// [Session.Timeout]. It sets how long waiters wait after a holder dies, and how long a
-// holder can be disconnected without losing its lock. The default is 10 s.
+// WithSessionTimeout asks for a session timeout of d, 10 s by default; the servers may
+// grant another, see [Session.Timeout]. Waiters wait that long after a holder dies, and a
+// holder can be disconnected for that long without losing its lock.
 func WithSessionTimeout(d time.Duration) Option { return func(c *config) { c.Timeout = d } }
 
-// WithACL sets the ACL of every znode that the Session creates. The default is
-// open to the world.
-//
-// With another ACL, the parent znodes of primitives are persistent. zsync then uses an
-// existing znode only if its ACL permits no client more than acl; otherwise, calls that
+// WithACL sets the ACL of every znode that the Session creates. The default is open to the
+// world. With another ACL, the parent znodes of primitives are persistent, and an existing
+// znode is used only if its ACL permits no client more than acl: otherwise, calls that
 // write return [ErrUnprotected]. A client with delete permission above a primitive's path
 // can still delete an empty parent znode.
 func WithACL(acl []zk.ACL) Option {
 	return func(c *config) { c.ACL = append([]zk.ACL(nil), acl...) }
 }
 
-// WithAuth adds credentials, for instance "digest" and "user:password". The Session sends
-// them on every connection before any other request. If the servers refuse them, the
-// Session ends with go-zookeeper's ErrAuthFailed. The default is none.
+// WithAuth adds credentials, for instance "digest" and "user:password", which the Session
+// sends first on every connection. If the servers refuse them, the Session ends with
+// go-zookeeper's ErrAuthFailed. The default is none.
 func WithAuth(scheme string, credentials []byte) Option {
 	return func(c *config) {
 		c.Auths = append(c.Auths, session.Auth{Scheme: scheme, Credentials: append([]byte(nil), credentials...)})
 	}
 }
 
-// WithSASL authenticates with m on every connection, after the handshake and before the Session
-// sends anything else. If every server refuses the client, or the credentials cannot be of use,
-// the Session ends with an error that names the mechanism and matches go-zookeeper's ErrAuthFailed,
-// and holds are lost with it. A mechanism with a state of its own belongs to one call of WithSASL.
-// The default is none.
-//
-// # Cost
-//
-// One round trip for each token that the mechanism sends. [SASLDigestMD5] sends two.
+// WithSASL authenticates with m on every connection, after the handshake and before any
+// other request, for one round trip a token ([SASLDigestMD5] sends two). If every server
+// refuses the client, or the credentials cannot be of use, the Session ends, and its holds
+// are lost; the error names the mechanism and matches go-zookeeper's ErrAuthFailed. A
+// mechanism with a state of its own belongs to one call of WithSASL. The default is none.
 func WithSASL(m SASLMechanism) Option {
 	client := sasl.NewClient(m)
 	return func(c *config) {
@@ -139,13 +133,13 @@ type SASLMechanism interface {
 }
 
 // SASLDigestMD5 is DIGEST-MD5 (RFC 2831) with ZooKeeper's choices: the service is
-// zookeeper/zk-sasl-md5, and the qop is auth. The client checks that the server knows the password.
-// DIGEST-MD5 protects little. A listener can try passwords on the tokens, and all later packets
-// are neither encrypted nor signed. So use it with [WithTLS].
+// zookeeper/zk-sasl-md5, and the qop is auth. The client checks that the server knows the
+// password. Use it with [WithTLS]: a listener can try passwords on the tokens, and all
+// later packets are neither encrypted nor signed.
 func SASLDigestMD5(user, password string) SASLMechanism { return sasl.DigestMD5(user, password) }
 
-// WithTLS encrypts the connections. An empty ServerName is set from the address of the
-// server. The default is no TLS.
+// WithTLS encrypts the connections. An empty ServerName is set from the server's address.
+// The default is no TLS.
 func WithTLS(cfg *tls.Config) Option {
 	return func(c *config) {
 		if c.TLS = cfg; cfg == nil {
@@ -154,13 +148,13 @@ func WithTLS(cfg *tls.Config) Option {
 	}
 }
 
-// WithDialer connects through d, for instance through the in-memory transport of a test
-// server. d receives an address as written in the connect string. The default is TCP.
+// WithDialer connects through d, for instance to a test server in memory. d receives an
+// address as written in the connect string. The default is TCP.
 func WithDialer(d zk.Dialer) Option { return func(c *config) { c.Dialer = d } }
 
 // WithCloseTimeout sets how long [Session.Close] waits for running functions of Do, Run and
-// Work. After d their holds are lost, and another session can be granted. With 0, Close
-// does not wait. The default is the session timeout.
+// Work. After d their holds are lost, and another session can be granted. 0 means no wait.
+// The default is the session timeout.
 func WithCloseTimeout(d time.Duration) Option {
 	return func(c *config) {
 		if c.CloseTimeout = d; d < 0 {
@@ -171,7 +165,7 @@ func WithCloseTimeout(d time.Duration) Option {
 
 // WithLogger sends diagnostics to l. Its handler must not block. It may call methods that
 // send no request, such as [Session.State]. The default is warnings and errors to
-// [slog.Default]; for none, use a logger with [slog.DiscardHandler].
+// [slog.Default]; for none, use [slog.DiscardHandler].
 func WithLogger(l *slog.Logger) Option {
 	return func(c *config) {
 		if l != nil {
@@ -184,12 +178,11 @@ func WithLogger(l *slog.Logger) Option {
 // waiters. The default is "host:pid".
 func WithOwner(name string) Option { return func(c *config) { c.Owner = name } }
 
-// WithRetry paces reconnects and repeated requests. The default delays double from 10 ms to
-// 2 s, each shortened at random by up to half.
+// WithRetry paces reconnects and repeated requests. The default is from 10 ms to 2 s,
+// doubled each time, with a Jitter of one half.
 func WithRetry(b Backoff) Option { return func(c *config) { c.Retry = session.Backoff(b) } }
 
-// WithObserver reports events to o: acquisitions, losses, reconnects. For spans, use
-// [WithTracer]. The default is none.
+// WithObserver reports events to o: acquisitions, losses, reconnects. The default is none.
 func WithObserver(o Observer) Option {
 	return func(c *config) {
 		c.Observe = observed(o)
@@ -204,15 +197,12 @@ func WithTracer(t Tracer) Option { return func(c *config) { c.tracers.tracer = t
 // transactions that prove their order. docs/trace.md has the format, one JSON object a
 // line. "zsync verify" checks the traces of all processes together. The default is none.
 //
-// Each Write has whole lines, and the Session makes one Write at a time. Sessions may share
-// an *os.File that was opened with O_APPEND. No call waits for w: if w is too slow, a
-// record says how many records are missing. The first error is logged. Close waits for w
-// for half a second.
+// Each Write has whole lines, one Write at a time. Sessions may share an *os.File that was
+// opened with O_APPEND. No call waits for w: if w is too slow, a record says how many
+// records are missing. The first error is logged. Close waits for w for half a second.
 //
-// # Cost
-//
-// No request. A record has 200 to 400 bytes; a hold has three records. Elements that are
-// claimed or settled together share a record, with about 40 bytes for each.
+// A trace costs no request. A record has 200 to 400 bytes; a hold has three. Elements that
+// are claimed or settled together share a record, with about 40 bytes each.
 func WithTrace(w io.Writer) Option {
 	return func(c *config) {
 		if c.Trace = w; w == nil {
@@ -226,10 +216,10 @@ func WithTrace(w io.Writer) Option {
 // reconnect within the session timeout.
 func WithLossOnSuspend() Option { return func(c *config) { c.LossOnSuspend = true } }
 
-// A Backoff paces attempts. The first repetition is immediate, because a dropped connection
-// can usually be replaced at once. The delay before the n'th repetition after that is Min ×
-// Factorⁿ⁻¹, at most Max, shortened at random by up to the part Jitter. With Min 100 ms,
-// Max 1 s and no Jitter: 0, 100 ms, 200 ms, 400 ms, 800 ms, 1 s, 1 s.
+// A Backoff paces attempts. The first repetition is immediate. The delay before the n'th
+// repetition after that is Min × Factorⁿ⁻¹, at most Max, shortened at random by up to the
+// part Jitter. With Min 100 ms, Max 1 s and no Jitter: 0, 100 ms, 200 ms, 400 ms, 800 ms, 1
+// s, 1 s.
 type Backoff struct {
 	Min, Max time.Duration
 	Factor   float64 // at least 1; 0 means 2

@@ -23,11 +23,10 @@ import (
 //		return ingest(ctx, shard) // until ctx ends
 //	})
 //
-// Every process calls Run with the same shards. The shards are spread evenly: no process
-// has two more than another. When a process joins or leaves, only the necessary shards
-// move. A shard moves only when its owner's function has returned, or its owner's session
-// has ended. During a roll-out, processes can have different lists; a shard then moves only
-// to a process that lists it.
+// Every process calls Run with the same shards. No process has two more than another. When
+// a process joins or leaves, only the necessary shards move, each when its owner's function
+// has returned or its owner's session has ended. During a roll-out, processes can have
+// different lists; a shard then moves only to a process that lists it.
 //
 // # Loss
 //
@@ -38,19 +37,19 @@ import (
 // # Errors
 //
 // Run returns [ErrTooLarge] if the shards of this process no longer fit into the plan of 1
-// MiB; the other processes continue. That limits a Partition to some ten thousand shards.
+// MiB, some ten thousand shards; the other processes continue.
 //
 // # Cost
 //
 // A Partition costs nothing while nothing changes. When a process joins or leaves, every
-// process reads the group and the plan, and one writes a new plan. Each shard that moves
-// costs what a [Mutex] costs.
+// process reads the group and the plan, and one writes a new plan. A shard that moves costs
+// what a Mutex costs.
 //
 // # Znodes
 //
-// path/members is a [Group] of the processes, with the shards of each as info, in JSON.
-// path/plan is a [Value] with the owner of each shard, in JSON. path/shards/<shard> is the
-// line of a [Mutex]; its holder owns the shard.
+// path/members is a Group of the processes, with the shards of each as info, in JSON.
+// path/plan is a Value with the owner of each shard, in JSON. path/shards/<shard> is the
+// line of a Mutex; its holder owns the shard.
 type Partition struct {
 	made
 	id string
@@ -64,9 +63,9 @@ type partitionConfig struct {
 	err error
 }
 
-// WithMember sets the process's id in the Partition. Each process needs its own: a second
-// process with the same id waits until the first leaves. The default is the owner
-// ([WithOwner]) with a unique number.
+// WithMember sets the process's id in the Partition. A second process with the same id
+// waits until the first leaves. The default is the owner ([WithOwner]) with a unique
+// number.
 func WithMember(id string) PartitionOption {
 	return func(c *partitionConfig) {
 		switch c.id = id; {
@@ -78,8 +77,7 @@ func WithMember(id string) PartitionOption {
 	}
 }
 
-// NewPartition returns the Partition at path. It does no I/O; a bad argument is
-// reported by Run.
+// NewPartition returns the Partition at path.
 func NewPartition(s *Session, path string, opts ...PartitionOption) *Partition {
 	var c partitionConfig
 	for i, o := range opts {
@@ -97,13 +95,13 @@ func (p *Partition) Path() string { return p.path }
 
 // Run takes part in the Partition. It calls f in a goroutine for each shard of this
 // process, until ctx ends or an f fails. Return from f soon after its ctx ends: the shard
-// does not move before. For one shard, Run never calls f twice at a time, in any sessions.
-// If f returns nil before its ctx ends, Run calls it again after a pause ([WithRetry]).
+// does not move before. For one shard, f never runs twice at a time, in any sessions. If f
+// returns nil before its ctx ends, Run calls it again after a pause ([WithRetry]).
 //
-// If an f returns an error of its own before its shard moves or is lost, Run ends the other
-// calls, leaves, and returns that error. An f that ends its goroutine ([runtime.Goexit])
-// counts as failed. Otherwise, Run returns the error of ctx, or an error that a retry
-// cannot fix, when every f has returned.
+// If an f returns an error of its own before its shard moves or is lost, or ends its
+// goroutine ([runtime.Goexit]), Run ends the other calls, leaves, and returns that error.
+// Otherwise, Run returns the error of ctx, or an error that a retry cannot fix, when every
+// f has returned.
 func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context.Context, shard string) error) error {
 	return opError("run", p.path, p.run(ctx, shards, f))
 }

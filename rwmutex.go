@@ -13,8 +13,8 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// An RWMutex is a reader/writer lock shared by every process that names the same path. It
-// can be held by any number of readers or by one writer:
+// An RWMutex is a lock for many readers or one writer, shared by every process that names
+// the same path:
 //
 //	err := rw.RDo(ctx, func(ctx context.Context) error { … }) // shared
 //	err := rw.Do(ctx, func(ctx context.Context) error { … })  // exclusive
@@ -22,9 +22,8 @@ import (
 // While a live session holds it for writing, no other session holds it. Waiters are served
 // in the order in which the servers stored them, readers and writers alike, so neither
 // starves the other. The goroutines that use one *RWMutex share places in the line, see
-// [WithHandoffs]. In the terminology of the Go memory model, the n'th Unlock synchronizes
-// before the m'th Lock for n < m, and before every later RLock; an RUnlock synchronizes
-// before the next Lock; for callers in one process.
+// [WithHandoffs]. The n'th Unlock synchronizes before the m'th Lock for n < m, and before
+// every later RLock; an RUnlock synchronizes before the next Lock.
 //
 // Do not take a read lock twice in one goroutine, except through [RWMutex.RDo]: a writer
 // that comes between the two waits for the first and blocks the second. A read lock cannot
@@ -33,17 +32,14 @@ import (
 // # Loss
 //
 // If the session ends, every hold of this process is lost and another process may hold the
-// lock: [RWMutex.Lost] is closed, and Unlock or RUnlock returns [ErrLost]. Waits carry on
-// in the next session, at the back of the line. After a loss, Lock and RLock of this
-// *RWMutex wait until the lost holds have been unlocked. If no Do has them and no unlock
-// comes within one to two session timeouts, they return [ErrDeadlock].
+// lock. After a loss, Lock and RLock of this *RWMutex wait until the lost holds have been
+// unlocked. If no Do has them and no unlock comes within one to two session timeouts, they
+// return ErrDeadlock.
 //
 // # Errors
 //
-// Unlock, RUnlock and Token return [ErrNotLocked] without a hold, and ErrLost if it was
-// lost. Lock and RLock return [ErrDeadlock] with a ctx that comes from Do or RDo of the
-// same path, and so does Do with a ctx that comes from RDo. Lock and RLock return
-// [ErrMixed] behind a contender of another kind or layout.
+// Lock and RLock return [ErrDeadlock] with a ctx that comes from Do or RDo of the same
+// path, and so does Do with a ctx that comes from RDo.
 //
 // # Cost
 //
@@ -52,11 +48,9 @@ import (
 //
 // # Znodes
 //
-// Lock creates an ephemeral, sequential znode, path/_c_<uuid>-__WRIT__<seq>, and RLock
-// path/_c_<uuid>-__READ__<seq>, with the owner as data ([WithOwner]), as Curator's
-// InterProcessReadWriteLock does. With [LayoutKazoo], they are <guid>__lock__<seq> and
-// <guid>__rlock__<seq>. A downgraded writer has a read znode with its own number. path is a
-// container; its parents are persistent.
+// A writer is path/_c_<uuid>-__WRIT__<seq>, and a reader path/_c_<uuid>-__READ__<seq>, as
+// in Curator's InterProcessReadWriteLock; with LayoutKazoo, they are <guid>__lock__<seq>
+// and <guid>__rlock__<seq>. A downgraded writer has a read znode with its own number.
 type RWMutex struct {
 	made
 	local localLock
@@ -71,8 +65,7 @@ type RWMutex struct {
 //  5. Continue with step 2, unless it was the only one and no contender can have taken
 //     its place.
 
-// NewRWMutex returns the RWMutex at path. It does no I/O; a bad argument is
-// reported by every method.
+// NewRWMutex returns the RWMutex at path.
 func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	c := newLockConfig(opts)
 	rw := &RWMutex{made: made{s: s, path: path}}
@@ -133,20 +126,15 @@ func readersRule(write string) line.Rule {
 func (rw *RWMutex) Path() string { return rw.path }
 
 // Lock locks rw for writing. It waits until rw is free, ctx ends, or the Session is closed.
-//
-// If Lock returns an error, the caller does not hold rw and has no place in the line. A ctx
-// that has ended already fails even if rw is free. With a ctx that comes from [RWMutex.Do] or
-// [RWMutex.RDo] of the same path, Lock returns [ErrDeadlock], as it would wait for its own
-// caller.
 func (rw *RWMutex) Lock(ctx context.Context) error {
 	g, err := rw.acquire(ctx, local.Exclusive, false)
 	rw.local.follow(ctx, local.Exclusive, g)
 	return opError("lock", rw.path, err)
 }
 
-// RLock locks rw for reading. It waits until no writer holds rw or came before, ctx ends, or
-// the Session is closed. It fails as [RWMutex.Lock] does: within [RWMutex.Do] and
-// [RWMutex.RDo], use RDo, which is reentrant.
+// RLock locks rw for reading. It waits until no writer holds rw or came before, ctx ends,
+// or the Session is closed. Within [RWMutex.Do] and [RWMutex.RDo], use RDo, which is
+// reentrant.
 func (rw *RWMutex) RLock(ctx context.Context) error {
 	g, err := rw.acquire(ctx, local.Shared, false)
 	rw.local.follow(ctx, local.Shared, g)
@@ -173,9 +161,7 @@ func (rw *RWMutex) check(ctx context.Context) error {
 	return nil
 }
 
-// TryLock tries to lock rw for writing and reports whether it succeeded. It waits for the
-// servers, but not for other contenders, and finds free what was unlocked before, as
-// [Mutex.TryLock] does.
+// TryLock is [Mutex.TryLock] for writing; it waits for no other contender.
 func (rw *RWMutex) TryLock(ctx context.Context) (bool, error) {
 	ok, err := rw.try(ctx, local.Exclusive)
 	return ok, opError("trylock", rw.path, err)
@@ -196,14 +182,13 @@ func (rw *RWMutex) try(ctx context.Context, mode local.Mode) (bool, error) {
 	return g != nil, err
 }
 
-// Unlock unlocks rw for writing. It returns [ErrNotLocked] if rw is not locked for writing,
-// and [ErrLost] if the hold was lost. It returns soon, as [Mutex.Unlock] does.
+// Unlock unlocks rw for writing.
 func (rw *RWMutex) Unlock() error {
 	return opError("unlock", rw.path, rw.giveUp(local.Exclusive))
 }
 
-// RUnlock undoes a single [RWMutex.RLock]. It returns the same errors as Unlock. The znode is
-// deleted when the last goroutine that reads under it leaves.
+// RUnlock undoes a single [RWMutex.RLock]. The znode is deleted when the last goroutine
+// that reads under it leaves.
 func (rw *RWMutex) RUnlock() error {
 	return opError("runlock", rw.path, rw.giveUp(local.Shared))
 }
@@ -231,17 +216,15 @@ var (
 
 // Downgrade turns the caller's write lock into a read lock, without a gap for another
 // writer. Readers that wait right behind are granted too. Release it with
-// [RWMutex.RUnlock]; within [RWMutex.Do], the end of Do does that.
-//
-// If Downgrade returns an error, the caller still holds what it held before. The error is
-// [ErrNotLocked], [ErrLost], or the error of ctx. It is another error if the path has had
-// 2^31 children since it was last empty.
+// [RWMutex.RUnlock]; within [RWMutex.Do], the end of Do does that. If Downgrade returns an
+// error, the caller still holds what it held before. It fails if the path has had 2^31
+// children since it was last empty.
 func (rw *RWMutex) Downgrade(ctx context.Context) error {
 	return opError("downgrade", rw.path, rw.downgrade(ctx))
 }
 
-// Lost returns a channel that is closed when the hold of this process is lost: the write hold,
-// or else the read holds, which are lost together. Without a hold, the channel is closed.
+// Lost returns a channel that is closed when the hold of this process is lost: the write
+// hold, or else the read holds, which are lost together. Without a hold it is closed.
 // Unlock and RUnlock do not close it.
 func (rw *RWMutex) Lost() <-chan struct{} {
 	if rw.misuse() != nil {
@@ -250,9 +233,9 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 	return rw.local.lost(local.Exclusive, local.Shared)
 }
 
-// Token returns the fencing token of the present hold, of the write hold if there is one: a
-// number greater than the token of every hold that ended before it began. See
-// [Mutex.Token]. Goroutines that read together share a token, which can grow.
+// Token is [Mutex.Token], of the write hold if there is one: a number greater than the
+// token of every hold that ended before it began. Goroutines that read together share a
+// token, which can grow.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	var tok int64
 	err := rw.withCurrent(func(g *line.Grant, mode local.Mode) (err error) {
@@ -262,8 +245,7 @@ func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	return tok, opError("token", rw.path, err)
 }
 
-// Txn applies writes to ZooKeeper, all or none, and only if the present hold, for writing or
-// for reading, is not lost. See [Mutex.Txn].
+// Txn is [Mutex.Txn], for the present hold, for writing or for reading.
 func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	var rs []zk.MultiResponse
 	err := rw.withCurrent(func(g *line.Grant, _ local.Mode) (err error) {
@@ -302,7 +284,7 @@ func (rw *RWMutex) current() (*line.Grant, local.Mode, error) {
 
 // Contenders returns the holders of rw and the waiters, in their order. Goroutines of one
 // process that read together are one contender. It costs one listing and one read for every
-// 128 contenders.
+// 128.
 func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if rw.misuse() != nil {
 		return nil, opError("contenders", rw.path, rw.misuse())
@@ -324,9 +306,7 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 	return cs, opError("contenders", rw.path, err)
 }
 
-// Do runs f while it holds rw for writing, as [Mutex.Do] does. It is reentrant along its
-// context. With a ctx that comes from [RWMutex.RDo] of the same path, it returns
-// [ErrDeadlock].
+// Do runs f while it holds rw for writing, as [Mutex.Do] does.
 func (rw *RWMutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	return rw.do(ctx, "do", local.Exclusive, f)
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // A Schedule runs a function once for each instant of a timetable, in one process of a
-// fleet: the nightly job.
+// fleet:
 //
 //	nightly := zsync.NewSchedule(s, "/jobs/nightly")
 //	at3, err := zsync.Daily("03:00", time.Local)
@@ -27,45 +27,41 @@ import (
 //		return report(ctx, at) // ctx ends, with cause zsync.ErrLost, if another process may run it
 //	})
 //
-// Every process of the fleet calls Run with a timetable of the same instants. At each instant
-// one process runs the function, and the others wait until it has succeeded. If the function
-// fails, or its process dies, another process runs its own. An instant that was done, or a
-// later one, is never done again, however short the function is and however the clocks of the
-// processes differ. A process whose clock is ahead runs an instant by its own clock, and so
-// early.
+// Every process of the fleet calls Run with a timetable of the same instants. At each
+// instant one process runs the function, and the others wait until it has succeeded. An
+// instant that was done, or a later one, is never done again, however short the function is
+// and however the clocks differ. A process whose clock is ahead runs an instant by its own
+// clock, and so early.
 //
-// If the function fails, Run calls it again, here or in another process, after a pause: five
-// attempts an instant over all processes, after a minute, two, four and eight ([WithRetries]).
-// Then the instant is recorded as failed, and no process runs it again. When the next instant is due,
-// the attempts of this instant end. [Schedule.LastFailure] returns the last failure.
+// If the function fails, or its process dies, another process runs its own: five attempts
+// an instant over all processes, after a minute, two, four and eight ([WithRetries]). Then,
+// or when the next instant is due, no process runs it again. [Schedule.LastFailure] returns
+// the last failure.
 //
 // # Loss
 //
 // If the session is lost while the function runs, the function's context ends, nothing is
-// recorded, and another process may run its own. So a function that has effects elsewhere must
-// bear a second run. A Do or Run that only waits carries on in the next session.
+// recorded, and another process may run its own. So a function that has effects elsewhere
+// must bear a second run.
 //
 // # Errors
 //
-// Do returns the error of the function, and [ErrDeadlock] with a ctx that comes from Do of the
-// same path. Last and LastFailure return [ErrNoValue] if there is none.
-//
-// # Znodes
-//
-// A process that waits or runs is in the lock queue of a [Mutex] at the same path. path is a
-// container, kept by path/last, which is persistent; its parents are persistent.
-// The first line of path/last is the last instant that was done, in the form of
-// [time.RFC3339Nano], or the zero time. The second line is the owner ([WithOwner]), the
-// third is unique, and the fourth, if present, is the last failure as JSON. If a broken clock
-// has recorded an instant far in the future, nothing runs until then; delete path/last to go on.
+// Do returns the error of the function. Last and LastFailure return [ErrNoValue] if there
+// is none.
 //
 // # Cost
 //
-// Do of an instant that was done costs 1 request, or none if this process knows of it. A run
-// costs 6 requests in 5 round trips: two reads, a Lock and an Unlock of a Mutex, and a
-// transaction; and up to 3 requests for a watch on path/last, beside the Lock. A failure costs one
-// transaction. A waiter waits as for a Mutex. When the instant is done, the watch wakes all
-// waiters at once.
+// Do of an instant that was done takes 1 round trip, or none if this process knows of it; a
+// run takes 5 besides the function. When the instant is done, one event wakes each process
+// that waits.
+//
+// # Znodes
+//
+// The line is that of a [Mutex] at the same path. The persistent znode path/last has four
+// lines: the last instant that was done, in the form of [time.RFC3339Nano], or the zero
+// time; the owner; a unique text; and, if present, the last failure as JSON. If a broken
+// clock has recorded an instant far in the future, nothing runs until then; delete
+// path/last to go on.
 type Schedule struct {
 	made
 	missed  MissedPolicy
@@ -124,9 +120,8 @@ const (
 // String returns "latest", "skip" or "all".
 func (p MissedPolicy) String() string { return timetable.Policy(p).String() }
 
-// WithMissed chooses what becomes of instants that no process ran because every
-// process was down, busy with an earlier one, or failed. The default is
-// MissedLatest.
+// WithMissed chooses what becomes of instants that no process ran because every process was
+// down, busy with an earlier one, or failed. The default is [MissedLatest].
 func WithMissed(p MissedPolicy) ScheduleOption {
 	return func(c *scheduleConfig) {
 		if c.missed = p; p < MissedLatest || p > MissedAll {
@@ -136,10 +131,9 @@ func WithMissed(p MissedPolicy) ScheduleOption {
 }
 
 // WithRetries sets how often [Schedule.Run] calls a function that fails: n attempts of an
-// instant, over all processes, with the pauses of b between them. The default is 5 attempts,
-// with pauses of a minute, doubled up to an hour. With n = 1, no attempt is repeated.
-//
-// All processes should use the same n and b: each process applies its own.
+// instant, over all processes, with the pauses of b between them. All processes should use
+// the same n and b: each applies its own. The default is 5 attempts, with pauses of a
+// minute, doubled up to an hour.
 func WithRetries(n int, b Backoff) ScheduleOption {
 	return func(c *scheduleConfig) {
 		switch err := b.check(); {
@@ -152,17 +146,14 @@ func WithRetries(n int, b Backoff) ScheduleOption {
 	}
 }
 
-// Every returns the timetable of the instants that are multiples of d since the
-// zero [time.Time], the same in every process: Every(time.Hour) is each full
-// hour, in UTC. Run refuses it with [ErrInvalid] if d is not above 0.
+// Every returns the timetable of the instants that are multiples of d since the zero
+// [time.Time], the same in every process: Every(time.Hour) is each full hour, in UTC. Run
+// returns [ErrInvalid] if d is not above 0.
 func Every(d time.Duration) Timetable { return timetable.Every(d) }
 
-// Daily returns the timetable of a time of day in a zone:
-//
-//	at3, err := zsync.Daily("03:00", time.Local)
-//
-// It is [Cron] with the same hour and minute. So it has one instant on each day, even if
-// the clocks change on that day.
+// Daily returns the timetable of a time of day in a zone, such as "03:00": [Cron] with that
+// hour and minute. So it has one instant on each day, even if the clocks change on that
+// day.
 func Daily(at string, loc *time.Location) (Timetable, error) {
 	return opTable(timetable.Daily(at, loc))
 }
@@ -171,15 +162,15 @@ func Daily(at string, loc *time.Location) (Timetable, error) {
 //
 //	weekdays, err := zsync.Cron("30 7 * * mon-fri", time.Local)
 //
-// The fields are minute, hour, day of month, month and day of week. Each is a list of numbers,
-// ranges and steps. Months and days of the week have names; Sunday is 0 and 7. If neither field
-// of days begins with a star, a day matches if it matches either.
+// The fields are minute, hour, day of month, month and day of week: lists of numbers,
+// ranges and steps. Months and days of the week have names; Sunday is 0 and 7. If neither
+// field of days begins with a star, a day matches if it matches either. All processes must
+// name the same zone; time.Local is each machine's.
 //
-// When the clocks change, the rules of crontab(5) apply. A job whose minute or hour begins with
-// a star follows real time. For every other job, a local time that a change of less than three hours
-// leaves out comes at the change, and a local time that comes twice counts the first time.
-//
-// The processes of a fleet must name the same zone. time.Local is the zone of each machine.
+// When the clocks change, the rules of crontab(5) apply. A job whose minute or hour begins
+// with a star follows real time. For every other job, a local time that a change of less
+// than three hours leaves out comes at the change, and a local time that comes twice counts
+// the first time.
 func Cron(spec string, loc *time.Location) (Timetable, error) {
 	return opTable(timetable.ParseCron(spec, loc))
 }
@@ -192,8 +183,7 @@ func opTable(c *timetable.Cron, err error) (Timetable, error) {
 	return c, nil
 }
 
-// NewSchedule returns the Schedule at path. It does no I/O; a bad argument is
-// reported by every method.
+// NewSchedule returns the Schedule at path.
 func NewSchedule(s *Session, path string, opts ...ScheduleOption) *Schedule {
 	c := scheduleConfig{retries: 5, backoff: Backoff{Min: time.Minute, Max: time.Hour}}
 	for i, o := range opts {
@@ -253,16 +243,15 @@ func (r scheduleRecord) attempts(at time.Time) int {
 // A choice picks the instant to run, given what path/last holds, or fails with errPassed.
 type choice func(r scheduleRecord) (time.Time, error)
 
-// Do runs f unless a process has done so for the instant at, or for a later one.
-// It reports whether it ran f. While another process runs its function for the
-// instant, Do waits. When that succeeds, Do returns false and nil; when it
-// fails, the next process in line runs its own.
+// Do runs f unless a process has done so for the instant at, or for a later one, and
+// reports whether it ran f. While another process runs its function for the instant, Do
+// waits. When that succeeds, Do returns false and nil; when it fails, the next process in
+// line runs its own.
 //
-// If f returns an error, Do returns it, and records it for [Schedule.LastFailure]. If the session
-// is lost while f runs, or before the servers confirm the record of a success, the
-// error is [ErrLost]. A Do inside f for the same path is [ErrDeadlock]. An
-// instant that is the zero time or earlier, or in the year 10000 or later, is
-// [ErrInvalid].
+// If f returns an error, Do returns it, and records it for [Schedule.LastFailure]. If the
+// session is lost while f runs, or before the servers confirm the record of a success, the
+// error is [ErrLost]. An instant that is the zero time or earlier, or in the year 10000 or
+// later, is [ErrInvalid].
 func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Context) error) (ran bool, err error) {
 	err = c.misuse()
 	switch {
@@ -610,8 +599,8 @@ func (w *instantWait) end() bool {
 	return w.passed
 }
 
-// Last returns the last instant that was done, or [ErrNoValue]. It is at least
-// as new as the moment of the call, and costs 2 requests.
+// Last returns the last instant that was done, at least as new as the call, or
+// [ErrNoValue].
 func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 	if c.misuse() != nil {
 		return time.Time{}, opError("last", c.path, c.misuse())
@@ -623,9 +612,8 @@ func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 	return r.done, opError("last", c.path, err)
 }
 
-// LastFailure returns the last run that failed, or [ErrNoValue]. It is at least
-// as new as the moment of the call, and costs 2 requests. A later success does not remove it:
-// compare its At with [Schedule.Last].
+// LastFailure returns the last run that failed, at least as new as the call, or
+// [ErrNoValue]. A later success does not remove it: compare its At with [Schedule.Last].
 func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
 	if c.misuse() != nil {
 		return ScheduleFailure{}, opError("last failure", c.path, c.misuse())
@@ -641,22 +629,19 @@ func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
 	return ScheduleFailure{}, opError("last failure", c.path, err)
 }
 
-// Run calls f for each instant of the timetable, unless another process has done it. It returns
-// when ctx ends, or when the timetable has no further instant; then the error is nil. Run gives next
-// times of the local zone. If the processes are in several zones, the timetable must name its own
-// zone, as [Daily] and [Cron] do.
+// Run calls f for each instant of the timetable, unless another process has done it. The
+// first instant ever is the first after the call of Run. Run gives next times of the local
+// zone. If the processes are in several zones, the timetable must name its own zone, as
+// [Daily] and [Cron] do.
 //
-// The first instant ever is the first after the call of Run. An instant is missed when the
-// next instant is due before it ran; [WithMissed] says what happens then. If f fails it is
-// called again, here or in another process, as [WithRetries] says. Each failure is logged.
-// Run returns an error if ctx ends, if the Session is closed, or if a retry cannot help. If
-// the servers refuse to record the result of f, Run does not call f again. A timetable
-// whose instants depend on when it is asked is [ErrInvalid].
+// An instant is missed when the next instant is due before it ran; [WithMissed] says what
+// happens then. A failure is logged, and [WithRetries] says when f is called again; during
+// the pause, each process reads path/last once a minute. If the servers refuse to record
+// the result of f, Run does not call f again.
 //
-// # Cost
-//
-// An instant that another process runs costs what it costs with Do. During a pause after a
-// failure, each process reads path/last once a minute.
+// Run returns nil when the timetable has no further instant. It returns an error if ctx
+// ends, if the Session is closed, or if a retry cannot help. A timetable whose instants
+// depend on when it is asked is [ErrInvalid].
 func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.Context, at time.Time) error) error {
 	err := c.misuse()
 	switch {

@@ -22,7 +22,7 @@ import (
 )
 
 // A Session is a connection to a ZooKeeper ensemble. Create one per process and share it
-// among all primitives:
+// among all primitives and goroutines:
 //
 //	s, err := zsync.Connect(ctx, "zk1:2181,zk2:2181,zk3:2181")
 //	if err != nil {
@@ -32,12 +32,10 @@ import (
 //
 // A Session reconnects by itself, and holds survive a change of server. If its ZooKeeper
 // session ends, or could have ended, every hold is reported as lost, the Session opens a
-// new ZooKeeper session, and calls that were waiting carry on in it. A client that is cut
-// off learns of the loss before the servers can grant its locks to another client, if the
-// clocks of both run at about the same rate. Time asleep counts, by the wall clock; so
-// setting that clock forward can cause a loss.
-//
-// A Session is safe for concurrent use.
+// new one, and calls that were waiting carry on in it. A client that is cut off learns of
+// the loss before the servers can grant its locks to another client, if the clocks of both
+// run at about the same rate. Time asleep counts, by the wall clock; so setting that clock
+// forward can cause a loss.
 //
 // # Cost
 //
@@ -57,19 +55,15 @@ type Session struct {
 	kept      atomic.Int64             // places of WithRetention
 }
 
-// Connect opens a session with an ensemble.
+// Connect opens a session with an ensemble. servers is a ZooKeeper connect string:
+// "zk1:2181,zk2:2181", or "zk1:2181,zk2:2181/app" to put every path below the chroot /app,
+// which is created when it is first needed. The default port is 2181.
 //
-// servers is a ZooKeeper connect string: "zk1:2181,zk2:2181", or "zk1:2181,zk2:2181/app" to
-// put every path below the chroot /app. The default port is 2181. The chroot is created
-// when it is first needed.
-//
-// Connect returns when the session is open. While no server answers, it keeps trying until
-// ctx ends; the error then contains the last failure. A later end of ctx does not affect
-// the Session.
-//
-// The errors are [ErrInvalid] for a bad argument, go-zookeeper's ErrAuthFailed if the
-// servers refuse the credentials or demand others, and the error of ctx. Connect takes one
-// round trip besides the handshake of TCP or TLS.
+// While no server answers, Connect keeps trying until ctx ends; the error then contains the
+// last failure. A later end of ctx does not affect the Session. The error is [ErrInvalid]
+// for a bad argument, and go-zookeeper's ErrAuthFailed if the servers refuse the
+// credentials or demand others. Connect takes one round trip besides the handshake of TCP
+// or TLS.
 func Connect(ctx context.Context, servers string, opts ...Option) (*Session, error) {
 	hosts, chroot, err := parseServers(servers)
 	if err != nil {
@@ -90,45 +84,39 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 	return s, nil
 }
 
-// Close ends the ZooKeeper session, and with it every hold, and returns when all goroutines of s
-// have ended. Closing a closed Session is no error. Calls in progress fail with [ErrClosed], and
-// so do later ones.
+// Close ends the ZooKeeper session, and with it every hold, and returns when all goroutines
+// of s have ended. Closing a closed Session is no error. Calls in progress, and later ones,
+// fail with [ErrClosed]. An [Observer] must not call Close.
 //
-// Close waits for running functions of Do, RDo, Run and [Queue.Work], and of [Once], [Schedule],
-// [Partition] and [Flight]. It ends their contexts with cause ErrClosed. Until a function has
-// returned, its hold stays held, and Token, Txn, Ack and Unlock work; the same is true of a lock
-// that the function has acquired with its context. If the function succeeds, that counts: a Once
-// or an instant of a Schedule is done, and an element is acknowledged. Any other lock is released
-// at once. Nothing new is begun: other calls fail with ErrClosed.
+// Close waits for running functions of Do, RDo, Run and [Queue.Work], for at most
+// [WithCloseTimeout], and ends their contexts with cause ErrClosed. Until a function has
+// returned, its hold stays held, and Token, Txn, Ack and Unlock work; so do the locks that
+// it has acquired with its context. Its success counts: a Once or an instant of a Schedule
+// is done, and an element is acknowledged. Every other lock is released at once. After the
+// timeout the holds are lost, and Lost is closed before another session can be granted
+// them. Close does not wait for a function that calls it in its own goroutine.
 //
-// Close waits for the functions for [WithCloseTimeout], by default the session timeout.
-// Then their holds are lost, and Lost is closed before another session can be granted them.
-// Close does not wait for a function that calls it in its own goroutine.
-//
-// After the functions Close waits up to a second for work that only this process can finish: it
-// returns elements of a Queue, makes changes of a [WaitGroup], deletes receipts, and waits until
-// the candidate of [Election.Transfer] leads. If no server can be reached, the ephemeral znodes
+// Then Close waits up to a second for work that only this process can finish: it returns
+// elements of a Queue, makes changes of a [WaitGroup], deletes receipts, and waits until
+// the heir of [Election.Transfer] leads. If no server can be reached, the ephemeral znodes
 // stay until the session timeout has passed.
-//
-// Close must not be called from an [Observer].
 func (s *Session) Close() error {
 	s.m.Close()
 	return nil
 }
 
-// ID returns the id of the current ZooKeeper session, or 0 while there is none.
-// It changes after an expiry.
+// ID returns the id of the present ZooKeeper session, or 0 if there is none. An expiry
+// changes it.
 func (s *Session) ID() int64 { return s.m.SessionID() }
 
-// Timeout returns the session timeout that the servers have granted, which may
-// differ from what [WithSessionTimeout] asked for. It is 0 while there is no
+// Timeout returns the session timeout that the servers have granted, or 0 without a
 // session.
 func (s *Session) Timeout() time.Duration { return s.m.Granted() }
 
 // Margin returns how long the holds of s are still confirmed if no server answers from now
-// on. When it reaches 0, they are lost. The servers can grant them to another client no
-// earlier than a tenth of [Session.Timeout] later, so there is some time to stop. While the
-// Session holds nothing, it sends fewer requests, and Margin may be 0.
+// on. At 0, they are lost; the servers can grant them to another client no earlier than a
+// tenth of [Session.Timeout] later. Without a hold, the Session sends fewer requests, and
+// Margin may be 0.
 func (s *Session) Margin() time.Duration { return s.m.Certain() }
 
 // State returns the present state.
@@ -169,12 +157,10 @@ func (s State) String() string {
 	return fmt.Sprintf("State(%d)", int(s))
 }
 
-// States returns a channel of every change of state from now on, in order.
-// None is dropped, however slowly the channel is read. The channel is closed
-// when ctx ends, or after StateClosed.
-//
-// Close does not wait for a reader. The channel keeps 64 changes; if more are
-// unread by then, a goroutine stays until they are read or ctx ends.
+// States returns a channel of every change of state from now on, in order; none is dropped.
+// It is closed when ctx ends, or after StateClosed. Close does not wait for a reader: the
+// channel keeps 64 changes, and if more are unread, a goroutine stays until they are read
+// or ctx ends.
 func (s *Session) States(ctx context.Context) <-chan State {
 	return session.States[State](ctx, s.m)
 }
@@ -193,33 +179,29 @@ type Stats struct {
 func (s *Session) Stats() Stats { return Stats(s.m.Stats()) }
 
 // Txn applies several writes, all or none. ops are go-zookeeper's request types:
-// *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest and *zk.CheckVersionRequest. Paths
-// are taken below the chroot. The responses are in the order of ops.
+// *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest and *zk.CheckVersionRequest,
+// with paths below the chroot. The responses are in the order of ops. If an operation
+// fails, none is applied; the error is that operation's, and the responses show which it
+// is.
 //
-// If an operation fails, none is applied; the error is that operation's, and the responses
-// show which it is. If the connection drops before the reply, Txn finds out whether the writes
-// were applied, and the responses, before it returns; a Stat that other clients have changed
-// since is missing. The outcome remains unknown in three cases: the session is lost too, with
-// the error [ErrLost]; ctx ends first; or the connection drops and Txn was not permitted to
-// write its log.
-//
-// # Errors
-//
-// Other errors are [ErrInvalid] and [ErrTooLarge], before anything is sent, and
-// [ErrClosed].
-//
-// # Znodes
-//
-// Each transaction also writes a log: an ephemeral znode /_c_<guid>-txn at the root, or in the
-// chroot. Later transactions of the session use it again; concurrent transactions have a log
-// each. If the servers refuse a log there, it lies beside the first path that is created, or
-// else the first path of ops, and Txn deletes it before it returns. If the server is slow, the
-// deletion continues after the return. The log has the Session's ACL. If under that ACL no
-// client may write, clients that may create may write the log too.
+// If the connection drops before the reply, Txn finds out whether the writes were applied,
+// and the responses; a Stat that other clients have changed since is missing. The outcome
+// remains unknown in three cases: the session is lost too, with the error [ErrLost]; ctx
+// ends first; or the connection drops and Txn was not permitted to write its log.
+// [ErrInvalid] and [ErrTooLarge] come before anything is sent.
 //
 // # Cost
 //
 // One round trip and one request; two of each for the first Txn of a Session.
+//
+// # Znodes
+//
+// Each transaction also writes a log, with the Session's ACL: an ephemeral znode
+// /_c_<guid>-txn at the root, or in the chroot. Later transactions of the session use it
+// again; concurrent ones have a log each. If the servers refuse a log there, it lies beside
+// the first path that is created, or else the first path of ops, and Txn deletes it, in the
+// background if the server is slow. If under that ACL no client may write, clients that may
+// create may write the log too.
 func (s *Session) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	rs, err := txn.Session(ctx, s.m, ops)
 	return rs, opError("txn", "", err)
@@ -279,16 +261,10 @@ func hostPort(host string) (string, error) {
 	return full, nil
 }
 
-// Get reads the data and the Stat of any znode: for the versions that a [Session.Txn]
-// needs, and for tools. The server may lag behind the others. path is below the chroot.
-//
-// # Errors
-//
-// go-zookeeper's ErrNoNode and ErrNoAuth; [ErrInvalid], [ErrClosed], and the error of ctx.
-//
-// # Cost
-//
-// One request.
+// Get reads the data and the Stat of any znode, for the versions that a [Session.Txn]
+// needs, and for tools. It takes 1 round trip; the server may lag behind the others. The
+// errors are go-zookeeper's ErrNoNode and ErrNoAuth, [ErrInvalid], [ErrClosed], and the
+// error of ctx.
 func (s *Session) Get(ctx context.Context, path string) (data []byte, stat *zk.Stat, err error) {
 	if err := checkRead(path); err != nil {
 		return nil, nil, opError("get", path, err)
@@ -300,8 +276,8 @@ func (s *Session) Get(ctx context.Context, path string) (data []byte, stat *zk.S
 	return data, stat, opError("get", path, err)
 }
 
-// Children returns the names of the children of any znode, and its Stat. Otherwise it is
-// like [Session.Get].
+// Children returns the names of the children of any znode, and its Stat, as [Session.Get]
+// does.
 func (s *Session) Children(ctx context.Context, path string) (names []string, stat *zk.Stat, err error) {
 	if err := checkRead(path); err != nil {
 		return nil, nil, opError("children", path, err)

@@ -10,13 +10,11 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Tracer is called at the start and at the end of each operation of a Session, so that it can
-// make spans. See [WithTracer].
-//
-// End receives the context that Start returned. A function of the program that runs between
-// the two gets a context made from it, so spans have parents. Start is called in the
-// goroutine of the operation. End is called once for each Start, there or, for a hold, in
-// another goroutine. Neither may block.
+// A Tracer is called at the start and at the end of each operation of a Session, to make
+// spans. End receives the context that Start returned. A function of the program that runs
+// between the two gets a context made from it, so spans have parents. Start is called in
+// the goroutine of the operation. End is called once for each Start, there or, for a hold,
+// in another goroutine. Neither may block.
 type Tracer interface {
 	Start(ctx context.Context, op Op) context.Context
 	End(ctx context.Context, op Op, err error)
@@ -43,13 +41,13 @@ type OpKind int
 // The kinds of Op.
 const (
 	// OpAcquire is the wait of a caller for a lock, permits, a leadership, the function of a
-	// Once, or a double barrier. An attempt that does not wait (TryLock) is an Op
-	// if it succeeds. The error of End is why the caller gave up.
+	// Once, or a double barrier, or a TryLock that succeeds. The error of End is why the caller
+	// gave up.
 	OpAcquire OpKind = iota + 1
 
-	// OpHold lasts from a grant to its release. The context of the function of Do, Run or Once is
-	// made of the context of its Start. The error of End is [ErrLost], a [LostError], if the
-	// hold was lost.
+	// OpHold lasts from a grant to its release. The context of the function of Do, Run or Once
+	// is made of the context of its Start. The error of End is a [LostError] if the hold was
+	// lost.
 	OpHold
 
 	// OpWait is a wait of a caller that holds nothing then: Wait of a Barrier, WaitGroup or Cond.
@@ -147,11 +145,10 @@ func (t *tracers) queueing(ctx context.Context, name, path string, n int) (_ con
 	return ctx, func(err error) { done("", err) }
 }
 
-// An Observer receives the events of a Session, for metrics. Install it with
-// [WithObserver]. Observe is called in the goroutine of the event or of the event before
-// it, and must not block. It may call methods that send no request, such as State, Stats,
-// ID and Lost. The events of the Session itself arrive one at a time, in order; events of
-// holds can arrive at the same time.
+// An Observer receives the events of a Session, for metrics. Observe is called in the
+// goroutine of the event or of the event before it, and must not block. It may call methods
+// that send no request, such as State, Stats, ID and Lost. The events of the Session itself
+// arrive one at a time, in order; events of holds can arrive at the same time.
 type Observer interface {
 	Observe(Event)
 }

@@ -21,22 +21,19 @@ import (
 //	ok, err := limit.CompareAndSwap(ctx, version, n+1)
 //	for n := range limit.Watch(ctx) { … } // the value, now and after each change
 //
-// Operations are linearizable. Each write is applied exactly once or not at all, even if
-// replies are lost and sessions end: of a hundred Updates that add one, each counts. Load
-// is as new as ZooKeeper's sync: a leader that is cut off can return an old value for some
+// Operations are linearizable: of a hundred Updates that add one, each counts. Load is as
+// new as ZooKeeper's sync: a leader that is cut off can return an old value for some
 // seconds. Writes do not depend on such a value.
 //
 // # Loss
 //
-// No process holds a Value, so a lost session loses nothing: operations and Watch carry on
-// in the next session.
+// No process holds a Value, so a lost session loses nothing.
 //
 // # Errors
 //
 // Load returns [ErrNoValue] if nothing is stored. A write returns [ErrTooLarge] if the
 // value does not fit into ZooKeeper's packet of 1 MiB, and [ErrMixed] if the servers could
-// remove the value there. If ctx ends while a write is on its way, the write may be applied
-// or not.
+// remove it there.
 //
 // # Cost
 //
@@ -44,19 +41,17 @@ import (
 //
 // # Znodes
 //
-// The value is the data of the persistent znode at path, encoded by the codec and nothing
-// else ([WithCodec]). So other programs can read and write it. If another program deletes
-// the znode and a value is stored again, a CompareAndSwap through a lagging server can
-// mistake the new value for the old one; zsync never deletes it. Missing parents are
-// persistent. If another program created the znode empty, the first write creates the
-// persistent znode path/%kept, which keeps it. The container path-receipts has short-lived
-// znodes that make each change exactly once, even if replies are lost.
+// The value is the data of the persistent znode at path, encoded by the codec ([WithCodec])
+// and nothing else, so other programs can read and write it. Missing parents are
+// persistent. If another program created the znode empty, the persistent znode path/%kept
+// keeps it. If another program deletes the znode and a value is stored again, a
+// CompareAndSwap through a lagging server can mistake the new value for the old one.
 type Value[T any] struct {
 	made
 	codec Codec
 }
 
-// A Version identifies one write of a [Value]. Two Versions of one path are equal only if
+// A Version identifies one write of a Value. Two Versions of one path are equal only if
 // they come from the same write. The zero Version means that there is no value yet.
 type Version struct {
 	czxid, mzxid int64 // of the transactions that made the znode, and wrote it
@@ -76,8 +71,7 @@ func (v Version) String() string {
 	return fmt.Sprintf("%d@0x%x", v.version, v.mzxid)
 }
 
-// NewValue returns the Value at path. It does no I/O; a bad argument is
-// reported by every method.
+// NewValue returns the Value at path.
 func NewValue[T any](s *Session, path string, opts ...ValueOption) *Value[T] {
 	c := newValueConfig(opts)
 	return &Value[T]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec}
@@ -86,9 +80,9 @@ func NewValue[T any](s *Session, path string, opts ...ValueOption) *Value[T] {
 // Path returns the path that v was made with.
 func (v *Value[T]) Path() string { return v.path }
 
-// Load returns the value, at least as new as the call, and its Version; or [ErrNoValue]. A
-// value that cannot be decoded is an error; its Version is returned, so that the value can
-// be replaced. An empty znode, as kazoo's Counter creates it, is no value, unless the codec
+// Load returns the value, at least as new as the call, and its Version; or [ErrNoValue]. If
+// the value cannot be decoded, Load returns an error and its Version, so that it can be
+// replaced. An empty znode, as kazoo's Counter creates it, is no value, unless the codec
 // decodes it.
 func (v *Value[T]) Load(ctx context.Context) (T, Version, error) {
 	x, version, err := v.load(ctx, true)
@@ -163,8 +157,7 @@ func (v *Value[T]) encode(x T) ([]byte, error) {
 	return data, nil
 }
 
-// Store stores x. If x is too large, Store returns [ErrTooLarge] and sends nothing. If ctx
-// ends while the write is on its way, x may be stored or not.
+// Store stores x.
 func (v *Value[T]) Store(ctx context.Context, x T) error {
 	return opError("store", v.path, v.store(ctx, x))
 }
@@ -190,14 +183,8 @@ func (v *Value[T]) store(ctx context.Context, x T) error {
 }
 
 // CompareAndSwap stores x if the value still has the Version old, and reports whether it
-// did. With the zero Version, it stores x if there is no value.
-//
-// ZooKeeper compares a counter that starts again when a znode is deleted and created again.
-// So CompareAndSwap first reads the znode, to check that it is the same. Only another
-// program's deletion, unseen by the server at that read, could deceive it. After a loss of
-// the servers' data, an old Version matches no new value.
-//
-// If ctx ends while the write is on its way, x may be stored or not.
+// did. With the zero Version, it stores x if there is no value. After a loss of the
+// servers' data, an old Version matches no new value.
 func (v *Value[T]) CompareAndSwap(ctx context.Context, old Version, x T) (bool, error) {
 	ok, err := v.compareAndSwap(ctx, old, x)
 	return ok, opError("compareandswap", v.path, err)
@@ -276,13 +263,10 @@ func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
 	return txn.Store(ctx, v.s.m, v.receipts(), v.state(), ops)
 }
 
-// Update replaces the value by f(value), and returns the new value. If another process
-// changes the value between the read and the write, Update calls f again with the newer
-// value. If there is no value, f receives the zero T. If f returns an error, nothing is
-// stored, and Update returns it. f may be called any number of times, so it must have no
-// effects of its own.
-//
-// If ctx ends while the write is on its way, the value may be stored or not.
+// Update replaces the value by f(value), and returns the new value. Without a value, f
+// receives the zero T. If f returns an error, nothing is stored, and Update returns it. If
+// another process changes the value between the read and the write, Update calls f again:
+// so f must have no effects of its own.
 func (v *Value[T]) Update(ctx context.Context, f func(T) (T, error)) (T, error) {
 	if v.misuse() == nil && f == nil {
 		var zero T
@@ -341,16 +325,9 @@ func (v *Value[T]) yield(ctx context.Context, try int) error {
 	return v.s.m.Sleep(ctx, rand.N(max(d, 1)))
 }
 
-// Watch returns a channel of the value, now and after each change. The channel never
-// returns to an older value, through any number of servers and sessions. The last value
-// sent is the final one. While there is no value, the channel waits.
-//
-// The channel has no buffer. A slow reader gets the latest value, not each change. A value
-// that cannot be decoded is logged and left out.
-//
-// The channel is closed when ctx ends or the Session is closed. A refusal by the servers to
-// read the znode is logged and closes it too. Each change costs one event for each Session
-// and one request for each Watch.
+// Watch returns a channel of the value, now and after each change. It never returns to an
+// older value, through any number of servers and sessions. While there is no value, it
+// waits. Each change costs one event for each Session and one request for each Watch.
 func (v *Value[T]) Watch(ctx context.Context) <-chan T {
 	out := make(chan T)
 	if v.misuse() != nil {

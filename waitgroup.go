@@ -15,27 +15,22 @@ import (
 //	err := wg.Go(ctx, task) // Add(1), run task in a goroutine, Done
 //	err = wg.Wait(ctx)      // in this process or another
 //
-// Add changes the number of open tasks, Done ends one, and Wait returns when no task is
-// open. Any process may call them. A WaitGroup is also a double barrier, see
-// [WaitGroup.Enter]; the two do not affect each other.
-//
-// Every change is applied exactly once, even if connections drop. A Wait sees every Add
-// that returned before it began, in any process. As in sync, calls of Add for the next set
-// of tasks must wait until the Waits for the last set have returned. In the terminology of
-// the Go memory model, Done synchronizes before the Wait that it releases, for callers in
-// one process.
+// Any process may call Add, Done and Wait. A Wait sees every Add that returned before it
+// began, in any process. As in sync, calls of Add for the next set of tasks must wait until
+// the Waits for the last set have returned. Done synchronizes before the Wait that it
+// releases. A WaitGroup is also a double barrier, see [WaitGroup.Enter]; the two do not
+// affect each other.
 //
 // # Loss
 //
 // A task belongs to the session that added it, and ends with that session. So no Wait hangs
 // because of a dead process. A process that loses its session gets [ErrLost] from Done for
 // each of its tasks. If one process adds tasks that others end, use [WithPersistentTasks].
-// A Wait outlives a session.
 //
 // # Errors
 //
 // Add and Done return [ErrNegativeCounter] if the counter would become negative, and leave
-// it unchanged. Done returns [ErrLost] if the task ended with its session.
+// it unchanged.
 //
 // # Cost
 //
@@ -46,8 +41,7 @@ import (
 //
 // Each session with open tasks has one ephemeral znode, path/_c_<uuid>-tasks, whose data is
 // their number; persistent tasks have a persistent znode. A znode whose number becomes zero
-// is deleted. path is a container. The container path-receipts has short-lived znodes that
-// make each change of persistent tasks exactly once.
+// is deleted.
 type WaitGroup struct {
 	made
 	tally  *tally.Tally
@@ -59,12 +53,11 @@ type WaitGroupOption func(*waitGroupConfig)
 
 type waitGroupConfig struct{ keep bool }
 
-// WithPersistentTasks keeps the tasks that are added through this WaitGroup when the
-// session that added them ends. They are open until a process calls Done for each.
+// WithPersistentTasks keeps the tasks that are added through this WaitGroup open until
+// Done, even if their session ends. By default, they end with it.
 func WithPersistentTasks() WaitGroupOption { return func(c *waitGroupConfig) { c.keep = true } }
 
-// NewWaitGroup returns the WaitGroup at path. It does no I/O; a bad argument is
-// reported by every method.
+// NewWaitGroup returns the WaitGroup at path.
 func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
 	var c waitGroupConfig
 	var err error
@@ -86,13 +79,10 @@ func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
 // Path returns the path that wg was made with.
 func (wg *WaitGroup) Path() string { return wg.path }
 
-// Add adds delta, which may be negative, to the counter. If the counter would become
-// negative, Add returns [ErrNegativeCounter] and leaves it unchanged. A negative delta may
-// return [ErrLost], see [WaitGroup]. One that ends the tasks of some thousand other sessions takes
-// several steps: if others end the rest meanwhile, the tasks that it has ended stay ended.
-//
-// If ctx ends first, a positive delta is not added, or is taken back. A negative delta that
-// was already sent may still be applied.
+// Add adds delta, which may be negative, to the counter. A negative delta that ends the
+// tasks of some thousand other sessions takes several steps: if other processes end the
+// rest in the meantime, the tasks that it has ended stay ended. If ctx ends first, a
+// positive delta is not added, or is taken back.
 func (wg *WaitGroup) Add(ctx context.Context, delta int) error {
 	return opError("add", wg.path, wg.add(ctx, delta))
 }
@@ -111,13 +101,10 @@ func (wg *WaitGroup) add(ctx context.Context, delta int) error {
 	return wg.tally.Add(ctx, delta)
 }
 
-// Done ends one task. It returns [ErrNegativeCounter] if no task is open, and [ErrLost] if
-// the task ended with its session. If another program's znode hides the open tasks of
-// another session, Done returns [ErrInvalid] and ends nothing.
-//
-// If no server answers within half a second, or the servers refuse, Done returns nil and
-// the Session ends the task in the background. [Session.Close] waits for that for at most a
-// second.
+// Done ends one task. If another program's znode hides the open tasks of another session,
+// Done returns [ErrInvalid] and ends nothing. If no server answers within half a second, or
+// the servers refuse, Done returns nil and the Session ends the task in the background;
+// [Session.Close] waits for that for at most a second.
 func (wg *WaitGroup) Done() error {
 	if wg.misuse() != nil {
 		return opError("done", wg.path, wg.misuse())
@@ -126,10 +113,8 @@ func (wg *WaitGroup) Done() error {
 }
 
 // Go adds one task, calls f in a goroutine, and ends the task when f returns. If the task
-// cannot be added, Go does not call f.
-//
-// If f panics, the process ends, as in sync. The task then ends with the session: until
-// then, no Wait counts it as done.
+// cannot be added, Go does not call f. If f panics, the process ends, as in sync; no Wait
+// counts the task as done before the session ends.
 func (wg *WaitGroup) Go(ctx context.Context, f func()) error {
 	if wg.misuse() == nil && f == nil {
 		return opError("go", wg.path, session.Invalid("the function is nil"))
@@ -151,9 +136,8 @@ func (wg *WaitGroup) Go(ctx context.Context, f func()) error {
 	return nil
 }
 
-// Wait waits until no task is open. After the end of ctx, Wait fails even if no task is
-// open. A Wait that fails leaves nothing behind. If another program's znode is among the
-// znodes with open tasks, Wait and Count return [ErrInvalid].
+// Wait waits until no task is open. If another program's znode is among the znodes with
+// open tasks, Wait and Count return [ErrInvalid].
 func (wg *WaitGroup) Wait(ctx context.Context) error {
 	ctx, end := wg.tracers().waiting(ctx, "waitgroup", wg.path)
 	err := wg.misuse()
@@ -181,18 +165,13 @@ func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 //
 // All parties must give the same n; another n returns [ErrInvalid]. Parties are goroutines
 // of one process or of many, with one WaitGroup value or several. The party that comes next
-// begins the next round.
-//
-// The servers let a round in only if all n parties exist. So a party does not count if its
-// process dies, or its Enter fails, before that. They notice a death when the session
-// expires. A party that dies later counts as having left. If Enter returns an error, the
-// caller is not a member and leaves nothing behind.
+// begins the next round. The servers let a round in only if all n parties exist; they
+// notice a death when the session expires. A party that dies later counts as having left.
 //
 // # Loss
 //
-// An Enter that waits carries on in the next session. The membership belongs to a session
-// and ends with it: Leave returns [ErrLost]. Leave also returns ErrLost if another client
-// deleted the party's znode while Enter waited.
+// The membership ends with its session: Leave then returns ErrLost. So it does if another
+// client deleted the party's znode while Enter waited.
 //
 // # Cost
 //
@@ -201,12 +180,10 @@ func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 //
 // # Znodes
 //
-// Each party has an ephemeral, sequential znode, path/parties/_c_<uuid>-<n>-party-<seq>,
-// whose data is the owner ([WithOwner]). Each round has an ephemeral znode
-// path/keeper-<zxid>-<number> with the name of its coordinator. The data of path/parties is
-// n and the parties inside. path and path/parties are containers. Curator's
-// DistributedDoubleBarrier and kazoo's DoubleBarrier use other znodes and cannot share the
-// path.
+// A party is path/parties/_c_<uuid>-<n>-party-<seq>. Each round has an ephemeral znode
+// path/keeper-<zxid>-<number> with the name of its coordinator. The data of the container
+// path/parties is n and the parties inside. Curator's DistributedDoubleBarrier and kazoo's
+// DoubleBarrier use other znodes and cannot share the path.
 func (wg *WaitGroup) Enter(ctx context.Context, n int) error {
 	return opError("enter", wg.path, wg.enter(ctx, n))
 }
@@ -235,12 +212,10 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 	return nil
 }
 
-// Leave ends a membership of Enter, and waits until all parties of that round have left. If
-// goroutines that share wg have several memberships, Leave ends the earliest.
-//
-// The membership ends even if Leave fails. Leave returns [ErrNotLocked] without a
-// membership, [ErrLost] if the membership ended with its session, and the error of ctx if
-// ctx ends while other parties are inside. A Leave that waits outlives a session.
+// Leave ends a membership of Enter, even if it fails, and waits until all parties of that
+// round have left. If goroutines that share wg have several memberships, Leave ends the
+// earliest. It returns [ErrNotLocked] without a membership, and [ErrLost] if the membership
+// ended with its session.
 func (wg *WaitGroup) Leave(ctx context.Context) error {
 	if wg.misuse() != nil {
 		return opError("leave", wg.path, wg.misuse())
@@ -248,10 +223,9 @@ func (wg *WaitGroup) Leave(ctx context.Context) error {
 	return opError("leave", wg.path, wg.double.Leave(ctx))
 }
 
-// Lost returns a channel that is closed when the membership of [WaitGroup.Enter] is lost,
-// because its session has ended or could have ended. With several memberships, it is the
-// membership that Leave would end next. Without a membership, the channel is closed. Leave
-// does not close it. The counter has no Lost.
+// Lost returns a channel that is closed when the membership that Leave would end next is
+// lost, because its session has ended or could have ended. Without a membership, it is
+// closed. Leave does not close it. The counter has no Lost.
 func (wg *WaitGroup) Lost() <-chan struct{} {
 	if wg.misuse() != nil {
 		return session.ClosedChan
@@ -263,8 +237,8 @@ func (wg *WaitGroup) Lost() <-chan struct{} {
 	return hold.Lost()
 }
 
-// Contenders returns the parties of the double barrier in their order. A party inside is
-// Holding; the others wait to enter.
+// Contenders returns the parties of the double barrier in their order; a party inside is
+// Holding.
 func (wg *WaitGroup) Contenders(ctx context.Context) ([]Contender, error) {
 	if wg.misuse() != nil {
 		return nil, opError("contenders", wg.path, wg.misuse())
