@@ -38,7 +38,7 @@ import (
 //
 // The Barrier is closed while the persistent znode path exists, with the data "zsync:
 // closed by " and the owner, as in Curator's DistributedBarrier and kazoo's Barrier. So
-// nothing else may use path, or a path below it. The parents of path are persistent.
+// nothing else may use path, or a path below it.
 type Barrier struct {
 	made
 }

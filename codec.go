@@ -16,14 +16,11 @@ type Codec interface {
 
 // The codecs that come with zsync.
 var (
-	// JSON is encoding/json. It is the default. A string that is not UTF-8, which encoding/json
-	// would change, is [ErrInvalid].
+	// JSON is encoding/json, the default. A string that is not UTF-8 is [ErrInvalid].
 	JSON Codec = codec.JSON{}
-	// Gob is encoding/gob, each value with its type. Register the types in interfaces with
-	// gob.Register.
+	// Gob is encoding/gob, each value with its type; register the types in interfaces.
 	Gob Codec = codec.Gob{}
-	// Raw takes []byte and string unchanged, and no other type. In an any it takes only
-	// []byte, because it does not store the type.
+	// Raw takes []byte and string unchanged, and no other type; in an any, only []byte.
 	Raw Codec = codec.Raw{}
 )
 

@@ -45,9 +45,7 @@ import (
 // # Znodes
 //
 // A waiter is path/_c_<uuid>-wait-<seq>, and its signal the persistent znode
-// path/<uuid>-wait-<seq>-signal. The transaction that creates the signal also empties the
-// waiter's znode, which wakes the waiter. If a waiter leaves without its signal, another
-// passes it on.
+// path/<uuid>-wait-<seq>-signal, whose creation also empties the waiter's znode.
 type Cond struct {
 	made
 
@@ -96,8 +94,7 @@ func (c *Cond) check() error {
 
 // Wait unlocks c.L, waits for a signal, and locks c.L again before it returns nil. After an
 // error, such as [ErrNotLocked] if c.L is not held, the caller does not hold c.L, and its
-// signal passes to the next waiter. To know whether a hold still exists before Wait, use
-// [Mutex.Lost] or [Mutex.Txn].
+// signal passes to the next waiter.
 //
 // Inside [Mutex.Do] of c.L, or [RWMutex.RDo] if c.L is its RLocker, ctx may be the context
 // of Do. Wait then releases the hold of that Do and takes it again. Between the two, L is

@@ -46,14 +46,8 @@ type Contender struct {
 	Holding bool      // whether it holds, according to the listing
 	Since   time.Time // time of its arrival, by the servers' clock
 
-	// HeldSince is when a holder took its fencing token, by the servers' clock: it has held
-	// since then, or a moment longer. Without a token it is zero, and part of the time since
-	// Since may have been a wait.
-	HeldSince time.Time
-
-	// Retained reports that a holder uses [WithRetention]: it may only retain its place, until
-	// another contender comes.
-	Retained bool
+	HeldSince time.Time // when a holder took its fencing token, by the servers' clock: it has held since; zero without one
+	Retained  bool      // whether it uses WithRetention: it may only retain its place
 }
 
 // LogValue gives slog a group: owner, session, mode, since, node, and whether it holds, or

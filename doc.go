@@ -37,13 +37,17 @@
 // A constructor does no I/O. If an argument is bad, every method reports it: it returns
 // [ErrInvalid], or a closed channel.
 //
-// A method that may wait takes a context first. After the end of ctx, Lock, RLock, Campaign
-// and Wait fail even if there is nothing to wait for. A wait that fails leaves nothing
-// behind. A wait outlives its session: it carries on in the next one, at the back of the
-// line.
+// A method that may wait takes a context first. After the end of ctx, Lock, RLock, Acquire,
+// Campaign and Wait fail even if there is nothing to wait for. A wait that fails leaves
+// nothing behind. A wait outlives its session: it carries on in the next one, at the back
+// of the line.
+//
+// With a ctx that comes from Do, RDo or Run of the same path, a call that would wait for
+// its own caller returns [ErrDeadlock]: of a lock, an Election, a Once, a Schedule or a
+// Flight.
 //
 // A hold belongs to one ZooKeeper session. If that session ends, or could have ended, the
-// hold is lost: Lost is closed, the context of Do ends with cause [ErrLost], and the
+// hold is lost: Lost is closed, the context of Do or Run ends with cause [ErrLost], and the
 // release returns ErrLost. A client that is cut off from the servers learns of the loss
 // before the servers can grant the lock again.
 //
@@ -54,7 +58,8 @@
 //
 // A write is applied exactly once or not at all: if a connection drops between a request
 // and its reply, the Session finds out what the servers did before it continues. If ctx
-// ends while a write is on its way, the write may be applied or not.
+// ends while a write is on its way, the write may be applied or not. Data that does not fit
+// into ZooKeeper's packet of 1 MiB is [ErrTooLarge].
 //
 // A channel of Watch or Observe has no buffer: a slow reader gets the latest state, not
 // each change, and the last state sent is the final one. A value that cannot be decoded is
@@ -73,11 +78,12 @@
 //
 // In the name of a znode, <uuid> and <guid> are random, and <seq> is the number that
 // ZooKeeper appends. A contender is an ephemeral, sequential znode below path, whose data
-// is the owner ([WithOwner]); children with other names are ignored. path is a container,
-// which the servers remove when it is empty, and its parents are persistent. A key or id
-// becomes a name: bytes that ZooKeeper does not allow there, and %, are written as % and
-// two hexadecimal digits. The container path-receipts has short-lived znodes that make each
-// write exactly once.
+// is the owner ([WithOwner]); children with other names are ignored. Unless a comment says
+// otherwise, path is a container, which the servers remove when it is empty, and its
+// parents are persistent. A key or id becomes a name: bytes that ZooKeeper does not allow
+// there, and %, are written as % and two hexadecimal digits. The container path-receipts of
+// a Barrier, Value, Int64, Map or WaitGroup has short-lived znodes that make each write
+// exactly once.
 //
 // # What zsync cannot do
 //

@@ -28,7 +28,7 @@ func WithID(id string) ElectionOption {
 //
 // A candidate whose turn comes while a candidate of higher priority waits moves to the back
 // of the line, for 5 requests each time. A candidate without a priority, as of Curator or
-// kazoo, leads when its turn comes; so every candidate should set one. It is
+// kazoo, leads when its turn comes; so every candidate should set one. The znode is
 // path/_c_<uuid>-p<p>-latch-<seq>.
 func WithPriority(p int) ElectionOption {
 	return electionOption(func(c *electionConfig) { c.prior = &p })
@@ -44,8 +44,8 @@ func WithPriority(p int) ElectionOption {
 // # Loss
 //
 // If the session ends, the leadership is lost and another process may lead. A candidate
-// that campaigns again is a new one, at the back of the line. With writes elsewhere, send
-// [Election.Token]; write to ZooKeeper with [Election.Txn].
+// that campaigns again is a new one, at the back of the line. Send [Election.Token] with
+// writes elsewhere, or use [Election.Txn].
 //
 // # Errors
 //

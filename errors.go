@@ -196,8 +196,8 @@ type LossReason int
 // The reasons of a loss.
 const (
 	LossExpired   LossReason = iota + 1 // the servers have ended the session
-	LossCutOff                          // no server confirmed the session in time; the servers may have ended it, or will soon
-	LossPaused                          // as LossCutOff, because this process or its machine stopped for too long: use fencing tokens
+	LossCutOff                          // no server confirmed the session in time; it may have ended, or will soon
+	LossPaused                          // the same after a pause of the process or machine; another process may have held since
 	LossReplaced                        // a server has put another session in its place
 	LossDeleted                         // another client has deleted the znode of the hold
 	LossClosed                          // the Session was closed, or has failed for good

@@ -22,10 +22,10 @@ import (
 //	prices := zsync.NewFlight[string](s, "/cache/prices", time.Minute)
 //	v, shared, err := prices.Do(ctx, "EUR", fetch)
 //
-// A caller that comes while another caller runs its function waits, and gets the same
-// result. A caller that comes less than keep after the result was stored, by the servers'
-// clock, gets it at once. Only success is shared. If a function fails or panics, its own
-// caller gets the error or the panic, and a waiting caller runs its own function.
+// A caller that comes while another caller runs its function waits for the same result. A
+// caller that comes less than keep after the result was stored, by the servers' clock, gets
+// it at once. Only success is shared: if a function fails or panics, a waiting caller runs
+// its own.
 //
 // # Loss
 //
@@ -63,11 +63,9 @@ func (f *Flight[T]) Path() string { return f.path }
 
 // Do returns the result of fn, or the result of another call for key; shared is then true.
 // fn's context ends, with cause [ErrLost], if the session is lost. If fn panics, so does
-// Do.
-//
-// The error is fn's own, or an error of [Mutex.Lock]. If fn succeeded but its session was
-// lost, or its result cannot be encoded or stored, Do returns the result together with an
-// error. A result that cannot be decoded counts as missing.
+// Do. The error is fn's own, or an error of [Mutex.Lock]. If fn succeeded but its result
+// cannot be encoded or stored, Do returns it together with an error. A result that cannot
+// be decoded counts as missing.
 func (f *Flight[T]) Do(ctx context.Context, key string, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
 	v, shared, err = f.do(ctx, key, fn)
 	if err != nil {

@@ -29,15 +29,9 @@ import (
 //
 // # Loss
 //
-// If a member's session expires, the member leaves the Group and joins again in the next
-// session, with a new znode. A process that dies or is cut off is a member until its
-// ZooKeeper session ends. So a Group does not exclude processes from each other: for that,
-// use [Mutex] or [Election].
-//
-// # Errors
-//
-// Join returns [ErrInvalid] for a bad id, and [ErrTooLarge] for an info that does not fit
-// into ZooKeeper's packet of 1 MiB.
+// A process that dies or is cut off is a member until its session ends. If only the session
+// expires, the member joins again in the next one, with a new znode. A Group excludes no
+// process: for that, use [Mutex] or [Election].
 //
 // # Cost
 //

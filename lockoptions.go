@@ -67,8 +67,8 @@ func (o lockOption) applyGroup(c *groupConfig) {
 	o.group(c)
 }
 
-// An ElectionOption changes an Election. [WithLayout], [WithMaxHold] and [WithHealth] are
-// too.
+// An ElectionOption changes an Election. So do [WithLayout], [WithMaxHold] and
+// [WithHealth].
 type ElectionOption interface{ applyElection(*electionConfig) }
 
 type electionOption func(*electionConfig)
@@ -146,18 +146,12 @@ func WithHandoffs(n int) LockOption {
 // safe as without retention: if the session is not confirmed for long enough, Lock waits in
 // the line.
 //
-// The price for other processes:
-//
-//   - The first contender waits for an event and a deletion: one more round trip of each
-//     process.
-//   - A TryLock elsewhere cannot see that the place is unused. It enters the line, and
-//     returns false if the place still exists after half a second. Attempts of Curator and
-//     kazoo that do not wait see a lock that is held.
-//   - A process that is paused or cut off retains its place for up to its session timeout.
-//
-// While a place is retained, the session is confirmed as for a hold. A Session retains at
-// most 128 places; beyond that, Unlock retains none. WithRetention cannot be combined with
-// WithHandoffs(0).
+// The first contender waits for an event and a deletion: one more round trip of each
+// process. A process that is paused or cut off retains its place for up to its session
+// timeout. A TryLock elsewhere waits up to half a second for the place, and attempts of
+// Curator and kazoo that do not wait see a lock that is held. A retained place confirms the
+// session as a hold does. A Session retains at most 128 places. WithRetention cannot be
+// combined with WithHandoffs(0).
 func WithRetention(d time.Duration) LockOption {
 	return lockOption{name: "WithRetention", lock: func(c *lockConfig) {
 		if d <= 0 {
@@ -253,15 +247,9 @@ func WithHealth(f func(ctx context.Context) error) LockOption {
 type Layout int
 
 const (
-	// LayoutCurator is the layout of Apache Curator and of go-zookeeper's own Lock:
-	// "_c_<uuid>-lock-<seq>"; for an Election, the layout of Curator's LeaderLatch:
-	// "_c_<uuid>-latch-<seq>". It is the default.
-	LayoutCurator Layout = iota
-	// LayoutKazoo is the layout of kazoo (Python): "<guid>__lock__<seq>".
-	LayoutKazoo
-	// LayoutSelector is the layout of Curator's LeaderSelector, for elections only:
-	// "_c_<uuid>-lock-<seq>". See [WithLayout].
-	LayoutSelector
+	LayoutCurator  Layout = iota // of Apache Curator and go-zookeeper's Lock; of Curator's LeaderLatch for an Election
+	LayoutKazoo                  // of kazoo (Python): "<guid>__lock__<seq>"
+	LayoutSelector               // of Curator's LeaderSelector, for elections only: "_c_<uuid>-lock-<seq>"
 )
 
 // String returns "curator", "kazoo" or "selector".

@@ -29,9 +29,9 @@ import (
 // [Map.All] read a snapshot; [Map.Clear] is not one step. A key is any string, even the
 // empty one. A Map of some ten thousand keys works well.
 //
-// Swap, CompareAndSwap, LoadAndDelete and CompareAndDelete start again if any key of the
-// map was deleted between their read and their write. With constant deletions, they take
-// long for a process that is far from the servers.
+// Swap, CompareAndSwap, LoadAndDelete and CompareAndDelete start again if any key was
+// deleted between their read and their write: with constant deletions, they take long far
+// from the servers.
 //
 // # Loss
 //
@@ -39,9 +39,8 @@ import (
 //
 // # Errors
 //
-// Load returns [ErrNoValue] if the key is missing. A write returns [ErrTooLarge] if the
-// value does not fit into ZooKeeper's packet of 1 MiB, [ErrInvalid] if the key's path
-// exceeds 2,048 bytes, and [ErrMixed] if path or the key has another use.
+// Load returns [ErrNoValue] if the key is missing. A write returns [ErrInvalid] if the
+// key's path exceeds 2,048 bytes, and [ErrMixed] if path or the key has another use.
 //
 // # Cost
 //

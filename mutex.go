@@ -26,12 +26,8 @@ import (
 // If the session ends, or another client deletes the znode, the Mutex is lost and another
 // process may hold it. Unlock a lost Mutex, too: until then, Lock waits, so that two
 // goroutines of a process do not meet. If no Do has the lost hold and no Unlock comes
-// within one to two session timeouts, Lock returns ErrDeadlock. With writes elsewhere, send
-// [Mutex.Token]; write to ZooKeeper with [Mutex.Txn].
-//
-// # Errors
-//
-// Lock and TryLock return [ErrDeadlock] with a ctx that comes from Do of the same path.
+// within one to two session timeouts, Lock returns ErrDeadlock. Send [Mutex.Token] with
+// writes elsewhere, or use [Mutex.Txn].
 //
 // # Cost
 //

@@ -30,14 +30,13 @@ import (
 //
 // # Loss
 //
-// If the session is lost while the function runs, the Once is not completed, Do returns
-// [ErrLost], and another process may run its own function. So the function must bear a
-// second run.
+// If the session is lost while the function runs, the Once is not completed, and another
+// process may run its own function. So the function must bear a second run.
 //
 // # Errors
 //
-// Do returns the error of the function unchanged. It returns [ErrPanicked] if the function
-// of this *Once has panicked before.
+// Do returns the error of the function unchanged, and [ErrPanicked] after a panic of this
+// *Once.
 //
 // # Cost
 //
@@ -89,14 +88,13 @@ func NewOnce(s *Session, path string) *Once {
 func (o *Once) Path() string { return o.path }
 
 // Do runs f, unless the Once is complete or another process completes it first. It returns
-// nil when the Once is complete. If f panics, so does Do. This Once then counts f as
-// called, as [sync.Once] does: later calls of Do return [ErrPanicked] and run nothing.
-// Other processes may still run theirs.
+// nil when the Once is complete. If f panics, so does Do; as with [sync.Once], later calls
+// of Do of this Once run nothing. Other processes may still run theirs.
 //
-// If the session is lost while f runs, f's context ends, with cause [ErrLost]: return soon.
+// If the session is lost while f runs, f's context ends: return soon; Do returns [ErrLost].
 // If it is lost just when the Once is being completed, Do finds out the outcome, which can
-// take until the servers have ended the session; [ErrClosed] means that the Session was
-// closed before.
+// take until the servers have ended the session. The error of ctx, or [ErrClosed], leaves
+// the outcome unknown.
 //
 // If ctx ends while f runs, f decides: if it returns nil, the Once is completed, in the
 // background if the servers do not answer at once, and Do returns the error of ctx.
@@ -518,7 +516,7 @@ func (o *Once) isMine(ctx context.Context, h *line.Grant, data []byte) (mine boo
 }
 
 // Done reports whether the Once is complete. It takes no request if this process has seen
-// the mark.
+// the mark, 1 if it finds the mark, and else 3.
 func (o *Once) Done(ctx context.Context) (bool, error) {
 	done, err := o.done(ctx)
 	return done, o.fail("done", err)
@@ -583,21 +581,16 @@ func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(c
 	return func(ctx context.Context) error { return o.Do(ctx, f) }
 }
 
-// OnceValue returns a function that runs f once among all processes that name the same
-// path. It returns f's value, the same in every process, with the guarantees of [Once.Do].
-//
-// The value is stored in the znode path/done, as the codec encodes it ([WithCodec]); it
-// must fit into ZooKeeper's packet of 1 MiB. Every caller gets the decoded bytes, in the
-// process that ran f too. They are decoded once for each process; callers share the
-// pointers, slices and maps in the value.
+// OnceValue returns a function that is [Once.Do] of f and returns f's value, the same in
+// every process. The value is stored in the znode path/done, as the codec encodes it
+// ([WithCodec]). Every caller gets the decoded bytes, in the process that ran f too;
+// callers of one process share the pointers, slices and maps in the value.
 //
 // If the value is too large ([ErrTooLarge]), cannot be encoded or decoded, or the session
 // is lost, the Once is not completed. The caller gets the value together with the error, so
 // that it can undo f; the next call runs its own f. If f fails, its caller gets f's value
-// and error.
-//
-// If the stored bytes cannot be decoded, because of another type or codec or because a
-// plain Once stored them, every call returns the error and f does not run, until
+// and error. If the stored bytes cannot be decoded, because of another type or codec or
+// because a plain Once stored them, every call returns the error and f does not run, until
 // [Once.Reset] of the same path.
 func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, error), opts ...ValueOption) func(ctx context.Context) (T, error) {
 	c := newValueConfig(opts)

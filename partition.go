@@ -30,9 +30,8 @@ import (
 //
 // # Loss
 //
-// The function's context ends when the shard is to move, with cause [ErrNotLocked]. It also
-// ends when the session is lost, with cause [ErrLost]; another process may then own the
-// shard. Run carries on in the next session.
+// The function's context ends with cause [ErrNotLocked] when the shard is to move, and with
+// cause [ErrLost] when the session is lost; another process may then own the shard.
 //
 // # Errors
 //
@@ -41,9 +40,9 @@ import (
 //
 // # Cost
 //
-// A Partition costs nothing while nothing changes. When a process joins or leaves, every
-// process reads the group and the plan, and one writes a new plan. A shard that moves costs
-// what a Mutex costs.
+// Nothing while nothing changes. When a process joins or leaves, every process reads the
+// group and the plan, and one writes a new plan. A shard that moves costs what a Mutex
+// costs.
 //
 // # Znodes
 //

@@ -26,20 +26,13 @@ import (
 // every later RLock; an RUnlock synchronizes before the next Lock.
 //
 // Do not take a read lock twice in one goroutine, except through [RWMutex.RDo]: a writer
-// that comes between the two waits for the first and blocks the second. A read lock cannot
-// be upgraded.
+// may come between the two and block the second. A read lock cannot be upgraded.
 //
 // # Loss
 //
 // If the session ends, every hold of this process is lost and another process may hold the
-// lock. After a loss, Lock and RLock of this *RWMutex wait until the lost holds have been
-// unlocked. If no Do has them and no unlock comes within one to two session timeouts, they
-// return ErrDeadlock.
-//
-// # Errors
-//
-// Lock and RLock return [ErrDeadlock] with a ctx that comes from Do or RDo of the same
-// path, and so does Do with a ctx that comes from RDo.
+// lock. As with a [Mutex], Lock and RLock then wait until the lost holds have been
+// unlocked, or return ErrDeadlock.
 //
 // # Cost
 //
@@ -306,7 +299,8 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 	return cs, opError("contenders", rw.path, err)
 }
 
-// Do runs f while it holds rw for writing, as [Mutex.Do] does.
+// Do runs f while it holds rw for writing, as [Mutex.Do] does. It is not reentrant inside
+// RDo.
 func (rw *RWMutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	return rw.do(ctx, "do", local.Exclusive, f)
 }

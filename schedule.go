@@ -27,27 +27,23 @@ import (
 //		return report(ctx, at) // ctx ends, with cause zsync.ErrLost, if another process may run it
 //	})
 //
-// Every process of the fleet calls Run with a timetable of the same instants. At each
-// instant one process runs the function, and the others wait until it has succeeded. An
-// instant that was done, or a later one, is never done again, however short the function is
-// and however the clocks differ. A process whose clock is ahead runs an instant by its own
-// clock, and so early.
-//
-// If the function fails, or its process dies, another process runs its own: five attempts
-// an instant over all processes, after a minute, two, four and eight ([WithRetries]). Then,
-// or when the next instant is due, no process runs it again. [Schedule.LastFailure] returns
-// the last failure.
+// Every process calls Run with a timetable of the same instants. At each instant one
+// process runs the function, and the others wait until it has succeeded. An instant that
+// was done, or a later one, is never done again, however short the function is and however
+// the clocks differ; a process whose clock is ahead runs it early. If the function fails,
+// or its process dies, another process runs its own, with pauses and at most five attempts
+// an instant over all processes ([WithRetries]), until the next instant is due.
+// [Schedule.LastFailure] returns the last failure.
 //
 // # Loss
 //
-// If the session is lost while the function runs, the function's context ends, nothing is
-// recorded, and another process may run its own. So a function that has effects elsewhere
-// must bear a second run.
+// If the session is lost while the function runs, its context ends, nothing is recorded,
+// and another process may run its own. So a function with effects elsewhere must bear a
+// second run.
 //
 // # Errors
 //
-// Do returns the error of the function. Last and LastFailure return [ErrNoValue] if there
-// is none.
+// Last and LastFailure return [ErrNoValue] if there is none.
 //
 // # Cost
 //
@@ -245,13 +241,10 @@ type choice func(r scheduleRecord) (time.Time, error)
 
 // Do runs f unless a process has done so for the instant at, or for a later one, and
 // reports whether it ran f. While another process runs its function for the instant, Do
-// waits. When that succeeds, Do returns false and nil; when it fails, the next process in
-// line runs its own.
-//
-// If f returns an error, Do returns it, and records it for [Schedule.LastFailure]. If the
-// session is lost while f runs, or before the servers confirm the record of a success, the
-// error is [ErrLost]. An instant that is the zero time or earlier, or in the year 10000 or
-// later, is [ErrInvalid].
+// waits; when that fails, the next process in line runs its own. If f returns an error, Do
+// records and returns it. If the session is lost while f runs, or before the servers
+// confirm the record of a success, the error is [ErrLost]. An instant that is the zero time
+// or earlier, or in the year 10000 or later, is [ErrInvalid].
 func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Context) error) (ran bool, err error) {
 	err = c.misuse()
 	switch {
@@ -599,8 +592,7 @@ func (w *instantWait) end() bool {
 	return w.passed
 }
 
-// Last returns the last instant that was done, at least as new as the call, or
-// [ErrNoValue].
+// Last returns the last instant that was done, at least as new as the call.
 func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 	if c.misuse() != nil {
 		return time.Time{}, opError("last", c.path, c.misuse())
@@ -612,8 +604,8 @@ func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 	return r.done, opError("last", c.path, err)
 }
 
-// LastFailure returns the last run that failed, at least as new as the call, or
-// [ErrNoValue]. A later success does not remove it: compare its At with [Schedule.Last].
+// LastFailure returns the last run that failed, at least as new as the call. A later
+// success does not remove it: compare its At with [Schedule.Last].
 func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
 	if c.misuse() != nil {
 		return ScheduleFailure{}, opError("last failure", c.path, c.misuse())

@@ -31,11 +31,10 @@ import (
 //	defer s.Close()
 //
 // A Session reconnects by itself, and holds survive a change of server. If its ZooKeeper
-// session ends, or could have ended, every hold is reported as lost, the Session opens a
-// new one, and calls that were waiting carry on in it. A client that is cut off learns of
-// the loss before the servers can grant its locks to another client, if the clocks of both
-// run at about the same rate. Time asleep counts, by the wall clock; so setting that clock
-// forward can cause a loss.
+// session ends, the Session opens a new one. A client that is cut off learns of a loss
+// before the servers can grant its locks to another client, if the clocks of both run at
+// about the same rate. Time asleep counts, by the wall clock; so setting that clock forward
+// can cause a loss.
 //
 // # Cost
 //
@@ -127,17 +126,11 @@ type State int
 
 // The states of a Session.
 const (
-	// StateConnecting: a new ZooKeeper session is being established.
-	StateConnecting State = iota
-	// StateConnected: a server answers.
-	StateConnected
-	// StateSuspended: the connection dropped. The session may survive, and
-	// its holds with it, if a server is reached in time.
-	StateSuspended
-	// StateExpired: the session ended, and every hold is lost. StateConnecting follows.
-	StateExpired
-	// StateClosed: the Session is closed. No state follows.
-	StateClosed
+	StateConnecting State = iota // a new ZooKeeper session is being established
+	StateConnected               // a server answers
+	StateSuspended               // the connection dropped; session and holds survive if a server is reached in time
+	StateExpired                 // the session ended, and every hold is lost; StateConnecting follows
+	StateClosed                  // the Session is closed; no state follows
 )
 
 // String returns the state in one word.
@@ -196,12 +189,11 @@ func (s *Session) Stats() Stats { return Stats(s.m.Stats()) }
 //
 // # Znodes
 //
-// Each transaction also writes a log, with the Session's ACL: an ephemeral znode
-// /_c_<guid>-txn at the root, or in the chroot. Later transactions of the session use it
-// again; concurrent ones have a log each. If the servers refuse a log there, it lies beside
-// the first path that is created, or else the first path of ops, and Txn deletes it, in the
-// background if the server is slow. If under that ACL no client may write, clients that may
-// create may write the log too.
+// Each transaction also writes a log, an ephemeral znode /_c_<guid>-txn at the root or
+// chroot, which later transactions of the session use again. If the servers refuse that, it
+// lies beside the first path that is created, or else the first path of ops, until Txn
+// deletes it. It has the Session's ACL; if no client may write under that, clients that may
+// create may write it too.
 func (s *Session) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	rs, err := txn.Session(ctx, s.m, ops)
 	return rs, opError("txn", "", err)
@@ -261,10 +253,10 @@ func hostPort(host string) (string, error) {
 	return full, nil
 }
 
-// Get reads the data and the Stat of any znode, for the versions that a [Session.Txn]
-// needs, and for tools. It takes 1 round trip; the server may lag behind the others. The
-// errors are go-zookeeper's ErrNoNode and ErrNoAuth, [ErrInvalid], [ErrClosed], and the
-// error of ctx.
+// Get reads the data and the Stat of any znode below the chroot, for the versions that a
+// [Session.Txn] needs, and for tools. It takes 1 round trip; the server may lag behind the
+// others. The errors are go-zookeeper's ErrNoNode and ErrNoAuth, [ErrInvalid], [ErrClosed],
+// and the error of ctx.
 func (s *Session) Get(ctx context.Context, path string) (data []byte, stat *zk.Stat, err error) {
 	if err := checkRead(path); err != nil {
 		return nil, nil, opError("get", path, err)

@@ -40,21 +40,16 @@ type OpKind int
 
 // The kinds of Op.
 const (
-	// OpAcquire is the wait of a caller for a lock, permits, a leadership, the function of a
-	// Once, or a double barrier, or a TryLock that succeeds. The error of End is why the caller
-	// gave up.
+	// OpAcquire is the wait of a caller for a lock, permits, a leadership, the function of a Once, or
+	// a double barrier, or a TryLock that succeeds. The error of End is why the caller gave up.
 	OpAcquire OpKind = iota + 1
-
-	// OpHold lasts from a grant to its release. The context of the function of Do, Run or Once
-	// is made of the context of its Start. The error of End is a [LostError] if the hold was
-	// lost.
+	// OpHold lasts from a grant to its release. The context of the function of Do, Run or Once comes
+	// from its Start. The error of End is a [LostError] if the hold was lost.
 	OpHold
-
 	// OpWait is a wait of a caller that holds nothing then: Wait of a Barrier, WaitGroup or Cond.
 	OpWait
-
-	// OpQueue is a send, a receive or a settlement of elements. An element of [Queue.Recv]
-	// or [Queue.Deliveries] is received when the channel has passed it on.
+	// OpQueue is a send, a receive or a settlement of elements. An element of [Queue.Recv] or
+	// [Queue.Deliveries] is received when the channel has passed it on.
 	OpQueue
 )
 

@@ -23,7 +23,7 @@ import (
 //
 // Operations are linearizable: of a hundred Updates that add one, each counts. Load is as
 // new as ZooKeeper's sync: a leader that is cut off can return an old value for some
-// seconds. Writes do not depend on such a value.
+// seconds, on which no write depends.
 //
 // # Loss
 //
@@ -31,9 +31,8 @@ import (
 //
 // # Errors
 //
-// Load returns [ErrNoValue] if nothing is stored. A write returns [ErrTooLarge] if the
-// value does not fit into ZooKeeper's packet of 1 MiB, and [ErrMixed] if the servers could
-// remove it there.
+// Load returns [ErrNoValue] if nothing is stored, and a write [ErrMixed] if the servers
+// could remove the value there.
 //
 // # Cost
 //
@@ -42,10 +41,10 @@ import (
 // # Znodes
 //
 // The value is the data of the persistent znode at path, encoded by the codec ([WithCodec])
-// and nothing else, so other programs can read and write it. Missing parents are
-// persistent. If another program created the znode empty, the persistent znode path/%kept
-// keeps it. If another program deletes the znode and a value is stored again, a
-// CompareAndSwap through a lagging server can mistake the new value for the old one.
+// and nothing else, so other programs can read and write it. If another program created the
+// znode empty, the persistent znode path/%kept keeps it. If another program deletes the
+// znode and a value is stored again, a CompareAndSwap through a lagging server can mistake
+// the new value for the old one.
 type Value[T any] struct {
 	made
 	codec Codec

@@ -15,17 +15,17 @@ import (
 //	err := wg.Go(ctx, task) // Add(1), run task in a goroutine, Done
 //	err = wg.Wait(ctx)      // in this process or another
 //
-// Any process may call Add, Done and Wait. A Wait sees every Add that returned before it
-// began, in any process. As in sync, calls of Add for the next set of tasks must wait until
-// the Waits for the last set have returned. Done synchronizes before the Wait that it
-// releases. A WaitGroup is also a double barrier, see [WaitGroup.Enter]; the two do not
-// affect each other.
+// A Wait sees every Add that returned before it began, in any process. As in sync, calls of
+// Add for the next set of tasks must wait until the Waits for the last set have returned.
+// Done synchronizes before the Wait that it releases. [WaitGroup.Enter] is a double barrier
+// of its own.
 //
 // # Loss
 //
 // A task belongs to the session that added it, and ends with that session. So no Wait hangs
-// because of a dead process. A process that loses its session gets [ErrLost] from Done for
-// each of its tasks. If one process adds tasks that others end, use [WithPersistentTasks].
+// because of a dead process. A process that loses its session gets [ErrLost] from Done, or
+// a negative Add, for its tasks. If one process adds tasks that others end, use
+// [WithPersistentTasks].
 //
 // # Errors
 //
