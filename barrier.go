@@ -25,10 +25,6 @@ import (
 //
 // A Barrier belongs to no session: it stays closed if the process that closed it dies.
 //
-// # Errors
-//
-// Close returns [ErrMixed] if path is in use by something else.
-//
 // # Cost
 //
 // Close, Open, and a Wait of an open Barrier take 1 round trip each. A Wait of a closed

@@ -30,9 +30,9 @@
 // # Rules for all primitives
 //
 // Two values with the same path are the same primitive, in any process. Give each primitive
-// its own path: behind a contender of another kind or layout, a call returns [ErrMixed].
-// Programs that use Apache Curator can share a path by default, and programs that use kazoo
-// by option ([WithLayout], [WithQueueLayout]).
+// its own path: if something else uses the path, or another layout, a call returns
+// [ErrMixed]. Programs that use Apache Curator can share a path by default, and programs
+// that use kazoo by option ([WithLayout], [WithQueueLayout]).
 //
 // A constructor does no I/O. If an argument is bad, every method reports it: it returns
 // [ErrInvalid], or a closed channel.

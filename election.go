@@ -55,7 +55,7 @@ func WithPriority(p int) ElectionOption {
 // # Cost
 //
 // Campaign without another candidate, Resign, and Leader take 1 round trip each. Observe
-// costs one event and 3 requests for each change, and nothing in between.
+// costs one event and 3 requests for each change.
 //
 // # Znodes
 //
@@ -197,11 +197,11 @@ func (e *Election) current() (*line.Grant, error) {
 //   - The Session is closed, or Campaign fails for good. Close waits for f.
 //
 // f's context ends with the leadership: with cause [ErrLost] after a loss, [ErrClosed] when
-// the Session is being closed, and [ErrNotLocked] after a Resign. Return soon from f then:
-// the next leader begins when f has returned, unless the session has ended. Run logs f's
-// result and campaigns again. So f returns nil to pass the leadership on, and an error to
-// leave the election. For a function that hangs, use [WithMaxHold] and [WithHealth]. If f
-// panics, Run resigns and panics.
+// the Session is being closed, and [ErrNotLocked] after a Resign. Return soon from f then;
+// Run logs f's result and campaigns again. The next leader begins when f has returned,
+// unless the session has ended; [WithMaxHold] and [WithHealth] end a function that hangs. f
+// returns nil to pass the leadership on, and an error to leave the election. If f panics,
+// Run resigns and panics.
 func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) error {
 	if e.misuse() == nil && f == nil {
 		return opError("run", e.path, session.Invalid("the function is nil"))

@@ -55,19 +55,17 @@ var (
 //		log.Printf("gave up after %v, %d ahead, held by %s", w.Waited, w.Place, w.Behind.Owner)
 //	}
 //
-// Behind.Owner is known if the holder is in this process, or after a second. Then the
-// waiter reads the holder's znode, and again each time that the wait has doubled, at most
-// once a minute. The holder may have changed since.
+// Owner, Session and Since of Behind are known if the holder is in this process, or after a
+// second. Then the waiter reads the holder's znode, and again each time that the wait has
+// doubled, at most once a minute. The holder may have changed since.
 type WaitError struct {
 	// Behind is the first in the line: the holder. Its Node is set once the wait has a place in
-	// the line; its Owner, Session and Since once its znode was read, or if it is in this
-	// process. For a [Semaphore], Behind is the first waiting contender or, for that waiter
+	// the line. For a [Semaphore], Behind is the first waiting contender or, for that waiter
 	// itself, a holder of permits.
 	Behind Contender
 
-	// Place is the number of contenders ahead, Behind included, in the last listing: 1 is the
-	// next. It is 0 without a place in the line: no server was reached, or this process had not
-	// released a lost hold.
+	// Place is the number of contenders ahead, Behind included: 1 is the next. It is 0 without
+	// a place in the line: no server was reached, or this process had not released a lost hold.
 	Place int
 
 	Waited time.Duration

@@ -40,8 +40,8 @@ import (
 // # Znodes
 //
 // Each key has the line of an [RWMutex], path/<key>, and the persistent znode
-// path/<key>/result. An expired result is deleted by the process that stored it or, if that
-// has ended, by the next that runs a function.
+// path/<key>/result. The process that stored a result deletes it when it has expired; if
+// that process has ended, the next that runs a function does.
 type Flight[T any] struct {
 	made
 	codec Codec

@@ -15,16 +15,12 @@ import (
 //	id, err := n.Add(ctx, 1) // no two processes get the same
 //
 // Operations are linearizable: of a thousand Adds of one, each counts. A new Int64 is 0.
-// Add and Swap wrap around, as in Go.
+// Add and Swap wrap around, as in Go. If the stored data is no number, every method except
+// Store returns an error and changes nothing.
 //
 // # Loss
 //
 // No process holds an Int64, so a lost session loses nothing.
-//
-// # Errors
-//
-// If the stored data is no number, every method except Store returns an error and leaves
-// the data unchanged.
 //
 // # Cost
 //

@@ -50,22 +50,21 @@ func (s *syncLocker) Unlock() {
 //
 // LockAll locks in one global order, by the full paths. So callers of LockAll do not
 // deadlock with each other, nor with a caller that locks one by one in that order. Each
-// locker must have a method Path() string, as the lockers of this package have.
+// locker must have a method Path() string. If a lock is lost while LockAll waits for
+// another, LockAll unlocks all and begins again. If LockAll fails, or a locker panics,
+// nothing stays locked; after the end of ctx, it does not wait for silent servers, and
+// unlocks in the background.
 //
-// unlock returns the errors of the lockers that could not be unlocked, such as [ErrLost].
-// If a lock is lost while LockAll waits for another, LockAll unlocks all and begins again.
-// If LockAll fails, or a locker panics, nothing stays locked. After the end of ctx, LockAll
-// does not wait for silent servers, and unlocks in the background.
-//
-// LockAll returns the errors of Lock, [ErrInvalid], and [ErrDeadlock] if a locker is given
-// twice. It takes one round trip for each free lock, and unlock one in all.
+// LockAll returns the errors of Lock, and [ErrDeadlock] if a locker is given twice. unlock
+// returns the errors of the lockers that could not be unlocked, such as [ErrLost]. LockAll
+// takes one round trip for each free lock, and unlock one in all.
 func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error) {
 	_, unlock, err = lockAll(ctx, ls)
 	return unlock, err
 }
 
 // LockAllContext is [LockAll] with a context. held ends when the first hold is lost, with a
-// [*LostError] as its cause, when ctx ends, or when unlock is called. Call unlock even if a
+// [*LostError] as its cause. It also ends with ctx and at unlock. Call unlock even if a
 // hold is lost. The loss of a locker of another package counts if it has a method Lost()
 // <-chan struct{}; the LostError then has no reason.
 func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, unlock func() error, err error) {

@@ -210,10 +210,10 @@ func limit(name string, err error, set func(*limits)) LockOption {
 	}
 }
 
-// WithMaxHold ends a hold after d. Without it, a holder that hangs but stays connected
-// blocks every waiter. The holder sees a loss, with [LossGivenUp]. The next waiter is
-// granted when the holder releases, or a tenth of the session timeout later. So set d
-// longer than the longest work under the lock. The default is no limit.
+// WithMaxHold ends a hold after d, as a loss with [LossGivenUp]. Without it, a holder that
+// hangs but stays connected blocks every waiter. The next waiter is granted when the holder
+// releases, or a tenth of the session timeout after the loss. So set d longer than the
+// longest work under the lock. The default is no limit.
 //
 // A hold lasts from a grant to its release: each goroutine has d after a handoff. Readers
 // of one process that read together lose together. Permits of a Semaphore that were

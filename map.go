@@ -40,7 +40,7 @@ import (
 // # Errors
 //
 // Load returns [ErrNoValue] if the key is missing. A write returns [ErrInvalid] if the
-// key's path exceeds 2,048 bytes, and [ErrMixed] if path or the key has another use.
+// key's path exceeds 2,048 bytes.
 //
 // # Cost
 //

@@ -102,9 +102,9 @@ func (m *Mutex) check(ctx context.Context) error {
 }
 
 // TryLock tries to lock m and reports whether it succeeded. It waits for the servers, but
-// not for a holder; for a place that may only be retained ([WithRetention]), it waits up to
-// half a second. It finds free what was unlocked before: before it returns false, a server
-// that has caught up with the others has answered.
+// not for a holder, and up to half a second for a place that may only be retained
+// ([WithRetention]). It finds free what was unlocked before: false is the answer of a
+// server that has caught up with the others.
 func (m *Mutex) TryLock(ctx context.Context) (bool, error) {
 	ok, err := m.tryLock(ctx)
 	return ok, opError("trylock", m.path, err)
@@ -138,7 +138,7 @@ func (m *Mutex) current() (*line.Grant, error) {
 }
 
 // Lost returns a channel that is closed when the present hold is lost: its session has
-// ended or could have ended, or its znode was deleted. Without a hold it is closed. Unlock
+// ended or could have ended, or its znode was deleted. Without a hold, it is closed. Unlock
 // does not close it.
 func (m *Mutex) Lost() <-chan struct{} {
 	if m.misuse() != nil {
@@ -174,12 +174,10 @@ func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 
 // Revoke asks the holder of m to release it: the holder's [Mutex.Revoked] is closed. The
 // holder decides; later holders are not asked. A place that is only retained
-// ([WithRetention]) is released. Revoke returns [ErrNotLocked] if no contender holds m.
-//
-// A program that uses Curator's InterProcessMutex.makeRevocable can ask, and be asked:
-// Revoke changes the data of the holder's znode to __REVOKE__, so Contenders returns that
-// as its owner. If the holder uses WithRetention, Revoke first waits in the line, for at
-// most half a second.
+// ([WithRetention]) is released, after a wait in the line of at most half a second. Revoke
+// returns [ErrNotLocked] if no contender holds m. It changes the data of the holder's znode
+// to __REVOKE__, which Contenders returns as its owner, as Curator's
+// InterProcessMutex.makeRevocable expects.
 func (m *Mutex) Revoke(ctx context.Context) error {
 	return opError("revoke", m.path, m.revoke(ctx))
 }
@@ -210,8 +208,8 @@ func (m *Mutex) revoke(ctx context.Context) error {
 }
 
 // Revoked returns a channel that is closed when [Mutex.Revoke] or Curator's Revoker asks
-// the present holder to release m. Without a hold it is closed. The whole process is asked:
-// after that, its goroutines no longer hand m over to each other.
+// the present holder to release m. Without a hold, it is closed. After that, the goroutines
+// of the process no longer hand m over to each other.
 func (m *Mutex) Revoked() <-chan struct{} {
 	g, err := m.current()
 	if err != nil {
@@ -231,7 +229,7 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 	return cs, opError("contenders", m.path, err)
 }
 
-// Do runs f while it holds m. It returns f's error, or the error of the release, such as
+// Do runs f while it holds m, and returns f's error, or the error of the release, such as
 // [ErrLost] if the hold was lost while f ran; if both fail, the error matches both. f's
 // context ends with cause ErrLost if the hold is lost, and with cause [ErrClosed] if
 // [Session.Close] is called, which waits for f. Return soon from f then.

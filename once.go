@@ -45,7 +45,7 @@ import (
 //
 // # Znodes
 //
-// The line is that of a [Mutex] at the same path. The mark is the persistent znode
+// A waiter is in the line of a [Mutex] at the same path. The mark is the persistent znode
 // path/done. Its data is the owner of the function's process, a line feed and the name of
 // its znode in the line; for OnceValue it is the value.
 type Once struct {
@@ -92,16 +92,13 @@ func (o *Once) Path() string { return o.path }
 // of Do of this Once run nothing. Other processes may still run theirs.
 //
 // If the session is lost while f runs, f's context ends: return soon; Do returns [ErrLost].
-// If it is lost just when the Once is being completed, Do finds out the outcome, which can
+// If it is lost just when the Once is being completed, Do finds out the outcome. That can
 // take until the servers have ended the session. The error of ctx, or [ErrClosed], leaves
-// the outcome unknown.
+// the outcome unknown. If ctx ends while f runs and f returns nil, the Once is completed,
+// if need be in the background, and Do returns the error of ctx.
 //
-// If ctx ends while f runs, f decides: if it returns nil, the Once is completed, in the
-// background if the servers do not answer at once, and Do returns the error of ctx.
-//
-// Do learns of a Reset by another process through a watch event; until that arrives, it
-// counts the Once as complete. A process that is cut off does so only while its session can
-// live.
+// After a Reset by another process, Do counts the Once as complete until it receives the
+// event. A process that is cut off does so only while its session can live.
 func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if o.misuse() == nil && f == nil {
 		return o.fail("do", session.Invalid("the function is nil"))
@@ -543,13 +540,10 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 	return g != nil, err
 }
 
-// Reset deletes the mark, if there is one, so that the next Do runs its function, also
-// after a panic. A function that runs now is not disturbed, and completes the Once. Other
-// processes receive an event; before it arrives, their Do still counts the Once as
-// complete.
-//
-// Reset takes 3 round trips, or 2 if its log, path/_c_<uuid>-receipt, is there. The log
-// makes sure that Reset deletes no later mark, and is kept for a minute.
+// Reset deletes the mark, so that the next Do runs its function, also after a panic. A
+// function that runs now is not disturbed, and completes the Once. Reset takes 3 round
+// trips, or 2 if its log, path/_c_<uuid>-receipt, is there. The log makes sure that Reset
+// deletes no later mark, and is kept for a minute.
 func (o *Once) Reset(ctx context.Context) error {
 	return o.fail("reset", o.reset(ctx))
 }

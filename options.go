@@ -194,15 +194,14 @@ func WithTracer(t Tracer) Option { return func(c *config) { c.tracers.tracer = t
 
 // WithTrace records holds in w: every grant, loss and release of a lock, permit,
 // leadership, Once, part in a double barrier or element of a Queue, with the ZooKeeper
-// transactions that prove their order. docs/trace.md has the format, one JSON object a
-// line. "zsync verify" checks the traces of all processes together. The default is none.
+// transactions that prove their order. "zsync verify" checks the traces of all processes
+// together. docs/trace.md has the format, one JSON object a line. The default is none.
 //
-// Each Write has whole lines, one Write at a time. Sessions may share an *os.File that was
+// Each Write has whole lines, one Write at a time; Sessions may share an *os.File that was
 // opened with O_APPEND. No call waits for w: if w is too slow, a record says how many
-// records are missing. The first error is logged. Close waits for w for half a second.
-//
-// A trace costs no request. A record has 200 to 400 bytes; a hold has three. Elements that
-// are claimed or settled together share a record, with about 40 bytes each.
+// records are missing. The first error is logged. Close waits for w for half a second. A
+// hold costs no request and three records of 200 to 400 bytes; elements that are claimed or
+// settled together share a record, with about 40 bytes each.
 func WithTrace(w io.Writer) Option {
 	return func(c *config) {
 		if c.Trace = w; w == nil {

@@ -25,30 +25,26 @@ import (
 //
 // Every process calls Run with the same shards. No process has two more than another. When
 // a process joins or leaves, only the necessary shards move, each when its owner's function
-// has returned or its owner's session has ended. During a roll-out, processes can have
-// different lists; a shard then moves only to a process that lists it.
+// has returned or its owner's session has ended. If lists differ during a roll-out, a shard
+// moves only to a process that lists it. If the shards of a process no longer fit into the
+// plan of 1 MiB, some ten thousand, its Run fails; the other processes continue.
 //
 // # Loss
 //
 // The function's context ends with cause [ErrNotLocked] when the shard is to move, and with
 // cause [ErrLost] when the session is lost; another process may then own the shard.
 //
-// # Errors
-//
-// Run returns [ErrTooLarge] if the shards of this process no longer fit into the plan of 1
-// MiB, some ten thousand shards; the other processes continue.
-//
 // # Cost
 //
-// Nothing while nothing changes. When a process joins or leaves, every process reads the
+// Nothing while nothing changes. If a process joins or leaves, every process reads the
 // group and the plan, and one writes a new plan. A shard that moves costs what a Mutex
 // costs.
 //
 // # Znodes
 //
-// path/members is a Group of the processes, with the shards of each as info, in JSON.
-// path/plan is a Value with the owner of each shard, in JSON. path/shards/<shard> is the
-// line of a Mutex; its holder owns the shard.
+// path/members is a Group of the processes, with their shards as info, and path/plan a
+// Value with the owner of each shard, both in JSON. path/shards/<shard> is the line of a
+// Mutex; its holder owns the shard.
 type Partition struct {
 	made
 	id string
@@ -99,8 +95,8 @@ func (p *Partition) Path() string { return p.path }
 //
 // If an f returns an error of its own before its shard moves or is lost, or ends its
 // goroutine ([runtime.Goexit]), Run ends the other calls, leaves, and returns that error.
-// Otherwise, Run returns the error of ctx, or an error that a retry cannot fix, when every
-// f has returned.
+// Otherwise, it returns the error of ctx, or an error that a retry cannot fix, when every f
+// has returned.
 func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context.Context, shard string) error) error {
 	return opError("run", p.path, p.run(ctx, shards, f))
 }

@@ -217,7 +217,7 @@ func (rw *RWMutex) Downgrade(ctx context.Context) error {
 }
 
 // Lost returns a channel that is closed when the hold of this process is lost: the write
-// hold, or else the read holds, which are lost together. Without a hold it is closed.
+// hold, or else the read holds, which are lost together. Without a hold, it is closed.
 // Unlock and RUnlock do not close it.
 func (rw *RWMutex) Lost() <-chan struct{} {
 	if rw.misuse() != nil {

@@ -27,13 +27,12 @@ import (
 //		return report(ctx, at) // ctx ends, with cause zsync.ErrLost, if another process may run it
 //	})
 //
-// Every process calls Run with a timetable of the same instants. At each instant one
-// process runs the function, and the others wait until it has succeeded. An instant that
-// was done, or a later one, is never done again, however short the function is and however
-// the clocks differ; a process whose clock is ahead runs it early. If the function fails,
-// or its process dies, another process runs its own, with pauses and at most five attempts
-// an instant over all processes ([WithRetries]), until the next instant is due.
-// [Schedule.LastFailure] returns the last failure.
+// Every process calls Run with the same timetable. At each instant one process runs the
+// function, and the others wait until it has succeeded. No process runs an instant after it
+// or a later instant was done, however short the function is and however the clocks differ.
+// A process whose clock is ahead runs an instant early. If the function fails, or its
+// process dies, another attempt is made in any process, at most five ([WithRetries]) and
+// only until the next instant is due.
 //
 // # Loss
 //
@@ -48,16 +47,15 @@ import (
 // # Cost
 //
 // Do of an instant that was done takes 1 round trip, or none if this process knows of it; a
-// run takes 5 besides the function. When the instant is done, one event wakes each process
-// that waits.
+// run takes 5 besides the function, and its end wakes every waiter.
 //
 // # Znodes
 //
-// The line is that of a [Mutex] at the same path. The persistent znode path/last has four
-// lines: the last instant that was done, in the form of [time.RFC3339Nano], or the zero
-// time; the owner; a unique text; and, if present, the last failure as JSON. If a broken
-// clock has recorded an instant far in the future, nothing runs until then; delete
-// path/last to go on.
+// A waiter is in the line of a [Mutex] at the same path. The persistent znode path/last has
+// four lines: the last instant that was done, as [time.RFC3339Nano], or the zero time; the
+// owner; a unique text; and, if present, the last failure as JSON. If a broken clock has
+// recorded an instant far in the future, nothing runs until then; delete path/last to go
+// on.
 type Schedule struct {
 	made
 	missed  MissedPolicy
@@ -158,15 +156,13 @@ func Daily(at string, loc *time.Location) (Timetable, error) {
 //
 //	weekdays, err := zsync.Cron("30 7 * * mon-fri", time.Local)
 //
-// The fields are minute, hour, day of month, month and day of week: lists of numbers,
-// ranges and steps. Months and days of the week have names; Sunday is 0 and 7. If neither
-// field of days begins with a star, a day matches if it matches either. All processes must
-// name the same zone; time.Local is each machine's.
-//
-// When the clocks change, the rules of crontab(5) apply. A job whose minute or hour begins
-// with a star follows real time. For every other job, a local time that a change of less
-// than three hours leaves out comes at the change, and a local time that comes twice counts
-// the first time.
+// The fields are minute, hour, day of month, month and day of week (Sunday is 0 and 7):
+// lists of numbers, names, ranges and steps. If neither field of days begins with a star, a
+// day matches if it matches either. All processes must name the same zone; time.Local is
+// each machine's. When the clocks change, a job whose minute or hour begins with a star
+// follows real time. For every other job, a local time that a change of less than three
+// hours leaves out comes at the change, and a local time that comes twice counts the first
+// time.
 func Cron(spec string, loc *time.Location) (Timetable, error) {
 	return opTable(timetable.ParseCron(spec, loc))
 }
@@ -623,13 +619,13 @@ func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
 
 // Run calls f for each instant of the timetable, unless another process has done it. The
 // first instant ever is the first after the call of Run. Run gives next times of the local
-// zone. If the processes are in several zones, the timetable must name its own zone, as
-// [Daily] and [Cron] do.
+// zone; a timetable for processes in several zones names its own zone, as [Daily] and
+// [Cron] do.
 //
-// An instant is missed when the next instant is due before it ran; [WithMissed] says what
-// happens then. A failure is logged, and [WithRetries] says when f is called again; during
-// the pause, each process reads path/last once a minute. If the servers refuse to record
-// the result of f, Run does not call f again.
+// An instant is missed when the next instant is due before it ran, see [WithMissed]. A
+// failure is logged, and [WithRetries] says when f is called again; during the pause, each
+// process reads path/last once a minute. If the servers refuse to record the result of f,
+// Run does not call f again.
 //
 // Run returns nil when the timetable has no further instant. It returns an error if ctx
 // ends, if the Session is closed, or if a retry cannot help. A timetable whose instants

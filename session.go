@@ -84,21 +84,21 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 }
 
 // Close ends the ZooKeeper session, and with it every hold, and returns when all goroutines
-// of s have ended. Closing a closed Session is no error. Calls in progress, and later ones,
-// fail with [ErrClosed]. An [Observer] must not call Close.
+// of s have ended. Calls in progress, and later ones, fail with [ErrClosed]; closing a
+// closed Session is no error. An [Observer] must not call Close.
 //
-// Close waits for running functions of Do, RDo, Run and [Queue.Work], for at most
-// [WithCloseTimeout], and ends their contexts with cause ErrClosed. Until a function has
-// returned, its hold stays held, and Token, Txn, Ack and Unlock work; so do the locks that
-// it has acquired with its context. Its success counts: a Once or an instant of a Schedule
-// is done, and an element is acknowledged. Every other lock is released at once. After the
-// timeout the holds are lost, and Lost is closed before another session can be granted
-// them. Close does not wait for a function that calls it in its own goroutine.
+// Close ends the contexts of running functions of Do, RDo, Run and [Queue.Work] with cause
+// ErrClosed, and waits for them, for at most [WithCloseTimeout]. Until then, their holds,
+// and locks that they acquired with their contexts, stay held, Token, Txn, Ack and Unlock
+// work, and a success counts: a Once or an instant is done, an element is acknowledged.
+// After the timeout, these holds are lost, and Lost is closed before another session can be
+// granted them. Every other lock is released at once. Close does not wait for a function
+// that calls it in its own goroutine.
 //
-// Then Close waits up to a second for work that only this process can finish: it returns
-// elements of a Queue, makes changes of a [WaitGroup], deletes receipts, and waits until
-// the heir of [Election.Transfer] leads. If no server can be reached, the ephemeral znodes
-// stay until the session timeout has passed.
+// Then Close waits up to a second for work that only this process can finish: elements of a
+// Queue to return, changes of a [WaitGroup], receipts, and the heir of [Election.Transfer].
+// If no server can be reached, the ephemeral znodes stay until the session timeout has
+// passed.
 func (s *Session) Close() error {
 	s.m.Close()
 	return nil
@@ -114,8 +114,7 @@ func (s *Session) Timeout() time.Duration { return s.m.Granted() }
 
 // Margin returns how long the holds of s are still confirmed if no server answers from now
 // on. At 0, they are lost; the servers can grant them to another client no earlier than a
-// tenth of [Session.Timeout] later. Without a hold, the Session sends fewer requests, and
-// Margin may be 0.
+// tenth of [Session.Timeout] later. Without a hold, Margin may be 0.
 func (s *Session) Margin() time.Duration { return s.m.Certain() }
 
 // State returns the present state.
@@ -174,14 +173,13 @@ func (s *Session) Stats() Stats { return Stats(s.m.Stats()) }
 // Txn applies several writes, all or none. ops are go-zookeeper's request types:
 // *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest and *zk.CheckVersionRequest,
 // with paths below the chroot. The responses are in the order of ops. If an operation
-// fails, none is applied; the error is that operation's, and the responses show which it
-// is.
+// fails, the error is that operation's, and the responses show which it is.
 //
 // If the connection drops before the reply, Txn finds out whether the writes were applied,
 // and the responses; a Stat that other clients have changed since is missing. The outcome
 // remains unknown in three cases: the session is lost too, with the error [ErrLost]; ctx
-// ends first; or the connection drops and Txn was not permitted to write its log.
-// [ErrInvalid] and [ErrTooLarge] come before anything is sent.
+// ends first; or the connection drops and Txn was not permitted to write its log. After
+// [ErrInvalid] or [ErrTooLarge], nothing was sent.
 //
 // # Cost
 //

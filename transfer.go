@@ -15,18 +15,17 @@ import (
 // This file has the leader's wish, which decides who leads next, besides the order of arrival
 // and the priorities.
 
-// Transfer hands the leadership to a waiting candidate from [Election.Contenders]. It
-// resigns, and returns when the heir is the first in the line, after 4 round trips if the
-// heir is the next. The context of a Run in progress ends, and the heir leads after Run's
-// function has returned. With that context, Transfer returns at once, so that the function
-// can return.
+// Transfer hands the leadership to the heir to, a waiting candidate from
+// [Election.Contenders]. It resigns, and returns when the heir is the first in the line,
+// after 4 round trips if the heir is the next. The context of a Run in progress ends, and
+// the heir leads after Run's function has returned. With that context, Transfer returns at
+// once, so that the function can return.
 //
 // If the heir does not wait, e still leads. If ctx ends, or the heir leaves the line, after
 // e has resigned, the next candidate leads. Candidates of zsync ahead of the heir move to
-// the back of the line in their turn; candidates of Curator and kazoo lead first, and
-// Transfer waits for that. The request is an ephemeral znode, path/transfer-<guid>-<name of
-// the candidate>, which is deleted when the heir leads or has left. [Session.Close] waits
-// for that for at most a second.
+// the back of the line; candidates of Curator and kazoo lead first, and Transfer waits for
+// that. The request is an ephemeral znode, path/transfer-<guid>-<name of the candidate>,
+// until the heir leads or has left.
 func (e *Election) Transfer(ctx context.Context, to Contender) error {
 	return opError("transfer", e.path, e.transfer(ctx, to))
 }

@@ -34,8 +34,8 @@ import (
 //
 // # Cost
 //
-// Add, Done and Wait take 1 round trip each. Changes by goroutines of one process share a
-// request. A Wait with open tasks receives one event for each session that has some.
+// Add, Done and Wait take 1 round trip each; goroutines of one process share requests. A Wait
+// receives one event for each session with open tasks.
 //
 // # Znodes
 //
@@ -224,8 +224,8 @@ func (wg *WaitGroup) Leave(ctx context.Context) error {
 }
 
 // Lost returns a channel that is closed when the membership that Leave would end next is
-// lost, because its session has ended or could have ended. Without a membership, it is
-// closed. Leave does not close it. The counter has no Lost.
+// lost. Without a membership, it is closed. Leave does not close it. The counter has no
+// Lost.
 func (wg *WaitGroup) Lost() <-chan struct{} {
 	if wg.misuse() != nil {
 		return session.ClosedChan
