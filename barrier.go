@@ -18,12 +18,12 @@ import (
 //	err = b.Open(ctx)   // releases every waiter
 //
 // A new Barrier is open. A Wait that begins after Close has returned waits for a later
-// Open, in any process. An Open releases every Wait of that moment, even if the Barrier is
-// closed again at once. Open synchronizes before the Wait that it releases.
+// Open, in any process. Open releases every Wait of that moment, even if the Barrier is
+// closed again at once, and synchronizes before it.
 //
 // # Loss
 //
-// A Barrier belongs to no session: it stays closed if the process that closed it dies.
+// A Barrier belongs to no session: it stays closed if its closer dies.
 //
 // # Cost
 //

@@ -35,17 +35,16 @@ import (
 //
 // # Loss
 //
-// If the session ends during Wait, or L was lost, Wait locks L again and returns nil: a
-// spurious wake-up.
+// If the session ends, or L was lost, Wait locks L again and returns nil.
 //
 // # Cost
 //
-// Wait takes 2 round trips besides Unlock and Lock of L. Signal and Broadcast take 2.
+// 2 round trips each; for Wait, besides Unlock and Lock of L.
 //
 // # Znodes
 //
 // A waiter is path/_c_<uuid>-wait-<seq>, and its signal the persistent znode
-// path/<uuid>-wait-<seq>-signal, whose creation also empties the waiter's znode.
+// path/<uuid>-wait-<seq>-signal, whose creation empties the waiter's.
 type Cond struct {
 	made
 
@@ -72,7 +71,7 @@ type Cond struct {
 // It is tempting to signal by deleting the waiter's znode. But if the waiter has died, and its
 // session has not ended yet, the signal would be lost.
 
-// NewCond returns the Cond at path, with the lock l, usually a [Mutex] of another path.
+// NewCond returns the Cond at path, with the lock l, which has another path.
 func NewCond(s *Session, path string, l Locker) *Cond {
 	c := &Cond{L: l, made: made{s: s, path: path}}
 	if c.err = checkNew(s, path, nil); c.err == nil {

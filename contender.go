@@ -35,9 +35,8 @@ func describe(ctx context.Context, inc *session.Incarnation, dir string, names [
 	return out, nil
 }
 
-// A Contender is a holder or a waiter of a lock, semaphore or election. The Contenders
-// methods return them in order of arrival, as one server sees them, which can lag behind
-// the others.
+// A Contender is a holder or a waiter of a lock, semaphore or election. Contenders methods
+// return them in order of arrival, as one server, which can lag, sees them.
 type Contender struct {
 	Owner   string    // the data of its znode: the text of WithOwner, or of another library; empty without permission to read it
 	Node    string    // the name of its znode
@@ -50,8 +49,7 @@ type Contender struct {
 	Retained  bool      // whether it uses WithRetention: it may only retain its place
 }
 
-// LogValue gives slog a group: owner, session, mode, since, node, and whether it holds, or
-// may only keep its place.
+// LogValue gives slog a group: owner, session, mode, state, since, node.
 func (c Contender) LogValue() slog.Value {
 	state := "waits"
 	switch {

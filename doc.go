@@ -42,19 +42,18 @@
 // nothing behind. A wait outlives its session: it carries on in the next one, at the back
 // of the line.
 //
-// With a ctx that comes from Do, RDo or Run of the same path, a call that would wait for
-// its own caller returns [ErrDeadlock]: of a lock, an Election, a Once, a Schedule or a
-// Flight.
+// With a ctx that comes from Do, RDo or Run of the same path, a call of a lock, Election,
+// Once, Schedule or Flight that would wait for its own caller returns [ErrDeadlock].
 //
 // A hold belongs to one ZooKeeper session. If that session ends, or could have ended, the
 // hold is lost: Lost is closed, the context of Do or Run ends with cause [ErrLost], and the
 // release returns ErrLost. A client that is cut off from the servers learns of the loss
 // before the servers can grant the lock again.
 //
-// A release takes no context, because it cannot be refused. Unlock, RUnlock, Release and
-// Resign return within half a second, and at once if the connection is down; the Session
-// then releases in the background. Without a hold, they return [ErrNotLocked], and after a
-// loss ErrLost; so do Token and Txn. A release wakes only waiters that can proceed.
+// A release takes no context, because it cannot be refused, and wakes only waiters that can
+// proceed. Unlock, RUnlock, Release and Resign return within half a second, and at once if
+// the connection is down; the Session then releases in the background. Without a hold, they
+// return [ErrNotLocked], and after a loss ErrLost; so do Token and Txn.
 //
 // A write is applied exactly once or not at all: if a connection drops between a request
 // and its reply, the Session finds out what the servers did before it continues. If ctx
@@ -73,8 +72,7 @@
 //
 // # Costs and znodes
 //
-// A comment gives the round trips of the common case. docs/costs.md has the requests of
-// every method.
+// A comment gives round trips of the common case; docs/costs.md has the rest.
 //
 // In the name of a znode, <uuid> and <guid> are random, and <seq> is the number that
 // ZooKeeper appends. A contender is an ephemeral, sequential znode below path, whose data

@@ -16,8 +16,7 @@ import (
 )
 
 // WithID sets the id of a candidate: the data of its znode and the Owner of its
-// [Contender], for example the leader's address. The default is the Session's owner, see
-// [WithOwner].
+// [Contender], such as an address. The default is the Session's owner, see [WithOwner].
 func WithID(id string) ElectionOption {
 	return electionOption(func(c *electionConfig) { c.id = &id })
 }
@@ -39,7 +38,7 @@ func WithPriority(p int) ElectionOption {
 //	err := e.Run(ctx, func(ctx context.Context) error { … }) // while this process leads
 //
 // or Campaign and Resign. One *Election is one candidate. At most one live session leads.
-// Candidates lead in the order in which the servers stored them.
+// Candidates lead in the order of arrival.
 //
 // # Loss
 //
@@ -115,8 +114,8 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 func (e *Election) Path() string { return e.path }
 
 // Campaign waits until e leads, ctx ends, or the Session is closed. An Election is in the
-// line at most once: while it leads, or campaigns for another goroutine, Campaign waits as
-// [Mutex.Lock] would. After a loss, no Resign is needed.
+// line at most once: while it leads or campaigns, Campaign waits as [Mutex.Lock] would.
+// After a loss, no Resign is needed.
 func (e *Election) Campaign(ctx context.Context) error {
 	_, _, err := e.campaign(ctx, false)
 	return opError("campaign", e.path, err)
@@ -141,9 +140,9 @@ func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *li
 }
 
 // Resign ends the leadership, and the context of a Run in progress. No other candidate
-// leads before Run's function has returned, or the session has ended. If a leadership was
-// lost and Campaign was called again without a Resign between the two, a later Resign is
-// ambiguous: it ends the current leadership and closes its Lost.
+// leads before Run's function has returned, or the session has ended. If Campaign was
+// called after a loss without a Resign between the two, a later Resign ends the current
+// leadership and closes its Lost.
 func (e *Election) Resign() error {
 	g, err := e.current()
 	if err == nil {
@@ -298,8 +297,7 @@ func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
 
 func (e *Election) doKey() doKey { return doKey{e.s, e.path, "leader " + e.local.Line.Bases[0]} }
 
-// Lost is [Mutex.Lost] for the present leadership. Resign closes it only in the ambiguous
-// case of [Election.Resign].
+// Lost is [Mutex.Lost] for the present leadership. See [Election.Resign].
 func (e *Election) Lost() <-chan struct{} {
 	g, err := e.current()
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/zsync/zsync/internal/tally"
 )
 
-// The errors of this package. Match them with [errors.Is]. docs/errors.md explains each.
+// The errors of this package, for [errors.Is]. docs/errors.md explains each.
 var (
 	// ErrLost: a hold has ended without a release, or could have as far as this client can know:
 	// its session ended, or its znode was deleted. It is a [*LostError] with the reason.
@@ -57,7 +57,7 @@ var (
 //
 // Owner, Session and Since of Behind are known if the holder is in this process, or after a
 // second. Then the waiter reads the holder's znode, and again each time that the wait has
-// doubled, at most once a minute. The holder may have changed since.
+// doubled, at most once a minute.
 type WaitError struct {
 	// Behind is the first in the line: the holder. Its Node is set once the wait has a place in
 	// the line. For a [Semaphore], Behind is the first waiting contender or, for that waiter
@@ -144,7 +144,7 @@ type notHeld struct{}
 func (notHeld) Error() string        { return "not held" }
 func (notHeld) Is(target error) bool { return target == ErrNotLocked }
 
-// An Error has the operation that failed, its path and the reason, like [os.PathError].
+// An Error has the operation that failed, its path and the reason.
 type Error struct {
 	Op   string // the operation, such as "lock"
 	Path string // the path of the primitive; empty for the session itself
@@ -163,7 +163,7 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 // A LostError describes the loss of a hold. It is [ErrLost] to [errors.Is]. [errors.As]
-// finds it in the error of a release, in the cause of the context of Do, and in an [Event].
+// finds it in the error of a release, the cause of a context, and an [Event].
 type LostError struct {
 	Reason  LossReason
 	Session int64 // the ZooKeeper session through which it was held
@@ -230,8 +230,7 @@ var lossWords = map[LossReason]string{
 	LossDeleted: "deleted", LossClosed: "closed", LossSuspended: "suspended", LossGivenUp: "given-up",
 }
 
-// MarshalText returns the reason as one word that never changes, for metrics, logs and
-// traces.
+// MarshalText returns the reason as one word that never changes, for metrics.
 func (r LossReason) MarshalText() ([]byte, error) { return []byte(r.word()), nil }
 
 func (r LossReason) word() string {

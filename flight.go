@@ -35,7 +35,7 @@ import (
 //
 // # Cost
 //
-// A Do that finds a result takes 3 round trips, and a Do that runs the function 8.
+// Do takes 3 round trips with a result, and 8 if it runs the function.
 //
 // # Znodes
 //

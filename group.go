@@ -15,7 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Group is a set of processes that know of each other, with an info from each member:
+// A Group is a list of processes, with an info from each member:
 //
 //	g := zsync.NewGroup[Backend](s, "/services/billing")
 //	me, err := g.Join(ctx, "billing-7", Backend{Addr: addr})
@@ -35,8 +35,7 @@ import (
 //
 // # Cost
 //
-// Join takes 1 round trip and Members 2. Watch costs one event and one or two requests for
-// each change.
+// Join takes 1 round trip, Members 2. A change costs Watch an event and 1 or 2 requests.
 //
 // # Znodes
 //
@@ -113,8 +112,8 @@ type Membership[T any] struct {
 }
 
 // Join makes the caller a member. It returns when other processes can see the member. If
-// another member has the id, Join waits until that member leaves; with LayoutKazoo it does
-// not wait. So a restarted process joins when its old session has ended.
+// another member has the id, such as the old session of a restarted process, Join waits
+// until it leaves, but not with LayoutKazoo.
 func (g *Group[T]) Join(ctx context.Context, id string, info T) (*Membership[T], error) {
 	m, err := g.join(ctx, id, info)
 	if err != nil {
@@ -323,7 +322,7 @@ func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) err
 // Set replaces the info, in 1 round trip. While the session is being replaced, Set returns
 // at once, and m joins with the new info. If ctx ends first, the info may be replaced now,
 // with the next session, or not at all. If m could not join again in a later session, Set
-// returns the reason: m is no longer a member.
+// returns the reason.
 func (m *Membership[T]) Set(ctx context.Context, info T) error {
 	return opError("set", m.g.path, m.set(ctx, info))
 }
@@ -367,7 +366,7 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 }
 
 // Leave ends the membership. It returns when other processes can see that, or after half a
-// second; then it deletes the znode in the background. Leaving twice is no error.
+// second; then it continues in the background. Leaving twice is no error.
 func (m *Membership[T]) Leave() error {
 	m.leave()
 	session.AwaitFor(m.ended, leaveLimit)
@@ -377,9 +376,8 @@ func (m *Membership[T]) Leave() error {
 // leaveLimit is the longest time that a release waits for servers that do not answer.
 const leaveLimit = 400 * time.Millisecond
 
-// Members returns the members in the order of their ids, at least as new as the call. If
-// the info of a member cannot be decoded, it returns the others with an error that names
-// the member.
+// Members returns the members in the order of their ids, at least as new as the call. If an
+// info cannot be decoded, it returns the others with an error that names its member.
 func (g *Group[T]) Members(ctx context.Context) ([]Member[T], error) {
 	if g.misuse() != nil {
 		return nil, opError("members", g.path, g.misuse())

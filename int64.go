@@ -8,8 +8,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// An Int64 is an integer that every process with the same path shares: [atomic.Int64],
-// across processes.
+// An Int64 is an integer that processes share: [atomic.Int64] across processes.
 //
 //	n := zsync.NewInt64(s, "/counters/orders")
 //	id, err := n.Add(ctx, 1) // no two processes get the same
@@ -24,7 +23,7 @@ import (
 //
 // # Cost
 //
-// Load and Store take 1 round trip; Add, Swap and CompareAndSwap 2 without competition.
+// Load and Store take 1 round trip; Add, Swap and CompareAndSwap 2 or more.
 //
 // # Znodes
 //

@@ -19,8 +19,7 @@ type Locker interface {
 }
 
 // SyncLocker makes a [sync.Locker] of l. Its Lock waits until ctx ends. Both methods panic
-// with the error if l returns one, as sync does at misuse. If losses matter, check
-// [Mutex.Lost].
+// with the error if l returns one. If losses matter, check [Mutex.Lost].
 func SyncLocker(ctx context.Context, l Locker) sync.Locker { return &syncLocker{ctx, l} }
 
 type syncLocker struct {
@@ -40,7 +39,7 @@ func (s *syncLocker) Unlock() {
 	}
 }
 
-// LockAll locks all of ls, or none, and returns the function that unlocks them:
+// LockAll locks all of ls, or none, and returns the function unlock:
 //
 //	unlock, err := zsync.LockAll(ctx, from, to)
 //	if err != nil {
@@ -56,8 +55,8 @@ func (s *syncLocker) Unlock() {
 // unlocks in the background.
 //
 // LockAll returns the errors of Lock, and [ErrDeadlock] if a locker is given twice. unlock
-// returns the errors of the lockers that could not be unlocked, such as [ErrLost]. LockAll
-// takes one round trip for each free lock, and unlock one in all.
+// returns the errors of the lockers that could not be unlocked, such as [ErrLost]. A free
+// lock takes one round trip, and unlock one in all.
 func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error) {
 	_, unlock, err = lockAll(ctx, ls)
 	return unlock, err
@@ -65,8 +64,8 @@ func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error)
 
 // LockAllContext is [LockAll] with a context. held ends when the first hold is lost, with a
 // [*LostError] as its cause. It also ends with ctx and at unlock. Call unlock even if a
-// hold is lost. The loss of a locker of another package counts if it has a method Lost()
-// <-chan struct{}; the LostError then has no reason.
+// hold is lost. The loss of a locker of another package, which has no reason, counts if it
+// has a method Lost() <-chan struct{}.
 func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, unlock func() error, err error) {
 	sorted, release, err := lockAll(ctx, ls)
 	if err != nil {

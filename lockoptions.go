@@ -67,8 +67,7 @@ func (o lockOption) applyGroup(c *groupConfig) {
 	o.group(c)
 }
 
-// An ElectionOption changes an Election. So do [WithLayout], [WithMaxHold] and
-// [WithHealth].
+// An ElectionOption changes an Election. See [LockOption] for more.
 type ElectionOption interface{ applyElection(*electionConfig) }
 
 type electionOption func(*electionConfig)
@@ -138,8 +137,8 @@ func WithHandoffs(n int) LockOption {
 
 // WithRetention makes Unlock retain the place in the line for up to d, while no other
 // contender waits. The next Lock in this process then sends no request. Use it for a lock
-// that one process takes repeatedly and others seldom need. It applies to a Mutex, and to
-// the write lock of an RWMutex. The default is no retention.
+// that others seldom need. It applies to a Mutex, and to the write lock of an RWMutex. The
+// default is no retention.
 //
 // When another contender comes, a watch event recalls the place: the process releases it at
 // once or, if goroutines use the lock, after at most [WithHandoffs] handoffs. A hold is as
@@ -150,8 +149,8 @@ func WithHandoffs(n int) LockOption {
 // process. A process that is paused or cut off retains its place for up to its session
 // timeout. A TryLock elsewhere waits up to half a second for the place, and attempts of
 // Curator and kazoo that do not wait see a lock that is held. A retained place confirms the
-// session as a hold does. A Session retains at most 128 places. WithRetention cannot be
-// combined with WithHandoffs(0).
+// session as a hold does. A Session retains at most 128 places. WithHandoffs(0) excludes
+// WithRetention.
 func WithRetention(d time.Duration) LockOption {
 	return lockOption{name: "WithRetention", lock: func(c *lockConfig) {
 		if d <= 0 {
@@ -212,13 +211,13 @@ func limit(name string, err error, set func(*limits)) LockOption {
 
 // WithMaxHold ends a hold after d, as a loss with [LossGivenUp]. Without it, a holder that
 // hangs but stays connected blocks every waiter. The next waiter is granted when the holder
-// releases, or a tenth of the session timeout after the loss. So set d longer than the
-// longest work under the lock. The default is no limit.
+// releases, or a tenth of the session timeout after the loss. Set d longer than the longest
+// work. The default is no limit.
 //
 // A hold lasts from a grant to its release: each goroutine has d after a handoff. Readers
 // of one process that read together lose together. Permits of a Semaphore that were
 // acquired first count as released first, and a process loses all of its permits together.
-// [Election.Run] campaigns again after the loss of a leadership.
+// [Election.Run] campaigns again.
 func WithMaxHold(d time.Duration) LockOption {
 	var err error
 	if d <= 0 {

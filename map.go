@@ -16,8 +16,7 @@ import (
 	"github.com/zsync/zsync/internal/txn"
 )
 
-// A Map is a map from strings to values that every process with the same path shares:
-// [sync.Map], across processes.
+// A Map is a map from strings to values that processes share, like [sync.Map]:
 //
 //	m := zsync.NewMap[Settings](s, "/services")
 //	err := m.Store(ctx, "billing", Settings{Replicas: 3})
@@ -26,12 +25,11 @@ import (
 //
 // Operations on one key are linearizable. A key that was deleted and stored again is never
 // mistaken for the old key, unless another program deletes path itself. [Map.Range] and
-// [Map.All] read a snapshot; [Map.Clear] is not one step. A key is any string, even the
-// empty one. A Map of some ten thousand keys works well.
+// [Map.All] read a snapshot; [Map.Clear] is not one step. A key is any string. A Map of
+// some ten thousand keys works well.
 //
 // Swap, CompareAndSwap, LoadAndDelete and CompareAndDelete start again if any key was
-// deleted between their read and their write: with constant deletions, they take long far
-// from the servers.
+// deleted between their read and their write: under constant deletions, that can take long.
 //
 // # Loss
 //
@@ -39,18 +37,17 @@ import (
 //
 // # Errors
 //
-// Load returns [ErrNoValue] if the key is missing. A write returns [ErrInvalid] if the
-// key's path exceeds 2,048 bytes.
+// Load returns [ErrNoValue] for a missing key. A key's path has up to 2,048 bytes.
 //
 // # Cost
 //
-// Load, Store and Delete take 1 round trip, LoadOrStore 2, the other writes 3, and Range 4.
+// Load, Store and Delete take 1 round trip, LoadOrStore 2, other writes 3, Range 4.
 //
 // # Znodes
 //
 // Each key is the persistent znode path/<key>, whose data is the encoded value
 // ([WithCodec]). path is persistent; its data is "zsync map", and its version counts
-// deletions. If another primitive created path, the persistent znode path/%kept keeps it.
+// deletions. If another primitive made path, the persistent path/%kept keeps it.
 type Map[V any] struct {
 	made
 	codec Codec
@@ -185,8 +182,7 @@ func (m *Map[V]) Store(ctx context.Context, key string, v V) error {
 	return m.fail("store", key, err)
 }
 
-// LoadOrStore returns the value of key, and true. If there is none, it stores v and returns
-// v and false.
+// LoadOrStore returns the value of key. If there is none, it stores v.
 func (m *Map[V]) LoadOrStore(ctx context.Context, key string, v V) (actual V, loaded bool, err error) {
 	path, data, err := m.stored(ctx, key, v)
 	for err == nil {
@@ -238,8 +234,7 @@ func (m *Map[V]) deletionAt(path string, version int32) []any {
 	return append(session.SwapOps(path, nil, -1), m.deletion(path, 0)...)
 }
 
-// LoadAndDelete deletes key and returns the value that it had, if any, or the error of its
-// decoding.
+// LoadAndDelete deletes key and returns its value, or its decoding error.
 func (m *Map[V]) LoadAndDelete(ctx context.Context, key string) (v V, loaded bool, err error) {
 	var was session.Node
 	err = m.change(ctx, key, func(path string, n session.Node) []any {
@@ -251,8 +246,7 @@ func (m *Map[V]) LoadAndDelete(ctx context.Context, key string) (v V, loaded boo
 	return m.former("loadanddelete", key, was, err)
 }
 
-// Swap stores v and returns the value that key had before, if any, or the error of its
-// decoding.
+// Swap stores v and returns the former value, if any, or its decoding error.
 func (m *Map[V]) Swap(ctx context.Context, key string, v V) (previous V, loaded bool, err error) {
 	path, data, err := m.stored(ctx, key, v)
 	if err != nil {
@@ -302,7 +296,7 @@ func (m *Map[V]) CompareAndSwap(ctx context.Context, key string, old Version, v 
 	})
 }
 
-// CompareAndDelete deletes key if it still has the Version old, and reports whether it did.
+// CompareAndDelete deletes key if it has the Version old, and reports that.
 func (m *Map[V]) CompareAndDelete(ctx context.Context, key string, old Version) (bool, error) {
 	return m.ifStill(ctx, "compareanddelete", key, old, func(path string) []any {
 		return m.deletionAt(path, old.version)
@@ -399,7 +393,7 @@ func (m *Map[V]) names(ctx context.Context, list lister) ([]string, error) {
 }
 
 // Clear deletes the keys that exist when it is called; a key that is stored during the call
-// may stay. Other processes can see some keys deleted and others not.
+// may stay. It is not one step for other processes.
 func (m *Map[V]) Clear(ctx context.Context) error {
 	names, err := m.list(ctx)
 	if err != nil {
@@ -444,8 +438,8 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 
 // Range calls f for each key and value, in the order of the keys, until f returns false.
 // They are the whole map at one moment during the call; if keys change faster than the
-// servers answer, they can be from the last few round trips. Range skips values that cannot
-// be decoded, and returns the first of their errors.
+// servers answer, they can be from the last few round trips. Range skips a value that
+// cannot be decoded, and returns the first error.
 func (m *Map[V]) Range(ctx context.Context, f func(key string, v V) bool) error {
 	if m.misuse() == nil && f == nil {
 		return opError("range", m.path, session.Invalid("the function is nil"))

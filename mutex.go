@@ -12,7 +12,7 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A Mutex is a mutual exclusion lock shared by every process that names the same path:
+// A Mutex is a mutual exclusion lock that processes share by its path:
 //
 //	err := m.Do(ctx, func(ctx context.Context) error { … }) // ctx ends if the lock is lost
 //
@@ -26,8 +26,8 @@ import (
 // If the session ends, or another client deletes the znode, the Mutex is lost and another
 // process may hold it. Unlock a lost Mutex, too: until then, Lock waits, so that two
 // goroutines of a process do not meet. If no Do has the lost hold and no Unlock comes
-// within one to two session timeouts, Lock returns ErrDeadlock. Send [Mutex.Token] with
-// writes elsewhere, or use [Mutex.Txn].
+// within one to two session timeouts, Lock returns ErrDeadlock. Use [Mutex.Token] or
+// [Mutex.Txn].
 //
 // # Cost
 //
@@ -162,7 +162,7 @@ func (m *Mutex) Token(ctx context.Context) (int64, error) {
 }
 
 // Txn applies writes to ZooKeeper, all or none, and only if the present hold is not lost:
-// the servers themselves check it. See [Session.Txn] for ops, lost replies and costs.
+// the servers themselves check it. See [Session.Txn] for ops.
 func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	g, err := m.current()
 	if err != nil {
@@ -209,7 +209,7 @@ func (m *Mutex) revoke(ctx context.Context) error {
 
 // Revoked returns a channel that is closed when [Mutex.Revoke] or Curator's Revoker asks
 // the present holder to release m. Without a hold, it is closed. After that, the goroutines
-// of the process no longer hand m over to each other.
+// of the process hand m over no longer.
 func (m *Mutex) Revoked() <-chan struct{} {
 	g, err := m.current()
 	if err != nil {
@@ -237,7 +237,7 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 // Do is reentrant through its context: with a ctx that comes from Do of the same path, it
 // runs f at once. It returns ErrLost or [ErrNotLocked] if the outer hold is lost or
 // unlocked by the time f returns. If f panics, Do unlocks m and panics. After the end of
-// ctx, Do unlocks m in the background if the servers are silent.
+// ctx, it unlocks in the background if need be.
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if m.misuse() == nil && f == nil {
 		return opError("do", m.path, session.Invalid("the function is nil"))

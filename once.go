@@ -31,12 +31,11 @@ import (
 // # Loss
 //
 // If the session is lost while the function runs, the Once is not completed, and another
-// process may run its own function. So the function must bear a second run.
+// process may run its own. So the function must bear a second run.
 //
 // # Errors
 //
-// Do returns the error of the function unchanged, and [ErrPanicked] after a panic of this
-// *Once.
+// Do returns the function's error unchanged, and [ErrPanicked] after a panic.
 //
 // # Cost
 //
@@ -47,7 +46,7 @@ import (
 //
 // A waiter is in the line of a [Mutex] at the same path. The mark is the persistent znode
 // path/done. Its data is the owner of the function's process, a line feed and the name of
-// its znode in the line; for OnceValue it is the value.
+// its znode in the line, or the value of OnceValue.
 type Once struct {
 	made
 	line line.Line
@@ -88,8 +87,8 @@ func NewOnce(s *Session, path string) *Once {
 func (o *Once) Path() string { return o.path }
 
 // Do runs f, unless the Once is complete or another process completes it first. It returns
-// nil when the Once is complete. If f panics, so does Do; as with [sync.Once], later calls
-// of Do of this Once run nothing. Other processes may still run theirs.
+// nil when the Once is complete. If f panics, so does Do; then later calls of this Once run
+// nothing, but other processes may run theirs.
 //
 // If the session is lost while f runs, f's context ends: return soon; Do returns [ErrLost].
 // If it is lost just when the Once is being completed, Do finds out the outcome. That can
@@ -98,7 +97,7 @@ func (o *Once) Path() string { return o.path }
 // if need be in the background, and Do returns the error of ctx.
 //
 // After a Reset by another process, Do counts the Once as complete until it receives the
-// event. A process that is cut off does so only while its session can live.
+// event. If cut off, it does so only while its session can live.
 func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if o.misuse() == nil && f == nil {
 		return o.fail("do", session.Invalid("the function is nil"))
@@ -542,8 +541,8 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 
 // Reset deletes the mark, so that the next Do runs its function, also after a panic. A
 // function that runs now is not disturbed, and completes the Once. Reset takes 3 round
-// trips, or 2 if its log, path/_c_<uuid>-receipt, is there. The log makes sure that Reset
-// deletes no later mark, and is kept for a minute.
+// trips, or 2 if its log, path/_c_<uuid>-receipt, is there. The log protects a later mark,
+// and is kept for a minute.
 func (o *Once) Reset(ctx context.Context) error {
 	return o.fail("reset", o.reset(ctx))
 }
@@ -578,14 +577,13 @@ func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(c
 // OnceValue returns a function that is [Once.Do] of f and returns f's value, the same in
 // every process. The value is stored in the znode path/done, as the codec encodes it
 // ([WithCodec]). Every caller gets the decoded bytes, in the process that ran f too;
-// callers of one process share the pointers, slices and maps in the value.
+// callers of one process share its pointers, slices and maps.
 //
 // If the value is too large ([ErrTooLarge]), cannot be encoded or decoded, or the session
 // is lost, the Once is not completed. The caller gets the value together with the error, so
 // that it can undo f; the next call runs its own f. If f fails, its caller gets f's value
-// and error. If the stored bytes cannot be decoded, because of another type or codec or
-// because a plain Once stored them, every call returns the error and f does not run, until
-// [Once.Reset] of the same path.
+// and error. If the stored bytes cannot be decoded, as of another type or codec or of a
+// plain Once, every call returns the error and f does not run, until [Once.Reset].
 func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, error), opts ...ValueOption) func(ctx context.Context) (T, error) {
 	c := newValueConfig(opts)
 	k := newStored(s, path, c.err,
@@ -595,8 +593,7 @@ func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, e
 }
 
 // OnceValues is [OnceValue] for a function of two values. The mark holds the length of the
-// first in four bytes, big-endian, then the first and the second, each as the codec encodes
-// it.
+// first in four bytes, big-endian, then both, each as the codec encodes it.
 func OnceValues[T1, T2 any](s *Session, path string, f func(ctx context.Context) (T1, T2, error), opts ...ValueOption) func(ctx context.Context) (T1, T2, error) {
 	c := newValueConfig(opts)
 	k := newStored(s, path, c.err,

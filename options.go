@@ -82,14 +82,14 @@ func defaultOwner() string {
 
 // WithSessionTimeout asks for a session timeout of d, 10 s by default; the servers may
 // grant another, see [Session.Timeout]. Waiters wait that long after a holder dies, and a
-// holder can be disconnected for that long without losing its lock.
+// holder can be disconnected for that long.
 func WithSessionTimeout(d time.Duration) Option { return func(c *config) { c.Timeout = d } }
 
 // WithACL sets the ACL of every znode that the Session creates. The default is open to the
 // world. With another ACL, the parent znodes of primitives are persistent, and an existing
 // znode is used only if its ACL permits no client more than acl: otherwise, calls that
-// write return [ErrUnprotected]. A client with delete permission above a primitive's path
-// can still delete an empty parent znode.
+// write return [ErrUnprotected]. A client with delete permission above a path can still
+// delete an empty parent.
 func WithACL(acl []zk.ACL) Option {
 	return func(c *config) { c.ACL = append([]zk.ACL(nil), acl...) }
 }
@@ -182,14 +182,14 @@ func WithOwner(name string) Option { return func(c *config) { c.Owner = name } }
 // doubled each time, with a Jitter of one half.
 func WithRetry(b Backoff) Option { return func(c *config) { c.Retry = session.Backoff(b) } }
 
-// WithObserver reports events to o: acquisitions, losses, reconnects. The default is none.
+// WithObserver reports events to o. The default is none.
 func WithObserver(o Observer) Option {
 	return func(c *config) {
 		c.Observe = observed(o)
 	}
 }
 
-// WithTracer calls t at the start and at the end of each operation. The default is none.
+// WithTracer calls t around each operation. The default is none.
 func WithTracer(t Tracer) Option { return func(c *config) { c.tracers.tracer = t } }
 
 // WithTrace records holds in w: every grant, loss and release of a lock, permit,

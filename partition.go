@@ -15,8 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/spread"
 )
 
-// A Partition spreads shards over processes: each shard has one owner at a time, which runs
-// a function for it.
+// A Partition spreads shards over processes: one at a time runs a shard's function.
 //
 //	p := zsync.NewPartition(s, "/ingest")
 //	err := p.Run(ctx, []string{"eu", "us", "asia"}, func(ctx context.Context, shard string) error {
@@ -32,13 +31,12 @@ import (
 // # Loss
 //
 // The function's context ends with cause [ErrNotLocked] when the shard is to move, and with
-// cause [ErrLost] when the session is lost; another process may then own the shard.
+// cause [ErrLost] when the session is lost: another process may own it.
 //
 // # Cost
 //
 // Nothing while nothing changes. If a process joins or leaves, every process reads the
-// group and the plan, and one writes a new plan. A shard that moves costs what a Mutex
-// costs.
+// group and the plan, and one writes a new plan. A move costs what a Mutex costs.
 //
 // # Znodes
 //
@@ -58,9 +56,8 @@ type partitionConfig struct {
 	err error
 }
 
-// WithMember sets the process's id in the Partition. A second process with the same id
-// waits until the first leaves. The default is the owner ([WithOwner]) with a unique
-// number.
+// WithMember sets the process's id in the Partition. A second process with it waits until
+// the first leaves. The default is the owner and a unique number.
 func WithMember(id string) PartitionOption {
 	return func(c *partitionConfig) {
 		switch c.id = id; {

@@ -13,8 +13,7 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// An RWMutex is a lock for many readers or one writer, shared by every process that names
-// the same path:
+// An RWMutex is a lock for many readers or one writer, in any process:
 //
 //	err := rw.RDo(ctx, func(ctx context.Context) error { … }) // shared
 //	err := rw.Do(ctx, func(ctx context.Context) error { … })  // exclusive
@@ -26,7 +25,7 @@ import (
 // every later RLock; an RUnlock synchronizes before the next Lock.
 //
 // Do not take a read lock twice in one goroutine, except through [RWMutex.RDo]: a writer
-// may come between the two and block the second. A read lock cannot be upgraded.
+// between the two blocks the second. A read lock cannot be upgraded.
 //
 // # Loss
 //
@@ -118,7 +117,7 @@ func readersRule(write string) line.Rule {
 // Path returns the path that rw was made with.
 func (rw *RWMutex) Path() string { return rw.path }
 
-// Lock locks rw for writing. It waits until rw is free, ctx ends, or the Session is closed.
+// Lock locks rw for writing, as [Mutex.Lock] does.
 func (rw *RWMutex) Lock(ctx context.Context) error {
 	g, err := rw.acquire(ctx, local.Exclusive, false)
 	rw.local.follow(ctx, local.Exclusive, g)
@@ -299,14 +298,12 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 	return cs, opError("contenders", rw.path, err)
 }
 
-// Do runs f while it holds rw for writing, as [Mutex.Do] does. It is not reentrant inside
-// RDo.
+// Do is [Mutex.Do] for writing. It is not reentrant inside RDo.
 func (rw *RWMutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	return rw.do(ctx, "do", local.Exclusive, f)
 }
 
-// RDo runs f while it holds rw for reading, as [Mutex.Do] does. With a ctx that comes from
-// [RWMutex.Do] or RDo of the same path, it runs f at once.
+// RDo is [Mutex.Do] for reading, also reentrant inside [RWMutex.Do].
 func (rw *RWMutex) RDo(ctx context.Context, f func(ctx context.Context) error) error {
 	return rw.do(ctx, "rdo", local.Shared, f)
 }

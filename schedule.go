@@ -17,8 +17,7 @@ import (
 	"github.com/zsync/zsync/internal/timetable"
 )
 
-// A Schedule runs a function once for each instant of a timetable, in one process of a
-// fleet:
+// A Schedule runs a function once, in one process, for each instant of a timetable:
 //
 //	nightly := zsync.NewSchedule(s, "/jobs/nightly")
 //	at3, err := zsync.Daily("03:00", time.Local)
@@ -47,7 +46,7 @@ import (
 // # Cost
 //
 // Do of an instant that was done takes 1 round trip, or none if this process knows of it; a
-// run takes 5 besides the function, and its end wakes every waiter.
+// run takes 5 besides the function. Its end wakes all waiters.
 //
 // # Znodes
 //
@@ -100,8 +99,7 @@ type scheduleConfig struct {
 	err     error
 }
 
-// A MissedPolicy says what [Schedule.Run] does about instants at which no
-// process ran the function.
+// A MissedPolicy says what [Schedule.Run] does about missed instants.
 type MissedPolicy int
 
 // The policies about missed instants.
@@ -114,8 +112,8 @@ const (
 // String returns "latest", "skip" or "all".
 func (p MissedPolicy) String() string { return timetable.Policy(p).String() }
 
-// WithMissed chooses what becomes of instants that no process ran because every process was
-// down, busy with an earlier one, or failed. The default is [MissedLatest].
+// WithMissed chooses what becomes of instants that no process ran because all were down,
+// busy with an earlier one, or failed. The default is [MissedLatest].
 func WithMissed(p MissedPolicy) ScheduleOption {
 	return func(c *scheduleConfig) {
 		if c.missed = p; p < MissedLatest || p > MissedAll {
@@ -146,13 +144,12 @@ func WithRetries(n int, b Backoff) ScheduleOption {
 func Every(d time.Duration) Timetable { return timetable.Every(d) }
 
 // Daily returns the timetable of a time of day in a zone, such as "03:00": [Cron] with that
-// hour and minute. So it has one instant on each day, even if the clocks change on that
-// day.
+// hour and minute. It has one instant on each day, also when the clocks change.
 func Daily(at string, loc *time.Location) (Timetable, error) {
 	return opTable(timetable.Daily(at, loc))
 }
 
-// Cron returns the timetable of five fields as in crontab(5), or of a word such as @daily:
+// Cron returns a timetable of five fields as in crontab(5), or a word like @daily:
 //
 //	weekdays, err := zsync.Cron("30 7 * * mon-fri", time.Local)
 //
@@ -239,8 +236,8 @@ type choice func(r scheduleRecord) (time.Time, error)
 // reports whether it ran f. While another process runs its function for the instant, Do
 // waits; when that fails, the next process in line runs its own. If f returns an error, Do
 // records and returns it. If the session is lost while f runs, or before the servers
-// confirm the record of a success, the error is [ErrLost]. An instant that is the zero time
-// or earlier, or in the year 10000 or later, is [ErrInvalid].
+// confirm the record of a success, the error is [ErrLost]. An instant must be after the
+// zero time and before the year 10000.
 func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Context) error) (ran bool, err error) {
 	err = c.misuse()
 	switch {

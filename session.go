@@ -38,8 +38,8 @@ import (
 //
 // # Cost
 //
-// A Session sends pings. While it holds something, it also sends two small requests every
-// 11/40 of its timeout, unless other requests have confirmed the session.
+// A Session sends pings and, while it holds something, two small requests every 11/40 of
+// its timeout, unless others have confirmed the session.
 type Session struct {
 	_ noCopy
 	m *session.Manager
@@ -55,8 +55,8 @@ type Session struct {
 }
 
 // Connect opens a session with an ensemble. servers is a ZooKeeper connect string:
-// "zk1:2181,zk2:2181", or "zk1:2181,zk2:2181/app" to put every path below the chroot /app,
-// which is created when it is first needed. The default port is 2181.
+// "zk1:2181,zk2:2181", or "zk1:2181,zk2:2181/app" for paths below the chroot /app, which is
+// created when it is first needed. The default port is 2181.
 //
 // While no server answers, Connect keeps trying until ctx ends; the error then contains the
 // last failure. A later end of ctx does not affect the Session. The error is [ErrInvalid]
@@ -104,12 +104,10 @@ func (s *Session) Close() error {
 	return nil
 }
 
-// ID returns the id of the present ZooKeeper session, or 0 if there is none. An expiry
-// changes it.
+// ID returns the id of the present ZooKeeper session, or 0.
 func (s *Session) ID() int64 { return s.m.SessionID() }
 
-// Timeout returns the session timeout that the servers have granted, or 0 without a
-// session.
+// Timeout returns the session timeout that the servers have granted, or 0.
 func (s *Session) Timeout() time.Duration { return s.m.Granted() }
 
 // Margin returns how long the holds of s are still confirmed if no server answers from now
@@ -178,8 +176,7 @@ func (s *Session) Stats() Stats { return Stats(s.m.Stats()) }
 // If the connection drops before the reply, Txn finds out whether the writes were applied,
 // and the responses; a Stat that other clients have changed since is missing. The outcome
 // remains unknown in three cases: the session is lost too, with the error [ErrLost]; ctx
-// ends first; or the connection drops and Txn was not permitted to write its log. After
-// [ErrInvalid] or [ErrTooLarge], nothing was sent.
+// ends first; or the connection drops and Txn was not permitted to write its log.
 //
 // # Cost
 //
@@ -266,8 +263,7 @@ func (s *Session) Get(ctx context.Context, path string) (data []byte, stat *zk.S
 	return data, stat, opError("get", path, err)
 }
 
-// Children returns the names of the children of any znode, and its Stat, as [Session.Get]
-// does.
+// Children is [Session.Get] for the names of the children.
 func (s *Session) Children(ctx context.Context, path string) (names []string, stat *zk.Stat, err error) {
 	if err := checkRead(path); err != nil {
 		return nil, nil, opError("children", path, err)

@@ -12,8 +12,7 @@ import (
 	"github.com/zsync/zsync/internal/txn"
 )
 
-// A Value is a value of type T that every process with the same path shares:
-// [atomic.Value], across processes.
+// A Value is a value of type T that processes share, like [atomic.Value]:
 //
 //	limit := zsync.NewValue[int](s, "/config/limit")
 //	err := limit.Store(ctx, 20)
@@ -31,27 +30,26 @@ import (
 //
 // # Errors
 //
-// Load returns [ErrNoValue] if nothing is stored, and a write [ErrMixed] if the servers
-// could remove the value there.
+// Load returns [ErrNoValue] if nothing is stored.
 //
 // # Cost
 //
-// Load and Store take 1 round trip, CompareAndSwap and Update 2 without competition.
+// Load and Store take 1 round trip, CompareAndSwap and Update 2 or more.
 //
 // # Znodes
 //
 // The value is the data of the persistent znode at path, encoded by the codec ([WithCodec])
 // and nothing else, so other programs can read and write it. If another program created the
 // znode empty, the persistent znode path/%kept keeps it. If another program deletes the
-// znode and a value is stored again, a CompareAndSwap through a lagging server can mistake
-// the new value for the old one.
+// znode and a value is stored again, CompareAndSwap can mistake the new value for the old
+// one.
 type Value[T any] struct {
 	made
 	codec Codec
 }
 
-// A Version identifies one write of a Value. Two Versions of one path are equal only if
-// they come from the same write. The zero Version means that there is no value yet.
+// A Version identifies one write of a Value. Versions of one path are equal only for the
+// same write. The zero Version means no value.
 type Version struct {
 	czxid, mzxid int64 // of the transactions that made the znode, and wrote it
 	mtime        int64 // when the leader wrote it, in milliseconds: zxids begin again if the servers lose their data

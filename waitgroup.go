@@ -29,8 +29,7 @@ import (
 //
 // # Errors
 //
-// Add and Done return [ErrNegativeCounter] if the counter would become negative, and leave
-// it unchanged.
+// If the counter would be negative, Add and Done return [ErrNegativeCounter].
 //
 // # Cost
 //
@@ -103,8 +102,7 @@ func (wg *WaitGroup) add(ctx context.Context, delta int) error {
 
 // Done ends one task. If another program's znode hides the open tasks of another session,
 // Done returns [ErrInvalid] and ends nothing. If no server answers within half a second, or
-// the servers refuse, Done returns nil and the Session ends the task in the background;
-// [Session.Close] waits for that for at most a second.
+// the servers refuse, Done returns nil and the Session ends the task in the background.
 func (wg *WaitGroup) Done() error {
 	if wg.misuse() != nil {
 		return opError("done", wg.path, wg.misuse())
@@ -148,8 +146,8 @@ func (wg *WaitGroup) Wait(ctx context.Context) error {
 	return opError("wait", wg.path, err)
 }
 
-// Count returns the number of open tasks. While other processes change the counter
-// constantly, it can be the sum of the sessions' numbers at slightly different times.
+// Count returns the number of open tasks. During constant changes, it sums the sessions'
+// numbers at slightly different times.
 func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 	if wg.misuse() != nil {
 		return 0, opError("count", wg.path, wg.misuse())
@@ -224,8 +222,7 @@ func (wg *WaitGroup) Leave(ctx context.Context) error {
 }
 
 // Lost returns a channel that is closed when the membership that Leave would end next is
-// lost. Without a membership, it is closed. Leave does not close it. The counter has no
-// Lost.
+// lost. Without a membership, it is closed. Leave does not close it.
 func (wg *WaitGroup) Lost() <-chan struct{} {
 	if wg.misuse() != nil {
 		return session.ClosedChan
@@ -237,8 +234,7 @@ func (wg *WaitGroup) Lost() <-chan struct{} {
 	return hold.Lost()
 }
 
-// Contenders returns the parties of the double barrier in their order; a party inside is
-// Holding.
+// Contenders returns the parties in their order; a party inside is Holding.
 func (wg *WaitGroup) Contenders(ctx context.Context) ([]Contender, error) {
 	if wg.misuse() != nil {
 		return nil, opError("contenders", wg.path, wg.misuse())
