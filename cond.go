@@ -39,12 +39,12 @@ import (
 //
 // # Cost
 //
-// 2 round trips each; for Wait, besides Unlock and Lock of L.
+// Each method takes 2 round trips, and Wait also Unlock and Lock of L.
 //
 // # Znodes
 //
-// A waiter is path/_c_<uuid>-wait-<seq>, and its signal the persistent znode
-// path/<uuid>-wait-<seq>-signal, whose creation empties the waiter's.
+// A waiter is path/_c_<uuid>-wait-<seq>. Its signal is the persistent znode
+// path/<uuid>-wait-<seq>-signal, whose creation also empties the waiter.
 type Cond struct {
 	made
 

@@ -43,8 +43,8 @@ func WithPriority(p int) ElectionOption {
 // # Loss
 //
 // If the session ends, the leadership is lost and another process may lead. A candidate
-// that campaigns again is a new one, at the back of the line. Send [Election.Token] with
-// writes elsewhere, or use [Election.Txn].
+// that campaigns again is a new one, at the back of the line. Against late writes, use
+// [Election.Token] or [Election.Txn].
 //
 // # Errors
 //

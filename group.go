@@ -56,7 +56,7 @@ type Member[T any] struct {
 	Since   time.Time // when that session joined, by the servers' clock
 }
 
-// A GroupOption changes a [Group]. [WithCodec] and [WithLayout] are options of a Group too.
+// A GroupOption changes a [Group]. [WithCodec] and [WithLayout] are GroupOptions, too.
 type GroupOption interface{ applyGroup(*groupConfig) }
 
 type groupConfig struct {

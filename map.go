@@ -393,7 +393,7 @@ func (m *Map[V]) names(ctx context.Context, list lister) ([]string, error) {
 }
 
 // Clear deletes the keys that exist when it is called; a key that is stored during the call
-// may stay. It is not one step for other processes.
+// may stay. Other processes can see a part of the deletions.
 func (m *Map[V]) Clear(ctx context.Context) error {
 	names, err := m.list(ctx)
 	if err != nil {

@@ -82,7 +82,7 @@ func defaultOwner() string {
 
 // WithSessionTimeout asks for a session timeout of d, 10 s by default; the servers may
 // grant another, see [Session.Timeout]. Waiters wait that long after a holder dies, and a
-// holder can be disconnected for that long.
+// disconnected holder keeps its lock for that long.
 func WithSessionTimeout(d time.Duration) Option { return func(c *config) { c.Timeout = d } }
 
 // WithACL sets the ACL of every znode that the Session creates. The default is open to the

@@ -104,7 +104,7 @@ func (s *Session) Close() error {
 	return nil
 }
 
-// ID returns the id of the present ZooKeeper session, or 0.
+// ID returns the id of the present ZooKeeper session, or 0 if there is none.
 func (s *Session) ID() int64 { return s.m.SessionID() }
 
 // Timeout returns the session timeout that the servers have granted, or 0.

@@ -29,7 +29,8 @@ import (
 //
 // # Errors
 //
-// If the counter would be negative, Add and Done return [ErrNegativeCounter].
+// If the counter would become negative, Add and Done return [ErrNegativeCounter] and leave
+// it unchanged.
 //
 // # Cost
 //
