@@ -28,16 +28,14 @@ import (
 //
 // Every process calls Run with the same timetable. At each instant one process runs the
 // function, and the others wait until it has succeeded. No process runs an instant after it
-// or a later instant was done, however short the function is and however the clocks differ.
-// A process whose clock is ahead runs an instant early. If the function fails, or its
-// process dies, another attempt is made in any process, at most five ([WithRetries]) and
-// only until the next instant is due.
+// or a later one was done, however the clocks differ. A clock that is ahead runs it early.
+// If the function fails, or its process dies, any process tries again, until five attempts
+// ([WithRetries]) or the next instant.
 //
 // # Loss
 //
 // If the session is lost while the function runs, its context ends, nothing is recorded,
-// and another process may run its own. So a function with effects elsewhere must bear a
-// second run.
+// and another process may run its own: functions must bear a second run.
 //
 // # Errors
 //
@@ -53,8 +51,7 @@ import (
 // A waiter is in the line of a [Mutex] at the same path. The persistent znode path/last has
 // four lines: the last instant that was done, as [time.RFC3339Nano], or the zero time; the
 // owner; a unique text; and, if present, the last failure as JSON. If a broken clock has
-// recorded an instant far in the future, nothing runs until then; delete path/last to go
-// on.
+// recorded a future instant, nothing runs until then; delete path/last.
 type Schedule struct {
 	made
 	missed  MissedPolicy
