@@ -28,9 +28,9 @@ import (
 //
 // Every process calls Run with the same timetable. At each instant one process runs the
 // function, and the others wait until it has succeeded. No process runs an instant after it
-// or a later one was done, however the clocks differ. A clock that is ahead runs it early.
-// If the function fails, or its process dies, any process tries again, until five attempts
-// ([WithRetries]) or the next instant.
+// or a later one was done, however the clocks differ. A process whose clock is ahead runs
+// it early. If the function fails, or its process dies, any process tries again, until five
+// attempts ([WithRetries]) or the next instant.
 //
 // # Loss
 //
