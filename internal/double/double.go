@@ -745,12 +745,16 @@ func (b *Barrier) readKeeper(ctx context.Context, inc *session.Incarnation, p *p
 	p.left = true
 	going := make(chan struct{})
 	p.going = going
-	var read session.Node // only read if GiveUp has waited for the function
-	var failed error
+	type answer struct {
+		keeper session.Node
+		unread error
+	}
+	answers := make(chan answer, 1)
 	err = inc.Manager.GiveUp(ctx, func() error {
 		defer close(going)
-		return p.hold.ReleaseBy(func(own string) (err error) {
-			read, failed, err = inc.GetThenRemove(context.Background(), path, own)
+		return p.hold.ReleaseBy(func(own string) error {
+			read, unread, err := inc.GetThenRemove(context.Background(), path, own)
+			answers <- answer{read, unread}
 			switch {
 			case session.IsNoNode(err):
 				err = session.ErrVanished
@@ -763,7 +767,12 @@ func (b *Barrier) readKeeper(ctx context.Context, inc *session.Incarnation, p *p
 	if err != nil {
 		return session.Node{}, nil, err
 	}
-	return read, failed, nil
+	select {
+	case a := <-answers:
+		return a.keeper, a.unread, nil
+	default: // GiveUp has not waited for the requests
+		return session.Node{}, nil, session.CtxErr(ctx)
+	}
 }
 
 // succeed is step 8. If it returns neither done nor an error, p must look again.
