@@ -350,7 +350,7 @@ func (l *Lock) hold(c *line.Claim, mode Mode) *hold {
 // had it has seen Lost closed, and need not release it. But its release may still come, and cannot
 // then be told from the release of the next hold: see depart. Run releases by its grant.
 func (l *Lock) forget() {
-	if !l.elects {
+	if !l.elects || session.IsClosed(l.Manager.Closing) { // then no waiter will enter, and the release must see the loss
 		return
 	}
 	for _, h := range slices.Clone(l.holds) {
