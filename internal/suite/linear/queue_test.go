@@ -29,7 +29,7 @@ type queueAnswer struct {
 	n  int
 }
 
-// queueModel is a queue as one process would have it.
+// queueModel is a queue as one process would have it, of Send and TryRecv.
 var queueModel = porcupine.Model{
 	Init: func() any { return []int(nil) },
 	Step: func(state, input, output any) (bool, any) {
@@ -37,10 +37,6 @@ var queueModel = porcupine.Model{
 		switch op.kind {
 		case "send":
 			return true, slices.Concat(q, op.vs)
-		case "len":
-			return a.n == len(q), q
-		case "peek":
-			return a.ok == (len(q) > 0) && (!a.ok || a.v == q[0]), q
 		}
 		if !a.ok {
 			return len(q) == 0, q
@@ -58,7 +54,74 @@ type history struct {
 	clock  atomic.Int64
 	number atomic.Int64
 	mu     sync.Mutex
-	ops    []porcupine.Operation // guarded by mu
+	ops    []porcupine.Operation // Send and TryRecv; guarded by mu
+	looks  []porcupine.Operation // Len and Peek; guarded by mu
+	ended  map[int]bool          // by element taken: the session of its taker had ended when it returned; guarded by mu
+}
+
+// tryRecv records a TryRecv of s. What comes again because a session has ended during its first TryRecv, or
+// during this one, is left out.
+func (h *history) tryRecv(t testing.TB, client int, s *zsync.Session, q *zsync.Queue[int]) {
+	t.Helper()
+	call, id := h.clock.Add(1), s.ID()
+	v, ok, err := q.TryRecv(t.Context())
+	if err != nil {
+		t.Errorf("take: %v", err)
+	}
+	ended := s.ID() != id
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	before, again := h.ended[v]
+	if ok && again && (before || ended) {
+		return
+	}
+	if ok {
+		if h.ended == nil {
+			h.ended = make(map[int]bool)
+		}
+		h.ended[v] = ended
+	}
+	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: queueOp{kind: "take"}, Call: call, Output: queueAnswer{v: v, ok: ok}, Return: h.clock.Add(1)})
+}
+
+// checkLooks compares Len and Peek with the calls that are over, or under way, at their time: an element counts
+// until it is removed, and Peek passes over an element that a TryRecv has claimed.
+func (h *history) checkLooks(t testing.TB) {
+	t.Helper()
+	for _, look := range h.looks {
+		a := look.Output.(queueAnswer)
+		least, most, taken, sent := 0, 0, map[int]bool{}, map[int]bool{}
+		for _, o := range h.ops {
+			op, got := o.Input.(queueOp), o.Output.(queueAnswer)
+			begun, over := o.Call < look.Return, o.Return < look.Call
+			switch {
+			case op.kind == "send" && begun:
+				most += len(op.vs)
+				for _, v := range op.vs {
+					sent[v] = true
+				}
+				if over {
+					least += len(op.vs)
+				}
+			case op.kind == "take" && got.ok && begun:
+				least--
+				if over {
+					most--
+					taken[got.v] = true
+				}
+			}
+		}
+		switch look.Input.(queueOp).kind {
+		case "len":
+			if a.n < least || a.n > most {
+				t.Errorf("Len at %d-%d: %d; want %d to %d", look.Call, look.Return, a.n, least, most)
+			}
+		case "peek":
+			if a.ok && (taken[a.v] || !sent[a.v]) || !a.ok && least > 0 {
+				t.Errorf("Peek at %d-%d: %d, %v; taken %v, sent %v, at least %d are there", look.Call, look.Return, a.v, a.ok, taken[a.v], sent[a.v], least)
+			}
+		}
+	}
 }
 
 func (h *history) do(t testing.TB, client int, op queueOp, f func() (queueAnswer, error)) {
@@ -70,13 +133,19 @@ func (h *history) do(t testing.TB, client int, op queueOp, f func() (queueAnswer
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: op, Call: call, Output: a, Return: h.clock.Add(1)})
+	o := porcupine.Operation{ClientId: client, Input: op, Call: call, Output: a, Return: h.clock.Add(1)}
+	if op.kind == "len" || op.kind == "peek" {
+		h.looks = append(h.looks, o)
+	} else {
+		h.ops = append(h.ops, o)
+	}
 }
 
 func (h *history) check(t testing.TB) {
 	t.Helper()
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.checkLooks(t)
 	if porcupine.CheckOperations(queueModel, h.ops) {
 		return
 	}
@@ -101,8 +170,9 @@ func TestQueueIsLinearizable(t *testing.T) {
 		var h history
 		var clients sync.WaitGroup
 		for i := range 4 {
-			sessions = append(sessions, suite.Open(t, srv))
-			q := zsync.NewQueue[int](sessions[i], "/q")
+			own := suite.Open(t, srv)
+			sessions = append(sessions, own)
+			q := zsync.NewQueue[int](own, "/q")
 			dice := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
 			clients.Go(func() {
 				for range 8 {
@@ -110,10 +180,7 @@ func TestQueueIsLinearizable(t *testing.T) {
 					case 0, 1:
 						h.send(t, i, q, dice)
 					case 2, 3:
-						h.do(t, i, queueOp{kind: "take"}, func() (a queueAnswer, err error) {
-							a.v, a.ok, err = q.TryRecv(t.Context())
-							return a, err
-						})
+						h.tryRecv(t, i, own, q)
 					case 4:
 						h.do(t, i, queueOp{kind: "peek"}, func() (a queueAnswer, err error) {
 							a.v, a.ok, err = q.Peek(t.Context())
