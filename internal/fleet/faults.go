@@ -111,7 +111,7 @@ func (w *world) standing() {
 	}
 	for _, h := range holds {
 		id := h.a.s.ID()
-		if id == 0 || w.excused(h.r.struck) {
+		if id == 0 || w.excused(h.r.lastStrike()) {
 			continue
 		}
 		path, _, _ := strings.Cut(h.r.name, " ")

@@ -123,6 +123,13 @@ func (r *resource) strike() {
 	r.struck = time.Now()
 }
 
+// lastStrike returns the time of the last strike.
+func (r *resource) lastStrike() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.struck
+}
+
 // deleted notes that a stranger has just deleted the znode of h.
 func (h *hold) deleted() {
 	h.r.mu.Lock()
