@@ -18,6 +18,8 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
@@ -123,6 +125,7 @@ func settleAloud(d zsync.Delivery[int], say func(format string, args ...any)) {
 		say("a %d", d.Value)
 	case errors.Is(err, zsync.ErrLost):
 		say("l %d", d.Value)
+	case errors.Is(err, zk.ErrNoNode): // unknown: it stays begun
 	default:
 		say("e Ack: %v", err)
 	}
