@@ -3,7 +3,9 @@ package model
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -237,7 +239,10 @@ func TestModelOfFlight(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 		for _, key := range append(keys, "c") {
-			if left := suite.ChildrenOf(t, fresh, "/f/"+session.NameOfKey(key)); len(left) > 0 {
+			left := suite.ChildrenOf(t, fresh, "/f/"+session.NameOfKey(key))
+			// The sessions are still alive. After a call that failed, a session can keep the log of its transaction.
+			left = slices.DeleteFunc(left, func(name string) bool { return strings.HasSuffix(name, "-txn") })
+			if len(left) > 0 {
 				t.Errorf("left of %s: %q", key, left)
 			}
 		}

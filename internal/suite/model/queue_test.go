@@ -358,6 +358,13 @@ func (m *queueModel) consume(ctx context.Context, d *rand.Rand, s *zsync.Session
 		switch {
 		case ok:
 			m.received("tryrecv", v, 0, nil, begun)
+			if ctx.Err() != nil { // the removal is under way, and may fail with its session
+				m.mu.Lock()
+				if e := m.all[v]; e != nil {
+					e.taken, e.maybe = time.Time{}, true
+				}
+				m.mu.Unlock()
+			}
 		case err != nil:
 			m.mu.Lock()
 			m.undone = true
