@@ -253,13 +253,16 @@ func (p *pool) sweep(leaving <-chan struct{}) {
 }
 
 func (inc incarnation) drop(p *pool, l *log, later bool) {
-	switch {
-	case !p.ephemeral():
+	if !p.ephemeral() {
 		Drop(inc.Incarnation, l.path, later)
-	case session.ParentPath(l.path) == p.m.Full("/"):
-		inc.Tidy(&session.Deletion{Paths: []string{l.path}})
-	default:
-		inc.Tidy(&session.Deletion{Paths: []string{l.path}}).Await(session.ReleaseTime)
+		return
+	}
+	// If the servers refuse that, it is tried again: the session may live for long, and a directory
+	// with a log cannot be deleted.
+	paths := []string{l.path}
+	d := inc.Tidy(&session.Deletion{Paths: paths, By: inc.Removing(paths)})
+	if session.ParentPath(l.path) != p.m.Full("/") {
+		d.Await(session.ReleaseTime)
 	}
 }
 
