@@ -10,7 +10,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file reports outages, so that a command that waits for long does not look as if it waited for its turn.
+// This file reports outages: a command that waits in an outage must not seem to wait for its turn.
 
 // An outageLog is a slog.Handler that reports on standard error the beginning and the end of each outage, and
 // the reminders. It drops all other records: the command itself reports what has failed.

@@ -12,7 +12,7 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file converts text to what is stored and back: elements of queues, values, and the INFO of members. A
+// This file converts text to stored bytes and back: elements of queues, values, and the INFO of members. A
 // program with the default codec, JSON, can read what the command stores, and the command can print what the
 // program stores.
 
@@ -76,7 +76,7 @@ func beginning(data []byte) string {
 	return string(data)
 }
 
-// decode returns the text of what is stored: the content of a JSON string, or else the stored bytes.
+// decode returns the text of stored bytes: the content of a JSON string, or else the stored bytes.
 func (f *form) decode(stored []byte) []byte {
 	if f.raw || !bytes.HasPrefix(stored, []byte(`"`)) {
 		return stored

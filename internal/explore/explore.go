@@ -2,11 +2,11 @@
 // the library's own code against a small model of servers, networks and time.
 //
 // A model is a function that asks Pick at each choice: which message comes next, whether a reply is
-// lost. All calls it again and again, until each alternative of each choice has been taken. The
+// lost. All calls it until each alternative of each choice has been taken. The
 // function must depend on nothing else.
 //
 // Most ways lead to states that other ways have reached before. A model names its state with At, and
-// a run that comes to a state for the second time ends there: what can follow is known. So the state
+// a run ends when it comes to a known state, because all that can follow is known. So the state
 // must include all that the rest of the run depends on, in the code under test too.
 package explore
 
@@ -44,7 +44,7 @@ type Found struct {
 
 func (f Found) String() string { return fmt.Sprintf("%d states, %d runs", f.States, f.Runs) }
 
-// ended is what a run panics with that goes no further.
+// ended is the value with which a run panics to end early.
 type ended struct{ fault string }
 
 // All makes all runs of model, at most limit.
@@ -77,7 +77,7 @@ func All(limit int, model func(*Run)) Found {
 	}
 }
 
-// once makes one run. It begins with the picks that are given.
+// once runs the model one time. It begins with the picks that are given.
 func (r *Run) once(model func(*Run)) (fault string) {
 	r.next, r.notes = 0, r.notes[:0]
 	defer func() {

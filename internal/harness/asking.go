@@ -17,8 +17,8 @@ type asking struct {
 func (c asking) Value(key any) any     { c.ask(); return c.Context.Value(key) }
 func (c asking) Done() <-chan struct{} { c.ask(); return c.Context.Done() }
 
-// Goroutines returns how many there are. Unlike [runtime.NumGoroutine] it does not
-// count those that have just ended.
+// Goroutines returns the number of goroutines. Unlike [runtime.NumGoroutine], it does not
+// count a goroutine that has just ended.
 func Goroutines() int {
 	buf := make([]byte, 4<<20)
 	return strings.Count(string(buf[:runtime.Stack(buf, true)]), "\n\ngoroutine ")

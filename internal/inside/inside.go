@@ -1,5 +1,5 @@
-// Package inside lets tests outside of the root see what the public API does not show. The
-// suites of a mechanism use it; those of a guarantee may not
+// Package inside shows unexported fields of the root package to tests outside of it. The
+// suites of a mechanism use it. The suites of a guarantee may not
 // (TestTheSuitesUseThePublicAPIAndSayWhatTheyHold).
 package inside
 
@@ -35,7 +35,7 @@ func Session(primitive interface{ Path() string }) *zsync.Session {
 	return field[zsync.Session](primitive, "s")
 }
 
-// SemaphoreZnodes returns the parents of the znodes of the permits of m and of those who wait
+// SemaphoreZnodes returns the parents of the znodes of the permits of m, and of the waiters
 // at its gate.
 func SemaphoreZnodes(m *zsync.Semaphore) (leases, gate string) {
 	v := reflect.ValueOf(m).Elem().FieldByName("leases")

@@ -9,7 +9,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Part is one of the lockers of LockAll.
+// A Part is a locker of LockAll.
 type Part struct {
 	Locker interface {
 		Lock(ctx context.Context) error
@@ -26,8 +26,8 @@ var ErrPartLost = errors.New("zsync: a lock was lost while another was waited fo
 // LockAll locks parts in their order, one after the other, or none of them. It returns the
 // function that unlocks them.
 //
-// A caller that waits for one part holds those before it in the order, and has no place in the
-// line of a part behind it. The order is the same for every caller, so no two wait for each
+// A caller that waits for a part holds the parts before it in the order, and has no place in
+// the line of a part behind it. The order is the same for every caller, so no two wait for each
 // other, however many locks each has.
 //
 // If a part is lost while LockAll waits for another, LockAll unlocks all and fails with
@@ -72,7 +72,7 @@ func unlockAll(parts []Part) (err error) {
 	for i, part := range parts {
 		defer func() {
 			if !part.Ours {
-				errs[i] = part.Locker.Unlock() // here, where a panic of it is the caller's
+				errs[i] = part.Locker.Unlock() // in this goroutine, so that the caller gets its panic
 				return
 			}
 			under.Go(func() { errs[i] = part.Locker.Unlock() })

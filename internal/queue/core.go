@@ -48,7 +48,6 @@ func New(m *session.Manager, cfg Config) Engine {
 	q.gate = gate{site: at, limit: cfg.MaxLen, turn: make(chan struct{}, 1)}
 	q.slots = &slots{site: at, known: make(map[slot]string)}
 	q.out.producer = producer{at, cfg.Priorities, cfg.IDMemory, q.vet, q.sweeper, q.slots, new(sync.Map)}
-	q.out.more = make(chan struct{}, 1)
 	return q
 }
 

@@ -146,7 +146,7 @@ func earlier(a, b time.Time) time.Time {
 type quest struct {
 	n      int  // the most elements to find, all in one bucket
 	spread int  // number of first buckets of one priority to choose from at random, so that competing consumers spread
-	aside  bool // delete no empty buckets
+	aside  bool // write nothing
 	watch  bool // if other marks are on the boards, list the marks, even if the last listing is fresh
 }
 
@@ -186,6 +186,9 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 		}
 		// The search has found a key without "keys". Since it looked for "keys", a producer has
 		// sent the first element with a key; or another client has deleted "keys".
+		if how.aside { // the first consumer creates the znode
+			return f, nil
+		}
 		q.keyed.Store(true)
 		if _, err := inc.Create(ctx, path, nil); err != nil && !session.IsNoNode(err) {
 			return nil, err

@@ -116,9 +116,8 @@ type outbox struct {
 	producer
 
 	mu      sync.Mutex
-	waiting []*parcel     // guarded by mu
-	running bool          // the goroutine that sends runs; guarded by mu
-	more    chan struct{} // has a token if waiting may have a parcel
+	waiting []*parcel // guarded by mu
+	running bool      // the goroutine that sends runs; guarded by mu
 
 	// The fields below are used only by the goroutine that sends.
 
@@ -150,10 +149,6 @@ func (o *outbox) send(p *parcel) error {
 		o.m.Spawn(o.run)
 	}
 	o.mu.Unlock()
-	select {
-	case o.more <- struct{}{}:
-	default:
-	}
 	select {
 	case err := <-p.done:
 		return err

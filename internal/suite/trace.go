@@ -9,7 +9,7 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A TraceBuffer is what a Session writes its trace to.
+// A TraceBuffer keeps the trace of a Session.
 type TraceBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer

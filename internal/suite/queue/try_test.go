@@ -3,6 +3,7 @@ package queue
 import (
 	"context"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -130,6 +131,27 @@ func TestTryRecvFindsWhatIsInALaterBucketInAFewRequests(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestPeekWritesNothingThoughTheZnodeOfTheKeysIsDeleted(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		keyed := zsync.WithKey(func(v int) string { return strconv.Itoa(v) })
+		must(t, zsync.NewQueue[int](s, "/q", keyed).Send(t.Context(), 7))
+		time.Sleep(3 * time.Minute) // the log that no Send uses is deleted
+		remove(t, s, "/q/keys")
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch r.Op {
+			case zktest.OpCreate, zktest.OpSetData, zktest.OpDelete, zktest.OpMulti:
+				t.Errorf("Peek: %v %s %v", r.Op, r.Path, r.Ops)
+			}
+			return zktest.Pass
+		})
+		if v, ok, err := zsync.NewQueue[int](s, "/q").Peek(t.Context()); v != 7 || !ok || err != nil {
+			t.Errorf("Peek = %v, %v, %v", v, ok, err)
+		}
+		srv.Intercept(nil)
+	})
 }
 
 func TestPeekWritesNothingThoughSomebodyIsDead(t *testing.T) {
