@@ -273,6 +273,7 @@ func TestAWaiterWhoseZnodeSomebodyElseHasWrittenIsGivenSignals(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				srv.SetLatency(time.Millisecond)
 				_, woken := sleepers(t, srv, 1)
+				time.Sleep(time.Second) // with the latency, the waiter is not in the line yet
 				s := open(t, srv)
 				c := newCond(s)
 				must(t, c.L.Lock(t.Context()))

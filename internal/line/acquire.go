@@ -123,7 +123,8 @@ func (p *Place) wait(ahead []Child, blocker string, alone bool) {
 	rk := c.Line.ranks(p.roll)
 	if p.Behind != nil {
 		p.Behind.set(c.Line.Dir, rk.first(ahead), len(ahead))
-		p.looks = p.Behind.LookWhileWaiting(c.Incarnation, c.listAhead)
+		l, inc, me := c.Line, c.Incarnation, c.Child // a look can outlast the wait, and then Move can change c
+		p.looks = p.Behind.LookWhileWaiting(inc, func(ctx context.Context) ([]string, int, error) { return l.listAhead(ctx, inc, me) })
 	}
 	if p.try {
 		p.limit = time.After(RecallTime)
@@ -136,14 +137,14 @@ func (p *Place) wait(ahead []Child, blocker string, alone bool) {
 }
 
 // listAhead lists the line. It returns the names of the first contenders, and the number of all
-// contenders ahead of c.
-func (c *Claim) listAhead(ctx context.Context) (first []string, place int, err error) {
-	roll, err := c.Incarnation.Roll(ctx, c.Line.Dir)
+// contenders ahead of me.
+func (l *Line) listAhead(ctx context.Context, inc *session.Incarnation, me Child) (first []string, place int, err error) {
+	roll, err := inc.Roll(ctx, l.Dir)
 	if err != nil {
 		return nil, 0, err
 	}
-	ahead, err := c.Ahead(ctx, roll)
-	return c.Line.ranks(roll).first(ahead), len(ahead), err
+	ahead, err := l.ahead(ctx, inc, roll, me)
+	return l.ranks(roll).first(ahead), len(ahead), err
 }
 
 // awaitGone waits until the blocker is deleted. It returns the number of the connection that has

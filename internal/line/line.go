@@ -242,24 +242,32 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 // The name is enough. Another client may have created a znode of the same name. It blocks others
 // like ours, for as long as our session counts as alive. standsBy finds that it is not ours.
 func (c *Claim) Ahead(ctx context.Context, roll *session.Roll) ([]Child, error) {
-	rk := c.Line.ranks(roll)
-	if !rk.told || c.Child.Exhausted() {
-		return c.AheadAmong(ctx, roll.Names())
+	return c.Line.ahead(ctx, c.Incarnation, roll, c.Child)
+}
+
+// AheadAmong is Ahead for a listing that the caller has made.
+func (c *Claim) AheadAmong(ctx context.Context, names []string) ([]Child, error) {
+	return c.Line.aheadAmong(ctx, c.Incarnation, names, c.Child)
+}
+
+func (l *Line) ahead(ctx context.Context, inc *session.Incarnation, roll *session.Roll, me Child) ([]Child, error) {
+	rk := l.ranks(roll)
+	if !rk.told || me.Exhausted() {
+		return l.aheadAmong(ctx, inc, roll.Names(), me)
 	}
-	if ahead, ok := rk.before(c.Child); ok {
+	if ahead, ok := rk.before(me); ok {
 		return ahead, nil
 	}
 	return nil, session.ErrVanished
 }
 
-// AheadAmong is Ahead for a listing that the caller has made.
-func (c *Claim) AheadAmong(ctx context.Context, names []string) ([]Child, error) {
-	all, err := c.Line.InOrder(ctx, c.Incarnation, names)
+func (l *Line) aheadAmong(ctx context.Context, inc *session.Incarnation, names []string, me Child) ([]Child, error) {
+	all, err := l.InOrder(ctx, inc, names)
 	if err != nil {
 		return nil, err
 	}
 	for i, o := range all {
-		if o.Name == c.Child.Name {
+		if o.Name == me.Name {
 			return all[:i], nil
 		}
 	}
