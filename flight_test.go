@@ -468,7 +468,11 @@ func TestAResultThatIsStoredAsItsContextEndsIsDeletedWhenItsTimeIsOver(t *testin
 				return is
 			}))
 			_, _, err := f.Do(ctx, "k", func(context.Context) (int, error) { return 1, nil })
-			if wantErr(t, err, context.Canceled); !stored {
+			// With Pass, the reply and the end of the context are ready at once: Do may return either.
+			if act != zktest.Pass || err != nil {
+				wantErr(t, err, context.Canceled)
+			}
+			if !stored {
 				t.Fatal("nothing was stored")
 			}
 			time.Sleep(time.Hour)
