@@ -9,7 +9,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/txn"
 )
@@ -51,7 +51,7 @@ type Cond struct {
 	// L is held while observing or changing the condition.
 	L Locker
 
-	line line.Line
+	line lock.Line
 }
 
 // ZooKeeper has no recipe for a condition variable. The protocol is:
@@ -75,7 +75,7 @@ type Cond struct {
 func NewCond(s *Session, path string, l Locker) *Cond {
 	c := &Cond{L: l, made: made{s: s, path: path}}
 	if c.err = checkNew(s, path, nil); c.err == nil {
-		c.line = line.New(s.m, path, session.ProtectedName, "wait-")
+		c.line = lock.New(s.m, path, session.ProtectedName, "wait-")
 	}
 	return c
 }
@@ -143,7 +143,7 @@ func (c *Cond) wait(ctx context.Context) error {
 
 // enter makes a place at the end of the line, and lists who is in it. The error
 // is ErrEnded if the session ends.
-func (c *Cond) enter(ctx context.Context) (*line.Claim, []string, error) {
+func (c *Cond) enter(ctx context.Context) (*lock.Claim, []string, error) {
 	if c.misuse() != nil {
 		return nil, nil, c.misuse()
 	}
@@ -194,7 +194,7 @@ func (o outside) Value(key any) any {
 }
 
 // sleep waits until p is woken.
-func (c *Cond) sleep(ctx context.Context, p *line.Claim, names []string) error {
+func (c *Cond) sleep(ctx context.Context, p *lock.Claim, names []string) error {
 	c.s.m.Waiters.Add(1)
 	defer c.s.m.Waiters.Add(-1)
 	own := p.Incarnation.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: p.Path}) // Step 2.
@@ -214,7 +214,7 @@ func (c *Cond) sleep(ctx context.Context, p *line.Claim, names []string) error {
 
 // guard passes on the signals of dead waiters ahead of p, until woken is closed or p has
 // vanished.
-func (c *Cond) guard(ctx context.Context, p *line.Claim, names []string, woken <-chan struct{}) error {
+func (c *Cond) guard(ctx context.Context, p *lock.Claim, names []string, woken <-chan struct{}) error {
 	for {
 		var err error
 		if names, err = c.mend(ctx, p.Incarnation, names); err != nil { // Step 5.
@@ -256,7 +256,7 @@ func (c *Cond) guard(ctx context.Context, p *line.Claim, names []string, woken <
 // That znode is enough. Signal marks the first waiter without a signal, so all waiters ahead of the
 // first unmarked one are marked, and are about to leave. When the last of them has left, or has
 // died, the first unmarked one lists the line, and finds every signal whose waiter is dead.
-func (c *Cond) watchLast(ctx context.Context, inc *session.Incarnation, ahead []line.Child) (gone <-chan struct{}, leave func(), err error) {
+func (c *Cond) watchLast(ctx context.Context, inc *session.Incarnation, ahead []lock.Child) (gone <-chan struct{}, leave func(), err error) {
 	if len(ahead) == 0 {
 		return nil, func() {}, nil
 	}
@@ -290,7 +290,7 @@ func (c *Cond) list(ctx context.Context, list func(context.Context, string) ([]s
 // If the reply is lost, the transaction is sent again and fails, for both names are unique.
 // Without a connection, take does not wait for it. If the session ends before the transaction
 // gets through, the signal is passed on, and wakes another waiter for nothing.
-func (c *Cond) take(ctx context.Context, p *line.Claim) {
+func (c *Cond) take(ctx context.Context, p *lock.Claim) {
 	if p == nil {
 		return
 	}
@@ -318,7 +318,7 @@ func (c *Cond) take(ctx context.Context, p *line.Claim) {
 
 // leave deletes p without a wake-up of its caller. If p has a signal, the signal remains
 // without its waiter, and so is passed on: by us if we can, otherwise by the waiter behind us.
-func (c *Cond) leave(p *line.Claim) {
+func (c *Cond) leave(p *lock.Claim) {
 	if p == nil {
 		return
 	}
@@ -334,7 +334,7 @@ func (c *Cond) leave(p *line.Claim) {
 
 // bequeath passes on the signal of p, if it has one, as soon as p is deleted: at once, or with
 // its session. There may be no other client to do so.
-func (c *Cond) bequeath(p *line.Claim) {
+func (c *Cond) bequeath(p *lock.Claim) {
 	ctx := context.Background() // ends with the Session
 	c.s.m.During(ctx, func(inc *session.Incarnation) error {
 		if inc != p.Incarnation {
@@ -359,7 +359,7 @@ func (c *Cond) bequeath(p *line.Claim) {
 // must find the waiter only.
 const signalSuffix = "-signal"
 
-func (c *Cond) signalPath(waiter line.Child) string {
+func (c *Cond) signalPath(waiter lock.Child) string {
 	return session.ChildPath(c.line.Dir, strings.TrimPrefix(waiter.Name, "_c_")+signalSuffix)
 }
 
@@ -367,14 +367,14 @@ func (c *Cond) signalPath(waiter line.Child) string {
 // the name of anything but a signal.
 func (c *Cond) waiterOf(signal string) (string, bool) {
 	name, ok := strings.CutSuffix(signal, signalSuffix)
-	if _, waits := line.ParseChild(name, c.line.Bases...); !ok || !waits {
+	if _, waits := lock.ParseChild(name, c.line.Bases...); !ok || !waits {
 		return "", false
 	}
 	return "_c_" + name, true
 }
 
 // unsignalled returns the waiters without a signal, in their order.
-func (c *Cond) unsignalled(ctx context.Context, inc *session.Incarnation, names []string) ([]line.Child, error) {
+func (c *Cond) unsignalled(ctx context.Context, inc *session.Incarnation, names []string) ([]lock.Child, error) {
 	all, err := c.line.InOrder(ctx, inc, names)
 	if err != nil {
 		return nil, err
@@ -385,7 +385,7 @@ func (c *Cond) unsignalled(ctx context.Context, inc *session.Incarnation, names 
 			signalled[waiter] = true
 		}
 	}
-	return slices.DeleteFunc(all, func(w line.Child) bool { return signalled[w.Name] }), nil
+	return slices.DeleteFunc(all, func(w lock.Child) bool { return signalled[w.Name] }), nil
 }
 
 // orphans returns the signals among names whose waiters were deleted.
@@ -472,7 +472,7 @@ func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []strin
 // Only the name of the signal shows that w has one. The version of w's znode does not: another
 // program may have written it and so woken w, which may now wait for L, which the caller
 // holds.
-func (c *Cond) mark(w line.Child, data string) []any {
+func (c *Cond) mark(w lock.Child, data string) []any {
 	return []any{
 		&zk.SetDataRequest{Path: session.ChildPath(c.line.Dir, w.Name), Version: -1},
 		&zk.CreateRequest{Path: c.signalPath(w), Data: []byte(data), Acl: c.s.m.Config.ACL},
@@ -520,8 +520,8 @@ func (c *Cond) signal(ctx context.Context) error {
 // not enough that the caller holds L: it may have got L directly from a goroutine of this
 // process that waits through another Session, and this Session's server may not know of that
 // waiter yet.
-func (c *Cond) waiting(ctx context.Context) ([]line.Child, error) {
-	var waiting []line.Child
+func (c *Cond) waiting(ctx context.Context) ([]lock.Child, error) {
+	var waiting []lock.Child
 	err := c.s.m.During(ctx, func(inc *session.Incarnation) error {
 		names, err := c.list(ctx, inc.ChildrenFresh)
 		if err == nil {
@@ -565,7 +565,7 @@ func (c *Cond) broadcast(ctx context.Context) error {
 		// Later waiters are not meant.
 		now, e := c.waiting(ctx)
 		err = e
-		todo = slices.DeleteFunc(todo, func(w line.Child) bool { return !slices.Contains(now, w) })
+		todo = slices.DeleteFunc(todo, func(w lock.Child) bool { return !slices.Contains(now, w) })
 	}
 	return err
 }
@@ -579,9 +579,9 @@ func (c *Cond) Contenders(ctx context.Context) ([]Contender, error) {
 	if err != nil {
 		return nil, opError("contenders", c.path, err)
 	}
-	cs, err := contenders(ctx, &c.line, func([]line.Child, int) (Mode, bool) { return ModeExclusive, false })
+	cs, err := contenders(ctx, &c.line, func([]lock.Child, int) (Mode, bool) { return ModeExclusive, false })
 	cs = slices.DeleteFunc(cs, func(d Contender) bool {
-		return !slices.ContainsFunc(waiting, func(w line.Child) bool { return w.Name == d.Node })
+		return !slices.ContainsFunc(waiting, func(w lock.Child) bool { return w.Name == d.Node })
 	})
 	return cs, opError("contenders", c.path, err)
 }

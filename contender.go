@@ -5,7 +5,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -28,8 +28,8 @@ func describe(ctx context.Context, inc *session.Incarnation, dir string, names [
 		mode, holding := judge(i)
 		out = append(out, Contender{
 			Owner: string(n.Data), Node: names[i], Session: n.Stat.EphemeralOwner,
-			Mode: mode, Holding: holding, Since: time.UnixMilli(n.Stat.Ctime), HeldSince: line.HeldSince(holding, n),
-			Retained: holding && line.MayBeKept(names[i]),
+			Mode: mode, Holding: holding, Since: time.UnixMilli(n.Stat.Ctime), HeldSince: lock.HeldSince(holding, n),
+			Retained: holding && lock.MayBeKept(names[i]),
 		})
 	}
 	return out, nil
@@ -96,7 +96,7 @@ func (m Mode) String() string {
 
 // contenders describes all contenders in the line. judge returns the mode of the i'th
 // contender, and whether it holds.
-func contenders(ctx context.Context, l *line.Line, judge func(all []line.Child, i int) (Mode, bool)) ([]Contender, error) {
+func contenders(ctx context.Context, l *lock.Line, judge func(all []lock.Child, i int) (Mode, bool)) ([]Contender, error) {
 	var out []Contender
 	err := l.Manager.During(ctx, func(inc *session.Incarnation) error {
 		names, _, err := inc.Children(ctx, l.Dir)
@@ -125,6 +125,6 @@ func contenders(ctx context.Context, l *line.Line, judge func(all []line.Child, 
 func leader(name string, n session.Node) Contender {
 	return Contender{
 		Owner: string(n.Data), Node: name, Session: n.Stat.EphemeralOwner,
-		Mode: ModeExclusive, Holding: true, Since: time.UnixMilli(n.Stat.Ctime), HeldSince: line.HeldSince(true, n),
+		Mode: ModeExclusive, Holding: true, Since: time.UnixMilli(n.Stat.Ctime), HeldSince: lock.HeldSince(true, n),
 	}
 }

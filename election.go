@@ -9,8 +9,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/line"
-	"github.com/zsync/zsync/internal/local"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
 )
@@ -73,9 +72,9 @@ type Election struct {
 
 // A term is a leadership in which Run calls its function.
 type term struct {
-	grant    *line.Grant
+	grant    *lock.Grant
 	stop     context.CancelCauseFunc // ends the context of the function
-	resigned local.Departure         // by Resign, which leaves the rest to Run; guarded by Election.mu
+	resigned lock.Departure          // by Resign, which leaves the rest to Run; guarded by Election.mu
 	left     chan struct{}           // closed when the function has returned and the znode is given up
 }
 
@@ -90,12 +89,12 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	if c.id != nil {
 		e.id = []byte(*c.id)
 	}
-	ln := line.New(s.m, path, c.layout.naming(), electionBases[c.layout])
+	ln := lock.New(s.m, path, c.layout.naming(), electionBases[c.layout])
 	ln.Kept = c.layout == LayoutKazoo // its objects make it once each
 	ln.Strict, ln.Limits, ln.Kind = true, c.limits.ofLine(), trace.Election
-	ln.Defers = func(me line.Child, names []string) (defers bool) {
+	ln.Defers = func(me lock.Child, names []string) (defers bool) {
 		var wishes []string
-		defers, wishes = line.Defers(me, names, ln.Bases, c.prior)
+		defers, wishes = lock.Defers(me, names, ln.Bases, c.prior)
 		e.mu.Lock()
 		e.wishes = wishes
 		e.mu.Unlock()
@@ -103,9 +102,9 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	}
 	base := ln.Bases[0]
 	if c.prior != nil {
-		base = line.WithPriority(base, *c.prior, c.layout == LayoutKazoo)
+		base = lock.WithPriority(base, *c.prior, c.layout == LayoutKazoo)
 	}
-	e.local.init(s, "election", path, ln, lockConfig{}, &local.Entries{{Base: base, Rule: line.Exclusive, Op: "campaign"}})
+	e.local.init(s, "election", path, ln, lockConfig{}, &lock.Entries{{Base: base, Rule: lock.EveryoneAhead, Op: "campaign"}})
 	e.local.Elect(e.id)
 	return e
 }
@@ -122,7 +121,7 @@ func (e *Election) Campaign(ctx context.Context) error {
 }
 
 // campaign waits until e leads; run says that the caller is Run. The context is for the leadership.
-func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *line.Grant, error) {
+func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lock.Grant, error) {
 	switch {
 	case e.misuse() != nil:
 		return nil, nil, e.misuse()
@@ -131,12 +130,12 @@ func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *li
 	case e.doKey().in(ctx) != nil:
 		return nil, nil, ErrDeadlock
 	}
-	g, err := e.local.acquire(ctx, local.Exclusive, run)
+	g, err := e.local.acquire(ctx, lock.Exclusive, run)
 	if err != nil {
 		return nil, nil, err
 	}
 	e.fulfil(g.Claim.Incarnation)
-	return e.local.follow(ctx, local.Exclusive, g), g, nil
+	return e.local.follow(ctx, lock.Exclusive, g), g, nil
 }
 
 // Resign ends the leadership, and the context of a Run in progress. No other candidate
@@ -153,7 +152,7 @@ func (e *Election) Resign() error {
 
 // resign ends the leadership of g, unless another goroutine has ended it. In a Run it ends the
 // context of the function: the next leader begins when the function has returned.
-func (e *Election) resign(ctx context.Context, g *line.Grant) error {
+func (e *Election) resign(ctx context.Context, g *lock.Grant) error {
 	e.mu.Lock()
 	d := e.local.BeginRelease(g)
 	t := e.run
@@ -180,7 +179,7 @@ func (e *Election) resign(ctx context.Context, g *line.Grant) error {
 }
 
 // current returns the leadership of e.
-func (e *Election) current() (*line.Grant, error) {
+func (e *Election) current() (*lock.Grant, error) {
 	if e.misuse() != nil {
 		return nil, e.misuse()
 	}
@@ -245,7 +244,7 @@ func endOfClosed(closed, err error) error {
 
 // lead runs f while g lasts, and ends g. It returns f's error and the error of the release. outer
 // is the context of Run.
-func (e *Election) lead(outer, leading context.Context, g *line.Grant, f func(ctx context.Context) error) (err, ended error) {
+func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ctx context.Context) error) (err, ended error) {
 	ctx, end, rest := endingContext(leading)
 	defer rest()
 	defer end(nil)
@@ -331,7 +330,7 @@ func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
 	if e.misuse() != nil {
 		return nil, opError("contenders", e.path, e.misuse())
 	}
-	cs, err := contenders(ctx, &e.local.Line, func(all []line.Child, i int) (Mode, bool) {
+	cs, err := contenders(ctx, &e.local.Line, func(all []lock.Child, i int) (Mode, bool) {
 		return ModeExclusive, i == 0
 	})
 	return cs, opError("contenders", e.path, err)
@@ -391,7 +390,7 @@ func (e *Election) Observe(ctx context.Context) <-chan Contender {
 
 // A spectator follows the first contender of a line.
 type spectator struct {
-	line *line.Line
+	line *lock.Line
 	out  chan<- Contender
 	told string // the name of the last contender sent
 }
@@ -430,7 +429,7 @@ func (o *spectator) awaitAnyone(ctx context.Context, inc *session.Incarnation) e
 		return inc.AwaitMade(ctx, o.line.Dir) // a missing znode can be neither listed nor watched in that way
 	case err != nil:
 		return err
-	case len(line.ParseChildren(names, o.line.Bases...)) > 0:
+	case len(lock.ParseChildren(names, o.line.Bases...)) > 0:
 		return nil
 	}
 	return inc.AwaitFired(ctx, w)

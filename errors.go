@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/tally"
 )
@@ -20,13 +20,13 @@ var (
 	// ErrClosed: the Session was closed by [Session.Close].
 	ErrClosed = session.ErrClosed
 	// ErrNotLocked: this value does not hold what the call would release or use.
-	ErrNotLocked = line.ErrNotLocked
+	ErrNotLocked = lock.ErrNotLocked
 	// ErrDeadlock: the call would wait for its own caller, or for a hold of this process that was
 	// lost and is not released.
-	ErrDeadlock = line.ErrDeadlock
+	ErrDeadlock = lock.ErrDeadlock
 	// ErrMixed: the path has another use: by a contender of another kind or layout, which would
 	// not exclude this one, or by stored data. Or the servers could remove data stored there.
-	ErrMixed = line.ErrMixed
+	ErrMixed = lock.ErrMixed
 	// ErrNegativeCounter: more tasks of a WaitGroup were ended than added.
 	ErrNegativeCounter = tally.ErrNegativeCounter
 	// ErrPanicked: the function of a Once panicked.
@@ -100,20 +100,20 @@ func waitEnded(ctx context.Context, s *Session, err error, start time.Time, behi
 }
 
 // headContender returns the contender of h, a holder in mode, if there is one.
-func headContender(h line.Head, mode Mode) Contender {
+func headContender(h lock.Head, mode Mode) Contender {
 	if h.Name == "" {
 		return Contender{}
 	}
 	c := Contender{Node: h.Name, Mode: mode, Holding: true}
 	if h.Node.Stat != nil {
 		c.Owner, c.Session = string(h.Node.Data), h.Node.Stat.EphemeralOwner
-		c.Since, c.HeldSince = time.UnixMilli(h.Node.Stat.Ctime), line.HeldSince(true, h.Node)
+		c.Since, c.HeldSince = time.UnixMilli(h.Node.Stat.Ctime), lock.HeldSince(true, h.Node)
 	}
 	return c
 }
 
 // ownContender returns the holder of c, in this process.
-func ownContender(c *line.Claim, owner string, mode Mode) Contender {
+func ownContender(c *lock.Claim, owner string, mode Mode) Contender {
 	return Contender{
 		Owner: owner, Node: session.BaseName(c.Znode()), Session: c.Incarnation.ID.Load(),
 		Mode: mode, Holding: true, Since: c.Since(),

@@ -6,7 +6,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 )
 
 // What tests from outside have to see of the inside.
@@ -14,7 +14,7 @@ import (
 var ParseServers = parseServers
 
 // CurrentGrant returns the present hold of m.
-func CurrentGrant(m *Mutex) (*line.Grant, error) { return m.current() }
+func CurrentGrant(m *Mutex) (*lock.Grant, error) { return m.current() }
 
 // CondMark returns the operation that wakes the longest waiter of c, and the
 // parent of its receipt.

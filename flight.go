@@ -12,7 +12,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/codec"
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -197,7 +197,7 @@ func (f *Flight[T]) fresh(came, stored *zk.Stat) bool {
 }
 
 // read reads the znode of g and the result beside it.
-func (f *Flight[T]) read(ctx context.Context, g *line.Grant) (own *zk.Stat, result session.Node, err error) {
+func (f *Flight[T]) read(ctx context.Context, g *lock.Grant) (own *zk.Stat, result session.Node, err error) {
 	c := g.Claim
 	nodes, err := c.Incarnation.GetAll(ctx, []string{c.Znode(), session.ChildPath(c.Line.Dir, flightResult)})
 	if err == nil && nodes[0].Stat == nil {
@@ -309,7 +309,7 @@ func (f *Flight[T]) sweepSoon(ctx context.Context, rw *RWMutex) {
 }
 
 // sweep removes the results that had expired when c came. own is the Stat of c's znode.
-func (f *Flight[T]) sweep(c *line.Claim, own *zk.Stat) {
+func (f *Flight[T]) sweep(c *lock.Claim, own *zk.Stat) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	inc, dir := c.Incarnation, f.s.m.Full(f.path)

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync/internal/codec"
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -131,7 +131,7 @@ func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T],
 	}
 	path := session.ChildPath(g.path, session.NameOfKey(id))
 	if g.kazoo {
-		path = session.ChildPath(g.path, line.KazooName(session.NewGUID(), partyName))
+		path = session.ChildPath(g.path, lock.KazooName(session.NewGUID(), partyName))
 	}
 	switch {
 	case id == "":

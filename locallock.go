@@ -6,20 +6,19 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/zsync/zsync/internal/line"
-	"github.com/zsync/zsync/internal/local"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
 
 // A localLock is a lock as the goroutines of this process use it, with the tracers of its Session.
 // The tracers see no lock that is a part of another primitive: it has no operation.
 type localLock struct {
-	local.Lock
+	lock.Lock
 	s    *Session
 	kind string // "mutex", "rwmutex" or "election", for the tracer
 }
 
-func (q *localLock) init(s *Session, kind, path string, ln line.Line, c lockConfig, entries *local.Entries) {
+func (q *localLock) init(s *Session, kind, path string, ln lock.Line, c lockConfig, entries *lock.Entries) {
 	q.s, q.kind = s, kind
 	q.Init(s.m, path, ln, c.handoffs, entries)
 	if c.retain > 0 {
@@ -28,7 +27,7 @@ func (q *localLock) init(s *Session, kind, path string, ln line.Line, c lockConf
 }
 
 // acquire waits for a grant; pin says that the caller is a Do.
-func (q *localLock) acquire(ctx context.Context, mode local.Mode, pin bool) (*line.Grant, error) {
+func (q *localLock) acquire(ctx context.Context, mode lock.Mode, pin bool) (*lock.Grant, error) {
 	end := func(string, error) {}
 	if q.told(mode) {
 		end = q.s.tracers.acquiring(ctx, q.traced(mode))
@@ -49,7 +48,7 @@ func (q *localLock) acquire(ctx context.Context, mode local.Mode, pin bool) (*li
 }
 
 // contender describes the contender that a wait is for.
-func (q *localLock) contender(b local.Behind) Contender {
+func (q *localLock) contender(b lock.Behind) Contender {
 	switch {
 	case b.Own != nil:
 		return ownContender(b.Own, string(q.Data), Mode(b.Mode))
@@ -60,7 +59,7 @@ func (q *localLock) contender(b local.Behind) Contender {
 }
 
 // try makes one attempt at a grant. It returns nil if another contender is ahead.
-func (q *localLock) try(ctx context.Context, mode local.Mode) (*line.Grant, error) {
+func (q *localLock) try(ctx context.Context, mode lock.Mode) (*lock.Grant, error) {
 	g, err := q.Try(ctx, mode)
 	g.Within(q.s.m.FunctionOf(ctx))
 	if g != nil && q.told(mode) {
@@ -70,33 +69,33 @@ func (q *localLock) try(ctx context.Context, mode local.Mode) (*line.Grant, erro
 }
 
 // told reports whether a tracer sees operations in mode.
-func (q *localLock) told(mode local.Mode) bool {
+func (q *localLock) told(mode lock.Mode) bool {
 	return q.Entries.Of(mode).Op != "" && q.s.tracers.tracer != nil
 }
 
 // traced returns the description of q for a tracer.
-func (q *localLock) traced(mode local.Mode) func() Op {
+func (q *localLock) traced(mode lock.Mode) func() Op {
 	return func() Op {
 		return q.s.tracers.traced(q.kind, q.Entries.Of(mode).Op, q.Path)
 	}
 }
 
 // follow reports g to the tracer. It returns the context that the tracer makes from ctx.
-func (q *localLock) follow(ctx context.Context, mode local.Mode, g *line.Grant) context.Context {
+func (q *localLock) follow(ctx context.Context, mode lock.Mode, g *lock.Grant) context.Context {
 	if !q.told(mode) {
 		return ctx
 	}
 	return q.s.tracers.follow(ctx, q.traced(mode), g)
 }
 
-func (q *localLock) lost(modes ...local.Mode) <-chan struct{} {
+func (q *localLock) lost(modes ...lock.Mode) <-chan struct{} {
 	return q.Standing(modes...).Done()
 }
 
 // yield gives up the caller's hold in mode, for Cond.Wait. It decides which hold that is; finish waits
 // until the hold is given up, and again acquires one. In a Do, d is that Do: the hold that again acquires
 // belongs to d. Until then d has no hold, and hears of no loss.
-func (q *localLock) yield(d *doCall, mode local.Mode) (finish func() error, again func(ctx context.Context) error) {
+func (q *localLock) yield(d *doCall, mode lock.Mode) (finish func() error, again func(ctx context.Context) error) {
 	if d != nil {
 		if had, ok := d.mode(); ok && had == mode {
 			from, g := d.now()
@@ -118,7 +117,7 @@ func (q *localLock) yield(d *doCall, mode local.Mode) (finish func() error, agai
 	}
 }
 
-func (q *localLock) reacquire(ctx context.Context, mode local.Mode, pin bool) (*line.Grant, error) {
+func (q *localLock) reacquire(ctx context.Context, mode lock.Mode, pin bool) (*lock.Grant, error) {
 	if ctx.Err() != nil {
 		return nil, session.CtxErr(ctx)
 	}
@@ -140,7 +139,7 @@ type doCall struct {
 
 	mu   sync.Mutex
 	q    *localLock      // the lock of g; nil if g is not a lock's; guarded by mu
-	g    *line.Grant     // nil while Cond.Wait has given it up; guarded by mu
+	g    *lock.Grant     // nil while Cond.Wait has given it up; guarded by mu
 	lost *session.Ending // of the g that it has, or had last; guarded by mu
 }
 
@@ -157,7 +156,7 @@ func endingContext(ctx context.Context) (_ context.Context, end context.CancelCa
 }
 
 // nest runs f inside d, which holds mode already. The context of f ends with that hold.
-func (d *doCall) nest(ctx context.Context, op, path string, mode local.Mode, f func(ctx context.Context) error) error {
+func (d *doCall) nest(ctx context.Context, op, path string, mode lock.Mode, f func(ctx context.Context) error) error {
 	if err := d.stands(mode); err != nil {
 		return opError(op, path, err)
 	}
@@ -166,7 +165,7 @@ func (d *doCall) nest(ctx context.Context, op, path string, mode local.Mode, f f
 	err := f(ctx)
 	// The check before f proves nothing about the time of f. A shared hold is enough here: f may have
 	// downgraded it.
-	return alsoErr(err, opError(op, path, d.stands(local.Shared)))
+	return alsoErr(err, opError(op, path, d.stands(lock.Shared)))
 }
 
 // in returns the run of Do that made ctx, unless it is over.
@@ -205,7 +204,7 @@ func doHolding(ctx context.Context, key doKey, d *doCall, f func(ctx context.Con
 // do runs f while it has g, and gives up g, or what Cond.Wait has locked in its
 // place, when rest has returned. If f has unlocked g in another
 // way, g is not d's.
-func (q *localLock) do(ctx context.Context, key doKey, op string, g *line.Grant, f func(ctx context.Context) error, rest func()) error {
+func (q *localLock) do(ctx context.Context, key doKey, op string, g *lock.Grant, f func(ctx context.Context) error, rest func()) error {
 	d := newDoCall(ctx, q.s, q, g)
 	if err := d.function.Begin(); err != nil {
 		q.s.m.GiveUp(ctx, func() error { return q.Release(g) })

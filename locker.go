@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/zsync/zsync/internal/local"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -103,19 +103,19 @@ func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, un
 
 // A stander reports the lock that it holds and its modes; the mode of Lock comes first.
 type stander interface {
-	stand() (*local.Lock, []local.Mode)
+	stand() (*lock.Lock, []lock.Mode)
 }
 
-func (m *Mutex) stand() (*local.Lock, []local.Mode) {
-	return &m.local.Lock, []local.Mode{local.Exclusive}
+func (m *Mutex) stand() (*lock.Lock, []lock.Mode) {
+	return &m.local.Lock, []lock.Mode{lock.Exclusive}
 }
 
-func (rw *RWMutex) stand() (*local.Lock, []local.Mode) {
-	return &rw.local.Lock, []local.Mode{local.Exclusive, local.Shared}
+func (rw *RWMutex) stand() (*lock.Lock, []lock.Mode) {
+	return &rw.local.Lock, []lock.Mode{lock.Exclusive, lock.Shared}
 }
 
-func (r *rlocker) stand() (*local.Lock, []local.Mode) {
-	return &r.local.Lock, []local.Mode{local.Shared}
+func (r *rlocker) stand() (*lock.Lock, []lock.Mode) {
+	return &r.local.Lock, []lock.Mode{lock.Shared}
 }
 
 // lockAll is LockAll, and returns ls in the order in which they are locked.
@@ -124,7 +124,7 @@ func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, e
 	if err != nil {
 		return nil, nil, err
 	}
-	parts := make([]local.Part, len(sorted))
+	parts := make([]lock.Part, len(sorted))
 	for i, l := range sorted {
 		parts[i].Locker = l
 		if l, ok := l.Locker.(stander); ok {
@@ -140,9 +140,9 @@ func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, e
 		return ok && session.IsClosed(h.Lost())
 	}
 	for {
-		unlock, err := local.LockAll(ctx, parts)
+		unlock, err := lock.LockAll(ctx, parts)
 		switch {
-		case err == local.ErrPartLost:
+		case err == lock.ErrPartLost:
 			continue
 		case err != nil:
 			return nil, nil, err
@@ -151,7 +151,7 @@ func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, e
 		}
 		// A lock was lost during the wait for the last one. LockAll has not returned, so this is
 		// a wait that outlives its session.
-		if !local.UnlockSoon(ctx, unlock) {
+		if !lock.UnlockSoon(ctx, unlock) {
 			return nil, nil, opError("lockall", "", session.CtxErr(ctx))
 		}
 	}

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -24,11 +24,11 @@ type limits struct {
 }
 
 // ofLine returns the limits for a line, or nil without limits.
-func (l limits) ofLine() *line.Limits {
+func (l limits) ofLine() *lock.Limits {
 	if l.max == 0 && l.health == nil {
 		return nil
 	}
-	return &line.Limits{Max: l.max, Health: l.health, Lost: givenUp}
+	return &lock.Limits{Max: l.max, Health: l.health, Lost: givenUp}
 }
 
 // A LockOption configures a Mutex, RWMutex or Semaphore. [WithMaxHold], [WithHealth] and
@@ -267,7 +267,7 @@ func (l Layout) String() string {
 // naming returns how a znode of the layout is named, up to its number.
 func (l Layout) naming() func(guid, base string) string {
 	if l == LayoutKazoo {
-		return line.KazooName
+		return lock.KazooName
 	}
 	return session.ProtectedName
 }

@@ -6,8 +6,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/line"
-	"github.com/zsync/zsync/internal/local"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
 )
@@ -58,9 +57,9 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	if c.layout == LayoutKazoo {
 		entries = &kazooMutexEntries
 	}
-	base := entries.Of(local.Exclusive).Base
+	base := entries.Of(lock.Exclusive).Base
 	m := &Mutex{made: made{s: s, path: path}}
-	ln := line.New(s.m, path, c.layout.naming(), base)
+	ln := lock.New(s.m, path, c.layout.naming(), base)
 	ln.Strict, ln.Settled, ln.Limits, ln.Kept = true, true, c.limits.ofLine(), c.layout == LayoutKazoo // its objects make it once each
 	ln.Kind, ln.Keeps = trace.Mutex, c.retain > 0
 	m.local.init(s, "mutex", path, ln, c, entries)
@@ -69,8 +68,8 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 
 // How a Mutex is entered, by layout.
 var (
-	mutexEntries      = local.Entries{local.Exclusive: {Base: "lock-", Rule: line.Exclusive, Op: "lock"}}
-	kazooMutexEntries = local.Entries{local.Exclusive: {Base: "__lock__", Rule: line.Exclusive, Op: "lock"}}
+	mutexEntries      = lock.Entries{lock.Exclusive: {Base: "lock-", Rule: lock.EveryoneAhead, Op: "lock"}}
+	kazooMutexEntries = lock.Entries{lock.Exclusive: {Base: "__lock__", Rule: lock.EveryoneAhead, Op: "lock"}}
 )
 
 // Path returns the path that m was made with.
@@ -83,8 +82,8 @@ func (m *Mutex) lock(ctx context.Context) error {
 	if err := m.check(ctx); err != nil {
 		return err
 	}
-	g, err := m.local.acquire(ctx, local.Exclusive, false)
-	m.local.follow(ctx, local.Exclusive, g)
+	g, err := m.local.acquire(ctx, lock.Exclusive, false)
+	m.local.follow(ctx, lock.Exclusive, g)
 	return err
 }
 
@@ -114,7 +113,7 @@ func (m *Mutex) tryLock(ctx context.Context) (bool, error) {
 	if err := m.check(ctx); err != nil {
 		return false, err
 	}
-	g, err := m.local.try(ctx, local.Exclusive)
+	g, err := m.local.try(ctx, lock.Exclusive)
 	return g != nil, err
 }
 
@@ -126,10 +125,10 @@ func (m *Mutex) Unlock() error {
 	return opError("unlock", m.path, m.unlock())
 }
 
-func (m *Mutex) unlock() error { return m.local.Unlock(local.Exclusive) }
+func (m *Mutex) unlock() error { return m.local.Unlock(lock.Exclusive) }
 
 // current returns the hold of this process, for the goroutine that has it.
-func (m *Mutex) current() (*line.Grant, error) {
+func (m *Mutex) current() (*lock.Grant, error) {
 	if m.misuse() != nil {
 		return nil, m.misuse()
 	}
@@ -144,7 +143,7 @@ func (m *Mutex) Lost() <-chan struct{} {
 	if m.misuse() != nil {
 		return session.ClosedChan
 	}
-	return m.local.lost(local.Exclusive)
+	return m.local.lost(lock.Exclusive)
 }
 
 // Token returns the fencing token of the present hold: a number greater than the token of
@@ -199,7 +198,7 @@ func (m *Mutex) revoke(ctx context.Context) error {
 			return err
 		}
 		// Names of znodes are unique, so a repeated write asks the same holder.
-		_, err = inc.Set(ctx, session.ChildPath(dir, holder), []byte(line.RevokeMessage), -1)
+		_, err = inc.Set(ctx, session.ChildPath(dir, holder), []byte(lock.RevokeMessage), -1)
 		if session.IsNoNode(err) {
 			return nil // it has released m since
 		}
@@ -223,7 +222,7 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if m.misuse() != nil {
 		return nil, opError("contenders", m.path, m.misuse())
 	}
-	cs, err := contenders(ctx, &m.local.Line, func(all []line.Child, i int) (Mode, bool) {
+	cs, err := contenders(ctx, &m.local.Line, func(all []lock.Child, i int) (Mode, bool) {
 		return ModeExclusive, i == 0
 	})
 	return cs, opError("contenders", m.path, err)
@@ -244,7 +243,7 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 	}
 	if m.misuse() == nil && ctx.Err() == nil {
 		if d := m.holderOf(ctx); d != nil {
-			return d.nest(ctx, "do", m.path, local.Exclusive, f)
+			return d.nest(ctx, "do", m.path, lock.Exclusive, f)
 		}
 	}
 	return m.doThen(ctx, func() {}, f)
@@ -256,11 +255,11 @@ func (m *Mutex) doThen(ctx context.Context, rest func(), f func(ctx context.Cont
 	if err := m.check(ctx); err != nil {
 		return opError("do", m.path, err)
 	}
-	g, err := m.local.acquire(ctx, local.Exclusive, true)
+	g, err := m.local.acquire(ctx, lock.Exclusive, true)
 	if err != nil {
 		return opError("do", m.path, err)
 	}
-	return m.local.do(m.local.follow(ctx, local.Exclusive, g), m.doKey(), "do", g, f, rest)
+	return m.local.do(m.local.follow(ctx, lock.Exclusive, g), m.doKey(), "do", g, f, rest)
 }
 
 func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.local.Line.Bases[0]} }
@@ -270,21 +269,21 @@ func (m *Mutex) holderOf(ctx context.Context) *doCall { return m.doKey().in(ctx)
 
 // newDoCall returns the call of Do that has g, of q unless that is nil. If Close begins before
 // d's function, the function must not run, and g is lost.
-func newDoCall(ctx context.Context, s *Session, q *localLock, g *line.Grant) *doCall {
+func newDoCall(ctx context.Context, s *Session, q *localLock, g *lock.Grant) *doCall {
 	d := &doCall{function: s.m.Function(s.m.FunctionOf(ctx))}
 	d.set(q, g)
 	return d
 }
 
 // now returns d's lock and grant, which may have been unlocked since.
-func (d *doCall) now() (*localLock, *line.Grant) {
+func (d *doCall) now() (*localLock, *lock.Grant) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.q, d.g
 }
 
 // set gives d another grant, or none.
-func (d *doCall) set(q *localLock, g *line.Grant) {
+func (d *doCall) set(q *localLock, g *lock.Grant) {
 	d.mu.Lock()
 	d.q, d.g = q, g
 	if d.lost == nil || g != nil && d.lost.Cause() != nil {
@@ -306,7 +305,7 @@ func (d *doCall) set(q *localLock, g *line.Grant) {
 }
 
 // mode returns the mode in which d has a lock, unless it was unlocked. The hold may be lost.
-func (d *doCall) mode() (mode local.Mode, ok bool) {
+func (d *doCall) mode() (mode lock.Mode, ok bool) {
 	q, g := d.now()
 	if q == nil || g == nil {
 		return 0, false
@@ -327,14 +326,14 @@ func (d *doCall) holds() bool {
 }
 
 // stands returns nil while d's hold is enough for mode.
-func (d *doCall) stands(mode local.Mode) error {
+func (d *doCall) stands(mode lock.Mode) error {
 	had, ok := d.mode()
 	switch q, g := d.now(); {
 	case q == nil && !d.over.Load():
 		return g.Err() // the error of a Once, which shares a Mutex's line
 	case !ok || d.over.Load():
 		return ErrNotLocked // the function has unlocked it, or has returned
-	case had != mode && mode == local.Exclusive:
+	case had != mode && mode == lock.Exclusive:
 		return ErrDeadlock // the function has downgraded it
 	default:
 		return g.Err()
@@ -343,7 +342,7 @@ func (d *doCall) stands(mode local.Mode) error {
 
 // yield is for Cond.Wait.
 func (m *Mutex) yield(ctx context.Context) (finish func() error, again func(context.Context) error) {
-	return m.local.yield(m.holderOf(ctx), local.Exclusive)
+	return m.local.yield(m.holderOf(ctx), lock.Exclusive)
 }
 
 // untilLost returns a context that ends with d's hold, before any other call or channel shows

@@ -13,7 +13,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/codec"
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
 	"github.com/zsync/zsync/internal/txn"
@@ -49,7 +49,7 @@ import (
 // its znode in the line, or the value of OnceValue.
 type Once struct {
 	made
-	line line.Line
+	line lock.Line
 	mark *mark
 	busy chan struct{} // has a token while a goroutine of this process asks the servers, waits or runs
 
@@ -75,7 +75,7 @@ type Once struct {
 func NewOnce(s *Session, path string) *Once {
 	o := &Once{made: made{s: s, path: path}, busy: make(chan struct{}, 1)}
 	if o.err = checkNew(s, path, nil); o.err == nil {
-		o.line = line.New(s.m, path, session.ProtectedName, "lock-")
+		o.line = lock.New(s.m, path, session.ProtectedName, "lock-")
 		o.line.Kind = trace.Once
 		k := &mark{m: s.m, path: session.ChildPath(o.line.Dir, "done")}
 		o.mark = s.marks.Of(k.path, k)
@@ -227,7 +227,7 @@ func (a *absence) leave() {
 // as new. On a new connection, the watch is set again before all calls, and a missed event
 // fires. So there was no mark at the listing. While h's znode exists, no other process
 // creates one: all others are behind h.
-func (a *absence) lastsFor(h *line.Grant) bool {
+func (a *absence) lastsFor(h *lock.Grant) bool {
 	return a != nil && a.inc == h.Claim.Incarnation && a.inc.Watches.Armed(a.w) && !session.IsClosed(a.w.Fired)
 }
 
@@ -349,13 +349,13 @@ var errMarked = errors.New("zsync: the mark has been made")
 // If a contender is ahead, enter also waits for the mark: only a contender ahead creates
 // it. The read that sets the watch finds an earlier mark. first reports that no contender
 // was ever ahead.
-func (o *Once) enter(ctx context.Context, none *absence) (h *line.Grant, first bool, err error) {
+func (o *Once) enter(ctx context.Context, none *absence) (h *lock.Grant, first bool, err error) {
 	start := time.Now()
 	end := o.s.tracers.acquiring(ctx, o.traced)
 	wait, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
 	first = true
-	rule := func(ahead []line.Child) (blocker *line.Child, alone bool) {
+	rule := func(ahead []lock.Child) (blocker *lock.Child, alone bool) {
 		if len(ahead) > 0 && first {
 			first = false
 			watching.Add(1)
@@ -366,9 +366,9 @@ func (o *Once) enter(ctx context.Context, none *absence) (h *line.Grant, first b
 				}
 			})
 		}
-		return line.Exclusive(ahead)
+		return lock.EveryoneAhead(ahead)
 	}
-	var behind line.Ahead
+	var behind lock.Ahead
 	p, err := o.line.Acquire(wait, o.line.Bases[0], o.s.m.Owner, rule, &behind) // Step 2.
 	cancel(nil)
 	watching.Wait()
@@ -397,7 +397,7 @@ func (o *Once) traced() Op { return o.s.tracers.traced("once", "do", o.path) }
 // run runs f while h holds, and creates the mark if f returns nil. unmarked means that
 // there is certainly no mark. The error is errMarked if there is a mark, and ErrEnded if h
 // is lost before f begins.
-func (o *Once) run(ctx context.Context, h *line.Grant, unmarked bool, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
+func (o *Once) run(ctx context.Context, h *lock.Grant, unmarked bool, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
 	var g *sight
 	if !unmarked {
 		var none *absence
@@ -443,7 +443,7 @@ func (o *Once) run(ctx context.Context, h *line.Grant, unmarked bool, f func(ctx
 // finish creates the mark and leaves the line, even if ctx ends, because f has succeeded.
 // When ctx ends it returns after a moment of grace, in which a working server has answered.
 // It also returns an earlier loss. After a later loss, the mark may exist.
-func (o *Once) finish(ctx context.Context, d *doCall, h *line.Grant, data []byte) error {
+func (o *Once) finish(ctx context.Context, d *doCall, h *lock.Grant, data []byte) error {
 	lost := h.Err()
 	done := make(chan error, 1)
 	o.s.m.Spawn(func() { defer d.function.End(); done <- o.write(h, data) })
@@ -455,7 +455,7 @@ func (o *Once) finish(ctx context.Context, d *doCall, h *line.Grant, data []byte
 
 // write creates the mark and leaves the line: step 4. It remembers the mark, so that the
 // next Do costs nothing.
-func (o *Once) write(h *line.Grant, data []byte) error {
+func (o *Once) write(h *lock.Grant, data []byte) error {
 	if err := h.Err(); err != nil {
 		h.Release()
 		return err // lost while f ran: no request was sent
@@ -499,7 +499,7 @@ func (o *Once) write(h *line.Grant, data []byte) error {
 // isMine recognises the mark by its data. The data of Do is unique. If another process has
 // stored the same value as ours, every caller gets our value, and it does not matter which
 // process stored it.
-func (o *Once) isMine(ctx context.Context, h *line.Grant, data []byte) (mine bool, err error) {
+func (o *Once) isMine(ctx context.Context, h *lock.Grant, data []byte) (mine bool, err error) {
 	err = o.s.m.During(ctx, func(inc *session.Incarnation) error {
 		if err := inc.AwaitGone(ctx, h.Claim.Path); err != nil {
 			return err

@@ -7,8 +7,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/line"
-	"github.com/zsync/zsync/internal/local"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
 )
@@ -68,8 +67,8 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	if c.layout == LayoutKazoo {
 		entries = &kazooRWMutexEntries
 	}
-	write := entries.Of(local.Exclusive).Base
-	ln := line.New(s.m, path, c.layout.naming(), write, entries.Of(local.Shared).Base)
+	write := entries.Of(lock.Exclusive).Base
+	ln := lock.New(s.m, path, c.layout.naming(), write, entries.Of(lock.Shared).Base)
 	ln.Strict, ln.Limits, ln.Kept = true, c.limits.ofLine(), c.layout == LayoutKazoo // its objects make it once each
 	ln.Kind, ln.Keeps = trace.Write, c.retain > 0                                    // those who write
 	rw.local.init(s, "rwmutex", path, ln, c, entries)
@@ -82,9 +81,9 @@ var (
 	kazooRWMutexEntries = entriesOfRWMutex("__lock__", "__rlock__")
 )
 
-func entriesOfRWMutex(write, read string) local.Entries {
-	writer := local.Entry{Base: write, Rule: writersRule, Op: "lock"}
-	return local.Entries{writer, {Base: read, Rule: readersRule(write), Op: "rlock"}}
+func entriesOfRWMutex(write, read string) lock.Entries {
+	writer := lock.Entry{Base: write, Rule: writersRule, Op: "lock"}
+	return lock.Entries{writer, {Base: read, Rule: readersRule(write), Op: "rlock"}}
 }
 
 // writersRule is the rule of the writers: every contender ahead is in the way.
@@ -92,7 +91,7 @@ func entriesOfRWMutex(write, read string) local.Entries {
 // It is tempting to lock when the only contender ahead is deleted. But a writer may have
 // become a reader, with another name and the same number, which is smaller than ours. So a
 // writer lists the line again.
-func writersRule(ahead []line.Child) (blocker *line.Child, alone bool) {
+func writersRule(ahead []lock.Child) (blocker *lock.Child, alone bool) {
 	if len(ahead) == 0 {
 		return nil, false
 	}
@@ -101,8 +100,8 @@ func writersRule(ahead []line.Child) (blocker *line.Child, alone bool) {
 
 // readersRule is the rule of the readers: only writers are in the way. No further writer can
 // arrive ahead.
-func readersRule(write string) line.Rule {
-	return func(ahead []line.Child) (blocker *line.Child, alone bool) {
+func readersRule(write string) lock.Rule {
+	return func(ahead []lock.Child) (blocker *lock.Child, alone bool) {
 		writers := 0
 		for i := range ahead {
 			if ahead[i].Base == write {
@@ -119,8 +118,8 @@ func (rw *RWMutex) Path() string { return rw.path }
 
 // Lock locks rw for writing, as [Mutex.Lock] does.
 func (rw *RWMutex) Lock(ctx context.Context) error {
-	g, err := rw.acquire(ctx, local.Exclusive, false)
-	rw.local.follow(ctx, local.Exclusive, g)
+	g, err := rw.acquire(ctx, lock.Exclusive, false)
+	rw.local.follow(ctx, lock.Exclusive, g)
 	return opError("lock", rw.path, err)
 }
 
@@ -128,12 +127,12 @@ func (rw *RWMutex) Lock(ctx context.Context) error {
 // or the Session is closed. Within [RWMutex.Do] and [RWMutex.RDo], use RDo, which is
 // reentrant.
 func (rw *RWMutex) RLock(ctx context.Context) error {
-	g, err := rw.acquire(ctx, local.Shared, false)
-	rw.local.follow(ctx, local.Shared, g)
+	g, err := rw.acquire(ctx, lock.Shared, false)
+	rw.local.follow(ctx, lock.Shared, g)
 	return opError("rlock", rw.path, err)
 }
 
-func (rw *RWMutex) acquire(ctx context.Context, mode local.Mode, pin bool) (*line.Grant, error) {
+func (rw *RWMutex) acquire(ctx context.Context, mode lock.Mode, pin bool) (*lock.Grant, error) {
 	if err := rw.check(ctx); err != nil {
 		return nil, err
 	}
@@ -155,18 +154,18 @@ func (rw *RWMutex) check(ctx context.Context) error {
 
 // TryLock is [Mutex.TryLock] for writing; it waits for no other contender.
 func (rw *RWMutex) TryLock(ctx context.Context) (bool, error) {
-	ok, err := rw.try(ctx, local.Exclusive)
+	ok, err := rw.try(ctx, lock.Exclusive)
 	return ok, opError("trylock", rw.path, err)
 }
 
 // TryRLock tries to lock rw for reading and reports whether it succeeded. It takes no round
 // trip if it can join a reader of this process.
 func (rw *RWMutex) TryRLock(ctx context.Context) (bool, error) {
-	ok, err := rw.try(ctx, local.Shared)
+	ok, err := rw.try(ctx, lock.Shared)
 	return ok, opError("tryrlock", rw.path, err)
 }
 
-func (rw *RWMutex) try(ctx context.Context, mode local.Mode) (bool, error) {
+func (rw *RWMutex) try(ctx context.Context, mode lock.Mode) (bool, error) {
 	if err := rw.check(ctx); err != nil {
 		return false, err
 	}
@@ -176,16 +175,16 @@ func (rw *RWMutex) try(ctx context.Context, mode local.Mode) (bool, error) {
 
 // Unlock unlocks rw for writing.
 func (rw *RWMutex) Unlock() error {
-	return opError("unlock", rw.path, rw.giveUp(local.Exclusive))
+	return opError("unlock", rw.path, rw.giveUp(lock.Exclusive))
 }
 
 // RUnlock undoes a single [RWMutex.RLock]. The znode is deleted when the last goroutine
 // that reads under it leaves.
 func (rw *RWMutex) RUnlock() error {
-	return opError("runlock", rw.path, rw.giveUp(local.Shared))
+	return opError("runlock", rw.path, rw.giveUp(lock.Shared))
 }
 
-func (rw *RWMutex) giveUp(mode local.Mode) error {
+func (rw *RWMutex) giveUp(mode lock.Mode) error {
 	if rw.misuse() != nil {
 		return rw.misuse()
 	}
@@ -222,7 +221,7 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 	if rw.misuse() != nil {
 		return session.ClosedChan
 	}
-	return rw.local.lost(local.Exclusive, local.Shared)
+	return rw.local.lost(lock.Exclusive, lock.Shared)
 }
 
 // Token is [Mutex.Token], of the write hold if there is one: a number greater than the
@@ -230,8 +229,8 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 // token, which can grow.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	var tok int64
-	err := rw.withCurrent(func(g *line.Grant, mode local.Mode) (err error) {
-		tok, err = g.Token(ctx, mode == local.Exclusive)
+	err := rw.withCurrent(func(g *lock.Grant, mode lock.Mode) (err error) {
+		tok, err = g.Token(ctx, mode == lock.Exclusive)
 		return err
 	})
 	return tok, opError("token", rw.path, err)
@@ -240,7 +239,7 @@ func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 // Txn is [Mutex.Txn], for the present hold, for writing or for reading.
 func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	var rs []zk.MultiResponse
-	err := rw.withCurrent(func(g *line.Grant, _ local.Mode) (err error) {
+	err := rw.withCurrent(func(g *lock.Grant, _ lock.Mode) (err error) {
 		rs, err = rw.local.Txn(ctx, g, ops)
 		return err
 	})
@@ -251,7 +250,7 @@ func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 // may be another goroutine's, which unlocks it at this moment. Then f returns ErrNotLocked and
 // has done nothing, and withCurrent calls it with another hold. So a goroutine that holds rw
 // during the whole call never gets ErrNotLocked.
-func (rw *RWMutex) withCurrent(f func(g *line.Grant, mode local.Mode) error) error {
+func (rw *RWMutex) withCurrent(f func(g *lock.Grant, mode lock.Mode) error) error {
 	for {
 		g, mode, err := rw.current()
 		if err != nil {
@@ -267,7 +266,7 @@ func (rw *RWMutex) withCurrent(f func(g *line.Grant, mode local.Mode) error) err
 	}
 }
 
-func (rw *RWMutex) current() (*line.Grant, local.Mode, error) {
+func (rw *RWMutex) current() (*lock.Grant, lock.Mode, error) {
 	if rw.misuse() != nil {
 		return nil, 0, rw.misuse()
 	}
@@ -281,16 +280,16 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if rw.misuse() != nil {
 		return nil, opError("contenders", rw.path, rw.misuse())
 	}
-	write, read := rw.local.Entries.Of(local.Exclusive), rw.local.Entries.Of(local.Shared)
-	cs, err := contenders(ctx, &rw.local.Line, func(all []line.Child, i int) (Mode, bool) {
+	write, read := rw.local.Entries.Of(lock.Exclusive), rw.local.Entries.Of(lock.Shared)
+	cs, err := contenders(ctx, &rw.local.Line, func(all []lock.Child, i int) (Mode, bool) {
 		// Two znodes with the same number are a writer and its own read znode.
 		ahead := all[:i]
 		for len(ahead) > 0 && ahead[len(ahead)-1].SamePlace(all[i]) {
 			ahead = ahead[:len(ahead)-1]
 		}
-		mode, rule := local.Shared, read.Rule
+		mode, rule := lock.Shared, read.Rule
 		if all[i].Base == write.Base {
-			mode, rule = local.Exclusive, write.Rule
+			mode, rule = lock.Exclusive, write.Rule
 		}
 		blocker, _ := rule(ahead)
 		return Mode(mode), blocker == nil
@@ -300,15 +299,15 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 
 // Do is [Mutex.Do] for writing. It is not reentrant inside RDo.
 func (rw *RWMutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
-	return rw.do(ctx, "do", local.Exclusive, f)
+	return rw.do(ctx, "do", lock.Exclusive, f)
 }
 
 // RDo is [Mutex.Do] for reading, also reentrant inside [RWMutex.Do].
 func (rw *RWMutex) RDo(ctx context.Context, f func(ctx context.Context) error) error {
-	return rw.do(ctx, "rdo", local.Shared, f)
+	return rw.do(ctx, "rdo", lock.Shared, f)
 }
 
-func (rw *RWMutex) do(ctx context.Context, op string, mode local.Mode, f func(ctx context.Context) error) error {
+func (rw *RWMutex) do(ctx context.Context, op string, mode lock.Mode, f func(ctx context.Context) error) error {
 	if rw.misuse() == nil && f == nil {
 		return opError(op, rw.path, session.Invalid("the function is nil"))
 	}
@@ -330,25 +329,25 @@ func (rw *RWMutex) within(ctx context.Context) *doCall {
 	if rw.s == nil || rw.s.m.FunctionOf(ctx) == nil {
 		return nil
 	}
-	return cmp.Or(rw.doKey(local.Exclusive).in(ctx), rw.doKey(local.Shared).in(ctx))
+	return cmp.Or(rw.doKey(lock.Exclusive).in(ctx), rw.doKey(lock.Shared).in(ctx))
 }
 
-func (rw *RWMutex) doKey(mode local.Mode) doKey {
+func (rw *RWMutex) doKey(mode lock.Mode) doKey {
 	return doKey{rw.s, rw.path, "rw " + rw.local.Entries.Of(mode).Base}
 }
 
 // yield is for Cond.Wait.
 func (rw *RWMutex) yield(ctx context.Context) (finish func() error, again func(context.Context) error) {
-	return rw.local.yield(rw.within(ctx), local.Exclusive)
+	return rw.local.yield(rw.within(ctx), lock.Exclusive)
 }
 
 func (r *rlocker) yield(ctx context.Context) (finish func() error, again func(context.Context) error) {
 	rw := (*RWMutex)(r)
-	return rw.local.yield(rw.within(ctx), local.Shared)
+	return rw.local.yield(rw.within(ctx), lock.Shared)
 }
 
 // Lost returns a channel that is closed when a read lock of this process is lost.
-func (r *rlocker) Lost() <-chan struct{} { return (*RWMutex)(r).local.lost(local.Shared) }
+func (r *rlocker) Lost() <-chan struct{} { return (*RWMutex)(r).local.lost(lock.Shared) }
 
 func (rw *RWMutex) downgrade(ctx context.Context) error {
 	switch {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/txn"
@@ -74,13 +74,13 @@ type Semaphore struct {
 	root   string // the path, as the server knows it
 	leases string // the parent of the permits' znodes, as the server knows it
 	gate   *Mutex
-	pool   line.Pool
+	pool   lock.Pool
 	agreed atomic.Bool // named was compared with the stored limit once
 	known  atomic.Pointer[quota]
 	follow atomic.Bool // a process has resized the semaphore, so ignore named
 
 	mu        sync.Mutex
-	held      *line.Permits // also lost ones, until their release; guarded by mu
+	held      *lock.Permits // also lost ones, until their release; guarded by mu
 	freed     chan struct{} // if not nil, closed when held becomes nil; guarded by mu
 	functions atomic.Int64  // the number of functions of Do that run
 
@@ -88,7 +88,7 @@ type Semaphore struct {
 	need int // the calm that the next attempt without the gate needs; guarded by mu
 
 	callOff  atomic.Pointer[func()] // if not nil, ends our wait behind the gate, without user code
-	followed *line.Permits          // the permits that the tracer knows; guarded by mu
+	followed *lock.Permits          // the permits that the tracer knows; guarded by mu
 }
 
 // maxUnits is the greatest limit at which each permit has a znode of its own.
@@ -127,7 +127,7 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	if c.layout == LayoutKazoo {
 		gate, m.leases = path+"-__lock__", m.root
 	}
-	m.pool = line.Pool{Manager: s.m, Root: m.root, Dir: m.leases, Limits: c.limits.ofLine(), Limit: &m.limit}
+	m.pool = lock.Pool{Manager: s.m, Root: m.root, Dir: m.leases, Limits: c.limits.ofLine(), Limit: &m.limit}
 	c.limits = limits{} // the limits apply to the permits
 	m.gate = newMutex(s, gate, c)
 	m.gate.local.Line.Part = c.layout != LayoutKazoo
@@ -154,7 +154,7 @@ func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 
 // acquired acquires n permits, and reports them to observers. The caller uses the permits under the
 // context that it returns.
-func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a *line.Permits, err error) {
+func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a *lock.Permits, err error) {
 	start := time.Now()
 	if err := m.check(ctx, n); err != nil {
 		return ctx, nil, err
@@ -224,9 +224,9 @@ func (m *Semaphore) most() int64 {
 
 // acquire acquires n permits, in as many sessions as it takes. If wait is false and the permits
 // are not free, it returns nil and no error.
-func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*line.Permits, error) {
+func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*lock.Permits, error) {
 	start := time.Now()
-	var ahead line.Ahead // the holders of permits, if we have the gate
+	var ahead lock.Ahead // the holders of permits, if we have the gate
 	a, err := m.obtain(ctx, n, wait, &ahead)
 	if err == nil || !wait {
 		return a, err
@@ -243,7 +243,7 @@ func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*line.Perm
 }
 
 // obtain is acquire without the details of a wait that ended.
-func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *line.Ahead) (*line.Permits, error) {
+func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.Ahead) (*lock.Permits, error) {
 	// If this process named another limit, it fails before it joins the line.
 	if !m.agreed.Load() {
 		err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
@@ -280,7 +280,7 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *line.
 			return nil, nil
 		}
 		if err == nil {
-			var a *line.Permits
+			var a *lock.Permits
 			if a, err = m.keep(ctx, gate.Claim.Incarnation, leases, n); err == nil {
 				return a, nil
 			}
@@ -535,7 +535,7 @@ func (m *Semaphore) makeRoot(ctx context.Context, inc *session.Incarnation, limi
 
 // take waits until n permits are free, and creates their znodes. If wait is false and the permits
 // are not free, it returns nil and no error.
-func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bool, ahead *line.Ahead) ([]line.Lease, error) {
+func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bool, ahead *lock.Ahead) ([]lock.Lease, error) {
 	// The caller wants permits, not the gate: it still waits.
 	m.s.m.Waiters.Add(1)
 	m.s.m.Holds.Add(-1)
@@ -573,7 +573,7 @@ func (m *Semaphore) take(ctx context.Context, gate *line.Grant, n int64, wait bo
 var errResized = errors.New("zsync: the limit has changed")
 
 // takeOf is take until the limit changes.
-func (m *Semaphore) takeOf(ctx context.Context, gate *line.Grant, resized *session.Watch, n int64, wait bool, ahead *line.Ahead) ([]line.Lease, error) {
+func (m *Semaphore) takeOf(ctx context.Context, gate *lock.Grant, resized *session.Watch, n int64, wait bool, ahead *lock.Ahead) ([]lock.Lease, error) {
 	inc := gate.Claim.Incarnation
 	var q quota
 	agreed := make(chan error, 1)
@@ -611,7 +611,7 @@ func (m *Semaphore) takeOf(ctx context.Context, gate *line.Grant, resized *sessi
 //
 // A separate listing sets the watch. If the listing that finds enough free permits set it, our own
 // create would fire the watch for nothing.
-func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, resized *session.Watch, most int64, ahead *line.Ahead) error {
+func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, resized *session.Watch, most int64, ahead *lock.Ahead) error {
 	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: m.leases})
 	defer inc.Watches.Leave(w)
 	list := func(ctx context.Context) ([]string, int, error) {
@@ -652,7 +652,7 @@ func (m *Semaphore) listOut(ctx context.Context, inc *session.Incarnation) ([]st
 }
 
 func (m *Semaphore) weightOfAll(names []string) int64 {
-	return line.CountPermits(names, m.layout == LayoutKazoo)
+	return lock.CountPermits(names, m.layout == LayoutKazoo)
 }
 
 // heavy reports whether, with this limit, the permits of one Acquire are one
@@ -661,12 +661,12 @@ func (m *Semaphore) heavy(limit int64) bool { return limit > maxUnits && m.layou
 
 // make creates the znodes of n permits, if the gate is ours and the limit is still q. It returns
 // BadVersion if the limit has changed.
-func (m *Semaphore) make(ctx context.Context, gate *line.Grant, q quota, n int64) ([]line.Lease, error) {
+func (m *Semaphore) make(ctx context.Context, gate *lock.Grant, q quota, n int64) ([]lock.Lease, error) {
 	inc := gate.Claim.Incarnation
 	for {
 		leases := m.name(q.limit, n) // new names: a deletion of the previous ones may be under way
 		same := &zk.CheckVersionRequest{Path: m.root, Version: q.version}
-		err := inc.CreateAll(ctx, m.leasesDir(), gate.Claim.Znode(), same, line.PathsOf(leases), m.s.m.Owner)
+		err := inc.CreateAll(ctx, m.leasesDir(), gate.Claim.Znode(), same, lock.PathsOf(leases), m.s.m.Owner)
 		if !session.IsNoNode(err) {
 			return leases, err
 		}
@@ -697,18 +697,18 @@ func (m *Semaphore) leasesDir() session.Dir {
 
 // name chooses the names of n permits' znodes. They are unique, so the client
 // can see whether a create was applied.
-func (m *Semaphore) name(limit, n int64) []line.Lease {
+func (m *Semaphore) name(limit, n int64) []lock.Lease {
 	if m.heavy(limit) {
-		return []line.Lease{{Path: session.ChildPath(m.leases, line.PermitsName(n)), Weight: n}}
+		return []lock.Lease{{Path: session.ChildPath(m.leases, lock.PermitsName(n)), Weight: n}}
 	}
 	guid := session.NewGUID()
-	leases := make([]line.Lease, n)
+	leases := make([]lock.Lease, n)
 	for i := range leases {
 		name := fmt.Sprintf("%s%010d", session.ProtectedName(guid, "lease-"), i)
 		if m.layout == LayoutKazoo {
-			name = line.KazooName(session.NewGUID(), "")
+			name = lock.KazooName(session.NewGUID(), "")
 		}
-		leases[i] = line.Lease{Path: session.ChildPath(m.leases, name), Weight: 1}
+		leases[i] = lock.Lease{Path: session.ChildPath(m.leases, name), Weight: 1}
 	}
 	return leases
 }
@@ -716,11 +716,11 @@ func (m *Semaphore) name(limit, n int64) []line.Lease {
 // keep adds new permits to the permits of this process. While the process has lost permits, keep
 // releases the new ones and returns errUnsettled: the process may release the lost ones an hour
 // later, and other contenders wait.
-func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases []line.Lease, n int64) (*line.Permits, error) {
+func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases []lock.Lease, n int64) (*lock.Permits, error) {
 	s, err := inc.Stake(ctx)
 	if err != nil {
 		// The end of the session deletes the znodes, and the caller does not know the permits yet.
-		inc.Remove(line.PathsOf(leases)...).Await(session.Grace)
+		inc.Remove(lock.PathsOf(leases)...).Await(session.Grace)
 		return nil, err
 	}
 	m.mu.Lock()
@@ -749,7 +749,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 			return nil, session.ErrEnded
 		}
 	}
-	inc.Remove(line.PathsOf(leases)...) // the earlier permits are lost
+	inc.Remove(lock.PathsOf(leases)...) // the earlier permits are lost
 	return nil, errUnsettled
 }
 
@@ -807,7 +807,7 @@ func (m *Semaphore) release(n int64) error {
 
 // releaseOf releases n permits of a, or of the held permits if a is nil. Only a Do passes an a:
 // if a has fewer than n permits, releaseOf releases the rest and returns ErrNotLocked.
-func (m *Semaphore) releaseOf(a *line.Permits, n int64) error {
+func (m *Semaphore) releaseOf(a *lock.Permits, n int64) error {
 	rest := a != nil
 	m.mu.Lock()
 	if a == nil {
@@ -897,7 +897,7 @@ func (m *Semaphore) token(ctx context.Context) (int64, error) {
 }
 
 // standing returns the permits that m holds.
-func (m *Semaphore) standing() (*line.Permits, error) {
+func (m *Semaphore) standing() (*lock.Permits, error) {
 	if m.misuse() != nil {
 		return nil, m.misuse()
 	}
@@ -928,7 +928,7 @@ func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 		return nil, opError("contenders", m.path, err)
 	}
 	slices.SortStableFunc(out, func(a, b Contender) int { return a.Since.Compare(b.Since) })
-	waiting, err := contenders(ctx, &m.gate.local.Line, func([]line.Child, int) (Mode, bool) { return ModePermits, false })
+	waiting, err := contenders(ctx, &m.gate.local.Line, func([]lock.Child, int) (Mode, bool) { return ModePermits, false })
 	if err != nil {
 		return nil, opError("contenders", m.path, err)
 	}
@@ -947,7 +947,7 @@ func (m *Semaphore) traced(n int64) func() Op {
 // observe reports the hold of m to the tracer, once, and returns the context of the hold. Permits
 // have no names, so a Release does not show which of them ends. So all permits are one hold, from
 // the first acquired to the last released.
-func (m *Semaphore) observe(ctx context.Context, a *line.Permits) context.Context {
+func (m *Semaphore) observe(ctx context.Context, a *lock.Permits) context.Context {
 	if a == nil || m.s.tracers.tracer == nil {
 		return ctx
 	}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -81,7 +81,7 @@ import (
 
 // acquireAtOnce acquires n free permits without the gate. It returns nil if it did not try, or if
 // the attempt failed. If over is true, a caller that does not wait fails.
-func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *line.Permits, over bool, err error) {
+func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *lock.Permits, over bool, err error) {
 	known := m.known.Load()
 	if known == nil || !m.seemsFree() || n > known.limit || m.gate.local.Wanted() {
 		return nil, false, nil
@@ -107,9 +107,9 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *l
 	defer m.s.m.Waiters.Add(-1)
 	leases := m.name(known.limit, n)
 	same := &zk.CheckVersionRequest{Path: m.root, Version: known.version}
-	lists, withdrawn, err := inc.CreateThenList(ctx, m.leasesDir(), same, line.PathsOf(leases), m.s.m.Owner, m.gate.local.Line.Dir, m.leases)
-	if err == nil && (len(lists[0]) > 0 || m.weightOfAll(line.Without(lists[1], line.PathsOf(leases))) > known.limit-n || session.IsClosed(w.Fired)) {
-		withdrawn = inc.Remove(line.PathsOf(leases)...)
+	lists, withdrawn, err := inc.CreateThenList(ctx, m.leasesDir(), same, lock.PathsOf(leases), m.s.m.Owner, m.gate.local.Line.Dir, m.leases)
+	if err == nil && (len(lists[0]) > 0 || m.weightOfAll(lock.Without(lists[1], lock.PathsOf(leases))) > known.limit-n || session.IsClosed(w.Fired)) {
+		withdrawn = inc.Remove(lock.PathsOf(leases)...)
 	}
 	switch {
 	case err == nil && withdrawn == nil:

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -103,7 +103,7 @@ func (t *tracers) holding(ctx context.Context, op Op) (_ context.Context, end fu
 }
 
 // follow is the start of the hold of g, which ends with g. It returns what ctx becomes.
-func (t *tracers) follow(ctx context.Context, op func() Op, g *line.Grant) context.Context {
+func (t *tracers) follow(ctx context.Context, op func() Op, g *lock.Grant) context.Context {
 	if t.tracer == nil || g == nil {
 		return ctx
 	}
@@ -115,7 +115,7 @@ func (t *tracers) follow(ctx context.Context, op func() Op, g *line.Grant) conte
 }
 
 // got is acquiring for a grant that was acquired without a wait, and follow.
-func (t *tracers) got(ctx context.Context, op func() Op, g *line.Grant) {
+func (t *tracers) got(ctx context.Context, op func() Op, g *lock.Grant) {
 	t.acquiring(ctx, op)(g.Name(), nil)
 	t.follow(ctx, op, g)
 }

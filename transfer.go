@@ -8,7 +8,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -38,7 +38,7 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 	case ctx.Err() != nil:
 		return session.CtxErr(ctx)
 	}
-	heir, ok := line.ParseChild(to.Node, e.local.Line.Bases...)
+	heir, ok := lock.ParseChild(to.Node, e.local.Line.Bases...)
 	if !ok {
 		return session.Invalid("%q is no candidate of this election", to.Node)
 	}
@@ -53,7 +53,7 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 	case !slices.Contains(names, heir.Name):
 		return fmt.Errorf("%w: %q does not wait", ErrNoCandidate, heir.Name)
 	}
-	wish := session.ChildPath(e.local.Line.Dir, line.WishFor(heir))
+	wish := session.ChildPath(e.local.Line.Dir, lock.WishFor(heir))
 	if err := inc.CreateAll(ctx, e.local.Line.SessionDir(), c.Znode(), nil, []string{wish}, e.id); err != nil {
 		if errors.Is(err, session.ErrVanished) {
 			err = zk.ErrNoNode
@@ -89,7 +89,7 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 // candidate with a higher priority lead first. An heir that is a zsync program deletes the
 // wish itself as soon as it leads. The wish is ephemeral, so it also ends with the session
 // that made it. So Close waits until the heir leads, but not long.
-func (e *Election) keepWish(inc *session.Incarnation, wish string, heir line.Child) {
+func (e *Election) keepWish(inc *session.Incarnation, wish string, heir lock.Child) {
 	inc.RemoveBehind(wish, session.ChildPath(e.local.Line.Dir, heir.Name))
 }
 
@@ -109,7 +109,7 @@ func dropWish(inc *session.Incarnation, path string) {
 }
 
 // awaitHeir waits until heir is the first in the line, in the session of the wish.
-func (e *Election) awaitHeir(ctx context.Context, inc *session.Incarnation, heir line.Child) error {
+func (e *Election) awaitHeir(ctx context.Context, inc *session.Incarnation, heir lock.Child) error {
 	for {
 		names, _, err := inc.Children(ctx, e.local.Line.Dir)
 		if err != nil && !session.IsNoNode(err) {
@@ -119,7 +119,7 @@ func (e *Election) awaitHeir(ctx context.Context, inc *session.Incarnation, heir
 		switch {
 		case err != nil:
 			return e.endedEarly(inc, err)
-		case !slices.ContainsFunc(all, func(c line.Child) bool { return c.Name == heir.Name }):
+		case !slices.ContainsFunc(all, func(c lock.Child) bool { return c.Name == heir.Name }):
 			return fmt.Errorf("%w: %q has left, and whoever was next leads", ErrNoCandidate, heir.Name)
 		case all[0].Name == heir.Name:
 			return nil

@@ -14,7 +14,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
@@ -65,7 +65,7 @@ import (
 // Step 6 comes before step 7 because the keeper waits for the deletion of our child. So while
 // the keeper lives, its znode cannot be deleted before we watch it.
 type Barrier struct {
-	line line.Line // only says where the holds are
+	line lock.Line // only says where the holds are
 	room string    // the parent of the parties, as the server knows it
 	dir  string    // the path of the WaitGroup, as the server knows it
 
@@ -97,7 +97,7 @@ type party struct {
 	asked bool // whether it has asked to be the keeper
 
 	// Of a party that is inside.
-	hold   *line.Grant
+	hold   *lock.Grant
 	left   bool     // its child is deleted, or will be
 	keeps  bool     // it certainly is the keeper: it let the round in
 	others []string // the names of the other parties of the round, if it keeps
@@ -148,10 +148,10 @@ func (s roomState) find(fits func(round) bool) (round, bool) {
 
 // next returns the state after the parties of in have been let in too. all are the children of
 // the room; a round without a child is forgotten.
-func (s roomState) next(version int32, all, in []line.Child) roomState {
+func (s roomState) next(version int32, all, in []lock.Child) roomState {
 	next := roomState{n: s.n}
 	for _, r := range s.rounds {
-		if slices.ContainsFunc(all, func(c line.Child) bool { return r.has(c.Seq) }) {
+		if slices.ContainsFunc(all, func(c lock.Child) bool { return r.has(c.Seq) }) {
 			next.rounds = append(next.rounds, r)
 		}
 	}
@@ -189,7 +189,7 @@ func parseRoomState(data []byte) (roomState, error) {
 func New(m *session.Manager, path string, all *Leftovers) *Barrier {
 	dir := m.Full(path)
 	return &Barrier{
-		line:      line.Line{Manager: m, Dir: dir, Kind: trace.Party},
+		line:      lock.Line{Manager: m, Dir: dir, Kind: trace.Party},
 		room:      session.ChildPath(dir, "parties"),
 		dir:       dir,
 		leftovers: all.m.Of(dir, &leftovers{all: all, dir: dir}),
@@ -236,7 +236,7 @@ var (
 
 // Enter waits until n parties have entered and all are let in together. The hold is the
 // caller's membership, which [Barrier.Leave] ends.
-func (b *Barrier) Enter(ctx context.Context, n int) (*line.Grant, error) {
+func (b *Barrier) Enter(ctx context.Context, n int) (*lock.Grant, error) {
 	m := b.line.Manager
 	m.Waiters.Add(1)
 	defer m.Waiters.Add(-1)
@@ -264,7 +264,7 @@ func (b *Barrier) Leave(ctx context.Context) error {
 	b.mu.Lock()
 	if len(b.inside) == 0 {
 		b.mu.Unlock()
-		return line.ErrNotLocked
+		return lock.ErrNotLocked
 	}
 	p := b.inside[0]
 	b.inside = slices.Delete(b.inside, 0, 1)
@@ -282,7 +282,7 @@ func (b *Barrier) Leave(ctx context.Context) error {
 
 // Membership returns the hold of the earliest membership, the next that Leave would end, and
 // its round. It returns nil if there is none.
-func (b *Barrier) Membership() (hold *line.Grant, round any) {
+func (b *Barrier) Membership() (hold *lock.Grant, round any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.inside) == 0 {
@@ -310,7 +310,7 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 		b.leaveBehind(guid)
 		return nil, err
 	}
-	me, ok := line.ParseChild(session.BaseName(path), partyBase)
+	me, ok := lock.ParseChild(session.BaseName(path), partyBase)
 	if !ok {
 		panic("zsync: BUG: created " + path + ", which is no party")
 	}
@@ -320,7 +320,7 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 		s, err = inc.Stake(ctx)
 	}
 	if err == nil {
-		p.hold = (&line.Claim{Hold: line.Hold{Incarnation: inc, Stake: s}, Line: &b.line, Path: path, Child: me, Unwatched: true}).Grant("enter")
+		p.hold = (&lock.Claim{Hold: lock.Hold{Incarnation: inc, Stake: s}, Line: &b.line, Path: path, Child: me, Unwatched: true}).Grant("enter")
 		return p, nil
 	}
 	// Another party may let us in at this same instant. Then we count as having left.
@@ -534,7 +534,7 @@ func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, room seen,
 		}
 		return true, nil
 	}
-	if state.admitted() >= LastParty || (line.Child{Seq: p.seq}).Exhausted() {
+	if state.admitted() >= LastParty || (lock.Child{Seq: p.seq}).Exhausted() {
 		return false, errUsedUp
 	}
 	nth := int(p.seq - state.admitted()) // at most: parties before us may have left
@@ -618,9 +618,9 @@ func (b *Barrier) letIn(ctx context.Context, inc *session.Incarnation, state roo
 	if err != nil {
 		return 0, false, err
 	}
-	all := slices.DeleteFunc(line.ParseChildren(names, partyBase), line.Child.Exhausted)
-	waiting := slices.DeleteFunc(slices.Clone(all), func(c line.Child) bool { return c.Seq <= state.admitted() || !isPartyOf(state.n, c.Name) })
-	nth = 1 + slices.IndexFunc(waiting, func(c line.Child) bool { return c.Name == p.name })
+	all := slices.DeleteFunc(lock.ParseChildren(names, partyBase), lock.Child.Exhausted)
+	waiting := slices.DeleteFunc(slices.Clone(all), func(c lock.Child) bool { return c.Seq <= state.admitted() || !isPartyOf(state.n, c.Name) })
+	nth = 1 + slices.IndexFunc(waiting, func(c lock.Child) bool { return c.Name == p.name })
 	switch {
 	case nth == 0:
 		return 0, false, session.ErrVanished
@@ -837,7 +837,7 @@ func (b *Barrier) rest(ctx context.Context, inc *session.Incarnation, p *party) 
 		return nil, err
 	}
 	return slices.DeleteFunc(names, func(name string) bool {
-		c, ok := line.ParseChild(name, partyBase)
+		c, ok := lock.ParseChild(name, partyBase)
 		return !ok || !r.has(c.Seq) || name == p.name
 	}), nil
 }
@@ -895,7 +895,7 @@ func (b *Barrier) Parties(ctx context.Context, inc *session.Incarnation) (names 
 	if err != nil {
 		return nil, nil, err
 	}
-	all := line.ParseChildren(names, partyBase)
+	all := lock.ParseChildren(names, partyBase)
 	if len(all) == 0 {
 		return nil, nil, nil // and perhaps the room has no data yet
 	}

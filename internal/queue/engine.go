@@ -14,7 +14,7 @@ import (
 // This file is the interface between Queue and the engines. How an engine stores elements is
 // not its business.
 
-// Errors of engines, in addition to the errors of internal/session and internal/line.
+// Errors of engines, in addition to the errors of internal/session and internal/lock.
 var (
 	// ErrFull is returned by Send with NoWait if there is no room.
 	ErrFull = errors.New("zsync: the queue is full")
@@ -212,7 +212,7 @@ type Claim interface {
 
 	// Settle decides the Fate of the element. Only the first decision counts: Settle with
 	// the same Fate again returns its result, and with another Fate it returns
-	// line.ErrNotLocked.
+	// lock.ErrNotLocked.
 	//
 	// The engine carries the decision out as long as the claim is valid. If the servers
 	// refuse, or ctx ends, Settle returns that error, and the engine continues in the

@@ -7,7 +7,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -60,8 +60,8 @@ func (p *place) await(ctx context.Context) (err error) {
 				return err
 			}
 		}
-		all := line.ParseChildren(roll.Names(), turnBase)
-		i := slices.IndexFunc(all, func(c line.Child) bool { return c.Name == session.BaseName(p.path) })
+		all := lock.ParseChildren(roll.Names(), turnBase)
+		i := slices.IndexFunc(all, func(c lock.Child) bool { return c.Name == session.BaseName(p.path) })
 		if p.among, p.ahead = i == 0 || i == 1, ""; i < 0 {
 			return session.ErrVanished
 		} else if i == 1 {
@@ -110,7 +110,7 @@ func leaveAll(inc *session.Incarnation, watches []*session.Watch) {
 // othersWait reports whether another consumer waits in the line.
 func (p *place) othersWait(ctx context.Context) bool {
 	names, _, err := p.inc.Children(ctx, session.ParentPath(p.path))
-	return err == nil && len(line.ParseChildren(names, turnBase)) > 1
+	return err == nil && len(lock.ParseChildren(names, turnBase)) > 1
 }
 
 // idle waits in the line until p.found has free elements. It leaves the line and returns earlier if

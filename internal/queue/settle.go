@@ -10,7 +10,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
 )
@@ -569,7 +569,7 @@ func (c *claimant) settleNow(ctx context.Context, it *item, model entry) (e *ent
 		loss := c.lost()
 		var ok bool
 		if e, ok = c.decide(it, model); !ok {
-			return e, cmp.Or(loss, it.lost, line.ErrNotLocked)
+			return e, cmp.Or(loss, it.lost, lock.ErrNotLocked)
 		}
 		err = c.await(ctx, e)
 		if e.with == nil || e.with == model.with || !session.IsClosed(e.done) || c.settled(it) {

@@ -7,7 +7,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -169,7 +169,7 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 	e, err := c.settleNow(ctx, it, entry{fate: Remove, with: t, alone: true})
 	switch {
 	case e.with != t && err == nil:
-		return nil, line.ErrNotLocked // settled, but not by this txn
+		return nil, lock.ErrNotLocked // settled, but not by this txn
 	case e.with == t && session.IsClosed(e.done):
 		return t.rs, e.err
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
@@ -34,7 +34,7 @@ type engine struct {
 	called  string // the program's name of the layout
 	sweeper *queue.Sweeper
 	skips   queue.Skipper
-	line    line.Line     // of consumers that wait for elements
+	line    lock.Line     // of consumers that wait for elements
 	sending chan struct{} // has a token: the goroutine that has put it there may send
 	taking  chan struct{} // has a token: the goroutine that has put it there may take
 	faults  sync.Map      // of chan error: receive the errors that keep consumers from consuming
@@ -50,7 +50,7 @@ type engine struct {
 func New(m *session.Manager, cfg queue.Config, called string) queue.Engine {
 	q := &engine{
 		format: formats[called], m: m, cfg: cfg, dir: m.Full(cfg.Path), called: called,
-		line:    line.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-"),
+		line:    lock.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-"),
 		sending: make(chan struct{}, 1), taking: make(chan struct{}, 1),
 		held: make(map[*session.Incarnation]map[*item]bool),
 	}
@@ -486,7 +486,7 @@ func refusal(err error) bool {
 // fetch waits for elements, takes up to n of them, and adds them to q.ready.
 func (q *engine) fetch(ctx context.Context, n int) error {
 	return q.m.During(ctx, func(inc *session.Incarnation) error {
-		place, err := q.line.Contend(ctx, inc, q.line.Bases[0], q.m.Owner, line.Exclusive)
+		place, err := q.line.Contend(ctx, inc, q.line.Bases[0], q.m.Owner, lock.EveryoneAhead)
 		if errors.Is(err, session.ErrVanished) {
 			return nil
 		}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
 )
@@ -221,7 +221,7 @@ func (it *item) Settle(ctx context.Context, s queue.Settlement) error {
 	case lost != nil:
 		return lost
 	case fate != s.Fate:
-		return line.ErrNotLocked
+		return lock.ErrNotLocked
 	}
 	limit := time.NewTimer(session.ReleaseTime)
 	defer limit.Stop()

@@ -21,7 +21,7 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/lease"
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
@@ -486,7 +486,7 @@ func TestCase20AWaiterSurvivesTheTreeBeingRebuilt(t *testing.T) {
 		got := harness.Async(func() error { return mb.Lock(t.Context()) })
 		synctest.Wait()
 		inc := inside.Live(t, admin)
-		all := line.ParseChildren(suite.ChildrenOf(t, admin, "/m"), "lock-")
+		all := lock.ParseChildren(suite.ChildrenOf(t, admin, "/m"), "lock-")
 		for _, c := range slices.Backward(all) { // the waiter's first
 			harness.Must(t, inc.RemoveNow(t.Context(), "/m/"+c.Name))
 		}
@@ -915,15 +915,15 @@ func TestCase03NothingIsGrantedOnAnAnswerThatIsTooOld(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := suite.Open(t, srv)
 		old := inside.Live(t, s)
-		l := line.New(inside.Manager(s), "/m", session.ProtectedName, "lock-")
-		for name, acquire := range map[string]func(context.Context, string, []byte, line.Rule) (*line.Claim, error){
-			"acquire": func(ctx context.Context, base string, data []byte, turn line.Rule) (*line.Claim, error) {
+		l := lock.New(inside.Manager(s), "/m", session.ProtectedName, "lock-")
+		for name, acquire := range map[string]func(context.Context, string, []byte, lock.Rule) (*lock.Claim, error){
+			"acquire": func(ctx context.Context, base string, data []byte, turn lock.Rule) (*lock.Claim, error) {
 				return l.Acquire(ctx, base, data, turn, nil)
 			},
 			"try": l.Try,
 		} {
 			old, slept := inside.Live(t, s), false
-			p, err := acquire(t.Context(), "lock-", nil, func(ahead []line.Child) (*line.Child, bool) {
+			p, err := acquire(t.Context(), "lock-", nil, func(ahead []lock.Child) (*lock.Child, bool) {
 				if len(suite.ChildrenOf(t, s, "/m")) > 0 && !slept {
 					// The answer that it is our turn has come; then the
 					// machine sleeps for longer than the session lives.
@@ -933,7 +933,7 @@ func TestCase03NothingIsGrantedOnAnAnswerThatIsTooOld(t *testing.T) {
 					old.Lease.Heard = lease.Instant{Mono: now, Wall: now.Round(0).Add(-harness.Timeout)}
 					old.LeaseMu.Unlock()
 				}
-				return line.Exclusive(ahead)
+				return lock.EveryoneAhead(ahead)
 			})
 			harness.Must(t, err)
 			if !slept || p != nil && p.Incarnation == old {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
@@ -231,7 +231,7 @@ var trials = []trial{
 		if err != nil || len(all) != 1 {
 			return fmt.Errorf("Contenders = %v, %v", all, err)
 		}
-		return is("what the holder's znode says", all[0].Owner, line.RevokeMessage, nil)
+		return is("what the holder's znode says", all[0].Owner, lock.RevokeMessage, nil)
 	}},
 }
 

@@ -17,7 +17,7 @@ import (
 	"github.com/zsync/zsync/internal/double"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
@@ -1143,7 +1143,7 @@ func TestHammerDoubleBarrierSurvivesEverything(t *testing.T) {
 // give up at times. stands tells whether the servers may still know a session.
 func hammerParties(t *testing.T, rnd *rand.Rand, wgs []*zsync.WaitGroup, n int, stands func(int64) bool, length time.Duration) {
 	var mu sync.Mutex
-	rounds := make(map[any]map[*line.Grant]bool) // the value: it has begun to leave
+	rounds := make(map[any]map[*lock.Grant]bool) // the value: it has begun to leave
 	var all sync.WaitGroup
 	end := time.Now().Add(length)
 	for i, wg := range wgs {
@@ -1163,7 +1163,7 @@ func hammerParties(t *testing.T, rnd *rand.Rand, wgs []*zsync.WaitGroup, n int, 
 				party, round := inside.Double(wg).Membership()
 				mu.Lock()
 				if rounds[round] == nil {
-					rounds[round] = make(map[*line.Grant]bool)
+					rounds[round] = make(map[*lock.Grant]bool)
 				}
 				rounds[round][party] = false
 				if k := len(rounds[round]); k > n {

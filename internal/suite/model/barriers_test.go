@@ -18,7 +18,7 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
-	"github.com/zsync/zsync/internal/line"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/suite"
 )
 
@@ -259,7 +259,7 @@ type partyRun struct {
 
 	mu     sync.Mutex
 	calls  []*enterCall
-	seats  map[*line.Grant]*seat
+	seats  map[*lock.Grant]*seat
 	rounds map[any]*seatedRound
 	order  []*seatedRound
 }
@@ -275,7 +275,7 @@ type enterCall struct {
 
 // A seat is a membership.
 type seat struct {
-	hold           *line.Grant
+	hold           *lock.Grant
 	began, entered time.Time // of its Enter; of a value that several use only when it was let in at the latest
 	leaving        bool      // Leave was called for it
 }
@@ -301,7 +301,7 @@ func (r *partyRun) believedIn(s *seat) bool {
 }
 
 // seatLocked notes a membership, once.
-func (r *partyRun) seatLocked(hold *line.Grant, id any, began, entered time.Time) (*seat, *seatedRound) {
+func (r *partyRun) seatLocked(hold *lock.Grant, id any, began, entered time.Time) (*seat, *seatedRound) {
 	round := r.rounds[id]
 	if round == nil {
 		// The name is _c_<uuid>-<n>-party-<seq>.
@@ -534,7 +534,7 @@ func (r *partyRun) whole() {
 // and when the harm has ended nobody waits who need not.
 func TestModelOfDoubleBarrier(t *testing.T) {
 	modelsOf(t, 50, func(m *modelRun) {
-		r := &partyRun{lockRun: newLockRun(m), seats: make(map[*line.Grant]*seat), rounds: make(map[any]*seatedRound)}
+		r := &partyRun{lockRun: newLockRun(m), seats: make(map[*lock.Grant]*seat), rounds: make(map[any]*seatedRound)}
 		t, rnd := r.t, r.rnd
 		r.sizes = []int{1 + rnd.IntN(5)}
 		if rnd.IntN(5) == 0 {

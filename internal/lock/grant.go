@@ -1,4 +1,4 @@
-package line
+package lock
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package line
+package lock
 
 // This file has the request to a holder to release. The holder's program decides whether it does.
 
@@ -63,7 +63,7 @@ func (l *Line) Recall(ctx context.Context, holder string) (recalled bool, err er
 	if !MayBeKept(holder) {
 		return false, nil
 	}
-	c, err := l.Try(ctx, l.Bases[0], l.Manager.Owner, Exclusive)
+	c, err := l.Try(ctx, l.Bases[0], l.Manager.Owner, EveryoneAhead)
 	if c == nil {
 		return false, err
 	}

@@ -1,4 +1,4 @@
-package line
+package lock
 
 // This file compares the order of a line with the order of arrival, in every way that a model of
 // the servers' numbers allows: contenders arrive, leave or are deleted, and numbers are used up.
@@ -93,7 +93,7 @@ func compare(r *explore.Run, line []Child) {
 		r.Fail("arrived %v, in order of numbers %v, then %v", line, in, exhausted)
 	}
 	for i, c := range in {
-		blocker, alone := Exclusive(in[:i])
+		blocker, alone := EveryoneAhead(in[:i])
 		switch {
 		case i == 0 && blocker != nil, i > 0 && (blocker == nil || blocker.Name != line[i-1].Name), alone != (i == 1):
 			r.Fail("%v is blocked by %v, alone %v, in %v", c, blocker, alone, line)

@@ -1,4 +1,4 @@
-package line
+package lock
 
 import (
 	"context"
@@ -15,10 +15,10 @@ func TestAPlaceIsHandedOnThoughItsTurnHasCome(t *testing.T) {
 		srv := zktest.Start(t)
 		holders, waiters := open(t, srv), open(t, srv)
 		for range 50 {
-			held, err := mutexOf(holders, "/m").Acquire(t.Context(), "lock-", nil, Exclusive, nil)
+			held, err := mutexOf(holders, "/m").Acquire(t.Context(), "lock-", nil, EveryoneAhead, nil)
 			harness.Must(t, err)
 			line := mutexOf(waiters, "/m")
-			p := Place{Line: line, Base: "lock-", Rule: Exclusive}
+			p := Place{Line: line, Base: "lock-", Rule: EveryoneAhead}
 			ctx, cancel := context.WithCancel(t.Context())
 			var c *Claim
 			got := harness.Async(func() (err error) { c, err = p.Take(ctx); return err })
@@ -45,7 +45,7 @@ func TestAPlaceThatIsLeftIsNotInTheLineThoughItsTurnHasCome(t *testing.T) {
 		c, roll, err := line.Enter(t.Context(), inc, "lock-", nil)
 		harness.Must(t, err)
 		m.Waiters.Add(1) // as Take does
-		p := Place{Line: line, Base: "lock-", Rule: Exclusive, claim: c, roll: roll}
+		p := Place{Line: line, Base: "lock-", Rule: EveryoneAhead, claim: c, roll: roll}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if c, err := p.Take(ctx); c != nil || !errors.Is(err, context.Canceled) {

@@ -1,4 +1,4 @@
-package line
+package lock
 
 import "github.com/zsync/zsync/internal/session"
 

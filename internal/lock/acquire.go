@@ -1,4 +1,4 @@
-package line
+package lock
 
 // This file takes a contender from its create to its turn, across sessions. Holds begin after
 // that: see grant.go.

@@ -1,4 +1,4 @@
-package line
+package lock
 
 // This file has the names of contenders and permits, and the order that names alone can show.
 // Reads of znodes are not its business.

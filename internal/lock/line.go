@@ -1,4 +1,4 @@
-package line
+package lock
 
 import (
 	"cmp"
@@ -65,8 +65,8 @@ func (l *Line) SessionDir() session.Dir { return session.Dir{Path: l.Dir, Part: 
 // and none can come to. Then the deletion of the blocker proves that it is our turn.
 type Rule func(ahead []Child) (blocker *Child, alone bool)
 
-// Exclusive is the rule of a mutex: every contender ahead blocks.
-func Exclusive(ahead []Child) (blocker *Child, alone bool) {
+// EveryoneAhead is the rule of a mutex: every contender ahead blocks.
+func EveryoneAhead(ahead []Child) (blocker *Child, alone bool) {
 	if len(ahead) == 0 {
 		return nil, false
 	}

@@ -1,4 +1,4 @@
-package local
+package lock
 
 import (
 	"context"
@@ -11,7 +11,6 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/harness"
-	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
@@ -30,7 +29,7 @@ func connect(t *testing.T, srv *zktest.Server) *session.Manager {
 // newLock returns a lock of m at /m.
 func newLock(m *session.Manager) *Lock {
 	l := new(Lock)
-	l.Init(m, "/m", line.New(m, "/m", session.ProtectedName, "lock-"), 16, &Entries{{Base: "lock-", Rule: line.Exclusive, Op: "lock"}})
+	l.Init(m, "/m", New(m, "/m", session.ProtectedName, "lock-"), 16, &Entries{{Base: "lock-", Rule: EveryoneAhead, Op: "lock"}})
 	return l
 }
 
@@ -66,7 +65,7 @@ func TestACandidateTakesOverThePlaceOfTheOneBeforeIt(t *testing.T) {
 		}()
 		synctest.Wait()
 		names := childrenOf(t, other)
-		led := make(chan *line.Grant)
+		led := make(chan *Grant)
 		for range 2 {
 			go func() {
 				g, _, err := l.Acquire(t.Context(), Exclusive, false)
@@ -106,7 +105,7 @@ func TestACandidateDoesNotWaitForTheReleaseOfALostHold(t *testing.T) {
 		l.Elect([]byte("id"))
 		first, _, err := l.Acquire(t.Context(), Exclusive, false)
 		harness.Must(t, err)
-		led := make(chan *line.Grant)
+		led := make(chan *Grant)
 		go func() {
 			g, _, err := l.Acquire(t.Context(), Exclusive, false)
 			if err != nil {
@@ -146,7 +145,7 @@ func TestWhatWasFoundInAFormerSessionTakesNothingFromWhoHoldsInThis(t *testing.T
 		defer m.Close()
 		l := newLock(m)
 		// A Lock, up to where its turn has come.
-		c, err := l.Line.Acquire(t.Context(), "lock-", nil, line.Exclusive, nil)
+		c, err := l.Line.Acquire(t.Context(), "lock-", nil, EveryoneAhead, nil)
 		harness.Must(t, err)
 		// Its goroutine is held up, the session ends, and another locks in the next.
 		srv.Expire(m.SessionID())

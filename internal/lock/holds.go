@@ -1,11 +1,9 @@
-package local
+package lock
 
 import (
 	"cmp"
 	"slices"
 	"time"
-
-	"github.com/zsync/zsync/internal/line"
 )
 
 // A Mode is how something is held.
@@ -18,9 +16,9 @@ const (
 
 // An Entry is how contenders of one mode enter a line.
 type Entry struct {
-	Base string    // of their names
-	Rule line.Rule // who stands in their way
-	Op   string    // for the observer; "" for a part of something else
+	Base string // of their names
+	Rule Rule   // who stands in their way
+	Op   string // for the observer; "" for a part of something else
 }
 
 // Entries are how contenders of each mode enter a line. A lock without readers has no entry for
@@ -47,10 +45,10 @@ func (es *Entries) Untold() *Entries {
 // A hold is a claim whose turn has come, and its uses: one if the mode is exclusive, else any
 // number. Everything in it is guarded by Lock.mu.
 type hold struct {
-	claim *line.Claim
+	claim *Claim
 	mode  Mode
-	uses  []*line.Grant  // one for each goroutine, in the order in which they were granted
-	first [1]*line.Grant // the memory of uses, while there is one
+	uses  []*Grant  // one for each goroutine, in the order in which they were granted
+	first [1]*Grant // the memory of uses, while there is one
 
 	passed  int           // hand-overs, or joins, since no other contender was known
 	listing chan struct{} // closed when the listing under way is answered; nil if there is none
@@ -144,7 +142,7 @@ func (hs holds) anonymous(mode Mode) (*hold, int) {
 }
 
 // useOf returns the use of g, or nil if it has been released.
-func (hs holds) useOf(g *line.Grant) (*hold, int) {
+func (hs holds) useOf(g *Grant) (*hold, int) {
 	for _, h := range hs {
 		if i := slices.Index(h.uses, g); i >= 0 {
 			return h, i
@@ -157,7 +155,7 @@ func (hs holds) useOf(g *line.Grant) (*hold, int) {
 // The hold of a Do is not forgotten: it is released when the function returns.
 func (hs holds) forgotten() (err error) {
 	for _, h := range hs {
-		if h.lost() && slices.ContainsFunc(h.uses, func(g *line.Grant) bool { return !g.Pinned }) {
+		if h.lost() && slices.ContainsFunc(h.uses, func(g *Grant) bool { return !g.Pinned }) {
 			err = cmp.Or(err, h.claim.Forgotten())
 		}
 	}

@@ -1,4 +1,4 @@
-package line
+package lock
 
 // This file estimates when the next listing of a waiter is useful. It only affects speed.
 

@@ -1,5 +1,6 @@
-// Package local lets the goroutines of one process share places in the line of a lock.
-package local
+// Package lock has the contenders of one znode, in the order of their arrival: their way to a turn,
+// holds and their end, and the goroutines of one process that share a place in the line.
+package lock
 
 import (
 	"context"
@@ -11,7 +12,6 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/line"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -30,7 +30,7 @@ import (
 type Lock struct {
 	Manager *session.Manager
 	Path    string
-	Line    line.Line
+	Line    Line
 	Entries *Entries // of all locks of a kind, so it is never written
 
 	handoffs int           // 0: each goroutine has its own place in the line
@@ -56,21 +56,21 @@ type waiter struct {
 
 	place  *place // in the line; nil while w waits for goroutines of this process
 	first  place  // the memory of the place with which w enters
-	grant  *line.Grant
+	grant  *Grant
 	err    error
 	behind Behind // with err
 }
 
 // A place in the line, with the contenders ahead of it.
 type place struct {
-	line.Place
-	ahead line.Ahead
+	Place
+	ahead Ahead
 }
 
 // A Behind says whom a wait is for, as far as is known, and how many are ahead.
 type Behind struct {
-	Own   *line.Claim // held by a goroutine of this process, or nil
-	Head  line.Head   // the first in the line, unless it is that
+	Own   *Claim // held by a goroutine of this process, or nil
+	Head  Head   // the first in the line, unless it is that
 	Mode  Mode
 	Place int
 }
@@ -79,7 +79,7 @@ type Behind struct {
 const maxKept = 128
 
 // Init makes l the lock of ln, with at most handoffs hand-overs in a row while others wait.
-func (l *Lock) Init(m *session.Manager, path string, ln line.Line, handoffs int, entries *Entries) {
+func (l *Lock) Init(m *session.Manager, path string, ln Line, handoffs int, entries *Entries) {
 	l.Manager, l.Path, l.Line, l.Entries, l.handoffs, l.Data = m, path, ln, entries, handoffs, m.Owner
 }
 
@@ -93,7 +93,7 @@ func (l *Lock) Retain(d time.Duration, all *atomic.Int64) { l.retain, l.kept = d
 
 // Acquire waits for a grant; pin says that the caller is Do. If it fails, behind is whom it has
 // waited for.
-func (l *Lock) Acquire(ctx context.Context, mode Mode, pin bool) (g *line.Grant, behind Behind, err error) {
+func (l *Lock) Acquire(ctx context.Context, mode Mode, pin bool) (g *Grant, behind Behind, err error) {
 	l.mu.Lock()
 	if h := l.regain(mode); h != nil {
 		g = l.admit(h, pin)
@@ -146,7 +146,7 @@ func (l *Lock) Acquire(ctx context.Context, mode Mode, pin bool) (g *line.Grant,
 // take gives c, whose turn has come, to w and to the readers right behind it, if w is one. It
 // fails if a goroutine of this process has yet to notice that its hold is lost. Then w waits for
 // that, and c is given back, because other processes need not wait for it.
-func (l *Lock) take(ctx context.Context, c *line.Claim, w *waiter) bool {
+func (l *Lock) take(ctx context.Context, c *Claim, w *waiter) bool {
 	l.mu.Lock()
 	w.place = nil
 	h := l.hold(c, w.mode)
@@ -262,7 +262,7 @@ func (l *Lock) serve() {
 // enter makes w enter the line.
 func (l *Lock) enter(w *waiter) {
 	e, p := l.Entries.Of(w.mode), &w.first
-	p.Place = line.Place{Line: &l.Line, Base: e.Base, Data: l.Data, Rule: e.Rule, Behind: &p.ahead}
+	p.Place = Place{Line: &l.Line, Base: e.Base, Data: l.Data, Rule: e.Rule, Behind: &p.ahead}
 	w.goOn(p)
 }
 
@@ -312,7 +312,7 @@ func without[T comparable](s []T, x T) []T {
 }
 
 // admit grants h to one more goroutine.
-func (l *Lock) admit(h *hold, pin bool) *line.Grant {
+func (l *Lock) admit(h *hold, pin bool) *Grant {
 	g := h.claim.Grant(l.Entries.Of(h.mode).Op)
 	g.Pinned = pin
 	h.uses = append(h.uses, g)
@@ -321,7 +321,7 @@ func (l *Lock) admit(h *hold, pin bool) *line.Grant {
 
 // hold makes a hold of c, whose turn has come, or returns nil if a lost hold of this process was
 // not released yet. A hold that excludes c is lost: else the servers had not let c's turn come.
-func (l *Lock) hold(c *line.Claim, mode Mode) *hold {
+func (l *Lock) hold(c *Claim, mode Mode) *hold {
 	if c.Err() != nil {
 		return nil // l.holds may be of the next session
 	}
@@ -443,7 +443,7 @@ func (l *Lock) behindAt(p *place, before int) Behind {
 	if p != nil {
 		if head, n := p.ahead.Now(); n > 0 {
 			mode := Exclusive
-			if c, ok := line.ParseChild(head.Name, l.Line.Bases...); ok && c.Base == l.Entries.Of(Shared).Base {
+			if c, ok := ParseChild(head.Name, l.Line.Bases...); ok && c.Base == l.Entries.Of(Shared).Base {
 				mode = Shared
 			}
 			return Behind{Head: head, Mode: mode, Place: n + before}
@@ -461,7 +461,7 @@ func (l *Lock) Waited(mode Mode, start time.Time, err error) {
 }
 
 // Try makes one attempt. It returns nil if another contender is in the way.
-func (l *Lock) Try(ctx context.Context, mode Mode) (g *line.Grant, err error) {
+func (l *Lock) Try(ctx context.Context, mode Mode) (g *Grant, err error) {
 	start := time.Now()
 	l.mu.Lock()
 	g, busy := l.atOnce(mode)
@@ -491,7 +491,7 @@ func (l *Lock) Try(ctx context.Context, mode Mode) (g *line.Grant, err error) {
 
 // atOnce lets the caller in by a hold of this process, if it can. busy says that a goroutine of this
 // process is in the way.
-func (l *Lock) atOnce(mode Mode) (g *line.Grant, busy bool) {
+func (l *Lock) atOnce(mode Mode) (g *Grant, busy bool) {
 	h := l.regain(mode)
 	if h == nil {
 		l.discard()
@@ -515,10 +515,10 @@ func (l *Lock) BeginUnlock(mode Mode) Departure {
 }
 
 // Release ends the use of g.
-func (l *Lock) Release(g *line.Grant) error { return l.BeginRelease(g).Finish() }
+func (l *Lock) Release(g *Grant) error { return l.BeginRelease(g).Finish() }
 
 // BeginRelease is Release in two parts: see Departure.
-func (l *Lock) BeginRelease(g *line.Grant) Departure {
+func (l *Lock) BeginRelease(g *Grant) Departure {
 	return l.depart(true, func() (*hold, int) { return l.holds.useOf(g) })
 }
 
@@ -540,7 +540,7 @@ func (l *Lock) renounce(w *waiter) error {
 type Departure struct {
 	lock   *Lock
 	hold   *hold
-	grant  *line.Grant   // nil if there was no use to end
+	grant  *Grant        // nil if there was no use to end
 	handle bool          // the caller has the grant, so the mode does not matter
 	stays  bool          // other goroutines have the hold
 	moving chan struct{} // if not nil, nothing has been done before this Downgrade is over
@@ -591,7 +591,7 @@ func (d Departure) Finish() error {
 	}
 	switch {
 	case d.grant == nil:
-		return line.ErrNotLocked
+		return ErrNotLocked
 	case d.stays:
 		return d.hold.claim.Err()
 	}
@@ -617,7 +617,7 @@ func (d Departure) Finish() error {
 //     place though it is alone. Its answer takes at most 200 ms (Claim.AnyoneElse).
 //
 // mayPass says when a hold is not handed over at all.
-func (l *Lock) handOver(h *hold, g *line.Grant) error {
+func (l *Lock) handOver(h *hold, g *Grant) error {
 	l.mu.Lock()
 	for l.next(Exclusive) && l.mayPass(h) {
 		if h.claim.Alone() {
@@ -673,7 +673,7 @@ func (l *Lock) drop(h *hold) {
 
 // keep keeps the place of h, of which g was the last use, if no other contender is in the line.
 // The caller passes e to the observer, without mu.
-func (l *Lock) keep(h *hold, g *line.Grant) (e session.Event, kept bool) {
+func (l *Lock) keep(h *hold, g *Grant) (e session.Event, kept bool) {
 	if l.retain == 0 || h.mode != Exclusive || h.open > 0 || len(l.waiting) > 0 || l.idle != nil ||
 		!h.claim.Alone() || h.claim.WasAsked() || session.IsClosed(l.Manager.Closing) {
 		return e, false
@@ -753,16 +753,16 @@ func (l *Lock) expire(h *hold) {
 	l.discard()
 }
 
-// Txn applies ops while g is held. If g was released, the error is line.ErrNotLocked.
+// Txn applies ops while g is held. If g was released, the error is ErrNotLocked.
 //
 // The transaction is counted under the mutex under which a release is decided: either the release
 // knows of the transaction, or the transaction is not begun.
-func (l *Lock) Txn(ctx context.Context, g *line.Grant, ops []any) ([]zk.MultiResponse, error) {
+func (l *Lock) Txn(ctx context.Context, g *Grant, ops []any) ([]zk.MultiResponse, error) {
 	l.mu.Lock()
 	h, _ := l.holds.useOf(g)
 	if h == nil {
 		l.mu.Unlock()
-		return nil, line.ErrNotLocked
+		return nil, ErrNotLocked
 	}
 	h.open++
 	l.mu.Unlock()
@@ -776,7 +776,7 @@ func (l *Lock) Txn(ctx context.Context, g *line.Grant, ops []any) ([]zk.MultiRes
 }
 
 // Downgrade makes the exclusive hold shared. If the hold is released at the same time, the error is
-// line.ErrNotLocked.
+// ErrNotLocked.
 func (l *Lock) Downgrade(ctx context.Context) error {
 	start := time.Now()
 	moving, stop := context.WithCancel(ctx)
@@ -785,7 +785,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	h := l.holds.present(Exclusive, (*hold).used)
 	if h == nil || h.moving != nil {
 		l.mu.Unlock()
-		return line.ErrNotLocked
+		return ErrNotLocked
 	}
 	h.moving, h.stop = make(chan struct{}), stop
 	l.mu.Unlock()
@@ -798,7 +798,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 		case ended && ctx.Err() != nil: // by now; moving may have ended first
 			err = session.CtxErr(ctx)
 		case ended:
-			err = line.ErrNotLocked
+			err = ErrNotLocked
 		}
 	}
 	l.mu.Lock()
@@ -851,7 +851,7 @@ func (l *Lock) Standing(modes ...Mode) *session.Ending {
 		}
 		return over
 	}
-	over.End(line.ErrNotLocked)
+	over.End(ErrNotLocked)
 	return over
 }
 
@@ -863,7 +863,7 @@ func (l *Lock) Wanted() bool {
 }
 
 // Current returns what this process holds: exclusively, or else shared.
-func (l *Lock) Current() (*line.Grant, Mode, error) {
+func (l *Lock) Current() (*Grant, Mode, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, mode := range []Mode{Exclusive, Shared} {
@@ -871,11 +871,11 @@ func (l *Lock) Current() (*line.Grant, Mode, error) {
 			return h.uses[len(h.uses)-1], mode, nil
 		}
 	}
-	return nil, 0, line.ErrNotLocked
+	return nil, 0, ErrNotLocked
 }
 
 // ModeOf returns the mode in which g is held, if it is.
-func (l *Lock) ModeOf(g *line.Grant) (mode Mode, ok bool) {
+func (l *Lock) ModeOf(g *Grant) (mode Mode, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h, _ := l.holds.useOf(g); h != nil {
