@@ -87,8 +87,8 @@ func mapSetCommand(c *client) *cobra.Command {
 		Use:   "set PATH KEY [VALUE] [flags]",
 		Short: "write the value of a key",
 		Long: `set writes VALUE as the value of KEY; without VALUE it reads its standard input.
-With --if or --if-absent, it writes only while the value is as expected. Otherwise it
-exits with status 75. OLD is as get prints the value.
+With --if or --if-absent, it writes only if the value is as expected, and exits with
+status 75 otherwise. OLD is as get prints the value.
 
 A value that is JSON is stored unchanged, other text as a JSON string. Use --text if
 the value is text whatever it looks like, as for NewMap[string], and --raw for bytes.`,
@@ -122,7 +122,8 @@ the value is text whatever it looks like, as for NewMap[string], and --raw for b
 	return cmd
 }
 
-// An expectation has the flags for the form of a value, and those that make its write depend on the present one.
+// An expectation has the flags for the form of a value, and the flags for a write that depends on
+// the present value.
 type expectation struct {
 	form
 	value       string
@@ -230,9 +231,9 @@ func mapWatchCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch PATH [flags]",
 		Short: "print the map after each change",
-		Long: `watch prints the whole map, now and after each change, as one line of JSON: an
-object whose values are strings, as get prints them. After quick changes, it can print
-only the latest. After a lost connection, it prints the map again when it has caught
+		Long: `watch prints the whole map, now and after each change. It prints one line of JSON:
+an object whose values are strings, in the form of get. After quick changes, it can
+print only the latest. After a lost connection, it prints the map again when it has caught
 up. It ends with a signal, with --timeout, or after --count lines.`,
 		Example: `  zsync map watch /services | while read -r all; do echo "$all" | jq -r '.billing'; done`,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -186,7 +186,7 @@ type view struct {
 	lines   map[string][]look.Line // by path
 	znodes  int
 	looked  bool
-	looking time.Time // when the present look began; zero: none
+	looking time.Time // the start of the present look, or zero
 	failure string
 	order   int     // of orders
 	marked  summary // the line that is marked
@@ -206,7 +206,7 @@ var orders = []struct {
 	{"path", func(a, b summary) int { return 0 }},
 }
 
-// rank puts waiters whose turn may never come before those whose waiting is normal.
+// rank puts waiters whose turn may never come before waiters in a normal line.
 func rank(r summary) int {
 	switch {
 	case r.Waiters == 0:

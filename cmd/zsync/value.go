@@ -79,8 +79,8 @@ func setCommand(c *client) *cobra.Command {
 		Use:   "set PATH [VALUE] [flags]",
 		Short: "write the value",
 		Long: `set writes VALUE to PATH; without VALUE it reads its standard input. With --if or
---if-absent, it writes only while the value is as expected. Otherwise it exits with
-status 75. OLD is as get prints the value.
+--if-absent, it writes only if the value is as expected, and exits with status 75
+otherwise. OLD is as get prints the value.
 
 A value that is JSON is stored unchanged, other text as a JSON string. Use --text if
 the value is text whatever it looks like, as for NewValue[string], and --raw for bytes.`,

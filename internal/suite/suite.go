@@ -51,7 +51,7 @@ func OpenAt(t testing.TB, srv *zktest.Server, server int) *zsync.Session {
 	return s
 }
 
-// OpenAs opens a session with credentials, and with an ACL for what it makes.
+// OpenAs opens a session with credentials, and with an ACL for the znodes that it creates.
 func OpenAs(t testing.TB, srv *zktest.Server, user string, acl []zk.ACL) *zsync.Session {
 	t.Helper()
 	return Open(t, srv, zsync.WithAuth("digest", []byte(user+":secret")), zsync.WithACL(acl))
@@ -69,8 +69,8 @@ func ChildrenOf(t testing.TB, s *zsync.Session, path string) []string {
 
 // Anywhere runs f against an in-process server or, if ZSYNC_TEST_SERVERS names
 // an ensemble, against that. connect makes a session below a chroot that is
-// f's own; timing is real. The session timeout is longer than a busy machine stands
-// still, so that nobody loses a session whose test is not about that.
+// f's own; timing is real. The session timeout is longer than a busy machine pauses a process,
+// so a session ends only if its test ends it.
 func Anywhere(t *testing.T, f func(t *testing.T, connect func(opts ...zsync.Option) *zsync.Session)) {
 	t.Helper()
 	servers := os.Getenv("ZSYNC_TEST_SERVERS")
@@ -92,11 +92,10 @@ func Anywhere(t *testing.T, f func(t *testing.T, connect func(opts ...zsync.Opti
 	})
 }
 
-// OnServers runs f, a hammer of about a minute, on the ensemble that
-// ZSYNC_TEST_SERVERS names, beside other such hammers, while everything happens
-// to the sessions that connect opens: see [harness.Network]. stands tells whether
-// the servers can still know a session; one that was cut off is not among those
-// that cannot, as its holders must know first.
+// OnServers runs f on the ensemble that ZSYNC_TEST_SERVERS names, next to other hammers. f is a
+// hammer of about a minute; [harness.Network] hurts the sessions that connect opens. stands reports
+// whether the servers can still know a session. They can know a session that was cut off: its
+// holders must learn of the loss first.
 func OnServers(t *testing.T, f func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(session int64) bool)) {
 	t.Helper()
 	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || !harness.Long() {
