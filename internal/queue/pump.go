@@ -66,7 +66,8 @@ func (q *core) join(of **pump, most int) *pump {
 }
 
 // leave ends a consumer. After the last one, leave waits a moment for the pump, which returns the
-// elements claimed ahead. So the next consumer finds them in their places.
+// elements claimed ahead. So the next consumer finds them in their places. While there is no session, no
+// element is claimed, and leave does not wait for a session: the caller's context may have ended.
 func (p *pump) leave() {
 	p.q.mu.Lock()
 	p.consumers--
@@ -85,7 +86,7 @@ func (p *pump) leave() {
 	p.running = true // so run never begins
 	p.mu.Unlock()
 	if last && running {
-		if inc, err := p.q.m.Incarnation(session.Finishing); err == nil {
+		if inc := p.q.m.Present(); inc != nil {
 			inc.AwaitConnected(p.over, session.Grace)
 		}
 	}

@@ -115,7 +115,7 @@ func readOf(ctx context.Context, inc *Incarnation, key WatchKey) (string, error)
 
 // act does something with the present session.
 func (x *watchWorld) act() {
-	inc := x.ours.m.present()
+	inc := x.ours.m.Present()
 	if inc == nil || !IsClosed(inc.first) {
 		return
 	}
@@ -203,7 +203,7 @@ func (x *watchWorld) harms() {
 // unarmed returns a watch that the client takes for armed and the server has not,
 // if there is one now; and whether that can be said, as there is a connection.
 func (x *watchWorld) unarmed() (w *Watch, known bool) {
-	inc := x.ours.m.present()
+	inc := x.ours.m.Present()
 	if inc == nil || !IsClosed(inc.first) || IsClosed(inc.Disconnection()) {
 		return nil, false
 	}
@@ -236,7 +236,7 @@ func (x *watchWorld) check(step string) {
 	}
 	// Its event may be on its way; or nothing comes on this connection any more,
 	// which is noticed when half of the session timeout has passed.
-	inc := x.ours.m.present()
+	inc := x.ours.m.Present()
 	conn := inc.Watches.Connection()
 	for range 20 {
 		time.Sleep(testTimeout / 2 / 10)

@@ -115,8 +115,8 @@ func (m *Manager) awaitFunctions() {
 	}
 }
 
-// present returns the incarnation that has not ended, or nil.
-func (m *Manager) present() *Incarnation {
+// Present returns the incarnation that has not ended, or nil.
+func (m *Manager) Present() *Incarnation {
 	m.mu.Lock()
 	inc := m.cur
 	m.mu.Unlock()
@@ -128,7 +128,7 @@ func (m *Manager) present() *Incarnation {
 
 // Granted returns the timeout of the present session, or 0 while there is none.
 func (m *Manager) Granted() time.Duration {
-	if inc := m.present(); inc != nil && inc.ID.Load() != 0 {
+	if inc := m.Present(); inc != nil && inc.ID.Load() != 0 {
 		return time.Duration(inc.Timeout.Load())
 	}
 	return 0
@@ -139,7 +139,7 @@ func (m *Manager) Timeout() time.Duration { return cmp.Or(m.Granted(), m.Config.
 
 // Certain returns for how much longer the present session is confirmed.
 func (m *Manager) Certain() time.Duration {
-	if inc := m.present(); inc != nil {
+	if inc := m.Present(); inc != nil {
 		return inc.certain()
 	}
 	return 0
@@ -147,7 +147,7 @@ func (m *Manager) Certain() time.Duration {
 
 // SessionID returns the id of the present session, or 0 while there is none.
 func (m *Manager) SessionID() int64 {
-	if inc := m.present(); inc != nil {
+	if inc := m.Present(); inc != nil {
 		return inc.ID.Load()
 	}
 	return 0
@@ -178,7 +178,7 @@ func (m *Manager) Stats() Counters {
 		Holds:      m.Holds.Load(),
 		Waiters:    m.Waiters.Load(),
 	}
-	if inc := m.present(); inc != nil {
+	if inc := m.Present(); inc != nil {
 		c.Watches = int64(inc.Watches.len())
 	}
 	return c
