@@ -129,6 +129,12 @@ func StoodStill(t testing.TB) func() time.Duration {
 	return func() time.Duration { return time.Duration(longest.Swap(0)) }
 }
 
+// Raise makes v at least n, whichever goroutine raises it at the same time.
+func Raise(v *atomic.Int64, n int64) {
+	for old := v.Load(); old < n && !v.CompareAndSwap(old, n); old = v.Load() {
+	}
+}
+
 // Nap sleeps for up to n milliseconds.
 func Nap(d *rand.Rand, n int) { time.Sleep(time.Duration(d.IntN(n*1000)) * time.Microsecond) }
 

@@ -200,7 +200,7 @@ var trials = []trial{
 		var running, most atomic.Int64
 		done := harness.Async(func() error {
 			return zsync.NewPartition(s, "/p", zsync.WithMember("id")).Run(ctx, []string{"a", "b"}, func(ctx context.Context, _ string) error {
-				most.Store(max(most.Load(), running.Add(1)))
+				harness.Raise(&most, running.Add(1))
 				defer running.Add(-1)
 				<-ctx.Done()
 				return nil

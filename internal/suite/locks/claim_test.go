@@ -343,7 +343,7 @@ func TestNoHandoverOnAZnodeThatIsGone(t *testing.T) {
 		a, b := suite.Open(t, srv), suite.Open(t, srv)
 		m := zsync.NewMutex(a, "/m", zsync.WithHandoffs(2))
 		harness.Must(t, m.Lock(t.Context()))
-		var holders, most atomic.Int32
+		var holders, most atomic.Int64
 		var all []<-chan error
 		for range 40 {
 			all = append(all, harness.Async(func() error {
@@ -351,7 +351,7 @@ func TestNoHandoverOnAZnodeThatIsGone(t *testing.T) {
 					if err := m.Lock(t.Context()); err != nil {
 						return err
 					}
-					most.Store(max(most.Load(), holders.Add(1)))
+					harness.Raise(&most, holders.Add(1))
 					time.Sleep(time.Second)
 					holders.Add(-1)
 					if err := m.Unlock(); !errors.Is(err, zsync.ErrLost) {
