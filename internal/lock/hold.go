@@ -26,7 +26,10 @@ type Hold struct {
 	Stake       *session.Stake // nil until the grant
 	of          holding        // set at the first grant
 
-	mu    sync.Mutex // a leaf: a primitive takes it while it holds its own lock, and takes no lock while it holds mu
+	// A primitive may take mu while it holds its own lock, and never the reverse. Under mu, only
+	// locks that never wait for a primitive are taken: of lost, whose hooks run under mu, of the
+	// session's watches, and of the trace.
+	mu    sync.Mutex
 	state state
 	lost  session.Ending // ended by a loss
 	left  chan struct{}  // made on demand; closed by the release, even of a lost hold

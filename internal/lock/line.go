@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -227,7 +228,7 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 		c.Child = me
 		err = unmixed(l.Bases, rk.mixed, &me)
 	} else { // no server with this protocol answers so
-		err = fmt.Errorf("%w: created %q as %q", session.ErrProtocol, name, path)
+		err = fmt.Errorf("%w: created %q as %q", conn.ErrProtocol, name, path)
 	}
 	if err != nil {
 		c.withdraw(err)

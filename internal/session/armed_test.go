@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
@@ -50,7 +51,7 @@ func (x *watchWorld) draw(n int) int {
 func (x *watchWorld) path() string { return fmt.Sprintf("/p%d", x.rnd.IntN(3)) }
 
 func (x *watchWorld) key() WatchKey {
-	return WatchKey{[]watchKind{WatchData, WatchExists, WatchChildren}[x.rnd.IntN(3)], x.path()}
+	return WatchKey{Kind: []conn.WatchKind{WatchData, WatchExists, WatchChildren}[x.rnd.IntN(3)], Path: x.path()}
 }
 
 // happens is what becomes of a request of ours.
@@ -207,15 +208,12 @@ func (x *watchWorld) unarmed() (w *Watch, known bool) {
 	if inc == nil || !IsClosed(inc.first) || IsClosed(inc.Disconnection()) {
 		return nil, false
 	}
-	there := make(map[serverWatch]bool)
+	there := make(map[[2]any]bool)
 	for _, have := range x.srv.Watches(inc.ID.Load()) {
-		there[serverWatch{have.Path, have.Children}] = true
+		there[[2]any{have.Path, have.Children}] = true
 	}
-	h := inc.Watches
-	h.Mu.Lock()
-	defer h.Mu.Unlock()
-	for key, w := range h.watches {
-		if w.armed && !there[key.onServer()] {
+	for _, w := range inc.Watches.All() {
+		if inc.Watches.Armed(w) && !there[[2]any{w.Key.Path, w.Key.Kind == WatchChildren}] {
 			return w, true
 		}
 	}
@@ -237,12 +235,12 @@ func (x *watchWorld) check(step string) {
 	// Its event may be on its way; or nothing comes on this connection any more,
 	// which is noticed when half of the session timeout has passed.
 	inc := x.ours.m.Present()
-	conn := inc.Watches.Connection()
+	before := inc.Watches.Connection()
 	for range 20 {
 		time.Sleep(testTimeout / 2 / 10)
 		synctest.Wait()
 		again, known := x.unarmed()
-		if !known || again != first || inc.Ctx.Err() != nil || inc.Watches.Connection() != conn {
+		if !known || again != first || inc.Ctx.Err() != nil || inc.Watches.Connection() != before {
 			return
 		}
 	}

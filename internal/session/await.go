@@ -23,7 +23,7 @@ func (inc *Incarnation) AwaitGone(ctx context.Context, path string) error {
 func (inc *Incarnation) AwaitAllGone(ctx context.Context, paths []string) error {
 	watches := make([]*Watch, len(paths))
 	for i, path := range paths {
-		watches[i] = inc.Watches.Join(WatchKey{WatchChildren, path})
+		watches[i] = inc.Watches.Join(WatchKey{Kind: WatchChildren, Path: path})
 	}
 	defer func() {
 		for _, w := range watches {
@@ -53,7 +53,7 @@ func (inc *Incarnation) AwaitAllGone(ctx context.Context, paths []string) error 
 // WhileThere is AwaitGone with its own wait: f must return when w has fired.
 func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(w *Watch) error) error {
 	for {
-		w := inc.Watches.Join(WatchKey{WatchChildren, path})
+		w := inc.Watches.Join(WatchKey{Kind: WatchChildren, Path: path})
 		_, _, err := inc.Children(ctx, path)
 		if err == nil {
 			err = f(w)
@@ -92,7 +92,7 @@ func AwaitIn[T any](ctx context.Context, inc *Incarnation, done <-chan T) error 
 // AwaitMade waits until there is, or was, a znode at path.
 func (inc *Incarnation) AwaitMade(ctx context.Context, path string) error {
 	for {
-		w := inc.Watches.Join(WatchKey{WatchExists, path})
+		w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: path})
 		stat, err := inc.Exists(ctx, path)
 		if err == nil && stat == nil {
 			err = inc.AwaitFired(ctx, w)

@@ -4,12 +4,14 @@ import (
 	"context"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/conn"
 )
 
 // A Batch is a list of requests that are executed in order, over one connection. They are sent
 // together, so they take one round trip. A Batch does not repeat requests; its sender does.
 //
-// All requests are sent over one link, and never over another. So if the connection is replaced,
+// All requests are sent over one connection, and never over another. So if the connection is replaced,
 // the servers may have executed the first requests of the batch, and answered some of them. The
 // others have no reply, now or later, and the sender of the batch decides about them.
 //
@@ -20,12 +22,12 @@ import (
 //
 // A Batch is used once.
 type Batch struct {
-	requests []request // all batched
+	requests []conn.Request // all batched
 }
 
 // A batched request is a pending of any type.
 type batched interface {
-	request
+	conn.Request
 	settle(ctx context.Context, inc *Incarnation) error
 }
 
@@ -44,9 +46,9 @@ func add[T any](b *Batch, c call[T]) *pending[T] {
 // startBatch sends b as soon as there is a connection, and returns without waiting for replies.
 // If it returns an error, nothing was sent.
 func (inc *Incarnation) startBatch(ctx context.Context, b *Batch) error {
-	l, err := inc.openLink(ctx)
+	l, err := inc.openConn(ctx)
 	if err == nil {
-		l.sendOrFail(b.requests...)
+		l.SendOrFail(b.requests...)
 	}
 	return err
 }

@@ -123,7 +123,7 @@ func TestAReadInABatchSetsTheWatchThatSomebodyWaitsFor(t *testing.T) {
 		inc := live(t, s)
 		_, err := live(t, other).Create(t.Context(), "/a", nil)
 		must(t, err)
-		w := inc.Watches.Join(WatchKey{WatchData, "/a"})
+		w := inc.Watches.Join(WatchKey{Kind: WatchData, Path: "/a"})
 		defer inc.Watches.Leave(w)
 		_, _, err = inc.GetFresh(t.Context(), "/a")
 		must(t, err)

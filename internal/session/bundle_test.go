@@ -171,7 +171,7 @@ func TestABundleUnderWhichTheConnectionBrokeIsHalved(t *testing.T) {
 // any other does.
 func TestAMalformedBundleCostsTheConnection(t *testing.T) {
 	r := &pending[bundle]{Done: make(chan struct{}), call: bundleCall([]string{"/a", "/b"})}
-	if _, ok := r.answer(0, []byte{1, 2, 3}); ok {
+	if _, ok := r.Reply(0, []byte{1, 2, 3}); ok {
 		t.Error("taken for a reply")
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// This file has the requests that a session sends, as its link encodes them, and their replies.
+// This file has the requests that a session sends, as its connection encodes them, and their replies.
 // The time of sending is not its business.
 
 type void = struct{}
@@ -18,16 +18,21 @@ func (inc *Incarnation) createCall(path string, data []byte, flags int32) call[s
 }
 
 func (inc *Incarnation) createWithACL(path string, data []byte, flags int32, acl []zk.ACL) call[string] {
-	op := int32(wire.OpCreate)
+	op, refused := int32(wire.OpCreate), (func(int32))(nil)
 	switch {
 	case flags != zk.FlagContainer:
 	case inc.Manager.noContainers.Load(): // before ZooKeeper 3.5
 		flags = zk.FlagPersistent
 	default:
 		op = wire.OpCreateContainer
+		refused = func(code int32) {
+			if code == wire.CodeUnimplemented {
+				inc.Manager.noContainers.Store(true)
+			}
+		}
 	}
 	return call[string]{
-		op: op, path: path,
+		op: op, path: path, refused: refused,
 		body: func(p []byte) []byte { return wire.AppendCreate(p, data, acl, flags) },
 		take: func(s *wire.Scanner) string {
 			made := s.String()
@@ -57,7 +62,7 @@ func deleteCall(path string) call[void] {
 // leader has received. If the client has no permission for that delete, the server may answer by
 // itself. Then the read is only as new as the sync that is sent with it.
 func (inc *Incarnation) flush() call[void] {
-	c := deleteCall(inc.nobody)
+	c := deleteCall(inc.conns.Nobody)
 	c.moot = true
 	return c
 }
@@ -122,13 +127,13 @@ func multiCall(ops []any) call[[]zk.MultiResponse] {
 		op:   wire.OpMulti,
 		body: func(p []byte) []byte { return wire.AppendOps(p, ops) },
 		judge: func(s *wire.Scanner) ([]zk.MultiResponse, int32, error) {
-			rs, code := s.Results(len(ops), codeError)
+			rs, code := s.Results(len(ops), wire.Error)
 			for i, r := range rs {
 				if op, ok := ops[i].(*zk.CreateRequest); ok && code == 0 && !isMade(r.String, op.Path, op.Flags) {
 					s.Bad = true
 				}
 			}
-			return rs, code, codeError(code)
+			return rs, code, wire.Error(code)
 		},
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/sasl"
 )
 
@@ -34,10 +35,7 @@ type Config struct {
 }
 
 // An Auth is a credential of the client.
-type Auth struct {
-	Scheme      string
-	Credentials []byte
-}
+type Auth = conn.Auth
 
 // A Backoff paces attempts. The first repetition is immediate. The delay before the n'th after it
 // is Min × Factorⁿ⁻¹, at most Max, reduced at random by up to the fraction Jitter.

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/conn"
 )
 
 // CreateChild creates a child of dir whose name contains guid, which is unique, and returns its
@@ -148,11 +150,11 @@ func (inc *Incarnation) listBehind(ctx context.Context, dir, path string, listed
 // listing of dir after it. All go into one write, unless a listing of dir is in flight. Then the
 // caller shares the next listing, which is requested after the create is sent.
 func (inc *Incarnation) startIn(ctx context.Context, dir Dir, missing []string, c call[string], list bool) (create *pending[string], listed *Roll, err error) {
-	l, err := inc.openLink(ctx)
+	l, err := inc.openConn(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	rs := make([]request, 0, 4) // most need no more
+	rs := make([]conn.Request, 0, 4) // most need no more
 	for _, d := range missing {
 		rs = append(rs, newPending(inc.dirCall(d, dir)))
 	}
@@ -163,7 +165,7 @@ func (inc *Incarnation) startIn(ctx context.Context, dir Dir, missing []string, 
 			rs = append(rs, listed)
 		}
 	}
-	l.sendOrFail(rs...)
+	l.SendOrFail(rs...)
 	if list && listed == nil {
 		listed = inc.roll(dir.Path) // after the create, unless the connection is replaced between the two
 	}

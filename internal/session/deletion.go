@@ -54,7 +54,7 @@ func (inc *Incarnation) Delete(d *Deletion) *Deletion {
 	case d.By != nil:
 		// At once: it may have work to do even if the session has ended.
 		d.queue.attempt([]*Deletion{d})
-	case !inc.newestLink().send(d):
+	case !inc.newestConn().Send(d):
 		d.queue.wait(d)
 	}
 	return d

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/wire"
 )
 
@@ -202,7 +203,7 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 
 // attempt makes an attempt at each of ds. Requests among them are sent in one write.
 func (q *deletions) attempt(ds []*Deletion) {
-	var requests []request
+	var requests []conn.Request
 	var lost []*Deletion
 	for _, d := range ds {
 		switch {
@@ -213,7 +214,7 @@ func (q *deletions) attempt(ds []*Deletion) {
 		default:
 			q.inc.Manager.Spawn(func() {
 				d.err = d.By()
-				d.done()
+				d.Finish()
 			})
 		}
 	}
@@ -223,9 +224,9 @@ func (q *deletions) attempt(ds []*Deletion) {
 		q.mu.Unlock()
 		q.inc.Manager.Spawn(func() { q.search(lost) })
 	}
-	if len(requests) > 0 && !q.inc.newestLink().send(requests...) {
+	if len(requests) > 0 && !q.inc.newestConn().Send(requests...) {
 		for _, d := range requests {
-			d.fail(errUnsent) // the connection has just ended
+			d.Fail(conn.ErrUnsent) // the connection has just ended
 		}
 	}
 }
@@ -258,11 +259,11 @@ func (q *deletions) search(ds []*Deletion) {
 		dir := ParentPath(d.Paths[0])
 		switch l := listed[dir]; {
 		case err != nil:
-			d.fail(err)
+			d.Fail(err)
 		case IsNoNode(l.err):
 			d.over(nil)
 		case l.err != nil:
-			d.fail(l.err)
+			d.Fail(l.err)
 		default:
 			if path := findIn(l.val.names, dir, d.guid); path == "" {
 				d.over(nil)
@@ -295,21 +296,21 @@ func (inc *Incarnation) giveUpOver(path string) {
 	inc.giveUp()
 }
 
-func (d *Deletion) opcode() int32 { return wire.OpDelete }
-func (d *Deletion) moot() bool    { return false }
+func (d *Deletion) Op() int32  { return wire.OpDelete }
+func (d *Deletion) Moot() bool { return false }
 
-func (d *Deletion) encode(p []byte) []byte { return appendAnyVersion(wire.AppendString(p, d.Paths[0])) }
+func (d *Deletion) Encode(p []byte) []byte { return appendAnyVersion(wire.AppendString(p, d.Paths[0])) }
 
-func (d *Deletion) key() (key WatchKey, ok bool) { return key, false }
+func (d *Deletion) Key() (key WatchKey, ok bool) { return key, false }
 
-func (d *Deletion) answer(code int32, _ []byte) (whole int32, ok bool) {
-	d.err = codeError(code)
+func (d *Deletion) Reply(code int32, _ []byte) (whole int32, ok bool) {
+	d.err = wire.Error(code)
 	return code, true
 }
 
-// done is called when an attempt is over. The reading goroutine may call it, so it leaves
+// Finish is called when an attempt is over. The reading goroutine may call it, so it leaves
 // everything that may block to run.
-func (d *Deletion) done() {
+func (d *Deletion) Finish() {
 	switch {
 	case d.err == nil, IsNoNode(d.err) && d.mayBe:
 		d.over(nil)
@@ -320,9 +321,9 @@ func (d *Deletion) done() {
 	}
 }
 
-func (d *Deletion) fail(err error) {
+func (d *Deletion) Fail(err error) {
 	d.err = err
-	d.done()
+	d.Finish()
 }
 
 // over ends d.
@@ -337,7 +338,7 @@ func (d *Deletion) over(err error) {
 	}
 }
 
-var _ request = (*Deletion)(nil)
+var _ conn.Request = (*Deletion)(nil)
 
 // connection returns a channel that is closed while a connection serves the session.
 func (inc *Incarnation) connection() <-chan struct{} {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/lease"
 	"github.com/zsync/zsync/zktest"
@@ -111,7 +112,7 @@ func TestWhoWasStoppedIsToldSoThoughTheServersAreQuicker(t *testing.T) {
 			inc.Lease.Sure, inc.Lease.Heard = &stopped, stopped
 			inc.LeaseMu.Unlock()
 			inc.looked.Store(&stopped)
-			wantErr(t, inc.handshake(nil, 0, 0), zk.ErrSessionExpired)
+			wantErr(t, inc.accept(conn.Hello{}, conn.Hello{ID: inc.ID.Load()}, "", time.Time{}), zk.ErrSessionExpired)
 			mu.Lock()
 			defer mu.Unlock()
 			if why != LossPaused || !since.Before(time.Now().Add(-testTimeout)) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/wire"
 )
 
@@ -39,9 +40,6 @@ var (
 // ErrEnded means that the ZooKeeper session of a request is over. It never leaves the package:
 // waiters continue in the next session, and a hold is reported as ErrLost.
 var ErrEnded = errors.New("zsync: incarnation ended")
-
-// errUnsent is the error of a request that certainly has not reached a server.
-var errUnsent = zk.ErrNoServer
 
 // ErrVanished means that another client deleted the znode of a claim.
 var ErrVanished = errors.New("zsync: own znode vanished")
@@ -86,12 +84,12 @@ func OutcomeOf(err error) outcome {
 	case nil,
 		zk.ErrAPIError, zk.ErrNoNode, zk.ErrNoAuth, zk.ErrBadVersion,
 		zk.ErrNoChildrenForEphemerals, zk.ErrNodeExists, zk.ErrNotEmpty,
-		zk.ErrSessionExpired, // see link.disowned
+		zk.ErrSessionExpired, // see conn.Conn.disowned
 		zk.ErrInvalidACL, zk.ErrAuthFailed, zk.ErrNothing,
 		zk.ErrReconfigDisabled, zk.ErrBadArguments,
 		zk.ErrInvalidPath, zk.ErrInvalidFlags, zk.ErrShortBuffer:
 		return Answered
-	case errUnsent, zk.ErrSessionMoved:
+	case conn.ErrUnsent, zk.ErrSessionMoved:
 		// A server that knows that the session has moved ignores the request.
 		return unsent
 	}
@@ -101,7 +99,7 @@ func OutcomeOf(err error) outcome {
 	if errors.Is(err, zk.ErrInvalidFlags) {
 		return Answered
 	}
-	var code codeErr
+	var code wire.Code
 	switch ok := errors.As(err, &code); {
 	case !ok, code == wire.CodeConnectionLoss, code == wire.CodeOperationTimeout: // the server itself does not know
 		return Unknown
@@ -110,54 +108,6 @@ func OutcomeOf(err error) outcome {
 	}
 	return Answered
 }
-
-// codeErrors are go-zookeeper's errors for a server's codes.
-var codeErrors = map[int32]error{
-	0: nil, -8: zk.ErrBadArguments, -100: zk.ErrAPIError, wire.CodeNoNode: zk.ErrNoNode, -102: zk.ErrNoAuth,
-	wire.CodeBadVersion: zk.ErrBadVersion, wire.CodeNoChildren: zk.ErrNoChildrenForEphemerals,
-	wire.CodeNodeExists: zk.ErrNodeExists, wire.CodeNotEmpty: zk.ErrNotEmpty, wire.CodeSessionExpired: zk.ErrSessionExpired,
-	-114: zk.ErrInvalidACL, -115: zk.ErrAuthFailed, -116: zk.ErrClosing, -117: zk.ErrNothing,
-	wire.CodeSessionMoved: zk.ErrSessionMoved, -123: zk.ErrReconfigDisabled,
-}
-
-// codeError returns the error for a server's code: go-zookeeper's, or a codeErr.
-func codeError(code int32) error {
-	if err, ok := codeErrors[code]; ok {
-		return err
-	}
-	return codeErr(code)
-}
-
-// A codeErr is a server's code for which go-zookeeper has no error.
-type codeErr int32
-
-// codeTexts has the meanings of codes.
-var codeTexts = map[codeErr]string{
-	-1:                        "the server failed",
-	-2:                        "another operation of the transaction failed",
-	-3:                        "the server's data are inconsistent",
-	wire.CodeConnectionLoss:   "the server lost its connection to the others",
-	-5:                        "the server could not read the request",
-	wire.CodeUnimplemented:    "the server does not know this request: it is too old, or it is not ZooKeeper",
-	wire.CodeOperationTimeout: "the server did not get an answer in time",
-	-119:                      "the server is in read-only mode",
-	-120:                      "the server keeps sessions to itself, and makes no ephemeral znode in one: set localSessionsUpgradingEnabled=true beside localSessionsEnabled",
-	-122:                      "the request took the server too long",
-	wire.CodeWantsAuth:        "the server demands that clients authenticate (zookeeper.enforce.auth.enabled, or zookeeper.sessionRequireClientSASLAuth): give credentials of a scheme that it enforces with WithAuth or WithSASL",
-	-125:                      "the quota of a znode above the path is exceeded (setquota)",
-	wire.CodeThrottled:        "the server has too much to do",
-}
-
-func (e codeErr) Error() string {
-	text, ok := codeTexts[e]
-	if !ok {
-		text = "unknown error"
-	}
-	return fmt.Sprintf("%s (server's code %d)", text, int32(e))
-}
-
-// Is makes a demand for credentials match the error of refused credentials.
-func (e codeErr) Is(err error) bool { return e == wire.CodeWantsAuth && err == zk.ErrAuthFailed }
 
 // IsNoNode reports whether a server has answered that a znode does not exist.
 func IsNoNode(err error) bool { return IsAnswer(err, zk.ErrNoNode) }
@@ -175,7 +125,7 @@ func IsAnswer(err, answer error) bool { return errors.Is(err, answer) && !isCtxE
 
 // isUnimplemented reports whether the server is too old for the request.
 func isUnimplemented(err error) bool {
-	return IsAnswer(err, codeErr(wire.CodeUnimplemented))
+	return IsAnswer(err, wire.Code(wire.CodeUnimplemented))
 }
 
 // JoinErrors is errors.Join, but a single error stays itself.
@@ -185,11 +135,6 @@ func JoinErrors(errs []error) error {
 	}
 	return errors.Join(errs...)
 }
-
-var (
-	errHandshake = errors.New("zsync: handshake refused")
-	ErrProtocol  = errors.New("zsync: not the ZooKeeper protocol")
-)
 
 // Invalid returns an error for a bad argument. It names the argument and the rule.
 func Invalid(format string, args ...any) error {

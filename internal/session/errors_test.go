@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/wire"
 )
 
 func TestCase10WhatIsNotProvablyAnsweredOrUnsentIsUnknown(t *testing.T) {
@@ -22,19 +24,19 @@ func TestCase10WhatIsNotProvablyAnsweredOrUnsentIsUnknown(t *testing.T) {
 		{zk.ErrNodeExists, Answered},
 		{zk.ErrBadVersion, Answered},
 		{zk.ErrNoAuth, Answered},
-		{codeErr(-6), Answered},
-		{codeErr(-125), Answered},
-		{codeErr(-99999), Answered},
+		{wire.Code(-6), Answered},
+		{wire.Code(-125), Answered},
+		{wire.Code(-99999), Answered},
 		{fmt.Errorf("x: %w", zk.ErrInvalidFlags), Answered},
 		{zk.ErrNoServer, unsent},
-		{codeErr(-124), unsent},
-		{codeErr(-127), unsent},
+		{wire.Code(-124), unsent},
+		{wire.Code(-127), unsent},
 		{zk.ErrConnectionClosed, Unknown},
 		{zk.ErrClosing, Unknown},
 		{zk.ErrSessionExpired, Answered}, // over several connections
 		{zk.ErrSessionMoved, unsent},
-		{codeErr(-4), Unknown},
-		{codeErr(-7), Unknown},
+		{wire.Code(-4), Unknown},
+		{wire.Code(-7), Unknown},
 		{io.EOF, Unknown},
 		{os.ErrDeadlineExceeded, Unknown},
 		{&net.OpError{Op: "write", Err: errors.New("broken pipe")}, Unknown},
@@ -47,7 +49,7 @@ func TestCase10WhatIsNotProvablyAnsweredOrUnsentIsUnknown(t *testing.T) {
 
 // A context may have ended with what a server has answered to another.
 func TestAContextThatHasEndedSaysNothingOfAServer(t *testing.T) {
-	for _, cause := range []error{zk.ErrNoNode, zk.ErrNoAuth, codeErr(-6), codeErr(-127), codeErr(-124)} {
+	for _, cause := range []error{zk.ErrNoNode, zk.ErrNoAuth, wire.Code(-6), wire.Code(-127), wire.Code(-124)} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(cause)
 		err := CtxErr(ctx)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"maps"
 	"sync"
+
+	"github.com/zsync/zsync/internal/conn"
 )
 
 // A follower maintains a snapshot of the children of one znode, with their data, within one
@@ -180,11 +182,11 @@ func (f *follower) readList(ctx context.Context) (missing []string, err error) {
 }
 
 // listed lists dir with a watch of this kind. A watch on the children requires that dir exists.
-func (f *follower) listed(ctx context.Context, kind watchKind) ([]string, error) {
+func (f *follower) listed(ctx context.Context, kind conn.WatchKind) ([]string, error) {
 	if f.list != nil {
-		f.inc.Watches.leaveUntold(f.list, f)
+		f.inc.Watches.LeaveUntold(f.list, f)
 	}
-	f.list = f.inc.Watches.Join(WatchKey{kind, f.dir})
+	f.list = f.inc.Watches.Join(WatchKey{Kind: kind, Path: f.dir})
 	f.inc.Watches.Tell(f.list, f, func() { f.ring(func() { f.relist = true }) })
 	if kind == WatchExists {
 		stat, err := f.inc.Exists(ctx, f.dir)
@@ -208,7 +210,7 @@ func (f *follower) readParts(ctx context.Context, names map[string]struct{}) err
 	parts := make([]followed, len(list))
 	for i, name := range list {
 		f.drop(name)
-		w := f.inc.Watches.Join(WatchKey{WatchData, ChildPath(f.dir, name)})
+		w := f.inc.Watches.Join(WatchKey{Kind: WatchData, Path: ChildPath(f.dir, name)})
 		f.inc.Watches.Tell(w, f, func() { f.ring(func() { f.stale[name] = struct{}{} }) })
 		parts[i].w = w
 	}
@@ -223,7 +225,7 @@ func (f *follower) readParts(ctx context.Context, names map[string]struct{}) err
 	})
 	for i, name := range list {
 		if parts[i].Stat == nil {
-			f.inc.Watches.leaveUntold(parts[i].w, f)
+			f.inc.Watches.LeaveUntold(parts[i].w, f)
 			continue
 		}
 		f.parts[name] = parts[i]
@@ -244,7 +246,7 @@ func (f *follower) ring(set func()) {
 
 func (f *follower) drop(name string) {
 	if p, ok := f.parts[name]; ok {
-		f.inc.Watches.leaveUntold(p.w, f)
+		f.inc.Watches.LeaveUntold(p.w, f)
 		delete(f.parts, name)
 	}
 }
@@ -255,7 +257,7 @@ func (f *follower) close() {
 		f.drop(name)
 	}
 	if f.list != nil {
-		f.inc.Watches.leaveUntold(f.list, f)
+		f.inc.Watches.LeaveUntold(f.list, f)
 	}
 }
 

@@ -4,16 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/lease"
+	"github.com/zsync/zsync/internal/sasl"
 	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/wire"
 )
 
 // An Incarnation is one ZooKeeper session, from the handshake to its end. It begins once, ends
@@ -25,7 +28,7 @@ import (
 // see it. How long the session is confirmed is not its business (package lease), nor are requests.
 type Incarnation struct {
 	Manager *Manager
-	Watches *Watches
+	Watches *conn.Watches
 
 	// Ctx is cancelled, with an ErrLost or ErrClosed as its cause, when the session is over or
 	// may be over.
@@ -36,8 +39,6 @@ type Incarnation struct {
 
 	ID      atomic.Int64               // the session id; 0 before the first handshake
 	Timeout atomic.Int64               // the negotiated session timeout, in nanoseconds
-	zxid    atomic.Int64               // the newest of a reply
-	xid     atomic.Uint32              // of the last request, over all connections
 	vetted  shared.Cache[struct{}]     // by path: the parent znodes that no other client can change
 	lasting shared.Cache[int64]        // by path: the czxid of the persistent znode there, see Storable
 	ids     atomic.Pointer[[]Identity] // of this client, see identities; nil before they were asked for
@@ -47,7 +48,7 @@ type Incarnation struct {
 	drain   sync.Once                  // of shut
 
 	mu   sync.Mutex
-	link *link         // the newest, if any; guarded by mu
+	conn *conn.Conn    // the newest, if any; guarded by mu
 	up   chan struct{} // closed while a connection serves the session; guarded by mu
 	down chan struct{} // closed while none does; guarded by mu
 
@@ -68,9 +69,7 @@ type Incarnation struct {
 	last    chan struct{} // has a token while lastly runs, and permanently once shut proceeds
 	largest atomic.Int64  // bytes of the largest znode in a late bundle
 
-	disowned int // connections in a row that link.disowned has ended; only serve uses it
-
-	sight sight
+	conns conn.Shared // what its connections share
 	trail trail
 }
 
@@ -82,7 +81,6 @@ func newIncarnation(m *Manager) *Incarnation {
 		gone:    make(chan struct{}),
 		up:      make(chan struct{}),
 		down:    make(chan struct{}),
-		nobody:  "/" + NewGUID() + "/none",
 		kick:    make(chan struct{}, 1),
 		last:    make(chan struct{}, 1),
 	}
@@ -90,7 +88,14 @@ func newIncarnation(m *Manager) *Incarnation {
 	inc.Timeout.Store(int64(m.Config.Timeout))
 	inc.Lease = lease.New(m.Config.Timeout)
 	inc.Ctx, inc.cancel = context.WithCancelCause(context.Background())
-	inc.Watches = newWatches(inc.removeWatch, m.Spawn)
+	inc.Watches = conn.NewWatches(inc.removeWatch, m.Spawn)
+	inc.conns = conn.Shared{
+		Ctx: inc.Ctx, Spawn: m.Spawn, Watches: inc.Watches, Auths: m.Config.Auths, SASL: m.Config.SASL, Requests: &m.requests,
+		Nobody: "/" + NewGUID() + "/none", Sending: inc.sending, Answered: inc.contact, Moved: inc.moved, Confirm: inc.confirm, Served: m.fit,
+	}
+	if m.Trace != nil {
+		inc.conns.Deleted = m.Trace.Gone
+	}
 	return inc
 }
 
@@ -103,58 +108,150 @@ func (inc *Incarnation) start() {
 	inc.Manager.Spawn(inc.watchdog)
 }
 
-// serve opens one connection after another, and reads from each, until the incarnation has ended.
+// serve keeps the session connected until it ends. It is the only goroutine that reads.
+//
+// A request without a reply may have been executed, or may still be. It fails when its connection
+// has ended, and its sender settles it over a later one: see repeat and Find. A write that was left
+// behind could be executed after such a look. So pick leaves out the servers at which one may still
+// be under way (trail), and each later connection begins with a sync. Ahead of that sync, the
+// watches are set again. So a missed event arrives before every reply that is as new.
+//
+// A broken connection ends nothing by itself. The time ends the session (Alive), or the reply of a
+// server to a handshake (accept).
 func (inc *Incarnation) serve() {
+	m := inc.Manager
 	for inc.Ctx.Err() == nil {
-		addr := inc.pick()
+		addr := inc.pick() // the next server, paced
 		if inc.Ctx.Err() != nil {
 			return
 		}
-		l, err := inc.dial(addr)
-		if err == nil {
-			err = l.connect()
+		c, err := inc.connect(addr) // the handshake; then the watches and a sync are sent
+		reached := err == nil
+		if reached {
+			m.Pace.success()
+			inc.connected(c)
+			err = c.Read() // until the connection ends
 		}
-		if err != nil {
-			if l != nil {
-				l.Close()
+		if c != nil {
+			inc.conclude(c, err)
+			c.Close()
+			inc.disconnected()
+			if c.CaughtUp {
+				inc.trail.caughtUp(addr)
 			}
-			if inc.Ctx.Err() == nil { // else the error says nothing about the server
-				inc.Manager.dialed(addr, err)
+			if c.Over() { // every request without a reply fails
+				inc.trail.leave(addr)
 			}
-			continue
 		}
-		inc.Manager.Pace.success()
-		inc.connected()
-		l.read()
-		l.Close()
-		inc.disconnected()
-		l.over()
+		if !reached && inc.Ctx.Err() == nil { // else the error says nothing about the server
+			m.dialed(addr, err)
+		}
 	}
 }
 
-// silence is how long a connection can be without a reply before the link closes it.
-func (inc *Incarnation) silence() time.Duration {
-	return time.Duration(float64(inc.Timeout.Load()) * lease.Silence)
+// conclude draws the conclusions from the end of a connection, or of its handshake.
+func (inc *Incarnation) conclude(c *conn.Conn, err error) {
+	m := inc.Manager
+	switch {
+	case err == conn.ErrEnded:
+		inc.endedOnServer()
+	case (err == zk.ErrSessionMoved || err == zk.ErrSessionExpired) && inc.Ctx.Err() == nil:
+		m.Pace.again() // the next handshake decides: see conn.Conn.disowned
+	case errors.As(err, new(*sasl.RefusedError)), IsAnswer(err, wire.Code(wire.CodeWantsAuth)):
+		// If every server has refused this client or could not be reached since a server last
+		// executed a request, the Session ends: another attempt would fail in the same way, and
+		// each caller must get the reason.
+		if m.unfit(c.Addr, fmt.Errorf("%s: %w", c.Addr, err)); m.noneFits() {
+			inc.failLater(err)
+		}
+	case errors.Is(err, zk.ErrAuthFailed):
+		// A server refuses credentials, or the mechanism of SASL says that its own are refused.
+		// Another attempt would fail, too. After any other error of the mechanism, such as a ticket
+		// that cannot be had at the moment, the next attempt is made at the usual pace.
+		inc.failLater(err)
+	}
 }
 
-// dial connects to a server.
-func (inc *Incarnation) dial(addr string) (*link, error) {
+// connect opens the session over a new connection, or continues it. The connection is nil if the
+// server was not reached.
+func (inc *Incarnation) connect(addr string) (*conn.Conn, error) {
 	limit := inc.dialLimit()
 	if least := inc.leastGrant(addr); inc.ID.Load() != 0 && least < time.Duration(inc.Timeout.Load()) {
 		limit = min(limit, least/3) // time for another server before the session must be abandoned
 	}
 	deadline := time.Now().Add(limit)
-	c, err := dial(inc.Ctx, &inc.Manager.Config, inc.Manager.Spawn, addr, limit)
+	socket, err := inc.Manager.dialer.Dial(inc.Ctx, addr, limit)
 	if err != nil {
 		return nil, err
 	}
-	l := newLink(inc, c, addr, limit, deadline)
+	c := conn.New(&inc.conns, socket, addr, limit, deadline)
 	inc.mu.Lock()
-	inc.link = l
+	inc.conn = c
 	inc.mu.Unlock()
-	// Either connect sees the end of the incarnation, or the goroutine that ends it sees this
-	// link: the link is stored before connect checks, and end runs before seal reads the link.
-	return l, nil
+	// Either this check sees the end of the incarnation, or the goroutine that ends it sees this
+	// connection, because end runs before seal reads it. A session must not be opened after the end.
+	if inc.Ctx.Err() != nil {
+		return c, net.ErrClosed
+	}
+	return c, inc.handshake(c)
+}
+
+// maxGranted is a session timeout that is accepted from a server whatever the client asked for.
+const maxGranted = 2 * time.Minute
+
+// handshake opens or continues the session over c. Only the first handshake of an incarnation may
+// open a session. Later ones may only continue it. So no request ever runs in a session that it
+// was not made for.
+func (inc *Incarnation) handshake(c *conn.Conn) error {
+	ask, now := conn.Hello{ID: inc.ID.Load(), Timeout: inc.Manager.Config.Timeout}, time.Now()
+	if ask.ID != 0 {
+		ask.Timeout = time.Duration(inc.Timeout.Load())
+		inc.LeaseMu.Lock()
+		ask.Password = inc.password
+		inc.Lease.Trying(now, inc.leastGrant(c.Addr))
+		inc.LeaseMu.Unlock()
+	}
+	got, err := c.Connect(ask, now)
+	if err != nil {
+		return err
+	}
+	if want := inc.Manager.Config.Timeout; got.ID != 0 && got.Timeout > max(10*want, maxGranted) {
+		// Accepting it would mean to wait as long for this server, and for no other.
+		c.EndSession()
+		return fmt.Errorf("%w: a session timeout of %v, where %v was asked for: see WithSessionTimeout, and the server's minSessionTimeout", conn.ErrHandshake, got.Timeout, want)
+	}
+	// The exchange of SASL comes before the session learns of the handshake, so the end of a session
+	// that must not be used, too, is asked for by a client that has authenticated.
+	refused := c.Authenticate(got.ID)
+	if err := inc.accept(got, ask, c.Addr, now); err != nil {
+		switch {
+		case got.ID == 0:
+		case got.ID == ask.ID && !IsClosed(inc.Manager.Over):
+			// The incarnation ended during the handshake, and its holders have only just learned
+			// of their loss. endOrphan ends the session after they have had their time. It must,
+			// because this handshake has renewed the session for another timeout.
+			inc.abandon()
+		case got.ID == ask.ID:
+			// The whole Session is closed.
+			inc.lastly(c.EndSession)
+		default:
+			c.EndSession() // another session than ours, which no client will use
+		}
+		return err
+	}
+	if refused != nil {
+		return refused
+	}
+	if err := c.Begin(got.ID, time.Duration(inc.Timeout.Load()), ask.ID != 0); err != nil {
+		return err
+	}
+	// The incarnation gets its id only here. If the connection breaks before the credentials are
+	// answered, the next handshake asks for a new session.
+	inc.LeaseMu.Lock()
+	inc.password = got.Password
+	inc.LeaseMu.Unlock()
+	inc.ID.Store(got.ID)
+	return nil
 }
 
 // leastGrant returns the shortest timeout that a server may grant to a request for the session's
@@ -163,16 +260,16 @@ func (inc *Incarnation) leastGrant(addr string) time.Duration {
 	return inc.Manager.grants.of(addr, time.Duration(inc.Timeout.Load()))
 }
 
-// handshake processes a server's reply to the connect request. It refuses a reply that does not
+// accept processes a server's reply to the connect request. It refuses a reply that does not
 // continue this session.
-func (inc *Incarnation) handshake(l *link, id int64, timeout time.Duration) error {
+func (inc *Incarnation) accept(got, ask conn.Hello, addr string, asked time.Time) error {
 	if err := context.Cause(inc.Ctx); err != nil {
 		return err
 	}
-	switch mine := inc.ID.Load(); {
-	case id == 0 && mine == 0:
-		return fmt.Errorf("%w: no session was given", errHandshake)
-	case id == 0:
+	switch {
+	case got.ID == 0 && ask.ID == 0:
+		return fmt.Errorf("%w: no session was given", conn.ErrHandshake)
+	case got.ID == 0:
 		// A process that was stopped gets this reply at once, usually before its watchdog runs.
 		// Then Alive finds that the session was unconfirmed, and records that reason and since
 		// when.
@@ -180,22 +277,22 @@ func (inc *Incarnation) handshake(l *link, id int64, timeout time.Duration) erro
 			inc.Lose(LossExpired)
 		}
 		return zk.ErrSessionExpired
-	case mine != 0 && id != mine:
+	case ask.ID != 0 && got.ID != ask.ID:
 		inc.Lose(LossReplaced)
 		return zk.ErrSessionExpired
 	}
-	inc.Manager.grants.note(l.addr, grant{l.wanted, timeout})
-	isNew := inc.ID.Load() == 0
-	if isNew {
-		inc.trail.came(l.addr)
+	inc.Manager.grants.note(addr, grant{ask.Timeout, got.Timeout})
+	timeout := got.Timeout
+	if ask.ID == 0 {
+		inc.trail.came(addr)
 	} else {
 		// Servers may be configured differently. A new leader gives the session the timeout that
 		// was granted first.
-		timeout = min(timeout, time.Duration(inc.Timeout.Load()))
+		timeout = min(timeout, ask.Timeout)
 	}
 	inc.Timeout.Store(int64(timeout))
 	inc.LeaseMu.Lock()
-	inc.Lease.Connected(l.asked, isNew, timeout)
+	inc.Lease.Connected(asked, ask.ID == 0, timeout)
 	inc.LeaseMu.Unlock()
 	return nil
 }
@@ -207,21 +304,22 @@ func (inc *Incarnation) sending() lease.Stamp {
 	return inc.Lease.Sending(time.Now())
 }
 
-// nextXid returns an xid that no other request of the session has, over any connection. A
-// follower or observer knows the result of a request by session and xid alone. If an xid were
-// used again, the late result of a request from an earlier connection could be delivered as the
-// result of another request, which might not have been executed.
-//
-// Pings, credentials and setWatches always have the xids that the protocol prescribes. No server
-// proposes a transaction for them, so they have no late results. After 2^31 requests the xids
-// begin again; by then the first have long been answered. 0 is left out: the leader uses it for
-// the session's creation and for the expiry that it decides.
-func (inc *Incarnation) nextXid() int32 {
-	for {
-		if xid := int32(inc.xid.Add(1) & math.MaxInt32); xid != 0 {
-			return xid
-		}
+// moved records a stride of a long packet.
+func (inc *Incarnation) moved(now time.Time) {
+	inc.LeaseMu.Lock()
+	defer inc.LeaseMu.Unlock()
+	inc.Lease.Moved(now)
+}
+
+// confirm reports whether a connection begins with a write that confirms the session: it has
+// holds.
+func (inc *Incarnation) confirm() bool {
+	inc.LeaseMu.Lock()
+	defer inc.LeaseMu.Unlock()
+	if inc.stakes > 0 {
+		inc.Lease.Confirming()
 	}
+	return inc.stakes > 0
 }
 
 // contact records that a request was answered at now, and with which proof.
@@ -338,15 +436,24 @@ func (inc *Incarnation) fail(err error) {
 	inc.seal(err)
 }
 
+// failLater is fail because of credentials. If they were accepted before, no call may be waiting
+// to return the reason, so it is logged.
+func (inc *Incarnation) failLater(err error) {
+	if inc.ID.Load() != 0 || inc.Manager.expiries.Load() > 0 {
+		inc.Manager.Log.Error("zsync: the credentials are refused, and the session ends", "session", Text(inc.ID.Load()), "err", err)
+	}
+	inc.fail(err)
+}
+
 // seal ends the incarnation. Holders learn of it first. Then it closes the socket, so that no
 // queued request can reach a server.
 func (inc *Incarnation) seal(cause error) {
 	inc.end(cause)
 	inc.mu.Lock()
-	l := inc.link
+	c := inc.conn
 	inc.mu.Unlock()
-	if l != nil {
-		l.Close()
+	if c != nil {
+		c.Close()
 	}
 }
 
@@ -357,7 +464,7 @@ func (inc *Incarnation) shut() {
 		inc.end(ErrClosed)     // the first cause stays
 		inc.last <- struct{}{} // lastly has returned, and later calls of it take the other branch
 		if inc.leaveTime() {
-			inc.newestLink().bye()
+			inc.newestConn().Bye()
 			AwaitFor(inc.gone, time.Second)
 		}
 		inc.seal(ErrClosed)
@@ -396,9 +503,9 @@ func (inc *Incarnation) end(cause error) {
 	<-inc.Ended.Done() // another goroutine may be running the hooks
 }
 
-func (inc *Incarnation) connected() {
+func (inc *Incarnation) connected(c *conn.Conn) {
 	m := inc.Manager
-	inc.newestLink().open()
+	c.Open()
 	began, said := m.outage.end()
 	again := IsClosed(inc.first)
 	kind, text := EventConnected, "zsync: session established"
@@ -474,31 +581,18 @@ func (inc *Incarnation) Connection(ctx context.Context) error {
 	return nil
 }
 
-// newestLink returns the link that was made last.
-func (inc *Incarnation) newestLink() *link {
+// newestConn returns the connection that was made last.
+func (inc *Incarnation) newestConn() *conn.Conn {
 	inc.mu.Lock()
 	defer inc.mu.Unlock()
-	return inc.link
-}
-
-// seen records the zxid of a reply.
-func (inc *Incarnation) seen(zxid int64) {
-	if zxid > inc.zxid.Load() { // no race: only the reading goroutine stores, and one link reads at a time
-		inc.zxid.Store(zxid)
-	}
-}
-
-// newest reports whether l is the link that was made last. An older link carries nothing.
-func (inc *Incarnation) newest(l *link) bool {
-	inc.mu.Lock()
-	defer inc.mu.Unlock()
-	return inc.link == l
+	return inc.conn
 }
 
 // removeWatch asks the server to drop an idle watch.
 func (inc *Incarnation) removeWatch(key WatchKey) {
 	for {
-		if l := inc.newestLink(); l.removeWatch(key) { // there is a link, or there would be no watches
+		c := inc.newestConn() // there is one, or there would be no watches
+		if c.RemoveWatch(key, func() bool { return inc.newestConn() == c }) {
 			return
 		}
 	}
@@ -509,7 +603,7 @@ func (inc *Incarnation) TraceLine(event, kind, path, hold string) trace.Line {
 	return trace.Line{
 		Event: event, Kind: kind, Path: inc.Manager.Bare(path), Hold: hold,
 		// Blind is read first: an event between the two reads can only make both better.
-		Blind: inc.sight.blind.Load(), Zxid: inc.sight.zxid.Load(), Session: Text(inc.ID.Load()),
+		Blind: inc.conns.Seen.Blind.Load(), Zxid: inc.conns.Seen.Zxid.Load(), Session: Text(inc.ID.Load()),
 	}
 }
 
@@ -523,12 +617,12 @@ func (m *Manager) TraceLoss(l trace.Line, why error) trace.Line {
 }
 
 func (m *Manager) traceBegin(inc *Incarnation) {
-	m.Trace.Line(trace.Line{Event: trace.Session, Session: Text(inc.ID.Load()), Timeout: time.Duration(inc.Timeout.Load()).String(), Zxid: inc.sight.zxid.Load()})
+	m.Trace.Line(trace.Line{Event: trace.Session, Session: Text(inc.ID.Load()), Timeout: time.Duration(inc.Timeout.Load()).String(), Zxid: inc.conns.Seen.Zxid.Load()})
 }
 
 func (m *Manager) traceEnd(inc *Incarnation, why error) {
 	if m.Trace != nil && inc.ID.Load() != 0 {
-		m.Trace.Line(m.TraceLoss(trace.Line{Event: trace.Expired, Session: Text(inc.ID.Load()), Zxid: inc.sight.zxid.Load()}, why))
+		m.Trace.Line(m.TraceLoss(trace.Line{Event: trace.Expired, Session: Text(inc.ID.Load()), Zxid: inc.conns.Seen.Zxid.Load()}, why))
 	}
 }
 

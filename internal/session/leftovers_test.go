@@ -21,12 +21,9 @@ func TestFollowersOfAQuietDirectoryAreForgotten(t *testing.T) {
 			s.m.FollowDir(ctx, "/d", false, func(map[string]Node, <-chan struct{}, <-chan struct{}) (bool, error) { cancel(); return true, nil })
 		}
 		synctest.Wait()
-		h := inc.Watches
-		h.Mu.Lock()
-		defer h.Mu.Unlock()
-		for key, w := range h.watches {
-			if len(w.told) > 1 {
-				t.Errorf("%v: %d waiters, %d functions to call", key, w.waiters, len(w.told))
+		for _, w := range inc.Watches.All() {
+			if waiters, functions := inc.Watches.Waiting(w); functions > 1 {
+				t.Errorf("%v: %d waiters, %d functions to call", w.Key, waiters, functions)
 			}
 		}
 	})

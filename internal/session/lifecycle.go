@@ -8,6 +8,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/zsync/zsync/internal/conn"
 )
 
 // GiveUp runs f, which releases something for a call with ctx, and returns its error. Once ctx
@@ -33,7 +35,7 @@ func (m *Manager) Connect(ctx context.Context) error {
 	defer m.mu.Unlock()
 	switch {
 	case m.dialErr == nil || ctx.Err() == nil:
-	case refusesTLS(m.dialErr):
+	case conn.RefusesTLS(m.dialErr):
 		err = fmt.Errorf("%w (last attempt: %w)", err, m.dialErr)
 	default: // it may be an error of another context than the caller's
 		err = fmt.Errorf("%w (last attempt: %v)", err, m.dialErr)
@@ -179,7 +181,7 @@ func (m *Manager) Stats() Counters {
 		Waiters:    m.Waiters.Load(),
 	}
 	if inc := m.Present(); inc != nil {
-		c.Watches = int64(inc.Watches.len())
+		c.Watches = int64(inc.Watches.Len())
 	}
 	return c
 }

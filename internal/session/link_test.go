@@ -3,14 +3,13 @@ package session
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
 	"net"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
@@ -41,23 +41,20 @@ func FuzzLinkRead(f *testing.F) {
 			piece = 5
 		}
 		read := func(piece int) string {
-			m := &Manager{Config: Config{Timeout: time.Hour}, Hosts: []string{"x:1", "y:1"}}
-			inc := newIncarnation(m)
+			inc, c := openScripted(t, in, piece)
 			defer inc.cancel(nil)
-			l := newLink(inc, scripted{r: strings.NewReader(string(in)), piece: piece}, "x:1", time.Minute, time.Now().Add(time.Minute))
-			l.shook.Store(true)
-			l.open()
+			defer c.Close()
 			var waits []*Watch
-			for _, k := range []watchKind{WatchData, WatchExists, WatchChildren} {
-				waits = append(waits, inc.Watches.Join(WatchKey{k, "/x"}))
+			for _, k := range []conn.WatchKind{WatchData, WatchExists, WatchChildren} {
+				waits = append(waits, inc.Watches.Join(WatchKey{Kind: k, Path: "/x"}))
 			}
 			r, said := someRequest(kind)
-			if !l.send(r) {
-				t.Fatal("the link takes no request")
+			if !c.Send(r) {
+				t.Fatal("the connection takes no request")
 			}
-			l.bye()
-			l.read()
-			l.over() // a second answer closes a channel again
+			c.Bye()
+			c.Read()
+			c.Over() // a second answer closes a channel again
 			text := said()
 			for _, w := range waits {
 				if IsClosed(w.Fired) {
@@ -98,19 +95,15 @@ func everyEvent() (all [][]byte) {
 func TestEveryEventFiresTheWatchesOfItsZnodeOrEndsTheConnection(t *testing.T) {
 	for state := int64(-3); state <= 7; state++ {
 		for kind := int64(-3); kind <= 9; kind++ {
-			inc := newIncarnation(&Manager{Config: Config{Timeout: time.Hour}})
-			in := frame(replyTo(wire.XidEvent, 0, wire.AppendString(words(kind, state), "/x")...))
-			l := newLink(inc, scripted{r: strings.NewReader(string(in)), piece: 3}, "x:1", time.Minute, time.Now().Add(time.Minute))
-			l.shook.Store(true)
-			l.open()
-			ws, others := make(map[watchKind]*Watch), []*Watch(nil)
-			for _, k := range []watchKind{WatchData, WatchExists, WatchChildren} {
-				ws[k] = inc.Watches.Join(WatchKey{k, "/x"})
-				others = append(others, inc.Watches.Join(WatchKey{k, "/y"}))
+			inc, c := openScripted(t, frame(replyTo(wire.XidEvent, 0, wire.AppendString(words(kind, state), "/x")...)), 3)
+			ws, others := make(map[conn.WatchKind]*Watch), []*Watch(nil)
+			for _, k := range []conn.WatchKind{WatchData, WatchExists, WatchChildren} {
+				ws[k] = inc.Watches.Join(WatchKey{Kind: k, Path: "/x"})
+				others = append(others, inc.Watches.Join(WatchKey{Kind: k, Path: "/y"}))
 			}
-			err := l.nextPacket()
-			want := map[int64][]watchKind{1: {WatchExists}, 2: {WatchData, WatchExists, WatchChildren}, 3: {WatchData, WatchExists}, 4: {WatchChildren}}[kind]
-			if (err == nil) != (want != nil) {
+			err := c.Read()
+			want := map[int64][]conn.WatchKind{1: {WatchExists}, 2: {WatchData, WatchExists, WatchChildren}, 3: {WatchData, WatchExists}, 4: {WatchChildren}}[kind]
+			if errors.Is(err, conn.ErrProtocol) != (want == nil) {
 				t.Errorf("type %d in state %d: %v", kind, state, err)
 			}
 			for k, w := range ws {
@@ -121,6 +114,7 @@ func TestEveryEventFiresTheWatchesOfItsZnodeOrEndsTheConnection(t *testing.T) {
 			if slices.ContainsFunc(others, func(w *Watch) bool { return IsClosed(w.Fired) }) {
 				t.Errorf("type %d in state %d: a watch of another znode has fired", kind, state)
 			}
+			c.Close()
 			inc.cancel(nil)
 		}
 	}
@@ -128,7 +122,7 @@ func TestEveryEventFiresTheWatchesOfItsZnodeOrEndsTheConnection(t *testing.T) {
 
 // someRequest returns a request of one of the kinds there are, and what tells its
 // answer.
-func someRequest(kind uint8) (r request, said func() string) {
+func someRequest(kind uint8) (r conn.Request, said func() string) {
 	switch kind % 6 {
 	case 0:
 		return tellingOf(getCall("/x"))
@@ -144,7 +138,7 @@ func someRequest(kind uint8) (r request, said func() string) {
 	return tellingOf(existsCall("/x"))
 }
 
-func tellingOf[T any](c call[T]) (request, func() string) {
+func tellingOf[T any](c call[T]) (conn.Request, func() string) {
 	p := &pending[T]{Done: make(chan struct{}), call: c}
 	return p, func() string {
 		<-p.Done
@@ -208,122 +202,19 @@ func (c scripted) Read(p []byte) (int, error)  { return c.r.Read(p[:min(len(p), 
 func (c scripted) Write(p []byte) (int, error) { return len(p), nil }
 func (c scripted) Close() error                { return nil }
 
+func (c scripted) SetDeadline(time.Time) error     { return nil }
 func (c scripted) SetReadDeadline(time.Time) error { return nil }
 
-// A gated connection takes what is written only while its gate lets it, and keeps it.
-type gated struct {
-	net.Conn
-	gate  chan struct{} // has a token for each write
-	mu    sync.Mutex
-	wrote []string // the xids of each write
-}
-
-func (c *gated) Write(p []byte) (int, error) {
-	<-c.gate
-	var xids []int
-	for rest := p; len(rest) > 0; rest = rest[4+binary.BigEndian.Uint32(rest):] {
-		xids = append(xids, int(int32(binary.BigEndian.Uint32(rest[4:]))))
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.wrote = append(c.wrote, fmt.Sprint(xids))
-	return len(p), nil
-}
-
-func (c *gated) Close() error { return nil }
-
-// openGated returns a link over a gated connection, and what sends a request over it.
-func openGated(t *testing.T) (c *gated, l *link, send func()) {
-	inc := newIncarnation(&Manager{Config: Config{Timeout: time.Hour}})
-	c = &gated{gate: make(chan struct{}, 10)}
-	l = newLink(inc, c, "x:1", time.Minute, time.Now().Add(time.Minute))
-	l.shook.Store(true)
-	l.open()
-	go l.write()
-	t.Cleanup(func() {
-		close(c.gate)
-		l.Close()
-		inc.cancel(nil)
-	})
-	return c, l, func() {
-		if !l.send(newPending(getCall("/x"))) {
-			t.Error("the link takes no request")
-		}
-	}
-}
-
-func (c *gated) check(t *testing.T, want ...string) {
-	t.Helper()
-	synctest.Wait()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !slices.Equal(c.wrote, want) {
-		t.Errorf("written together: %v, want %v", c.wrote, want)
-	}
-}
-
-func TestWhatIsRequestedWhileAnotherWritesGoesBehindItInOneWrite(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c, _, send := openGated(t)
-		go send() // it writes itself
-		synctest.Wait()
-		send() // these do not wait, though nothing can be written
-		send()
-		c.check(t)
-		c.gate <- struct{}{}
-		c.check(t, "[1]")
-		c.gate <- struct{}{}
-		c.check(t, "[1]", "[2 3]")
-	})
-}
-
-func TestNobodyWaitsInAWriteWhileTheServerOwesAnAnswer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c, l, send := openGated(t)
-		c.gate <- struct{}{}
-		send()
-		send() // the server may have stopped to read, as far as is known
-		c.check(t, "[1]")
-		c.gate <- struct{}{}
-		c.check(t, "[1]", "[2]")
-		for xid := range int32(2) {
-			must(t, l.received(1+xid, wire.CodeNoNode, nil, time.Now()))
-		}
-		l.ping()
-		c.gate <- struct{}{}
-		synctest.Wait()
-		send() // nor is it known of a ping
-		c.check(t, "[1]", "[2]", "[-2]")
-		c.gate <- struct{}{}
-		synctest.Wait()
-	})
-}
-
-func TestNobodyWaitsInAWriteWhileTheServerOwesAnAnswerToTheRemovalOfAWatch(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c, l, send := openGated(t)
-		l.inc.link = l
-		watches, key := l.inc.Watches, WatchKey{WatchData, "/x"}
-		w := watches.Join(key)
-		watches.answered(watches.ask(key), 0, false)
-		watches.Leave(w)
-		c.gate <- struct{}{}
-		if !l.removeWatch(key) {
-			t.Fatal("the watch is not removed")
-		}
-		synctest.Wait()
-		send() // nothing more can be written, as far as is known
-		c.check(t, "[1]")
-		c.gate <- struct{}{}
-		c.check(t, "[1]", "[2]")
-		must(t, l.received(1, 0, nil, time.Now()))
-		must(t, l.received(2, wire.CodeNoNode, nil, time.Now()))
-		go send() // it writes itself
-		synctest.Wait()
-		if !l.busy {
-			t.Error("who requests something when all is answered does not write it")
-		}
-	})
+// openScripted returns an open connection of a new session that reads in, in pieces, after the
+// server's answer to the handshake.
+func openScripted(t *testing.T, in []byte, piece int) (*Incarnation, *conn.Conn) {
+	inc := newIncarnation(&Manager{Config: Config{Timeout: time.Hour}, Hosts: []string{"x:1", "y:1"}, Closing: ClosedChan})
+	hello := wire.Connect(0, time.Hour, 1, make([]byte, 16)) // an answer, but for what comes before the timeout
+	answer := frame(append(wire.AppendInt32(nil, 0), hello[4+4+8:]...))
+	c := conn.New(&inc.conns, scripted{r: bytes.NewReader(append(answer, in...)), piece: piece}, "x:1", time.Minute, time.Now().Add(time.Minute))
+	must(t, inc.handshake(c))
+	c.Open()
+	return inc, c
 }
 
 func second[T any](_ T, err error) error { return err }
@@ -374,11 +265,11 @@ func TestACallEndsWithItsContextWhileTheServerOwesAnAnswerToWhatWentWithTheHands
 		srv := zktest.Start(t)
 		again := false
 		s := open(t, srv, WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
-			conn, err := srv.Dial(network, addr, limit)
+			socket, err := srv.Dial(network, addr, limit)
 			if err == nil && again {
-				conn = &brimful{Conn: conn, closed: make(chan struct{})}
+				socket = &brimful{Conn: socket, closed: make(chan struct{})}
 			}
-			return conn, err
+			return socket, err
 		}))
 		inc := live(t, s)
 		again = true
@@ -396,20 +287,5 @@ func TestACallEndsWithItsContextWhileTheServerOwesAnAnswerToWhatWentWithTheHands
 		if took := time.Since(start); took != limit {
 			t.Errorf("it took %v, want %v", took, limit)
 		}
-	})
-}
-
-// So the server may stop to read whatever it likes: what fits into the buffer is all that
-// who requests something ever waits for.
-func TestWhoWritesHisOwnRequestWritesNobodyElses(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c, l, send := openGated(t)
-		mine, _ := l.put([]request{newPending(getCall("/x"))})
-		send() // before the other comes to write
-		c.gate <- struct{}{}
-		l.writeOut(mine)
-		c.check(t, "[1]")
-		c.gate <- struct{}{}
-		c.check(t, "[1]", "[2]")
 	})
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/trace"
 )
 
@@ -33,6 +33,7 @@ type Manager struct {
 	requests, reconnects, expiries, Holds, Waiters atomic.Int64
 
 	grants       grants
+	dialer       conn.Dialer
 	noBundles    atomic.Bool // the servers do not know multiRead
 	noContainers atomic.Bool // nor containers
 
@@ -77,6 +78,7 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 		ended:   make(chan struct{}),
 		jobs:    make(chan func()),
 	}
+	m.dialer = conn.Dialer{Own: cfg.Dialer, TLS: cfg.TLS, Spawn: m.Spawn}
 	m.Pace = pacer{hosts: hosts, retry: cfg.Retry}
 	if cfg.Trace != nil {
 		m.Trace = trace.NewWriter(cfg.Trace, NewGUID(), cfg.Owner, func(err error) {
@@ -338,7 +340,7 @@ func (m *Manager) dialed(addr string, err error) {
 	m.mu.Unlock()
 	m.unfit(addr, err)
 	level := slog.LevelDebug
-	if refusesTLS(err) && !known {
+	if conn.RefusesTLS(err) && !known {
 		level = slog.LevelWarn
 	}
 	m.Log.Log(context.Background(), level, "zsync: cannot reach server", "addr", addr, "err", err)
@@ -390,56 +392,6 @@ func (m *Manager) sayOutage(began time.Time) {
 		}
 	}
 	m.Log.Warn(TextOutage, "since", began, "err", err)
-}
-
-// untried returns how many servers have not been tried in this round, including the server of the
-// last pick.
-func (p *pacer) untried() int {
-	p.Mu.Lock()
-	defer p.Mu.Unlock()
-	return len(p.hosts) - (p.tries+len(p.hosts)-1)%len(p.hosts)
-}
-
-// pick chooses the next server and waits until it is time to try it. If no server may continue
-// the session now, pick waits until one may or until the session ends. In the latter case its
-// result is not used.
-func (inc *Incarnation) pick() (addr string) {
-	for addr == "" && inc.Ctx.Err() == nil {
-		var delay time.Duration
-		// Without a delay there is no timer: two due timers of one synctest bubble that two threads
-		// look at have crashed Go's race detector.
-		if addr, delay = inc.Manager.Pace.pick(inc.longestDelay(), inc.mayUse); delay > 0 {
-			select {
-			case <-time.After(delay):
-			case <-inc.Ctx.Done():
-			}
-		}
-	}
-	return addr
-}
-
-// longestDelay is the longest pause before the next attempt.
-func (inc *Incarnation) longestDelay() time.Duration {
-	if inc.ID.Load() == 0 {
-		return math.MaxInt64
-	}
-	// The session must not expire while a server is already back, nor for lack of attempts. This
-	// allows about 30 attempts before it expires, and twice as many if there are holds.
-	parts := time.Duration(8)
-	if inc.staked() {
-		parts = 16
-	}
-	return min(time.Duration(inc.Timeout.Load()/10), max(inc.left()/parts, 10*time.Millisecond))
-}
-
-// mayUse reports whether a server may continue the session now.
-func (inc *Incarnation) mayUse(addr string) bool {
-	barred, first := inc.trail.bars(addr, time.Duration(inc.Timeout.Load()))
-	if first {
-		inc.Manager.Log.Warn("zsync: a server is left out for now, as it may still carry out writes that had no answer before the session went to another server",
-			"addr", addr, "session", Text(inc.ID.Load()))
-	}
-	return !barred
 }
 
 // Text formats a session id as ZooKeeper's own tools do.

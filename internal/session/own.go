@@ -77,7 +77,7 @@ func (inc *Incarnation) CreateOwn(ctx context.Context, dir Dir, path string, dat
 // change. A change of the data does not wake AwaitOwnGone, see AwaitGone.
 func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 	for {
-		w := inc.Watches.Join(WatchKey{WatchChildren, path})
+		w := inc.Watches.Join(WatchKey{Kind: WatchChildren, Path: path})
 		on := inc.Disconnection()
 		_, stat, err := inc.Children(ctx, path)
 		ours := err == nil && stat.EphemeralOwner == inc.ID.Load()
@@ -191,7 +191,7 @@ func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) err
 // again.
 func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look func() (*zk.Stat, error), c func(version int32) call[T]) (v T, on <-chan struct{}, err error) {
 	err = inc.repeat(ctx, func(*attempts) error {
-		l, err := inc.openLink(ctx)
+		l, err := inc.openConn(ctx)
 		if err != nil {
 			return err
 		}
@@ -206,7 +206,7 @@ func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look
 		}
 		seen.on = ClosedChan
 		p := newPending(c(seen.version))
-		l.sendOrFail(p)
+		l.SendOrFail(p)
 		if v, err = p.Wait(ctx, inc); IsBadVersion(err) {
 			return errAgain
 		}

@@ -137,7 +137,7 @@ func (ws *ownWatches) look(os []*OwnWatch) {
 		if o.dropped {
 			return true
 		}
-		o.watch = inc.Watches.Join(WatchKey{WatchChildren, o.Path})
+		o.watch = inc.Watches.Join(WatchKey{Kind: WatchChildren, Path: o.Path})
 		armed := inc.Watches.ArmedOnOurs(o.watch)
 		if armed {
 			o.followLocked()

@@ -1,7 +1,7 @@
 package session
 
 // This file has the life of a request: it is started, awaited, and repeated until it is answered.
-// How it reaches a server is not its business: see link.
+// How it reaches a server is not its business: see package conn.
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/wire"
 )
 
@@ -19,6 +20,8 @@ type call[T any] struct {
 	moot bool                    // it changes nothing, whenever the server executes it
 	body func(p []byte) []byte   // appends the part after the path; nil: there is none
 	take func(s *wire.Scanner) T // decodes a reply without an error; nil: it is empty
+
+	refused func(code int32) // called with the code of a refusal; nil: nothing is
 
 	// judge replaces take, if it is not nil, for a reply that can contain its own error.
 	judge func(s *wire.Scanner) (v T, code int32, err error)
@@ -38,10 +41,10 @@ func newPending[T any](c call[T]) *pending[T] {
 	return &pending[T]{Done: make(chan struct{}), call: c}
 }
 
-func (p *pending[T]) opcode() int32 { return p.call.op }
-func (p *pending[T]) moot() bool    { return p.call.moot }
+func (p *pending[T]) Op() int32  { return p.call.op }
+func (p *pending[T]) Moot() bool { return p.call.moot }
 
-func (p *pending[T]) encode(b []byte) []byte {
+func (p *pending[T]) Encode(b []byte) []byte {
 	if p.call.path != "" {
 		b = wire.AppendString(b, p.call.path)
 	}
@@ -51,37 +54,40 @@ func (p *pending[T]) encode(b []byte) []byte {
 	return b
 }
 
-func (p *pending[T]) key() (key WatchKey, ok bool) {
+func (p *pending[T]) Key() (key WatchKey, ok bool) {
 	switch p.call.op {
 	case wire.OpGetData, wire.OpExists, wire.OpGetChildren2:
-		return WatchKey{kindOfRead(p.call.op), p.call.path}, true
+		return WatchKey{Kind: conn.KindOfRead(p.call.op), Path: p.call.path}, true
 	}
 	return key, false
 }
 
-func (p *pending[T]) answer(code int32, body []byte) (whole int32, ok bool) {
+func (p *pending[T]) Reply(code int32, body []byte) (whole int32, ok bool) {
 	p.scan.Rest = body
 	switch {
 	case code != 0:
-		p.err = codeError(code)
+		p.err = wire.Error(code)
+		if p.call.refused != nil {
+			p.call.refused(code)
+		}
 	case p.call.judge != nil:
 		p.val, code, p.err = p.call.judge(&p.scan)
 	case p.call.take != nil:
 		p.val = p.call.take(&p.scan)
 	}
-	p.scan.Rest = nil // the buffer belongs to the link
+	p.scan.Rest = nil // the buffer belongs to the connection
 	return code, !p.scan.Bad
 }
 
-func (p *pending[T]) done() {
+func (p *pending[T]) Finish() {
 	close(p.Done)
 	p.handOn()
 }
 
-func (p *pending[T]) fail(err error) {
+func (p *pending[T]) Fail(err error) {
 	var zero T
 	p.val, p.err = zero, err
-	p.done()
+	p.Finish()
 }
 
 // then registers f, which is called once, when Done is closed. So no goroutine needs to wait for
@@ -132,17 +138,17 @@ func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 // Requests have their places in the order when start returns. If two are on one connection, the
 // earlier one is executed first.
 func start[T any](ctx context.Context, inc *Incarnation, c call[T]) (*pending[T], error) {
-	l, err := inc.openLink(ctx)
+	l, err := inc.openConn(ctx)
 	if err != nil {
 		return nil, err
 	}
 	p := newPending(c)
-	l.sendOrFail(p)
+	l.SendOrFail(p)
 	return p, nil
 }
 
-// openLink waits for a connection.
-func (inc *Incarnation) openLink(ctx context.Context) (*link, error) {
+// openConn waits for a connection.
+func (inc *Incarnation) openConn(ctx context.Context) (*conn.Conn, error) {
 	if ctx.Err() != nil {
 		return nil, CtxErr(ctx)
 	}
@@ -152,7 +158,7 @@ func (inc *Incarnation) openLink(ctx context.Context) (*link, error) {
 	if inc.Ctx.Err() != nil {
 		return nil, ErrEnded
 	}
-	return inc.newestLink(), nil
+	return inc.newestConn(), nil
 }
 
 // attempt makes a single attempt at a request. It returns an error of unknown outcome unchanged.

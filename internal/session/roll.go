@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"sync"
+
+	"github.com/zsync/zsync/internal/conn"
 )
 
 // A Roll is a listing of a parent znode that several callers share.
@@ -129,16 +131,16 @@ func (rs *rolls) takeLocked() *Roll {
 	return r
 }
 
-func (r *Roll) send() { r.rolls.inc.newestLink().sendOrFail(r) }
+func (r *Roll) send() { r.rolls.inc.newestConn().SendOrFail(r) }
 
-func (r *Roll) done() {
+func (r *Roll) Finish() {
 	r.rolls.ended()
-	r.pending.done()
+	r.pending.Finish()
 }
 
-func (r *Roll) fail(err error) {
+func (r *Roll) Fail(err error) {
 	r.rolls.ended()
-	r.pending.fail(err)
+	r.pending.Fail(err)
 }
 
 // ended sends the next Roll, if there is one, because no listing is in flight now.
@@ -162,7 +164,7 @@ func (rs *rolls) ended() {
 func (inc *Incarnation) Roll(ctx context.Context, dir string) (*Roll, error) {
 	var r *Roll
 	err := inc.repeat(ctx, func(*attempts) error {
-		if _, err := inc.openLink(ctx); err != nil {
+		if _, err := inc.openConn(ctx); err != nil {
 			return err
 		}
 		r = inc.roll(dir)
@@ -172,4 +174,4 @@ func (inc *Incarnation) Roll(ctx context.Context, dir string) (*Roll, error) {
 	return r, err
 }
 
-var _ request = (*Roll)(nil)
+var _ conn.Request = (*Roll)(nil)

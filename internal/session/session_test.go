@@ -96,13 +96,13 @@ func TestTheAnswerToACreateNamesWhatWasAskedFor(t *testing.T) {
 		inc := &Incarnation{Manager: &Manager{}}
 		reply := wire.AppendString(nil, c.made)
 		single := newPending(inc.createCall(c.path, nil, c.flags))
-		if _, ok := single.answer(0, reply); ok != c.ok {
+		if _, ok := single.Reply(0, reply); ok != c.ok {
 			t.Errorf("create of %s with flags %d, answered with %q: %v", c.path, c.flags, c.made, ok)
 		}
 		multi := newPending(multiCall([]any{&zk.CreateRequest{Path: c.path, Flags: c.flags}}))
 		reply = append(append(append(words(wire.OpCreate), 0), words(0)...), reply...)
 		reply = append(append(append(reply, words(-1)...), 1), words(-1)...)
-		if _, ok := multi.answer(0, reply); ok != c.ok {
+		if _, ok := multi.Reply(0, reply); ok != c.ok {
 			t.Errorf("transaction with a create of %s with flags %d, answered with %q: %v", c.path, c.flags, c.made, ok)
 		}
 	}

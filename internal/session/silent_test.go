@@ -30,10 +30,10 @@ func TestASessionThatIsGivenUpAndWhoseServerIsSilentIsEndedOverAnother(t *testin
 				srv := zktest.Start(t, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
 				s, b := open(t, srv), open(t, srv)
 				inc, id := live(t, s), s.ID()
-				bad := inc.newestLink().addr
+				bad := inc.newestConn().Addr
 				_, err := inc.StartCreate(t.Context(), "/mine", nil, 1)
 				must(t, err)
-				w := live(t, b).Watches.Join(WatchKey{WatchExists, "/mine"})
+				w := live(t, b).Watches.Join(WatchKey{Kind: WatchExists, Path: "/mine"})
 				defer live(t, b).Watches.Leave(w)
 				synctest.Wait()
 				if stat, err := live(t, b).Exists(t.Context(), "/mine"); stat == nil || stat.EphemeralOwner != id {
@@ -219,7 +219,7 @@ func TestAServerThatTellsEventsAndAnswersNothingIsLeftForAnotherInTime(t *testin
 		for i := range 4 {
 			paths = append(paths, fmt.Sprint("/x", i))
 			must(t, second(inc.StartCreate(t.Context(), paths[i], nil, 0)))
-			w := inc.Watches.Join(WatchKey{WatchData, paths[i]})
+			w := inc.Watches.Join(WatchKey{Kind: WatchData, Path: paths[i]})
 			defer inc.Watches.Leave(w)
 			_, _, err := inc.Get(t.Context(), paths[i])
 			must(t, err)

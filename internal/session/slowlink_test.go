@@ -158,7 +158,7 @@ func TestWatchesAreSetAgainOverASlowLinkThoughItTakesLongerThanTheTimeout(t *tes
 				inc := live(t, s)
 				fired := make(chan struct{}, watches)
 				for i := range watches {
-					w := inc.Watches.Join(WatchKey{WatchExists, fmt.Sprintf("/%d%s", i, strings.Repeat("x", length))})
+					w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: fmt.Sprintf("/%d%s", i, strings.Repeat("x", length))})
 					inc.Watches.Tell(w, w, func() { fired <- struct{}{} })
 					must(t, second(inc.Exists(t.Context(), w.Key.Path)))
 				}
@@ -204,7 +204,7 @@ func TestAnEventThatComesWhileWatchesAreSetAgainIsOneOfTheNewConnection(t *testi
 		inc, other := live(t, s), live(t, open(t, srv))
 		var watches []*Watch
 		for i := range 200 {
-			w := inc.Watches.Join(WatchKey{WatchExists, fmt.Sprintf("/%d%s", i, strings.Repeat("x", 1000))})
+			w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: fmt.Sprintf("/%d%s", i, strings.Repeat("x", 1000))})
 			must(t, second(other.Create(t.Context(), w.Key.Path, nil)))
 			must(t, second(inc.Exists(t.Context(), w.Key.Path)))
 			watches = append(watches, w)

@@ -170,36 +170,36 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	if p != lease.Quorum {
 		q.op = wire.OpSync
 	}
-	// In a goroutine, because LeaseMu is held and the link needs it to record the sending.
+	// In a goroutine, because LeaseMu is held and the connection needs it to record the sending.
 	inc.Manager.Spawn(func() {
-		if !inc.newestLink().send(q) {
+		if !inc.newestConn().Send(q) {
 			q.over(timeout / 100) // the connection has just ended
 		}
 	})
 	return q, 0
 }
 
-func (q *inquiry) opcode() int32 { return q.op }
+func (q *inquiry) Op() int32 { return q.op }
 
-// moot is true: the inquiry is a sync, or deletes a znode that does not exist.
-func (q *inquiry) moot() bool { return true }
+// Moot is true: the inquiry is a sync, or deletes a znode that does not exist.
+func (q *inquiry) Moot() bool { return true }
 
-func (q *inquiry) encode(p []byte) []byte {
-	p = wire.AppendString(p, q.inc.nobody)
+func (q *inquiry) Encode(p []byte) []byte {
+	p = wire.AppendString(p, q.inc.conns.Nobody)
 	if q.op == wire.OpDelete {
 		p = wire.AppendInt32(p, -1) // any version
 	}
 	return p
 }
 
-func (q *inquiry) key() (key WatchKey, ok bool) { return key, false }
+func (q *inquiry) Key() (key WatchKey, ok bool) { return key, false }
 
-func (q *inquiry) answer(code int32, _ []byte) (whole int32, ok bool) {
+func (q *inquiry) Reply(code int32, _ []byte) (whole int32, ok bool) {
 	q.code = code
 	return code, true
 }
 
-func (q *inquiry) done() {
+func (q *inquiry) Finish() {
 	if q.proved = lease.ProofOf(q.op, q.code) != lease.Nothing; q.proved {
 		q.over(0)
 		return
@@ -208,8 +208,8 @@ func (q *inquiry) done() {
 	q.inc.Manager.Spawn(func() { q.over(time.Duration(q.inc.Timeout.Load()) / 100) })
 }
 
-// fail is called when the connection is lost. The inquiry is sent again over the next connection.
-func (q *inquiry) fail(error) { q.over(0) }
+// Fail is called when the connection is lost. The inquiry is sent again over the next connection.
+func (q *inquiry) Fail(error) { q.over(0) }
 
 // over ends q after wait.
 func (q *inquiry) over(wait time.Duration) {
@@ -274,9 +274,9 @@ func (inc *Incarnation) lookEvery() time.Duration { return time.Duration(inc.Tim
 func (inc *Incarnation) hangUp() {
 	inc.Manager.Log.Info("zsync: a server is given up: it does not confirm the session", "session", Text(inc.ID.Load()))
 	inc.mu.Lock()
-	l := inc.link
+	c := inc.conn
 	inc.mu.Unlock()
-	l.Close()
+	c.Close()
 }
 
 func (inc *Incarnation) staked() bool {

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/wire"
 )
@@ -60,21 +61,19 @@ func TestAServerIsLeftOutWhileItMayCarryOutWhatTheSessionHasLeftThere(t *testing
 }
 
 func TestWritesAloneDoHarmWhenTheyAreCarriedOutLate(t *testing.T) {
-	inc := &Incarnation{nobody: "/none"}
 	for _, c := range []struct {
-		info sentInfo
+		r    conn.Request
 		want bool
 	}{
-		{sentInfo{op: wire.OpDelete, r: newPending(deleteCall("/x"))}, true},
-		{sentInfo{op: wire.OpMulti, r: newPending(multiCall(nil))}, true},
-		{sentInfo{op: wire.OpDelete, r: &Deletion{}}, true},
-		{sentInfo{op: wire.OpGetData, r: newPending(getCall("/x"))}, false},
-		{sentInfo{op: wire.OpDelete, r: newPending(inc.flush())}, false},
-		{sentInfo{op: wire.OpDelete, r: &inquiry{}}, false},
-		{sentInfo{op: wire.OpDelete}, false}, // the confirmation behind a handshake
+		{newPending(deleteCall("/x")), true},
+		{newPending(multiCall(nil)), true},
+		{&Deletion{}, true},
+		{newPending(getCall("/x")), false},
+		{newPending(new(Incarnation).flush()), false},
+		{&inquiry{op: wire.OpDelete}, false},
 	} {
-		if got := c.info.harms(); got != c.want {
-			t.Errorf("%T of type %d: %v, want %v", c.info.r, c.info.op, got, c.want)
+		if got := conn.Harms(c.r); got != c.want {
+			t.Errorf("%T of type %d: %v, want %v", c.r, c.r.Op(), got, c.want)
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 
 // This file has the operations with which the recipes use ZooKeeper. Each is one request within
 // one incarnation, with the treatment of a lost reply. Paths are the server's (see Manager.Full).
-// How a request reaches a server is not its business: see link.
+// How a request reaches a server is not its business: see package conn.
 
 // maxRequest is the largest request that a server with the default jute.maxbuffer accepts. A
 // larger one would break the connection for all users of the session. MaxPacket is the limit for

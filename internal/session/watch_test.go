@@ -25,13 +25,13 @@ func TestCase08AReadThatIsAbandonedOnItsWayLeavesNoWatchToo(t *testing.T) {
 		inc := live(t, s)
 		srv.SetLatency(10 * time.Millisecond)
 		for i := range 1000 {
-			w := inc.Watches.Join(WatchKey{WatchExists, fmt.Sprintf("/n%d", i)})
+			w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: fmt.Sprintf("/n%d", i)})
 			_, err := inc.Exists(within(t, time.Millisecond), w.Key.Path)
 			wantErr(t, err, context.DeadlineExceeded)
 			inc.Watches.Leave(w)
 		}
 		time.Sleep(time.Second)
-		w := inc.Watches.Join(WatchKey{WatchExists, "/last"})
+		w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: "/last"})
 		_, err := inc.Exists(t.Context(), w.Key.Path)
 		must(t, err)
 		inc.Watches.Leave(w)
@@ -52,7 +52,7 @@ func TestCase08WaitsThatAllEndWhileTheirReadsAreOnTheirWayLeaveNoWatches(t *test
 		var wg sync.WaitGroup
 		for i := range 1000 {
 			wg.Go(func() {
-				w := inc.Watches.Join(WatchKey{WatchExists, fmt.Sprintf("/n%d", i)})
+				w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: fmt.Sprintf("/n%d", i)})
 				defer inc.Watches.Leave(w)
 				_, err := inc.Exists(within(t, time.Millisecond), w.Key.Path)
 				wantErr(t, err, context.DeadlineExceeded)
@@ -80,7 +80,7 @@ func TestCase08CancelledWaitsLeaveNoWatches(t *testing.T) {
 		}
 		for i := range n {
 			// All on one znode, and each on one of its own.
-			for _, key := range []WatchKey{{WatchExists, "/one"}, {WatchExists, fmt.Sprintf("/n%d", i)}} {
+			for _, key := range []WatchKey{{Kind: WatchExists, Path: "/one"}, {Kind: WatchExists, Path: fmt.Sprintf("/n%d", i)}} {
 				w := inc.Watches.Join(key)
 				if _, err := inc.Exists(t.Context(), key.Path); err != nil {
 					t.Fatal(err)
@@ -104,7 +104,7 @@ func TestCase08RemovingOneWatchLeavesTheOtherOfTheSameZnode(t *testing.T) {
 		inc := live(t, s)
 		_, err := inc.Create(t.Context(), "/x", nil)
 		must(t, err)
-		data, exists := inc.Watches.Join(WatchKey{WatchData, "/x"}), inc.Watches.Join(WatchKey{WatchExists, "/x"})
+		data, exists := inc.Watches.Join(WatchKey{Kind: WatchData, Path: "/x"}), inc.Watches.Join(WatchKey{Kind: WatchExists, Path: "/x"})
 		_, _, err = inc.Get(t.Context(), "/x")
 		must(t, err)
 		_, err = inc.Exists(t.Context(), "/x")
@@ -128,7 +128,7 @@ func TestCase08WaitsThatEndWithoutAConnectionLeaveNoWatches(t *testing.T) {
 		inc := live(t, s)
 		var ws []*Watch
 		for i := range 1000 {
-			w := inc.Watches.Join(WatchKey{WatchExists, fmt.Sprintf("/n%d", i)})
+			w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: fmt.Sprintf("/n%d", i)})
 			_, err := inc.Exists(t.Context(), w.Key.Path)
 			must(t, err)
 			ws = append(ws, w)
@@ -159,21 +159,21 @@ func TestCase09AChangeWhileDisconnectedFiresTheWatch(t *testing.T) {
 		change func(t *testing.T, inc *Incarnation)
 		want   zk.EventType
 	}{
-		{"created", WatchKey{WatchExists, "/missing"}, func(t *testing.T, inc *Incarnation) {
+		{"created", WatchKey{Kind: WatchExists, Path: "/missing"}, func(t *testing.T, inc *Incarnation) {
 			_, err := inc.Create(t.Context(), "/missing", nil)
 			must(t, err)
 		}, zk.EventNodeCreated},
-		{"changed", WatchKey{WatchData, "/there"}, func(t *testing.T, inc *Incarnation) {
+		{"changed", WatchKey{Kind: WatchData, Path: "/there"}, func(t *testing.T, inc *Incarnation) {
 			_, err := inc.Set(t.Context(), "/there", []byte("x"), -1)
 			must(t, err)
 		}, zk.EventNodeDataChanged},
-		{"deleted, exists", WatchKey{WatchExists, "/there"}, func(t *testing.T, inc *Incarnation) {
+		{"deleted, exists", WatchKey{Kind: WatchExists, Path: "/there"}, func(t *testing.T, inc *Incarnation) {
 			must(t, inc.RemoveNow(t.Context(), "/there"))
 		}, zk.EventNodeDeleted},
-		{"deleted, children", WatchKey{WatchChildren, "/there"}, func(t *testing.T, inc *Incarnation) {
+		{"deleted, children", WatchKey{Kind: WatchChildren, Path: "/there"}, func(t *testing.T, inc *Incarnation) {
 			must(t, inc.RemoveNow(t.Context(), "/there"))
 		}, zk.EventNodeDeleted},
-		{"child", WatchKey{WatchChildren, "/there"}, func(t *testing.T, inc *Incarnation) {
+		{"child", WatchKey{Kind: WatchChildren, Path: "/there"}, func(t *testing.T, inc *Incarnation) {
 			_, err := inc.Create(t.Context(), "/there/c", nil)
 			must(t, err)
 		}, zk.EventNodeChildrenChanged},
@@ -214,18 +214,18 @@ func TestDataIsWatchedThoughTheWatchOfItsExistenceIsRemovedBehindTheRead(t *test
 		inc := live(t, s)
 		_, err := inc.Create(t.Context(), "/n", nil)
 		must(t, err)
-		w := inc.Watches.Join(WatchKey{WatchExists, "/n"})
+		w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: "/n"})
 		_, err = inc.Exists(t.Context(), "/n")
 		must(t, err)
 		inc.Watches.Leave(w)
 		srv.SetLatency(10 * time.Millisecond)
-		w = inc.Watches.Join(WatchKey{WatchData, "/n"})
+		w = inc.Watches.Join(WatchKey{Kind: WatchData, Path: "/n"})
 		_, _, err = inc.Get(within(t, time.Millisecond), "/n") // its reply comes when it has gone
 		wantErr(t, err, context.DeadlineExceeded)
 		inc.Watches.Leave(w)
-		inc.removeWatch(WatchKey{WatchExists, "/n"})
+		inc.removeWatch(WatchKey{Kind: WatchExists, Path: "/n"})
 		time.Sleep(time.Second)
-		w = inc.Watches.Join(WatchKey{WatchData, "/n"})
+		w = inc.Watches.Join(WatchKey{Kind: WatchData, Path: "/n"})
 		defer inc.Watches.Leave(w)
 		_, _, err = inc.Get(t.Context(), "/n")
 		must(t, err)
@@ -245,7 +245,7 @@ func TestRemovalOfAWatchThatIsWrittenInPartEndsTheConnectionAtOnce(t *testing.T)
 		inc := live(t, s)
 		MakeIdle(t, inc, "/x")
 		fail.Store(true)
-		w := inc.Watches.Join(WatchKey{WatchExists, "/y"})
+		w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: "/y"})
 		_, err := inc.Exists(t.Context(), "/y")
 		must(t, err)
 		inc.Watches.Leave(w)
@@ -277,7 +277,7 @@ func idleWatches(inc *Incarnation) int {
 func MakeIdle(t *testing.T, inc *Incarnation, prefix string) {
 	t.Helper()
 	for i := 0; idleWatches(inc) < MaxIdleWatches; i++ {
-		w := inc.Watches.Join(WatchKey{WatchExists, fmt.Sprint(prefix, i)})
+		w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: fmt.Sprint(prefix, i)})
 		_, err := inc.Exists(t.Context(), w.Key.Path)
 		must(t, err)
 		inc.Watches.Leave(w)

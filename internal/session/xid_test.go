@@ -1,7 +1,6 @@
 package session
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -37,7 +36,7 @@ func TestNoTwoRequestsOfASessionHaveTheSameXid(t *testing.T) {
 		})
 		c := open(t, srv)
 		inc := live(t, c)
-		watch := inc.Watches.Join(WatchKey{WatchExists, "/w"})
+		watch := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: "/w"})
 		must(t, second(inc.Exists(t.Context(), "/w")))
 		stake, err := inc.Stake(t.Context())
 		must(t, err)
@@ -63,17 +62,4 @@ func TestNoTwoRequestsOfASessionHaveTheSameXid(t *testing.T) {
 			t.Errorf("only %d requests were seen", len(seen))
 		}
 	})
-}
-
-func TestXidsBeginAgainWithoutZeroAndWithoutNegativeNumbers(t *testing.T) {
-	inc := newIncarnation(&Manager{Config: testConfig()})
-	defer inc.end(errors.New("over"))
-	for _, last := range []uint32{1<<31 - 2, 1<<32 - 2} {
-		inc.xid.Store(last)
-		for _, want := range []int32{1<<31 - 1, 1, 2} {
-			if got := inc.nextXid(); got != want {
-				t.Errorf("after %d: the next xid is %d, want %d", last, got, want)
-			}
-		}
-	}
 }

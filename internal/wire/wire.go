@@ -1,4 +1,4 @@
-// Package wire encodes and decodes the packets of the ZooKeeper protocol that the link of a
+// Package wire encodes and decodes the packets of the ZooKeeper protocol that the connection of a
 // session uses. Connections and sessions are not its business.
 package wire
 

@@ -1,6 +1,7 @@
-package session
+package conn
 
 import (
+	"maps"
 	"slices"
 	"sync"
 
@@ -9,17 +10,17 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A watchKind is the part of a znode that is watched.
-type watchKind int
+// A WatchKind is the part of a znode that is watched.
+type WatchKind int
 
 const (
-	WatchData     watchKind = iota // set by getData: the znode's data, and its deletion
+	WatchData     WatchKind = iota // set by getData: the znode's data, and its deletion
 	WatchExists                    // set by exists: creation, data, deletion
 	WatchChildren                  // set by getChildren2: its children, and its deletion
 )
 
-// kindOfRead returns the kind of watch that a read sets.
-func kindOfRead(op int32) watchKind {
+// KindOfRead returns the kind of watch that a read sets.
+func KindOfRead(op int32) WatchKind {
 	switch op {
 	case wire.OpGetData:
 		return WatchData
@@ -30,7 +31,7 @@ func kindOfRead(op int32) watchKind {
 }
 
 // watcherType returns the WatcherType of a removeWatches request.
-func (k watchKind) watcherType() int32 {
+func (k WatchKind) watcherType() int32 {
 	if k == WatchChildren {
 		return 1 // Children
 	}
@@ -38,7 +39,7 @@ func (k watchKind) watcherType() int32 {
 }
 
 type WatchKey struct {
-	Kind watchKind
+	Kind WatchKind
 	Path string // as the server knows it
 }
 
@@ -46,7 +47,7 @@ type WatchKey struct {
 //
 // There is at most one watch on the server for each key, however many waiters there are, and each
 // waiter may leave at any time. To watch a znode, join, then read the znode, then wait for Fired.
-// The link sets the watch flag of every read of a key that has a waiter and is not armed. So the
+// The connection sets the watch flag of every read of a key that has a waiter and is not armed. So the
 // state that a waiter has read is never newer than the watch: either its own read set the watch,
 // or the server already had the watch. A watch fires once. To see the next
 // change, join and read again. A fired watch means "look again", and nothing more.
@@ -58,7 +59,7 @@ type WatchKey struct {
 // If the last waiter leaves, the watch stays for later waiters, up to a limit. Beyond the limit,
 // the server is asked to remove watches without a waiter.
 //
-// Watches alone decides whether the server has a watch. The link calls it in the order of the
+// Watches alone decides whether the server has a watch. The connection calls it in the order of the
 // packets:
 //
 //	ask        a read is written: with the flag, if the key has a waiter and is not armed
@@ -123,7 +124,7 @@ type telling struct {
 
 func newWatch(key WatchKey) *Watch { return &Watch{Key: key, Fired: make(chan struct{})} }
 
-func newWatches(remove func(WatchKey), spawn func(func())) *Watches {
+func NewWatches(remove func(WatchKey), spawn func(func())) *Watches {
 	return &Watches{
 		remove:  remove,
 		spawn:   spawn,
@@ -153,7 +154,7 @@ func (h *Watches) Join(key WatchKey) *Watch {
 func (h *Watches) Tell(w *Watch, owner any, f func()) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
-	if IsClosed(w.Fired) {
+	if isClosed(w.Fired) {
 		f()
 		return
 	}
@@ -172,8 +173,8 @@ func (h *Watches) untellLocked(w *Watch, owner any) {
 	w.told = slices.DeleteFunc(w.told, func(t telling) bool { return t.owner == owner })
 }
 
-// leaveUntold is Untell and Leave.
-func (h *Watches) leaveUntold(w *Watch, owner any) {
+// LeaveUntold is Untell and Leave.
+func (h *Watches) LeaveUntold(w *Watch, owner any) {
 	h.Untell(w, owner)
 	h.Leave(w)
 }
@@ -350,6 +351,13 @@ func (h *Watches) Armed(w *Watch) bool {
 	return w.armed
 }
 
+// Waiting returns how many waiters w has, and how many functions its event calls.
+func (h *Watches) Waiting(w *Watch) (waiters, functions int) {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	return w.waiters, len(w.told)
+}
+
 // ArmedOnOurs reports whether w was armed by a read that has found an ephemeral znode of this
 // session. A watch shows that a znode exists, but not its session. Another waiter
 // of this session may have set the watch on a copy of our znode that another client has created.
@@ -364,7 +372,7 @@ func (h *Watches) ArmedOnOurs(w *Watch) bool {
 func (h *Watches) Stands(w *Watch) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
-	return w.armed && !IsClosed(w.Fired)
+	return w.armed && !isClosed(w.Fired)
 }
 
 // ArmedOn returns the number of the connection on which w was set. Told returns the number of the
@@ -381,11 +389,18 @@ func (h *Watches) Told(w *Watch) int64 {
 	return w.toldOn
 }
 
-// len returns the number of watches, armed or not.
-func (h *Watches) len() int {
+// Len returns the number of watches, armed or not.
+func (h *Watches) Len() int {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return len(h.watches)
+}
+
+// All returns the watches, armed or not.
+func (h *Watches) All() []*Watch {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	return slices.Collect(maps.Values(h.watches))
 }
 
 // resend begins a new connection, before a watch is set or an event arrives on it. All events of the
@@ -430,4 +445,14 @@ func (h *Watches) resend(zxid int64) (portions [][]byte) {
 	}
 	flush()
 	return portions
+}
+
+// isClosed reports whether c is closed now.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }

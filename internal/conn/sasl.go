@@ -1,7 +1,7 @@
-package session
+package conn
 
 // This file has the packets of SASL. The mechanisms are not its business (package sasl), nor are
-// the consequences of a failure (link).
+// the consequences of a failure (package session).
 
 import (
 	"context"
@@ -18,10 +18,22 @@ import (
 // maxToken is the size of the largest packet with a token from a server.
 const maxToken = 64 << 10
 
+// Authenticate makes the exchange of SASL, if there is a mechanism, directly after the reply to the
+// handshake. id is the session in that reply; 0 says that there is none. The deadline of the
+// handshake ends it.
+func (c *Conn) Authenticate(id int64) error {
+	if c.s.SASL == nil || id == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithDeadline(c.s.Ctx, c.hardLimit)
+	defer cancel()
+	return c.s.exchange(ctx, c.Addr, c.Conn, c.r)
+}
+
 // exchange makes an exchange over a connection whose handshake has been answered.
-func exchange(ctx context.Context, c *sasl.Client, spawn func(func()), addr string, out io.Writer, in io.Reader, nextXid func() int32) error {
-	return c.Authenticate(ctx, spawn, addr, func(token []byte) ([]byte, error) {
-		xid := nextXid()
+func (s *Shared) exchange(ctx context.Context, addr string, out io.Writer, in io.Reader) error {
+	return s.SASL.Authenticate(ctx, s.Spawn, addr, func(token []byte) ([]byte, error) {
+		xid := s.NextXid()
 		if _, err := out.Write(saslPacket(xid, token)); err != nil {
 			return nil, err
 		}
@@ -29,18 +41,18 @@ func exchange(ctx context.Context, c *sasl.Client, spawn func(func()), addr stri
 		if err != nil {
 			return nil, err
 		}
-		s := wire.Scanner{Rest: body}
-		answered, _, code := s.Int32(), s.Take(8), s.Int32()
+		scan := wire.Scanner{Rest: body}
+		answered, _, code := scan.Int32(), scan.Take(8), scan.Int32()
 		switch {
-		case s.Bad || answered != xid:
+		case scan.Bad || answered != xid:
 			return nil, fmt.Errorf("%w: no answer to a token", ErrProtocol)
-		case codeError(code) == zk.ErrAuthFailed, code == wire.CodeWantsAuth:
+		case wire.Error(code) == zk.ErrAuthFailed, code == wire.CodeWantsAuth:
 			return nil, &sasl.RefusedError{Err: fmt.Errorf("the server refuses the credentials (server's code %d): %w", code, zk.ErrAuthFailed)}
 		case code != 0:
-			return nil, &sasl.RefusedError{Err: codeError(code)}
+			return nil, &sasl.RefusedError{Err: wire.Error(code)}
 		}
-		answer := s.Data()
-		if s.Bad {
+		answer := scan.Data()
+		if scan.Bad {
 			return nil, fmt.Errorf("%w: malformed token", ErrProtocol)
 		}
 		return answer, nil

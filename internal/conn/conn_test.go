@@ -1,0 +1,180 @@
+package conn
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/lease"
+	"github.com/zsync/zsync/internal/wire"
+)
+
+func TestMain(m *testing.M) { harness.Main(m) }
+
+// A read is a request for the data of /x.
+type read struct{}
+
+func (read) Encode(p []byte) []byte                   { return wire.AppendString(p, "/x") }
+func (read) Key() (WatchKey, bool)                    { return WatchKey{WatchData, "/x"}, true }
+func (read) Op() int32                                { return wire.OpGetData }
+func (read) Moot() bool                               { return false }
+func (read) Reply(code int32, _ []byte) (int32, bool) { return code, true }
+func (read) Finish()                                  {}
+func (read) Fail(error)                               {}
+
+// A gated connection takes what is written only while its gate lets it, and keeps it.
+type gated struct {
+	net.Conn
+	gate  chan struct{} // has a token for each write
+	mu    sync.Mutex
+	wrote []string // the xids of each write
+}
+
+func (c *gated) Write(p []byte) (int, error) {
+	<-c.gate
+	var xids []int
+	for rest := p; len(rest) > 0; rest = rest[4+binary.BigEndian.Uint32(rest):] {
+		xids = append(xids, int(int32(binary.BigEndian.Uint32(rest[4:]))))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wrote = append(c.wrote, fmt.Sprint(xids))
+	return len(p), nil
+}
+
+func (c *gated) Close() error { return nil }
+
+// openGated returns a connection over a gated connection, and what sends a request over it.
+func openGated(t *testing.T) (c *gated, l *Conn, send func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &Shared{
+		Ctx: ctx, Watches: NewWatches(nil, nil), Requests: new(atomic.Int64),
+		Sending:  func() lease.Stamp { return lease.Stamp{At: time.Now()} },
+		Answered: func(lease.Stamp, lease.Proof, time.Time) {},
+		Served:   func() {},
+	}
+	c = &gated{gate: make(chan struct{}, 10)}
+	l = New(s, c, "x:1", time.Minute, time.Now().Add(time.Minute))
+	l.timeout = time.Hour
+	l.began.Store(true)
+	l.Open()
+	go l.write()
+	t.Cleanup(func() {
+		close(c.gate)
+		l.Close()
+		cancel()
+	})
+	return c, l, func() {
+		if !l.Send(read{}) {
+			t.Error("the connection takes no request")
+		}
+	}
+}
+
+func (c *gated) check(t *testing.T, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !slices.Equal(c.wrote, want) {
+		t.Errorf("written together: %v, want %v", c.wrote, want)
+	}
+}
+
+func TestWhatIsRequestedWhileAnotherWritesGoesBehindItInOneWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _, send := openGated(t)
+		go send() // it writes itself
+		synctest.Wait()
+		send() // these do not wait, though nothing can be written
+		send()
+		c.check(t)
+		c.gate <- struct{}{}
+		c.check(t, "[1]")
+		c.gate <- struct{}{}
+		c.check(t, "[1]", "[2 3]")
+	})
+}
+
+func TestNobodyWaitsInAWriteWhileTheServerOwesAnAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, l, send := openGated(t)
+		c.gate <- struct{}{}
+		send()
+		send() // the server may have stopped to read, as far as is known
+		c.check(t, "[1]")
+		c.gate <- struct{}{}
+		c.check(t, "[1]", "[2]")
+		for xid := range int32(2) {
+			harness.Must(t, l.received(1+xid, wire.CodeNoNode, nil, time.Now()))
+		}
+		l.ping()
+		c.gate <- struct{}{}
+		synctest.Wait()
+		send() // nor is it known of a ping
+		c.check(t, "[1]", "[2]", "[-2]")
+		c.gate <- struct{}{}
+		synctest.Wait()
+	})
+}
+
+func TestNobodyWaitsInAWriteWhileTheServerOwesAnAnswerToTheRemovalOfAWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, l, send := openGated(t)
+		watches, key := l.s.Watches, WatchKey{WatchData, "/x"}
+		w := watches.Join(key)
+		watches.answered(watches.ask(key), 0, false)
+		watches.Leave(w)
+		c.gate <- struct{}{}
+		if !l.RemoveWatch(key, func() bool { return true }) {
+			t.Fatal("the watch is not removed")
+		}
+		synctest.Wait()
+		send() // nothing more can be written, as far as is known
+		c.check(t, "[1]")
+		c.gate <- struct{}{}
+		c.check(t, "[1]", "[2]")
+		harness.Must(t, l.received(1, 0, nil, time.Now()))
+		harness.Must(t, l.received(2, wire.CodeNoNode, nil, time.Now()))
+		go send() // it writes itself
+		synctest.Wait()
+		if !l.busy {
+			t.Error("who requests something when all is answered does not write it")
+		}
+	})
+}
+
+// So the server may stop to read whatever it likes: what fits into the buffer is all that
+// who requests something ever waits for.
+func TestWhoWritesHisOwnRequestWritesNobodyElses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, l, send := openGated(t)
+		mine, _ := l.put([]Request{read{}})
+		send() // before the other comes to write
+		c.gate <- struct{}{}
+		l.writeOut(mine)
+		c.check(t, "[1]")
+		c.gate <- struct{}{}
+		c.check(t, "[1]", "[2]")
+	})
+}
+
+func TestXidsBeginAgainWithoutZeroAndWithoutNegativeNumbers(t *testing.T) {
+	var s Shared
+	for _, last := range []uint32{1<<31 - 2, 1<<32 - 2} {
+		s.xid.Store(last)
+		for _, want := range []int32{1<<31 - 1, 1, 2} {
+			if got := s.NextXid(); got != want {
+				t.Errorf("after %d: the next xid is %d, want %d", last, got, want)
+			}
+		}
+	}
+}

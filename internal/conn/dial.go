@@ -1,0 +1,187 @@
+package conn
+
+// This file reaches a server: by TCP, with TLS, or with the dialer of WithDialer.
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// A Dialer says how servers are reached.
+type Dialer struct {
+	Own   zk.Dialer      // instead of TCP; or nil
+	TLS   *tls.Config    // or nil
+	Spawn func(f func()) // runs f in a goroutine for which Close waits
+}
+
+// Dial connects to addr within limit. It resolves the name each time.
+func (d *Dialer) Dial(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	connect := dialTCP
+	if d.Own != nil {
+		connect = func(ctx context.Context, addr string) (net.Conn, error) { return d.dialOwn(ctx, addr, limit) }
+	}
+	c, err := connect(ctx, addr)
+	if err != nil || d.TLS == nil {
+		return c, err
+	}
+	tlsConfig := d.TLS.Clone()
+	if tlsConfig.ServerName == "" {
+		tlsConfig.ServerName, _, _ = net.SplitHostPort(addr)
+	}
+	t := tls.Client(c, tlsConfig)
+	if err := t.HandshakeContext(ctx); err != nil {
+		c.Close()
+		return nil, tlsError(err)
+	}
+	return t, nil
+}
+
+// tlsError explains the failure of a TLS handshake. A server that expects the ZooKeeper protocol
+// reads TLS's first bytes as the length of a packet. It is too large, so the server closes the
+// connection.
+func tlsError(err error) error {
+	var record tls.RecordHeaderError
+	if errors.As(err, &record) || errors.Is(err, io.EOF) {
+		return fmt.Errorf("the server does not speak TLS on this port: %w", err)
+	}
+	return err
+}
+
+// RefusesTLS reports whether the connection failed because one side rejects the other's
+// certificate, or for a similar reason. Another attempt will hardly help.
+func RefusesTLS(err error) bool {
+	var certificate *tls.CertificateVerificationError
+	var alert tls.AlertError
+	return errors.As(err, &certificate) || errors.As(err, &alert)
+}
+
+func dialTCP(ctx context.Context, addr string) (net.Conn, error) {
+	var d net.Dialer
+	host, port, err := net.SplitHostPort(addr)
+	if _, e := netip.ParseAddr(host); err != nil || e == nil {
+		return d.DialContext(ctx, "tcp", addr)
+	}
+	// One name may resolve to a whole ensemble: try its servers in random order, not always
+	// the resolver's first.
+	ips, err := net.DefaultResolver.LookupHost(ctx, host)
+	if err != nil {
+		return nil, err
+	}
+	rand.Shuffle(len(ips), func(i, j int) { ips[i], ips[j] = ips[j], ips[i] })
+	return dialEach(ctx, ips, func(ctx context.Context, ip string) (net.Conn, error) {
+		return d.DialContext(ctx, "tcp", net.JoinHostPort(ip, port))
+	})
+}
+
+// leastShare is the least time for one address, or a third of the total if that is less: in less
+// than a round trip, no server can be reached.
+const leastShare = time.Second
+
+// dialEach connects to the first of several addresses that can be reached. The remaining
+// addresses share the remaining time equally. So a dead address costs only its share, and no
+// address is blamed for the time that others took. If there are so many that a share is less than
+// leastShare, the time ends before all are tried. The next attempt has them in another order.
+func dialEach(ctx context.Context, addrs []string, dial func(ctx context.Context, addr string) (net.Conn, error)) (net.Conn, error) {
+	end, _ := ctx.Deadline()
+	least := min(leastShare, time.Until(end)/3)
+	var failed error
+	for i, addr := range addrs {
+		share := max(least, time.Until(end)/time.Duration(len(addrs)-i))
+		one, cancel := context.WithTimeout(ctx, share)
+		c, err := dial(one, addr)
+		cancel()
+		switch {
+		case err == nil:
+			return c, nil
+		case failed == nil:
+			failed = err
+		case ctx.Err() == nil || i == len(addrs)-1:
+			failed = fmt.Errorf("%w; %w", failed, err)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, failed
+}
+
+// dialOwn connects with the dialer of WithDialer, which takes no context. If ctx ends first,
+// dialOwn returns, and closes a connection that still comes. Close waits for the dialer, but only
+// for limit.
+func (d *Dialer) dialOwn(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
+	type result struct {
+		c   net.Conn
+		err error
+	}
+	done := make(chan result)
+	back := make(chan struct{})
+	go func() {
+		defer close(back)
+		c, err := d.Own("tcp", addr, limit)
+		if c == nil && err == nil {
+			err = errors.New("zsync: the dialer returned neither a connection nor an error")
+		}
+		select {
+		case done <- result{c, err}:
+		case <-ctx.Done():
+			if c != nil {
+				c.Close()
+			}
+		}
+	}()
+	d.Spawn(func() {
+		select {
+		case <-back:
+		case <-time.After(limit):
+		}
+	})
+	select {
+	case r := <-done:
+		if r.err == nil && r.c.SetReadDeadline(time.Time{}) != nil {
+			r.c = &timedConn{Conn: r.c}
+		}
+		return r.c, r.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// A timedConn gives deadlines to a connection that has none, such as an SSH channel: it closes
+// the connection at the deadline.
+type timedConn struct {
+	net.Conn
+	mu    sync.Mutex
+	timer *time.Timer // guarded by mu
+}
+
+func (c *timedConn) SetDeadline(at time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.timer != nil {
+		c.timer.Stop()
+		c.timer = nil
+	}
+	if !at.IsZero() {
+		c.timer = time.AfterFunc(time.Until(at), func() { c.Conn.Close() })
+	}
+	return nil
+}
+
+func (c *timedConn) SetReadDeadline(at time.Time) error { return c.SetDeadline(at) }
+
+func (c *timedConn) Close() error {
+	c.SetDeadline(time.Time{})
+	return c.Conn.Close()
+}

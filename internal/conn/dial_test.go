@@ -1,0 +1,88 @@
+package conn
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync/internal/harness"
+)
+
+// Behind one name there may be several addresses.
+func TestADeadAddressCostsItsShareOfTheTimeAndBlamesNoOther(t *testing.T) {
+	refused := errors.New("refused")
+	dial := func(ctx context.Context, addr string) (net.Conn, error) {
+		switch addr {
+		case "dead":
+			<-ctx.Done()
+			return nil, errors.New("dead: no answer")
+		case "refuses":
+			return nil, refused
+		}
+		a, b := net.Pipe()
+		b.Close()
+		return a, ctx.Err()
+	}
+	for _, c := range []struct {
+		addrs []string
+		took  time.Duration
+		err   string
+	}{
+		{[]string{"well"}, 0, ""},
+		{[]string{"dead", "well"}, 3 * time.Second, ""},
+		{[]string{"dead", "dead", "well"}, 4 * time.Second, ""},
+		{[]string{"dead", "refuses", "well"}, 2 * time.Second, ""},
+		{[]string{"refuses", "dead"}, 6 * time.Second, "refused; dead: no answer"},
+		{[]string{"dead", "refuses"}, 3 * time.Second, "dead: no answer; refused"},
+	} {
+		harness.VirtualTime(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+			defer cancel()
+			began := time.Now()
+			conn, err := dialEach(ctx, c.addrs, dial)
+			if took := time.Since(began); took != c.took {
+				t.Errorf("%q: %v, want %v", c.addrs, took, c.took)
+			}
+			switch {
+			case c.err == "" && (err != nil || conn == nil):
+				t.Errorf("%q: %v, %v", c.addrs, conn, err)
+			case c.err != "" && (err == nil || err.Error() != c.err || !errors.Is(err, refused)):
+				t.Errorf("%q: %v, want %q", c.addrs, err, c.err)
+			}
+			if conn != nil {
+				conn.Close()
+			}
+		})
+	}
+}
+
+func TestEachOfManyAddressesIsGivenLongerThanARoundTrip(t *testing.T) {
+	const limit, trip = 2 * time.Second, 400 * time.Millisecond // its equal share is 200 ms
+	harness.VirtualTime(t, func(t *testing.T) {
+		addrs := strings.Fields("a b c d e f g h i j")
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		began := time.Now()
+		conn, err := dialEach(ctx, addrs, func(ctx context.Context, addr string) (net.Conn, error) {
+			if addr == "a" {
+				<-ctx.Done()
+				return nil, errors.New("dead: no answer")
+			}
+			select {
+			case <-time.After(trip):
+				a, b := net.Pipe()
+				b.Close()
+				return a, nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		})
+		if err != nil {
+			t.Fatalf("after %v: %v", time.Since(began), err)
+		}
+		conn.Close()
+	})
+}

@@ -1,0 +1,191 @@
+package conn
+
+// This file has the handshake: Connect, Authenticate, and then Begin, in the goroutine that reads
+// later, while no other goroutine uses the connection. Ahead of Begin the session decides whether
+// the reply continues it.
+
+import (
+	"bytes"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/wire"
+)
+
+// A Hello is what a client asks of a server, and a server's reply to it.
+type Hello struct {
+	ID       int64 // of the session; 0 asks for a new one, and in a reply says that it has expired
+	Password []byte
+	Timeout  time.Duration
+}
+
+// Connect asks the server to open the session, or to continue it, and returns the reply. asked is
+// the present time.
+func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
+	c.relative = c.s.Seen.Reply.Load()
+	if ask.ID == 0 {
+		ask.Password = make([]byte, 16)
+	}
+	// Sending credentials with the handshake saves a round trip. A server reads them only after
+	// it has established the session, and answers in this order.
+	out := wire.Connect(c.relative, ask.Timeout, ask.ID, ask.Password)
+	if c.s.SASL == nil { // else they follow the exchange
+		out = append(out, authPackets(c.s.Auths)...)
+	}
+	c.asked = asked
+	c.Conn.SetDeadline(c.hardLimit)
+	if _, err := c.Conn.Write(out); err != nil {
+		return got, err
+	}
+	var size [4]byte
+	switch _, err := io.ReadFull(c.r, size[:]); {
+	case errors.Is(err, io.EOF) && !isTLS(c.Conn):
+		return got, fmt.Errorf("%w instead of an answer to the handshake; a server that speaks TLS (see WithTLS) may do so", err)
+	case err != nil:
+		return got, err
+	case size[0] == 21 && size[1] == 3 && !isTLS(c.Conn): // an alert of TLS, version 1.x
+		return got, fmt.Errorf("%w: the server speaks TLS: use WithTLS", ErrHandshake)
+	}
+	n := binary.BigEndian.Uint32(size[:])
+	if n < 20 || n > wire.MaxHandshake {
+		return got, fmt.Errorf("%w: reply of %d bytes", ErrHandshake, n)
+	}
+	body := make([]byte, n)
+	if _, err := io.ReadFull(c.r, body); err != nil {
+		return got, err
+	}
+	got.Timeout = time.Duration(int32(binary.BigEndian.Uint32(body[4:]))) * time.Millisecond
+	got.ID = int64(binary.BigEndian.Uint64(body[8:]))
+	length := binary.BigEndian.Uint32(body[16:])
+	if got.ID != 0 && got.Timeout <= 0 || length > n-20 {
+		return got, fmt.Errorf("%w: session of %v", ErrHandshake, got.Timeout)
+	}
+	got.Password = bytes.Clone(body[20 : 20+length])
+	return got, nil
+}
+
+// EndSession asks the server to end the session of this handshake, instead of Begin.
+func (c *Conn) EndSession() {
+	c.Conn.Write(wire.AppendHeader(nil, c.s.NextXid(), wire.OpCloseSession))
+}
+
+// Begin completes the handshake of session id, which counts this timeout. It sends what comes ahead
+// of every request, in this order: credentials, if Connect has not sent them, a write that confirms
+// the session, the watches, and a sync.
+func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	c.id, c.timeout = id, timeout
+	var out []byte
+	if c.s.SASL != nil {
+		out = authPackets(c.s.Auths)
+	}
+	if continued && c.s.Confirm() {
+		out = append(out, c.confirmPacket()...)
+	}
+	portions := c.s.Watches.resend(c.relative)
+	atOnce := min(len(portions), portionsAhead)
+	for _, p := range portions[:atOnce] {
+		out = append(out, p...)
+	}
+	if continued && atOnce == len(portions) {
+		out = append(out, c.catchUpPacket()...)
+	}
+	if len(out) > 0 {
+		err := c.writeAll(out, func() { c.Conn.SetDeadline(time.Now().Add(c.limit)) })
+		if err != nil {
+			return err
+		}
+	}
+	if err := c.authenticated(len(c.s.Auths)); err != nil {
+		return err
+	}
+	if err := c.resendRest(portions[atOnce:]); err != nil {
+		return err
+	}
+	c.Conn.SetDeadline(time.Time{})
+	c.dmu.Lock()
+	c.due = time.Time{}
+	c.dmu.Unlock()
+	c.began.Store(true)
+	c.s.Spawn(c.write)
+	return nil
+}
+
+// portionsAhead is how many portions of watches are sent before the first is answered.
+const portionsAhead = 4
+
+// resendRest sets the remaining watches again. It sends each portion when an earlier one has been
+// answered, and gives each answer the usual time. So the handshake succeeds over a slow link,
+// however many watches there are. While the session has holds, each portion confirms it, because
+// requests, inquiries included, wait until the handshake is over.
+func (c *Conn) resendRest(portions [][]byte) error {
+	for i, p := range portions {
+		for c.reset <= i {
+			if err := c.nextPacket(); err != nil {
+				return err
+			}
+		}
+		if c.s.Confirm() {
+			p = append(c.confirmPacket(), p...)
+		}
+		if i == len(portions)-1 {
+			p = append(p, c.catchUpPacket()...)
+		}
+		c.Conn.SetDeadline(time.Now().Add(c.silence()))
+		if _, err := c.Conn.Write(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// catchUpPacket is the sync with which a connection begins if it continues a session.
+//
+// The handshake shows the next server the zxid of the last reply, but not the zxid of an event.
+// So a server whose state is older than an event could take over the session. Reads would then
+// show state that the event has ended, such as a deleted place or permits still in use. A new
+// session needs no sync: its server has applied the session's creation, which is later than
+// everything that the client has seen.
+func (c *Conn) catchUpPacket() []byte {
+	return wire.EndPacket(wire.AppendString(c.begin(nil, wire.OpSync), "/"))
+}
+
+func isTLS(c net.Conn) bool {
+	_, ok := c.(*tls.Conn)
+	return ok
+}
+
+// confirmPacket is a write that confirms a session that is continued while it has holds: see
+// package lease. It deletes a znode that does not exist.
+func (c *Conn) confirmPacket() []byte {
+	c.s.Requests.Add(1)
+	p := wire.AppendString(c.begin(nil, wire.OpDelete), c.s.Nobody)
+	return wire.EndPacket(binary.BigEndian.AppendUint32(p, math.MaxUint32)) // any version
+}
+
+// authenticated reads the replies to n credentials, which come before all others. A refusal is
+// final: its error is ErrAuthFailed.
+func (c *Conn) authenticated(n int) error {
+	for range n {
+		var head [replyHeader]byte
+		if _, err := io.ReadFull(c.r, head[:]); err != nil {
+			return err
+		}
+		switch size, xid, code := binary.BigEndian.Uint32(head[:]), int32(binary.BigEndian.Uint32(head[4:])), binary.BigEndian.Uint32(head[16:]); {
+		case size != replyHeader-4 || xid != wire.XidAuth:
+			return fmt.Errorf("%w: no answer to credentials", ErrProtocol)
+		case code != 0:
+			return zk.ErrAuthFailed
+		}
+	}
+	return nil
+}

@@ -1,0 +1,125 @@
+package session
+
+import (
+	"math"
+	"sync"
+	"time"
+
+	"github.com/zsync/zsync/internal/conn"
+)
+
+// A pacer chooses the next server and the pause before it is tried. It tries every server once
+// without a pause. After that, each round waits longer, until a connection has lasted. The
+// lifetime of the last connection counts as waited, so a connection that was of some use is
+// replaced at once. A connection that has confirmed a session with holds counts as lasting, at
+// most once a second: if connections break all the time, the holds depend on many attempts.
+type pacer struct {
+	hosts []string
+	retry Backoff
+
+	Mu        sync.Mutex
+	Next      int       // index of the next server
+	tries     int       // attempts since a connection last lasted
+	connected time.Time // time of the last attempt if it succeeded; else zero
+	useful    bool      // it has confirmed a session with holds
+	spared    time.Time // time of the last reset of tries for such a connection
+}
+
+// pick returns the next server that may be used, and the pause before it is tried, at most limit.
+// If no server may be used, addr is empty, and the pause is the pause of a round.
+func (p *pacer) pick(limit time.Duration, mayUse func(addr string) bool) (addr string, delay time.Duration) {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	var lived time.Duration
+	if !p.connected.IsZero() {
+		if lived = time.Since(p.connected); lived >= conn.Lasting {
+			p.tries = 0
+		}
+		if p.useful && time.Since(p.spared) >= conn.Lasting {
+			p.tries, p.spared = 0, time.Now()
+		}
+		p.connected, p.useful = time.Time{}, false
+	}
+	for range p.hosts { // a server that may not be used counts as tried
+		next := p.hosts[p.Next%len(p.hosts)]
+		p.Next++
+		if p.tries%len(p.hosts) == 0 {
+			delay = max(0, min(p.retry.Delay(p.tries/len(p.hosts)), limit)-lived)
+		}
+		p.tries++
+		if mayUse(next) {
+			return next, delay
+		}
+	}
+	return "", delay
+}
+
+// again makes pick return the same server once more.
+func (p *pacer) again() {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	p.Next += len(p.hosts) - 1
+}
+
+func (p *pacer) success() {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	p.connected, p.useful = time.Now(), false
+}
+
+// confirmed records that the connection has confirmed a session with holds.
+func (p *pacer) confirmed() {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	p.useful = true
+}
+
+// untried returns how many servers have not been tried in this round, including the server of the
+// last pick.
+func (p *pacer) untried() int {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	return len(p.hosts) - (p.tries+len(p.hosts)-1)%len(p.hosts)
+}
+
+// pick chooses the next server and waits until it is time to try it. If no server may continue
+// the session now, pick waits until one may or until the session ends. In the latter case its
+// result is not used.
+func (inc *Incarnation) pick() (addr string) {
+	for addr == "" && inc.Ctx.Err() == nil {
+		var delay time.Duration
+		// Without a delay there is no timer: two due timers of one synctest bubble that two threads
+		// look at have crashed Go's race detector.
+		if addr, delay = inc.Manager.Pace.pick(inc.longestDelay(), inc.mayUse); delay > 0 {
+			select {
+			case <-time.After(delay):
+			case <-inc.Ctx.Done():
+			}
+		}
+	}
+	return addr
+}
+
+// longestDelay is the longest pause before the next attempt.
+func (inc *Incarnation) longestDelay() time.Duration {
+	if inc.ID.Load() == 0 {
+		return math.MaxInt64
+	}
+	// The session must not expire while a server is already back, nor for lack of attempts. This
+	// allows about 30 attempts before it expires, and twice as many if there are holds.
+	parts := time.Duration(8)
+	if inc.staked() {
+		parts = 16
+	}
+	return min(time.Duration(inc.Timeout.Load()/10), max(inc.left()/parts, 10*time.Millisecond))
+}
+
+// mayUse reports whether a server may continue the session now.
+func (inc *Incarnation) mayUse(addr string) bool {
+	barred, first := inc.trail.bars(addr, time.Duration(inc.Timeout.Load()))
+	if first {
+		inc.Manager.Log.Warn("zsync: a server is left out for now, as it may still carry out writes that had no answer before the session went to another server",
+			"addr", addr, "session", Text(inc.ID.Load()))
+	}
+	return !barred
+}
