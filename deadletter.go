@@ -16,7 +16,7 @@ type DeadLetter struct {
 	Data  []byte    // as it was sent
 	Since time.Time // when it became a dead letter, by the servers' clock
 
-	Reason   string    // the reason of [Delivery.Reject], or the text of an error; at most 1,000 bytes
+	Reason   string    // the reason of [Delivery.Reject], or the text of the last error of [Queue.Work]; at most 1,000 bytes
 	Attempts int       // how often it was delivered
 	First    time.Time // when it was sent, by the servers' clock
 

@@ -240,6 +240,32 @@ func ExampleQueue_Work() {
 	// zsync: work /jobs: context canceled
 }
 
+// An error that no other attempt would cure makes an element a dead letter at once.
+func ExamplePermanent() {
+	srv := zktest.NewServer()
+	defer srv.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	s, err := zsync.Connect(ctx, srv.Addr())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+
+	jobs := zsync.NewQueue[string](s, "/jobs")
+	if err := jobs.Send(ctx, "resize image 7"); err != nil {
+		log.Fatal(err)
+	}
+	jobs.Work(ctx, 1, func(ctx context.Context, job string) error {
+		cancel() // Work returns when its functions have returned
+		return zsync.Permanent(errors.New("there is no image 7"))
+	})
+	for d, err := range jobs.Dead(context.Background()) {
+		fmt.Println(d.Reason, "in attempt", d.Attempts, err)
+	}
+	// Output: there is no image 7 in attempt 1 <nil>
+}
+
 // A program that does not know whether its Send was stored sends again with the same ID.
 func ExampleQueue_SendID() {
 	srv := zktest.NewServer()

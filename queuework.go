@@ -38,8 +38,10 @@ var workBackoff = session.Backoff{Min: 100 * time.Millisecond, Max: time.Minute,
 // closed. If f returns nil, Work removes the element. If f returns an error or panics, Work logs
 // that and returns the element, to be delivered again after a delay. The delay grows with each
 // attempt, as in [WithRetryBackoff], or by default from 100 ms to a minute; in the layouts of
-// other libraries, there is none. Each element is worked on at least once. [WithMaxAttempts]
-// limits the attempts.
+// other libraries, there is none. Each element is worked on at least once.
+//
+// After the last of [WithMaxAttempts], or an error of [Permanent], Work makes the element a dead
+// letter at once, with the text of the error as its Reason.
 //
 // The context of f has the values of ctx, but does not end with it. When ctx ends, Work stops
 // taking elements, waits for the calls under way, settles their elements and returns ctx's error.
@@ -105,28 +107,51 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 		}
 		return f(call, d.Value)
 	})
-	op := "ack"
-	if closed != nil {
+	var op string
+	switch {
+	case closed != nil:
 		op, err = "return", d.claim.Settle(context.WithoutCancel(ctx), queue.Settlement{Fate: queue.Return, Untried: true})
-	} else if err == nil {
-		// ctx may have ended, but the work is done.
-		err = d.claim.Settle(context.WithoutCancel(ctx), queue.Settlement{Fate: queue.Remove})
-	} else {
+	case err == nil: // ctx may have ended, but the work is done
+		op, err = "ack", d.claim.Settle(context.WithoutCancel(ctx), queue.Settlement{Fate: queue.Remove})
+	default:
 		q.s.m.Log.Error("zsync: work on an element has failed", "path", q.path, "element", d.ID, "attempt", d.Attempt, "err", err)
-		var after time.Duration
-		if q.cfg.layout == LayoutZsync {
-			b := workBackoff
-			if r := q.cfg.retry; r != nil {
-				b = session.Backoff(*r)
-			}
-			after = b.Delay(d.Attempt)
-		}
-		op, err = "nack", d.nack(after)
+		op, err = q.failed(d, err)
 	}
 	if err != nil {
 		q.s.m.Log.Warn("zsync: cannot settle an element that was worked on", "path", q.path, "element", d.ID, "op", op, "err", err)
 	}
 }
+
+// failed settles an element after a call of Work's function has returned err.
+func (q *Queue[T]) failed(d Delivery[T], err error) (op string, _ error) {
+	var permanent permanentError
+	switch n := q.cfg.MaxAttempts; {
+	case q.cfg.layout != LayoutZsync:
+		return "nack", d.nack(0)
+	case errors.As(err, &permanent), n > 0 && d.Attempt >= n:
+		return "reject", d.Reject(context.Background(), err.Error())
+	}
+	b := workBackoff
+	if r := q.cfg.retry; r != nil {
+		b = session.Backoff(*r)
+	}
+	return "nack", d.nack(b.Delay(d.Attempt))
+}
+
+// Permanent returns an error with the text of err that makes [Queue.Work] give up: if Work's
+// function returns it, or an error that wraps it, the element becomes a dead letter at once. Use it
+// if no other attempt would help. Permanent(nil) is nil. In the layouts of other libraries, Work
+// tries the element again.
+func Permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return permanentError{err}
+}
+
+type permanentError struct{ error }
+
+func (e permanentError) Unwrap() error { return e.error }
 
 // protect calls f. It returns a panic, or the end of f's goroutine, as an error.
 func protect(f func() error) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"strings"
@@ -308,6 +309,88 @@ func TestWorkAcknowledgesWhatSucceedsAndBacksOffFromWhatDoesNot(t *testing.T) {
 		if ds := listDead(t, q); len(ds) != 1 || ds[0].Attempts != 4 {
 			t.Errorf("dead letters: %+v", ds)
 		}
+	})
+}
+
+func TestDeadLetterOfWorkHasTheLastErrorItsTimeAndItsAttempt(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[string](open(t, srv), "/q", zsync.WithMaxAttempts(3))
+		must(t, q.Send(t.Context(), "fails", "panics"))
+		ctx, cancel := context.WithCancel(t.Context())
+		attempts, last := map[string]int{}, map[string]time.Time{}
+		done := async(func() error {
+			return q.Work(ctx, 1, func(_ context.Context, v string) error {
+				attempts[v]++
+				last[v] = time.Now()
+				if v == "panics" {
+					panic(fmt.Sprint("at attempt ", attempts[v]))
+				}
+				return fmt.Errorf("no answer at attempt %d", attempts[v])
+			})
+		})
+		time.Sleep(time.Minute)
+		cancel()
+		wantErr(t, <-done, context.Canceled)
+		reasons := map[string]string{"fails": "no answer at attempt 3", "panics": "panic: at attempt 3\n"}
+		for _, d := range listDead(t, q) {
+			v := strings.Trim(string(d.Data), `"`)
+			if !strings.HasPrefix(d.Reason, reasons[v]) || d.Attempts != 3 {
+				t.Errorf("%s: %d attempts, %q", v, d.Attempts, d.Reason)
+			}
+			if late := d.Since.Sub(last[v]); late > time.Second || late < -time.Millisecond {
+				t.Errorf("%s: a dead letter %v after its last attempt", v, late)
+			}
+			delete(reasons, v)
+		}
+		if len(reasons) > 0 {
+			t.Errorf("no dead letters: %v", reasons)
+		}
+	})
+}
+
+func TestWorkMakesAPermanentErrorADeadLetterAtOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q")
+		cause := errors.New("no such customer")
+		if zsync.Permanent(nil) != nil || !errors.Is(zsync.Permanent(cause), cause) {
+			t.Error("Permanent hides its error")
+		}
+		must(t, q.Send(t.Context(), 1, 2))
+		calls := map[int]int{}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := async(func() error {
+			return q.Work(ctx, 1, func(_ context.Context, v int) error {
+				if calls[v]++; v == 1 && calls[v] == 1 {
+					return errors.New("not yet")
+				}
+				return fmt.Errorf("order %d: %w", v, zsync.Permanent(cause))
+			})
+		})
+		time.Sleep(10 * time.Minute)
+		cancel()
+		wantErr(t, <-done, context.Canceled)
+		wantLen(t, q, 0)
+		got := map[string]int{}
+		for _, d := range listDead(t, q) {
+			got[d.Reason] = d.Attempts
+		}
+		if want := map[string]int{"order 1: no such customer": 2, "order 2: no such customer": 1}; !maps.Equal(got, want) {
+			t.Errorf("dead letters and their attempts: %v, want %v", got, want)
+		}
+
+		k := zsync.NewQueue[int](s, "/k", zsync.WithQueueLayout(zsync.LayoutKazooQueue))
+		must(t, k.Send(t.Context(), 1))
+		ctx, cancel = context.WithCancel(t.Context())
+		n := 0
+		err := k.Work(ctx, 1, func(context.Context, int) error {
+			if n++; n == 3 {
+				cancel()
+			}
+			return zsync.Permanent(cause)
+		})
+		wantErr(t, err, context.Canceled)
+		wantLen(t, k, 1)
 	})
 }
 
