@@ -40,8 +40,9 @@ func (q *Queue[T]) SendOp(vs ...T) QueueOp {
 // stays claimed. If they refuse an operation of ops, Txn returns its error, and the responses
 // show which. The other errors are as for Ack and [Session.Txn]; if the session ends before the
 // reply, nothing is applied later. If ctx ends first, the transaction continues, and Ack returns
-// its result; if the servers have refused it by then, Ack removes the element without ops. In the
-// layouts of other libraries, Txn returns [ErrInvalid].
+// its result; if the servers have refused it by then, Ack removes the element without ops. After
+// Nack or Reject, the element returns or is a dead letter if the servers refuse the transaction. In
+// the layouts of other libraries, Txn returns [ErrInvalid].
 //
 // Txn costs a transaction of its own, and one more request for each SendOp.
 func (d Delivery[T]) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
 )
@@ -93,13 +95,18 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 	call, cancel, rest := endingContext(function.In(context.WithoutCancel(ctx)))
 	defer rest()
 	defer cancel(nil)
-	defer context.AfterFunc(claim, func() { cancel(context.Cause(claim)) })()
+	defer context.AfterFunc(claim, func() {
+		if cause := context.Cause(claim); cause != context.Canceled { // Canceled: f has settled the element, and continues
+			cancel(cause)
+		}
+	})()
 	defer function.AfterClose(cancel)()
 	if cfg.timeout > 0 {
 		var stop context.CancelFunc
 		call, stop = context.WithTimeout(call, cfg.timeout)
 		defer stop()
 	}
+	call = context.WithValue(call, (*WorkDelivery)(nil), WorkDelivery(atWork[T]{d}))
 	var closed error
 	err := protect(func() error {
 		if closed = function.Begin(); closed != nil {
@@ -117,7 +124,7 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 		q.s.m.Log.Error("zsync: work on an element has failed", "path", q.path, "element", d.ID, "attempt", d.Attempt, "err", err)
 		op, err = q.failed(d, err)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrNotLocked) { // ErrNotLocked: f has settled it
 		q.s.m.Log.Warn("zsync: cannot settle an element that was worked on", "path", q.path, "element", d.ID, "op", op, "err", err)
 	}
 }
@@ -152,6 +159,41 @@ func Permanent(err error) error {
 type permanentError struct{ error }
 
 func (e permanentError) Unwrap() error { return e.error }
+
+// A WorkDelivery is the [Delivery] of a call of [Queue.Work]'s function, without the type of its
+// Value. The function may settle the element by it; Work then leaves it as it is.
+type WorkDelivery interface {
+	ID() string   // see [Delivery].ID
+	Attempt() int // see [Delivery].Attempt
+	Sent() time.Time
+	NackAfter(delay time.Duration) error
+	Reject(ctx context.Context, reason string) error
+	Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
+}
+
+// DeliveryFrom returns the delivery that [Queue.Work] calls its function for. ctx is the context of
+// that function, or is derived from it. Otherwise, ok is false.
+//
+//	err := orders.Work(ctx, 4, func(ctx context.Context, o Order) error {
+//		d, _ := zsync.DeliveryFrom(ctx)
+//		bill, err := charge(ctx, o, d.ID()) // the same ID at each attempt, so charge can see a repetition
+//		if err != nil {
+//			return err
+//		}
+//		_, err = d.Txn(ctx, bills.SendOp(bill)) // sends bill and acknowledges o, both or neither
+//		return err
+//	})
+func DeliveryFrom(ctx context.Context) (d WorkDelivery, ok bool) {
+	d, ok = ctx.Value((*WorkDelivery)(nil)).(WorkDelivery)
+	return d, ok
+}
+
+// atWork is a Delivery as a WorkDelivery: its methods take the place of the fields of the same name.
+type atWork[T any] struct{ Delivery[T] }
+
+func (d atWork[T]) ID() string      { return d.Delivery.ID }
+func (d atWork[T]) Attempt() int    { return d.Delivery.Attempt }
+func (d atWork[T]) Sent() time.Time { return d.Delivery.Sent }
 
 // protect calls f. It returns a panic, or the end of f's goroutine, as an error.
 func protect(f func() error) error {

@@ -61,6 +61,7 @@ type item struct {
 	back   bool            // a write of the board returns it now
 	posted bool            // its fate is carried out
 	final  *entry          // its fate; nil until it is decided
+	then   *entry          // its fate if final is a txn that the servers refuse, or nil
 	lost   error           // reason, if the end of the claimant returns it
 
 	ctx    context.Context         // context of the claim; nil until the first call of context
@@ -113,6 +114,8 @@ func (c *claimant) decide(it *item, e entry) (_ *entry, ok bool) {
 	defer c.mu.Unlock()
 	if it.final == nil {
 		c.enterLocked(it, e)
+	} else if it.final.with != nil && e.fate != Remove {
+		it.then = &e // the program gives the element up, although its txn has no result yet
 	}
 	return it.final, it.final.fate == e.fate
 }
@@ -463,6 +466,9 @@ func (c *claimant) refuse(e *entry, err error) {
 	case e.with != nil:
 		e.item.final = nil
 		e.close(err)
+		if then := e.item.then; then != nil {
+			c.enterLocked(e.item, *then)
+		}
 	default:
 		defer func(first bool) {
 			if first {

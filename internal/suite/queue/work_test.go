@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
@@ -391,6 +393,88 @@ func TestWorkMakesAPermanentErrorADeadLetterAtOnce(t *testing.T) {
 		})
 		wantErr(t, err, context.Canceled)
 		wantLen(t, k, 1)
+	})
+}
+
+func TestFunctionOfWorkReachesItsDelivery(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q, out := zsync.NewQueue[int](s, "/q", zsync.WithMaxAttempts(3)), zsync.NewQueue[int](s, "/out")
+		if d, ok := zsync.DeliveryFrom(t.Context()); ok {
+			t.Errorf("a delivery without Work: %v", d)
+		}
+		must(t, q.Send(t.Context(), 1, 2, 3, 4))
+		sent := time.Now()
+		ctx, cancel := context.WithCancel(t.Context())
+		ids, attempts := map[int]string{}, map[int]int{}
+		done := async(func() error {
+			return q.Work(ctx, 1, func(ctx context.Context, v int) error {
+				d, ok := zsync.DeliveryFrom(context.WithValue(ctx, t, t))
+				attempts[v]++
+				if !ok || d.Attempt() != attempts[v] || ids[v] != "" && d.ID() != ids[v] || sent.Sub(d.Sent()).Abs() > time.Second {
+					t.Fatalf("%d: %v, attempt %d of %q, sent at %v; the ID was %q", v, ok, d.Attempt(), d.ID(), d.Sent(), ids[v])
+				}
+				ids[v] = d.ID()
+				switch {
+				case v == 1:
+					must(t, d.Reject(ctx, "never"))
+					return errors.New("never")
+				case v == 2:
+					must(t, d.Reject(ctx, "not now"))
+					return nil
+				case v == 3:
+					_, err := d.Txn(ctx, out.SendOp(30))
+					must(t, err)
+				case attempts[v] == 1:
+					must(t, d.NackAfter(time.Hour))
+				}
+				return nil
+			})
+		})
+		time.Sleep(2 * time.Hour)
+		cancel()
+		wantErr(t, <-done, context.Canceled)
+		wantLen(t, q, 0)
+		wantLen(t, out, 1)
+		got := map[string]string{}
+		for _, d := range listDead(t, q) {
+			got[string(d.Data)] = d.Reason
+		}
+		if want := map[string]string{"1": "never", "2": "not now"}; !maps.Equal(got, want) {
+			t.Errorf("dead letters: %v", got)
+		}
+		if want := map[int]int{1: 1, 2: 1, 3: 1, 4: 2}; !maps.Equal(attempts, want) {
+			t.Errorf("attempts: %v", attempts)
+		}
+	})
+}
+
+// The function gives up while its Txn is under way, and the servers then refuse the Txn.
+func TestElementWhoseTxnIsRefusedAfterWorkHasReturnedItComesAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context(), 1))
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if slices.ContainsFunc(r.Ops, func(op zktest.Request) bool { return op.Path == "/missing" }) {
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		attempts := 0
+		err := q.Work(ctx, 1, func(ctx context.Context, v int) error {
+			d, _ := zsync.DeliveryFrom(ctx)
+			if attempts = d.Attempt(); attempts == 2 {
+				cancel()
+				return nil
+			}
+			_, err := d.Txn(ctx, &zk.DeleteRequest{Path: "/missing", Version: -1})
+			wantErr(t, err, context.DeadlineExceeded)
+			return err
+		}, zsync.WithWorkTimeout(100*time.Millisecond))
+		wantErr(t, err, context.Canceled)
+		wantLen(t, q, 0)
 	})
 }
 
