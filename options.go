@@ -135,7 +135,8 @@ type SASLMechanism interface {
 // SASLDigestMD5 is DIGEST-MD5 (RFC 2831) with ZooKeeper's choices: the service is
 // zookeeper/zk-sasl-md5, and the qop is auth. The client checks that the server knows the
 // password. Use it with [WithTLS]: a listener can try passwords on the tokens, and all
-// later packets are neither encrypted nor signed.
+// later packets are neither encrypted nor signed. Servers before ZooKeeper 3.9.3 also accept
+// an unknown user with the password of the user who authenticated last.
 func SASLDigestMD5(user, password string) SASLMechanism { return sasl.DigestMD5(user, password) }
 
 // WithTLS encrypts the connections. An empty ServerName is set from the server's address.

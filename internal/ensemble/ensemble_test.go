@@ -80,13 +80,19 @@ const patience = time.Minute
 
 // serves reports whether the server at addr answers within d.
 func serves(addr string, d time.Duration) bool {
+	answer, _ := fourLetters(addr, "ruok", d)
+	return answer == "imok"
+}
+
+// fourLetters returns the answer of the server at addr to a command of four letters.
+func fourLetters(addr, command string, d time.Duration) (string, error) {
 	c, err := net.DialTimeout("tcp", addr, d)
 	if err != nil {
-		return false
+		return "", err
 	}
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(d))
-	io.WriteString(c, "ruok")
-	answer, _ := io.ReadAll(c)
-	return strings.TrimSpace(string(answer)) == "imok"
+	io.WriteString(c, command)
+	answer, err := io.ReadAll(c)
+	return strings.TrimSpace(string(answer)), err
 }

@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,12 +20,17 @@ import (
 	"github.com/zsync/zsync/internal/ensemble"
 )
 
-// withSASL starts a server that demands SASL, for this test alone, and returns its address and a
-// function that kills and restarts it.
-func withSASL(t *testing.T) (addr string, restart func()) {
+// A demanding ensemble is a set of real servers, for one test alone, that demand SASL.
+type demanding struct {
+	t                   *testing.T
+	script, home, flags string
+}
+
+// withSASL starts n servers that demand SASL, and returns their connect string.
+func withSASL(t *testing.T, n int) (d *demanding, servers string) {
 	t.Helper()
 	if _, ok := ensemble.FromEnv(t); !ok {
-		t.Skip("needs real servers, as those of ZSYNC_TEST_SERVERS: a real server that demands SASL is used")
+		t.Skip("needs real servers, as those of ZSYNC_TEST_SERVERS: real servers that demand SASL are used")
 	}
 	dir := t.TempDir()
 	jaas := filepath.Join(dir, "jaas.conf")
@@ -40,26 +47,52 @@ func withSASL(t *testing.T) (addr string, restart func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	home := filepath.Join(dir, "ensemble")
-	run := func(args ...string) string {
-		t.Helper()
-		cmd := exec.Command(script, args...)
-		var problem bytes.Buffer
-		cmd.Stderr = &problem
-		cmd.Env = append(os.Environ(), fmt.Sprintf("ENSEMBLE_JVM=-Djava.security.auth.login.config=%s -Dzookeeper.authProvider.sasl=org.apache.zookeeper.server.auth.SASLAuthenticationProvider"+
-			" -Dzookeeper.enforce.auth.enabled=true -Dzookeeper.enforce.auth.schemes=sasl -Dzookeeper.sessionRequireClientSASLAuth=true", jaas))
-		out, err := cmd.Output()
-		if err != nil {
-			t.Fatalf("ensemble %v: %v\n%s", args, err, &problem)
-		}
-		return strings.TrimSpace(string(out))
+	d = &demanding{t, script, filepath.Join(dir, "ensemble"),
+		fmt.Sprintf("-Djava.security.auth.login.config=%s -Dzookeeper.authProvider.sasl=org.apache.zookeeper.server.auth.SASLAuthenticationProvider"+
+			" -Dzookeeper.enforce.auth.enabled=true -Dzookeeper.enforce.auth.schemes=sasl -Dzookeeper.sessionRequireClientSASLAuth=true", jaas)}
+	t.Cleanup(func() { d.run("stop", d.home) })
+	return d, d.run("start", fmt.Sprint(n), d.home)
+}
+
+// restart kills and restarts server i.
+func (d *demanding) restart(i int) {
+	d.t.Helper()
+	d.run("restart", d.home, fmt.Sprint(i))
+}
+
+func (d *demanding) run(args ...string) string {
+	d.t.Helper()
+	cmd := exec.Command(d.script, args...)
+	var problem bytes.Buffer
+	cmd.Stderr = &problem
+	cmd.Env = append(os.Environ(), "ENSEMBLE_JVM="+d.flags)
+	out, err := cmd.Output()
+	if err != nil {
+		d.t.Fatalf("ensemble %v: %v\n%s", args, err, &problem)
 	}
-	t.Cleanup(func() { run("stop", home) })
-	return run("start", "1", home), func() { run("restart", home, "1") }
+	return strings.TrimSpace(string(out))
+}
+
+// version returns the version of the server at addr, as 3008000 for 3.8.0.
+func version(t *testing.T, addr string) (v int) {
+	t.Helper()
+	answer, err := fourLetters(addr, "srvr", patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`version: (\d+)\.(\d+)\.(\d+)`).FindStringSubmatch(answer)
+	if m == nil {
+		t.Fatalf("srvr: %q", answer)
+	}
+	for _, part := range m[1:] {
+		n, _ := strconv.Atoi(part)
+		v = v*1000 + n
+	}
+	return v
 }
 
 func TestSASLHoldsALockOverALossOfTheConnectionOnARealServer(t *testing.T) {
-	addr, restart := withSASL(t)
+	servers, addr := withSASL(t, 1)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	connect := func(user, password string, opts ...zsync.Option) (*zsync.Session, error) {
@@ -96,7 +129,7 @@ func TestSASLHoldsALockOverALossOfTheConnectionOnARealServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := bob.ID()
-	restart() // the session survives; the connection does not
+	servers.restart(1) // the session survives; the connection does not
 	if err := zsync.NewValue[int](bob, "/v").Store(ctx, 1); err != nil {
 		t.Error(err)
 	}
@@ -121,6 +154,17 @@ func TestSASLHoldsALockOverALossOfTheConnectionOnARealServer(t *testing.T) {
 	if err := zsync.NewMutex(again, "/locks/m").Lock(ctx); err != nil {
 		t.Error(err)
 	}
+
+	// A fault of the servers before version 3.9.3, as docs/operations.md says: bob has authenticated
+	// last, and with bob's password they accept a user whom they do not know.
+	nobody, err := connect("nobody", "secret")
+	if err == nil {
+		nobody.Close()
+	}
+	if v := version(t, addr); (err == nil) != (v < 3009003) || err != nil && !errors.Is(err, zk.ErrAuthFailed) {
+		t.Errorf("servers of version %d and an unknown user with the password of the last: %v", v, err)
+	}
+
 	eve, err := connect("eve", "evil", zsync.WithACL(zk.AuthACL(zk.PermAll)))
 	if err != nil {
 		t.Fatal(err)
@@ -128,5 +172,49 @@ func TestSASLHoldsALockOverALossOfTheConnectionOnARealServer(t *testing.T) {
 	defer eve.Close()
 	if err := zsync.NewMutex(eve, "/locks/m").Lock(ctx); !errors.Is(err, zsync.ErrUnprotected) && !errors.Is(err, zk.ErrNoAuth) {
 		t.Errorf("eve: %v", err)
+	}
+}
+
+func TestSASLHoldsALockWhileEachOfThreeRealServersRestarts(t *testing.T) {
+	servers, addrs := withSASL(t, 3)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	connect := func(password string) (*zsync.Session, error) {
+		return zsync.Connect(ctx, addrs, zsync.WithSASL(zsync.SASLDigestMD5("bob", password)),
+			zsync.WithSessionTimeout(60*time.Second), zsync.WithACL(zk.AuthACL(zk.PermAll)))
+	}
+	s, err := connect("secret")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	m := zsync.NewMutex(s, "/locks/m")
+	if err := m.Lock(ctx); err != nil {
+		t.Fatal(err)
+	}
+	id := s.ID()
+	for i := 1; i <= 3; i++ {
+		servers.restart(i) // one of them has the session's connection, which another server then gets
+		if err := zsync.NewValue[int](s, "/v").Store(ctx, i); err != nil {
+			t.Error(err)
+		}
+		start := time.Now()
+		if _, err := connect("wrong"); !errors.Is(err, zk.ErrAuthFailed) || !strings.Contains(err.Error(), "SASL DIGEST-MD5") {
+			t.Errorf("a wrong password: %v", err)
+		}
+		if took := time.Since(start); took > 30*time.Second {
+			t.Errorf("a wrong password took %v", took)
+		}
+	}
+	select {
+	case <-m.Lost():
+		t.Error("the lock was lost")
+	default:
+	}
+	if s.ID() != id || s.Stats().Reconnects == 0 {
+		t.Errorf("session %x, then %x; %d reconnects", id, s.ID(), s.Stats().Reconnects)
+	}
+	if err := m.Unlock(); err != nil {
+		t.Error(err)
 	}
 }
