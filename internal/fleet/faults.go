@@ -123,6 +123,55 @@ func (w *world) standing() {
 	}
 }
 
+// placed finds callers who wait for a lock and whose process has no znode in its line. It looks
+// only into programs without faults but strangers and reset connections, because there a contender is back in line
+// long before the next look.
+func (w *world) placed() {
+	if !w.strikes || !w.quiet || w.day || w.e.Load().Leader() < 0 {
+		return
+	}
+	var znodes []znode
+	w.mu.Lock()
+	all := slices.Clone(w.lives)
+	w.mu.Unlock()
+	for _, l := range all {
+		if l == nil || l.gone() {
+			continue
+		}
+		l.waiting.Range(func(name, v any) bool {
+			c := v.(call)
+			path, lock := strings.CutPrefix(c.what, "locks ")
+			if path, _, _ = strings.Cut(path, " "); !lock || time.Since(c.since) < w.timeout/2 || w.occupied(l, path) {
+				delete(w.absent, name.(string))
+				return true
+			}
+			if znodes == nil {
+				znodes = w.tree()
+			}
+			id := l.s.ID()
+			if slices.ContainsFunc(znodes, func(z znode) bool { return z.owner == id && strings.HasPrefix(z.path, path+"/") }) {
+				delete(w.absent, name.(string))
+			} else if w.absent[name.(string)]++; w.absent[name.(string)] == 3 {
+				w.fail("%s: whoever waits has a place: %s waits since %v, and its session has no znode there", path, name, w.at(c.since))
+			}
+			return true
+		})
+	}
+}
+
+// occupied reports whether an actor of a process has not given up its hold at path, which may be lost.
+func (w *world) occupied(l *life, path string) bool {
+	for _, r := range w.resources() {
+		r.mu.Lock()
+		in := r.name == path && slices.ContainsFunc(r.holds, func(h *hold) bool { return h.a.life == l && !h.over })
+		r.mu.Unlock()
+		if in {
+			return true
+		}
+	}
+	return false
+}
+
 // harmOne does one fault, and undoes it.
 func (w *world) harmOne(f fault) {
 	d := rand.New(rand.NewPCG(f.draw, 0))
@@ -183,7 +232,7 @@ func (w *world) harmOne(f fault) {
 	case "die":
 		if l != nil {
 			l.crashed.Store(true)
-			w.mayLeave.Store(true)
+			w.cutShort.Add(1)
 			l.die()
 			w.net.kill(l.id(), -1)
 			for m := range w.members {
@@ -335,7 +384,7 @@ func (w *world) andBack(l *life, d *rand.Rand, f fault) {
 }
 
 // late makes a process connect again. The answers of the members are late. Soon after them, all
-// messages stall.
+// messages stall. Or the members hear no more than the handshake, and the requests sent with it.
 func (w *world) late(l *life, d *rand.Rand) {
 	stall := func(up bool) (resume func()) {
 		var all []func()
@@ -352,6 +401,9 @@ func (w *world) late(l *life, d *rand.Rand) {
 	resume := stall(false)
 	w.net.kill(l.id(), -1)
 	time.Sleep(w.timeout/16 + time.Duration(d.Int64N(int64(w.timeout/3))))
+	if d.IntN(2) == 0 {
+		defer stall(true)()
+	}
 	resume()
 	time.Sleep(time.Duration(10+d.IntN(60)) * w.latency)
 	l.wake()

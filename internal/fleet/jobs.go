@@ -203,9 +203,6 @@ func (p *partition) check() {
 func (p *partition) final(context.Context, *zsync.Session) {}
 
 func (p *partition) keeps(path string) bool {
-	if strings.HasPrefix(path, "/partition/plan-receipts/") {
-		return p.w.mayLeave.Load()
-	}
 	return strings.HasPrefix(path, "/partition") && !strings.Contains(path, "_c_") && !strings.Contains(path, "/members/")
 }
 

@@ -115,6 +115,18 @@ func (r *resource) checkLocked() {
 	}
 }
 
+// since returns a hold that was granted after h and before t, or nil.
+func (r *resource) since(h *hold, t time.Time) *hold {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, o := range r.holds {
+		if o != h && o.since.After(h.since) && o.since.Before(t) {
+			return o
+		}
+	}
+	return nil
+}
+
 // strike notes that a stranger has deleted a znode. For a while, a holder that hears of
 // it by a notification may overlap with the next holder.
 func (r *resource) strike() {

@@ -371,7 +371,7 @@ func (l *lock) final(ctx context.Context, s *zsync.Session) {
 }
 
 func (l *lock) keeps(path string) bool {
-	return strings.HasPrefix(path, "/written") || l.w.mayLeave.Load() && strings.HasPrefix(path, "/locked-cond/_c_") && strings.HasSuffix(path, "-receipt")
+	return strings.HasPrefix(path, "/written")
 }
 
 // closed returns whether a channel is closed.

@@ -154,7 +154,7 @@ func (n *network) dialer(process int, order []int) func(network, address string,
 
 // hear sends the bytes of the server to the process.
 func (c *cable) hear() {
-	buf := make([]byte, 64<<10)
+	buf := make([]byte, 4<<10)
 	for {
 		k, err := c.server.Read(buf)
 		if k > 0 {

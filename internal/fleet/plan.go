@@ -34,6 +34,7 @@ type plan struct {
 	squats     bool // a Mutex and a Group have their directory where a Value, an Int64 or the key of a Map is stored
 	day        bool // the program is a day of a fleet
 	wraps      bool // the numbers of places near their end
+	reads      bool // holders read often
 }
 
 // A fault is what happens to the program at one moment, or for a while.
@@ -154,10 +155,25 @@ func draw(seed uint64) plan {
 	if p.alone {
 		p.faults = nil
 	}
+	p.more(seed)
 	if p.losesData {
 		p.faults = append(p.faults, fault{kind: "rebirth", at: time.Duration(d.Int64N(int64(p.harm)))})
 	}
 	return p
+}
+
+// more draws what does not change the rest of the plan.
+func (p *plan) more(seed uint64) {
+	d := rand.New(rand.NewPCG(seed, 8))
+	if p.strikes && d.IntN(4) == 0 {
+		p.arenas, p.wraps = []string{"queue"}, false
+	}
+	if p.reads = d.IntN(4) == 0; p.reads && !p.quiet && !p.strikes && !p.losesData && d.IntN(2) == 0 {
+		// The member that serves a process hears the leader no more, and serves on for as long as a timeout.
+		p.tick, p.syncLimit, p.staleReads = p.timeout/5, 5, true
+		p.faults = append(p.faults, fault{kind: "cut", member: -1, other: -1, up: d.IntN(2) == 0, process: d.IntN(p.processes),
+			at: time.Duration(d.Int64N(int64(p.harm))), lasts: 3 * p.timeout / 2, draw: d.Uint64()})
+	}
 }
 
 // fault draws a fault of some kind.

@@ -339,7 +339,7 @@ func (c *cell) final(ctx context.Context, s *zsync.Session) {
 }
 
 func (c *cell) keeps(path string) bool {
-	return path == c.path || path == c.path+"/"+mapKey || strings.HasSuffix(path, "%kept") || c.w.mayLeave.Load() && strings.HasPrefix(path, c.path+"-receipts")
+	return path == c.path || path == c.path+"/"+mapKey || strings.HasSuffix(path, "%kept")
 }
 
 // A squatter uses the path of stored state as the path of a Group or a Mutex.
@@ -595,10 +595,16 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 		}
 		return
 	}
-	done := a.doing("acknowledges %d", v)
+	if a.w.strikes && a.dice.IntN(3) > 0 {
+		q.challenge(a, h)
+	}
+	done, asked := a.doing("acknowledges %d", v), time.Now()
 	err := d.Ack(ctx)
 	done()
 	ok := a.may("Ack", ctx, err, zsync.ErrLost, zk.ErrNoNode)
+	if other := r.since(h, asked); ok && other != nil {
+		q.w.fail("the queue: Ack of %d by %s is nil, and %s has had it since %v", v, a, other.a, q.w.at(other.since))
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
@@ -612,6 +618,26 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	case !errors.Is(err, zsync.ErrLost) || errors.Is(err, zsync.ErrClosed):
 		q.sent[v], q.loose[v] = "unknown", true
 	}
+}
+
+// challenge has a stranger delete the mark of a claim, which the process learns late. Meanwhile others
+// may receive the element.
+func (q *queue) challenge(a *actor, h *hold) {
+	select {
+	case q.w.granted <- h:
+	default:
+		return
+	}
+	up := a.dice.IntN(2) == 0
+	for m := range q.w.members {
+		resume := q.w.net.stall(wayOf{a.id(), m, up})
+		time.AfterFunc(time.Duration(q.w.timeout/16)+time.Duration(a.dice.Int64N(int64(q.w.timeout/4))), resume)
+	}
+	if up {
+		time.AfterFunc(q.w.timeout/20, func() { q.w.net.kill(a.id(), -1) })
+		return // the request to acknowledge stalls, and is lost
+	}
+	a.nap(q.w.timeout / 8)
 }
 
 // final receives all elements that are left.
@@ -645,6 +671,16 @@ func (q *queue) held() []*resource {
 	return slices.Collect(maps.Values(q.claims))
 }
 
+// owns reports whether r is an element of q.
+func (q *queue) owns(r *resource) bool { return slices.Contains(q.held(), r) }
+
+// strike notes that a stranger has deleted a mark, with which any of the elements may have been claimed.
+func (q *queue) strike() {
+	for _, r := range q.held() {
+		r.strike()
+	}
+}
+
 func (q *queue) check() {
 	for _, r := range q.held() {
 		r.check()
@@ -652,7 +688,7 @@ func (q *queue) check() {
 }
 
 func (q *queue) keeps(path string) bool {
-	return !strings.Contains(path, "receipts") && strings.HasPrefix(path, "/queue") || q.w.mayLeave.Load()
+	return strings.HasPrefix(path, "/queue")
 }
 
 // tasks is a WaitGroup.

@@ -22,19 +22,28 @@ import (
 type stranger struct {
 	w     *world
 	s     *zsync.Session
-	paths []string // the parents of the contenders' znodes
-	locks []*lock  // their locks, in the same order
+	prey  []prey
 	work  sync.WaitGroup
 	far   map[string]bool // the paths at which the servers count from a large number
 	grant chan *hold      // has room for one hold, granted at this moment
+}
+
+// A prey is a directory with ephemeral znodes of other clients.
+type prey struct {
+	dir    string
+	of     func(r *resource) bool // whether the holders of r have their znodes there
+	struck func()
 }
 
 // stranger returns a stranger without a session.
 func (w *world) stranger() *stranger {
 	x := &stranger{w: w, grant: w.granted, far: map[string]bool{}}
 	for _, a := range w.arenas {
-		if l, ok := a.(*lock); ok {
-			x.locks, x.paths = append(x.locks, l), append(x.paths, l.path+l.below)
+		switch a := a.(type) {
+		case *lock:
+			x.prey = append(x.prey, prey{a.path + a.below, func(r *resource) bool { return r == a.resource }, a.strike})
+		case *queue:
+			x.prey = append(x.prey, prey{"/queue-live", a.owns, a.strike})
 		}
 	}
 	return x
@@ -52,8 +61,8 @@ func (w *world) strikeOnce(d *rand.Rand) {
 	x.s = s
 	defer s.Close()
 	defer x.work.Wait()
-	for i := range x.paths {
-		x.strike(ctx, d, i, nil)
+	for _, p := range x.prey {
+		x.strike(ctx, d, p, nil)
 	}
 }
 
@@ -61,7 +70,7 @@ func (w *world) strikeOnce(d *rand.Rand) {
 func (w *world) harass(over chan struct{}) {
 	d := rand.New(rand.NewPCG(w.seed, 5))
 	x := w.stranger()
-	if len(x.paths) == 0 {
+	if len(x.prey) == 0 {
 		return
 	}
 	s, err := w.connect(context.Background(), 950, d)
@@ -82,21 +91,21 @@ func (w *world) harass(over chan struct{}) {
 		case h = <-x.grant: // at once, before the holder can look
 		case <-time.After(time.Duration(d.Int64N(int64(w.timeout)))):
 		}
-		i := d.IntN(len(x.paths))
-		for j, l := range x.locks {
-			if h != nil && h.r == l.resource {
-				i = j
+		p := x.prey[d.IntN(len(x.prey))]
+		for _, o := range x.prey {
+			if h != nil && o.of(h.r) {
+				p = o
 			}
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), w.timeout)
-		x.strike(ctx, d, i, h)
+		x.strike(ctx, d, p, h)
 		cancel()
 	}
 }
 
-// strike changes one znode of line i. If h is not nil, h was granted at this moment.
-func (x *stranger) strike(ctx context.Context, d *rand.Rand, i int, h *hold) {
-	dir, l := x.paths[i], x.locks[i]
+// strike changes one znode of a prey. If h is not nil, h was granted at this moment.
+func (x *stranger) strike(ctx context.Context, d *rand.Rand, p prey, h *hold) {
+	dir := p.dir
 	places, waiters := 0, h != nil && d.IntN(2) == 0 // if true, strike any contender, also a waiter
 	var paths []string                               // the znodes to choose from
 	for _, z := range x.w.tree() {
@@ -145,9 +154,9 @@ func (x *stranger) strike(ctx context.Context, d *rand.Rand, i int, h *hold) {
 	default:
 		ops := []any{&zk.DeleteRequest{Path: path, Version: -1}, create(path)}[:1+min(k, 1)]
 		x.w.note("STRANGER deletes %s, and makes it again: %v", path, len(ops) == 2)
-		l.strike()
+		p.struck()
 		_, err := x.s.Txn(ctx, ops...)
-		l.strike()
+		p.struck()
 		if err != nil {
 			return
 		}

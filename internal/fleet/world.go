@@ -7,7 +7,9 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -48,7 +50,8 @@ type world struct {
 	reborn   time.Time // the last loss of all data; guarded by mu
 	eras     int       // the number of such losses; guarded by mu
 
-	mayLeave atomic.Bool // a caller has abandoned a write, or its process died: its receipt may stay
+	cutShort atomic.Int32   // the number of lives that have ended by a crash, or by a Close while faults come: their logs may stay
+	absent   map[string]int // by actor: how often look has found that its process has no place in line; used by look alone
 
 	granted chan *hold     // to the stranger
 	healed  chan struct{}  // closed when the faults are over
@@ -120,7 +123,7 @@ func Run(seed uint64, p plan, t *tally) (verdict func() (failures, story []strin
 	for _, name := range w.plan.arenas {
 		w.arenas = append(w.arenas, arenas[name](w))
 	}
-	w.lives = make([]*life, w.processes)
+	w.lives, w.absent = make([]*life, w.processes), map[string]int{}
 
 	var actors, others sync.WaitGroup
 	over := make(chan struct{})
@@ -415,8 +418,16 @@ func (a *actor) nap(d time.Duration) {
 	}
 }
 
-// hold sleeps for the duration of a hold. It is longer if a fault is under way.
+// hold sleeps for the duration of a hold. It is longer if a fault is under way. In some programs, the
+// holder reads meanwhile.
 func (a *actor) hold() {
+	if a.w.reads {
+		ctx, cancel := context.WithCancel(a.ctx)
+		var wg sync.WaitGroup
+		wg.Go(func() { a.read(ctx) })
+		defer wg.Wait()
+		defer cancel()
+	}
 	if a.w.day && a.dice.IntN(4) > 0 {
 		a.nap(a.w.timeout / 16) // others wait
 		return
@@ -428,6 +439,19 @@ func (a *actor) hold() {
 	}
 	for end := time.Now().Add(2 * a.w.timeout); a.under.Load() > 0 && time.Now().Before(end) && a.dice.IntN(8) > 0; {
 		a.nap(a.w.timeout / 2)
+	}
+}
+
+// read reads a znode, which its server answers by itself, every few milliseconds.
+func (a *actor) read(ctx context.Context) {
+	for d := time.Duration(mix(a.w.seed, 10, uint64(a.process)) % uint64(a.w.timeout/64)); ctx.Err() == nil; {
+		_, _, _ = a.s.Get(ctx, "/read")
+		timer := time.NewTimer(a.w.timeout/64 + d)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
 	}
 }
 
@@ -490,7 +514,6 @@ func (a *actor) may(what string, ctx context.Context, err error, others ...error
 	default:
 		a.w.fail("%s of %s fails: %v", what, a, err)
 	}
-	a.w.mayLeave.Store(true)
 	a.w.note("%s %s: %v", a, what, err)
 	return false
 }
@@ -501,6 +524,9 @@ func (l *life) close() {
 		close(l.over)
 	}
 	l.w.note("p%d.%d is closed", l.process, l.nth)
+	if !closed(l.w.healed)() { // its connection may be broken at this moment
+		l.w.cutShort.Add(1)
+	}
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = l.s.Close(); l.closed.Store(true) })
 	await(&wg, 10*l.w.timeout, func() { l.w.fail("Close of p%d.%d has not returned after %v", l.process, l.nth, 10*l.w.timeout) })
@@ -573,6 +599,7 @@ func (w *world) look(over chan struct{}) {
 			}
 		}
 		w.standing()
+		w.placed()
 	}
 }
 
@@ -594,17 +621,48 @@ func (w *world) inspect() {
 	w.leftovers()
 }
 
+// maxLogs is the number of logs that a Session keeps in a directory.
+const maxLogs = 16
+
+// isLog matches a log, from its GUID on: it is new, or its last write tells the version before.
+var isLog = regexp.MustCompile(`^_c_[-0-9a-f]{36}-receipt czxid \d+ version (\d+)(?: "(\d+)(?: barred)?")?$`)
+
 // leftovers checks that the servers' tree has no ephemeral znode, and that an arena keeps every
-// other znode.
+// other znode. Logs of transactions stay only if a life was cut short, no more than it can have had.
+// Each is in a directory from which zsync doctor --clean deletes it, or a sweep of the queue.
 func (w *world) leftovers() {
+	logs, rest := map[string]int{}, map[string]string{}
 	for _, z := range w.tree() {
+		rest[z.path] = z.rest
 		if z.container || z.path == "/" || strings.HasPrefix(z.path, "/zookeeper") { // an empty container may stay
+			continue
+		}
+		dir, name := split(z.path)
+		if strings.HasSuffix(name, "-receipt") {
+			m := isLog.FindStringSubmatch(name + " " + z.rest)
+			if m == nil || m[1] != "0" && m[2] == "" || m[2] != "" && number(m[1]) != number(m[2])+1 {
+				w.fail("nothing is left: there is %s %s, which zsync doctor does not know as a log", z.path, z.rest)
+			}
+			logs[dir]++
 			continue
 		}
 		if z.owner != 0 || !slices.ContainsFunc(w.arenas, func(x arena) bool { return x.keeps(z.path) }) {
 			w.fail("nothing is left: there is %s %s", z.path, z.rest)
 		}
 	}
+	for dir, n := range logs {
+		if lives := int(w.cutShort.Load()); n > lives*(maxLogs+w.actors) {
+			w.fail("nothing is left: %s has %d logs, and %d lives were cut short", dir, n, lives)
+		}
+		if dir != "/queue-senders" && !strings.Contains(rest[dir], "zsync directory\"") {
+			w.fail("nothing is left: %s has %d logs, and no mark that zsync doctor knows", dir, n)
+		}
+	}
+}
+
+func number(s string) int {
+	n, _ := strconv.Atoi(s)
+	return n
 }
 
 // A znode is a znode of the servers' tree.
