@@ -28,7 +28,8 @@
 //   - A member grants a shorter timeout than the others.
 //   - A majority elects a leader while the old leader still serves.
 //   - A process closes its Session, or dies, at any moment.
-//   - A stranger deletes znodes, makes them again, and makes znodes with numbers of its choice.
+//   - A stranger deletes znodes of contenders and of consumers, makes them again, and makes znodes with
+//     numbers of its choice. A consumer may hear of it late.
 //   - The servers lose all their data.
 //
 // # The invariants
@@ -42,10 +43,13 @@
 //     transactions.
 //
 //   - Every waiter is granted after the faults have ended. A call fails with its context or its
-//     Session only. Close returns.
+//     Session only. Close returns. While only strangers disturb, a waiter whose znode is deleted is soon in
+//     line again.
 //
-//   - The servers' tree holds no ephemeral znode, receipt or marker after all Sessions are closed
-//     and two timeouts have passed.
+//   - The servers' tree holds no ephemeral znode and no marker after all Sessions are closed and two
+//     timeouts have passed. Logs of transactions stay only if a process died, or closed its Session under
+//     a fault. They are no more than such a process can have had, and zsync doctor or a sweep of the queue
+//     deletes them.
 //
 //   - The leader has not ended the session of a process that believes that it holds, and that
 //     session has a znode there.

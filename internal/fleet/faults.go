@@ -384,7 +384,8 @@ func (w *world) andBack(l *life, d *rand.Rand, f fault) {
 }
 
 // late makes a process connect again. The answers of the members are late. Soon after them, all
-// messages stall. Or the members hear no more than the handshake, and the requests sent with it.
+// messages stall. Half the time, the members have heard nothing since the requests that followed the
+// handshake, and only the answers to these are late.
 func (w *world) late(l *life, d *rand.Rand) {
 	stall := func(up bool) (resume func()) {
 		var all []func()
@@ -398,12 +399,27 @@ func (w *world) late(l *life, d *rand.Rand) {
 		}
 	}
 	l.wake()
+	if d.IntN(2) == 0 {
+		e := w.e.Load()
+		w.net.kill(l.id(), -1)
+		for gone, n := false, 0; n < 1000 && (!gone || e.MemberOf(l.s.ID()) < 0); n++ {
+			gone = gone || e.MemberOf(l.s.ID()) < 0
+			time.Sleep(w.latency / 2)
+		}
+		time.Sleep(7 * w.latency / 2) // the answer to the handshake arrives
+		resume := stall(false)
+		time.Sleep(4 * w.latency) // the requests arrive
+		defer stall(true)()
+		time.Sleep(w.timeout/10 + time.Duration(d.Int64N(int64(w.timeout/10))))
+		resume()
+		time.Sleep(10 * w.latency)
+		defer stall(false)()
+		time.Sleep(2 * w.timeout)
+		return
+	}
 	resume := stall(false)
 	w.net.kill(l.id(), -1)
 	time.Sleep(w.timeout/16 + time.Duration(d.Int64N(int64(w.timeout/3))))
-	if d.IntN(2) == 0 {
-		defer stall(true)()
-	}
 	resume()
 	time.Sleep(time.Duration(10+d.IntN(60)) * w.latency)
 	l.wake()
