@@ -1,8 +1,12 @@
 package ensemble_test
 
 import (
+	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +60,31 @@ func TestKilledLeaderIsReplacedAndComesBack(t *testing.T) {
 		t.Errorf("server %d does not answer after Restart", old)
 	}
 	e.Leader()
+}
+
+// A server killed between the snapshot from its leader and the write of its epoch refuses to start.
+func TestServerThatWasKilledBeforeItStoredItsEpochStartsAgain(t *testing.T) {
+	e := ensemble.Faults(t)
+	if len(e.Addrs()) < 3 {
+		t.Skip("needs three servers")
+	}
+	e.Kill(2)
+	path := filepath.Join(os.Getenv("ZSYNC_TEST_ENSEMBLE"), "2", "data", "version-2", "currentEpoch")
+	old, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(old)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, fmt.Append(nil, n-1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e.Restart(2)
+	if !serves(e.Addrs()[1], patience) {
+		t.Error("server 2 does not answer after Restart")
+	}
 }
 
 func TestHurtServersServeAgainWhenTheTestIsOver(t *testing.T) {
