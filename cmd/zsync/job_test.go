@@ -40,7 +40,7 @@ func openTerminal(t *testing.T, env ...string) *terminal {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
-		t.Skip("no pseudoterminals, so job control is not tested:", err)
+		need.Missing(t, "pseudoterminals", err.Error())
 	}
 	t.Cleanup(func() { master.Close() })
 	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zsync/zsync/internal/need"
 	"github.com/zsync/zsync/internal/trace"
 )
 
@@ -109,7 +110,7 @@ func (r *run) wantExit(status int) {
 
 func TestATraceThatCannotBeWrittenIsToldAndEndsNothing(t *testing.T) {
 	if _, err := os.Stat("/dev/full"); err != nil {
-		t.Skip("no /dev/full")
+		need.Missing(t, "/dev/full", err.Error())
 	}
 	srv := serve(t)
 	r := start(t, srv.Addr(), "", "--trace", "/dev/full", "lock", "/m", "--", "echo", "done")

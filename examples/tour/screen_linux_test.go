@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/need"
 )
 
 func TestBarAndLiveLineStayWhereTheyAreAtEveryWidth(t *testing.T) {
@@ -92,7 +93,7 @@ func openTerminal(t *testing.T, width int) (terminal, out *os.File) {
 	t.Helper()
 	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
-		t.Skip("no pseudoterminals:", err)
+		need.Missing(t, "pseudoterminals", err.Error())
 	}
 	t.Cleanup(func() { terminal.Close() })
 	fd := int(terminal.Fd())

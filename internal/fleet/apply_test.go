@@ -6,14 +6,13 @@ import (
 	"testing"
 
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/need"
 )
 
 // The code moves on, and the patches with it.
 func TestEachDefectCanBePutIntoThePresentCode(t *testing.T) {
 	harness.InMemory(t)
-	if _, err := exec.LookPath("git"); err != nil {
-		t.Skip("git is not there")
-	}
+	need.Command(t, "git")
 	patches, err := filepath.Glob("testdata/defects/*.patch")
 	if err != nil || len(patches) == 0 {
 		t.Fatalf("no patches: %v", err)

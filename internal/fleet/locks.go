@@ -271,14 +271,16 @@ func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) (whole 
 // toldInside returns whether the library has reported a loss to a function. Close of its Session
 // ends the function's context, and that is no loss: Close waits for the function. If Close gives up
 // waiting, or the session ends before that, Lost reports it. A primitive without Lost cannot report a loss
-// after Close has ended the context. For these the check holds in quiet programs alone.
+// after Close has ended the context. For these the check holds in quiet programs alone, and while the session is
+// the same. A quiet program can lose a session, too, if the members are uneven.
 func (l *lock) toldInside(a *actor, inner context.Context, lost <-chan struct{}) func() bool {
+	id := a.s.ID()
 	return func() bool {
 		switch cause := context.Cause(inner); {
 		case lost != nil:
 			return closed(lost)() || errors.Is(cause, zsync.ErrLost)
 		case errors.Is(cause, zsync.ErrClosed) && !errors.Is(cause, zsync.ErrLost):
-			return !l.w.quiet || a.closed.Load() || time.Since(l.w.begun)-time.Duration(a.closing.Load()) >= l.w.timeout
+			return !l.w.quiet || a.closed.Load() || a.s.ID() != id || time.Since(l.w.begun)-time.Duration(a.closing.Load()) >= l.w.timeout
 		default:
 			return cause != nil
 		}

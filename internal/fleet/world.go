@@ -50,7 +50,7 @@ type world struct {
 	reborn   time.Time // the last loss of all data; guarded by mu
 	eras     int       // the number of such losses; guarded by mu
 
-	cutShort atomic.Int32   // the number of lives that have ended by a crash, or by a Close while faults come: their logs may stay
+	cutShort atomic.Int32   // the number of lives that have ended by a crash, or by a Close while faults come or whose connection broke: their logs may stay
 	absent   map[string]int // by actor: how often look has found that its process has no place in line; used by look alone
 
 	granted chan *hold     // to the stranger
@@ -302,7 +302,7 @@ func (w *world) born(i, nth int, d *rand.Rand) *life {
 	w.lives[i] = l
 	w.all = append(w.all, l)
 	w.mu.Unlock()
-	s, err := w.connect(l.ctx, l.id(), d)
+	s, err := w.connect(l.ctx, l.id(), d, zsync.WithObserver(l))
 	if err != nil {
 		if l.ctx.Err() == nil {
 			w.fail("Connect: %v", err)
@@ -323,7 +323,7 @@ func (w *world) born(i, nth int, d *rand.Rand) *life {
 }
 
 // connect opens a Session of a process, or of the inspector.
-func (w *world) connect(ctx context.Context, id int, d *rand.Rand) (*zsync.Session, error) {
+func (w *world) connect(ctx context.Context, id int, d *rand.Rand, options ...zsync.Option) (*zsync.Session, error) {
 	var hosts []string
 	for i := range w.members {
 		hosts = append(hosts, fmt.Sprintf("zk%d:2181", i))
@@ -333,8 +333,18 @@ func (w *world) connect(ctx context.Context, id int, d *rand.Rand) (*zsync.Sessi
 		i := slices.Index(order, w.least())
 		order[0], order[i] = order[i], order[0]
 	}
-	return zsync.Connect(ctx, strings.Join(hosts, ","), zsync.WithDialer(w.net.dialer(id, order)), zsync.WithSessionTimeout(w.timeout), zsync.WithCloseTimeout(w.timeout),
+	options = append(options, zsync.WithDialer(w.net.dialer(id, order)), zsync.WithSessionTimeout(w.timeout), zsync.WithCloseTimeout(w.timeout),
 		zsync.WithRetry(zsync.Backoff{Min: 10 * time.Millisecond, Max: w.timeout / 8}), zsync.WithLogger(slog.New(slog.DiscardHandler)), zsync.WithOwner(fmt.Sprint("p", id)))
+	return zsync.Connect(ctx, strings.Join(hosts, ","), options...)
+}
+
+// Observe notes a connection that breaks while Close sends its last requests. Close does not wait for another
+// connection. It can break long after a fault: if a handshake was late, the leader takes another member
+// for the server of the session, and refuses the next write.
+func (l *life) Observe(e zsync.Event) {
+	if e.Kind == zsync.EventSuspended && l.closing.Load() != 0 && !l.closed.Load() {
+		l.w.cutShort.Add(1)
+	}
 }
 
 // id returns the number under which the network knows the process.

@@ -1,4 +1,4 @@
-// Package need is for tests that use programs which may not be installed.
+// Package need is for tests that use programs and devices which may not be there.
 package need
 
 import (
@@ -11,8 +11,8 @@ import (
 )
 
 // Env names the variable that lists, with blanks between them, the programs
-// that are known to be installed. A test may not be skipped for want of one of
-// these: .ci/run installs all of them, and names them here.
+// and devices that are known to be there. A test may not be skipped for want of one of
+// these: .ci/run installs the programs, and names all of them here.
 const Env = "CI_INSTALLED"
 
 // Command returns where a program is. If it is not there the test is skipped,
