@@ -252,7 +252,8 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion,
 		data := m.data
 		m.mu.Unlock()
 		dir := session.Dir{Path: m.g.dir(), Kept: m.g.kazoo} // whose objects make the path once, and rely on it
-		gone, err := inc.CreateOwn(m.leaving, dir, m.path, data)
+		made := session.Creation{Dir: dir, Paths: []string{m.path}, Data: data, Shared: true}
+		err := inc.CreateEphemeral(m.leaving, &made)
 		if session.IsNodeExists(err) {
 			if err := inc.AwaitGone(m.leaving, m.path); err != nil {
 				return nil, err
@@ -260,7 +261,7 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion,
 			continue
 		}
 		if err != nil {
-			return gone, err
+			return made.Undo, err
 		}
 		m.mu.Lock()
 		m.inc, m.taken = inc, data

@@ -665,8 +665,8 @@ func (m *Semaphore) make(ctx context.Context, gate *lock.Grant, q quota, n int64
 	inc := gate.Claim.Incarnation
 	for {
 		leases := m.name(q.limit, n) // new names: a deletion of the previous ones may be under way
-		same := &zk.CheckVersionRequest{Path: m.root, Version: q.version}
-		err := inc.CreateAll(ctx, m.leasesDir(), gate.Claim.Znode(), same, lock.PathsOf(leases), m.s.m.Owner)
+		holds := []*zk.CheckVersionRequest{{Path: gate.Claim.Znode(), Version: -1}, {Path: m.root, Version: q.version}}
+		err := inc.CreateEphemeral(ctx, &session.Creation{Dir: m.leasesDir(), Paths: lock.PathsOf(leases), Data: m.s.m.Owner, Holds: holds})
 		if !session.IsNoNode(err) {
 			return leases, err
 		}

@@ -106,8 +106,10 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *l
 	m.s.m.Waiters.Add(1)
 	defer m.s.m.Waiters.Add(-1)
 	leases := m.name(known.limit, n)
-	same := &zk.CheckVersionRequest{Path: m.root, Version: known.version}
-	lists, withdrawn, err := inc.CreateThenList(ctx, m.leasesDir(), same, lock.PathsOf(leases), m.s.m.Owner, m.gate.local.Line.Dir, m.leases)
+	made := session.Creation{Dir: m.leasesDir(), Paths: lock.PathsOf(leases), Data: m.s.m.Owner, Also: []string{m.gate.local.Line.Dir, m.leases}}
+	made.Holds = []*zk.CheckVersionRequest{{Path: m.root, Version: known.version}}
+	err = inc.CreateEphemeral(ctx, &made)
+	lists, withdrawn := made.Lists, made.Undo
 	if err == nil && (len(lists[0]) > 0 || m.weightOfAll(lock.Without(lists[1], lock.PathsOf(leases))) > known.limit-n || session.IsClosed(w.Fired)) {
 		withdrawn = inc.Remove(lock.PathsOf(leases)...)
 	}

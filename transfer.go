@@ -54,7 +54,8 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 		return fmt.Errorf("%w: %q does not wait", ErrNoCandidate, heir.Name)
 	}
 	wish := session.ChildPath(e.local.Line.Dir, lock.WishFor(heir))
-	if err := inc.CreateAll(ctx, e.local.Line.SessionDir(), c.Znode(), nil, []string{wish}, e.id); err != nil {
+	made := session.Creation{Dir: e.local.Line.SessionDir(), Paths: []string{wish}, Data: e.id, Holds: []*zk.CheckVersionRequest{{Path: c.Znode(), Version: -1}}}
+	if err := inc.CreateEphemeral(ctx, &made); err != nil {
 		if errors.Is(err, session.ErrVanished) {
 			err = zk.ErrNoNode
 		}

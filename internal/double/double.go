@@ -481,11 +481,12 @@ func (b *Barrier) watch(inc *session.Incarnation) *session.Watch {
 func (b *Barrier) arrive(ctx context.Context, inc *session.Incarnation, guid string, n int) (path string, room seen, err error) {
 	name, dir := session.ProtectedName(guid, partyOf(n)), session.Dir{Path: b.room, Part: true, Data: roomState{n: n}.bytes()}
 	room.watch = b.watch(inc)
-	path, room.Node, room.err, err = inc.CreateChildAndGet(ctx, dir, name, guid, inc.Manager.Owner, zk.FlagEphemeralSequential)
-	if err != nil {
+	made := session.Creation{Dir: dir, Paths: []string{session.ChildPath(b.room, name)}, GUID: guid, Data: inc.Manager.Owner, Read: true}
+	if err = inc.CreateEphemeral(ctx, &made); err != nil {
 		inc.Watches.Leave(room.watch)
 	}
-	return path, room, err
+	room.Node, room.err = made.Node, made.ReadErr
+	return made.Path, room, err
 }
 
 // read is step 2 alone.

@@ -214,16 +214,18 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 	if i := len(name) - len(base); i > 0 {
 		guid = name[:i] // as it is in the name
 	}
-	path, roll, err := inc.CreateChild(ctx, l.SessionDir(), name, guid, data, zk.FlagEphemeralSequential, true)
-	if err != nil {
+	made := session.Creation{Dir: l.SessionDir(), Paths: []string{session.ChildPath(l.Dir, name)}, GUID: guid, Data: data, List: true}
+	if err := inc.CreateEphemeral(ctx, &made); err != nil {
 		if lineWatch != nil {
 			inc.Watches.Leave(lineWatch)
 		}
 		return nil, nil, err
 	}
+	path, roll := made.Path, made.Roll
 	c := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: path, data: data}
 	rk := l.ranks(roll)
 	c.keepLineWatch(lineWatch, len(rk.in) == 1 && rk.sure)
+	var err error
 	if me, ok := ParseChild(session.BaseName(path), l.Bases...); ok {
 		c.Child = me
 		err = unmixed(l.Bases, rk.mixed, &me)
@@ -464,7 +466,10 @@ func (c *Claim) Beside(ctx context.Context, base string, data []byte) (*Claim, e
 		number := me.Name[strings.LastIndex(me.Name, me.Base)+len(me.Base):]
 		name := l.name(session.NewMarkedGUID(), base) + number // the mark is what Child.beside reads
 		b := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: session.ChildPath(l.Dir, name), data: data, Child: Child{Name: name, Base: base, Seq: me.Seq}, beside: me.Name}
-		err := inc.CreateAll(ctx, l.SessionDir(), path, nil, []string{b.Path}, data)
+		err := inc.CreateEphemeral(ctx, &session.Creation{
+			Dir: l.SessionDir(), Paths: []string{b.Path}, Data: data,
+			Holds: []*zk.CheckVersionRequest{{Path: path, Version: -1}},
+		})
 		switch {
 		case err == nil:
 			if err = b.assure(ctx); err != nil {

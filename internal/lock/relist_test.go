@@ -11,8 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
@@ -357,7 +355,9 @@ func TestContendersThatRelistAreGrantedNeitherTooEarlyNorNever(t *testing.T) {
 				var theirs []string
 				for len(theirs) < fillers {
 					guid := session.NewGUID()
-					path, _, err := inc.CreateChild(t.Context(), session.Dir{Path: "/m"}, session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
+					c := session.Creation{Dir: session.Dir{Path: "/m"}, Paths: []string{session.ChildPath("/m", session.ProtectedName(guid, "lock-"))}, GUID: guid}
+					err := inc.CreateEphemeral(t.Context(), &c)
+					path := c.Path
 					harness.Must(t, err)
 					theirs = append(theirs, path)
 				}

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
@@ -39,10 +37,10 @@ type place struct {
 // enter joins the line at its end.
 func (q *core) enter(ctx context.Context, inc *session.Incarnation) (*place, error) {
 	guid := session.NewGUID()
-	p := &place{q: q, inc: inc}
-	var err error
-	p.path, p.roll, err = inc.CreateChild(ctx, session.Dir{Path: q.dir + "-consumers"}, session.ProtectedName(guid, turnBase), guid, q.m.Owner, zk.FlagEphemeralSequential, true)
-	return p, err
+	dir := session.Dir{Path: q.dir + "-consumers"}
+	made := session.Creation{Dir: dir, Paths: []string{session.ChildPath(dir.Path, session.ProtectedName(guid, turnBase))}, GUID: guid, Data: q.m.Owner, List: true}
+	err := inc.CreateEphemeral(ctx, &made)
+	return &place{q: q, inc: inc, path: made.Path, roll: made.Roll}, err
 }
 
 func (p *place) leave() { p.inc.Remove(p.path) }

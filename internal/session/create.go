@@ -1,124 +1,251 @@
 package session
 
-// This file creates znodes whose reply may be lost. A function either finds what its create has
-// made, or deletes it in the background. Persistent znodes and single attempts are in verbs.go,
-// and znodes whose names are not unique in own.go.
+// This file creates ephemeral znodes whose reply may be lost. CreateEphemeral either finds what its
+// request has made, or deletes it in the background. Persistent znodes and single attempts are in
+// verbs.go.
 
 import (
 	"bytes"
 	"context"
 	"errors"
-	"slices"
 	"strings"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/wire"
 )
 
-// CreateChild creates a child of dir whose name contains guid, which is unique, and returns its
-// path. With list, it also lists the children of dir, with the new child among them. Both
-// requests are sent together.
+// A Creation creates ephemeral znodes, and reads behind them: see CreateEphemeral.
+type Creation struct {
+	Dir   Dir      // their parent
+	Paths []string // all are created, in one transaction, or none
+	Data  []byte   // of each
+
+	// Without GUID and Shared, no other client ever creates a znode of these names.
+	GUID   string // the servers complete the only path with a number; its name begins with GUID, which is unique
+	Shared bool   // other sessions may create a znode at the only path, but no other goroutine of this process does
+
+	Holds []*zk.CheckVersionRequest // must pass in the same transaction; the version -1 asks for the znode alone
+
+	List bool     // lists Dir, with the first znode among its children
+	Read bool     // reads Dir
+	Also []string // other znodes to list, in order
+
+	Path    string     // of the first znode
+	Roll    *Roll      // of List
+	Node    Node       // of Read, if ReadErr is nil
+	ReadErr error      // the znodes are created even if the servers refuse to read Dir
+	Lists   [][]string // of Also; a znode that does not exist has no children
+	Undo    *Deletion  // after an error: deletes what may have been created, or is nil
+
+	made  *pending[[]zk.MultiResponse] // the last request that was sent
+	roll  *Roll                        // the reads that were sent behind made
+	read  *pending[Node]
+	lists []*pending[listing]
+}
+
+// CreateEphemeral creates the znodes of c, and its Dir if that is missing. All requests are sent
+// together. Each read shows newer state than the creation, and than the read before it.
 //
-// If the reply is lost, CreateChild looks for guid. If ctx ends, it returns at once, and deletes
-// in the background a znode that may have been created: so the znode must be ephemeral. If
-// another client deletes the znode before the listing, CreateChild creates another.
-func (inc *Incarnation) CreateChild(ctx context.Context, dir Dir, name, guid string, data []byte, flags int32, list bool) (path string, names *Roll, err error) {
-	return inc.createChild(ctx, dir, name, guid, data, flags, list, nil)
-}
-
-// CreateChildAndGet is CreateChild that also reads dir after the create. Both requests are sent
-// together. If the read fails, with readErr, the create still counts.
-func (inc *Incarnation) CreateChildAndGet(ctx context.Context, dir Dir, name, guid string, data []byte, flags int32) (path string, n Node, readErr, err error) {
-	var read *pending[Node]
-	path, _, err = inc.createChild(ctx, dir, name, guid, data, flags, false, func() { read, readErr = start(ctx, inc, getCall(dir.Path)) })
+// A request without a reply may have been executed. If the servers have completed the name,
+// CreateEphemeral looks for GUID. Otherwise it sends the request again. Then the error NodeExists
+// means that an earlier one was executed: no other client creates the name, or the znode belongs to
+// this session. If another client deletes the znode before the listing, CreateEphemeral creates
+// another. A client that deletes a znode later causes a loss, which the owner of the znode learns.
+//
+// If ctx ends, or after any other error, no znode stays: c.Undo deletes in the background what may
+// have been created. So the znodes must be ephemeral, and the names must not be used again until it
+// has ended. With Holds, the error is ErrVanished if the znode of the first does not exist, and
+// NoNode if another or Dir does not: then the caller decides.
+func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error {
+	call, err := inc.creation(c)
 	if err != nil {
-		return "", n, nil, err
+		return err
 	}
-	// The read comes after the create, or after the listing that has found the created znode.
-	if readErr == nil {
-		n, readErr = read.Wait(ctx, inc)
-	}
-	if readErr != nil && OutcomeOf(readErr) != Answered {
-		n, readErr = retry(ctx, inc, getCall(dir.Path))
-	}
-	return path, n, readErr, nil
-}
-
-// createChild is CreateChild that also calls then, if it is not nil, after it has sent a create.
-// It calls then again after it has found the znode of a create without a reply: the servers may
-// have executed that create after the requests of the first call.
-func (inc *Incarnation) createChild(ctx context.Context, dir Dir, name, guid string, data []byte, flags int32, list bool, then func()) (path string, names *Roll, err error) {
-	full := ChildPath(dir.Path, name)
-	if inc.Manager.SizeOf(full, data) > MaxPacket {
-		return "", nil, ErrTooLarge
-	}
-	if err := inc.Vet(ctx, dir); err != nil {
-		return "", nil, err
+	if err := inc.Vet(ctx, c.Dir); err != nil {
+		return err
 	}
 	// The parents to create first. They are sent again after an attempt without a reply. If that
 	// attempt has created them, each costs only a NodeExists.
 	var missing []string
-	for try := 0; ; try++ {
-		var create *pending[string]
-		var listed *Roll
-		create, listed, err = inc.startIn(ctx, dir, missing, inc.createCall(full, data, flags), list)
-		if err != nil {
-			return "", nil, err
+	open := false // a request without a reply may have created the znodes, or may yet
+	err = inc.repeat(ctx, func(a *attempts) error {
+		seen := sighting{on: inc.Disconnection()}
+		if err := inc.sendCreation(ctx, c, call, missing); err != nil {
+			return err
 		}
-		if then != nil {
-			then()
-		}
-		path, err = create.Wait(ctx, inc)
-		if OutcomeOf(err) == Unknown && ctx.Err() == nil && !errors.Is(err, ErrEnded) {
-			if path, err = inc.Find(ctx, dir.Path, guid); err != nil {
-				inc.collect(create, dir.Path, guid).Await(Grace)
-				return "", nil, err
-			}
-			listed = nil // it may be older than the created znode
-			if path != "" && then != nil {
-				then()
-			}
-		}
+		rs, err := c.made.Wait(ctx, inc)
+		open = open || OutcomeOf(err) == Unknown
 		switch {
-		case err == nil && path == "": // no znode was created, nor will be
 		case err == nil:
-			if list {
-				names, err = inc.listBehind(ctx, dir.Path, path, listed)
-			}
-			switch {
-			case err == nil:
-				return path, names, nil
-			case errors.Is(err, ErrEnded):
-				return "", nil, err // the session has ended, and the znode with it
-			case !IsNoNode(err):
-				inc.Remove(path).Await(Grace)
-				return "", nil, err
-			}
-			// The listing is newer than the create, even over another connection: no reply there
-			// is older than an earlier one. So dir was deleted since, and our child before it,
-			// because a parent with children cannot be deleted. No caller has seen the child, so
-			// we create another.
+			c.Path = rs[len(c.Holds)].String
 		case errors.Is(err, ErrEnded):
-			return "", nil, err // the znode was ephemeral, or its owner repeats the create under the same name
-		case ctx.Err() != nil:
-			inc.collect(create, dir.Path, guid).Await(Grace)
-			return "", nil, CtxErr(ctx)
-		case IsNoNode(err):
-			if missing = inc.missingDirs(dir.Path, missing); missing == nil {
-				if err := inc.MakeDir(ctx, dir); err != nil {
-					return "", nil, err
+			return err // the znodes were ephemeral
+		case c.GUID != "" && open && ctx.Err() == nil:
+			found, e := inc.Find(ctx, c.Dir.Path, c.GUID)
+			if e != nil {
+				return a.last(e)
+			}
+			if found == "" {
+				open = false // nor will it be created
+				return err
+			}
+			c.Path, c.roll, c.read, c.lists = found, nil, nil, nil // the reads may be older than the znode
+		case IsNodeExists(err) && open:
+			if c.Shared {
+				stat, e := inc.Exists(ctx, c.Paths[0])
+				switch {
+				case e != nil:
+					return e
+				case stat == nil:
+					return errAgain // deleted since the attempt
+				case stat.EphemeralOwner != inc.ID.Load():
+					open = false // another session's, so ours does not exist
+					return err
+				}
+				seen.version = stat.Version
+			}
+			c.Path = c.Paths[0]
+		case IsNoNode(err) && len(c.Holds) == 0:
+			open = false // no parent, so no child
+			if missing = inc.missingDirs(c.Dir.Path, missing); missing == nil {
+				if err := inc.MakeDir(ctx, c.Dir); err != nil {
+					return a.last(err)
 				}
 			}
-			try = -1
-			continue
-		case OutcomeOf(err) == Answered:
-			return "", nil, err
+			return errAgain
+		case IsNoNode(err) && FailedOp(rs) == 0:
+			return a.last(ErrVanished)
+		default:
+			return err // a refusal proves nothing about earlier attempts
 		}
-		if err := inc.Pause(ctx, try); err != nil {
-			return "", nil, err
+		open = true
+		if err := inc.readBehind(ctx, c); !IsNoNode(err) {
+			if err == nil && c.Shared {
+				inc.own.Store(c.Path, seen)
+			}
+			return a.last(err)
+		}
+		// The listing is newer than the creation, even over another connection: no reply there is
+		// older than an earlier one. So Dir was deleted since, and our znode before it, because a
+		// parent with children cannot be deleted. No caller has seen the znode.
+		c.Path, open = "", false
+		return errAgain
+	})
+	if err != nil && open && !errors.Is(err, ErrEnded) {
+		c.Undo = inc.undo(c)
+		c.Undo.Await(Grace)
+	}
+	return err
+}
+
+// creation returns the request that creates the znodes of c.
+func (inc *Incarnation) creation(c *Creation) (call[[]zk.MultiResponse], error) {
+	m := inc.Manager
+	if len(c.Paths) == 1 && len(c.Holds) == 0 {
+		flags := int32(zk.FlagEphemeral)
+		if c.GUID != "" {
+			flags |= zk.FlagSequence
+		}
+		one := inc.createCall(c.Paths[0], c.Data, flags)
+		if m.SizeOf(c.Paths[0], c.Data) > MaxPacket {
+			return call[[]zk.MultiResponse]{}, ErrTooLarge
+		}
+		return call[[]zk.MultiResponse]{op: one.op, path: one.path, body: one.body, take: func(s *wire.Scanner) []zk.MultiResponse {
+			return []zk.MultiResponse{{String: one.take(s)}}
+		}}, nil
+	}
+	var ops []any
+	for _, check := range c.Holds {
+		ops = append(ops, check)
+	}
+	for _, path := range c.Paths {
+		ops = append(ops, &zk.CreateRequest{Path: path, Data: c.Data, Acl: m.Config.ACL, Flags: zk.FlagEphemeral})
+	}
+	return multiCall(ops), CheckSize(ops)
+}
+
+// sendCreation sends the request, after the creates of the missing parents, and the reads behind
+// it. All go into one write, unless a listing of Dir is in flight. Then the caller shares the next
+// listing, which is requested after the request is sent.
+func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request call[[]zk.MultiResponse], missing []string) error {
+	l, err := inc.openConn(ctx)
+	if err != nil {
+		return err
+	}
+	b := &Batch{requests: make([]conn.Request, 0, 4)} // most need no more
+	for _, d := range missing {
+		add(b, inc.dirCall(d, c.Dir))
+	}
+	c.made, c.roll, c.lists = add(b, request), nil, nil
+	if c.List {
+		if c.roll, _ = inc.nextRoll(c.Dir.Path, false); c.roll != nil {
+			b.requests = append(b.requests, c.roll)
 		}
 	}
+	if c.Read {
+		c.read = add(b, getCall(c.Dir.Path))
+	}
+	for _, dir := range c.Also {
+		c.lists = append(c.lists, add(b, childrenCall(dir)))
+	}
+	l.SendOrFail(b.requests...)
+	if c.List && c.roll == nil {
+		c.roll = inc.roll(c.Dir.Path) // after the request, unless the connection is replaced between the two
+	}
+	return nil
+}
+
+// readBehind reads what c asks for after its znodes were created. It repeats a read whose reply was
+// lost. The error is NoNode if the listing of Dir shows that Dir was deleted since.
+func (inc *Incarnation) readBehind(ctx context.Context, c *Creation) (err error) {
+	if c.List {
+		if c.Roll, err = inc.listBehind(ctx, c.Dir.Path, c.Path, c.roll); err != nil {
+			return err
+		}
+	}
+	if c.Read {
+		c.Node, c.ReadErr = replyOr(ctx, inc, c.read, getCall(c.Dir.Path))
+	}
+	for i, dir := range c.Also {
+		var sent *pending[listing]
+		if c.lists != nil {
+			sent = c.lists[i]
+		}
+		l, err := replyOr(ctx, inc, sent, childrenCall(dir))
+		if err != nil && !IsNoNode(err) {
+			return err
+		}
+		c.Lists = append(c.Lists, l.names)
+	}
+	return nil
+}
+
+// replyOr returns the reply to a read that was sent. Without a reply, or if sent is nil, it makes the
+// read again.
+func replyOr[T any](ctx context.Context, inc *Incarnation, sent *pending[T], read call[T]) (T, error) {
+	if sent != nil {
+		if v, err := sent.Wait(ctx, inc); OutcomeOf(err) == Answered {
+			return v, err
+		}
+	}
+	return retry(ctx, inc, read)
+}
+
+// undo deletes in the background what c may have created. If the servers refuse to list or to
+// delete it, it ends with the session: see Deletion.
+func (inc *Incarnation) undo(c *Creation) *Deletion {
+	d := &Deletion{Paths: c.Paths}
+	switch {
+	case c.GUID != "" && c.Path != "":
+		d.Paths = []string{c.Path}
+	case c.GUID != "":
+		d.Paths, d.guid = []string{ChildPath(c.Dir.Path, c.GUID)}, c.GUID
+	case c.Shared:
+		d.By = func() error { return inc.removeOwn(c.Paths[0], sighting{on: ClosedChan}) }
+	}
+	return inc.deleteBehind(c.made, d)
 }
 
 // listBehind returns a listing of dir that is not older than the create of its child at path.
@@ -144,134 +271,6 @@ func (inc *Incarnation) listBehind(ctx context.Context, dir, path string, listed
 		}
 	}
 	return roll, err
-}
-
-// startIn starts a create in dir, after the creates of the missing parents, and with list also a
-// listing of dir after it. All go into one write, unless a listing of dir is in flight. Then the
-// caller shares the next listing, which is requested after the create is sent.
-func (inc *Incarnation) startIn(ctx context.Context, dir Dir, missing []string, c call[string], list bool) (create *pending[string], listed *Roll, err error) {
-	l, err := inc.openConn(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	rs := make([]conn.Request, 0, 4) // most need no more
-	for _, d := range missing {
-		rs = append(rs, newPending(inc.dirCall(d, dir)))
-	}
-	create = newPending(c)
-	rs = append(rs, create)
-	if list {
-		if listed, _ = inc.nextRoll(dir.Path, false); listed != nil {
-			rs = append(rs, listed)
-		}
-	}
-	l.SendOrFail(rs...)
-	if list && listed == nil {
-		listed = inc.roll(dir.Path) // after the create, unless the connection is replaced between the two
-	}
-	return create, listed, nil
-}
-
-// creates returns a transaction of the operations before, followed by creates of ephemeral
-// znodes.
-func (inc *Incarnation) creates(paths []string, data []byte, before ...any) ([]any, error) {
-	ops := slices.Clip(before)
-	for _, path := range paths {
-		ops = append(ops, &zk.CreateRequest{Path: path, Data: data, Acl: inc.Manager.Config.ACL, Flags: zk.FlagEphemeral})
-	}
-	return ops, CheckSize(ops)
-}
-
-// CreateAll creates ephemeral znodes with unique names in dir, all or none. It creates them only
-// if a znode exists at proof and check, if it is not nil, passes. The error is ErrVanished if
-// there is none at proof, and NoNode if a parent is missing. If ctx ends, or after any other
-// error, every created znode is being deleted, so the names must not be used again.
-func (inc *Incarnation) CreateAll(ctx context.Context, dir Dir, proof string, check *zk.CheckVersionRequest, paths []string, data []byte) error {
-	before := []any{&zk.CheckVersionRequest{Path: proof, Version: -1}}
-	if check != nil {
-		before = append(before, check)
-	}
-	ops, err := inc.creates(paths, data, before...)
-	if err != nil {
-		return err
-	}
-	if err := inc.Vet(ctx, dir); err != nil {
-		return err
-	}
-	var multi *pending[[]zk.MultiResponse]
-	var rs []zk.MultiResponse
-	open := false
-	err = inc.repeat(ctx, func(a *attempts) (err error) {
-		var p *pending[[]zk.MultiResponse]
-		if p, err = inc.StartMulti(ctx, ops); err == nil {
-			multi = p
-			rs, err = p.Wait(ctx, inc)
-			a.outcome(err)
-		}
-		open = a.open
-		if i := FailedOp(rs); i >= len(before) && IsNodeExists(rs[i].Error) {
-			// An attempt without a reply has been applied, because no other client creates such a
-			// name. If another client has deleted an earlier znode of paths, its owner learns of
-			// that as a loss.
-			return nil
-		}
-		return err
-	})
-	switch {
-	case err == nil, errors.Is(err, ErrEnded): // the znodes were ephemeral
-		return err
-	case open:
-		// An attempt before the last may have been applied, or the last may yet be.
-		deleteBehind(inc, multi, &Deletion{Paths: paths}).Await(Grace)
-	}
-	switch {
-	case ctx.Err() != nil:
-		return CtxErr(ctx)
-	case len(rs) > 0 && IsNoNode(rs[0].Error):
-		return ErrVanished
-	}
-	return err
-}
-
-// CreateThenList creates ephemeral znodes with unique names in dir, all or none, only if check
-// passes. Then it lists dirs, in order. It makes one attempt, in one round trip. A parent that
-// does not exist has no children.
-//
-// Without an error, all were created. Each listing is newer than the creates, and than the
-// listings before it. After an error, either none was created and none will be, and withdrawn is
-// nil; or withdrawn deletes them.
-func (inc *Incarnation) CreateThenList(ctx context.Context, dir Dir, check *zk.CheckVersionRequest, paths []string, data []byte, dirs ...string) (lists [][]string, withdrawn *Deletion, err error) {
-	ops, err := inc.creates(paths, data, check)
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := inc.Vet(ctx, dir); err != nil {
-		return nil, nil, err
-	}
-	b := new(Batch)
-	made := add(b, multiCall(ops))
-	var listed []*pending[listing]
-	for _, dir := range dirs {
-		listed = append(listed, add(b, childrenCall(dir)))
-	}
-	if err := inc.startBatch(ctx, b); err != nil {
-		return nil, nil, err
-	}
-	if _, err = made.Wait(ctx, inc); err == nil {
-		for _, l := range listed {
-			var ls listing
-			if ls, err = l.Wait(ctx, inc); err != nil && !IsNoNode(err) {
-				break
-			}
-			lists, err = append(lists, ls.names), nil
-		}
-	} else if OutcomeOf(err) != Unknown {
-		return nil, nil, err // none was created
-	}
-	if err != nil {
-		return nil, deleteBehind(inc, made, &Deletion{Paths: paths}), err
-	}
-	return lists, nil, nil
 }
 
 // Find looks for the child of dir whose name begins with guid, and returns its path or "".
@@ -324,23 +323,6 @@ func findIn(names []string, dir, guid string) string {
 		}
 	}
 	return ""
-}
-
-// collect deletes in the background a znode that an abandoned create may have made. If the
-// servers refuse to list or delete it, it ends with its session.
-func (inc *Incarnation) collect(create *pending[string], dir, guid string) *Deletion {
-	d := inc.deletion(&Deletion{Paths: []string{ChildPath(dir, guid)}, guid: guid})
-	create.then(func() {
-		switch err := create.err; {
-		case err == nil:
-			d.found(create.val)
-		case OutcomeOf(err) != Unknown:
-			d.over(nil) // nothing was made, nor will be
-			return
-		}
-		d.queue.wait(d)
-	})
-	return d
 }
 
 // Exchange creates an ephemeral znode with a unique name and deletes another, in one transaction.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -28,7 +29,7 @@ func TestAListingWhoseSyncWasNotCarriedOutIsNotBelieved(t *testing.T) {
 			must(t, inc.Sync(t.Context(), "/d"))
 			srv.Freeze(srv.Addrs()[1])
 			guid := NewGUID()
-			_, _, err := admin.CreateChild(t.Context(), Dir{Path: "/d"}, ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, false)
+			err := admin.CreateEphemeral(t.Context(), numbered("/d", guid))
 			must(t, err)
 			var refused atomic.Int32
 			srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -64,7 +65,9 @@ func TestWhatMayNotBeFoundGoesWithItsSession(t *testing.T) {
 			return zktest.Pass
 		})
 		guid := NewGUID()
-		_, _, err := inc.CreateChild(t.Context(), Dir{Path: "/d"}, ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, true)
+		c := numbered("/d", guid)
+		c.List = true
+		err := inc.CreateEphemeral(t.Context(), c)
 		if !errors.Is(err, zk.ErrNoAuth) {
 			t.Fatalf("%v", err)
 		}
@@ -86,8 +89,8 @@ func TestWhatMayNotBeDeletedGoesWithItsSessionInTimeWhateverThePace(t *testing.T
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv, func(c *Config) { c.Retry = Backoff{Min: time.Hour, Max: time.Hour, Factor: 1} })
 		inc, me := live(t, s), s.ID()
-		path, _, err := inc.CreateChild(t.Context(), Dir{Path: "/d"}, ProtectedName(NewGUID(), "x-"), "", nil, zk.FlagEphemeralSequential, false)
-		must(t, err)
+		c := numbered("/d", NewGUID())
+		must(t, inc.CreateEphemeral(t.Context(), c))
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Op == zktest.OpDelete && r.Session == me {
 				return zktest.Fail(zktest.CodeNoAuth)
@@ -95,7 +98,7 @@ func TestWhatMayNotBeDeletedGoesWithItsSessionInTimeWhateverThePace(t *testing.T
 			return zktest.Pass
 		})
 		start := time.Now()
-		r := inc.Remove(path)
+		r := inc.Remove(c.Path)
 		<-r.Done
 		if took := time.Since(start); took != testTimeout || !errors.Is(r.Err, ErrEnded) {
 			t.Errorf("%v after %v, want the session to be given up after %v", r.Err, took, testTimeout)
@@ -126,4 +129,75 @@ func TestFindIsNotMisledByANameThatHoldsAnother(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Whichever packet of a creation is lost, with its connection: the znodes are created once, and the
+// reads behind them show them. If the caller leaves instead, none stays.
+func TestACreationIsFoundOrUndoneWhicheverPacketIsLost(t *testing.T) {
+	for name, creation := range map[string]func() *Creation{
+		"numbered, listed": func() *Creation {
+			c := numbered("/d/e", NewGUID())
+			c.List = true
+			return c
+		},
+		"numbered, read": func() *Creation {
+			c := numbered("/d/e", NewGUID())
+			c.Read = true
+			return c
+		},
+		"two, listed": func() *Creation {
+			return &Creation{Dir: Dir{Path: "/d/e"}, Paths: []string{"/d/e/" + NewGUID(), "/d/e/" + NewGUID()}, Holds: []*zk.CheckVersionRequest{{Path: "/d", Version: 0}}, Also: []string{"/none", "/d/e"}}
+		},
+		"shared": func() *Creation { return ours("/d/e/x", nil) },
+	} {
+		for way, action := range map[string]zktest.Action{"request": zktest.DropRequest, "reply": zktest.DropReply, "request, and the caller leaves": zktest.Hang, "reply, and the caller leaves": zktest.HangReply} {
+			t.Run(name+"/"+way, func(t *testing.T) {
+				for k, hit := 0, true; hit; k++ {
+					hit = false
+					bubble(t, func(t *testing.T, srv *zktest.Server) {
+						s := open(t, srv)
+						inc, me := live(t, s), s.ID()
+						must(t, inc.MakeDir(t.Context(), Dir{Path: "/d/e"}))
+						var mu sync.Mutex
+						seen := 0
+						srv.Intercept(func(r zktest.Request) zktest.Action {
+							mu.Lock()
+							defer mu.Unlock()
+							if r.Session != me || r.Op == zktest.OpConnect || r.Op == zktest.OpPing || hit {
+								return zktest.Pass
+							}
+							if seen++; seen <= k {
+								return zktest.Pass
+							}
+							hit = true
+							return action
+						})
+						ctx, cancel := context.WithTimeout(t.Context(), testTimeout/10)
+						defer cancel()
+						c := creation()
+						err := inc.CreateEphemeral(ctx, c)
+						want := len(c.Paths)
+						switch {
+						case err == nil:
+							missing := len(c.Paths[1:]) > 0 && (len(c.Lists) != 2 || len(c.Lists[0]) != 0 || len(c.Lists[1]) != want)
+							if c.Path == "" || c.List && !c.Roll.Has(BaseName(c.Path)) || c.Read && c.ReadErr == nil && c.Node.Stat.NumChildren != 1 || missing {
+								t.Errorf("packet %d: path %q, listings %q, read %v, %v", k, c.Path, c.Lists, c.Node.Stat, c.ReadErr)
+							}
+						case errors.Is(err, context.DeadlineExceeded) && (action == zktest.Hang || action == zktest.HangReply):
+							want = 0
+						default:
+							t.Errorf("packet %d: %v", k, err)
+						}
+						time.Sleep(2 * testTimeout)
+						if names := childrenOf(t, s, "/d/e"); len(names) != want {
+							t.Errorf("packet %d: %q, %v: want %d znodes", k, names, err, want)
+						}
+						if inc.Ctx.Err() != nil {
+							t.Errorf("packet %d: the session ended: %v", k, context.Cause(inc.Ctx))
+						}
+					})
+				}
+			})
+		}
+	}
 }

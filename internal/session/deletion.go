@@ -69,14 +69,22 @@ func (inc *Incarnation) deletion(d *Deletion) *Deletion {
 	return d
 }
 
-// deleteBehind begins d when the request that may create its znode is over. If making is nil, it
-// begins d at once: the last attempt was not sent, and earlier ones are over.
-func deleteBehind[T any](inc *Incarnation, making *pending[T], d *Deletion) *Deletion {
-	if making == nil {
-		return inc.Delete(d)
-	}
+// deleteBehind begins d when the request that may create its znodes is over. If its name is unknown,
+// and the request has no reply, d looks for it.
+func (inc *Incarnation) deleteBehind(making *pending[[]zk.MultiResponse], d *Deletion) *Deletion {
 	inc.deletion(d)
-	making.then(func() { d.queue.wait(d) })
+	making.then(func() {
+		if sought(d) {
+			switch err := making.err; {
+			case err == nil:
+				d.found(making.val[0].String)
+			case OutcomeOf(err) != Unknown:
+				d.over(nil) // nothing was created, nor will be
+				return
+			}
+		}
+		d.queue.wait(d)
+	})
 	return d
 }
 

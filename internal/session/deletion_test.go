@@ -73,7 +73,7 @@ func TestWhatIsDeletedInTwoAttemptsIsMissingOnlyIfNeitherHasDeletedIt(t *testing
 				inc := live(t, open(t, srv))
 				paths := []string{"/d/1", "/d/2", "/d/3"}
 				for _, path := range paths {
-					_, err := inc.CreateOwn(t.Context(), Dir{Path: ParentPath(path)}, path, nil)
+					err := inc.CreateEphemeral(t.Context(), ours(path, nil))
 					if err != nil {
 						t.Fatal(err)
 					}

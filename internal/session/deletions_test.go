@@ -22,7 +22,7 @@ func TestDeletionsThatWaitForAConnectionCostOneGoroutineAndGoInOnePieceWhenThere
 		paths := make([]string, n)
 		for i := range paths {
 			paths[i] = fmt.Sprintf("/d/%d", i)
-			if _, err := inc.CreateOwn(t.Context(), Dir{Path: ParentPath(paths[i])}, paths[i], nil); err != nil {
+			if err := inc.CreateEphemeral(t.Context(), ours(paths[i], nil)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -71,7 +71,7 @@ func TestADeletionThatIsRefusedHoldsUpNoOther(t *testing.T) {
 		s := open(t, srv)
 		inc := live(t, s)
 		for _, path := range []string{"/a", "/b"} {
-			if _, err := inc.CreateOwn(t.Context(), Dir{Path: ParentPath(path)}, path, nil); err != nil {
+			if err := inc.CreateEphemeral(t.Context(), ours(path, nil)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -119,7 +119,7 @@ func TestADeletionWhoseReplyIsLostIsOursWhenItIsGone(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
-		if _, err := inc.CreateOwn(t.Context(), Dir{Path: ParentPath("/a")}, "/a", nil); err != nil {
+		if err := inc.CreateEphemeral(t.Context(), ours("/a", nil)); err != nil {
 			t.Fatal(err)
 		}
 		var sent atomic.Int32
@@ -159,7 +159,7 @@ func TestADeletionWhoseReplyIsLostSparesWhatAnotherMakesThereNext(t *testing.T) 
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				inc, other := live(t, open(t, srv)), live(t, open(t, srv))
-				if _, err := inc.CreateOwn(t.Context(), Dir{Path: ParentPath("/a")}, "/a", []byte("mine")); err != nil {
+				if err := inc.CreateEphemeral(t.Context(), ours("/a", []byte("mine"))); err != nil {
 					t.Fatal(err)
 				}
 				var sent atomic.Int32
@@ -169,7 +169,7 @@ func TestADeletionWhoseReplyIsLostSparesWhatAnotherMakesThereNext(t *testing.T) 
 					case r.Op == zktest.OpDelete && r.Path == "/a" && sent.Add(1) == 1:
 						go func() {
 							time.Sleep(100 * time.Millisecond) // it is deleted by now
-							_, err := other.CreateOwn(t.Context(), Dir{Path: ParentPath("/a")}, "/a", []byte("another's"))
+							err := other.CreateEphemeral(t.Context(), ours("/a", []byte("another's")))
 							made <- err
 						}()
 						return zktest.DropReply

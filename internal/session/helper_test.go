@@ -107,3 +107,13 @@ func replyTo(xid, code int32, body ...byte) []byte {
 	p := wire.AppendInt64(words(int64(xid)), 1)
 	return append(append(p, words(int64(code))...), body...)
 }
+
+// numbered creates a child of dir that the servers give a number.
+func numbered(dir, guid string) *Creation {
+	return &Creation{Dir: Dir{Path: dir}, Paths: []string{ChildPath(dir, ProtectedName(guid, "x-"))}, GUID: guid}
+}
+
+// ours creates a znode whose name other sessions use, too.
+func ours(path string, data []byte) *Creation {
+	return &Creation{Dir: Dir{Path: ParentPath(path)}, Paths: []string{path}, Data: data, Shared: true}
+}

@@ -42,7 +42,7 @@ type Incarnation struct {
 	vetted  shared.Cache[struct{}]     // by path: the parent znodes that no other client can change
 	lasting shared.Cache[int64]        // by path: the czxid of the persistent znode there, see Storable
 	ids     atomic.Pointer[[]Identity] // of this client, see identities; nil before they were asked for
-	own     sync.Map                   // by path: the last sighting of a znode that CreateOwn created
+	own     sync.Map                   // by path: the last sighting of the znode of a shared Creation
 	first   chan struct{}              // closed when the first handshake has succeeded
 	gone    chan struct{}              // closed when serve has returned
 	drain   sync.Once                  // of shut

@@ -8,71 +8,11 @@ package session
 import (
 	"cmp"
 	"context"
-	"errors"
 
 	"github.com/go-zookeeper/zk"
 )
 
-// CreateOwn creates an ephemeral znode whose name is not unique in dir. The error is NodeExists
-// if there is one. No other goroutine of this process may create a znode there during the call.
-// So if a reply is lost, and a znode of this session exists, CreateOwn has created it.
-//
-// If CreateOwn fails, it leaves no znode: it deletes in the background a znode that may have been
-// created. undo is that deletion, or nil. Until it has ended, this process must not create a
-// znode there.
-func (inc *Incarnation) CreateOwn(ctx context.Context, dir Dir, path string, data []byte) (undo *Deletion, err error) {
-	if err := inc.Vet(ctx, dir); err != nil {
-		return nil, err
-	}
-	var create *pending[string]
-	var seen sighting
-	open := false // an unanswered attempt may have been applied, or may yet be
-	err = inc.repeat(ctx, func(a *attempts) error {
-		seen = sighting{on: inc.Disconnection()}
-		p, err := start(ctx, inc, inc.createCall(path, data, zk.FlagEphemeral))
-		if err != nil {
-			return err
-		}
-		create = p
-		_, err = p.Wait(ctx, inc)
-		a.outcome(err)
-		if IsNoNode(err) {
-			a.open = false // no parent, so no child
-		}
-		open = a.open // a refusal proves nothing about earlier attempts
-		switch {
-		case IsNoNode(err):
-			if err := inc.MakeDir(ctx, dir); err != nil {
-				return a.last(err)
-			}
-			return errAgain
-		case IsNodeExists(err) && open:
-			stat, e := inc.Exists(ctx, path)
-			switch {
-			case e != nil:
-				return e
-			case stat == nil:
-				return errAgain // deleted since the attempt
-			case stat.EphemeralOwner == inc.ID.Load():
-				seen.version = stat.Version
-				return nil
-			}
-			open = false // another session's znode, so ours does not exist
-		}
-		return err
-	})
-	switch {
-	case err == nil:
-		inc.own.Store(path, seen)
-	case open && !errors.Is(err, ErrEnded): // else the znode ends with the session
-		undo = deleteBehind(inc, create, &Deletion{Paths: []string{path}, By: func() error {
-			return inc.removeOwn(path, sighting{on: ClosedChan})
-		}})
-	}
-	return undo, err
-}
-
-// AwaitOwnGone waits until the znode of CreateOwn is deleted, even if another session has created
+// AwaitOwnGone waits until the znode of a shared [Creation] is deleted, even if another session has created
 // its own there since. In that case, a watch that is set again after an outage reports only a
 // change. A change of the data does not wake AwaitOwnGone, see AwaitGone.
 func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
@@ -96,7 +36,7 @@ func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 	}
 }
 
-// SetOwn writes the data of a znode of CreateOwn. The error is NoNode if that znode is deleted,
+// SetOwn writes the data of the znode of a shared [Creation]. The error is NoNode if that znode is deleted,
 // even if another session has created its own there since. Then nothing was written. SetOwn costs
 // 1 request. The first call after an outage reads the znode first, which costs 2 more.
 func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) error {
@@ -107,7 +47,7 @@ func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) er
 	return err
 }
 
-// RemoveOwn deletes a znode of CreateOwn in the background. Unlike Remove, it never deletes a
+// RemoveOwn deletes the znode of a shared [Creation] in the background. Unlike Remove, it never deletes a
 // znode that another session has created there since.
 func (inc *Incarnation) RemoveOwn(path string) *Deletion {
 	return inc.Delete(&Deletion{Paths: []string{path}, By: func() error {
@@ -142,7 +82,7 @@ func (inc *Incarnation) sawOwn(path string, seen sighting) {
 	}
 }
 
-// seenOwn returns the last sighting of the znode of CreateOwn at path.
+// seenOwn returns the last sighting of the znode of a shared [Creation] at path.
 func (inc *Incarnation) seenOwn(path string) sighting {
 	if seen, ok := inc.own.Load(path); ok {
 		return seen.(sighting)

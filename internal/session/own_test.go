@@ -23,7 +23,7 @@ func TestNothingIsSentToOnesOwnBehindALookOverAnotherConnection(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := open(t, srv)
 				inc, other := live(t, s), live(t, open(t, srv))
-				_, err := inc.CreateOwn(t.Context(), Dir{Path: ParentPath("/a")}, "/a", nil)
+				err := inc.CreateEphemeral(t.Context(), ours("/a", nil))
 				must(t, err)
 				looks := 0
 				look := inc.lookAtOwn(t.Context(), "/a")
@@ -32,7 +32,7 @@ func TestNothingIsSentToOnesOwnBehindALookOverAnotherConnection(t *testing.T) {
 					if looks++; looks == 1 {
 						srv.Disconnect(s.ID())
 						must(t, other.RemoveNow(t.Context(), "/a"))
-						_, err := other.CreateOwn(t.Context(), Dir{Path: ParentPath("/a")}, "/a", []byte("another's"))
+						err := other.CreateEphemeral(t.Context(), ours("/a", []byte("another's")))
 						must(t, err)
 						synctest.Wait()
 						must(t, inc.Connection(t.Context()))

@@ -7,8 +7,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -22,7 +20,10 @@ func crowdIn(t *testing.T, s *testSession, n int, listings *atomic.Int64) int64 
 	for range n {
 		wg.Go(func() {
 			guid := NewGUID()
-			path, roll, err := inc.CreateChild(t.Context(), Dir{Path: "/d"}, ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, true)
+			c := numbered("/d", guid)
+			c.List = true
+			err := inc.CreateEphemeral(t.Context(), c)
+			path, roll := c.Path, c.Roll
 			if err != nil || !roll.Has(BaseName(path)) {
 				t.Errorf("created %q, %v; it is not in the listing", path, err)
 			}

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -61,7 +59,7 @@ func TestWhatAbandonedCreatesHaveMadeIsLookedForTogether(t *testing.T) {
 						ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 						defer cancel()
 						guid := NewGUID()
-						_, _, err := inc.CreateChild(ctx, Dir{Path: dir(i)}, ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, false)
+						err := inc.CreateEphemeral(ctx, numbered(dir(i), guid))
 						left <- err
 					}()
 				}
@@ -137,7 +135,7 @@ func TestWhatAnUnansweredCreateHasMadeIsLookedForBehindAWrite(t *testing.T) {
 			return zktest.Pass
 		})
 		guid := NewGUID()
-		_, _, err := inc.CreateChild(t.Context(), Dir{Path: "/d"}, ProtectedName(guid, "x-"), guid, nil, zk.FlagEphemeralSequential, false)
+		err := inc.CreateEphemeral(t.Context(), numbered("/d", guid))
 		must(t, err)
 		mu.Lock()
 		defer mu.Unlock()

@@ -11,8 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
@@ -179,7 +177,7 @@ func TestAGoroutineThatWaitsForAMutexCostsNoOtherAndFourKilobytes(t *testing.T) 
 				before := inUse()
 				for range n {
 					guid := session.NewGUID()
-					_, _, err := inside.Live(t, s).CreateChild(t.Context(), session.Dir{Path: "/others"}, session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
+					err := inside.Live(t, s).CreateEphemeral(t.Context(), &session.Creation{Dir: session.Dir{Path: "/others"}, Paths: []string{session.ChildPath("/others", session.ProtectedName(guid, "lock-"))}, GUID: guid})
 					harness.Must(t, err)
 				}
 				servers = int64(inUse()-before) / int64(n)
@@ -229,7 +227,7 @@ func TestAHeldLockCostsNoGoroutineAndAtMost2304Bytes(t *testing.T) {
 		}
 		servers := grown(func(i int) { // the same znodes
 			guid := session.NewGUID()
-			_, _, err := inside.Live(t, s).CreateChild(t.Context(), session.Dir{Path: path("none", i)}, session.ProtectedName(guid, "lock-"), guid, nil, zk.FlagEphemeralSequential, false)
+			err := inside.Live(t, s).CreateEphemeral(t.Context(), &session.Creation{Dir: session.Dir{Path: path("none", i)}, Paths: []string{session.ChildPath(path("none", i), session.ProtectedName(guid, "lock-"))}, GUID: guid})
 			harness.Must(t, err)
 		})
 		goroutines, watches := runtime.NumGoroutine(), srv.Counts().Watches
