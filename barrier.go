@@ -6,6 +6,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/txn"
@@ -127,7 +128,7 @@ func (b *Barrier) Wait(ctx context.Context) error {
 
 // await is Wait within one session.
 func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed **zk.Stat) error {
-	key := session.WatchKey{Kind: session.WatchData, Path: inc.Manager.Full(b.path)}
+	key := conn.WatchKey{Kind: conn.WatchData, Path: inc.Manager.Full(b.path)}
 	// A server that lags could show a closed barrier as open.
 	read := inc.GetFresh
 	for {

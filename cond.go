@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/txn"
@@ -197,7 +198,7 @@ func (o outside) Value(key any) any {
 func (c *Cond) sleep(ctx context.Context, p *lock.Claim, names []string) error {
 	c.s.m.Waiters.Add(1)
 	defer c.s.m.Waiters.Add(-1)
-	own := p.Incarnation.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: p.Path}) // Step 2.
+	own := p.Incarnation.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: p.Path}) // Step 2.
 	defer p.Incarnation.Watches.Leave(own)
 	_, stat, err := p.Incarnation.Get(ctx, p.Path)
 	switch {
@@ -263,7 +264,7 @@ func (c *Cond) watchLast(ctx context.Context, inc *session.Incarnation, ahead []
 	last := session.ChildPath(c.line.Dir, ahead[len(ahead)-1].Name)
 	// A watch of children ignores changes of the data, and so does not fire when that waiter
 	// is signalled.
-	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: last})
+	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: last})
 	leave = func() { inc.Watches.Leave(w) }
 	_, _, err = inc.Children(ctx, last)
 	switch {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
@@ -422,7 +423,7 @@ func (o *spectator) observe(ctx context.Context, inc *session.Incarnation) error
 
 // awaitAnyone waits until a contender may be in the line.
 func (o *spectator) awaitAnyone(ctx context.Context, inc *session.Incarnation) error {
-	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: o.line.Dir})
+	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: o.line.Dir})
 	defer inc.Watches.Leave(w)
 	switch names, _, err := inc.Children(ctx, o.line.Dir); {
 	case session.IsNoNode(err):
@@ -437,11 +438,11 @@ func (o *spectator) awaitAnyone(ctx context.Context, inc *session.Incarnation) e
 
 // follow sends the first contender, and waits until it is deleted.
 func (o *spectator) follow(ctx context.Context, inc *session.Incarnation, first string) error {
-	return inc.WhileThere(ctx, session.ChildPath(o.line.Dir, first), func(w *session.Watch) error { return o.tell(ctx, inc, first, w) })
+	return inc.WhileThere(ctx, session.ChildPath(o.line.Dir, first), func(w *conn.Watch) error { return o.tell(ctx, inc, first, w) })
 }
 
 // tell sends the first contender to the reader, and returns when w has fired.
-func (o *spectator) tell(ctx context.Context, inc *session.Incarnation, first string, w *session.Watch) error {
+func (o *spectator) tell(ctx context.Context, inc *session.Incarnation, first string, w *conn.Watch) error {
 	if first == o.told {
 		return inc.AwaitFired(ctx, w)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/codec"
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
@@ -200,7 +201,7 @@ type mark struct {
 // A sight is the mark as it was seen, with the watch that was left on it.
 type sight struct {
 	inc  *session.Incarnation
-	w    *session.Watch
+	w    *conn.Watch
 	read bool // data is set
 	data []byte
 }
@@ -209,7 +210,7 @@ type sight struct {
 // the read left no watch.
 type absence struct {
 	inc *session.Incarnation
-	w   *session.Watch // joined
+	w   *conn.Watch // joined
 }
 
 // leave leaves the watch of a.
@@ -277,7 +278,7 @@ func (k *mark) look(ctx context.Context, value bool) (g *sight, none *absence, e
 			g, err = k.lookValue(ctx, inc)
 			return err
 		}
-		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchExists, Path: k.path})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: k.path})
 		switch stat, err := inc.Exists(ctx, k.path); {
 		case err != nil:
 			inc.Watches.Leave(w)
@@ -302,7 +303,7 @@ func (k *mark) look(ctx context.Context, value bool) (g *sight, none *absence, e
 
 // lookValue reads the mark. It is nil if there is none.
 func (k *mark) lookValue(ctx context.Context, inc *session.Incarnation) (*sight, error) {
-	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: k.path})
+	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: k.path})
 	data, _, err := inc.GetMade(ctx, k.path, inc.Get)
 	if err != nil {
 		inc.Watches.Leave(w)
@@ -463,7 +464,7 @@ func (o *Once) write(h *lock.Grant, data []byte) error {
 	inc := h.Claim.Incarnation
 	// The read behind the transaction watches the data. A watch on the creation may still be set
 	// when the read is sent, and the creation of the mark uses it up.
-	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: o.mark.path})
+	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: o.mark.path})
 	made, open := false, false
 	err := h.ReleaseBy(func(own string) (err error) {
 		made, open, err = inc.MakeAndLeave(o.mark.path, data, own)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
@@ -673,7 +674,7 @@ func TestAOnceThatIsGarbageLeavesItsWatch(t *testing.T) {
 	idle := func() bool {
 		inc.Watches.Mu.Lock()
 		defer inc.Watches.Mu.Unlock()
-		_, is := inc.Watches.Idle[session.WatchKey{Kind: session.WatchData, Path: "/o/done"}]
+		_, is := inc.Watches.Idle[conn.WatchKey{Kind: conn.WatchData, Path: "/o/done"}]
 		return is
 	}
 	for !idle() {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/sasl"
 	"github.com/zsync/zsync/internal/session"
 )
@@ -99,7 +100,7 @@ func WithACL(acl []zk.ACL) Option {
 // go-zookeeper's ErrAuthFailed. The default is none.
 func WithAuth(scheme string, credentials []byte) Option {
 	return func(c *config) {
-		c.Auths = append(c.Auths, session.Auth{Scheme: scheme, Credentials: append([]byte(nil), credentials...)})
+		c.Auths = append(c.Auths, conn.Auth{Scheme: scheme, Credentials: append([]byte(nil), credentials...)})
 	}
 }
 

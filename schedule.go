@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/timetable"
 )
@@ -538,7 +539,7 @@ func (c *Schedule) await(ctx context.Context, over func(scheduleRecord) bool) *i
 func (c *Schedule) watch(ctx context.Context, inc *session.Incarnation, over func(scheduleRecord) bool) error {
 	path := c.s.m.Full(c.last())
 	for {
-		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: path})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: path})
 		data, _, err := inc.Get(ctx, path)
 		if session.IsNoNode(err) {
 			inc.Watches.Leave(w)

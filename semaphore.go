@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
@@ -355,8 +356,8 @@ func (m *Semaphore) enter(ctx context.Context, wait bool) (bool, error) {
 // A quota is the stored limit.
 type quota struct {
 	limit   int64
-	version int32          // of the znode at the path
-	watch   *session.Watch // if not nil, joined before the read: until it fires, the limit is the same
+	version int32       // of the znode at the path
+	watch   *conn.Watch // if not nil, joined before the read: until it fires, the limit is the same
 }
 
 // agree returns the stored limit, and stores ours if there is none. It returns ErrInvalid if the
@@ -554,7 +555,7 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 		return nil, errUnsettled // the permits were lost while we waited for the gate
 	}
 	for {
-		resized := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: m.root})
+		resized := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: m.root})
 		leases, err := m.takeOf(settled, gate, resized, n, wait, ahead)
 		inc.Watches.Leave(resized)
 		switch ended := err != nil && settled.Err() != nil; {
@@ -573,7 +574,7 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 var errResized = errors.New("zsync: the limit has changed")
 
 // takeOf is take until the limit changes.
-func (m *Semaphore) takeOf(ctx context.Context, gate *lock.Grant, resized *session.Watch, n int64, wait bool, ahead *lock.Ahead) ([]lock.Lease, error) {
+func (m *Semaphore) takeOf(ctx context.Context, gate *lock.Grant, resized *conn.Watch, n int64, wait bool, ahead *lock.Ahead) ([]lock.Lease, error) {
 	inc := gate.Claim.Incarnation
 	var q quota
 	agreed := make(chan error, 1)
@@ -611,8 +612,8 @@ func (m *Semaphore) takeOf(ctx context.Context, gate *lock.Grant, resized *sessi
 //
 // A separate listing sets the watch. If the listing that finds enough free permits set it, our own
 // create would fire the watch for nothing.
-func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, resized *session.Watch, most int64, ahead *lock.Ahead) error {
-	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: m.leases})
+func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, resized *conn.Watch, most int64, ahead *lock.Ahead) error {
+	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: m.leases})
 	defer inc.Watches.Leave(w)
 	list := func(ctx context.Context) ([]string, int, error) {
 		names, err := m.listOut(ctx, inc)
@@ -626,7 +627,7 @@ func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, res
 	defer ahead.LookWhileWaiting(inc, list).Stop()
 	// A release wakes only us, because all other waiters are at the gate. If the limit has changed
 	// too, the caller reads it again first.
-	if err := inc.AwaitAny(ctx, []*session.Watch{w, resized}, time.Time{}); err != nil {
+	if err := inc.AwaitAny(ctx, []*conn.Watch{w, resized}, time.Time{}); err != nil {
 		return err
 	}
 	if session.IsClosed(resized.Fired) {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
@@ -91,7 +92,7 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *l
 		return nil, false, err
 	}
 	// Join returns the same watch until it has fired.
-	w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: m.root})
+	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: m.root})
 	defer inc.Watches.Leave(w)
 	if w != known.watch {
 		return nil, false, nil

@@ -8,6 +8,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/codec"
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/txn"
 )
@@ -374,7 +375,7 @@ func (w *valueWatch[T]) follow(ctx context.Context, inc *session.Incarnation) er
 
 // next sends the value, unless that has been done, and waits for a change.
 func (w *valueWatch[T]) next(ctx context.Context, inc *session.Incarnation) error {
-	change := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: w.v.full()})
+	change := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: w.v.full()})
 	defer inc.Watches.Leave(change)
 	data, stat, err := inc.Get(ctx, w.v.full())
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
@@ -470,11 +471,11 @@ func (b *Barrier) replace(ctx context.Context, inc *session.Incarnation, n int, 
 type seen struct {
 	session.Node
 	err   error
-	watch *session.Watch // which is set, unless there is an error
+	watch *conn.Watch // which is set, unless there is an error
 }
 
-func (b *Barrier) watch(inc *session.Incarnation) *session.Watch {
-	return inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: b.room})
+func (b *Barrier) watch(inc *session.Incarnation) *conn.Watch {
+	return inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: b.room})
 }
 
 // arrive is steps 1 and 2.
@@ -568,11 +569,11 @@ const ownAfter = time.Second
 // awaitWritten waits until the room is written. It returns ErrVanished if another client
 // deletes our child, even after a party let the round in. For us, it is as if our session had
 // ended then.
-func (b *Barrier) awaitWritten(ctx context.Context, inc *session.Incarnation, room *session.Watch, p *party) error {
-	err := inc.AwaitAny(ctx, []*session.Watch{room}, time.Now().Add(ownAfter))
+func (b *Barrier) awaitWritten(ctx context.Context, inc *session.Incarnation, room *conn.Watch, p *party) error {
+	err := inc.AwaitAny(ctx, []*conn.Watch{room}, time.Now().Add(ownAfter))
 	watched := room
 	if err == nil && !session.IsClosed(room.Fired) {
-		watched = inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: p.path})
+		watched = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: p.path})
 		defer inc.Watches.Leave(watched)
 		// It is set already for a party that has waited for another round before.
 		if !inc.Watches.Stands(watched) || !inc.Watches.ArmedOnOurs(watched) {
@@ -581,7 +582,7 @@ func (b *Barrier) awaitWritten(ctx context.Context, inc *session.Incarnation, ro
 			err = p.ours(inc, stat, err)
 		}
 		if err == nil {
-			err = inc.AwaitAny(ctx, []*session.Watch{room, watched}, time.Time{})
+			err = inc.AwaitAny(ctx, []*conn.Watch{room, watched}, time.Time{})
 		}
 	}
 	switch {
@@ -696,7 +697,7 @@ func (b *Barrier) depart(ctx context.Context, inc *session.Incarnation, p *party
 		return b.keep(ctx, inc, p)
 	}
 	for {
-		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: b.keeperPath(p.round)})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: b.keeperPath(p.round)})
 		done, err := b.follow(ctx, inc, w, p)
 		inc.Watches.Leave(w)
 		if done || err != nil {
@@ -707,7 +708,7 @@ func (b *Barrier) depart(ctx context.Context, inc *session.Incarnation, p *party
 
 // follow runs steps 6 to 9 once, or becomes the keeper. It sets w, a watch on the keeper's
 // znode.
-func (b *Barrier) follow(ctx context.Context, inc *session.Incarnation, w *session.Watch, p *party) (done bool, err error) {
+func (b *Barrier) follow(ctx context.Context, inc *session.Incarnation, w *conn.Watch, p *party) (done bool, err error) {
 	keeper, unread, err := b.readKeeper(ctx, inc, p) // Steps 6 and 7.
 	switch {
 	case err != nil:

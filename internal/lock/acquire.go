@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -30,8 +31,8 @@ type Place struct {
 
 	// While it waits for the deletion of a contender ahead, its blocker:
 	blocker string           // the path of its znode; "" if p waits for none
-	gone    *session.Watch   // on blocker, joined and set; nil if it must be set
-	own     *session.Watch   // on p's own znode, set; see Claim.watch
+	gone    *conn.Watch      // on blocker, joined and set; nil if it must be set
+	own     *conn.Watch      // on p's own znode, set; see Claim.watch
 	alone   bool             // no other contender blocks p, and none can come to
 	limit   <-chan time.Time // the end of the wait, if p tries
 	looks   *poll            // reads the first contender; nil if the caller does not ask
@@ -203,14 +204,14 @@ func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 // watch sets both watches at the same time, unless it finds that the blocker is deleted.
 func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
 	c, inc, watches := p.claim, p.claim.Incarnation, p.claim.Incarnation.Watches
-	p.gone = watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: p.blocker})
+	p.gone = watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: p.blocker})
 	p.blocker = p.gone.Key.Path // shared with other waits for the same znode
 	p.own = c.watch()
 	paths := []string{p.blocker, c.Path}
 	if watches.ArmedOnOurs(p.own) {
 		paths = paths[:1]
 	}
-	conn := watches.Connection()
+	over := watches.Connection()
 	looks, err := inc.LookAtAll(ctx, paths...)
 	if err != nil {
 		return false, 0, err
@@ -223,10 +224,10 @@ func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
 	if gone = session.IsNoNode(looks[0].Err); !gone {
 		return false, 0, looks[0].Err
 	}
-	if watches.Connection() != conn {
-		conn = 0 // sent on one connection, and answered on another
+	if watches.Connection() != over {
+		over = 0 // sent on one connection, and answered on another
 	}
-	return true, conn, nil
+	return true, over, nil
 }
 
 // unwatch leaves the watch on the blocker. The claim keeps its own watch.

@@ -86,8 +86,8 @@ type Claim struct {
 	version   int32             // of its znode, after our last write to it; guarded by mu
 	Path      string            // of its znode, as the server knows it; guarded by mu once its turn has come
 	Child     Child             // guarded by mu once its turn has come
-	own       *session.Watch    // on its znode, joined, if it is watched; guarded by mu
-	lineWatch *session.Watch    // on the line, joined, if it was set while c was alone there; guarded by mu
+	own       *conn.Watch       // on its znode, joined, if it is watched; guarded by mu
+	lineWatch *conn.Watch       // on the line, joined, if it was set while c was alone there; guarded by mu
 	recalls   bool              // OnRecall has registered with lineWatch; guarded by mu
 	ownWatch  *session.OwnWatch // during the hold; nil if Unwatched; guarded by mu
 	leaveHeld func()            // of ownWatch.Drop: called when its znode is deleted; guarded by mu
@@ -167,18 +167,18 @@ func (c *Claim) standsBy(l session.Look) error {
 }
 
 // watch returns the watch on c's own znode, which is joined.
-func (c *Claim) watch() *session.Watch {
+func (c *Claim) watch() *conn.Watch {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ownLocked()
 }
 
-func (c *Claim) ownLocked() *session.Watch {
+func (c *Claim) ownLocked() *conn.Watch {
 	if c.own != nil && session.IsClosed(c.own.Fired) {
 		c.disownLocked()
 	}
 	if c.own == nil {
-		c.own = c.Incarnation.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: c.Path})
+		c.own = c.Incarnation.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: c.Path})
 	}
 	return c.own
 }
@@ -206,7 +206,7 @@ func (c *Claim) disownLocked() {
 // listing sets a watch on the line.
 func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*Claim, *session.Roll, error) {
 	guid := session.NewGUID()
-	var lineWatch *session.Watch
+	var lineWatch *conn.Watch
 	if l.Keeps && base == l.Bases[0] {
 		guid, lineWatch = session.NewMarkedGUID(), l.joinLineWatch(inc)
 	}
@@ -328,15 +328,15 @@ func (l *Line) byCreation(ctx context.Context, inc *session.Incarnation, line []
 }
 
 // joinLineWatch joins the watch on the line.
-func (l *Line) joinLineWatch(inc *session.Incarnation) *session.Watch {
-	return inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: l.Dir})
+func (l *Line) joinLineWatch(inc *session.Incarnation) *conn.Watch {
+	return inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: l.Dir})
 }
 
 // keepLineWatch gives c a watch on the line that was joined before the line was listed. alone
 // says that the listing has shown no other contender. A nil watch changes nothing, and neither
 // does a failed listing: a goroutine may be waiting for the watch that c has. If a listing shows
 // other contenders, it comes after the event of that watch, provided that the watch was armed.
-func (c *Claim) keepLineWatch(w *session.Watch, alone bool) {
+func (c *Claim) keepLineWatch(w *conn.Watch, alone bool) {
 	if w == nil {
 		return
 	}
@@ -379,7 +379,7 @@ func (c *Claim) others(ctx context.Context, watch bool, bases ...string) (bool, 
 		return c.Child
 	}
 	me := child()
-	var lineWatch *session.Watch
+	var lineWatch *conn.Watch
 	if watch {
 		lineWatch = c.Line.joinLineWatch(c.Incarnation)
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -30,7 +31,7 @@ func (c *Claim) Asked() <-chan struct{} {
 func (c *Claim) listen(path string, asked chan struct{}, end <-chan struct{}) {
 	inc := c.Incarnation
 	for over := false; !over; {
-		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: path})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: path})
 		data, _, err := inc.Get(inc.Ctx, path)
 		var again <-chan time.Time
 		if err != nil { // the servers refuse the read now

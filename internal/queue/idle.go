@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
@@ -79,9 +80,9 @@ func (p *place) await(ctx context.Context) (err error) {
 
 // awaitEither waits until one of two znodes is deleted.
 func (p *place) awaitEither(ctx context.Context, paths ...string) error {
-	var watches []*session.Watch
+	var watches []*conn.Watch
 	for _, path := range paths {
-		watches = append(watches, p.inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: path}))
+		watches = append(watches, p.inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path}))
 	}
 	defer leaveAll(p.inc, watches)
 	looks, err := p.inc.LookAtAll(ctx, paths...)
@@ -99,7 +100,7 @@ func (p *place) awaitEither(ctx context.Context, paths ...string) error {
 	return p.inc.AwaitAny(ctx, watches, time.Time{})
 }
 
-func leaveAll(inc *session.Incarnation, watches []*session.Watch) {
+func leaveAll(inc *session.Incarnation, watches []*conn.Watch) {
 	for _, w := range watches {
 		inc.Watches.Leave(w)
 	}
@@ -136,11 +137,11 @@ func (p *pump) idle(inc *session.Incarnation) (err error) {
 			}
 		}
 		// The pump joins its watches before it searches, so it misses no event after the search.
-		watches := []*session.Watch{inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: q.dir})}
+		watches := []*conn.Watch{inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: q.dir})}
 		if second {
-			watches = append(watches, inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: p.place.ahead}))
+			watches = append(watches, inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: p.place.ahead}))
 		} else {
-			watches = append(watches, inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: q.live}))
+			watches = append(watches, inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.live}))
 		}
 		found, due, err := p.lookAgain(inc)
 		switch {

@@ -38,7 +38,7 @@ type watchWorld struct {
 // A waiting is one who has joined a watch, and has read what is watched.
 type waiting struct {
 	inc  *Incarnation
-	w    *Watch
+	w    *conn.Watch
 	read string
 }
 
@@ -50,8 +50,8 @@ func (x *watchWorld) draw(n int) int {
 
 func (x *watchWorld) path() string { return fmt.Sprintf("/p%d", x.rnd.IntN(3)) }
 
-func (x *watchWorld) key() WatchKey {
-	return WatchKey{Kind: []conn.WatchKind{WatchData, WatchExists, WatchChildren}[x.rnd.IntN(3)], Path: x.path()}
+func (x *watchWorld) key() conn.WatchKey {
+	return conn.WatchKey{Kind: []conn.WatchKind{conn.WatchData, conn.WatchExists, conn.WatchChildren}[x.rnd.IntN(3)], Path: x.path()}
 }
 
 // happens is what becomes of a request of ours.
@@ -92,13 +92,13 @@ func (x *watchWorld) happens(r zktest.Request) zktest.Action {
 
 // read reads what key is of, and says what would change with it: "" if that is
 // not known.
-func readOf(ctx context.Context, inc *Incarnation, key WatchKey) (string, error) {
+func readOf(ctx context.Context, inc *Incarnation, key conn.WatchKey) (string, error) {
 	var stat *zk.Stat
 	var err error
 	switch key.Kind {
-	case WatchData:
+	case conn.WatchData:
 		_, stat, err = inc.Get(ctx, key.Path)
-	case WatchExists:
+	case conn.WatchExists:
 		stat, err = inc.Exists(ctx, key.Path)
 	default:
 		_, stat, err = inc.Children(ctx, key.Path)
@@ -108,7 +108,7 @@ func readOf(ctx context.Context, inc *Incarnation, key WatchKey) (string, error)
 		return "", err
 	case stat == nil:
 		return "missing", err
-	case key.Kind == WatchChildren:
+	case key.Kind == conn.WatchChildren:
 		return fmt.Sprint(stat.Czxid, " ", stat.Cversion), nil
 	}
 	return fmt.Sprint(stat.Czxid, " ", stat.Version), nil
@@ -203,7 +203,7 @@ func (x *watchWorld) harms() {
 
 // unarmed returns a watch that the client takes for armed and the server has not,
 // if there is one now; and whether that can be said, as there is a connection.
-func (x *watchWorld) unarmed() (w *Watch, known bool) {
+func (x *watchWorld) unarmed() (w *conn.Watch, known bool) {
 	inc := x.ours.m.Present()
 	if inc == nil || !IsClosed(inc.first) || IsClosed(inc.Disconnection()) {
 		return nil, false
@@ -213,7 +213,7 @@ func (x *watchWorld) unarmed() (w *Watch, known bool) {
 		there[[2]any{have.Path, have.Children}] = true
 	}
 	for _, w := range inc.Watches.All() {
-		if inc.Watches.Armed(w) && !there[[2]any{w.Key.Path, w.Key.Kind == WatchChildren}] {
+		if inc.Watches.Armed(w) && !there[[2]any{w.Key.Path, w.Key.Kind == conn.WatchChildren}] {
 			return w, true
 		}
 	}

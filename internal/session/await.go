@@ -9,21 +9,23 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/conn"
 )
 
 // AwaitGone waits until there is no znode at path. It costs one request, and a watch that fires
 // only when the znode is deleted: the request lists its children, and an ephemeral znode has
 // none. A change of its data, such as a fencing token, does not wake the caller.
 func (inc *Incarnation) AwaitGone(ctx context.Context, path string) error {
-	return inc.WhileThere(ctx, path, func(w *Watch) error { return inc.AwaitFired(ctx, w) })
+	return inc.WhileThere(ctx, path, func(w *conn.Watch) error { return inc.AwaitFired(ctx, w) })
 }
 
 // AwaitAllGone waits until there is no znode at any of paths. It costs one round trip for all of
 // them, and an event for each znode that exists.
 func (inc *Incarnation) AwaitAllGone(ctx context.Context, paths []string) error {
-	watches := make([]*Watch, len(paths))
+	watches := make([]*conn.Watch, len(paths))
 	for i, path := range paths {
-		watches[i] = inc.Watches.Join(WatchKey{Kind: WatchChildren, Path: path})
+		watches[i] = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path})
 	}
 	defer func() {
 		for _, w := range watches {
@@ -51,9 +53,9 @@ func (inc *Incarnation) AwaitAllGone(ctx context.Context, paths []string) error 
 }
 
 // WhileThere is AwaitGone with its own wait: f must return when w has fired.
-func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(w *Watch) error) error {
+func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(w *conn.Watch) error) error {
 	for {
-		w := inc.Watches.Join(WatchKey{Kind: WatchChildren, Path: path})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path})
 		_, _, err := inc.Children(ctx, path)
 		if err == nil {
 			err = f(w)
@@ -71,7 +73,7 @@ func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(w *W
 }
 
 // AwaitFired waits for a watch that the caller has joined and whose znode it has read.
-func (inc *Incarnation) AwaitFired(ctx context.Context, w *Watch) error {
+func (inc *Incarnation) AwaitFired(ctx context.Context, w *conn.Watch) error {
 	return AwaitIn(ctx, inc, w.Fired)
 }
 
@@ -92,7 +94,7 @@ func AwaitIn[T any](ctx context.Context, inc *Incarnation, done <-chan T) error 
 // AwaitMade waits until there is, or was, a znode at path.
 func (inc *Incarnation) AwaitMade(ctx context.Context, path string) error {
 	for {
-		w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: path})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: path})
 		stat, err := inc.Exists(ctx, path)
 		if err == nil && stat == nil {
 			err = inc.AwaitFired(ctx, w)
@@ -105,7 +107,7 @@ func (inc *Incarnation) AwaitMade(ctx context.Context, path string) error {
 }
 
 // AwaitAny is AwaitFired for several watches. It also ends at due, unless due is zero.
-func (inc *Incarnation) AwaitAny(ctx context.Context, watches []*Watch, due time.Time) error {
+func (inc *Incarnation) AwaitAny(ctx context.Context, watches []*conn.Watch, due time.Time) error {
 	var expired <-chan time.Time
 	if !due.IsZero() {
 		expired = time.After(time.Until(due))

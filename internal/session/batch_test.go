@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -123,7 +124,7 @@ func TestAReadInABatchSetsTheWatchThatSomebodyWaitsFor(t *testing.T) {
 		inc := live(t, s)
 		_, err := live(t, other).Create(t.Context(), "/a", nil)
 		must(t, err)
-		w := inc.Watches.Join(WatchKey{Kind: WatchData, Path: "/a"})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: "/a"})
 		defer inc.Watches.Leave(w)
 		_, _, err = inc.GetFresh(t.Context(), "/a")
 		must(t, err)

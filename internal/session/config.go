@@ -19,7 +19,7 @@ import (
 type Config struct {
 	Timeout       time.Duration
 	ACL           []zk.ACL // of every znode that is created
-	Auths         []Auth
+	Auths         []conn.Auth
 	SASL          *sasl.Client // or nil
 	TLS           *tls.Config
 	Dialer        zk.Dialer
@@ -33,9 +33,6 @@ type Config struct {
 	Trace         io.Writer                       // or nil
 	Reason        func(error) (string, time.Time) // of a loss: a word, and Since
 }
-
-// An Auth is a credential of the client.
-type Auth = conn.Auth
 
 // A Backoff paces attempts. The first repetition is immediate. The delay before the n'th after it
 // is Min × Factorⁿ⁻¹, at most Max, reduced at random by up to the fraction Jitter.

@@ -301,7 +301,7 @@ func (d *Deletion) Moot() bool { return false }
 
 func (d *Deletion) Encode(p []byte) []byte { return appendAnyVersion(wire.AppendString(p, d.Paths[0])) }
 
-func (d *Deletion) Key() (key WatchKey, ok bool) { return key, false }
+func (d *Deletion) Key() (key conn.WatchKey, ok bool) { return key, false }
 
 func (d *Deletion) Reply(code int32, _ []byte) (whole int32, ok bool) {
 	d.err = wire.Error(code)

@@ -25,7 +25,7 @@ type follower struct {
 	inc *Incarnation
 	dir string
 
-	list  *Watch              // on the children, or on the creation of dir; nil before the first read
+	list  *conn.Watch         // on the children, or on the creation of dir; nil before the first read
 	parts map[string]followed // by the name of the child
 
 	mu     sync.Mutex
@@ -37,7 +37,7 @@ type follower struct {
 // A followed is a child, as it was read, and the watch that this read has set.
 type followed struct {
 	Node
-	w *Watch
+	w *conn.Watch
 }
 
 // written identifies a state of a child: the transactions that created and last wrote it, and the
@@ -157,9 +157,9 @@ func (f *follower) catchUp(ctx context.Context) error {
 
 // readList lists the children with a watch, drops deleted children, and returns the unknown ones.
 func (f *follower) readList(ctx context.Context) (missing []string, err error) {
-	names, err := f.listed(ctx, WatchChildren)
+	names, err := f.listed(ctx, conn.WatchChildren)
 	if IsNoNode(err) {
-		if names, err = f.listed(ctx, WatchExists); IsNoNode(err) {
+		if names, err = f.listed(ctx, conn.WatchExists); IsNoNode(err) {
 			names, err = nil, nil
 		}
 	}
@@ -186,9 +186,9 @@ func (f *follower) listed(ctx context.Context, kind conn.WatchKind) ([]string, e
 	if f.list != nil {
 		f.inc.Watches.LeaveUntold(f.list, f)
 	}
-	f.list = f.inc.Watches.Join(WatchKey{Kind: kind, Path: f.dir})
+	f.list = f.inc.Watches.Join(conn.WatchKey{Kind: kind, Path: f.dir})
 	f.inc.Watches.Tell(f.list, f, func() { f.ring(func() { f.relist = true }) })
-	if kind == WatchExists {
+	if kind == conn.WatchExists {
 		stat, err := f.inc.Exists(ctx, f.dir)
 		if err != nil || stat != nil {
 			// The parent was created between the two reads: list it again, with a watch on its
@@ -210,7 +210,7 @@ func (f *follower) readParts(ctx context.Context, names map[string]struct{}) err
 	parts := make([]followed, len(list))
 	for i, name := range list {
 		f.drop(name)
-		w := f.inc.Watches.Join(WatchKey{Kind: WatchData, Path: ChildPath(f.dir, name)})
+		w := f.inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: ChildPath(f.dir, name)})
 		f.inc.Watches.Tell(w, f, func() { f.ring(func() { f.stale[name] = struct{}{} }) })
 		parts[i].w = w
 	}

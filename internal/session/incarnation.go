@@ -589,7 +589,7 @@ func (inc *Incarnation) newestConn() *conn.Conn {
 }
 
 // removeWatch asks the server to drop an idle watch.
-func (inc *Incarnation) removeWatch(key WatchKey) {
+func (inc *Incarnation) removeWatch(key conn.WatchKey) {
 	for {
 		c := inc.newestConn() // there is one, or there would be no watches
 		if c.RemoveWatch(key, func() bool { return inc.newestConn() == c }) {

@@ -44,9 +44,9 @@ func FuzzLinkRead(f *testing.F) {
 			inc, c := openScripted(t, in, piece)
 			defer inc.cancel(nil)
 			defer c.Close()
-			var waits []*Watch
-			for _, k := range []conn.WatchKind{WatchData, WatchExists, WatchChildren} {
-				waits = append(waits, inc.Watches.Join(WatchKey{Kind: k, Path: "/x"}))
+			var waits []*conn.Watch
+			for _, k := range []conn.WatchKind{conn.WatchData, conn.WatchExists, conn.WatchChildren} {
+				waits = append(waits, inc.Watches.Join(conn.WatchKey{Kind: k, Path: "/x"}))
 			}
 			r, said := someRequest(kind)
 			if !c.Send(r) {
@@ -96,13 +96,13 @@ func TestEveryEventFiresTheWatchesOfItsZnodeOrEndsTheConnection(t *testing.T) {
 	for state := int64(-3); state <= 7; state++ {
 		for kind := int64(-3); kind <= 9; kind++ {
 			inc, c := openScripted(t, frame(replyTo(wire.XidEvent, 0, wire.AppendString(words(kind, state), "/x")...)), 3)
-			ws, others := make(map[conn.WatchKind]*Watch), []*Watch(nil)
-			for _, k := range []conn.WatchKind{WatchData, WatchExists, WatchChildren} {
-				ws[k] = inc.Watches.Join(WatchKey{Kind: k, Path: "/x"})
-				others = append(others, inc.Watches.Join(WatchKey{Kind: k, Path: "/y"}))
+			ws, others := make(map[conn.WatchKind]*conn.Watch), []*conn.Watch(nil)
+			for _, k := range []conn.WatchKind{conn.WatchData, conn.WatchExists, conn.WatchChildren} {
+				ws[k] = inc.Watches.Join(conn.WatchKey{Kind: k, Path: "/x"})
+				others = append(others, inc.Watches.Join(conn.WatchKey{Kind: k, Path: "/y"}))
 			}
 			err := c.Read()
-			want := map[int64][]conn.WatchKind{1: {WatchExists}, 2: {WatchData, WatchExists, WatchChildren}, 3: {WatchData, WatchExists}, 4: {WatchChildren}}[kind]
+			want := map[int64][]conn.WatchKind{1: {conn.WatchExists}, 2: {conn.WatchData, conn.WatchExists, conn.WatchChildren}, 3: {conn.WatchData, conn.WatchExists}, 4: {conn.WatchChildren}}[kind]
 			if errors.Is(err, conn.ErrProtocol) != (want == nil) {
 				t.Errorf("type %d in state %d: %v", kind, state, err)
 			}
@@ -111,7 +111,7 @@ func TestEveryEventFiresTheWatchesOfItsZnodeOrEndsTheConnection(t *testing.T) {
 					t.Errorf("type %d in state %d: the watch of kind %d has fired: %v", kind, state, k, IsClosed(w.Fired))
 				}
 			}
-			if slices.ContainsFunc(others, func(w *Watch) bool { return IsClosed(w.Fired) }) {
+			if slices.ContainsFunc(others, func(w *conn.Watch) bool { return IsClosed(w.Fired) }) {
 				t.Errorf("type %d in state %d: a watch of another znode has fired", kind, state)
 			}
 			c.Close()

@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/sasl"
 	"github.com/zsync/zsync/zktest"
@@ -23,7 +24,7 @@ func TestASessionAbandonedWithItsConnectionIsEndedOverAnother(t *testing.T) {
 			must(t, err)
 			_, err = inc.StartCreate(t.Context(), "/mine", nil, 1)
 			must(t, err)
-			w := live(t, b).Watches.Join(WatchKey{Kind: WatchExists, Path: "/mine"})
+			w := live(t, b).Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: "/mine"})
 			defer live(t, b).Watches.Leave(w)
 			synctest.Wait()
 			if stat, err := live(t, b).Exists(t.Context(), "/mine"); stat == nil || stat.EphemeralOwner != id {
@@ -119,7 +120,7 @@ func TestAnAbandonedSessionIsEndedWhereServersDemandCredentials(t *testing.T) {
 		srv := zktest.Start(t, zktest.WithRequiredAuth())
 		s := open(t, srv, func(c *Config) {
 			c.LossOnSuspend = true
-			c.Auths = []Auth{{Scheme: "digest", Credentials: []byte("a:b")}, {Scheme: "digest", Credentials: []byte("c:d")}}
+			c.Auths = []conn.Auth{{Scheme: "digest", Credentials: []byte("a:b")}, {Scheme: "digest", Credentials: []byte("c:d")}}
 		})
 		before := s.ID()
 		srv.Disconnect(before)
@@ -137,7 +138,7 @@ func TestAnAbandonedSessionIsEndedWhereServersDemandSASL(t *testing.T) {
 		s := open(t, srv, func(c *Config) {
 			c.LossOnSuspend = true
 			c.SASL = sasl.NewClient(sasl.DigestMD5("bob", "secret"))
-			c.Auths = []Auth{{Scheme: "digest", Credentials: []byte("a:b")}}
+			c.Auths = []conn.Auth{{Scheme: "digest", Credentials: []byte("a:b")}}
 		})
 		before := s.ID()
 		srv.Disconnect(before)
@@ -180,7 +181,7 @@ func TestCredentialsTakeNoRoundTripOfTheirOwn(t *testing.T) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv, func(c *Config) {
 				for i := range n {
-					c.Auths = append(c.Auths, Auth{Scheme: "digest", Credentials: []byte(fmt.Sprintf("u%d:p", i))})
+					c.Auths = append(c.Auths, conn.Auth{Scheme: "digest", Credentials: []byte(fmt.Sprintf("u%d:p", i))})
 				}
 			})
 			inc := live(t, s)

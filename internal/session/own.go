@@ -10,6 +10,8 @@ import (
 	"context"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/conn"
 )
 
 // AwaitOwnGone waits until the znode of a shared [Creation] is deleted, even if another session has created
@@ -17,7 +19,7 @@ import (
 // change. A change of the data does not wake AwaitOwnGone, see AwaitGone.
 func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 	for {
-		w := inc.Watches.Join(WatchKey{Kind: WatchChildren, Path: path})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path})
 		on := inc.Disconnection()
 		_, stat, err := inc.Children(ctx, path)
 		ours := err == nil && stat.EphemeralOwner == inc.ID.Load()

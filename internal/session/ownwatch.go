@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/zsync/zsync/internal/conn"
 )
 
 // An OwnWatch watches one znode that this session has made and holds, under a unique name. It
@@ -24,8 +26,8 @@ type OwnWatch struct {
 	*ownWatches
 	Path    string
 	owner   interface{ Vanished(o *OwnWatch) }
-	watch   *Watch // nil unless joined; guarded by ownWatches.mu
-	dropped bool   // guarded by ownWatches.mu
+	watch   *conn.Watch // nil unless joined; guarded by ownWatches.mu
+	dropped bool        // guarded by ownWatches.mu
 }
 
 // ownWatches has the znodes of one session whose watches are not set yet. Those that are due
@@ -137,7 +139,7 @@ func (ws *ownWatches) look(os []*OwnWatch) {
 		if o.dropped {
 			return true
 		}
-		o.watch = inc.Watches.Join(WatchKey{Kind: WatchChildren, Path: o.Path})
+		o.watch = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: o.Path})
 		armed := inc.Watches.ArmedOnOurs(o.watch)
 		if armed {
 			o.followLocked()

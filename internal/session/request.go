@@ -54,10 +54,10 @@ func (p *pending[T]) Encode(b []byte) []byte {
 	return b
 }
 
-func (p *pending[T]) Key() (key WatchKey, ok bool) {
+func (p *pending[T]) Key() (key conn.WatchKey, ok bool) {
 	switch p.call.op {
 	case wire.OpGetData, wire.OpExists, wire.OpGetChildren2:
-		return WatchKey{Kind: conn.KindOfRead(p.call.op), Path: p.call.path}, true
+		return conn.WatchKey{Kind: conn.KindOfRead(p.call.op), Path: p.call.path}, true
 	}
 	return key, false
 }

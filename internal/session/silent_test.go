@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/lease"
 	"github.com/zsync/zsync/zktest"
@@ -33,7 +34,7 @@ func TestASessionThatIsGivenUpAndWhoseServerIsSilentIsEndedOverAnother(t *testin
 				bad := inc.newestConn().Addr
 				_, err := inc.StartCreate(t.Context(), "/mine", nil, 1)
 				must(t, err)
-				w := live(t, b).Watches.Join(WatchKey{Kind: WatchExists, Path: "/mine"})
+				w := live(t, b).Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: "/mine"})
 				defer live(t, b).Watches.Leave(w)
 				synctest.Wait()
 				if stat, err := live(t, b).Exists(t.Context(), "/mine"); stat == nil || stat.EphemeralOwner != id {
@@ -219,7 +220,7 @@ func TestAServerThatTellsEventsAndAnswersNothingIsLeftForAnotherInTime(t *testin
 		for i := range 4 {
 			paths = append(paths, fmt.Sprint("/x", i))
 			must(t, second(inc.StartCreate(t.Context(), paths[i], nil, 0)))
-			w := inc.Watches.Join(WatchKey{Kind: WatchData, Path: paths[i]})
+			w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: paths[i]})
 			defer inc.Watches.Leave(w)
 			_, _, err := inc.Get(t.Context(), paths[i])
 			must(t, err)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -158,7 +159,7 @@ func TestWatchesAreSetAgainOverASlowLinkThoughItTakesLongerThanTheTimeout(t *tes
 				inc := live(t, s)
 				fired := make(chan struct{}, watches)
 				for i := range watches {
-					w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: fmt.Sprintf("/%d%s", i, strings.Repeat("x", length))})
+					w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: fmt.Sprintf("/%d%s", i, strings.Repeat("x", length))})
 					inc.Watches.Tell(w, w, func() { fired <- struct{}{} })
 					must(t, second(inc.Exists(t.Context(), w.Key.Path)))
 				}
@@ -202,9 +203,9 @@ func TestAnEventThatComesWhileWatchesAreSetAgainIsOneOfTheNewConnection(t *testi
 			return srv.Dial(network, addr, limit)
 		}))
 		inc, other := live(t, s), live(t, open(t, srv))
-		var watches []*Watch
+		var watches []*conn.Watch
 		for i := range 200 {
-			w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: fmt.Sprintf("/%d%s", i, strings.Repeat("x", 1000))})
+			w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: fmt.Sprintf("/%d%s", i, strings.Repeat("x", 1000))})
 			must(t, second(other.Create(t.Context(), w.Key.Path, nil)))
 			must(t, second(inc.Exists(t.Context(), w.Key.Path)))
 			watches = append(watches, w)

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/lease"
 	"github.com/zsync/zsync/internal/wire"
 )
@@ -192,7 +193,7 @@ func (q *inquiry) Encode(p []byte) []byte {
 	return p
 }
 
-func (q *inquiry) Key() (key WatchKey, ok bool) { return key, false }
+func (q *inquiry) Key() (key conn.WatchKey, ok bool) { return key, false }
 
 func (q *inquiry) Reply(code int32, _ []byte) (whole int32, ok bool) {
 	q.code = code

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/conn"
 )
 
 // If the session has its own ACL, it uses a parent znode of another creator only on one
@@ -115,7 +117,7 @@ func (m *Manager) sameID(own, e zk.ACL, ids []Identity) bool {
 	case e.Scheme != "digest":
 		return slices.Contains(ids, Identity{e.Scheme, e.ID})
 	}
-	return slices.ContainsFunc(m.Config.Auths, func(a Auth) bool {
+	return slices.ContainsFunc(m.Config.Auths, func(a conn.Auth) bool {
 		return a.Scheme == "digest" && sameUser(digestID(string(a.Credentials)), e.ID)
 	})
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
@@ -25,19 +26,19 @@ func TestCase08AReadThatIsAbandonedOnItsWayLeavesNoWatchToo(t *testing.T) {
 		inc := live(t, s)
 		srv.SetLatency(10 * time.Millisecond)
 		for i := range 1000 {
-			w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: fmt.Sprintf("/n%d", i)})
+			w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: fmt.Sprintf("/n%d", i)})
 			_, err := inc.Exists(within(t, time.Millisecond), w.Key.Path)
 			wantErr(t, err, context.DeadlineExceeded)
 			inc.Watches.Leave(w)
 		}
 		time.Sleep(time.Second)
-		w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: "/last"})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: "/last"})
 		_, err := inc.Exists(t.Context(), w.Key.Path)
 		must(t, err)
 		inc.Watches.Leave(w)
 		time.Sleep(time.Minute)
-		if got := srv.Counts().Watches; got > MaxIdleWatches {
-			t.Errorf("the server keeps %d watches, want %d at most", got, MaxIdleWatches)
+		if got := srv.Counts().Watches; got > conn.MaxIdleWatches {
+			t.Errorf("the server keeps %d watches, want %d at most", got, conn.MaxIdleWatches)
 		}
 	})
 }
@@ -52,7 +53,7 @@ func TestCase08WaitsThatAllEndWhileTheirReadsAreOnTheirWayLeaveNoWatches(t *test
 		var wg sync.WaitGroup
 		for i := range 1000 {
 			wg.Go(func() {
-				w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: fmt.Sprintf("/n%d", i)})
+				w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: fmt.Sprintf("/n%d", i)})
 				defer inc.Watches.Leave(w)
 				_, err := inc.Exists(within(t, time.Millisecond), w.Key.Path)
 				wantErr(t, err, context.DeadlineExceeded)
@@ -60,8 +61,8 @@ func TestCase08WaitsThatAllEndWhileTheirReadsAreOnTheirWayLeaveNoWatches(t *test
 		}
 		wg.Wait()
 		time.Sleep(time.Minute)
-		if got := srv.Counts().Watches; got > MaxIdleWatches {
-			t.Errorf("the server keeps %d watches, want %d at most", got, MaxIdleWatches)
+		if got := srv.Counts().Watches; got > conn.MaxIdleWatches {
+			t.Errorf("the server keeps %d watches, want %d at most", got, conn.MaxIdleWatches)
 		}
 	})
 }
@@ -80,7 +81,7 @@ func TestCase08CancelledWaitsLeaveNoWatches(t *testing.T) {
 		}
 		for i := range n {
 			// All on one znode, and each on one of its own.
-			for _, key := range []WatchKey{{Kind: WatchExists, Path: "/one"}, {Kind: WatchExists, Path: fmt.Sprintf("/n%d", i)}} {
+			for _, key := range []conn.WatchKey{{Kind: conn.WatchExists, Path: "/one"}, {Kind: conn.WatchExists, Path: fmt.Sprintf("/n%d", i)}} {
 				w := inc.Watches.Join(key)
 				if _, err := inc.Exists(t.Context(), key.Path); err != nil {
 					t.Fatal(err)
@@ -89,11 +90,11 @@ func TestCase08CancelledWaitsLeaveNoWatches(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		if got := s.Stats().Watches; got > MaxIdleWatches {
-			t.Errorf("the client keeps %d watches, want %d at most", got, MaxIdleWatches)
+		if got := s.Stats().Watches; got > conn.MaxIdleWatches {
+			t.Errorf("the client keeps %d watches, want %d at most", got, conn.MaxIdleWatches)
 		}
-		if got := srv.Counts().Watches; got > MaxIdleWatches {
-			t.Errorf("the server keeps %d watches, want %d at most", got, MaxIdleWatches)
+		if got := srv.Counts().Watches; got > conn.MaxIdleWatches {
+			t.Errorf("the server keeps %d watches, want %d at most", got, conn.MaxIdleWatches)
 		}
 	})
 }
@@ -104,7 +105,7 @@ func TestCase08RemovingOneWatchLeavesTheOtherOfTheSameZnode(t *testing.T) {
 		inc := live(t, s)
 		_, err := inc.Create(t.Context(), "/x", nil)
 		must(t, err)
-		data, exists := inc.Watches.Join(WatchKey{Kind: WatchData, Path: "/x"}), inc.Watches.Join(WatchKey{Kind: WatchExists, Path: "/x"})
+		data, exists := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: "/x"}), inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: "/x"})
 		_, _, err = inc.Get(t.Context(), "/x")
 		must(t, err)
 		_, err = inc.Exists(t.Context(), "/x")
@@ -126,9 +127,9 @@ func TestCase08WaitsThatEndWithoutAConnectionLeaveNoWatches(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
-		var ws []*Watch
+		var ws []*conn.Watch
 		for i := range 1000 {
-			w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: fmt.Sprintf("/n%d", i)})
+			w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: fmt.Sprintf("/n%d", i)})
 			_, err := inc.Exists(t.Context(), w.Key.Path)
 			must(t, err)
 			ws = append(ws, w)
@@ -143,11 +144,11 @@ func TestCase08WaitsThatEndWithoutAConnectionLeaveNoWatches(t *testing.T) {
 		_, err := inc.Exists(t.Context(), "/x")
 		must(t, err)
 		synctest.Wait()
-		if got := s.Stats().Watches; got > MaxIdleWatches {
-			t.Errorf("the client keeps %d watches, want %d at most", got, MaxIdleWatches)
+		if got := s.Stats().Watches; got > conn.MaxIdleWatches {
+			t.Errorf("the client keeps %d watches, want %d at most", got, conn.MaxIdleWatches)
 		}
-		if got := srv.Counts().Watches; got > MaxIdleWatches {
-			t.Errorf("the server keeps %d watches, want %d at most", got, MaxIdleWatches)
+		if got := srv.Counts().Watches; got > conn.MaxIdleWatches {
+			t.Errorf("the server keeps %d watches, want %d at most", got, conn.MaxIdleWatches)
 		}
 	})
 }
@@ -155,25 +156,25 @@ func TestCase08WaitsThatEndWithoutAConnectionLeaveNoWatches(t *testing.T) {
 func TestCase09AChangeWhileDisconnectedFiresTheWatch(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		key    WatchKey
+		key    conn.WatchKey
 		change func(t *testing.T, inc *Incarnation)
 		want   zk.EventType
 	}{
-		{"created", WatchKey{Kind: WatchExists, Path: "/missing"}, func(t *testing.T, inc *Incarnation) {
+		{"created", conn.WatchKey{Kind: conn.WatchExists, Path: "/missing"}, func(t *testing.T, inc *Incarnation) {
 			_, err := inc.Create(t.Context(), "/missing", nil)
 			must(t, err)
 		}, zk.EventNodeCreated},
-		{"changed", WatchKey{Kind: WatchData, Path: "/there"}, func(t *testing.T, inc *Incarnation) {
+		{"changed", conn.WatchKey{Kind: conn.WatchData, Path: "/there"}, func(t *testing.T, inc *Incarnation) {
 			_, err := inc.Set(t.Context(), "/there", []byte("x"), -1)
 			must(t, err)
 		}, zk.EventNodeDataChanged},
-		{"deleted, exists", WatchKey{Kind: WatchExists, Path: "/there"}, func(t *testing.T, inc *Incarnation) {
+		{"deleted, exists", conn.WatchKey{Kind: conn.WatchExists, Path: "/there"}, func(t *testing.T, inc *Incarnation) {
 			must(t, inc.RemoveNow(t.Context(), "/there"))
 		}, zk.EventNodeDeleted},
-		{"deleted, children", WatchKey{Kind: WatchChildren, Path: "/there"}, func(t *testing.T, inc *Incarnation) {
+		{"deleted, children", conn.WatchKey{Kind: conn.WatchChildren, Path: "/there"}, func(t *testing.T, inc *Incarnation) {
 			must(t, inc.RemoveNow(t.Context(), "/there"))
 		}, zk.EventNodeDeleted},
-		{"child", WatchKey{Kind: WatchChildren, Path: "/there"}, func(t *testing.T, inc *Incarnation) {
+		{"child", conn.WatchKey{Kind: conn.WatchChildren, Path: "/there"}, func(t *testing.T, inc *Incarnation) {
 			_, err := inc.Create(t.Context(), "/there/c", nil)
 			must(t, err)
 		}, zk.EventNodeChildrenChanged},
@@ -187,11 +188,11 @@ func TestCase09AChangeWhileDisconnectedFiresTheWatch(t *testing.T) {
 				w := inc.Watches.Join(tt.key)
 				defer inc.Watches.Leave(w)
 				switch tt.key.Kind {
-				case WatchExists:
+				case conn.WatchExists:
 					inc.Exists(t.Context(), tt.key.Path)
-				case WatchData:
+				case conn.WatchData:
 					inc.Get(t.Context(), tt.key.Path)
-				case WatchChildren:
+				case conn.WatchChildren:
 					inc.Children(t.Context(), tt.key.Path)
 				}
 				srv.Partition(s.ID())
@@ -214,18 +215,18 @@ func TestDataIsWatchedThoughTheWatchOfItsExistenceIsRemovedBehindTheRead(t *test
 		inc := live(t, s)
 		_, err := inc.Create(t.Context(), "/n", nil)
 		must(t, err)
-		w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: "/n"})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: "/n"})
 		_, err = inc.Exists(t.Context(), "/n")
 		must(t, err)
 		inc.Watches.Leave(w)
 		srv.SetLatency(10 * time.Millisecond)
-		w = inc.Watches.Join(WatchKey{Kind: WatchData, Path: "/n"})
+		w = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: "/n"})
 		_, _, err = inc.Get(within(t, time.Millisecond), "/n") // its reply comes when it has gone
 		wantErr(t, err, context.DeadlineExceeded)
 		inc.Watches.Leave(w)
-		inc.removeWatch(WatchKey{Kind: WatchExists, Path: "/n"})
+		inc.removeWatch(conn.WatchKey{Kind: conn.WatchExists, Path: "/n"})
 		time.Sleep(time.Second)
-		w = inc.Watches.Join(WatchKey{Kind: WatchData, Path: "/n"})
+		w = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: "/n"})
 		defer inc.Watches.Leave(w)
 		_, _, err = inc.Get(t.Context(), "/n")
 		must(t, err)
@@ -245,7 +246,7 @@ func TestRemovalOfAWatchThatIsWrittenInPartEndsTheConnectionAtOnce(t *testing.T)
 		inc := live(t, s)
 		MakeIdle(t, inc, "/x")
 		fail.Store(true)
-		w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: "/y"})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: "/y"})
 		_, err := inc.Exists(t.Context(), "/y")
 		must(t, err)
 		inc.Watches.Leave(w)
@@ -276,8 +277,8 @@ func idleWatches(inc *Incarnation) int {
 // more has some of them removed.
 func MakeIdle(t *testing.T, inc *Incarnation, prefix string) {
 	t.Helper()
-	for i := 0; idleWatches(inc) < MaxIdleWatches; i++ {
-		w := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: fmt.Sprint(prefix, i)})
+	for i := 0; idleWatches(inc) < conn.MaxIdleWatches; i++ {
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: fmt.Sprint(prefix, i)})
 		_, err := inc.Exists(t.Context(), w.Key.Path)
 		must(t, err)
 		inc.Watches.Leave(w)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -36,7 +37,7 @@ func TestNoTwoRequestsOfASessionHaveTheSameXid(t *testing.T) {
 		})
 		c := open(t, srv)
 		inc := live(t, c)
-		watch := inc.Watches.Join(WatchKey{Kind: WatchExists, Path: "/w"})
+		watch := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: "/w"})
 		must(t, second(inc.Exists(t.Context(), "/w")))
 		stake, err := inc.Stake(t.Context())
 		must(t, err)

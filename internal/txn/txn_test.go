@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
@@ -38,7 +39,7 @@ func connect(t testing.TB, addrs []string, dial zk.Dialer) *testSession {
 	return connectWith(t, addrs, dial, zk.WorldACL(zk.PermAll))
 }
 
-func connectWith(t testing.TB, addrs []string, dial zk.Dialer, acl []zk.ACL, auths ...session.Auth) *testSession {
+func connectWith(t testing.TB, addrs []string, dial zk.Dialer, acl []zk.ACL, auths ...conn.Auth) *testSession {
 	t.Helper()
 	c := &testSession{session.New(addrs, "", session.Config{
 		Timeout: testTimeout,
@@ -173,7 +174,7 @@ func TestATransactionWhoseLogWasDeletedIsNotSaidToHaveChangedNothing(t *testing.
 // them.
 func TestATransactionIsAppliedOnceThoughTheACLLeavesOutWriting(t *testing.T) {
 	const perms = zk.PermRead | zk.PermCreate | zk.PermDelete
-	user := session.Auth{Scheme: "digest", Credentials: []byte("me:secret")}
+	user := conn.Auth{Scheme: "digest", Credentials: []byte("me:secret")}
 	for name, f := range map[string]func(t *testing.T, srv *zktest.Server) *testSession{
 		"world": func(t *testing.T, srv *zktest.Server) *testSession {
 			return connectWith(t, srv.Addrs(), srv.Dial, zk.WorldACL(perms))
@@ -222,12 +223,12 @@ func TestALogCanBeWrittenByAClientThatCanMakeIt(t *testing.T) {
 	me := zk.ACL{Scheme: "auth", Perms: zk.PermWrite}
 	for _, c := range []struct {
 		given, want []zk.ACL
-		auths       []session.Auth
+		auths       []conn.Auth
 	}{
 		{given: []zk.ACL{world(zk.PermAll)}, want: []zk.ACL{world(zk.PermAll)}},
 		{given: []zk.ACL{admin, world(zk.PermRead)}, want: []zk.ACL{admin, world(zk.PermRead)}},
 		{given: []zk.ACL{admin, world(zk.PermCreate)}, want: []zk.ACL{admin, world(zk.PermCreate | zk.PermWrite)}},
-		{given: []zk.ACL{admin, world(zk.PermCreate)}, want: []zk.ACL{admin, world(zk.PermCreate), me}, auths: make([]session.Auth, 1)},
+		{given: []zk.ACL{admin, world(zk.PermCreate)}, want: []zk.ACL{admin, world(zk.PermCreate), me}, auths: make([]conn.Auth, 1)},
 	} {
 		given := slices.Clone(c.given)
 		if got := logACL(session.Config{ACL: c.given, Auths: c.auths}); !slices.Equal(got, c.want) || !slices.Equal(c.given, given) {

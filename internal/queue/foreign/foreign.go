@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/queue"
@@ -537,7 +538,7 @@ func (q *engine) fetch(ctx context.Context, n int) error {
 // awaitSome lists the elements, without skipped and refused elements. If there are none, it waits.
 func (q *engine) awaitSome(ctx context.Context, inc *session.Incarnation, refused map[string]bool) ([]element, error) {
 	for {
-		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: q.dir})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.dir})
 		names, _, err := inc.Children(ctx, q.dir)
 		again := q.skips.Next() // read before the call of list, during which a skip can end
 		es, _ := q.list(names)
@@ -551,7 +552,7 @@ func (q *engine) awaitSome(ctx context.Context, inc *session.Incarnation, refuse
 				again = next
 			}
 			q.m.Waiters.Add(1)
-			err = inc.AwaitAny(ctx, []*session.Watch{w}, again)
+			err = inc.AwaitAny(ctx, []*conn.Watch{w}, again)
 			q.m.Waiters.Add(-1)
 		}
 		inc.Watches.Leave(w)

@@ -18,6 +18,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/lease"
@@ -204,7 +205,7 @@ func TestCase09WatchesAreSetAgainAheadOfEveryCall(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := suite.Open(t, srv)
 		inc := inside.Live(t, s)
-		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchExists, Path: "/x"})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: "/x"})
 		_, err := inc.Exists(t.Context(), "/x")
 		harness.Must(t, err)
 		srv.Stop()
@@ -982,15 +983,15 @@ func TestCase08CancelledWaitsForManyZnodesKeepNoWatches(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := suite.Open(t, srv)
 		inc := inside.Live(t, s)
-		for i := range 2 * session.MaxIdleWatches {
+		for i := range 2 * conn.MaxIdleWatches {
 			path := fmt.Sprintf("/n%d", i)
 			harness.Must(t, zsync.NewBarrier(s, path).Close(t.Context()))
 			harness.WantErr(t, inc.AwaitGone(harness.Within(t, time.Second), path), context.DeadlineExceeded)
 			harness.WantErr(t, zsync.NewBarrier(s, path).Wait(harness.Within(t, time.Second)), context.DeadlineExceeded)
 		}
 		synctest.Wait()
-		if client, server := s.Stats().Watches, srv.Counts().Watches; client > session.MaxIdleWatches || server > session.MaxIdleWatches {
-			t.Errorf("%d and %d watches are kept, want %d at most", client, server, session.MaxIdleWatches)
+		if client, server := s.Stats().Watches, srv.Counts().Watches; client > conn.MaxIdleWatches || server > conn.MaxIdleWatches {
+			t.Errorf("%d and %d watches are kept, want %d at most", client, server, conn.MaxIdleWatches)
 		}
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
@@ -331,7 +332,7 @@ func TestAThousandPermitsAreWatchedInOneRoundTripAndWithoutGoroutines(t *testing
 		if left := inside.Leases(t, zsync.NewSemaphore(b, "/s", n)); len(left) > 0 {
 			t.Errorf("%d are left", len(left))
 		}
-		if w := a.Stats().Watches; w > 2*session.MaxIdleWatches {
+		if w := a.Stats().Watches; w > 2*conn.MaxIdleWatches {
 			t.Errorf("%d watches are left", w)
 		}
 	})

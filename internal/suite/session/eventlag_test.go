@@ -10,6 +10,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
@@ -43,7 +44,7 @@ func TestWhatAnEventHasToldIsNotTakenBackByAServerThatLags(t *testing.T) {
 				inc := inside.Live(t, w)
 				_, err := inc.Create(t.Context(), "/x", []byte("old"))
 				harness.Must(t, err)
-				change := inc.Watches.Join(session.WatchKey{Kind: session.WatchData, Path: "/x"})
+				change := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: "/x"})
 				_, _, err = inc.Get(t.Context(), "/x")
 				harness.Must(t, err)
 				strike()

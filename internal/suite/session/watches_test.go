@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
@@ -54,7 +55,7 @@ func TestWaiterIsWokenThoughTheWatchOfThoseBeforeItWasRemovedBehindARead(t *test
 func makeIdle(t *testing.T, inc *session.Incarnation, prefix string) {
 	t.Helper()
 	for i := range 64 {
-		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchExists, Path: fmt.Sprint(prefix, i)})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: fmt.Sprint(prefix, i)})
 		_, err := inc.Exists(t.Context(), w.Key.Path)
 		harness.Must(t, err)
 		inc.Watches.Leave(w)

@@ -16,9 +16,9 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
-	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/internal/txn"
 	"github.com/zsync/zsync/zktest"
@@ -46,9 +46,9 @@ func TestATxnThatSetsDataFiresNoWatchOfChildren(t *testing.T) {
 		harness.Must(t, err)
 		m := zsync.NewMutex(s, "/a/lock")
 		harness.Must(t, m.Lock(t.Context()))
-		w := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: "/a"})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: "/a"})
 		defer inc.Watches.Leave(w)
-		lock := inc.Watches.Join(session.WatchKey{Kind: session.WatchChildren, Path: "/a/lock"})
+		lock := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: "/a/lock"})
 		defer inc.Watches.Leave(lock)
 		for _, path := range []string{"/a", "/a/lock"} {
 			_, _, err = inc.Children(t.Context(), path)
