@@ -32,13 +32,7 @@ func (inc *Incarnation) AwaitAllGone(ctx context.Context, paths []string) error 
 			inc.Watches.Leave(w)
 		}
 	}()
-	var there []*pending[listing]
-	err := inc.retryAll(ctx, func(b *Batch) {
-		there = nil
-		for _, path := range paths {
-			there = append(there, add(b, childrenCall(path)))
-		}
-	})
+	there, err := retryEach(ctx, inc, paths, childrenCall)
 	for i := 0; i < len(paths) && err == nil; i++ {
 		switch err = there[i].err; {
 		case IsNoNode(err):

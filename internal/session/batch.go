@@ -79,6 +79,17 @@ func (inc *Incarnation) retryAll(ctx context.Context, f func(b *Batch)) error {
 	})
 }
 
+// retryEach is retryAll for one request about each of paths.
+func retryEach[T any](ctx context.Context, inc *Incarnation, paths []string, c func(path string) call[T]) (replies []*pending[T], err error) {
+	err = inc.retryAll(ctx, func(b *Batch) {
+		replies = nil
+		for _, path := range paths {
+			replies = append(replies, add(b, c(path)))
+		}
+	})
+	return replies, err
+}
+
 // fresh makes a read after a sync, so its result is not older than the call. If the sync was
 // refused, fresh ignores the read.
 func fresh[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err error) {
@@ -144,13 +155,7 @@ type Look struct {
 // LookAtAll looks at several znodes in one round trip, and sets the watches on their children
 // that have a waiter. It returns an error if a request was not answered.
 func (inc *Incarnation) LookAtAll(ctx context.Context, paths ...string) (looks []Look, err error) {
-	var listed []*pending[listing]
-	err = inc.retryAll(ctx, func(b *Batch) {
-		listed = listed[:0]
-		for _, path := range paths {
-			listed = append(listed, add(b, childrenCall(path)))
-		}
-	})
+	listed, err := retryEach(ctx, inc, paths, childrenCall)
 	if err != nil {
 		return nil, err
 	}

@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
-
-	"github.com/zsync/zsync/internal/lease"
 )
 
 // This file prepares the operations of transactions, and reconstructs lost results. How a
@@ -165,12 +163,3 @@ func FailedOp(rs []zk.MultiResponse) int {
 // SweptAfter is the age, by the servers' clock, after which any client may delete a znode that
 // records a transaction: its own client has crashed.
 const SweptAfter = 12 * time.Hour
-
-// Late reports whether a request sent at that time may have created a znode that was swept since.
-// The machine may have slept, or its clock may have been set: the clock that shows more time
-// counts.
-func Late(sent time.Time) bool {
-	now := time.Now()
-	m := lease.At(sent)
-	return m.Since(now) > SweptAfter-time.Hour
-}

@@ -134,6 +134,7 @@ func (ws *ownWatches) rise() {
 // is set on our znode costs no request.
 func (ws *ownWatches) look(os []*OwnWatch) {
 	inc := ws.inc
+	var paths []string
 	ws.mu.Lock()
 	os = slices.DeleteFunc(os, func(o *OwnWatch) bool {
 		if o.dropped {
@@ -143,6 +144,8 @@ func (ws *ownWatches) look(os []*OwnWatch) {
 		armed := inc.Watches.ArmedOnOurs(o.watch)
 		if armed {
 			o.followLocked()
+		} else {
+			paths = append(paths, o.Path)
 		}
 		return armed
 	})
@@ -150,13 +153,7 @@ func (ws *ownWatches) look(os []*OwnWatch) {
 	if len(os) == 0 {
 		return
 	}
-	var reads []*pending[listing]
-	err := inc.retryAll(inc.Ctx, func(b *Batch) {
-		reads = nil
-		for _, o := range os {
-			reads = append(reads, add(b, childrenCall(o.Path)))
-		}
-	})
+	reads, err := retryEach(inc.Ctx, inc, paths, childrenCall)
 	if err != nil {
 		return // the session has ended, and all who hold something learn that from Ended
 	}
