@@ -1,6 +1,6 @@
 // Package conn has the network connections of a session, one at a time: dialing, the handshake,
-// packets and their order, pings, deadlines, and the watches that the server has. What a session
-// is for, and which server comes next, is not its business: see package session.
+// packets and their order, pings, deadlines, and the watches that the server has. The use of a
+// session, and the choice of the next server, are not its business: see package session.
 package conn
 
 import (
@@ -77,7 +77,7 @@ func (s *Seen) see(xid int32, zxid int64) {
 // result of another request, which might not have been executed.
 //
 // Pings, credentials and setWatches always have the xids that the protocol prescribes. No server
-// proposes a transaction for them, so they have no late results. After 2^31 requests the xids
+// proposes a transaction for them, so they have no late results. After 2^31 requests, the xids
 // begin again; by then the first have long been answered. 0 is left out: the leader uses it for
 // the session's creation and for the expiry that it decides.
 func (s *Shared) NextXid() int32 {

@@ -20,7 +20,7 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A Hello is what a client asks of a server, and a server's reply to it.
+// A Hello is a client's request for a session, or a server's reply.
 type Hello struct {
 	ID       int64 // of the session; 0 asks for a new one, and in a reply says that it has expired
 	Password []byte
@@ -77,9 +77,9 @@ func (c *Conn) EndSession() {
 	c.Conn.Write(wire.AppendHeader(nil, c.s.NextXid(), wire.OpCloseSession))
 }
 
-// Begin completes the handshake of session id, which counts this timeout. It sends what comes ahead
-// of every request, in this order: credentials, if Connect has not sent them, a write that confirms
-// the session, the watches, and a sync.
+// Begin completes the handshake of session id, which counts this timeout. It sends the packets
+// that come ahead of every request: the credentials with SASL, a write that confirms the session,
+// the watches, and a sync, in this order.
 func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()

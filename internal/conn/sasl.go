@@ -18,8 +18,8 @@ import (
 // maxToken is the size of the largest packet with a token from a server.
 const maxToken = 64 << 10
 
-// Authenticate makes the exchange of SASL, if there is a mechanism, directly after the reply to the
-// handshake. id is the session in that reply; 0 says that there is none. The deadline of the
+// Authenticate makes the exchange of SASL directly after the reply to the handshake. Without a
+// mechanism it does nothing, nor if id, the session in that reply, is 0. The deadline of the
 // handshake ends it.
 func (c *Conn) Authenticate(id int64) error {
 	if c.s.SASL == nil || id == 0 {
