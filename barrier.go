@@ -3,6 +3,7 @@ package zsync
 import (
 	"cmp"
 	"context"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -18,9 +19,9 @@ import (
 //	err = b.Wait(ctx)   // returns when the barrier is open
 //	err = b.Open(ctx)   // releases every waiter
 //
-// A new Barrier is open. A Wait that begins after Close has returned waits for a later
-// Open, in any process. Open releases every Wait of that moment, even if the Barrier is
-// closed again at once, and synchronizes before it.
+// A new Barrier is open. A Wait that begins after Close has returned waits for a later Open. Open
+// releases every Wait of that moment, even if another Close follows at once, and synchronizes
+// before it.
 //
 // # Loss
 //
@@ -28,14 +29,12 @@ import (
 //
 // # Cost
 //
-// Close, Open, and a Wait of an open Barrier take 1 round trip each. A Wait of a closed
-// Barrier then receives one event.
+// One round trip each; a Wait of a closed Barrier then receives one event.
 //
 // # Znodes
 //
-// The Barrier is closed while the persistent znode path exists, with the data "zsync:
-// closed by " and the owner, as in Curator's DistributedBarrier and kazoo's Barrier. So
-// nothing else may use path, or a path below it.
+// The Barrier is closed while the persistent znode path exists, as in Curator and kazoo. Nothing
+// else may use path, or a path below it.
 type Barrier struct {
 	made
 }
@@ -118,10 +117,12 @@ func (b *Barrier) Wait(ctx context.Context) error {
 	m.Waiters.Add(1)
 	defer m.Waiters.Add(-1)
 	ctx, end := b.tracers().waiting(ctx, "barrier", b.path)
+	start := time.Now()
 	var closed *zk.Stat // of the znode that we wait for; nil before the first read
 	err := m.During(ctx, func(inc *session.Incarnation) error {
 		return b.await(ctx, inc, &closed)
 	})
+	err = b.s.waited(ctx, start, err)
 	end(err)
 	return opError("wait", b.path, err)
 }

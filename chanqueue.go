@@ -15,8 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Queue is a Go channel that processes share: producers send elements, and each element is
-// for one consumer.
+// A Queue is a Go channel that processes share; each element is for one.
 //
 //	err := q.Send(ctx, job)
 //
@@ -25,35 +24,30 @@ import (
 //	err := q.Work(ctx, 4, do)              // removed when do returns nil
 //
 // An element is stored once, delivered at least once and removed once. A single consumer gets
-// elements in the order in which the servers stored them, priority 0 first. A claimed element
-// that was not taken returns to its place when its consumer's context or session ends.
-// docs/queue.md has the exceptions.
+// elements in the order in which the servers stored them, priority 0 first. An element that was
+// not taken returns to its place when its consumer's context or session ends (docs/queue.md).
 //
 // # Loss
 //
-// Sends and consumers carry on in the next session. When the servers have ended a session,
-// other consumers can claim its elements: Ack returns [ErrLost], or an error that says that
-// the outcome is unknown. An element that Recv delivered right before can be received again.
+// Sends and consumers carry on in the next session. When the servers have ended a session, other
+// consumers can claim its elements: Ack returns [ErrLost], or an error that says that the outcome
+// is unknown. An element that Recv delivered right before can be received again.
 //
 // # Errors
 //
 // Send returns [ErrTooLarge] if its elements exceed one request of 1 MiB. TrySend returns
-// [ErrFull] if there is no room ([WithMaxLen]). A path that stores something else is refused
-// with [ErrMixed].
+// [ErrFull] if there is no room ([WithMaxLen]). A path that stores something else is refused with
+// [ErrMixed].
 //
 // # Cost
 //
 // Send and Ack take 1 round trip, which goroutines share. An idle queue costs nothing; a new
-// element wakes two consumers. docs/costs.md has the requests.
+// element wakes two consumers.
 //
 // # Znodes
 //
-// An element is a znode with the codec's bytes, in a bucket of about 1,000:
-// path/b-<priority>-<number>, or path/d-<priority>-<time>-<digits> if it is delayed. Next to path
-// are ephemeral marks of claiming sessions (<path>-live) and of waiting consumers (-consumers),
-// logs, kept for a minute (-senders, -receipts), IDs (-ids) and dead letters (-dead). path, its
-// children and -ids are persistent, the others containers. At 40 million elements, the list of
-// buckets reaches 1 MiB.
+// An element is a znode in a bucket of about 1,000 below path. Further znodes have path and a
+// suffix as their names: see docs/interop.md.
 type Queue[T any] struct {
 	made
 	cfg queueConfig
@@ -61,9 +55,8 @@ type Queue[T any] struct {
 	q   queue.Engine
 }
 
-// NewQueue returns the Queue at path. It does no I/O. Every method that returns or yields an
-// error reports a bad argument. The channels of [Queue.Recv] and [Queue.Deliveries] are then
-// closed at once, and [Queue.Err] returns the reason.
+// NewQueue returns the Queue at path. If an argument is bad, channels of [Queue.Recv] and
+// Deliveries are closed at once ([Queue.Err]).
 func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	cfg := newQueueConfig(opts)
 	key, ok := cfg.key.(func(T) string)
@@ -85,19 +78,14 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 // Path returns the path of q.
 func (q *Queue[T]) Path() string { return q.path }
 
-// Err returns the error of a bad argument of NewQueue, or nil. Call it if the channel of
-// [Queue.Recv] or [Queue.Deliveries] is closed at once.
+// Err returns the error of a bad argument of NewQueue, or nil.
 func (q *Queue[T]) Err() error { return opError("newqueue", q.path, q.misuse()) }
 
 // Send stores vs at the end of the queue, in order, all or none, and returns when they are
-// stored. With [WithMaxLen], it waits for room. If a reply is lost, Send finds out what the
-// servers did, in the next session too. If ctx ends first, all of vs are stored or none; it is
-// unknown which. Goroutines that use one Queue value share transactions; their elements keep the
-// order of the calls.
-//
-// All of vs must fit into one request of 1 MiB, with 1 KiB for the request and about 100 bytes for
-// each element, more if the path is long. Otherwise, Send returns [ErrTooLarge] and stores
-// nothing: use [Queue.In] or several calls.
+// stored. With [WithMaxLen], it waits for room. If ctx ends first, it is unknown whether they are
+// stored. Goroutines that use one Queue value share transactions, and their elements keep the
+// order of the calls. All of vs must fit into one request of 1 MiB, with about 100 bytes for each
+// element. Otherwise, Send returns [ErrTooLarge]: use [Queue.In].
 func (q *Queue[T]) Send(ctx context.Context, vs ...T) error {
 	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle}, vs))
 }
@@ -106,14 +94,14 @@ func (q *Queue[T]) Send(ctx context.Context, vs ...T) error {
 // [WithPriorities]. Send uses the middle one.
 func (q *Queue[T]) SendPriority(ctx context.Context, priority int, vs ...T) error {
 	if q.misuse() == nil && (priority < 0 || priority >= q.cfg.Priorities) {
-		return opError("send", q.path, session.Invalid("priority %d is not from 0 to %d; see WithPriorities", priority, q.cfg.Priorities-1))
+		return opError("send", q.path, session.Invalid("priority %d; the queue has %d, from 0 (WithPriorities)", priority, q.cfg.Priorities))
 	}
 	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: priority}, vs))
 }
 
-// SendAt is Send for elements that no consumer receives before t, by the clock of the
-// consumer's machine. At t, they come before the other elements of their priority, in the
-// order of their times. A t in the past means now. The latest t is in the year 292,278,994.
+// SendAt is Send for elements that no consumer receives before t, by the consumer's clock. At t,
+// they come before the other elements of their priority, in the order of their times. A t in the
+// past means now.
 func (q *Queue[T]) SendAt(ctx context.Context, t time.Time, vs ...T) error {
 	if q.misuse() == nil && q.cfg.layout != LayoutZsync {
 		return opError("send", q.path, session.Invalid("SendAt needs zsync's own layout, not %v", q.cfg.layout))
@@ -137,7 +125,7 @@ func (q *Queue[T]) send(ctx context.Context, b queue.Batch, vs []T) error {
 		return err
 	}
 	ctx, end := q.tracers().queueing(ctx, "send", q.path, len(vs))
-	err = q.q.Send(ctx, b)
+	err = q.s.m.Explained(ctx, q.q.Send(ctx, b))
 	end(err)
 	return err
 }
@@ -157,11 +145,10 @@ func (q *Queue[T]) fill(b queue.Batch, vs []T) (queue.Batch, error) {
 	return b, nil
 }
 
-// Recv returns a channel of elements. An element is removed when the program takes it. If the
-// session ends right after that, any consumer can receive the element again.
-//
-// Some elements are claimed ahead ([WithPrefetch]). When ctx ends, they return to their places;
-// if the servers answer at once, before the channel of the last consumer is closed.
+// Recv returns a channel of elements. An element is removed when the program takes it; if the
+// session ends right after that, any consumer can receive it again. Elements that were claimed
+// ahead ([WithPrefetch]) return to their places when ctx ends, usually before the channel is
+// closed.
 //
 // The channel is closed only when ctx ends, when the Session is closed, or at once if an argument
 // was bad ([Queue.Err]). Recv logs errors that retrying cannot cure, and keeps trying;
@@ -193,7 +180,7 @@ func offer[D any](c queue.Consumer, claim queue.Claim, ch chan<- D, d D) bool {
 	return false
 }
 
-// A Delivery is a claimed element, which stays in the queue until the consumer settles it.
+// A Delivery is a claimed element, in the queue until the consumer settles it.
 //
 //	for d := range q.Deliveries(ctx) {
 //		if err := do(d.Context(), d.Value); err != nil {
@@ -212,9 +199,9 @@ type Delivery[T any] struct {
 }
 
 // Deliveries returns a channel of elements that the consumer must settle; each is received at
-// least once. An element that Nack returns, or that is lost with its session, is delivered
-// again. When ctx has ended, received elements can still be settled. [WithPrefetch] does not
-// count them. The channel is closed like the channel of [Queue.Recv].
+// least once. An element that Nack returns, or that is lost with its session, is delivered again.
+// When ctx has ended, received elements can still be settled. [WithPrefetch] does not count them.
+// The channel is closed like the channel of [Queue.Recv].
 func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	return consume(ctx, q, queue.Joining{Hand: true}, q.delivery)
 }
@@ -225,15 +212,13 @@ func (q *Queue[T]) delivery(claim queue.Claim) Delivery[T] {
 	return Delivery[T]{Value: value[T](claim), Attempt: e.Attempts + 1, Sent: e.Sent, ID: e.ID, claim: claim, q: q}
 }
 
-// All is Deliveries as an iterator that also yields errors. It yields an error that retrying
-// does not seem to cure, such as a missing permission, each time it occurs, with an empty
-// Delivery, whose ID is "", and continues. The error of ctx or [ErrClosed] is the last.
+// All is [Queue.Deliveries] as an iterator that also yields errors. It yields an error that
+// retrying does not cure, with an empty Delivery, whose ID is "", and continues. The error of ctx
+// or [ErrClosed] is the last.
 //
-// If an element cannot be decoded, All yields the error with a Delivery without a Value, whose
-// [Delivery.Data] are its bytes. If the loop's body does not settle it, it becomes a dead letter.
-//
-// When the loop ends, elements that were claimed ahead return to their places. If the servers
-// answer at once, they are back when the loop is over.
+// If an element cannot be decoded, All yields the error with a Delivery that has only
+// [Delivery.Data]; unless the loop settles it, it becomes a dead letter. When the loop is over,
+// elements that were claimed ahead are back.
 func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 	return func(yield func(Delivery[T], error) bool) {
 		if q.misuse() != nil {
@@ -330,8 +315,8 @@ func consume[T, D any](ctx context.Context, q *Queue[T], o queue.Joining, wrap f
 	return ch
 }
 
-// Data returns a copy of the stored bytes of the element, without the frame of another
-// library's layout. It is nil when the Delivery is settled.
+// Data returns a copy of the element's stored bytes, without the frame of another library's
+// layout. It is nil when the Delivery is settled.
 func (d Delivery[T]) Data() []byte {
 	if d.claim == nil {
 		return nil
@@ -339,26 +324,19 @@ func (d Delivery[T]) Data() []byte {
 	return bytes.Clone(d.claim.Data())
 }
 
-// Ack removes the element from the queue. Goroutines share transactions. Ack returns
-//
-//   - nil: this process removed the element
-//   - [ErrLost]: the session ended, or another client deleted the element or the consumer's
-//     mark. If the element exists, another consumer receives it, or already has.
-//   - go-zookeeper's ErrNoNode: the session ended before the reply, and the element has been
-//     removed; it is unknown by which process
-//   - [ErrClosed]: the Session was closed before the result was known
-//   - the error of ctx: the removal continues, even if ctx ended before the call. Call Ack
-//     again for the result.
-//   - [ErrNotLocked]: the Delivery was settled in another way, such as by Nack
-//   - an error of the servers: the element stays claimed, and the session keeps trying
+// Ack removes the element from the queue; goroutines share transactions. nil means that this
+// process removed it, and [ErrLost] that the claim was lost: another consumer receives the
+// element, or already has. After an error of ctx or of the servers, the removal continues; call
+// Ack again for the result. After another settlement, it returns [ErrNotLocked]. See
+// docs/queue.md.
 func (d Delivery[T]) Ack(ctx context.Context) error {
 	return d.settle(ctx, "ack", queue.Settlement{Fate: queue.Remove})
 }
 
 // Nack returns the element to its place in the queue, to be delivered again with a greater
-// Attempt; with [WithRetryBackoff], it is [Delivery.NackAfter]. If the connection is down,
-// Nack returns at once. Then, and if the servers refuse, the session keeps trying. Nack
-// returns [ErrLost], an error of the servers, or, after Ack, [ErrNotLocked].
+// Attempt; with [WithRetryBackoff], it is [Delivery.NackAfter]. If the connection is down, it
+// returns at once. Then, and if the servers refuse, the session keeps trying. Errors are as for
+// Ack.
 func (d Delivery[T]) Nack() error {
 	var after time.Duration
 	if d.q != nil && d.q.cfg.retry != nil {
@@ -367,17 +345,16 @@ func (d Delivery[T]) Nack() error {
 	return d.nack(after)
 }
 
-// Return is an immediate Nack for an element that the consumer has not tried. It uses no
-// attempt, unless the claim is lost before that is recorded.
+// Return is an immediate Nack for an element that the consumer has not tried. It uses no attempt,
+// unless the claim is lost before that is recorded.
 func (d Delivery[T]) Return() error {
 	return d.settle(context.Background(), "return", queue.Settlement{Fate: queue.Return, Untried: true})
 }
 
 // NackAfter is Nack for an element that no consumer receives before the delay is over, by the
-// clock of the consumer's machine. Then it comes before elements that were sent later. It
-// keeps its ID, its Sent and its attempts. Elements without its key do not wait for it. If the
-// claim is lost before the delay is stored, the element is back in its former place at once.
-// In the layouts of other libraries, NackAfter is Nack, and returns [ErrInvalid].
+// consumer's clock. Then it comes before elements that were sent later; until then, elements
+// without its key pass it. If the claim is lost before the delay is stored, the element is back
+// at once. In the layouts of other libraries, NackAfter is Nack, and returns [ErrInvalid].
 func (d Delivery[T]) NackAfter(delay time.Duration) error {
 	return d.nack(delay)
 }
@@ -390,9 +367,9 @@ func (d Delivery[T]) nack(after time.Duration) error {
 	return d.settle(context.Background(), "nack", s)
 }
 
-// Reject makes the element a dead letter, with the reason, cut to 1,000 bytes. Use it if no
-// other attempt would help. It returns the same errors as [Delivery.Ack]. In the layouts of
-// other libraries, it returns [ErrInvalid].
+// Reject makes the element a dead letter, with the reason, cut to 1,000 bytes, because no other
+// attempt would help. It returns the errors of [Delivery.Ack]; in the layouts of other libraries,
+// [ErrInvalid].
 func (d Delivery[T]) Reject(ctx context.Context, reason string) error {
 	return d.settle(ctx, "reject", queue.Settlement{Fate: queue.Bury, Reason: errors.New(reason)})
 }
@@ -413,10 +390,9 @@ func (q *Queue[T]) received(ctx context.Context) {
 	end(nil)
 }
 
-// Context returns a context that ends with the claim. If the claim is lost, because the
-// session has or may have ended, or another client deleted the consumer's mark, its cause is
-// [ErrLost] ([LostError]), and it ends before another consumer can get the element. When the
-// Delivery is settled, it ends with [context.Canceled].
+// Context returns a context that ends with the claim: with cause [ErrLost] ([LostError]) if the
+// claim is lost, before another consumer can get the element, and with [context.Canceled] when
+// the Delivery is settled.
 func (d Delivery[T]) Context() context.Context {
 	if d.claim == nil {
 		ctx, cancel := context.WithCancelCause(context.Background())
@@ -436,17 +412,14 @@ func ask[T, R any](ctx context.Context, q *Queue[T], op string, f func(queue.Eng
 	return r, opError(op, q.path, err)
 }
 
-// TryRecv removes the first element that no consumer has claimed, and returns it. ok is false
-// if there is none. It waits for the servers, but not for new elements. To receive many elements,
+// TryRecv removes the first element that no consumer has claimed, and returns it. ok is false if
+// there is none. It waits for the servers, but not for new elements. To receive many elements,
 // use [Queue.Recv].
 //
-// A process that crashes after the removal loses the element. If ctx or the session ends, or the
-// Session is closed, before the reply, TryRecv returns the element; after the end of the session,
-// another consumer can receive it too. An element that cannot be decoded becomes a dead letter.
-// After three in a row, TryRecv leaves the next ones; without other elements, it returns an error.
-//
-// It costs about 6 requests; 1 more for every 100 buckets that it passes over, for each priority
-// whose delayed elements have changed and, with a key, for each changed bucket with claims.
+// A process that crashes after the removal loses the element. If ctx, the session or the Session
+// ends before the reply, TryRecv returns the element; after the end of the session, another
+// consumer can receive it, too. An element that cannot be decoded becomes a dead letter. After
+// three in a row, TryRecv leaves the next ones; without other elements, it returns an error.
 func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 	e, err := ask(ctx, q, "tryrecv", queue.Engine.Take)
 	if err != nil || e == nil {
@@ -457,16 +430,14 @@ func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 	return v, true, nil
 }
 
-// Len returns the number of elements in the queue, with claimed and delayed ones. It costs a
-// sync, and at least twice a listing and a read for every 100 buckets of about 1,000 elements:
-// until two counts agree, at most 21 times.
+// Len returns the number of elements in the queue, with claimed and delayed ones. It counts until
+// two counts agree, at most 21 times.
 func (q *Queue[T]) Len(ctx context.Context) (int, error) {
 	return ask(ctx, q, "len", queue.Engine.Len)
 }
 
-// Peek returns the first element that no consumer has claimed, and leaves it in the queue. ok
-// is false if there is none. It returns an error if the element cannot be decoded. It costs
-// about 6 requests.
+// Peek returns the first element that no consumer has claimed, and leaves it in the queue. ok is
+// false if there is none; err is its decoding error.
 func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 	e, err := ask(ctx, q, "peek", queue.Engine.Peek)
 	if err != nil || e == nil {
@@ -479,9 +450,8 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 }
 
 // Clear removes the elements that exist when it begins and that no consumer has claimed, also
-// delayed ones, and returns how many. It removes the last first: so it does not free an
-// element that waits for another of its key ([WithKey]). If it fails, it may have removed
-// some. It costs 6 requests, and 5 more for every 500 elements.
+// delayed ones, and returns how many. It frees no element that waits for another of its key. If
+// it fails, it may have removed some.
 func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
 	return ask(ctx, q, "clear", queue.Engine.Clear)
 }

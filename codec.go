@@ -7,8 +7,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Codec turns values into the bytes of a znode and back. Several goroutines may call its
-// methods at the same time. Unmarshal receives a pointer.
+// A Codec turns values into the bytes of a znode and back. Goroutines may call its methods at the
+// same time. Unmarshal receives a pointer.
 type Codec interface {
 	Marshal(v any) ([]byte, error)
 	Unmarshal(data []byte, v any) error
@@ -16,12 +16,10 @@ type Codec interface {
 
 // The codecs that come with zsync.
 var (
-	// JSON is encoding/json, the default. A string that is not UTF-8 is [ErrInvalid].
-	JSON Codec = codec.JSON{}
-	// Gob is encoding/gob, each value with its type; register the types in interfaces.
-	Gob Codec = codec.Gob{}
-	// Raw takes []byte and string unchanged, and no other type; in an any, only []byte.
-	Raw Codec = codec.Raw{}
+	JSON      Codec = codec.JSON{}      // encoding/json, the default; a string that is not UTF-8 is ErrInvalid
+	Gob       Codec = codec.Gob{}       // encoding/gob, each value with its type; register the types in interfaces
+	Raw       Codec = codec.Raw{}       // []byte and string unchanged, and no other type; in an any, only []byte
+	BigEndian Codec = codec.BigEndian{} // Curator's integers, the highest byte first: int64 in 8 bytes, int32 (SharedCount, DistributedAtomicInteger) in 4
 )
 
 // A CodecOption is both a [QueueOption] and a [ValueOption].
@@ -30,7 +28,7 @@ type CodecOption struct{ codec Codec }
 // WithCodec chooses how values become bytes. The default is [JSON].
 func WithCodec(c Codec) CodecOption { return CodecOption{c} }
 
-// A ValueOption changes a Value, OnceValue or OnceValues.
+// A ValueOption changes a Value, Map, Int64, Flight, OnceValue or OnceValues.
 type ValueOption interface{ applyValue(*valueConfig) }
 
 type valueConfig struct {

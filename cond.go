@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -15,24 +16,18 @@ import (
 	"github.com/zsync/zsync/internal/txn"
 )
 
-// A Cond is a condition variable shared by every process that names the same path. Wait in
-// a loop, as with [sync.Cond]:
+// A Cond is a condition variable that processes share by its path:
 //
-//	if err := c.L.Lock(ctx); err != nil {
-//		return err
-//	}
-//	for !condition() {
+//	for !condition() { // c.L is held, as with sync.Cond
 //		if err := c.Wait(ctx); err != nil {
 //			return err // c.L is not held
 //		}
 //	}
-//	// use the condition, then
-//	return c.L.Unlock()
+//	// use the condition, then c.L.Unlock()
 //
-// All processes must use the same lock L. Wait enters the line before it unlocks L, so it
-// misses no signal. If the process of a signalled waiter dies, or its ctx ends, before Wait
-// has returned, the next waiter of that time gets the signal. Signals of the same time wake
-// different waiters.
+// All processes must use the same lock L. Wait joins the line before it unlocks L, so it misses
+// no signal. If a signalled waiter dies, or its ctx ends, before its Wait has returned, the next
+// waiter of that time gets the signal. Signals of the same time wake different waiters.
 //
 // # Loss
 //
@@ -44,14 +39,10 @@ import (
 //
 // # Znodes
 //
-// A waiter is path/_c_<uuid>-wait-<seq>. Its signal is the persistent znode
-// path/<uuid>-wait-<seq>-signal, whose creation also empties the waiter.
+// A waiter is path/_c_<uuid>-wait-<seq>; docs/interop.md has its signal.
 type Cond struct {
 	made
-
-	// L is held while observing or changing the condition.
-	L Locker
-
+	L    Locker // held while observing or changing the condition
 	line lock.Line
 }
 
@@ -93,15 +84,13 @@ func (c *Cond) check() error {
 }
 
 // Wait unlocks c.L, waits for a signal, and locks c.L again before it returns nil. After an
-// error, such as [ErrNotLocked] if c.L is not held, the caller does not hold c.L, and its
-// signal passes to the next waiter.
-//
-// Inside [Mutex.Do] of c.L, or [RWMutex.RDo] if c.L is its RLocker, ctx may be the context
-// of Do. Wait then releases the hold of that Do and takes it again. Between the two, L is
-// not held, so its loss does not end the context of Do.
+// error, such as [ErrNotLocked] if c.L is not held, the caller does not hold c.L, and its signal
+// passes to the next waiter. Inside [Mutex.Do] or [RWMutex.RDo] of c.L, ctx may be the context of
+// Do: Wait releases that hold and takes it again. A loss between the two does not end ctx.
 func (c *Cond) Wait(ctx context.Context) error {
 	traced, end := c.tracers().waiting(ctx, "cond", c.path)
-	err := c.wait(traced)
+	start := time.Now()
+	err := c.s.waited(ctx, start, c.wait(traced))
 	end(err)
 	return opError("wait", c.path, err)
 }
@@ -488,10 +477,8 @@ func unlessChanged(err error) error {
 	return err
 }
 
-// Signal wakes the longest waiter, if there is one, and does not wait for it to return. The
-// caller may hold c.L. Signal gives one signal, even if a reply or the session is lost: its
-// log, the persistent znode path/_c_<uuid>-receipt, is kept for a minute for the next
-// Signal.
+// Signal wakes the longest waiter, if any, and does not wait for it. The caller may hold c.L. It
+// gives one signal, even if the session is lost.
 func (c *Cond) Signal(ctx context.Context) error {
 	return opError("signal", c.path, c.signal(ctx))
 }
@@ -536,8 +523,8 @@ func (c *Cond) waiting(ctx context.Context) ([]lock.Child, error) {
 	return waiting, err
 }
 
-// Broadcast wakes all waiters, and does not wait for them to return. The caller may hold
-// c.L. If ctx ends first, it may have woken some.
+// Broadcast wakes all waiters and does not wait for them. The caller may hold c.L. If ctx ends
+// first, it may have woken some.
 func (c *Cond) Broadcast(ctx context.Context) error {
 	return opError("broadcast", c.path, c.broadcast(ctx))
 }

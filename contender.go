@@ -35,8 +35,8 @@ func describe(ctx context.Context, inc *session.Incarnation, dir string, names [
 	return out, nil
 }
 
-// A Contender is a holder or a waiter of a lock, semaphore or election. Contenders methods
-// return them in order of arrival, as one server, which can lag, sees them.
+// A Contender is a holder or a waiter. Contenders methods return them in order of arrival, as one
+// server, which can lag, sees them.
 type Contender struct {
 	Owner   string    // the data of its znode: the text of WithOwner, or of another library; empty without permission to read it
 	Node    string    // the name of its znode

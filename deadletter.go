@@ -23,8 +23,7 @@ type DeadLetter struct {
 	letter *queue.Letter
 }
 
-// Dead yields the dead letters that exist when it begins, the oldest first. An error ends it. It
-// costs one listing, and one read for each dead letter.
+// Dead yields the dead letters of now, the oldest first. An error ends it.
 func (q *Queue[T]) Dead(ctx context.Context) iter.Seq2[DeadLetter, error] {
 	return q.dead(ctx, "dead")
 }
@@ -48,10 +47,10 @@ func (q *Queue[T]) dead(ctx context.Context, op string) iter.Seq2[DeadLetter, er
 	}
 }
 
-// RequeueDead returns to the queue the dead letters for which choose returns true, or all if
-// choose is nil, and returns how many. Each is stored at the end, with the priority that it had,
-// and no attempts. A dead letter that another process removed first is left out. An error ends
-// the call. If ctx ends first, each letter is either in the queue or still a dead letter.
+// RequeueDead returns the dead letters for which choose returns true, or all if choose is nil, to
+// the end of the queue, with their priority and no attempts, and returns how many. A letter that
+// another process removed first is left out. An error ends the call. If ctx ends first, each
+// letter is either in the queue or still a dead letter.
 func (q *Queue[T]) RequeueDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
 	return q.forDead(ctx, "requeue", choose, func(d DeadLetter) (bool, error) {
 		err := q.q.Requeue(ctx, d.letter)
@@ -63,8 +62,8 @@ func (q *Queue[T]) RequeueDead(ctx context.Context, choose func(DeadLetter) bool
 }
 
 // PurgeDead deletes the dead letters for which choose returns true, or all if choose is nil, and
-// returns how many. A dead letter that another process removed first is left out. An error ends
-// the call. To keep dead letters for a time, choose by [DeadLetter].Since.
+// returns how many. A letter that another process removed first is left out. An error ends the
+// call.
 func (q *Queue[T]) PurgeDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
 	return q.forDead(ctx, "purge", choose, func(d DeadLetter) (bool, error) { return q.q.Discard(ctx, d.letter) })
 }

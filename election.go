@@ -15,20 +15,16 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// WithID sets the id of a candidate: the data of its znode and the Owner of its
-// [Contender], such as an address. The default is the Session's owner, see [WithOwner].
+// WithID sets the id of a candidate, such as an address: the data of its znode, and the Owner of
+// its Contender. The default is [WithOwner]'s.
 func WithID(id string) ElectionOption {
 	return electionOption(func(c *electionConfig) { c.id = &id })
 }
 
-// WithPriority sets the candidate's priority, 0 by default: among waiting candidates, the
-// highest priority leads first, and equals lead in the order of arrival. A leader keeps the
-// leadership.
-//
-// A candidate whose turn comes while a candidate of higher priority waits moves to the back
-// of the line, for 5 requests each time. A candidate without a priority, as of Curator or
-// kazoo, leads when its turn comes; so every candidate should set one. The znode is
-// path/_c_<uuid>-p<p>-latch-<seq>.
+// WithPriority sets the candidate's priority, 0 by default: the highest waiting priority leads
+// first, equals in the order of arrival. A leader keeps the leadership. A candidate whose turn
+// comes while a higher priority waits moves to the back of the line, for 5 requests. A candidate
+// of Curator or kazoo has none and leads in its turn; so every candidate should set one.
 func WithPriority(p int) ElectionOption {
 	return electionOption(func(c *electionConfig) { c.prior = &p })
 }
@@ -42,24 +38,23 @@ func WithPriority(p int) ElectionOption {
 //
 // # Loss
 //
-// If the session ends, the leadership is lost and another process may lead. A candidate
-// that campaigns again is a new one, at the back of the line. Against late writes, use
+// If the session ends, the leadership is lost and another process may lead. A candidate that
+// campaigns again is a new one, at the back of the line. Against late writes, use
 // [Election.Token] or [Election.Txn].
 //
 // # Errors
 //
-// Leader returns [ErrNoLeader] if no candidate leads. Transfer returns [ErrNoCandidate] if
-// the heir does not wait.
+// Leader returns [ErrNoLeader] if no candidate leads. Transfer returns [ErrNoCandidate] if the
+// heir does not wait.
 //
 // # Cost
 //
-// Campaign without another candidate, Resign, and Leader take 1 round trip each. Observe
-// costs one event and 3 requests for each change.
+// Campaign without another candidate, Resign, and Leader take 1 round trip each. A change costs
+// Observe one event and 3 requests.
 //
 // # Znodes
 //
-// A candidate is path/_c_<uuid>-latch-<seq>, as in Curator's LeaderLatch; see [Layout] for
-// other names. Its data is its id ([WithID]).
+// A candidate is path/_c_<uuid>-latch-<seq>, as in Curator's LeaderLatch.
 type Election struct {
 	made
 	local localLock
@@ -113,9 +108,9 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 // Path returns the path that e was made with.
 func (e *Election) Path() string { return e.path }
 
-// Campaign waits until e leads, ctx ends, or the Session is closed. An Election is in the
-// line at most once: while it leads or campaigns, Campaign waits as [Mutex.Lock] would.
-// After a loss, no Resign is needed.
+// Campaign waits until e leads, ctx ends, or the Session is closed. An Election is in the line at
+// most once: while it leads or campaigns, Campaign waits as [Mutex.Lock] would. After a loss, no
+// Resign is needed.
 func (e *Election) Campaign(ctx context.Context) error {
 	_, _, err := e.campaign(ctx, false)
 	return opError("campaign", e.path, err)
@@ -139,10 +134,9 @@ func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lo
 	return e.local.follow(ctx, lock.Exclusive, g), g, nil
 }
 
-// Resign ends the leadership, and the context of a Run in progress. No other candidate
-// leads before Run's function has returned, or the session has ended. If Campaign was
-// called after a loss without a Resign between the two, a later Resign ends the current
-// leadership and closes its Lost.
+// Resign ends the leadership, and the context of a Run in progress. No other candidate leads
+// before Run's function has returned, or the session has ended. After a loss and a new Campaign,
+// a late Resign ends the new term.
 func (e *Election) Resign() error {
 	g, err := e.current()
 	if err == nil {
@@ -188,19 +182,15 @@ func (e *Election) current() (*lock.Grant, error) {
 	return g, err
 }
 
-// Run campaigns, calls f when it leads, resigns when f returns, and starts again, until any
-// of three things happens:
+// Run campaigns, calls f when it leads, resigns when f returns, and starts again. It returns when
+// ctx ends, f returns an error while it leads, the Session is closed, or Campaign fails for good:
+// with that error and, if ctx ends, with another one of f. f returns nil to pass the leadership
+// on.
 //
-//   - ctx ends: Run returns its error, and f's if f returned another.
-//   - f returns an error while it leads: Run returns it.
-//   - The Session is closed, or Campaign fails for good. Close waits for f.
-//
-// f's context ends with the leadership: with cause [ErrLost] after a loss, [ErrClosed] when
-// the Session is being closed, and [ErrNotLocked] after a Resign. Return soon from f then;
-// Run logs f's result and campaigns again. The next leader begins when f has returned,
-// unless the session has ended; [WithMaxHold] and [WithHealth] end a function that hangs. f
-// returns nil to pass the leadership on, and an error to leave the election. If f panics,
-// Run resigns and panics.
+// f's context ends with the leadership: with cause [ErrLost] after a loss, [ErrClosed] when the
+// Session is being closed, and [ErrNotLocked] after a Resign. Return soon from f then: the next
+// leader begins when f has returned, unless the session has ended, and Run campaigns again.
+// [WithMaxHold] and [WithHealth] end a function that hangs. If f panics, Run resigns and panics.
 func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) error {
 	if e.misuse() == nil && f == nil {
 		return opError("run", e.path, session.Invalid("the function is nil"))
@@ -297,7 +287,7 @@ func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
 
 func (e *Election) doKey() doKey { return doKey{e.s, e.path, "leader " + e.local.Line.Bases[0]} }
 
-// Lost is [Mutex.Lost] for the present leadership. See [Election.Resign].
+// Lost is [Mutex.Lost] for the present leadership.
 func (e *Election) Lost() <-chan struct{} {
 	g, err := e.current()
 	if err != nil {
@@ -323,7 +313,7 @@ func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 		return nil, opError("txn", e.path, err)
 	}
 	rs, _, err := g.Txn(ctx, ops) // a leadership is never handed over
-	return rs, opError("txn", e.path, err)
+	return rs, opError("txn", e.path, session.Refused(ops, rs, err))
 }
 
 // Contenders returns the leader and the waiting candidates, in their order.
@@ -337,9 +327,8 @@ func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
 	return cs, opError("contenders", e.path, err)
 }
 
-// Leader returns the leader, the first in the line, at least as new as the call. Between
-// two leaders, it can return a candidate that is about to give way (see [WithPriority] and
-// [Election.Transfer]) and never leads.
+// Leader returns the first in the line, at least as new as the call. Between two leaders, that
+// can be a candidate that gives way ([WithPriority], [Election.Transfer]) and never leads.
 func (e *Election) Leader(ctx context.Context) (Contender, error) {
 	c, err := e.leader(ctx)
 	return c, opError("leader", e.path, err)
@@ -369,9 +358,8 @@ func (e *Election) leader(ctx context.Context) (Contender, error) {
 	return c, err
 }
 
-// Observe returns a channel of the leader, now and after each change. Each was the first in
-// the line at some moment, as with [Election.Leader], and is not sent twice in a row. While
-// no candidate leads, the channel waits.
+// Observe returns a channel of the leader, as [Election.Leader] returns it, now and after each
+// change. While no candidate leads, the channel waits.
 func (e *Election) Observe(ctx context.Context) <-chan Contender {
 	out := make(chan Contender)
 	if e.misuse() != nil {

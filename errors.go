@@ -4,84 +4,69 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"strings"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/lock"
+	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/tally"
 )
 
 // The errors of this package, for [errors.Is]. docs/errors.md explains each.
 var (
-	// ErrLost: a hold has ended without a release, or could have as far as this client can know:
-	// its session ended, or its znode was deleted. It is a [*LostError] with the reason.
-	ErrLost = session.ErrLost
-	// ErrClosed: the Session was closed by [Session.Close].
-	ErrClosed = session.ErrClosed
-	// ErrNotLocked: this value does not hold what the call would release or use.
-	ErrNotLocked = lock.ErrNotLocked
-	// ErrDeadlock: the call would wait for its own caller, or for a hold of this process that was
-	// lost and is not released.
-	ErrDeadlock = lock.ErrDeadlock
-	// ErrMixed: the path has another use: by a contender of another kind or layout, which would
-	// not exclude this one, or by stored data. Or the servers could remove data stored there.
-	ErrMixed = lock.ErrMixed
-	// ErrNegativeCounter: more tasks of a WaitGroup were ended than added.
-	ErrNegativeCounter = tally.ErrNegativeCounter
-	// ErrPanicked: the function of a Once panicked.
-	ErrPanicked = errors.New("function panicked")
-	// ErrNoLeader: no candidate leads now.
-	ErrNoLeader = errors.New("no leader")
-	// ErrNoCandidate: a process is not, or no longer, a candidate of the election.
-	ErrNoCandidate = errors.New("no such candidate")
-	// ErrNoValue: nothing is stored.
-	ErrNoValue = errors.New("no value")
-	// ErrTooLarge: a request would exceed ZooKeeper's packet limit of 1 MiB (jute.maxbuffer). No
-	// request was sent.
-	ErrTooLarge = session.ErrTooLarge
-	// ErrUnprotected: an existing znode has a wider ACL than [WithACL] allows.
-	ErrUnprotected = session.ErrUnprotected
-	// ErrInvalid: an argument breaks a rule, which the message names. No request was sent.
-	ErrInvalid = session.ErrInvalid
+	ErrLost            = session.ErrLost                 // a hold has ended without a release, or could have: a [*LostError]
+	ErrClosed          = session.ErrClosed               // the Session was closed
+	ErrNotLocked       = lock.ErrNotLocked               // this value does not hold what the call would release or use
+	ErrDeadlock        = lock.ErrDeadlock                // the call would wait for its own caller, or for a lost hold that this process has not released
+	ErrMixed           = lock.ErrMixed                   // the path has another use, or the servers could remove data stored there
+	ErrFull            = queue.ErrFull                   // TrySend found no room
+	ErrNegativeCounter = tally.ErrNegativeCounter        // more tasks of a WaitGroup were ended than added
+	ErrPanicked        = errors.New("function panicked") // the function of a Once panicked
+	ErrNoLeader        = errors.New("no leader")         // no candidate leads now
+	ErrNoCandidate     = errors.New("no such candidate") // a process is not, or no longer, a candidate
+	ErrNoValue         = errors.New("no value")          // nothing is stored
+	ErrTooLarge        = session.ErrTooLarge             // a request would exceed ZooKeeper's packet limit of 1 MiB; it was not sent
+	ErrUnprotected     = session.ErrUnprotected          // an existing znode has a wider ACL than [WithACL] allows
+	ErrInvalid         = session.ErrInvalid              // an argument breaks a rule, which the message names; no request was sent
 )
 
 // A WaitError describes a wait that ended without a grant, because its context ended or the
-// Session was closed. Lock, RLock, Acquire, Campaign, Do, Run and [LockAll] return it; it
-// wraps the context's error.
+// Session was closed. Lock, RLock, Acquire, Campaign, Do, Run and [LockAll] return it; it wraps
+// the context's error.
 //
 //	var w *zsync.WaitError
 //	if errors.As(err, &w) {
 //		log.Printf("gave up after %v, %d ahead, held by %s", w.Waited, w.Place, w.Behind.Owner)
 //	}
 //
-// Owner, Session and Since of Behind are known if the holder is in this process, or after a
-// second. Then the waiter reads the holder's znode, and again each time that the wait has
-// doubled, at most once a minute.
+// Owner, Session and Since of Behind are known after a second, or at once if the holder is in this
+// process. A longer wait reads them again.
 type WaitError struct {
-	// Behind is the first in the line: the holder. Its Node is set once the wait has a place in
-	// the line. For a [Semaphore], Behind is the first waiting contender or, for that waiter
-	// itself, a holder of permits.
-	Behind Contender
-
-	// Place is the number of contenders ahead, Behind included: 1 is the next. It is 0 without
-	// a place in the line: no server was reached, or this process had not released a lost hold.
-	Place int
-
-	Waited time.Duration
+	Behind Contender     // the holder; for permits, the first waiter or, for that waiter, a holder
+	Place  int           // contenders ahead, Behind included; 0 without a place in the line
+	Waited time.Duration // how long the caller waited
 	err    error
 }
 
 // Error returns the length of the wait, the holder, and the reason of the end.
 func (e *WaitError) Error() string {
-	waited := e.Waited.Round(time.Millisecond)
-	switch {
-	case e.Place == 0:
-		return fmt.Sprintf("after %v without a place in the line: %v", waited, e.err)
-	case e.Behind.Owner == "":
-		return fmt.Sprintf("after %v behind %q (place %d): %v", waited, e.Behind.Node, e.Place, e.err)
+	who, state := "", "behind"
+	if e.Behind.Holding {
+		state = "held by"
 	}
-	return fmt.Sprintf("after %v behind %q of %q (place %d): %v", waited, e.Behind.Node, e.Behind.Owner, e.Place, e.err)
+	switch {
+	case e.Place == 0 && e.err == ErrClosed:
+		return e.err.Error()
+	case e.Place == 0:
+	case e.Behind.Owner == "":
+		who = fmt.Sprintf(", %d ahead, %s znode %s", e.Place, state, e.Behind.Node)
+	default:
+		who = fmt.Sprintf(", %d ahead, %s %s (znode %s)", e.Place, state, e.Behind.Owner, e.Behind.Node)
+	}
+	return fmt.Sprintf("waited %v%s: %v", e.Waited.Round(time.Millisecond), who, e.err)
 }
 
 // Unwrap returns the error of the context, with its cause, or [ErrClosed].
@@ -96,7 +81,21 @@ func waitEnded(ctx context.Context, s *Session, err error, start time.Time, behi
 	if _, said := err.(*WaitError); said { // a deeper one may be the cause of ctx
 		return err
 	}
-	return &WaitError{Behind: behind, Place: place, Waited: time.Since(start), err: err}
+	return &WaitError{Behind: behind, Place: place, Waited: time.Since(start), err: s.m.Explained(ctx, err)}
+}
+
+// waited returns err. If ctx has ended a wait since start, it adds how long the wait was, and
+// whether a server answered.
+func (s *Session) waited(ctx context.Context, start time.Time, err error) error {
+	lasted := time.Since(start).Round(time.Millisecond)
+	if err == nil || lasted == 0 || ctx.Err() == nil || !errors.Is(err, ctx.Err()) && !errors.Is(err, context.Cause(ctx)) {
+		return err
+	}
+	err = s.m.Explained(ctx, err)
+	if context.Cause(ctx) != ctx.Err() {
+		return err // the cause has words of its own
+	}
+	return fmt.Errorf("waited %v: %w", lasted, err)
 }
 
 // headContender returns the contender of h, a holder in mode, if there is one.
@@ -129,19 +128,23 @@ func opError(op, path string, err error) error {
 	if _, ok := err.(*Error); ok {
 		return err
 	}
-	if err == ErrNotLocked && slices.Contains(releases, op) {
-		err = notHeld{}
+	if words := releases[op]; err == ErrNotLocked && words != "" {
+		err = notHeld(words)
 	}
 	return &Error{Op: op, Path: path, Err: err}
 }
 
-// releases are the operations on holds other than locks.
-var releases = []string{"resign", "transfer", "release", "leave", "ack", "nack", "reject", "return"}
+// releases has ErrNotLocked in words, by the operation, for holds other than locks.
+var releases = map[string]string{
+	"resign": "not held", "transfer": "not held", "release": "not held", "leave": "not entered, or already left",
+	"ack": "already settled", "nack": "already settled", "reject": "already settled", "return": "already settled",
+	"wait": "the lock L is not locked",
+}
 
-// notHeld is [ErrNotLocked] in words that fit permits, leaderships, memberships and claims.
-type notHeld struct{}
+// A notHeld is [ErrNotLocked] in words that fit permits, leaderships, memberships and claims.
+type notHeld string
 
-func (notHeld) Error() string        { return "not held" }
+func (e notHeld) Error() string      { return string(e) }
 func (notHeld) Is(target error) bool { return target == ErrNotLocked }
 
 // An Error has the operation that failed, its path and the reason.
@@ -153,26 +156,27 @@ type Error struct {
 
 // Error returns all three: "zsync: lock /locks/backup: lost: …".
 func (e *Error) Error() string {
-	if e.Path == "" {
-		return "zsync: " + e.Op + ": " + e.Err.Error()
+	text := "zsync: " + strings.TrimSuffix(e.Op+" "+e.Path, " ") + ": "
+	if errors.Is(e.Err, zk.ErrNoAuth) && !errors.Is(e.Err, ErrUnprotected) {
+		text += "no permission (see WithAuth, and the ACLs of the path): "
 	}
-	return "zsync: " + e.Op + " " + e.Path + ": " + e.Err.Error()
+	text += e.Err.Error()
+	if lost, ok := e.Err.(*LostError); ok && lost.Reason != LossClosed {
+		text += "; another process may hold it now"
+	}
+	return text
 }
 
 // Unwrap returns the reason.
 func (e *Error) Unwrap() error { return e.Err }
 
-// A LostError describes the loss of a hold. It is [ErrLost] to [errors.Is]. [errors.As]
-// finds it in the error of a release, the cause of a context, and an [Event].
+// A LostError describes the loss of a hold. It is [ErrLost] to [errors.Is]. [errors.As] finds it
+// in errors, causes of contexts, and an [Event].
 type LostError struct {
 	Reason  LossReason
-	Session int64 // the ZooKeeper session through which it was held
-
-	// Since is when the hold ceased to count: when the loss was found or, after a pause of the
-	// process, would have been found.
-	Since time.Time
-
-	Err error // of a LossGivenUp: why, such as the error of the function of WithHealth
+	Session int64     // the ZooKeeper session through which it was held
+	Since   time.Time // when the loss was found or, after a pause of the process, would have been found
+	Err     error     // of a LossGivenUp: why, such as the error of the function of WithHealth
 }
 
 // Error returns the reason in words: "lost: the session has expired".

@@ -288,7 +288,7 @@ func ExampleSemaphore_Release() {
 	// false <nil>
 	// <nil>
 	// true <nil>
-	// zsync: release /memory: not held
+	// zsync: release /memory: 2001 permits, 2000 held
 }
 
 // The error of a release has the reason of a loss.

@@ -22,16 +22,15 @@ import (
 //	prices := zsync.NewFlight[string](s, "/cache/prices", time.Minute)
 //	v, shared, err := prices.Do(ctx, "EUR", fetch)
 //
-// A caller that comes while another caller runs its function waits for the same result. A
-// caller that comes less than keep after the result was stored, by the servers' clock, gets
-// it at once. Only success is shared: if a function fails or panics, a waiting caller runs
-// its own.
+// A caller that comes while another runs its function waits for the same result. A caller that
+// comes less than keep after the result was stored, by the servers' clock, gets it at once. Only
+// success is shared: after a failure or panic, a waiting caller runs its own function.
 //
 // # Loss
 //
-// If the process dies while its function runs, the next waiting caller runs its own when
-// the session has expired. If only the session is lost, Do returns the function's result
-// together with [ErrLost], because another process may have run its function too.
+// If the process dies, the next waiting caller runs its own function when the session has
+// expired. If only the session is lost, Do returns the result together with [ErrLost]: another
+// process may have run its function, too.
 //
 // # Cost
 //
@@ -39,17 +38,15 @@ import (
 //
 // # Znodes
 //
-// Each key has the line of an [RWMutex], path/<key>, and the persistent znode
-// path/<key>/result. The process that stored a result deletes it when it has expired; if
-// that process has ended, the next that runs a function does.
+// A key is an RWMutex's line, path/<key>, with the result in path/<key>/result.
 type Flight[T any] struct {
 	made
 	codec Codec
 	keep  time.Duration
 }
 
-// NewFlight returns the Flight at path. A result is shared for the time keep after it was
-// stored; with 0, only with callers that waited for it.
+// NewFlight returns the Flight at path. A result is shared for the time keep after it was stored;
+// with 0, only with callers that waited for it.
 func NewFlight[T any](s *Session, path string, keep time.Duration, opts ...ValueOption) *Flight[T] {
 	c := newValueConfig(opts)
 	if c.err == nil && keep < 0 {
@@ -61,11 +58,10 @@ func NewFlight[T any](s *Session, path string, keep time.Duration, opts ...Value
 // Path returns the path that f was made with.
 func (f *Flight[T]) Path() string { return f.path }
 
-// Do returns the result of fn, or the result of another call for key; shared is then true.
-// fn's context ends, with cause [ErrLost], if the session is lost. If fn panics, so does
-// Do. The error is fn's own, or an error of [Mutex.Lock]. If fn succeeded but its result
-// cannot be encoded or stored, Do returns it together with an error. A result that cannot
-// be decoded counts as missing.
+// Do returns the result of fn, or of another call for key; shared is then true. fn's context
+// ends, with cause [ErrLost], if the session is lost. If fn panics, so does Do. A result that
+// cannot be encoded or stored comes with an error. A stored result that cannot be decoded counts
+// as missing.
 func (f *Flight[T]) Do(ctx context.Context, key string, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
 	v, shared, err = f.do(ctx, key, fn)
 	if err != nil {

@@ -23,25 +23,22 @@ import (
 //
 //	for members := range g.Watch(ctx) { … } // all of them, after each change
 //
-// A process is a member, through reconnects and expired sessions, until [Membership.Leave]
-// or its end. At most one member has an id at a time. With [WithLayout](LayoutKazoo), ids
-// need not be unique.
+// A process is a member, through reconnects and expired sessions, until [Membership.Leave] or its
+// end. At most one member has an id at a time, except with WithLayout(LayoutKazoo).
 //
 // # Loss
 //
-// A process that dies or is cut off is a member until its session ends. If only the session
-// expires, the member joins again in the next one, with a new znode. A Group excludes no
-// process: for that, use [Mutex] or [Election].
+// A process that dies or is cut off is a member until its session ends. After an expiry alone, it
+// joins again. A Group excludes no process.
 //
 // # Cost
 //
-// Join takes 1 round trip, Members 2. A change costs Watch an event and 1 or 2 requests.
+// Join takes 1 round trip, Members 2; a change, an event and 1 or 2 requests.
 //
 // # Znodes
 //
-// A member is the ephemeral znode path/<id>, as in Curator's GroupMember. Its data is the
-// info, encoded by the codec ([WithCodec]). With LayoutKazoo it is path/<guid>__party__,
-// whose data is the id, as in kazoo's Party, without info; path is then persistent.
+// A member is the ephemeral znode path/<id> with its info, as in Curator's GroupMember, or
+// path/<guid>__party__ without, as in kazoo's Party.
 type Group[T any] struct {
 	made
 	codec Codec
@@ -56,7 +53,7 @@ type Member[T any] struct {
 	Since   time.Time // when that session joined, by the servers' clock
 }
 
-// A GroupOption changes a [Group]. [WithCodec] and [WithLayout] are GroupOptions, too.
+// A GroupOption changes a Group: [WithCodec] or [WithLayout].
 type GroupOption interface{ applyGroup(*groupConfig) }
 
 type groupConfig struct {
@@ -111,9 +108,9 @@ type Membership[T any] struct {
 	err    error                // why it could not join, or stay; guarded by mu
 }
 
-// Join makes the caller a member. It returns when other processes can see the member. If
-// another member has the id, such as the old session of a restarted process, Join waits
-// until it leaves, but not with LayoutKazoo.
+// Join makes the caller a member, and returns when other processes can see it. If another member
+// has the id, such as the old session of a restarted process, Join waits until it leaves, but not
+// with LayoutKazoo.
 func (g *Group[T]) Join(ctx context.Context, id string, info T) (*Membership[T], error) {
 	m, err := g.join(ctx, id, info)
 	if err != nil {
@@ -320,10 +317,9 @@ func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) err
 	}
 }
 
-// Set replaces the info, in 1 round trip. While the session is being replaced, Set returns
-// at once, and m joins with the new info. If ctx ends first, the info may be replaced now,
-// with the next session, or not at all. If m could not join again in a later session, Set
-// returns the reason.
+// Set replaces the info, in 1 round trip. Between two sessions, it returns at once, and m joins
+// with the new info. If ctx ends first, the info may be replaced or not. If m could not join
+// again, Set returns the reason.
 func (m *Membership[T]) Set(ctx context.Context, info T) error {
 	return opError("set", m.g.path, m.set(ctx, info))
 }
@@ -366,8 +362,8 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 	return err
 }
 
-// Leave ends the membership. It returns when other processes can see that, or after half a
-// second; then it continues in the background. Leaving twice is no error.
+// Leave ends the membership, and returns when other processes can see that, or after half a
+// second, and continues. A second Leave is no error.
 func (m *Membership[T]) Leave() error {
 	m.leave()
 	session.AwaitFor(m.ended, leaveLimit)
@@ -377,8 +373,8 @@ func (m *Membership[T]) Leave() error {
 // leaveLimit is the longest time that a release waits for servers that do not answer.
 const leaveLimit = 400 * time.Millisecond
 
-// Members returns the members in the order of their ids, at least as new as the call. If an
-// info cannot be decoded, it returns the others with an error that names its member.
+// Members returns the members in the order of their ids, at least as new as the call. If an info
+// cannot be decoded, an error names its member.
 func (g *Group[T]) Members(ctx context.Context) ([]Member[T], error) {
 	if g.misuse() != nil {
 		return nil, opError("members", g.path, g.misuse())
@@ -451,9 +447,8 @@ func unescaped(name string) string {
 	return name
 }
 
-// Watch returns a channel of the members, in the order of their ids, now and after each
-// change. Each is the group as it was at one moment. It never returns to an older state,
-// through any number of sessions.
+// Watch returns a channel of the members, in the order of their ids, now and after each change:
+// the group at one moment, and never an older state again.
 func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 	out := make(chan []Member[T])
 	if g.misuse() != nil {

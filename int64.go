@@ -13,9 +13,9 @@ import (
 //	n := zsync.NewInt64(s, "/counters/orders")
 //	id, err := n.Add(ctx, 1) // no two processes get the same
 //
-// Operations are linearizable: of a thousand Adds of one, each counts. A new Int64 is 0.
-// Add and Swap wrap around, as in Go. If the stored data is no number, every method except
-// Store returns an error and changes nothing.
+// Operations are linearizable: of a thousand Adds of one, each counts. A new Int64 is 0. Add and
+// Swap wrap around, as in Go. If the stored data is no number, every method except Store returns
+// an error and changes nothing.
 //
 // # Loss
 //
@@ -27,9 +27,8 @@ import (
 //
 // # Znodes
 //
-// The number is the data of the persistent znode at path, in decimal digits, as in kazoo's
-// Counter, or eight bytes with [WithCodec](BigEndian), as in Curator's
-// DistributedAtomicLong. An empty znode is 0 in both.
+// The number is the data of the persistent znode path, in decimal as in kazoo, or in eight bytes
+// ([BigEndian]) as in Curator.
 type Int64 struct {
 	v *Value[int64]
 }
@@ -118,8 +117,3 @@ func (n *Int64) CompareAndSwap(ctx context.Context, old, x int64) (bool, error) 
 	}
 	return err == nil, opError("compareandswap", n.v.path, err)
 }
-
-// BigEndian is the [Codec] of the integers of Curator: an int64 is eight bytes,
-// as in DistributedAtomicLong, and an int32 four, as in SharedCount and
-// DistributedAtomicInteger, the highest byte first. It takes nothing else.
-var BigEndian Codec = codec.BigEndian{}

@@ -92,9 +92,9 @@ func (q *localLock) lost(modes ...lock.Mode) <-chan struct{} {
 	return q.Standing(modes...).Done()
 }
 
-// yield gives up the caller's hold in mode, for Cond.Wait. It decides which hold that is; finish waits
-// until the hold is given up, and again acquires one. In a Do, d is that Do: the hold that again acquires
-// belongs to d. Until then d has no hold, and hears of no loss.
+// yield gives up the caller's hold in mode, for Cond.Wait. It decides which hold that is; finish
+// waits until the hold is given up, and again acquires one. In a Do, d is that Do: the hold that
+// again acquires belongs to d. Until then d has no hold, and hears of no loss.
 func (q *localLock) yield(d *doCall, mode lock.Mode) (finish func() error, again func(ctx context.Context) error) {
 	if d != nil {
 		if had, ok := d.mode(); ok && had == mode {
@@ -143,12 +143,12 @@ type doCall struct {
 	lost *session.Ending // of the g that it has, or had last; guarded by mu
 }
 
-// endingContext returns a context made from ctx, and end, which ends it, also under a lock. The caller
-// calls rest without locks, after the last call of end.
+// endingContext returns a context made from ctx, and end, which ends it, also under a lock. The
+// caller calls rest without locks, after the last call of end.
 //
-// The end of a context calls Done and Value of its parent. So the parent is a context of this package,
-// and only rest calls ctx, which is the user's. A context made from the result ends without calls of ctx,
-// or in a goroutine of its own.
+// The end of a context calls Done and Value of its parent. So the parent is a context of this
+// package, and only rest calls ctx, which is the user's. A context made from the result ends
+// without calls of ctx, or in a goroutine of its own.
 func endingContext(ctx context.Context) (_ context.Context, end context.CancelCauseFunc, rest context.CancelFunc) {
 	ours, rest := context.WithCancel(ctx)
 	ctx, end = context.WithCancelCause(ours)

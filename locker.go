@@ -18,8 +18,8 @@ type Locker interface {
 	Unlock() error
 }
 
-// SyncLocker makes a [sync.Locker] of l. Its Lock waits until ctx ends. Both methods panic
-// with the error if l returns one. If losses matter, check [Mutex.Lost].
+// SyncLocker makes a [sync.Locker] of l. Its Lock waits until ctx ends. Both methods panic with
+// an error of l. If losses matter, check [Mutex.Lost].
 func SyncLocker(ctx context.Context, l Locker) sync.Locker { return &syncLocker{ctx, l} }
 
 type syncLocker struct {
@@ -47,25 +47,19 @@ func (s *syncLocker) Unlock() {
 //	}
 //	defer unlock()
 //
-// LockAll locks in one global order, by the full paths. So callers of LockAll do not
-// deadlock with each other, nor with a caller that locks one by one in that order. Each
-// locker must have a method Path() string. If a lock is lost while LockAll waits for
-// another, LockAll unlocks all and begins again. If LockAll fails, or a locker panics,
-// nothing stays locked; after the end of ctx, it does not wait for silent servers, and
-// unlocks in the background.
-//
-// LockAll returns the errors of Lock, and [ErrDeadlock] if a locker is given twice. unlock
-// returns the errors of the lockers that could not be unlocked, such as [ErrLost]. A free
+// It locks in one global order, by the full paths, so callers that keep that order do not
+// deadlock. Each locker needs a method Path() string. If a lock is lost while LockAll waits for
+// another, it unlocks all and begins again. If it fails, or a locker panics, nothing stays
+// locked. A locker given twice is [ErrDeadlock]. unlock returns the errors of the lockers. A free
 // lock takes one round trip, and unlock one in all.
 func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error) {
 	_, unlock, err = lockAll(ctx, ls)
 	return unlock, err
 }
 
-// LockAllContext is [LockAll] with a context. held ends when the first hold is lost, with a
-// [*LostError] as its cause. It also ends with ctx and at unlock. Call unlock even if a
-// hold is lost. The loss of a locker of another package, which has no reason, counts if it
-// has a method Lost() <-chan struct{}.
+// LockAllContext is [LockAll] with a context: held ends with the first loss, whose [*LostError]
+// is its cause, with ctx, and at unlock. Call unlock after a loss, too. A foreign locker needs a
+// method Lost() <-chan struct{}.
 func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, unlock func() error, err error) {
 	sorted, release, err := lockAll(ctx, ls)
 	if err != nil {

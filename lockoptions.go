@@ -31,9 +31,9 @@ func (l limits) ofLine() *lock.Limits {
 	return &lock.Limits{Max: l.max, Health: l.health, Lost: givenUp}
 }
 
-// A LockOption configures a Mutex, RWMutex or Semaphore. [WithMaxHold], [WithHealth] and
-// [WithLayout] also configure an Election, and WithLayout a Group. With any other
-// LockOption, their methods return [ErrInvalid].
+// A LockOption configures a Mutex, RWMutex or Semaphore. An Election also takes [WithMaxHold],
+// [WithHealth] and [WithLayout], and a Group WithLayout; with any other, their methods return
+// [ErrInvalid].
 type LockOption interface {
 	applyLock(*lockConfig)
 	ElectionOption
@@ -67,7 +67,7 @@ func (o lockOption) applyGroup(c *groupConfig) {
 	o.group(c)
 }
 
-// An ElectionOption changes an Election. See [LockOption] for more.
+// An ElectionOption changes an Election. [LockOption] names more options.
 type ElectionOption interface{ applyElection(*electionConfig) }
 
 type electionOption func(*electionConfig)
@@ -116,16 +116,15 @@ func newLockConfig(opts []LockOption) lockConfig {
 		o.applyLock(&c)
 	}
 	if c.err == nil && c.retain > 0 && c.handoffs == 0 {
-		c.err = session.Invalid("WithRetention and WithHandoffs(0) exclude each other: a place that is kept is handed on")
+		c.err = session.Invalid("WithRetention cannot be combined with WithHandoffs(0): a retained place is handed to goroutines")
 	}
 	return c
 }
 
-// WithHandoffs sets how many times in a row the goroutines that use one value may hand the
-// lock over among themselves, without a round trip, while another process, or another value
-// of the same path, waits. While no other contender waits, handoffs do not count. With 0,
-// every goroutine takes its own place in the line, in the order of arrival across all
-// processes. The default is 16.
+// WithHandoffs sets how often in a row the goroutines that use one value may hand the lock over,
+// without a round trip, while another process, or another value of the path, waits. The default
+// is 16. With 0, every goroutine has its own place in the line, in the order of arrival across
+// all processes.
 func WithHandoffs(n int) LockOption {
 	return lockOption{name: "WithHandoffs", lock: func(c *lockConfig) {
 		if n < 0 {
@@ -135,22 +134,15 @@ func WithHandoffs(n int) LockOption {
 	}}
 }
 
-// WithRetention makes Unlock retain the place in the line for up to d, while no other
-// contender waits. The next Lock in this process then sends no request. Use it for a lock
-// that others seldom need. It applies to a Mutex, and to the write lock of an RWMutex. The
-// default is no retention.
+// WithRetention makes Unlock retain the place in the line for up to d, while no other contender
+// waits: the next Lock in this process then sends no request. Use it for a lock that others
+// seldom need: a Mutex, or the write lock of an RWMutex. The default is no retention.
 //
-// When another contender comes, a watch event recalls the place: the process releases it at
-// once or, if goroutines use the lock, after at most [WithHandoffs] handoffs. A hold is as
-// safe as without retention: if the session is not confirmed for long enough, Lock waits in
-// the line.
-//
-// The first contender waits for an event and a deletion: one more round trip of each
-// process. A process that is paused or cut off retains its place for up to its session
-// timeout. A TryLock elsewhere waits up to half a second for the place, and attempts of
-// Curator and kazoo that do not wait see a lock that is held. A retained place confirms the
-// session as a hold does. A Session retains at most 128 places. WithHandoffs(0) excludes
-// WithRetention.
+// Another contender recalls the place by a watch event. It waits one more round trip, or for at
+// most [WithHandoffs] handoffs, or up to the session timeout if the process is paused or cut off.
+// A TryLock elsewhere waits up to half a second for the place; Curator and kazoo see a held lock.
+// A hold is as safe as without retention. A Session retains at most 128 places, and confirms
+// itself as for holds. WithHandoffs(0) excludes WithRetention.
 func WithRetention(d time.Duration) LockOption {
 	return lockOption{name: "WithRetention", lock: func(c *lockConfig) {
 		if d <= 0 {
@@ -160,10 +152,9 @@ func WithRetention(d time.Duration) LockOption {
 	}}
 }
 
-// WithLayout sets the names of the znodes, to share the path with programs of another
-// library. All programs that use a path must name the same layout. A lock, a Semaphore and
-// a Group have LayoutCurator and LayoutKazoo; an Election also has LayoutSelector. The
-// default is LayoutCurator.
+// WithLayout sets the znode names, to share the path with programs of another library. All
+// programs of a path must name the same layout. [LayoutSelector] is for an Election alone. The
+// default is [LayoutCurator].
 func WithLayout(l Layout) LockOption {
 	two := l == LayoutCurator || l == LayoutKazoo
 	unknown := func(of string) error {
@@ -209,15 +200,11 @@ func limit(name string, err error, set func(*limits)) LockOption {
 	}
 }
 
-// WithMaxHold ends a hold after d, as a loss with [LossGivenUp]. Without it, a holder that
-// hangs but stays connected blocks every waiter. The next waiter is granted when the holder
-// releases, or a tenth of the session timeout after the loss. Set d longer than the longest
-// work. The default is no limit.
-//
-// A hold lasts from a grant to its release: each goroutine has d after a handoff. Readers
-// of one process that read together lose together. Permits of a Semaphore that were
-// acquired first count as released first, and a process loses all of its permits together.
-// [Election.Run] campaigns again.
+// WithMaxHold ends a hold after d, as a loss with [LossGivenUp]; otherwise, a holder that hangs
+// but stays connected blocks every waiter. The next waiter is granted when the holder releases,
+// or a tenth of the session timeout after the loss. The default is no limit. Each goroutine has d
+// after a handoff. Readers of one process that read together lose together, and so do all permits
+// of a process; its oldest permits count as released first. [Election.Run] campaigns again.
 func WithMaxHold(d time.Duration) LockOption {
 	var err error
 	if d <= 0 {
@@ -226,10 +213,9 @@ func WithMaxHold(d time.Duration) LockOption {
 	return limit("WithMaxHold", err, func(l *limits) { l.max = d })
 }
 
-// WithHealth calls f every third of the session timeout while the process holds. If f
-// fails, or does not return in a third of the session timeout, when its context ends, the
-// hold ends as with [WithMaxHold], and the [LostError] has f's error. Shorter holds cost
-// nothing. The default is no check.
+// WithHealth calls f every third of the session timeout during a hold. If f fails, or does not
+// return in that time, when its context ends, the hold ends as with [WithMaxHold], and the
+// [LostError] has f's error. Shorter holds cost nothing. The default is no check.
 func WithHealth(f func(ctx context.Context) error) LockOption {
 	var err error
 	if f == nil {
@@ -241,8 +227,7 @@ func WithHealth(f func(ctx context.Context) error) LockOption {
 // This file has the layouts of the znodes of a line: the names that zsync, Curator,
 // go-zookeeper and kazoo give them. It does no I/O.
 
-// A Layout is a choice of znode names, with which programs that use other libraries can
-// share a path with zsync.
+// A Layout is a choice of znode names, to share a path with other libraries.
 type Layout int
 
 const (

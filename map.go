@@ -24,12 +24,10 @@ import (
 //	for all := range m.Watch(ctx) { … } // the whole map, now and after each change
 //
 // Operations on one key are linearizable. A key that was deleted and stored again is never
-// mistaken for the old key, unless another program deletes path itself. [Map.Range] and
-// [Map.All] read a snapshot; [Map.Clear] is not one step. A key is any string. A Map of
-// some ten thousand keys works well.
-//
-// Swap, CompareAndSwap, LoadAndDelete and CompareAndDelete start again if any key was
-// deleted between their read and their write: under constant deletions, that can take long.
+// mistaken for the old key, unless another program deletes path itself. [Map.Range] and [Map.All]
+// read a snapshot; [Map.Clear] is not one step. Any string is a key; some ten thousand work well.
+// Under constant deletions, Swap, CompareAndSwap, LoadAndDelete and CompareAndDelete can take
+// long: each deletion makes them start again.
 //
 // # Loss
 //
@@ -37,17 +35,16 @@ import (
 //
 // # Errors
 //
-// Load returns [ErrNoValue] for a missing key. A key's path has up to 2,048 bytes.
+// Load returns [ErrNoValue] for a missing key.
 //
 // # Cost
 //
-// Load, Store and Delete take 1 round trip, LoadOrStore 2, other writes 3, Range 4.
+// Load, Store, Delete take 1 round trip, LoadOrStore 2, others 3, Range 4.
 //
 // # Znodes
 //
-// Each key is the persistent znode path/<key>, whose data is the encoded value
-// ([WithCodec]). path is persistent; its data is "zsync map", and its version counts
-// deletions. If another primitive made path, the persistent path/%kept keeps it.
+// Each key is the persistent znode path/<key> with its encoded value ([WithCodec]). path is
+// persistent, and its version counts deletions.
 type Map[V any] struct {
 	made
 	codec Codec
@@ -113,9 +110,8 @@ func (m *Map[V]) stored(ctx context.Context, key string, v V) (znode string, dat
 	return znode, data, nil
 }
 
-// Load returns the value of key, at least as new as the moment of the call, and its
-// Version, or [ErrNoValue]. If the value cannot be decoded, Load returns an error and its
-// Version, so that it can be replaced.
+// Load returns the value of key, at least as new as the call, and its Version, or [ErrNoValue]. A
+// value that cannot be decoded is an error with a Version.
 func (m *Map[V]) Load(ctx context.Context, key string) (V, Version, error) {
 	var v V
 	var n session.Node
@@ -436,10 +432,10 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 	return nil
 }
 
-// Range calls f for each key and value, in the order of the keys, until f returns false.
-// They are the whole map at one moment during the call; if keys change faster than the
-// servers answer, they can be from the last few round trips. Range skips a value that
-// cannot be decoded, and returns the first error.
+// Range calls f for each key and value, in the order of the keys, until f returns false: the
+// whole map at one moment during the call, or in its last few round trips if keys change faster
+// than the servers answer. A value that cannot be decoded is skipped, and the first such error
+// returned.
 func (m *Map[V]) Range(ctx context.Context, f func(key string, v V) bool) error {
 	if m.misuse() == nil && f == nil {
 		return opError("range", m.path, session.Invalid("the function is nil"))
@@ -459,12 +455,8 @@ func (m *Map[V]) Range(ctx context.Context, f func(key string, v V) bool) error 
 	return first
 }
 
-// All is [Map.Range] for a range loop, with Versions:
-//
-//	for e, err := range m.All(ctx) { … }
-//
-// A value that cannot be decoded comes with its error. If the map cannot be read, the loop
-// has one round, with the zero MapEntry and the error.
+// All is [Map.Range] for a range loop, with Versions. A value that cannot be decoded comes with
+// its error. A failed read is one round, with its error.
 func (m *Map[V]) All(ctx context.Context) iter.Seq2[MapEntry[V], error] {
 	return func(yield func(MapEntry[V], error) bool) {
 		nodes, err := m.snapshot(ctx)
@@ -572,10 +564,9 @@ func keyed(nodes map[string]session.Node) map[string]session.Node {
 	return out
 }
 
-// Watch returns a channel of the whole map, now and after each change: snapshots as of
-// [Map.Range], which the receiver may change. It never returns to an older state, through
-// any number of sessions. After a loss of the connection or the session, it sends the
-// current contents, changed or not, so that the reader knows that it has caught up.
+// Watch returns a channel of the whole map, now and after each change: snapshots, which the
+// receiver may change, and never an older state again. After an outage, it sends the contents,
+// changed or not.
 func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
 	out := make(chan map[string]V)
 	if m.misuse() != nil {

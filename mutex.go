@@ -3,6 +3,7 @@ package zsync
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/go-zookeeper/zk"
 
@@ -15,23 +16,22 @@ import (
 //
 //	err := m.Do(ctx, func(ctx context.Context) error { … }) // ctx ends if the lock is lost
 //
-// or, as with [sync.Mutex], Lock and Unlock. At most one live session holds the Mutex.
-// Waiters are served in the order in which the servers stored them. The goroutines that use
-// one *Mutex share one place in the line, see [WithHandoffs]. The n'th Unlock synchronizes
-// before the m'th Lock for n < m.
+// or, as with [sync.Mutex], Lock and Unlock. At most one live session holds the Mutex. Waiters
+// are served in the order in which the servers stored them. The goroutines that use one *Mutex
+// share one place in the line, see [WithHandoffs]. The n'th Unlock synchronizes before the m'th
+// Lock for n < m.
 //
 // # Loss
 //
-// If the session ends, or another client deletes the znode, the Mutex is lost and another
-// process may hold it. Unlock a lost Mutex, too: until then, Lock waits, so that two
-// goroutines of a process do not meet. If no Do has the lost hold and no Unlock comes
-// within one to two session timeouts, Lock returns ErrDeadlock. Against late writes, use
-// [Mutex.Token] or [Mutex.Txn].
+// If the session ends, or another client deletes the znode, the Mutex is lost and another process
+// may hold it. Unlock a lost Mutex, too: until then, Lock waits, so that two goroutines of a
+// process do not meet. If no Do has the lost hold and no Unlock comes within one to two session
+// timeouts, Lock returns [ErrDeadlock]. Against late writes, use [Mutex.Token] or [Mutex.Txn].
 //
 // # Cost
 //
-// Lock of a free Mutex and Unlock take 1 round trip each. A handoff to another process
-// takes 1, and a handoff between goroutines of one *Mutex none.
+// Lock of a free Mutex and Unlock take 1 round trip each. A handoff to another process takes 1,
+// and a handoff between goroutines of one *Mutex none.
 //
 // # Znodes
 //
@@ -100,10 +100,9 @@ func (m *Mutex) check(ctx context.Context) error {
 	return nil
 }
 
-// TryLock tries to lock m and reports whether it succeeded. It waits for the servers, but
-// not for a holder, and up to half a second for a place that may only be retained
-// ([WithRetention]). It finds free what was unlocked before: false is the answer of a
-// server that has caught up with the others.
+// TryLock tries to lock m and reports whether it succeeded. It waits for the servers, but not for
+// a holder, and up to half a second for a place that may only be retained. It finds free what was
+// unlocked before.
 func (m *Mutex) TryLock(ctx context.Context) (bool, error) {
 	ok, err := m.tryLock(ctx)
 	return ok, opError("trylock", m.path, err)
@@ -136,9 +135,8 @@ func (m *Mutex) current() (*lock.Grant, error) {
 	return g, err
 }
 
-// Lost returns a channel that is closed when the present hold is lost: its session has
-// ended or could have ended, or its znode was deleted. Without a hold, it is closed. Unlock
-// does not close it.
+// Lost returns a channel that is closed when the present hold is lost. Without a hold, it is
+// closed. Unlock does not close it.
 func (m *Mutex) Lost() <-chan struct{} {
 	if m.misuse() != nil {
 		return session.ClosedChan
@@ -146,10 +144,9 @@ func (m *Mutex) Lost() <-chan struct{} {
 	return m.local.lost(lock.Exclusive)
 }
 
-// Token returns the fencing token of the present hold: a number greater than the token of
-// every earlier hold of the path, even if the path was deleted since. Storage that
-// remembers the greatest token can refuse a late write of an earlier holder. The token is
-// the zxid of a write during the hold. The first call of a hold takes 1 round trip, later
+// Token returns the fencing token of the present hold: a number greater than the token of every
+// earlier hold of the path, even if the path was deleted since. Storage that remembers the
+// greatest token can refuse a late write. The first call of a hold takes 1 round trip, later
 // calls none.
 func (m *Mutex) Token(ctx context.Context) (int64, error) {
 	g, err := m.current()
@@ -160,23 +157,21 @@ func (m *Mutex) Token(ctx context.Context) (int64, error) {
 	return tok, opError("token", m.path, err)
 }
 
-// Txn applies writes to ZooKeeper, all or none, and only if the present hold is not lost:
-// the servers themselves check it. See [Session.Txn] for ops.
+// Txn applies writes to ZooKeeper, all or none, and only if the present hold is not lost: the
+// servers check it. [Session.Txn] has the rest.
 func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	g, err := m.current()
 	if err != nil {
 		return nil, opError("txn", m.path, err)
 	}
 	rs, err := m.local.Txn(ctx, g, ops)
-	return rs, opError("txn", m.path, err)
+	return rs, opError("txn", m.path, session.Refused(ops, rs, err))
 }
 
-// Revoke asks the holder of m to release it: the holder's [Mutex.Revoked] is closed. The
-// holder decides; later holders are not asked. A place that is only retained
-// ([WithRetention]) is released, after a wait in the line of at most half a second. Revoke
-// returns [ErrNotLocked] if no contender holds m. It changes the data of the holder's znode
-// to __REVOKE__, which Contenders returns as its owner, as Curator's
-// InterProcessMutex.makeRevocable expects.
+// Revoke asks the holder of m to release it: its [Mutex.Revoked] is closed. The holder decides;
+// later holders are not asked. A place that is only retained is released, after at most half a
+// second in the line. Without a holder, Revoke returns [ErrNotLocked]. As with Curator, the data
+// of the holder's znode, its owner, become __REVOKE__.
 func (m *Mutex) Revoke(ctx context.Context) error {
 	return opError("revoke", m.path, m.revoke(ctx))
 }
@@ -206,9 +201,9 @@ func (m *Mutex) revoke(ctx context.Context) error {
 	})
 }
 
-// Revoked returns a channel that is closed when [Mutex.Revoke] or Curator's Revoker asks
-// the present holder to release m. Without a hold, it is closed. After that, the goroutines
-// of the process hand m over no longer.
+// Revoked returns a channel that is closed without a hold, and when [Mutex.Revoke] or Curator's
+// Revoker asks the present holder to release m. After that, the goroutines of the process hand m
+// over no longer.
 func (m *Mutex) Revoked() <-chan struct{} {
 	g, err := m.current()
 	if err != nil {
@@ -228,15 +223,13 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 	return cs, opError("contenders", m.path, err)
 }
 
-// Do runs f while it holds m, and returns f's error, or the error of the release, such as
-// [ErrLost] if the hold was lost while f ran; if both fail, the error matches both. f's
-// context ends with cause ErrLost if the hold is lost, and with cause [ErrClosed] if
-// [Session.Close] is called, which waits for f. Return soon from f then.
+// Do runs f while it holds m, and returns f's error, the error of the release, such as [ErrLost],
+// or both joined. f's context ends with cause ErrLost if the hold is lost, and with cause
+// [ErrClosed] if [Session.Close] is called, which waits for f. Return soon from f then.
 //
-// Do is reentrant through its context: with a ctx that comes from Do of the same path, it
-// runs f at once. It returns ErrLost or [ErrNotLocked] if the outer hold is lost or
-// unlocked by the time f returns. If f panics, Do unlocks m and panics. After the end of
-// ctx, it unlocks in the background if need be.
+// Do is reentrant through its context: with a ctx from Do of the same path, it runs f at once,
+// and returns ErrLost or [ErrNotLocked] if the outer hold is over by the time f returns. If f
+// panics, Do unlocks m and panics. After the end of ctx, it unlocks in the background if need be.
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if m.misuse() == nil && f == nil {
 		return opError("do", m.path, session.Invalid("the function is nil"))
@@ -334,7 +327,7 @@ func (d *doCall) stands(mode lock.Mode) error {
 	case !ok || d.over.Load():
 		return ErrNotLocked // the function has unlocked it, or has returned
 	case had != mode && mode == lock.Exclusive:
-		return ErrDeadlock // the function has downgraded it
+		return fmt.Errorf("%w, for reading, which cannot be upgraded", ErrDeadlock) // inside RDo, or after a Downgrade
 	default:
 		return g.Err()
 	}

@@ -24,15 +24,14 @@ import (
 //
 //	err := zsync.NewOnce(s, "/migrations/0042").Do(ctx, migrate)
 //
-// The first function that returns nil completes the Once for every process, until
-// [Once.Reset]. Functions run one at a time: if one fails, or its process dies, the next
-// waiting Do runs its own. The return of the function that succeeded synchronizes before
-// the return of any Do of that value.
+// The first function that returns nil completes the Once for every process, until [Once.Reset].
+// Functions run one at a time: if one fails, or its process dies, the next waiting Do runs its
+// own. The successful return synchronizes before the return of any Do of that value.
 //
 // # Loss
 //
-// If the session is lost while the function runs, the Once is not completed, and another
-// process may run its own. So the function must bear a second run.
+// If the session is lost while the function runs, the Once is not completed, and another process
+// may run its own. So the function must bear a second run.
 //
 // # Errors
 //
@@ -40,14 +39,12 @@ import (
 //
 // # Cost
 //
-// Do of a completed Once takes 1 round trip, or none if this process knows. A Do that runs
-// its function takes 3 besides the function, and OnceValue 4.
+// Do of a completed Once takes 1 round trip, or none if this process knows. A Do that runs its
+// function takes 3 besides the function, and OnceValue 4.
 //
 // # Znodes
 //
-// A waiter is in the line of a [Mutex] at the same path. The mark is the persistent znode
-// path/done. Its data is the owner of the function's process, a line feed and the name of
-// its znode in the line, or the value of OnceValue.
+// A waiter is in a Mutex's line at path. The mark is the persistent path/done.
 type Once struct {
 	made
 	line lock.Line
@@ -87,18 +84,14 @@ func NewOnce(s *Session, path string) *Once {
 // Path returns the path that o was made with.
 func (o *Once) Path() string { return o.path }
 
-// Do runs f, unless the Once is complete or another process completes it first. It returns
-// nil when the Once is complete. If f panics, so does Do; then later calls of this Once run
-// nothing, but other processes may run theirs.
+// Do runs f, unless the Once is complete or another process completes it first, and returns nil
+// when it is complete. If f panics, so does Do; later calls in this process then run nothing.
 //
-// If the session is lost while f runs, f's context ends: return soon; Do returns [ErrLost].
-// If it is lost just when the Once is being completed, Do finds out the outcome. That can
-// take until the servers have ended the session. The error of ctx, or [ErrClosed], leaves
-// the outcome unknown. If ctx ends while f runs and f returns nil, the Once is completed,
-// if need be in the background, and Do returns the error of ctx.
-//
-// After a Reset by another process, Do counts the Once as complete until it receives the
-// event. If cut off, it does so only while its session can live.
+// If the session is lost while f runs, f's context ends: return soon; Do returns [ErrLost]. If it
+// is lost just when the Once is being completed, Do waits for the outcome. If ctx ends while f
+// runs and f returns nil, the Once is completed, if need be in the background, and Do returns the
+// error of ctx. That error, or [ErrClosed], leaves the outcome unknown. After a Reset elsewhere,
+// Do counts the Once as complete until it receives the event or its session can have ended.
 func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if o.misuse() == nil && f == nil {
 		return o.fail("do", session.Invalid("the function is nil"))
@@ -343,7 +336,7 @@ func (k *mark) remember(g *sight) {
 }
 
 // errMarked means that the mark was made while we waited or ran.
-var errMarked = errors.New("zsync: the mark has been made")
+var errMarked = errors.New("the mark has been made")
 
 // enter waits until it is our turn or the mark is made; then it is errMarked.
 //
@@ -540,10 +533,8 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 	return g != nil, err
 }
 
-// Reset deletes the mark, so that the next Do runs its function, also after a panic. A
-// function that runs now is not disturbed, and completes the Once. Reset takes 3 round
-// trips, or 2 if its log, path/_c_<uuid>-receipt, is there. The log protects a later mark,
-// and is kept for a minute.
+// Reset deletes the mark, so that the next Do runs its function, also after a panic. A function
+// that runs now completes the Once.
 func (o *Once) Reset(ctx context.Context) error {
 	return o.fail("reset", o.reset(ctx))
 }
@@ -568,23 +559,20 @@ func (o *Once) reset(ctx context.Context) error {
 	return nil
 }
 
-// OnceFunc returns a function that is [Once.Do] of f. Many goroutines may call it at once.
-// To reset it, use [Once.Reset] of the same path.
+// OnceFunc returns a function that is [Once.Do] of f, for any number of goroutines. To reset it,
+// use [Once.Reset] of the same path.
 func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(ctx context.Context) error {
 	o := NewOnce(s, path)
 	return func(ctx context.Context) error { return o.Do(ctx, f) }
 }
 
-// OnceValue returns a function that is [Once.Do] of f and returns f's value, the same in
-// every process. The value is stored in the znode path/done, as the codec encodes it
-// ([WithCodec]). Every caller gets the decoded bytes, in the process that ran f too;
-// callers of one process share its pointers, slices and maps.
-//
-// If the value is too large ([ErrTooLarge]), cannot be encoded or decoded, or the session
-// is lost, the Once is not completed. The caller gets the value together with the error, so
-// that it can undo f; the next call runs its own f. If f fails, its caller gets f's value
-// and error. If the stored bytes cannot be decoded, as of another type or codec or of a
-// plain Once, every call returns the error and f does not run, until [Once.Reset].
+// OnceValue returns a function that is [Once.Do] of f and returns f's value, the same in every
+// process: each caller gets the stored bytes, decoded ([WithCodec]). Callers of one process share
+// its pointers, slices and maps. If the value cannot be encoded, decoded or stored
+// ([ErrTooLarge]), or the session is lost, the Once is not completed: the caller gets value and
+// error, so that it can undo f, and the next call runs its own f. If f fails, its caller gets f's
+// value and error. If the stored bytes cannot be decoded, every call returns that error, until
+// [Once.Reset].
 func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, error), opts ...ValueOption) func(ctx context.Context) (T, error) {
 	c := newValueConfig(opts)
 	k := newStored(s, path, c.err,
@@ -593,8 +581,7 @@ func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, e
 	return func(ctx context.Context) (T, error) { return k.get(ctx, f) }
 }
 
-// OnceValues is [OnceValue] for a function of two values. The mark holds the length of the
-// first in four bytes, big-endian, then both, each as the codec encodes it.
+// OnceValues is [OnceValue] for a function of two values.
 func OnceValues[T1, T2 any](s *Session, path string, f func(ctx context.Context) (T1, T2, error), opts ...ValueOption) func(ctx context.Context) (T1, T2, error) {
 	c := newValueConfig(opts)
 	k := newStored(s, path, c.err,

@@ -47,11 +47,11 @@ func newConfig(opts []Option) (config, error) {
 	case c.err != nil:
 		return c, c.err
 	case c.Timeout < time.Millisecond || c.Timeout > math.MaxInt32*time.Millisecond:
-		return c, session.Invalid("session timeout %v is out of range; want from 1ms to %v", c.Timeout, math.MaxInt32*time.Millisecond)
+		return c, session.Invalid("session timeout %v is out of range; want from 1ms to %v (WithSessionTimeout)", c.Timeout, math.MaxInt32*time.Millisecond)
 	case len(c.ACL) == 0:
-		return c, session.Invalid("ACL is empty: nobody could read or delete what is created")
+		return c, session.Invalid("WithACL: the ACL is empty: no client could read or delete the znodes")
 	case len(c.Owner) > maxOwner:
-		return c, session.Invalid("owner of %d bytes is too long; the limit is %d", len(c.Owner), maxOwner)
+		return c, session.Invalid("owner of %d bytes (WithOwner); the limit is %d", len(c.Owner), maxOwner)
 	}
 	if err := Backoff(c.Retry).check(); err != nil {
 		return c, err
@@ -59,9 +59,9 @@ func newConfig(opts []Option) (config, error) {
 	for _, a := range c.Auths {
 		switch {
 		case a.Scheme == "":
-			return c, session.Invalid("auth scheme is empty; want one such as digest")
+			return c, session.Invalid("WithAuth: the scheme is empty; want one such as digest")
 		case len(a.Scheme)+len(a.Credentials) > maxAuth:
-			return c, session.Invalid("credentials of %d bytes are too long; the limit is %d", len(a.Credentials), maxAuth)
+			return c, session.Invalid("credentials of %d bytes (WithAuth); the limit is %d", len(a.Credentials), maxAuth)
 		}
 	}
 	return c, nil
@@ -81,34 +81,32 @@ func defaultOwner() string {
 	return fmt.Sprintf("%s:%d", host, os.Getpid())
 }
 
-// WithSessionTimeout asks for a session timeout of d, 10 s by default; the servers may
-// grant another, see [Session.Timeout]. Waiters wait that long after a holder dies, and a
-// disconnected holder keeps its lock for that long.
+// WithSessionTimeout asks for a session timeout of d, 10 s by default; the servers may grant
+// another ([Session.Timeout]). Waiters wait that long after a holder dies, and a disconnected
+// holder keeps its lock for that long.
 func WithSessionTimeout(d time.Duration) Option { return func(c *config) { c.Timeout = d } }
 
-// WithACL sets the ACL of every znode that the Session creates. The default is open to the
-// world. With another ACL, the parent znodes of primitives are persistent, and an existing
-// znode is used only if its ACL permits no client more than acl: otherwise, calls that
-// write return [ErrUnprotected]. A client with delete permission above a path can still
-// delete an empty parent.
+// WithACL sets the ACL of every znode that the Session creates; the default is open to the world.
+// With another ACL, the parent znodes of primitives are persistent, and an existing znode is used
+// only if its ACL permits no client more than acl: otherwise, calls that write return
+// [ErrUnprotected]. A client that may delete above a path can still delete an empty parent.
 func WithACL(acl []zk.ACL) Option {
 	return func(c *config) { c.ACL = append([]zk.ACL(nil), acl...) }
 }
 
-// WithAuth adds credentials, for instance "digest" and "user:password", which the Session
-// sends first on every connection. If the servers refuse them, the Session ends with
-// go-zookeeper's ErrAuthFailed. The default is none.
+// WithAuth adds credentials, such as "digest" and "user:password", which the Session sends first
+// on every connection. If the servers refuse them, the Session ends with go-zookeeper's
+// ErrAuthFailed. The default is none.
 func WithAuth(scheme string, credentials []byte) Option {
 	return func(c *config) {
 		c.Auths = append(c.Auths, conn.Auth{Scheme: scheme, Credentials: append([]byte(nil), credentials...)})
 	}
 }
 
-// WithSASL authenticates with m on every connection, after the handshake and before any
-// other request, for one round trip a token ([SASLDigestMD5] sends two). If every server
-// refuses the client, or the credentials cannot be of use, the Session ends, and its holds
-// are lost; the error names the mechanism and matches go-zookeeper's ErrAuthFailed. A
-// mechanism with a state of its own belongs to one call of WithSASL. The default is none.
+// WithSASL authenticates with m on every connection, before any other request, for one round trip
+// a token (two for [SASLDigestMD5]). If every server refuses the client, or the credentials
+// cannot be of use, the Session ends; the error names the mechanism and matches go-zookeeper's
+// ErrAuthFailed. A mechanism with a state belongs to one call of WithSASL. The default is none.
 func WithSASL(m SASLMechanism) Option {
 	client := sasl.NewClient(m)
 	return func(c *config) {
@@ -121,27 +119,23 @@ func WithSASL(m SASLMechanism) Option {
 // A SASLMechanism is the client's side of a mechanism of SASL (RFC 4422), for [WithSASL]. The
 // exchanges of one mechanism never overlap.
 type SASLMechanism interface {
-	// Name returns the name of the mechanism, such as DIGEST-MD5, for errors.
-	Name() string
-	// Start begins a new exchange and returns the first token, which may be empty. server is
-	// host:port, as in the connect string. After an error that matches go-zookeeper's
-	// ErrAuthFailed, the Session ends. After any other error, it tries again at its usual pace.
+	Name() string // such as DIGEST-MD5, for errors
+	// Start begins an exchange with server, host:port, and returns the first token, which may be
+	// empty. go-zookeeper's ErrAuthFailed ends the Session; after another error, it tries again.
 	Start(server string) ([]byte, error)
-	// Next returns the token that answers the server's, or nil if the exchange has succeeded.
-	// challenge is nil if the server's answer has no token. An error means that this server and
-	// this client cannot agree: other servers are tried once.
+	// Next returns the token that answers challenge, which may be nil, or nil if the exchange has
+	// succeeded. After an error, other servers are tried once.
 	Next(challenge []byte) ([]byte, error)
 }
 
 // SASLDigestMD5 is DIGEST-MD5 (RFC 2831) with ZooKeeper's choices: the service is
 // zookeeper/zk-sasl-md5, and the qop is auth. The client checks that the server knows the
-// password. Use it with [WithTLS]: a listener can try passwords on the tokens, and all
-// later packets are neither encrypted nor signed. Servers before ZooKeeper 3.9.3 also accept
-// an unknown user with the password of the user who authenticated last.
+// password. Use it with [WithTLS]: a listener can try passwords on the tokens, and later packets
+// are not protected. docs/operations.md has a fault of servers before ZooKeeper 3.9.3.
 func SASLDigestMD5(user, password string) SASLMechanism { return sasl.DigestMD5(user, password) }
 
-// WithTLS encrypts the connections. An empty ServerName is set from the server's address.
-// The default is no TLS.
+// WithTLS encrypts the connections. An empty ServerName is set from the server's address. The
+// default is no TLS.
 func WithTLS(cfg *tls.Config) Option {
 	return func(c *config) {
 		if c.TLS = cfg; cfg == nil {
@@ -150,13 +144,12 @@ func WithTLS(cfg *tls.Config) Option {
 	}
 }
 
-// WithDialer connects through d, for instance to a test server in memory. d receives an
-// address as written in the connect string. The default is TCP.
+// WithDialer connects through d, for instance to a test server in memory. d receives an address
+// as the connect string has it. The default is TCP.
 func WithDialer(d zk.Dialer) Option { return func(c *config) { c.Dialer = d } }
 
-// WithCloseTimeout sets how long [Session.Close] waits for running functions of Do, Run and
-// Work. After d their holds are lost, and another session can be granted. 0 means no wait.
-// The default is the session timeout.
+// WithCloseTimeout sets how long [Session.Close] waits for functions; then their holds are lost.
+// 0 is no wait. The default is the session timeout.
 func WithCloseTimeout(d time.Duration) Option {
 	return func(c *config) {
 		if c.CloseTimeout = d; d < 0 {
@@ -165,9 +158,9 @@ func WithCloseTimeout(d time.Duration) Option {
 	}
 }
 
-// WithLogger sends diagnostics to l. Its handler must not block. It may call methods that
-// send no request, such as [Session.State]. The default is warnings and errors to
-// [slog.Default]; for none, use [slog.DiscardHandler].
+// WithLogger sends diagnostics to l, whose handler must not block; it may call methods that send
+// no request. The default is warnings and errors to [slog.Default]; for none, use
+// [slog.DiscardHandler].
 func WithLogger(l *slog.Logger) Option {
 	return func(c *config) {
 		if l != nil {
@@ -176,12 +169,12 @@ func WithLogger(l *slog.Logger) Option {
 	}
 }
 
-// WithOwner sets the text in the znodes of a line, which shows people the holder and the
-// waiters. The default is "host:pid".
+// WithOwner sets the text in the znodes of a line, which shows people the holder and the waiters.
+// The default is "host:pid".
 func WithOwner(name string) Option { return func(c *config) { c.Owner = name } }
 
-// WithRetry paces reconnects and repeated requests. The default is from 10 ms to 2 s,
-// doubled each time, with a Jitter of one half.
+// WithRetry paces reconnects and repeated requests. The default is from 10 ms to 2 s, doubled
+// each time, with a Jitter of one half.
 func WithRetry(b Backoff) Option { return func(c *config) { c.Retry = session.Backoff(b) } }
 
 // WithObserver reports events to o. The default is none.
@@ -194,16 +187,12 @@ func WithObserver(o Observer) Option {
 // WithTracer calls t around each operation. The default is none.
 func WithTracer(t Tracer) Option { return func(c *config) { c.tracers.tracer = t } }
 
-// WithTrace records holds in w: every grant, loss and release of a lock, permit,
-// leadership, Once, part in a double barrier or element of a Queue, with the ZooKeeper
-// transactions that prove their order. "zsync verify" checks the traces of all processes
-// together. docs/trace.md has the format, one JSON object a line. The default is none.
-//
-// Each Write has whole lines, one Write at a time; Sessions may share an *os.File that was
-// opened with O_APPEND. No call waits for w: if w is too slow, a record says how many
-// records are missing. The first error is logged. Close waits for w for half a second. A
-// hold costs no request and three records of 200 to 400 bytes; elements that are claimed or
-// settled together share a record, with about 40 bytes each.
+// WithTrace records holds in w, as one JSON object a line: every grant, loss and release of a
+// lock, permit, leadership, Once, double barrier or element of a Queue. "zsync verify" checks the
+// traces of all processes together; docs/trace.md has the format. The default is none. Sessions
+// may share an [*os.File] that was opened with O_APPEND: each Write has whole lines. No call
+// waits for w: if w is too slow, a record says how many are missing. The first error is logged.
+// Close waits for w for half a second.
 func WithTrace(w io.Writer) Option {
 	return func(c *config) {
 		if c.Trace = w; w == nil {
@@ -212,15 +201,14 @@ func WithTrace(w io.Writer) Option {
 	}
 }
 
-// WithLossOnSuspend treats a dropped connection as the loss of the session. A tenth of its
-// timeout later, the Session ends it over another connection. By default, a hold survives a
-// reconnect within the session timeout.
+// WithLossOnSuspend treats a dropped connection as the loss of the session, which the Session
+// ends a tenth of its timeout later. By default, a hold survives a reconnect within the session
+// timeout.
 func WithLossOnSuspend() Option { return func(c *config) { c.LossOnSuspend = true } }
 
-// A Backoff paces attempts. The first repetition is immediate. The delay before the n'th
-// repetition after that is Min × Factorⁿ⁻¹, at most Max, shortened at random by up to the
-// part Jitter. With Min 100 ms, Max 1 s and no Jitter: 0, 100 ms, 200 ms, 400 ms, 800 ms, 1
-// s, 1 s.
+// A Backoff paces attempts. The first repetition is immediate. The n'th after that comes Min ×
+// Factorⁿ⁻¹ later, at most Max, shortened at random by up to the part Jitter: with Min 100 ms and
+// Max 1 s, after 0, 100, 200, 400 ms.
 type Backoff struct {
 	Min, Max time.Duration
 	Factor   float64 // at least 1; 0 means 2
@@ -274,7 +262,7 @@ func (m *made) tracers() *tracers {
 // misuse returns why a primitive cannot be used, if so.
 func (m *made) misuse() error {
 	if m.s == nil && m.err == nil {
-		return session.Invalid("a zero value; every primitive is made by its New function, with a Session and a path")
+		return session.Invalid("a zero value; create the primitive with its New function, such as NewMutex(s, path)")
 	}
 	return m.err
 }

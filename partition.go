@@ -15,34 +15,33 @@ import (
 	"github.com/zsync/zsync/internal/spread"
 )
 
-// A Partition spreads shards over processes: one at a time runs a shard's function.
+// A Partition spreads shards over processes, each shard to one at a time.
 //
 //	p := zsync.NewPartition(s, "/ingest")
 //	err := p.Run(ctx, []string{"eu", "us", "asia"}, func(ctx context.Context, shard string) error {
 //		return ingest(ctx, shard) // until ctx ends
 //	})
 //
-// Every process calls Run with the same shards. No process has two more than another. When
-// a process joins or leaves, only the necessary shards move, each when its owner's function
-// has returned or its owner's session has ended. If lists differ during a roll-out, a shard
-// moves only to a process that lists it. If the shards of a process no longer fit into the
-// plan of 1 MiB, some ten thousand, its Run fails; the other processes continue.
+// Every process calls Run with the same shards, and has at most one more than another. When a
+// process joins or leaves, only the necessary shards move, each when its owner's function has
+// returned or its owner's session has ended. If lists differ during a roll-out, a shard moves
+// only to a process that lists it. A plan has up to 1 MiB, some ten thousand shards; the Run of a
+// process whose shards exceed it fails.
 //
 // # Loss
 //
 // The function's context ends with cause [ErrNotLocked] when the shard is to move, and with
-// cause [ErrLost] when the session is lost: another process may own it.
+// [ErrLost] when another process may own it.
 //
 // # Cost
 //
-// Nothing while nothing changes. If a process joins or leaves, every process reads the
-// group and the plan, and one writes a new plan. A move costs what a Mutex costs.
+// Nothing while nothing changes. If a process joins or leaves, every process reads the group and
+// the plan, and one writes a new plan.
 //
 // # Znodes
 //
-// path/members is a Group of the processes, with their shards as info, and path/plan a
-// Value with the owner of each shard, both in JSON. path/shards/<shard> is the line of a
-// Mutex; its holder owns the shard.
+// path/members is a Group, path/plan a Value with the owner of each shard, and
+// path/shards/<shard> the line of a Mutex, whose holder owns the shard.
 type Partition struct {
 	made
 	id string
@@ -56,8 +55,8 @@ type partitionConfig struct {
 	err error
 }
 
-// WithMember sets the process's id in the Partition. A second process with it waits until
-// the first leaves. The default is the owner and a unique number.
+// WithMember sets the process's id in the Partition; a second process with it waits until the
+// first leaves. The default is the owner and a unique number.
 func WithMember(id string) PartitionOption {
 	return func(c *partitionConfig) {
 		switch c.id = id; {
@@ -85,15 +84,13 @@ func NewPartition(s *Session, path string, opts ...PartitionOption) *Partition {
 // Path returns the path that p was made with.
 func (p *Partition) Path() string { return p.path }
 
-// Run takes part in the Partition. It calls f in a goroutine for each shard of this
-// process, until ctx ends or an f fails. Return from f soon after its ctx ends: the shard
-// does not move before. For one shard, f never runs twice at a time, in any sessions. If f
-// returns nil before its ctx ends, Run calls it again after a pause ([WithRetry]).
-//
-// If an f returns an error of its own before its shard moves or is lost, or ends its
-// goroutine ([runtime.Goexit]), Run ends the other calls, leaves, and returns that error.
-// Otherwise, it returns the error of ctx, or an error that a retry cannot fix, when every f
-// has returned.
+// Run takes part in the Partition: it calls f in a goroutine for each shard of this process,
+// until ctx ends or an f fails. Return from f soon after its ctx ends: the shard does not move
+// before. For one shard, f never runs twice at a time, in any sessions. If f returns nil before
+// its ctx ends, Run calls it again after a pause ([WithRetry]). If an f returns an error before
+// its shard moves or is lost, or ends its goroutine, Run ends the other calls, leaves, and
+// returns that error when all have returned. Otherwise, it returns ctx's error, or a permanent
+// one.
 func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context.Context, shard string) error) error {
 	return opError("run", p.path, p.run(ctx, shards, f))
 }

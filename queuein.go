@@ -8,13 +8,11 @@ import (
 )
 
 // In returns a channel whose elements are sent, in order. When in is closed, In sends the rest;
-// then done yields nil, or the first error, and is closed. After an error, In discards all
-// further elements, so that no sender blocks. When ctx ends or the Session is closed, done yields
-// the error, and In stops reading: a sender that can outlive either must select on done, too. If
-// an argument of q was bad, done yields the error at once, and In discards all until ctx ends.
-//
-// Elements that come during a request are sent in the next, up to 1,000, all or none. With
-// [WithMaxLen], a request has at most as many as there is room for.
+// then done yields nil, or the first error, and is closed. After an error, also of an argument of
+// q, In discards all further elements, so that no sender blocks. When ctx ends or the Session is
+// closed, done yields the error, and In stops reading: a sender must select on done, too.
+// Elements that come during a request are sent in the next, up to 1,000, or as many as there is
+// room for ([WithMaxLen]), all or none.
 func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 	ch, result := make(chan T), make(chan error, 1)
 	if q.misuse() != nil {

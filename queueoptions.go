@@ -58,51 +58,45 @@ func positive(name string, n int, set func(*queueConfig)) QueueOption {
 }
 
 // WithPrefetch lets the consumers of one Queue value claim up to n elements before the program
-// takes them, or one each if there are more than n consumers. No other consumer gets these
-// elements until the contexts of their consumers end, even if a consumer stops reading. If the
-// work is slow and several processes share it, 1 spreads elements most evenly. The default is
-// 128, and in the layouts of other libraries 1. A consumer begins with 1, and claims more only
-// if it takes elements quickly.
+// takes them, or one each if there are more consumers. No other consumer gets these elements
+// until the contexts of their consumers end. For slow work in several processes, 1 spreads
+// elements most evenly. The default is 128, and 1 in the layouts of other libraries; a consumer
+// claims more than 1 only if it takes elements quickly.
 func WithPrefetch(n int) QueueOption {
 	return positive("WithPrefetch", n, func(c *queueConfig) { c.Prefetch = n })
 }
 
-// WithPrefetchBytes limits the elements of [WithPrefetch] to about n bytes, by the size of the
-// elements of the last claim, and to one element at least. The default is 4 MiB.
+// WithPrefetchBytes limits the elements of [WithPrefetch] to about n bytes, and to one element at
+// least. The default is 4 MiB.
 func WithPrefetchBytes(n int) QueueOption {
 	return positive("WithPrefetchBytes", n, func(c *queueConfig) { c.PrefetchBytes = n })
 }
 
 // WithMaxLen makes Send wait while its elements would make the queue longer than n. The default
-// is no limit. The limit is soft: a producer counts the queue at most every 100 ms, and all that
-// other producers send in that time can come on top. Producers without the option are not
-// limited, nor is [Queue.RequeueDead], because its caller may be the only consumer. An element
-// whose ID is remembered ([Queue.SendID]) does not wait. A count costs a listing, and one read
-// for 100 buckets; and a sync if the queue is full.
+// is no limit. The limit is soft: a producer counts the queue at most every 100 ms, and elements
+// that other producers send in that time can come on top. It does not limit producers without the
+// option, [Queue.RequeueDead], or an ID that [Queue.SendID] remembers.
 func WithMaxLen(n int) QueueOption {
 	return positive("WithMaxLen", n, func(c *queueConfig) { c.MaxLen = n })
 }
 
 // WithMaxAttempts makes an element a dead letter after n deliveries of which each was returned,
-// or lost with its consumer. The default is no limit; then an attempt that ends with its process
-// or session might not be counted. Set it for the consumers. It needs [LayoutZsync]. An attempt
-// is recorded before the element is offered. If the process is killed, some offered elements
-// count as tried; docs/queue.md says which.
+// or lost with its consumer. Set it for the consumers. The default is no limit. An attempt is
+// recorded before the element is offered: if the process is killed, some offered elements count
+// as tried (docs/queue.md). It needs [LayoutZsync].
 func WithMaxAttempts(n int) QueueOption {
 	return positive("WithMaxAttempts", n, func(c *queueConfig) { c.MaxAttempts = n })
 }
 
-// WithDeadRetention makes idle consumers delete dead letters that are older than d, by the
-// servers' clock. They look every d, but at most once a minute and at least every six hours. By
-// default, dead letters are kept.
+// WithDeadRetention makes idle consumers delete dead letters older than d, within a minute to six
+// hours. By default, dead letters are kept.
 func WithDeadRetention(d time.Duration) QueueOption {
 	return checked(func(c *queueConfig) { c.KeepDead = d }, d > 0, "WithDeadRetention(%v): must be more than 0", d)
 }
 
 // WithRetryBackoff makes [Delivery.Nack] a [Delivery.NackAfter]: the delay after the first
 // attempt is b.Min, and it grows with each attempt. An element that is lost with its consumer
-// comes back at once. By default, Nack returns an element at once. Set it for the consumers. It
-// needs [LayoutZsync].
+// comes back at once. The default is no delay. Set it for the consumers. It needs [LayoutZsync].
 func WithRetryBackoff(b Backoff) QueueOption {
 	return queueOption(func(c *queueConfig) {
 		if err := b.check(); err != nil {
@@ -112,33 +106,27 @@ func WithRetryBackoff(b Backoff) QueueOption {
 	})
 }
 
-// WithKey delivers the elements of a key one at a time, in the order in which they were sent. The
-// next element of a key waits until its predecessor is removed or is a dead letter; an element
-// whose key is "" waits for no other. By default, elements have no keys. One at a time holds
-// across priorities, the order within each. It needs [LayoutZsync].
+// WithKey delivers the elements of a key one at a time, in the order in which they were sent
+// within each priority: the next waits until its predecessor is removed or is a dead letter. An
+// element whose key is "" waits for no other. By default, elements have no keys. It needs
+// [LayoutZsync].
 //
-// Set it for the producers; consumers find the keys. key is called for each element. The queue
-// stores a short hash of its result; two keys with one hash are served as one key. An element that
-// comes back keeps its place, and others of its key wait for it, for the whole of a delay. An
-// element of [Queue.SendAt] blocks no other before its time, and comes first then. A requeued dead
-// letter comes last, with its key. To do the work in order, use Deliveries: [Queue.Recv] removes an
-// element when the program takes it.
-//
-// Consumers claim in turn, and each acknowledgement wakes the first of them. A claim takes about 10
-// requests, for one element of each key that has none claimed.
+// Set it for the producers; consumers find the keys. Two keys with one short hash are served as
+// one. An element that comes back keeps its place, and others of its key wait for it, for the
+// whole of a delay; an element of [Queue.SendAt] blocks no other before its time. To do the work
+// in order, use Deliveries: [Queue.Recv] removes an element when the program takes it.
 func WithKey[T any](key func(T) string) QueueOption {
 	return checked(func(c *queueConfig) { c.key = key }, key != nil, "WithKey(nil): the function is nil")
 }
 
 // WithPriorities gives the queue n priorities, at most 1,000, for [Queue.SendPriority]. The
-// default is 1. Set it for the producers; consumers find the priorities.
+// default is 1. Set it for the producers.
 func WithPriorities(n int) QueueOption {
 	ok := 1 <= n && n <= maxPriorities
 	return checked(func(c *queueConfig) { c.Priorities = n }, ok, "WithPriorities(%d): must be from 1 to %d", n, maxPriorities)
 }
 
-// WithQueueLayout chooses the library whose programs can share the path. The default is
-// [LayoutZsync].
+// WithQueueLayout sets the layout of the znodes. The default is [LayoutZsync].
 func WithQueueLayout(l QueueLayout) QueueOption {
 	ok := LayoutZsync <= l && l <= LayoutKazooQueue
 	return checked(func(c *queueConfig) { c.layout = l }, ok, "WithQueueLayout(%v): unknown layout", l)
@@ -176,35 +164,18 @@ func newQueueConfig(opts []QueueOption) queueConfig {
 	return c
 }
 
-// A QueueLayout is a choice of znodes for a Queue, so that programs of other libraries can
-// share its path.
-//
-// In another library's layout, there are no claims: zsync deletes an element before it offers it.
-// It writes the element back to its place if the consumer's context or session ends before the
-// program takes it, or the session ends before a Delivery is settled. If the process crashes, or
-// the Session is closed while no server answers, up to [WithPrefetch] elements and all unsettled
-// deliveries are lost. An element that cannot be decoded is moved to the dead letters in one
-// transaction.
-//
-// [WithMaxLen], [WithMaxAttempts], [WithRetryBackoff], [WithKey], SendAt, SendID, Reject and Txn
-// are refused with [ErrInvalid]. A znode in which Curator's putMulti stored several elements
-// counts as one in [Queue.Len], until a consumer gives each a znode of its own, <name>#<i>. A
-// listing grows with the queue, to about 1 MiB at 50,000 elements. After 2³¹ elements, Send
-// returns go-zookeeper's ErrNodeExists: when path is empty, delete it.
+// A QueueLayout selects the znodes of a Queue, so that programs of other libraries can share its
+// path. LayoutZsync, the default, gives all guarantees; docs/interop.md lists what the others
+// lack. In another library's layout, an element is deleted before it is offered: if the process
+// crashes, or the Session is closed while no server answers, up to [WithPrefetch] elements and
+// all unsettled deliveries are lost.
 type QueueLayout int
 
 const (
-	// LayoutZsync is zsync's own layout, with all guarantees. It is the default.
-	LayoutZsync QueueLayout = iota
-	// LayoutSimpleQueue is for Curator's SimpleDistributedQueue: qn-<seq>, without priorities.
-	LayoutSimpleQueue
-	// LayoutDistributedQueue is for Curator's DistributedQueue without a lock path, and its
-	// DistributedPriorityQueue: queue-<seq>, or queue-<priority><seq> with [WithPriorities]. The
-	// data is in Curator's frame.
-	LayoutDistributedQueue
-	// LayoutKazooQueue is for kazoo's Queue: entry-<priority>-<seq>. An element without a
-	// priority has kazoo's default, 100.
-	LayoutKazooQueue
+	LayoutZsync            QueueLayout = iota // zsync's own, the default
+	LayoutSimpleQueue                         // of Curator's SimpleDistributedQueue, without priorities
+	LayoutDistributedQueue                    // of Curator's DistributedQueue without a lock path, and DistributedPriorityQueue
+	LayoutKazooQueue                          // of kazoo's Queue
 )
 
 // String returns the name of the layout.

@@ -15,8 +15,7 @@ type QueueOp struct {
 	err error
 }
 
-// SendOp returns a Send of vs as an operation for [Delivery.Txn]. Both queues must be of one
-// Session.
+// SendOp returns a Send of vs for [Delivery.Txn] of the same Session.
 func (q *Queue[T]) SendOp(vs ...T) QueueOp {
 	op := QueueOp{out: new(queue.Outgoing), err: q.misuse()}
 	if op.err == nil && len(vs) == 0 {
@@ -31,20 +30,16 @@ func (q *Queue[T]) SendOp(vs ...T) QueueOp {
 }
 
 // Txn removes the element, as [Delivery.Ack] does, and applies ops, in one transaction: all or
-// nothing, exactly once, even if replies are lost. ops are the operations of [Session.Txn] and
-// the results of [Queue.SendOp]; together they can have about half of ZooKeeper's limit of 1 MiB.
-// Txn returns a response for each operation except a SendOp. Without ops, it is Ack. If the queue
-// of a SendOp is limited ([WithMaxLen]), Txn waits for room first.
+// nothing, exactly once. ops are operations of [Session.Txn] and results of [Queue.SendOp],
+// together about half of 1 MiB. Txn returns a response for each operation except a SendOp. For a
+// SendOp to a limited queue ([WithMaxLen]), it waits for room first.
 //
-// If the servers refuse the transaction, nothing is applied, then or later, and the element
-// stays claimed. If they refuse an operation of ops, Txn returns its error, and the responses
-// show which. The other errors are as for Ack and [Session.Txn]; if the session ends before the
-// reply, nothing is applied later. If ctx ends first, the transaction continues, and Ack returns
-// its result; if the servers have refused it by then, Ack removes the element without ops. After
-// Nack or Reject, the element returns or is a dead letter if the servers refuse the transaction. In
-// the layouts of other libraries, Txn returns [ErrInvalid].
-//
-// Txn costs a transaction of its own, and one more request for each SendOp.
+// If the servers refuse the transaction, nothing is applied, then or later, and the element stays
+// claimed; a refused operation's error is Txn's. Other errors are as for Ack and Session.Txn. If
+// ctx ends first, the transaction continues, and Ack returns its result; if the servers have
+// refused it by then, Ack removes the element without ops. After Nack or Reject, the element
+// returns or is a dead letter if the servers refuse the transaction. In the layouts of other
+// libraries, Txn returns [ErrInvalid].
 func (d Delivery[T]) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	if d.claim == nil {
 		return nil, opError("txn", "", session.Invalid("the Delivery did not come from a Queue"))

@@ -38,18 +38,15 @@ var workBackoff = session.Backoff{Min: 100 * time.Millisecond, Max: time.Minute,
 
 // Work calls f for each element, in up to n calls at once, until ctx ends or the Session is
 // closed. If f returns nil, Work removes the element. If f returns an error or panics, Work logs
-// that and returns the element, to be delivered again after a delay. The delay grows with each
-// attempt, as in [WithRetryBackoff], or by default from 100 ms to a minute; in the layouts of
-// other libraries, there is none. Each element is worked on at least once.
+// that and returns the element after a delay. The delay grows with each attempt: as in
+// [WithRetryBackoff], by default from 100 ms to a minute; the layouts of other libraries have
+// none. After the last of [WithMaxAttempts], or an error of [Permanent], the element becomes a
+// dead letter at once, with the error's text as its Reason.
 //
-// After the last of [WithMaxAttempts], or an error of [Permanent], Work makes the element a dead
-// letter at once, with the text of the error as its Reason.
-//
-// The context of f has the values of ctx, but does not end with it. When ctx ends, Work stops
-// taking elements, waits for the calls under way, settles their elements and returns ctx's error.
-// The context of f ends with cause [ErrLost] if the claim is lost (see [Delivery.Context]), and
-// with cause [ErrClosed] when [Session.Close] is called, which waits for f. It also ends after
-// [WithWorkTimeout].
+// The context of f has the values of ctx, but does not end with it. When ctx ends, Work takes no
+// further element, waits for the calls under way, settles their elements and returns ctx's error.
+// The context of f ends with cause [ErrLost] if the claim is lost, and with cause [ErrClosed]
+// when [Session.Close] is called, which waits for f.
 func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, v T) error, opts ...WorkOption) error {
 	var cfg workConfig
 	for i, o := range opts {
@@ -145,10 +142,9 @@ func (q *Queue[T]) failed(d Delivery[T], err error) (op string, _ error) {
 	return "nack", d.nack(b.Delay(d.Attempt))
 }
 
-// Permanent returns an error with the text of err that makes [Queue.Work] give up: if Work's
-// function returns it, or an error that wraps it, the element becomes a dead letter at once. Use it
-// if no other attempt would help. Permanent(nil) is nil. In the layouts of other libraries, Work
-// tries the element again.
+// Permanent returns an error with the text of err that makes [Queue.Work] give up: the element
+// becomes a dead letter at once. Permanent(nil) is nil. In the layouts of other libraries, Work
+// tries again.
 func Permanent(err error) error {
 	if err == nil {
 		return nil
@@ -161,7 +157,7 @@ type permanentError struct{ error }
 func (e permanentError) Unwrap() error { return e.error }
 
 // A WorkDelivery is the [Delivery] of a call of [Queue.Work]'s function, without the type of its
-// Value. The function may settle the element by it; Work then leaves it as it is.
+// Value. If the function settles it, Work leaves it as it is.
 type WorkDelivery interface {
 	ID() string   // see [Delivery].ID
 	Attempt() int // see [Delivery].Attempt
@@ -171,18 +167,9 @@ type WorkDelivery interface {
 	Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 }
 
-// DeliveryFrom returns the delivery that [Queue.Work] calls its function for. ctx is the context of
-// that function, or is derived from it. Otherwise, ok is false.
-//
-//	err := orders.Work(ctx, 4, func(ctx context.Context, o Order) error {
-//		d, _ := zsync.DeliveryFrom(ctx)
-//		bill, err := charge(ctx, o, d.ID()) // the same ID at each attempt, so charge can see a repetition
-//		if err != nil {
-//			return err
-//		}
-//		_, err = d.Txn(ctx, bills.SendOp(bill)) // sends bill and acknowledges o, both or neither
-//		return err
-//	})
+// DeliveryFrom returns the delivery that [Queue.Work] calls its function for, or false. ctx is
+// the context of that function, or is derived from it. With the same ID at each attempt, the
+// function can notice a repetition; with Txn, it sends results and acknowledges, both or neither.
 func DeliveryFrom(ctx context.Context) (d WorkDelivery, ok bool) {
 	d, ok = ctx.Value((*WorkDelivery)(nil)).(WorkDelivery)
 	return d, ok
@@ -212,8 +199,8 @@ func protect(f func() error) error {
 }
 
 // Receive waits for an element and returns it; the consumer settles it as in [Queue.Deliveries].
-// Receive claims nothing ahead, so it suits slow or rare work; for a busy queue, use Deliveries.
-// If ctx ends first, nothing is claimed. Receive costs about 15 requests.
+// It claims nothing ahead, so it suits slow or rare work: each call costs about 15 requests. If
+// ctx ends first, nothing is claimed.
 func (q *Queue[T]) Receive(ctx context.Context) (Delivery[T], error) {
 	ds, err := q.receive(ctx, 1)
 	if err != nil {
@@ -223,7 +210,7 @@ func (q *Queue[T]) Receive(ctx context.Context) (Delivery[T], error) {
 }
 
 // ReceiveN is [Queue.Receive] for up to n elements: it waits for the first, and returns it with
-// all that it can claim at once, in order, at most 1,000. [WithPrefetch] does not limit n.
+// all that it can claim at once, in order, at most 1,000.
 func (q *Queue[T]) ReceiveN(ctx context.Context, n int) ([]Delivery[T], error) {
 	ds, err := q.receive(ctx, n)
 	return ds, opError("receive", q.path, err)
@@ -237,16 +224,14 @@ func (q *Queue[T]) receive(ctx context.Context, n int) (ds []Delivery[T], err er
 		return nil, session.Invalid("%d elements: must be at least 1", n)
 	}
 	ctx, end := q.tracers().queueing(ctx, "receive", q.path, n)
+	start := time.Now()
 	err = q.q.Receive(ctx, n, func(claim queue.Claim) { ds = append(ds, q.delivery(claim)) })
+	err = q.s.waited(ctx, start, err)
 	end(err)
 	return ds, err
 }
 
-// ErrFull is returned by [Queue.TrySend] if there is no room.
-var ErrFull = queue.ErrFull
-
-// TrySend is [Queue.Send], but it returns [ErrFull] and stores nothing if Send would wait for
-// room ([WithMaxLen]). It costs as much as Send and WithMaxLen.
+// TrySend is [Queue.Send], but returns [ErrFull] if Send would wait for room.
 func (q *Queue[T]) TrySend(ctx context.Context, vs ...T) error {
-	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle, NoWait: true}, vs))
+	return opError("trysend", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle, NoWait: true}, vs))
 }

@@ -17,20 +17,20 @@ import (
 //	err := rw.RDo(ctx, func(ctx context.Context) error { … }) // shared
 //	err := rw.Do(ctx, func(ctx context.Context) error { … })  // exclusive
 //
-// While a live session holds it for writing, no other session holds it. Waiters are served
-// in the order in which the servers stored them, readers and writers alike, so neither
-// starves the other. The goroutines that use one *RWMutex share places in the line, see
-// [WithHandoffs]. The n'th Unlock synchronizes before the m'th Lock for n < m, and before
-// every later RLock; an RUnlock synchronizes before the next Lock.
+// While a live session holds it for writing, no other session holds it. Waiters are served in the
+// order in which the servers stored them, readers and writers alike, so neither starves the
+// other. The goroutines that use one *RWMutex share places in the line, see [WithHandoffs]. The
+// n'th Unlock synchronizes before the m'th Lock for n < m, and before every later RLock; an
+// RUnlock synchronizes before the next Lock.
 //
-// Do not take a read lock twice in one goroutine, except through [RWMutex.RDo]: a writer
-// between the two blocks the second. A read lock cannot be upgraded.
+// Do not take a read lock twice in one goroutine, except through [RWMutex.RDo]: a writer between
+// the two blocks the second. A read lock cannot be upgraded.
 //
 // # Loss
 //
-// If the session ends, every hold of this process is lost and another process may hold the
-// lock. As with a [Mutex], Lock and RLock then wait until the lost holds have been
-// unlocked, or return ErrDeadlock.
+// If the session ends, every hold of this process is lost and another process may hold the lock.
+// As with a Mutex, Lock and RLock then wait until the lost holds have been unlocked, or return
+// [ErrDeadlock].
 //
 // # Cost
 //
@@ -39,9 +39,8 @@ import (
 //
 // # Znodes
 //
-// A writer is path/_c_<uuid>-__WRIT__<seq>, and a reader path/_c_<uuid>-__READ__<seq>, as
-// in Curator's InterProcessReadWriteLock; with LayoutKazoo, they are <guid>__lock__<seq>
-// and <guid>__rlock__<seq>. A downgraded writer has a read znode with its own number.
+// A writer is path/_c_<uuid>-__WRIT__<seq>, and a reader path/_c_<uuid>-__READ__<seq>, as in
+// Curator; with LayoutKazoo, they are <guid>__lock__<seq> and <guid>__rlock__<seq>.
 type RWMutex struct {
 	made
 	local localLock
@@ -123,9 +122,8 @@ func (rw *RWMutex) Lock(ctx context.Context) error {
 	return opError("lock", rw.path, err)
 }
 
-// RLock locks rw for reading. It waits until no writer holds rw or came before, ctx ends,
-// or the Session is closed. Within [RWMutex.Do] and [RWMutex.RDo], use RDo, which is
-// reentrant.
+// RLock locks rw for reading. It waits until no writer holds rw or came before, ctx ends, or the
+// Session is closed. Within Do and RDo, use RDo.
 func (rw *RWMutex) RLock(ctx context.Context) error {
 	g, err := rw.acquire(ctx, lock.Shared, false)
 	rw.local.follow(ctx, lock.Shared, g)
@@ -158,8 +156,7 @@ func (rw *RWMutex) TryLock(ctx context.Context) (bool, error) {
 	return ok, opError("trylock", rw.path, err)
 }
 
-// TryRLock tries to lock rw for reading and reports whether it succeeded. It takes no round
-// trip if it can join a reader of this process.
+// TryRLock is [Mutex.TryLock] for reading.
 func (rw *RWMutex) TryRLock(ctx context.Context) (bool, error) {
 	ok, err := rw.try(ctx, lock.Shared)
 	return ok, opError("tryrlock", rw.path, err)
@@ -178,8 +175,7 @@ func (rw *RWMutex) Unlock() error {
 	return opError("unlock", rw.path, rw.giveUp(lock.Exclusive))
 }
 
-// RUnlock undoes a single [RWMutex.RLock]. The znode is deleted when the last goroutine
-// that reads under it leaves.
+// RUnlock undoes a single [RWMutex.RLock].
 func (rw *RWMutex) RUnlock() error {
 	return opError("runlock", rw.path, rw.giveUp(lock.Shared))
 }
@@ -205,18 +201,16 @@ var (
 	_ Locker = (*rlocker)(nil)
 )
 
-// Downgrade turns the caller's write lock into a read lock, without a gap for another
-// writer. Readers that wait right behind are granted too. Release it with
-// [RWMutex.RUnlock]; within [RWMutex.Do], the end of Do does that. If Downgrade returns an
-// error, the caller still holds what it held before. It fails if the path has had 2^31
-// children since it was last empty.
+// Downgrade turns the caller's write lock into a read lock, without a gap for another writer.
+// Waiting readers behind it are granted too. Release it with [RWMutex.RUnlock], or by the end of
+// [RWMutex.Do]. After an error, the caller still holds what it held. It fails if the path has had
+// 2^31 children.
 func (rw *RWMutex) Downgrade(ctx context.Context) error {
 	return opError("downgrade", rw.path, rw.downgrade(ctx))
 }
 
-// Lost returns a channel that is closed when the hold of this process is lost: the write
-// hold, or else the read holds, which are lost together. Without a hold, it is closed.
-// Unlock and RUnlock do not close it.
+// Lost returns a channel that is closed when the hold of this process is lost: the write hold, or
+// else all read holds together. Without a hold, it is closed. Unlock and RUnlock do not close it.
 func (rw *RWMutex) Lost() <-chan struct{} {
 	if rw.misuse() != nil {
 		return session.ClosedChan
@@ -224,9 +218,9 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 	return rw.local.lost(lock.Exclusive, lock.Shared)
 }
 
-// Token is [Mutex.Token], of the write hold if there is one: a number greater than the
-// token of every hold that ended before it began. Goroutines that read together share a
-// token, which can grow.
+// Token is [Mutex.Token], of the write hold if there is one: a number greater than the token of
+// every hold that ended before it began. Goroutines that read together share a token, which can
+// grow.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	var tok int64
 	err := rw.withCurrent(func(g *lock.Grant, mode lock.Mode) (err error) {
@@ -243,7 +237,7 @@ func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 		rs, err = rw.local.Txn(ctx, g, ops)
 		return err
 	})
-	return rs, opError("txn", rw.path, err)
+	return rs, opError("txn", rw.path, session.Refused(ops, rs, err))
 }
 
 // withCurrent calls f with the hold of this process. If there are several readers, the hold
@@ -273,9 +267,8 @@ func (rw *RWMutex) current() (*lock.Grant, lock.Mode, error) {
 	return rw.local.Current()
 }
 
-// Contenders returns the holders of rw and the waiters, in their order. Goroutines of one
-// process that read together are one contender. It costs one listing and one read for every
-// 128.
+// Contenders returns the holders of rw and the waiters, in their order. Goroutines of one process
+// that read together are one contender.
 func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if rw.misuse() != nil {
 		return nil, opError("contenders", rw.path, rw.misuse())

@@ -18,25 +18,22 @@ import (
 	"github.com/zsync/zsync/internal/timetable"
 )
 
-// A Schedule runs a function once, in one process, for each instant of a timetable:
+// A Schedule runs a function once, in one process, at each instant:
 //
-//	nightly := zsync.NewSchedule(s, "/jobs/nightly")
 //	at3, err := zsync.Daily("03:00", time.Local)
-//	// …
-//	err = nightly.Run(ctx, at3, func(ctx context.Context, at time.Time) error {
+//	err = zsync.NewSchedule(s, "/jobs/nightly").Run(ctx, at3, func(ctx context.Context, at time.Time) error {
 //		return report(ctx, at) // ctx ends, with cause zsync.ErrLost, if another process may run it
 //	})
 //
-// Every process calls Run with the same timetable. At each instant one process runs the
-// function, and the others wait until it has succeeded. No process runs an instant after it
-// or a later one was done, however the clocks differ. A process whose clock is ahead runs
-// it early. If the function fails, or its process dies, any process tries again, until five
-// attempts ([WithRetries]) or the next instant.
+// Every process calls Run with the same timetable. At each instant one process runs the function,
+// and the others wait until it has succeeded. No process runs an instant after it or a later one
+// was done, however the clocks differ. A process whose clock is ahead runs it early. If the
+// function fails, or its process dies, any process tries again, up to five times ([WithRetries]).
 //
 // # Loss
 //
-// If the session is lost while the function runs, its context ends, nothing is recorded,
-// and another process may run its own: functions must bear a second run.
+// If the session is lost while the function runs, its context ends, and another process may run
+// its own: functions must bear that.
 //
 // # Errors
 //
@@ -44,15 +41,13 @@ import (
 //
 // # Cost
 //
-// Do of an instant that was done takes 1 round trip, or none if this process knows of it; a
-// run takes 5 besides the function. Its end wakes all waiters.
+// Do of an instant that was done takes 1 round trip, or none if this process knows of it; a run
+// takes 5 besides the function. Its end wakes all waiters.
 //
 // # Znodes
 //
-// A waiter is in the line of a [Mutex] at the same path. The persistent znode path/last has
-// four lines: the last instant that was done, as [time.RFC3339Nano], or the zero time; the
-// owner; a unique text; and, if present, the last failure as JSON. If a broken clock has
-// recorded a future instant, nothing runs until then; delete path/last.
+// A waiter is in a Mutex's line at path. The persistent path/last has the last instant. If a
+// broken clock recorded a future instant, delete path/last.
 type Schedule struct {
 	made
 	missed  MissedPolicy
@@ -110,8 +105,8 @@ const (
 // String returns "latest", "skip" or "all".
 func (p MissedPolicy) String() string { return timetable.Policy(p).String() }
 
-// WithMissed chooses what becomes of instants that no process ran because all were down,
-// busy with an earlier one, or failed. The default is [MissedLatest].
+// WithMissed chooses what becomes of instants that no process ran because all were down, busy
+// with an earlier one, or failed. The default is [MissedLatest].
 func WithMissed(p MissedPolicy) ScheduleOption {
 	return func(c *scheduleConfig) {
 		if c.missed = p; p < MissedLatest || p > MissedAll {
@@ -121,9 +116,8 @@ func WithMissed(p MissedPolicy) ScheduleOption {
 }
 
 // WithRetries sets how often [Schedule.Run] calls a function that fails: n attempts of an
-// instant, over all processes, with the pauses of b between them. All processes should use
-// the same n and b: each applies its own. The default is 5 attempts, with pauses of a
-// minute, doubled up to an hour.
+// instant, over all processes, with the pauses of b between them; each process applies its own n
+// and b. The default is 5 attempts, with pauses of a minute, doubled up to an hour.
 func WithRetries(n int, b Backoff) ScheduleOption {
 	return func(c *scheduleConfig) {
 		switch err := b.check(); {
@@ -136,28 +130,26 @@ func WithRetries(n int, b Backoff) ScheduleOption {
 	}
 }
 
-// Every returns the timetable of the instants that are multiples of d since the zero
-// [time.Time], the same in every process: Every(time.Hour) is each full hour, in UTC. Run
-// returns [ErrInvalid] if d is not above 0.
+// Every returns the timetable of the multiples of d since the zero [time.Time], the same in every
+// process: Every(time.Hour) is each full hour, in UTC.
 func Every(d time.Duration) Timetable { return timetable.Every(d) }
 
-// Daily returns the timetable of a time of day in a zone, such as "03:00": [Cron] with that
-// hour and minute. It has one instant on each day, also when the clocks change.
+// Daily returns the timetable of a time of day in a zone, such as "03:00": one instant on each
+// day, also when the clocks change.
 func Daily(at string, loc *time.Location) (Timetable, error) {
 	return opTable(timetable.Daily(at, loc))
 }
 
-// Cron returns a timetable of five fields as in crontab(5), or a word like @daily:
+// Cron returns a timetable as in crontab(5), or of a word like @daily:
 //
 //	weekdays, err := zsync.Cron("30 7 * * mon-fri", time.Local)
 //
-// The fields are minute, hour, day of month, month and day of week (Sunday is 0 and 7):
-// lists of numbers, names, ranges and steps. If neither field of days begins with a star, a
-// day matches if it matches either. All processes must name the same zone; time.Local is
-// each machine's. When the clocks change, a job whose minute or hour begins with a star
-// follows real time. For every other job, a local time that a change of less than three
-// hours leaves out comes at the change, and a local time that comes twice counts the first
-// time.
+// The fields are minute, hour, day of month, month and day of week (Sunday is 0 and 7): lists of
+// numbers, names, ranges and steps. If neither field of days begins with a star, a day matches if
+// it matches either. All processes must name the same zone; time.Local is each machine's. When
+// the clocks change, a job whose minute or hour begins with a star follows real time. For other
+// jobs, a local time that is left out, by less than three hours, comes at the change, and a local
+// time that comes twice counts once.
 func Cron(spec string, loc *time.Location) (Timetable, error) {
 	return opTable(timetable.ParseCron(spec, loc))
 }
@@ -193,7 +185,7 @@ func (c *Schedule) last() string { return session.ChildPath(c.path, "last") }
 
 var (
 	// errPassed means that the instant needs no run, or no run now.
-	errPassed = errors.New("zsync: the instant needs no run now")
+	errPassed = errors.New("the instant needs no run now")
 
 	// errUnrecorded means that the servers refuse to record what came of a run.
 	errUnrecorded = errors.New("the result of the function cannot be recorded")
@@ -230,12 +222,11 @@ func (r scheduleRecord) attempts(at time.Time) int {
 // A choice picks the instant to run, given what path/last holds, or fails with errPassed.
 type choice func(r scheduleRecord) (time.Time, error)
 
-// Do runs f unless a process has done so for the instant at, or for a later one, and
-// reports whether it ran f. While another process runs its function for the instant, Do
-// waits; when that fails, the next process in line runs its own. If f returns an error, Do
-// records and returns it. If the session is lost while f runs, or before the servers
-// confirm the record of a success, the error is [ErrLost]. An instant must be after the
-// zero time and before the year 10000.
+// Do runs f unless a process has done so for the instant at, or for a later one, and reports
+// whether it ran f. While another process runs its function for the instant, Do waits; when that
+// fails, the next process in line runs its own. If f returns an error, Do records and returns it.
+// If the session is lost before the servers confirm the record of a success, the error is
+// [ErrLost]. An instant is after the zero time and before the year 10000.
 func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Context) error) (ran bool, err error) {
 	err = c.misuse()
 	switch {
@@ -352,7 +343,8 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries 
 	return true, session.CtxErr(ctx)
 }
 
-// observe calls the observer before the function is called. The returned function calls it when err is what came of that.
+// observe calls the observer before the function is called. The returned function calls it when
+// err is what came of that.
 func (c *Schedule) observe(ctx context.Context, err *error) (ended func()) {
 	began := time.Now()
 	c.s.m.Observe(session.Event{Kind: session.EventStarted, Op: "run", Path: c.path})
@@ -595,8 +587,8 @@ func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 	return r.done, opError("last", c.path, err)
 }
 
-// LastFailure returns the last run that failed, at least as new as the call. A later
-// success does not remove it: compare its At with [Schedule.Last].
+// LastFailure returns the last run that failed, at least as new as the call. A later success does
+// not remove it: compare its At with [Schedule.Last].
 func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
 	if c.misuse() != nil {
 		return ScheduleFailure{}, opError("last failure", c.path, c.misuse())
@@ -612,19 +604,15 @@ func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
 	return ScheduleFailure{}, opError("last failure", c.path, err)
 }
 
-// Run calls f for each instant of the timetable, unless another process has done it. The
-// first instant ever is the first after the call of Run. Run gives next times of the local
-// zone; a timetable for processes in several zones names its own zone, as [Daily] and
-// [Cron] do.
+// Run calls f for each instant of the timetable, unless another process has done it. The first
+// instant ever is the first after the call of Run. Run gives next local times; [Daily] and [Cron]
+// name a zone. An instant is missed when the next instant is due before it ran, see [WithMissed].
+// A failure is logged; [WithRetries] says when f is called again, unless the servers refuse to
+// record it.
 //
-// An instant is missed when the next instant is due before it ran, see [WithMissed]. A
-// failure is logged, and [WithRetries] says when f is called again; during the pause, each
-// process reads path/last once a minute. If the servers refuse to record the result of f,
-// Run does not call f again.
-//
-// Run returns nil when the timetable has no further instant. It returns an error if ctx
-// ends, if the Session is closed, or if a retry cannot help. A timetable whose instants
-// depend on when it is asked is [ErrInvalid].
+// Run returns nil when the timetable has no further instant. It returns an error if ctx ends, if
+// the Session is closed, or if a retry cannot help. A timetable whose instants depend on when it
+// is asked is [ErrInvalid].
 func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.Context, at time.Time) error) error {
 	err := c.misuse()
 	switch {

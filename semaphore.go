@@ -20,53 +20,38 @@ import (
 	"github.com/zsync/zsync/internal/txn"
 )
 
-// A Semaphore is a weighted semaphore shared by every process that names the same path:
+// A Semaphore is a weighted semaphore that processes share by its path:
 // golang.org/x/sync/semaphore across processes.
 //
 //	m := zsync.NewSemaphore(s, "/limits/geocoder", 10) // for all processes together
 //	err := m.Do(ctx, 1, func(ctx context.Context) error { … })
 //
-// or Acquire and Release.
-//
-// All processes together hold at most n permits. Requests are served in the order of their
-// arrival, for any number of permits, so small requests do not starve a large one. For the
-// goroutines of one process, see [WithHandoffs]. All processes must name the same n, which
-// is stored at the path; in a process with another n, Acquire returns [ErrInvalid].
-// [Semaphore.Resize] changes n for all.
+// or Acquire and Release. All processes together hold at most n permits. Requests are served in
+// the order of their arrival, so small requests do not starve a large one. For the goroutines of
+// one process, see [WithHandoffs]. All processes must name the same n; [Semaphore.Resize] changes
+// it for all.
 //
 // # Loss
 //
-// If the session ends, this process loses all its permits and other processes may hold
-// them: [Semaphore.Lost] is closed, and Release returns [ErrLost]. Acquire of this
-// *Semaphore waits until the lost permits have been released. An Acquire that only waits
-// carries on in the next session, at the back of the line.
-//
-// If another client deletes the znode of a permit, all permits of this *Semaphore are lost.
-// Their other znodes are deleted when the permits have been released, or a tenth of the
-// session timeout later.
+// If the session ends, this process loses all its permits and other processes may hold them.
+// Acquire of this *Semaphore then waits until the lost permits have been released. If another
+// client deletes the znode of a permit, all permits of this *Semaphore are lost; their other
+// znodes are deleted at the release, or a tenth of the session timeout later.
 //
 // # Errors
 //
-// Acquire returns [ErrInvalid] for a number that is not positive or above the limit, and
-// [ErrTooLarge] if the znodes do not fit into one transaction. Release returns
-// [ErrNotLocked] if this *Semaphore holds fewer permits.
+// Acquire returns [ErrInvalid] for a number that is not positive or above the limit, and if the
+// path has another n; and [ErrTooLarge] above 1 MiB of znodes.
 //
 // # Cost
 //
-// Acquire of free permits takes 1 round trip if no contender waits, and so does Release.
-// The first Acquire of a *Semaphore, and one behind others, takes 4. docs/costs.md has the
-// requests.
+// Acquire of free permits takes 1 round trip if no contender waits, and so does Release. The
+// first of a *Semaphore, or behind others, takes 4.
 //
 // # Znodes
 //
-// Each permit is an ephemeral znode, path/leases/_c_<uuid>-lease-<number>, whose data is
-// the owner ([WithOwner]). Waiters are in the line of a [Mutex] at path/locks. The data of
-// path is n in decimal, as in kazoo. These are the znodes of Curator's
-// InterProcessSemaphoreV2. If n is above 1,000, the permits of one Acquire are one znode,
-// path/leases/_c_<uuid>-weight-<number of permits>, which Curator counts as one permit.
-// With [LayoutKazoo], a permit is path/<guid> and the line is at path-__lock__. path and
-// the znodes below it are containers, except path with LayoutKazoo; the znodes above are
-// persistent.
+// A permit is path/leases/_c_<uuid>-lease-<number>, or path/<guid> with LayoutKazoo. Above a
+// limit of 1,000, an Acquire is one znode.
 type Semaphore struct {
 	made
 	named  int64        // the limit that NewSemaphore was given
@@ -107,8 +92,7 @@ const maxUnits = 1000
 // If enough are free and no contender waits, the lock is not needed: see
 // semaphorefree.go.
 
-// NewSemaphore returns the Semaphore of n permits at path. It does no I/O; every
-// method reports a bad argument.
+// NewSemaphore returns the Semaphore of n permits at path.
 func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semaphore {
 	c := newLockConfig(opts)
 	m := &Semaphore{made: made{s: s, path: path}, named: n, layout: c.layout}
@@ -139,15 +123,10 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 // Path returns the path that m was made with.
 func (m *Semaphore) Path() string { return m.path }
 
-// Acquire acquires n permits, all at once. It waits until there are enough, ctx ends, or
-// the Session is closed. If it returns an error, it leaves the semaphore unchanged. After
-// the end of ctx, Acquire fails even if permits are free.
-//
-// Acquire returns [ErrInvalid] if n is not positive or above the limit, also if
-// [Semaphore.Resize] lowers the limit below n during the wait. It also returns ErrInvalid
-// if the path has another limit than [NewSemaphore] was given, unless a process has resized
-// it. ErrTooLarge means that the znodes of n permits do not fit into one transaction:
-// thousands of permits with LayoutKazoo, or hundreds with a very long WithOwner.
+// Acquire acquires n permits, all at once. It waits until there are enough, ctx ends, or the
+// Session is closed. After an error, the semaphore is unchanged. If [Semaphore.Resize] lowers the
+// limit below n during the wait, Acquire returns [ErrInvalid]. [ErrTooLarge] concerns thousands
+// of permits with LayoutKazoo, or hundreds with a very long [WithOwner].
 func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 	_, _, err := m.acquired(ctx, n)
 	return opError("acquire", m.path, err)
@@ -169,8 +148,8 @@ func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a
 }
 
 // TryAcquire tries to acquire n permits and reports whether it succeeded. It waits for the
-// servers, but not for other holders. It returns false while another contender waits for
-// permits or is acquiring some.
+// servers, but not for other holders: while another contender waits or acquires, it returns
+// false.
 func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	start := time.Now()
 	if err := m.check(ctx, n); err != nil {
@@ -211,7 +190,7 @@ func (m *Semaphore) check(ctx context.Context, n int64) error {
 }
 
 func tooMany(n, limit int64) error {
-	return session.Invalid("%d permits of a semaphore that has %d: they will never be there", n, limit)
+	return session.Invalid("%d permits exceed the limit of %d", n, limit)
 }
 
 // most returns the largest number of permits that one transaction can create.
@@ -296,7 +275,7 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 
 // errUnsettled means that this process has lost permits and has not released
 // them.
-var errUnsettled = errors.New("zsync: lost permits have not been released")
+var errUnsettled = errors.New("lost permits have not been released")
 
 // settle waits until this process has released its lost permits. If it keeps them for a session
 // timeout, and no Do will release them, settle fails.
@@ -405,7 +384,7 @@ func (m *Semaphore) adopt(ctx context.Context, inc *session.Incarnation, data []
 			return q, err
 		}
 		if mark == nil {
-			return q, session.Invalid("this semaphore was made with a limit of %d, but others use the path with a limit of %d; use Resize to change it", m.named, limit)
+			return q, session.Invalid("the path has the limit %d, and this Semaphore %d; use Resize to change it", limit, m.named)
 		}
 		m.follow.Store(true)
 	}
@@ -427,7 +406,7 @@ func (m *Semaphore) stored(limit int64) []byte {
 func parseLimit(data []byte) (int64, error) {
 	limit, err := strconv.ParseInt(strings.TrimSpace(string(marks.Unmark(data))), 10, 64)
 	if err != nil || limit <= 0 {
-		return 0, session.Invalid("the path's data are %.40q, not the limit of a semaphore; use another path, or empty them", data)
+		return 0, session.Invalid("the path stores %.40q, which is no limit of a Semaphore; use another path, or delete the data", data)
 	}
 	return limit, nil
 }
@@ -454,19 +433,12 @@ func (m *Semaphore) resized() string {
 	return session.ChildPath(m.root, "resized")
 }
 
-// Resize makes n the limit of the semaphore, for every process that uses the path now or
-// later, with any limit in [NewSemaphore].
-//
-// No permit is taken away: if more than n are out, Acquire waits until enough have been
-// released. If the limit grows, the first waiters get the new permits at once. An Acquire
-// that waits for more than n returns [ErrInvalid]. When Resize has returned, the old limit
-// no longer applies. If ctx ends while the request is under way, the limit may be changed
-// or not.
-//
-// Resize writes n to the znode at path and creates the persistent znode path/resized, or
-// path-__resized__ with [LayoutKazoo], so the limit stays while the semaphore is unused.
-// kazoo compares the limit when it first uses a path, and refuses another; Curator uses its
-// own limit.
+// Resize makes n the limit of the semaphore, for every process that uses the path now or later,
+// with any limit in NewSemaphore. No permit is taken away: if more than n are out, Acquire waits
+// until enough have been released. If the limit grows, the first waiters get the new permits at
+// once. When Resize has returned, the old limit no longer applies. If ctx ends during the
+// request, the limit may be changed or not. The limit stays while the semaphore is unused. kazoo
+// refuses another limit than its own at first use; Curator uses its own.
 func (m *Semaphore) Resize(ctx context.Context, n int64) error {
 	return opError("resize", m.path, m.resize(ctx, n))
 }
@@ -571,7 +543,7 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 }
 
 // errResized means that the limit has changed since the client read it.
-var errResized = errors.New("zsync: the limit has changed")
+var errResized = errors.New("the limit has changed")
 
 // takeOf is take until the limit changes.
 func (m *Semaphore) takeOf(ctx context.Context, gate *lock.Grant, resized *conn.Watch, n int64, wait bool, ahead *lock.Ahead) ([]lock.Lease, error) {
@@ -754,14 +726,11 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 	return nil, errUnsettled
 }
 
-// Do acquires n permits, calls f, and releases them. f's context ends, with cause
-// [ErrLost], when the permits are lost; return soon from f then. Do returns ErrLost. It
-// joins the errors of f and of the release. If f panics, Do releases the permits and
-// panics.
-//
-// Within f, Acquire and Do ask for more permits, and can wait indefinitely for f's own.
-// When f returns, Do releases n permits. If f has already released some of them, Do
-// releases the rest and returns [ErrNotLocked].
+// Do acquires n permits, calls f, and releases them. f's context ends, with cause [ErrLost], when
+// the permits are lost: return soon from f then; Do returns ErrLost. It joins the errors of f and
+// of the release. If f panics, Do releases the permits and panics. Within f, Acquire and Do ask
+// for more permits, and can wait for f's own. If f has released some, Do releases the rest and
+// returns [ErrNotLocked].
 func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context) error) error {
 	if m.misuse() == nil && f == nil {
 		return opError("do", m.path, session.Invalid("the function is nil"))
@@ -786,12 +755,8 @@ func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context)
 	return doHolding(ctx, doKey{m.s, m.path, "permits"}, d, f, release)
 }
 
-// Release releases n permits of this Semaphore value, from any number of Acquires. It
-// returns [ErrNotLocked] if the value holds fewer; then it releases none. It returns
-// [ErrLost] if they were lost; then nothing is left to release.
-//
-// Release returns within half a second, and at once if the connection is down. The Session
-// then releases the permits in the background.
+// Release releases n permits of this Semaphore value, from any number of Acquires. If there are
+// fewer, it releases none and returns [ErrNotLocked].
 func (m *Semaphore) Release(n int64) error {
 	return opError("release", m.path, m.release(n))
 }
@@ -815,8 +780,12 @@ func (m *Semaphore) releaseOf(a *lock.Permits, n int64) error {
 		a = m.held
 	}
 	if a == nil || a != m.held || a.Held() < n && !rest {
+		held := int64(0)
+		if m.held != nil {
+			held = m.held.Held()
+		}
 		m.mu.Unlock()
-		return ErrNotLocked
+		return notHeld(fmt.Sprintf("%d permits, %d held", n, held))
 	}
 	short := a.Held() < n
 	left, r, lost := a.Release(min(n, a.Held()))
@@ -841,9 +810,8 @@ func (m *Semaphore) releaseOf(a *lock.Permits, n int64) error {
 	return nil
 }
 
-// Lost returns a channel that is closed when the permits of m are lost: their session has
-// ended or could have ended, or another client has deleted one of their znodes. Without
-// permits, the channel is closed. Release does not close it.
+// Lost returns a channel that is closed when the permits of m are lost. Without permits, it is
+// closed. Release does not close it.
 func (m *Semaphore) Lost() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -854,11 +822,10 @@ func (m *Semaphore) Lost() <-chan struct{} {
 }
 
 // Txn applies writes to ZooKeeper, all or none, and only while m holds all its permits: the
-// servers check each of them. It returns [ErrLost] if the permits are lost, and [ErrNotLocked] if
-// m holds none. See [Session.Txn] for ops, lost replies and costs.
+// servers check each. [Session.Txn] has the rest.
 func (m *Semaphore) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	rs, err := m.txn(ctx, ops)
-	return rs, opError("txn", m.path, err)
+	return rs, opError("txn", m.path, session.Refused(ops, rs, err))
 }
 
 func (m *Semaphore) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
@@ -874,16 +841,10 @@ func (m *Semaphore) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, err
 	}
 }
 
-// Token returns a fencing token of the permits that m holds. It is greater than the token of any
-// permits, of any process, that were released or lost before m acquired its latest permits. See
-// [Mutex.Token].
-//
-// If the limit is above 1, other processes may hold permits at the same time, with greater or
-// smaller tokens. So a server that checks tokens must remember one token for the work of each
-// permit, not one for all.
-//
-// The first call after an Acquire costs one write, and later calls cost nothing. Token returns
-// [ErrNotLocked] if m holds no permits, and [ErrLost] if they are lost.
+// Token returns a fencing token of the permits that m holds, as [Mutex.Token] does. It is greater
+// than the token of any permits that were released or lost before m acquired its latest permits.
+// Holders at the same time have tokens in any order: a server that checks tokens must remember
+// one for each permit.
 func (m *Semaphore) Token(ctx context.Context) (int64, error) {
 	token, err := m.token(ctx)
 	return token, opError("token", m.path, err)
@@ -910,8 +871,8 @@ func (m *Semaphore) standing() (*lock.Permits, error) {
 	return m.held, nil
 }
 
-// Contenders returns the holders of permits, one Contender for each znode, and then the
-// waiters, in their order.
+// Contenders returns the holders of permits, one Contender for each znode, and then the waiters,
+// in their order.
 func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 	if m.misuse() != nil {
 		return nil, opError("contenders", m.path, m.misuse())

@@ -21,25 +21,17 @@ import (
 	"github.com/zsync/zsync/internal/txn"
 )
 
-// A Session is a connection to a ZooKeeper ensemble. Create one per process and share it
-// among all primitives and goroutines:
-//
-//	s, err := zsync.Connect(ctx, "zk1:2181,zk2:2181,zk3:2181")
-//	if err != nil {
-//		return err
-//	}
-//	defer s.Close()
-//
-// A Session reconnects by itself, and holds survive a change of server. If its ZooKeeper
-// session ends, the Session opens a new one. A client that is cut off learns of a loss
-// before the servers can grant its locks to another client, if the clocks of both run at
-// about the same rate. Time asleep counts, by the wall clock; so setting that clock forward
-// can cause a loss.
+// A Session is a connection to a ZooKeeper ensemble. Create one per process and share it among
+// all primitives and goroutines. It reconnects by itself, and holds survive a change of server.
+// If its ZooKeeper session ends, the Session opens a new one. A client that is cut off learns of
+// a loss before the servers can grant its locks to another client, if the clocks of both run at
+// about the same rate. Time asleep counts, by the wall clock; so setting that clock forward can
+// cause a loss.
 //
 // # Cost
 //
-// A Session sends pings and, while it holds something, two small requests every 11/40 of
-// its timeout, unless others have confirmed the session.
+// A Session sends pings and, while it holds something, two small requests every 11/40 of its
+// timeout, unless others have confirmed the session.
 type Session struct {
 	_ noCopy
 	m *session.Manager
@@ -55,14 +47,10 @@ type Session struct {
 }
 
 // Connect opens a session with an ensemble. servers is a ZooKeeper connect string:
-// "zk1:2181,zk2:2181", or "zk1:2181,zk2:2181/app" for paths below the chroot /app, which is
-// created when it is first needed. The default port is 2181.
-//
-// While no server answers, Connect keeps trying until ctx ends; the error then contains the
-// last failure. A later end of ctx does not affect the Session. The error is [ErrInvalid]
-// for a bad argument, and go-zookeeper's ErrAuthFailed if the servers refuse the
-// credentials or demand others. Connect takes one round trip besides the handshake of TCP
-// or TLS.
+// "zk1:2181,zk2:2181", or "zk1:2181,zk2:2181/app" for paths below the chroot /app, created when
+// first needed. The default port is 2181. While no server answers, Connect keeps trying until ctx
+// ends; the error then has the last failure. A later end of ctx does not affect the Session. If
+// the servers refuse the credentials, the error is go-zookeeper's ErrAuthFailed.
 func Connect(ctx context.Context, servers string, opts ...Option) (*Session, error) {
 	hosts, chroot, err := parseServers(servers)
 	if err != nil {
@@ -83,22 +71,19 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 	return s, nil
 }
 
-// Close ends the ZooKeeper session, and with it every hold, and returns when all goroutines
-// of s have ended. Calls in progress, and later ones, fail with [ErrClosed]; closing a
-// closed Session is no error. An [Observer] must not call Close.
+// Close ends the ZooKeeper session, and with it every hold, and returns when all goroutines of s
+// have ended. Calls in progress, and later ones, fail with [ErrClosed]; closing twice is no
+// error. An [Observer] must not call Close.
 //
 // Close ends the contexts of running functions of Do, RDo, Run and [Queue.Work] with cause
-// ErrClosed, and waits for them, for at most [WithCloseTimeout]. Until then, their holds,
-// and locks that they acquired with their contexts, stay held, Token, Txn, Ack and Unlock
-// work, and a success counts: a Once or an instant is done, an element is acknowledged.
-// After the timeout, these holds are lost, and Lost is closed before another session can be
-// granted them. Every other lock is released at once. Close does not wait for a function
-// that calls it in its own goroutine.
+// ErrClosed, and waits for them, for at most [WithCloseTimeout]. Until then, their holds, and
+// locks that they acquired with their contexts, stay held, Token, Txn, Ack and Unlock work, and a
+// success counts. After the timeout, these holds are lost, and Lost is closed before another
+// session can be granted them. Every other lock is released at once.
 //
-// Then Close waits up to a second for work that only this process can finish: elements of a
-// Queue to return, changes of a [WaitGroup], receipts, and the heir of [Election.Transfer].
-// If no server can be reached, the ephemeral znodes stay until the session timeout has
-// passed.
+// Then Close waits up to a second for work that only this process can finish: elements of a Queue
+// to return, changes of a [WaitGroup], receipts, a heir. If no server answers, znodes stay for
+// the session timeout.
 func (s *Session) Close() error {
 	s.m.Close()
 	return nil
@@ -110,9 +95,9 @@ func (s *Session) ID() int64 { return s.m.SessionID() }
 // Timeout returns the session timeout that the servers have granted, or 0.
 func (s *Session) Timeout() time.Duration { return s.m.Granted() }
 
-// Margin returns how long the holds of s are still confirmed if no server answers from now
-// on. At 0, they are lost; the servers can grant them to another client no earlier than a
-// tenth of [Session.Timeout] later. Without a hold, Margin may be 0.
+// Margin returns how long the holds of s are still confirmed if no server answers from now on. At
+// 0, they are lost; the servers can grant them to another client no earlier than a tenth of
+// [Session.Timeout] later.
 func (s *Session) Margin() time.Duration { return s.m.Certain() }
 
 // State returns the present state.
@@ -147,10 +132,9 @@ func (s State) String() string {
 	return fmt.Sprintf("State(%d)", int(s))
 }
 
-// States returns a channel of every change of state from now on, in order; none is dropped.
-// It is closed when ctx ends, or after StateClosed. Close does not wait for a reader: the
-// channel keeps 64 changes, and if more are unread, a goroutine stays until they are read
-// or ctx ends.
+// States returns a channel of every change of state from now on, in order; none is dropped. It is
+// closed when ctx ends, or after StateClosed. With more than 64 unread, a goroutine stays until
+// they are read or ctx ends.
 func (s *Session) States(ctx context.Context) <-chan State {
 	return session.States[State](ctx, s.m)
 }
@@ -168,41 +152,32 @@ type Stats struct {
 // Stats returns the counters of s.
 func (s *Session) Stats() Stats { return Stats(s.m.Stats()) }
 
-// Txn applies several writes, all or none. ops are go-zookeeper's request types:
-// *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest and *zk.CheckVersionRequest,
-// with paths below the chroot. The responses are in the order of ops. If an operation
-// fails, the error is that operation's, and the responses show which it is.
+// Txn applies several writes, all or none. ops are [*zk.CreateRequest], [*zk.SetDataRequest],
+// [*zk.DeleteRequest] and [*zk.CheckVersionRequest] of go-zookeeper, with paths below the chroot.
+// The responses are in the order of ops. If the servers refuse an operation, the error names it.
 //
-// If the connection drops before the reply, Txn finds out whether the writes were applied,
-// and the responses; a Stat that other clients have changed since is missing. The outcome
-// remains unknown in three cases: the session is lost too, with the error [ErrLost]; ctx
-// ends first; or the connection drops and Txn was not permitted to write its log.
-//
-// # Cost
-//
-// One round trip and one request; two of each for the first Txn of a Session.
-//
-// # Znodes
-//
-// Each transaction also writes a log, an ephemeral znode /_c_<guid>-txn at the root or
-// chroot, which later transactions of the session use again. If the servers refuse that, it
-// lies beside the first path that is created, or else the first path of ops, until Txn
-// deletes it. It has the Session's ACL; if no client may write under that, clients that may
-// create may write it too.
+// If the connection drops before the reply, Txn finds out whether the writes were applied, and
+// the responses; a Stat that other clients have changed since is missing. The outcome remains
+// unknown if the session is lost too ([ErrLost]), if ctx ends first, or if the connection drops
+// and Txn was not permitted to write its log, an ephemeral znode /_c_<guid>-txn
+// (docs/interop.md). Txn takes one round trip, the first of a Session two.
 func (s *Session) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	rs, err := txn.Session(ctx, s.m, ops)
-	return rs, opError("txn", "", err)
+	return rs, opError("txn", "", session.Refused(ops, rs, err))
 }
 
 // parseServers splits a connect string.
 func parseServers(servers string) (hosts []string, chroot string, err error) {
 	list := servers
+	if strings.Contains(servers, "://") {
+		return nil, "", session.Invalid("connect string %q has a scheme; want host:port[,host:port...][/chroot]", servers)
+	}
 	if i := strings.IndexByte(servers, '/'); i >= 0 {
 		list, chroot = servers[:i], servers[i:]
 		if chroot == "/" {
 			chroot = ""
 		} else if strings.Contains(chroot, ",") {
-			return nil, "", session.Invalid("connect string %q: the chroot stands once, behind the last server, and has no comma", servers)
+			return nil, "", session.Invalid("connect string %q: the chroot comes once, after the last server, and has no comma", servers)
 		} else if err := session.CheckPath(chroot); err != nil {
 			return nil, "", fmt.Errorf("chroot of %q: %w", servers, err)
 		}
@@ -248,10 +223,8 @@ func hostPort(host string) (string, error) {
 	return full, nil
 }
 
-// Get reads the data and the Stat of any znode below the chroot, for the versions that a
-// [Session.Txn] needs, and for tools. It takes 1 round trip; the server may lag behind the
-// others. The errors are go-zookeeper's ErrNoNode and ErrNoAuth, [ErrInvalid], [ErrClosed],
-// and the error of ctx.
+// Get reads the data and the Stat of any znode, for the versions that [Session.Txn] needs, and
+// for tools. The server may lag behind the others. Errors are go-zookeeper's, such as ErrNoNode.
 func (s *Session) Get(ctx context.Context, path string) (data []byte, stat *zk.Stat, err error) {
 	if err := checkRead(path); err != nil {
 		return nil, nil, opError("get", path, err)

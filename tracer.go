@@ -10,11 +10,10 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Tracer is called at the start and at the end of each operation of a Session, to make
-// spans. End receives the context that Start returned. A function of the program that runs
-// between the two gets a context made from it, so spans have parents. Start is called in
-// the goroutine of the operation. End is called once for each Start, there or, for a hold,
-// in another goroutine. Neither may block.
+// A Tracer is called at the start and at the end of each operation of a Session, to make spans.
+// End receives the context that Start returned, and functions of the program get a context made
+// from it, so spans have parents. End is called once for each Start, perhaps elsewhere. Neither
+// may block.
 type Tracer interface {
 	Start(ctx context.Context, op Op) context.Context
 	End(ctx context.Context, op Op, err error)
@@ -22,11 +21,8 @@ type Tracer interface {
 
 // An Op is one operation that a [Tracer] follows.
 type Op struct {
-	Kind OpKind
-	// Name is the operation: lock, rlock, campaign, acquire, enter, or do of a Once;
-	// wait of a Barrier, WaitGroup or Cond; send, receive, ack, nack or reject of
-	// a Queue.
-	Name      string
+	Kind      OpKind
+	Name      string // lock, rlock, campaign, acquire, enter, do (of a Once); wait; send, receive, ack, nack, reject
 	Primitive string // mutex, rwmutex, election, semaphore, once, double barrier, barrier, waitgroup, cond, queue
 	Path      string // of the primitive
 	Owner     string // of the Session; see WithOwner
@@ -40,17 +36,10 @@ type OpKind int
 
 // The kinds of Op.
 const (
-	// OpAcquire is the wait of a caller for a lock, permits, a leadership, the function of a Once, or
-	// a double barrier, or a TryLock that succeeds. The error of End is why the caller gave up.
-	OpAcquire OpKind = iota + 1
-	// OpHold lasts from a grant to its release. The context of the function of Do, Run or Once comes
-	// from its Start. The error of End is a [LostError] if the hold was lost.
-	OpHold
-	// OpWait is a wait of a caller that holds nothing then: Wait of a Barrier, WaitGroup or Cond.
-	OpWait
-	// OpQueue is a send, a receive or a settlement of elements. An element of [Queue.Recv] or
-	// [Queue.Deliveries] is received when the channel has passed it on.
-	OpQueue
+	OpAcquire OpKind = iota + 1 // a wait for a hold, or a TryLock that succeeds; End's error is why the caller gave up
+	OpHold                      // from a grant to its release; a function's context comes from its Start; End's error is a LostError after a loss
+	OpWait                      // Wait of a Barrier, WaitGroup or Cond
+	OpQueue                     // a send, a receive (when the channel has passed the element on) or a settlement of elements
 )
 
 // String returns "acquire", "hold", "wait" or "queue".
@@ -140,9 +129,8 @@ func (t *tracers) queueing(ctx context.Context, name, path string, n int) (_ con
 	return ctx, func(err error) { done("", err) }
 }
 
-// An Observer receives the events of a Session, for metrics. Observe is called in the
-// goroutine of the event or of the event before it, and must not block. It may call methods
-// that send no request, such as State, Stats, ID and Lost. The events of the Session itself
+// An Observer receives the events of a Session, for metrics. Observe must not block, but may call
+// methods that send no request, such as State, Stats, ID and Lost. Events of the Session itself
 // arrive one at a time, in order; events of holds can arrive at the same time.
 type Observer interface {
 	Observe(Event)

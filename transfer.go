@@ -15,17 +15,13 @@ import (
 // This file has the leader's wish, which decides who leads next, besides the order of arrival
 // and the priorities.
 
-// Transfer hands the leadership to the heir to, a waiting candidate from
-// [Election.Contenders]. It resigns, and returns when the heir is the first in the line,
-// after 4 round trips if the heir is the next. The context of a Run in progress ends, and
-// the heir leads after Run's function has returned. With that context, Transfer returns at
-// once, so that the function can return.
-//
-// If the heir does not wait, e still leads. If ctx ends, or the heir leaves the line, after
-// e has resigned, the next candidate leads. Candidates of zsync ahead of the heir move to
-// the back of the line; candidates of Curator and kazoo lead first, and Transfer waits for
-// that. The request is an ephemeral znode, path/transfer-<guid>-<name of the candidate>,
-// until the heir leads or has left.
+// Transfer hands the leadership to a waiting candidate from [Election.Contenders]. It resigns,
+// and returns when that heir is the first in the line: after 4 round trips if the heir is the
+// next. The context of a Run in progress ends, and the heir leads after Run's function has
+// returned. With that context, Transfer returns at once. If the heir does not wait, e still
+// leads. If ctx ends, or the heir leaves the line, after e has resigned, the next candidate
+// leads. Candidates of zsync ahead of the heir move to the back of the line. Candidates of
+// Curator and kazoo lead first; Transfer waits for that.
 func (e *Election) Transfer(ctx context.Context, to Contender) error {
 	return opError("transfer", e.path, e.transfer(ctx, to))
 }
@@ -121,7 +117,7 @@ func (e *Election) awaitHeir(ctx context.Context, inc *session.Incarnation, heir
 		case err != nil:
 			return e.endedEarly(inc, err)
 		case !slices.ContainsFunc(all, func(c lock.Child) bool { return c.Name == heir.Name }):
-			return fmt.Errorf("%w: %q has left, and whoever was next leads", ErrNoCandidate, heir.Name)
+			return fmt.Errorf("%w: %q has left, and the next candidate leads", ErrNoCandidate, heir.Name)
 		case all[0].Name == heir.Name:
 			return nil
 		}

@@ -21,9 +21,9 @@ import (
 //	ok, err := limit.CompareAndSwap(ctx, version, n+1)
 //	for n := range limit.Watch(ctx) { … } // the value, now and after each change
 //
-// Operations are linearizable: of a hundred Updates that add one, each counts. Load is as
-// new as ZooKeeper's sync: a leader that is cut off can return an old value for some
-// seconds, on which no write depends.
+// Operations are linearizable: of a hundred Updates that add one, each counts. Load is as new as
+// ZooKeeper's sync: a leader that is cut off can return an old value for some seconds, on which
+// no write depends.
 //
 // # Loss
 //
@@ -39,18 +39,16 @@ import (
 //
 // # Znodes
 //
-// The value is the data of the persistent znode at path, encoded by the codec ([WithCodec])
-// and nothing else, so other programs can read and write it. If another program created the
-// znode empty, the persistent znode path/%kept keeps it. If another program deletes the
-// znode and a value is stored again, CompareAndSwap can mistake the new value for the old
-// one.
+// The value is the data of the persistent znode path, encoded by the codec ([WithCodec]), for
+// other programs, too. If another program deletes it, CompareAndSwap can mistake a new value for
+// the old one.
 type Value[T any] struct {
 	made
 	codec Codec
 }
 
-// A Version identifies one write of a Value. Versions of one path are equal only for the
-// same write. The zero Version means no value.
+// A Version identifies one write of a Value. Versions of one path are equal only for the same
+// write. The zero Version means no value.
 type Version struct {
 	czxid, mzxid int64 // of the transactions that made the znode, and wrote it
 	mtime        int64 // when the leader wrote it, in milliseconds: zxids begin again if the servers lose their data
@@ -78,10 +76,9 @@ func NewValue[T any](s *Session, path string, opts ...ValueOption) *Value[T] {
 // Path returns the path that v was made with.
 func (v *Value[T]) Path() string { return v.path }
 
-// Load returns the value, at least as new as the call, and its Version; or [ErrNoValue]. If
-// the value cannot be decoded, Load returns an error and its Version, so that it can be
-// replaced. An empty znode, as kazoo's Counter creates it, is no value, unless the codec
-// decodes it.
+// Load returns the value, at least as new as the call, and its Version, or [ErrNoValue]. A value
+// that cannot be decoded is an error with a Version to replace it. An empty znode is no value,
+// unless the codec decodes it.
 func (v *Value[T]) Load(ctx context.Context) (T, Version, error) {
 	x, version, err := v.load(ctx, true)
 	if err == nil && version == (Version{}) {
@@ -180,9 +177,9 @@ func (v *Value[T]) store(ctx context.Context, x T) error {
 	}
 }
 
-// CompareAndSwap stores x if the value still has the Version old, and reports whether it
-// did. With the zero Version, it stores x if there is no value. After a loss of the
-// servers' data, an old Version matches no new value.
+// CompareAndSwap stores x if the value still has the Version old, and reports whether it did.
+// With the zero Version, it stores x if there is no value. After a loss of the servers' data, an
+// old Version matches no new value.
 func (v *Value[T]) CompareAndSwap(ctx context.Context, old Version, x T) (bool, error) {
 	ok, err := v.compareAndSwap(ctx, old, x)
 	return ok, opError("compareandswap", v.path, err)
@@ -261,10 +258,10 @@ func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
 	return txn.Store(ctx, v.s.m, v.receipts(), v.state(), ops)
 }
 
-// Update replaces the value by f(value), and returns the new value. Without a value, f
-// receives the zero T. If f returns an error, nothing is stored, and Update returns it. If
-// another process changes the value between the read and the write, Update calls f again:
-// so f must have no effects of its own.
+// Update replaces the value, or the zero T without one, by f(value), and returns the new value.
+// If f returns an error, nothing is stored, and Update returns it. If another process changes the
+// value between the read and the write, Update calls f again: so f must have no effects of its
+// own.
 func (v *Value[T]) Update(ctx context.Context, f func(T) (T, error)) (T, error) {
 	if v.misuse() == nil && f == nil {
 		var zero T
@@ -323,9 +320,8 @@ func (v *Value[T]) yield(ctx context.Context, try int) error {
 	return v.s.m.Sleep(ctx, rand.N(max(d, 1)))
 }
 
-// Watch returns a channel of the value, now and after each change. It never returns to an
-// older value, through any number of servers and sessions. While there is no value, it
-// waits. Each change costs one event for each Session and one request for each Watch.
+// Watch returns a channel of the value, now and after each change, and never an older value
+// again. While there is no value, it waits.
 func (v *Value[T]) Watch(ctx context.Context) <-chan T {
 	out := make(chan T)
 	if v.misuse() != nil {

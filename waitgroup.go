@@ -15,33 +15,31 @@ import (
 //	err := wg.Go(ctx, task) // Add(1), run task in a goroutine, Done
 //	err = wg.Wait(ctx)      // in this process or another
 //
-// A Wait sees every Add that returned before it began, in any process. As in sync, calls of
-// Add for the next set of tasks must wait until the Waits for the last set have returned.
-// Done synchronizes before the Wait that it releases. [WaitGroup.Enter] is a double barrier
-// of its own.
+// A Wait sees every Add that returned before it began, in any process. As in sync, calls of Add
+// for the next set of tasks must wait until the Waits for the last set have returned. Done
+// synchronizes before the Wait that it releases. [WaitGroup.Enter] is a double barrier of its
+// own.
 //
 // # Loss
 //
-// A task belongs to the session that added it, and ends with that session. So no Wait hangs
-// because of a dead process. A process that loses its session gets [ErrLost] from Done, or
-// a negative Add, for its tasks. If one process adds tasks that others end, use
+// A task belongs to the session that added it, and ends with that session, so no Wait hangs
+// because of a dead process. A process that loses its session gets [ErrLost] from Done, or a
+// negative Add, for its tasks. If one process adds tasks that others end, use
 // [WithPersistentTasks].
 //
 // # Errors
 //
-// If the counter would become negative, Add and Done return [ErrNegativeCounter] and leave
-// it unchanged.
+// A counter that would become negative is [ErrNegativeCounter], and unchanged.
 //
 // # Cost
 //
-// Add, Done and Wait take 1 round trip each; goroutines of one process share requests. A Wait
-// receives one event for each session with open tasks.
+// Add, Done and Wait take 1 round trip each, which goroutines share. A Wait receives one event
+// for each session with open tasks.
 //
 // # Znodes
 //
-// Each session with open tasks has one ephemeral znode, path/_c_<uuid>-tasks, whose data is
-// their number; persistent tasks have a persistent znode. A znode whose number becomes zero
-// is deleted.
+// Each session with open tasks has one ephemeral znode, path/_c_<uuid>-tasks, whose data is their
+// number; persistent tasks have a persistent znode.
 type WaitGroup struct {
 	made
 	tally  *tally.Tally
@@ -53,8 +51,8 @@ type WaitGroupOption func(*waitGroupConfig)
 
 type waitGroupConfig struct{ keep bool }
 
-// WithPersistentTasks keeps the tasks that are added through this WaitGroup open until
-// Done, even if their session ends. By default, they end with it.
+// WithPersistentTasks keeps the tasks that are added through this WaitGroup open until Done, even
+// if their session ends. By default, they end with it.
 func WithPersistentTasks() WaitGroupOption { return func(c *waitGroupConfig) { c.keep = true } }
 
 // NewWaitGroup returns the WaitGroup at path.
@@ -79,10 +77,9 @@ func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
 // Path returns the path that wg was made with.
 func (wg *WaitGroup) Path() string { return wg.path }
 
-// Add adds delta, which may be negative, to the counter. A negative delta that ends the
-// tasks of some thousand other sessions takes several steps: if other processes end the
-// rest in the meantime, the tasks that it has ended stay ended. If ctx ends first, a
-// positive delta is not added, or is taken back.
+// Add adds delta, which may be negative, to the counter. If it ends tasks of some thousand other
+// sessions, it may end only some. If ctx ends first, a positive delta is not added, or is taken
+// back.
 func (wg *WaitGroup) Add(ctx context.Context, delta int) error {
 	return opError("add", wg.path, wg.add(ctx, delta))
 }
@@ -98,12 +95,12 @@ func (wg *WaitGroup) add(ctx context.Context, delta int) error {
 	case delta == 0:
 		return nil
 	}
-	return wg.tally.Add(ctx, delta)
+	return wg.s.m.Explained(ctx, wg.tally.Add(ctx, delta))
 }
 
-// Done ends one task. If another program's znode hides the open tasks of another session,
-// Done returns [ErrInvalid] and ends nothing. If no server answers within half a second, or
-// the servers refuse, Done returns nil and the Session ends the task in the background.
+// Done ends one task. If another program's znode hides the open tasks of another session, Done
+// returns [ErrInvalid] and ends nothing. If no server answers within half a second, or the
+// servers refuse, Done returns nil and the Session ends the task in the background.
 func (wg *WaitGroup) Done() error {
 	if wg.misuse() != nil {
 		return opError("done", wg.path, wg.misuse())
@@ -111,9 +108,9 @@ func (wg *WaitGroup) Done() error {
 	return opError("done", wg.path, wg.tally.Done(true))
 }
 
-// Go adds one task, calls f in a goroutine, and ends the task when f returns. If the task
-// cannot be added, Go does not call f. If f panics, the process ends, as in sync; no Wait
-// counts the task as done before the session ends.
+// Go adds one task, calls f in a goroutine, and ends the task when f returns. If the task cannot
+// be added, Go does not call f. If f panics, the process ends, as in sync; no Wait counts the
+// task as done before the session ends.
 func (wg *WaitGroup) Go(ctx context.Context, f func()) error {
 	if wg.misuse() == nil && f == nil {
 		return opError("go", wg.path, session.Invalid("the function is nil"))
@@ -141,14 +138,15 @@ func (wg *WaitGroup) Wait(ctx context.Context) error {
 	ctx, end := wg.tracers().waiting(ctx, "waitgroup", wg.path)
 	err := wg.misuse()
 	if err == nil {
-		err = wg.tally.Wait(ctx)
+		start := time.Now()
+		err = wg.s.waited(ctx, start, wg.tally.Wait(ctx))
 	}
 	end(err)
 	return opError("wait", wg.path, err)
 }
 
-// Count returns the number of open tasks. During constant changes, it sums the sessions'
-// numbers at slightly different times.
+// Count returns the number of open tasks. During constant changes, it sums the sessions' numbers
+// at slightly different times.
 func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 	if wg.misuse() != nil {
 		return 0, opError("count", wg.path, wg.misuse())
@@ -162,27 +160,13 @@ func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 //	err := wg.Enter(ctx, 3) // returns when three parties have entered
 //	err = wg.Leave(ctx)     // returns when the three parties have left
 //
-// All parties must give the same n; another n returns [ErrInvalid]. Parties are goroutines
-// of one process or of many, with one WaitGroup value or several. The party that comes next
-// begins the next round. The servers let a round in only if all n parties exist; they
-// notice a death when the session expires. A party that dies later counts as having left.
+// All parties must give the same n; another n returns [ErrInvalid]. Parties are goroutines of one
+// process or of many. The party that comes next begins the next round. The servers let a round in
+// only if all n parties exist; they notice a death when the session expires. A dead party has
+// left.
 //
-// # Loss
-//
-// The membership ends with its session: Leave then returns ErrLost. So it does if another
-// client deleted the party's znode while Enter waited.
-//
-// # Cost
-//
-// Enter and Leave cost at most 5 requests together for each party. A round takes 5 round
-// trips, for any number of parties.
-//
-// # Znodes
-//
-// A party is path/parties/_c_<uuid>-<n>-party-<seq>. Each round has an ephemeral znode
-// path/keeper-<zxid>-<number> with the name of its coordinator. The data of the container
-// path/parties is n and the parties inside. Curator's DistributedDoubleBarrier and kazoo's
-// DoubleBarrier use other znodes and cannot share the path.
+// The membership ends with its session, or if another client deletes its znode: Leave then
+// returns [ErrLost]. A round takes 5 round trips.
 func (wg *WaitGroup) Enter(ctx context.Context, n int) error {
 	return opError("enter", wg.path, wg.enter(ctx, n))
 }
@@ -201,6 +185,7 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 	traced := func() Op { return wg.s.tracers.traced("double barrier", "enter", wg.path) }
 	end := wg.s.tracers.acquiring(ctx, traced)
 	g, err := wg.double.Enter(ctx, n)
+	err = wg.s.waited(ctx, start, err)
 	wg.s.m.Waited("enter", wg.path, start, err)
 	if err != nil {
 		end("", err)
@@ -211,10 +196,9 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 	return nil
 }
 
-// Leave ends a membership of Enter, even if it fails, and waits until all parties of that
-// round have left. If goroutines that share wg have several memberships, Leave ends the
-// earliest. It returns [ErrNotLocked] without a membership, and [ErrLost] if the membership
-// ended with its session.
+// Leave ends a membership of Enter, even if it fails, and waits until all parties of that round
+// have left; of several memberships it ends the earliest. It returns [ErrNotLocked] without a
+// membership, and [ErrLost] if the membership ended with its session.
 func (wg *WaitGroup) Leave(ctx context.Context) error {
 	if wg.misuse() != nil {
 		return opError("leave", wg.path, wg.misuse())
@@ -222,8 +206,8 @@ func (wg *WaitGroup) Leave(ctx context.Context) error {
 	return opError("leave", wg.path, wg.double.Leave(ctx))
 }
 
-// Lost returns a channel that is closed when the membership that Leave would end next is
-// lost. Without a membership, it is closed. Leave does not close it.
+// Lost returns a channel that is closed when the membership that Leave would end next is lost.
+// Without one, it is closed. Leave does not close it.
 func (wg *WaitGroup) Lost() <-chan struct{} {
 	if wg.misuse() != nil {
 		return session.ClosedChan

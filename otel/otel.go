@@ -136,7 +136,7 @@ func New(opts ...Option) (*Telemetry, error) {
 		o(&c)
 	}
 	if c.meters == nil || c.tracers == nil || c.template == nil {
-		return nil, errors.New("zsync/otel: an option was given nil")
+		return nil, errors.New("zsync/otel: an option's argument is nil")
 	}
 	if c.maxPaths < 1 {
 		return nil, fmt.Errorf("zsync/otel: WithMaxPaths(%d): want at least 1", c.maxPaths)

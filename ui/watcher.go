@@ -20,7 +20,7 @@ const perSecond = 200
 // a large tree takes longer if the servers are far away.
 const patience = 10 * time.Second
 
-var errSlow = fmt.Errorf("the present look has taken longer than %v: the servers do not answer, or have much to tell", patience)
+var errSlow = fmt.Errorf("the present look has taken longer than %v: the servers do not answer, or there is much to read", patience)
 
 // idle is the factor by which the pause between looks grows while no browser has the page open.
 const idle = 10

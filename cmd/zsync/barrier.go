@@ -125,8 +125,8 @@ func leaveCommand(c *client) *cobra.Command {
 		Long: `leave waits until N parties are ready to leave at PATH. After an enter and some
 work, it does for a script what enter does with a command.
 
-But between the two, no process is a member. So no party sees that another has
-died, and leave waits for it: set --timeout, or make enter run the command.`,
+But between enter and leave, the script is no member. If another party dies then,
+leave waits for it indefinitely: set --timeout, or make enter run the command.`,
 		Example: `  zsync barrier enter -n 3 /job && ./work; zsync barrier leave -n 3 --timeout 1h /job`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {

@@ -427,7 +427,7 @@ func (d *doctor) cleanUp(ctx context.Context, cmd *cobra.Command) error {
 	return nil
 }
 
-var errChanged = errors.New("it is not what was shown")
+var errChanged = errors.New("it has changed since it was shown")
 
 // remove deletes the znode if it is still the one that was examined.
 //

@@ -291,7 +291,7 @@ func lost(err error) bool {
 func (t *task) grace() time.Duration {
 	tenth := t.session.Timeout() / 10
 	if t.killAfter > tenth {
-		t.say(fmt.Errorf("--kill-after %v: others may go on %v after a loss, which is a tenth of the session timeout that the servers grant", t.killAfter, tenth))
+		t.say(fmt.Errorf("--kill-after %v: another process may hold %v after a loss, a tenth of the session timeout", t.killAfter, tenth))
 	}
 	if t.killAfter > 0 {
 		return t.killAfter

@@ -541,7 +541,7 @@ func TestKillAfterThatOutlivesTheHoldIsToldToTheUser(t *testing.T) {
 	inMemory(t, func(t *testing.T, srv *zktest.Server) {
 		r := start(t, srv.Addr(), "", "lock", "/p", "--session", "60s", "--kill-after", "10", "--", "true")
 		r.want(0, "")
-		if got := r.stderr.String(); !strings.Contains(got, "--kill-after 10s: others may go on 4s after a loss") {
+		if got := r.stderr.String(); !strings.Contains(got, "--kill-after 10s: another process may hold 4s after a loss") {
 			t.Errorf("the message is %q", got)
 		}
 		r = start(t, srv.Addr(), "", "lock", "/p", "--session", "60s", "--kill-after", "4s", "--", "true")
@@ -1602,7 +1602,7 @@ func TestServerBringsTheFaultsThatItIsToldTo(t *testing.T) {
 	_, addr = serve("--max-session", "3s", "--expire-every", "2")
 	lost := start(t, addr, "", "lock", "/p", "--kill-after", "10s", "--", "sleep", "60")
 	lost.want(exitLost, "")
-	if got := lost.stderr.String(); !strings.Contains(got, "others may go on 300ms after a loss") {
+	if got := lost.stderr.String(); !strings.Contains(got, "another process may hold 300ms after a loss") {
 		t.Errorf("the message is %q: not by the timeout granted", got)
 	}
 }
@@ -1727,11 +1727,11 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 			{srv.Addr(), "lock /p --acl world:anyone:rx -- true", exitUsage, "letters of cdrwa"},
 			{srv.Addr(), "lock /p --acl world:anyone: -- true", exitUsage, "no permissions"},
 			{srv.Addr(), "lock /p --acl nosuch:me:cdrwa -- true", exitUsage, "invalid ACL"},
-			{srv.Addr(), "lock /text --auth digest:me:secret -- true", exitRefused, "others may change what is here: /text"},
+			{srv.Addr(), "lock /text --auth digest:me:secret -- true", exitRefused, "the ACL is wider than WithACL allows: /text"},
 			{srv.Addr(), "elect /p --selector --kazoo -- true", exitUsage, "do not go together"},
 			{srv.Addr(), "semaphore /p -- true", exitUsage, "give -n"},
 			{srv.Addr(), "semaphore -n 0 /p -- true", exitUsage, "a semaphore of 0 permits"},
-			{srv.Addr(), "semaphore -n 2 --permits 3 /p -- true", exitUsage, "they will never be there"},
+			{srv.Addr(), "semaphore -n 2 --permits 3 /p -- true", exitUsage, "3 permits exceed the limit of 2"},
 			{srv.Addr(), "semaphore -n 2 /p true", exitUsage, "there is no -- before the command; want: zsync semaphore -n LIMIT PATH [flags] -- CMD [ARG...]"},
 			{srv.Addr(), "lock /p --session 0s -- true", exitUsage, "session timeout 0s is out of range"},
 			{srv.Addr(), "lock /p --timeout -1s -- true", exitUsage, `invalid argument "-1s" for "-w, --timeout" flag: must not be negative`},

@@ -161,7 +161,7 @@ func (e *expectation) swap(ctx context.Context, what string, data []byte,
 	if ok, err := swap(ctx, version, data); ok || err != nil {
 		return err
 	}
-	return fail(exitBusy, "%s: another client has changed it in between", what)
+	return fail(exitBusy, "%s: another client has changed it since the read", what)
 }
 
 func mapDeleteCommand(c *client) *cobra.Command {
@@ -278,7 +278,7 @@ func follow[T any](ctx context.Context, cmd *cobra.Command, n int, path string, 
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return fmt.Errorf("%s: it may not be read any more", path)
+	return fmt.Errorf("%s: the permission to read it is gone", path)
 }
 
 // writeLine writes v as JSON, in one line.

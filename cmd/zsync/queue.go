@@ -182,7 +182,7 @@ run the same command again. zsync queue cancel removes the element by its ID.`,
 	cmd.Flags().IntVar(&priority, "priority", 0, "priority `N`, from 0 (first) to below --priorities (default: the middle)")
 	cmd.Flags().Var(&delay, "delay", "`TIME` before which no consumer receives it")
 	cmd.Flags().StringVar(&key, "key", "", "`KEY` whose elements are received in order, one at a time")
-	cmd.Flags().StringVar(&id, "id", "", "`ID`, such as an order's, for which one element is sent")
+	cmd.Flags().StringVar(&id, "id", "", "`ID` of the element, such as an order number: it is sent once")
 	cmd.Flags().Var(&memory, "id-memory", "`TIME` for which the ID is remembered")
 	return cmd
 }

@@ -94,7 +94,7 @@ queue. The ID is still remembered.`,
 			return q.withQueue(cmd, args[0], func(ctx context.Context, queue *zsync.Queue[[]byte]) error {
 				removed, err := queue.Cancel(ctx, args[1])
 				if err == nil && !removed {
-					err = fail(exitBusy, "%s: there is no element with the ID %s that nobody has received", args[0], printable(args[1]))
+					err = fail(exitBusy, "%s: there is no element with the ID %s, or a consumer has received it", args[0], printable(args[1]))
 				}
 				return err
 			})

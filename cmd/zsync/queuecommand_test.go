@@ -54,7 +54,7 @@ func TestPoisonHoldsUpNobodyAndIsSetAsideWithItsReason(t *testing.T) {
 	start(t, srv.Addr(), "", "queue", "send", "/q", "bad", "five").want(0, "")
 	r = recvCommandOf(t, srv, script, "--max-attempts", "2", "--backoff", "0.01")
 	r.want(3, "five\n")
-	if got := r.stderr.String(); strings.Count(got, "exit status 3 at attempt 1; again after 10ms\n") != 1 || strings.Count(got, "exit status 3 at attempt 2, the last: it is set aside\n") != 1 {
+	if got := r.stderr.String(); strings.Count(got, "exit status 3 at attempt 1; again after 10ms\n") != 1 || strings.Count(got, "exit status 3 at attempt 2, the last: it is now a dead letter\n") != 1 {
 		t.Errorf("it says\n%s", got)
 	}
 	r = start(t, srv.Addr(), "", "queue", "dead", "/q", "--json")

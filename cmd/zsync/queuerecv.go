@@ -46,9 +46,10 @@ that, up to a minute; recv continues with other elements. After --max-attempts
 failures the element is a dead letter, with the command's exit status as the reason:
 see zsync queue dead. Without --max-attempts, it is tried again indefinitely. When
 recv ends by itself, it exits with the status of the last failed command, unless all
-failed elements succeeded later. It waits for its own retries only with
---max-attempts. With --backoff 0, and in the layouts of other libraries, a failure
-without --max-attempts ends recv, and the element returns to its place.
+failed elements succeeded later. With --max-attempts, it first
+waits for the retries of its elements. Without --max-attempts, a failure ends recv in
+two cases: with --backoff 0, and in the layouts of other libraries. The element then
+returns to its place.
 
 A command that does not exist or cannot be executed ends recv. recv forwards signals
 to all commands; elements whose commands then fail return to their places and use no

@@ -203,7 +203,7 @@ func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], value []
 	r.status = status
 	r.mu.Unlock()
 	if last {
-		r.host.say(fmt.Errorf("%s: %s: %s at attempt %d, the last: it is set aside", r.path, d.ID, why, d.Attempt))
+		r.host.say(fmt.Errorf("%s: %s: %s at attempt %d, the last: it is now a dead letter", r.path, d.ID, why, d.Attempt))
 		r.settle(ctx, func(ctx context.Context) error { return d.Reject(ctx, why) })
 		return
 	}

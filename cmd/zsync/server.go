@@ -45,9 +45,9 @@ the connection before the reply. server reports each fault on standard error.`,
 	flags.Var(&f.shortest, "min-session", "the shortest session timeout that is granted, a `TIME` (default: 40ms, or none with --max-session)")
 	flags.Var(&f.longest, "max-session", "the longest session timeout that is granted, a `TIME` (default: 1m, or none with --min-session)")
 	flags.Var(&f.latency, "latency", "a `TIME` by which every packet comes later")
-	flags.Var(&f.disconnect, "disconnect-every", "a `TIME`, after which all connections are dropped, again and again")
-	flags.Var(&f.expire, "expire-every", "a `TIME`, after which all sessions are ended, again and again")
-	flags.Var(&f.partition, "partition-every", "a `TIME`, after which the oldest session is cut off, again and again")
+	flags.Var(&f.disconnect, "disconnect-every", "drop all connections every `TIME`")
+	flags.Var(&f.expire, "expire-every", "end all sessions every `TIME`")
+	flags.Var(&f.partition, "partition-every", "cut off the oldest session every `TIME`")
 	flags.Float64Var(&f.loseReplies, "lose-replies", 0, "in how many of a hundred requests the reply is lost, a `PERCENTAGE`")
 	return cmd
 }

@@ -34,7 +34,7 @@ func (JSON) Marshal(v any) ([]byte, error) {
 
 func (JSON) Unmarshal(data []byte, v any) error {
 	if !utf8.Valid(data) {
-		return errors.New("it is no UTF-8, and so no JSON")
+		return errors.New("not UTF-8, and so not JSON")
 	}
 	return json.Unmarshal(data, v)
 }

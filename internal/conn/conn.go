@@ -105,12 +105,12 @@ func authPackets(as []Auth) (out []byte) {
 }
 
 var (
-	ErrHandshake = errors.New("zsync: handshake refused")
-	ErrProtocol  = errors.New("zsync: not the ZooKeeper protocol")
+	ErrHandshake = errors.New("handshake refused")
+	ErrProtocol  = errors.New("not the ZooKeeper protocol")
 	// ErrUnsent is the error of a request that certainly has not reached a server.
 	ErrUnsent = zk.ErrNoServer
 	// ErrEnded is returned by Read after the server has ended the session, as Bye has requested.
-	ErrEnded = errors.New("zsync: the server has ended the session")
+	ErrEnded = errors.New("the server has ended the session")
 )
 
 // A Conn is one network connection. It encodes requests straight into its buffer and decodes
@@ -512,7 +512,7 @@ func (c *Conn) nextPacket() error {
 		if code != 0 {
 			// The server has set none of the watches. The next connection sets them again. Until
 			// then, no read may be answered.
-			return fmt.Errorf("zsync: the server has refused to set the watches again (error %d)", code)
+			return fmt.Errorf("the server refuses to set the watches again (code %d)", code)
 		}
 		c.reset++
 		c.moved()
@@ -667,7 +667,7 @@ func (c *Conn) own(info sentInfo, code int32, now time.Time) error {
 	case wire.OpSync:
 		if code != 0 {
 			// The connection ends before any later reply is used.
-			return fmt.Errorf("zsync: the server cannot catch up with its leader (error %d)", code)
+			return fmt.Errorf("the server cannot catch up with its leader (code %d)", code)
 		}
 		c.CaughtUp = true
 	case wire.OpDelete:

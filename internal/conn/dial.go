@@ -131,7 +131,7 @@ func (d *Dialer) dialOwn(ctx context.Context, addr string, limit time.Duration) 
 		defer close(back)
 		c, err := d.Own("tcp", addr, limit)
 		if c == nil && err == nil {
-			err = errors.New("zsync: the dialer returned neither a connection nor an error")
+			err = errors.New("the dialer returned neither a connection nor an error")
 		}
 		select {
 		case done <- result{c, err}:

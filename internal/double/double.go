@@ -231,8 +231,8 @@ func (b *Barrier) keeperPath(id roundID) string {
 
 // The reasons to leave a room at once.
 var (
-	errOtherSize = errors.New("zsync: other number of parties")
-	errUsedUp    = errors.New("zsync: the room's numbers are used up")
+	errOtherSize = errors.New("other number of parties")
+	errUsedUp    = errors.New("the room's numbers are used up")
 )
 
 // Enter waits until n parties have entered and all are let in together. The hold is the

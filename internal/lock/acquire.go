@@ -44,14 +44,14 @@ var (
 	errBlocked  = errors.New("zsync: somebody stands in the way") // a contender blocks a caller that does not wait
 )
 
-// acquire takes p from its create to its turn, in one session. (The steps are those of Line.)
+// acquire takes p from its create to its turn, in one session. (Line describes the steps.)
 // After the end of ctx, a later call continues the wait.
 //
-// It is our turn if our znode exists and no contender blocks us, in the state of one server at one
-// time, which is not before the last event that we received. A listing shows that by itself. After
+// It is our turn if our znode exists and no contender blocks us. Both must be true at one time, of
+// one server, and not before the last event that we received. A listing shows that by itself. After
 // the deletion of the only blocker, Claim.standsAfter shows it. A contender cannot come to be ahead later,
-// unless the rule says so. So the turn lasts while our znode exists and the session is alive, which
-// confirm checks last: a caller learns of no turn of a session that has ended.
+// unless the rule says so. So the turn lasts while our znode exists and the session is alive.
+// confirm checks the session last: a caller learns of no turn of a session that has ended.
 //
 // The turn may come as acquire fails. Leaving is still right: the caller holds nothing, and the
 // deletion of our znode wakes the next contender.
@@ -106,8 +106,8 @@ func (p *Place) enter(ctx context.Context, inc *session.Incarnation) (err error)
 	return err
 }
 
-// list returns the contenders ahead of p: in the listing after its create, or in a new one if the
-// blocker has left, or if ctx ended before the first was used.
+// list returns the contenders ahead of p, in the listing after its create. It lists the line again
+// if the blocker has left, or if ctx ended before the first listing was used.
 func (p *Place) list(ctx context.Context) (ahead []Child, err error) {
 	c := p.claim
 	if p.roll == nil {

@@ -350,7 +350,7 @@ func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func
 	give := func(why error) { h.giveUp(l, why, so) }
 	ctx, stop := context.WithCancel(h.Incarnation.Ctx)
 	if l.Max > 0 {
-		timer := time.AfterFunc(most, func() { give(fmt.Errorf("it has been held for %v", l.Max)) })
+		timer := time.AfterFunc(most, func() { give(fmt.Errorf("held longer than WithMaxHold (%v)", l.Max)) })
 		context.AfterFunc(ctx, func() { timer.Stop() })
 	}
 	l.Guard(h.Incarnation, ctx.Done(), give)

@@ -17,7 +17,7 @@ type Limits struct {
 }
 
 // errUnhealthy means that a health function did not return in time.
-var errUnhealthy = errors.New("the health function did not return in time")
+var errUnhealthy = errors.New("WithHealth: the function did not return in time")
 
 // Guard calls l.Health every third of the session timeout of inc, until end is closed. If a call
 // fails, or has not returned when the next is due, Guard calls giveUp once.
@@ -54,7 +54,7 @@ func (l *Limits) ask(period time.Duration, inc *session.Incarnation, end <-chan 
 	select {
 	case err := <-healthy:
 		if err != nil {
-			err = fmt.Errorf("the health function failed: %w", err)
+			err = fmt.Errorf("WithHealth: %w", err)
 		}
 		return err
 	case <-ctx.Done():

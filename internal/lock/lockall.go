@@ -21,7 +21,7 @@ type Part struct {
 
 // ErrPartLost means that a part was lost while LockAll waited for another. LockAll may be called
 // again.
-var ErrPartLost = errors.New("zsync: a lock was lost while another was waited for")
+var ErrPartLost = errors.New("a lock was lost while another was waited for")
 
 // LockAll locks parts in their order, one after the other, or none of them. It returns the
 // function that unlocks them.

@@ -23,6 +23,21 @@ type Child struct {
 // their number.
 var contenderBases = []string{"lock-", "__lock__", "__rlock__", "__WRIT__", "__READ__", "latch-"}
 
+// kindOf returns the primitive, with its article, whose contenders have this base.
+func kindOf(base string) string {
+	switch base {
+	case "latch-":
+		return "an Election"
+	case "lock-":
+		return "a Mutex"
+	case "__WRIT__", "__READ__":
+		return "an RWMutex"
+	case "__lock__", "__rlock__":
+		return "a lock of kazoo's layout"
+	}
+	return "another primitive"
+}
+
 // Exhausted reports whether c has a number that a server gives after it has given all others. See
 // split.
 func (c Child) Exhausted() bool { return c.Seq < 0 || c.Seq == math.MaxInt32 }

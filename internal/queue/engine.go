@@ -17,7 +17,7 @@ import (
 // Errors of engines, in addition to the errors of internal/session and internal/lock.
 var (
 	// ErrFull is returned by Send with NoWait if there is no room.
-	ErrFull = errors.New("zsync: the queue is full")
+	ErrFull = errors.New("the queue is full")
 
 	// ErrKnown is returned by Send if an element with this ID was sent before,
 	// within the memory for IDs. Send has stored nothing then.

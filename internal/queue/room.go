@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -42,12 +43,16 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 	case limit == 0:
 		return nil
 	case n > limit:
-		return session.Invalid("%d elements never fit into a queue of at most %d; see WithMaxLen", n, limit)
+		return session.Invalid("%d elements exceed the length of the queue (WithMaxLen %d)", n, limit)
+	}
+	start := time.Now()
+	waited := func(err error) error {
+		return fmt.Errorf("waited %v for room (WithMaxLen %d): %w", time.Since(start).Round(time.Millisecond), limit, err)
 	}
 	select {
 	case g.turn <- struct{}{}: // in the order of the calls
 	case <-ctx.Done():
-		return session.CtxErr(ctx)
+		return waited(session.CtxErr(ctx))
 	}
 	defer func() { <-g.turn }()
 	for waits := 0; ; waits++ {
@@ -69,17 +74,20 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 		}
 		switch {
 		case waits > 0 && hurry:
-			return ErrFull
+			return fmt.Errorf("%w (WithMaxLen %d)", ErrFull, limit)
 		case waits > 0:
 			g.m.Waiters.Add(1)
 			err := g.m.Sleep(ctx, pause)
 			g.m.Waiters.Add(-1)
 			if err != nil {
-				return err
+				return waited(err)
 			}
 		}
 		have, buckets, err := g.count(ctx)
-		if err != nil {
+		switch {
+		case err != nil && waits > 0 && ctx.Err() != nil:
+			return waited(err)
+		case err != nil:
 			return err
 		}
 		g.mu.Lock()

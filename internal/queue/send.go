@@ -83,7 +83,7 @@ func (q producer) parcel(ctx context.Context, b Batch) (*parcel, error) {
 		limit -= q.spare()
 	}
 	if p.size > limit {
-		return nil, fmt.Errorf("%d elements need a request of %d bytes, %d more than fit: %w", len(b.Data), p.size, p.size-limit, session.ErrTooLarge)
+		return nil, fmt.Errorf("a request of %[2]d bytes (elements: %[1]d), %[3]d too many: %[4]w", len(b.Data), p.size, p.size-limit, session.ErrTooLarge)
 	}
 	return p, nil
 }

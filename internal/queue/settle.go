@@ -472,7 +472,7 @@ func (c *claimant) refuse(e *entry, err error) {
 	default:
 		defer func(first bool) {
 			if first {
-				c.q.m.Log.Error("zsync: cannot settle an element, and goes on trying", "path", c.q.path, "element", e.item.id(), "err", err)
+				c.q.m.Log.Error("zsync: cannot settle an element; the Session keeps trying", "path", c.q.path, "element", e.item.id(), "err", err)
 			}
 		}(e.wait == 0)
 		c.refuseLocked(e, err)

@@ -122,7 +122,7 @@ func (s *Skipper) Misfit(b string, n int32, fault error) error {
 		s.told = time.Now()
 	}
 	s.mu.Unlock()
-	err := fmt.Errorf("%d elements in a row could not be decoded, so those that follow are left in the queue: does this consumer's type, or codec, fit it? %w", maxMisfits, fault)
+	err := fmt.Errorf("%d elements in a row could not be decoded, so the next ones stay in the queue; check this consumer's type and codec: %w", maxMisfits, fault)
 	if !quiet {
 		s.Complain(err)
 	}
@@ -139,6 +139,6 @@ func (s *Skipper) Unreadable(b string, n int32, name string, err error) bool {
 	s.mu.Lock()
 	s.skipLocked(b, n, false)
 	s.mu.Unlock()
-	s.Complain(fmt.Errorf("%s cannot be read, and is passed over: %w", name, err))
+	s.Complain(fmt.Errorf("%s cannot be read, so consumers skip it for a minute: %w", name, err))
 	return true
 }

@@ -71,7 +71,7 @@ func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *
 		x.size += sizeOf(m, op)
 	}
 	if err == nil && x.size > limit {
-		err = fmt.Errorf("a transaction of %d bytes, %d more than fit: %w", x.size, x.size-limit, session.ErrTooLarge)
+		err = fmt.Errorf("a transaction of %d bytes, %d too many: %w", x.size, x.size-limit, session.ErrTooLarge)
 	}
 	return x, err
 }

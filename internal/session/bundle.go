@@ -188,7 +188,7 @@ func (inc *Incarnation) getVisible(ctx context.Context, paths []string, size int
 	})
 }
 
-var errBundle = errors.New("zsync: malformed reply to multiRead")
+var errBundle = errors.New("malformed reply to multiRead")
 
 // parseBundle decodes the reply for n znodes. refused has the indexes of znodes that the server
 // did not return for another reason than NoNode.

@@ -103,7 +103,7 @@ func (q *deletions) look(d *Deletion) bool {
 		d.tries++
 	default:
 		if d.refused++; d.refused == 1 {
-			m.Log.Error("zsync: cannot delete, and goes on trying", "path", d.Paths[0], "err", err)
+			m.Log.Error("zsync: cannot delete; the Session keeps trying", "path", d.Paths[0], "err", err)
 			if !d.MayStay {
 				d.limit = time.Now().Add(time.Duration(q.inc.Timeout.Load()))
 			}
@@ -292,7 +292,7 @@ func (q *deletions) giveUpOver(d *Deletion) {
 
 // giveUpOver abandons the session, because the servers refuse to delete its znode at path.
 func (inc *Incarnation) giveUpOver(path string) {
-	inc.Manager.Log.Error("zsync: what was made may not be deleted; giving up the session", "path", path)
+	inc.Manager.Log.Error("zsync: no permission to delete an own znode; the ZooKeeper session ends", "path", path)
 	inc.giveUp()
 }
 

@@ -30,7 +30,7 @@ var (
 
 	// ErrUnprotected means that other clients may change a znode of another creator in more ways
 	// than [WithACL] allows.
-	ErrUnprotected = errors.New("others may change what is here")
+	ErrUnprotected = errors.New("the ACL is wider than WithACL allows")
 
 	// ErrInvalid means an argument breaks a rule that the message names.
 	// Nothing was sent.
@@ -39,10 +39,10 @@ var (
 
 // ErrEnded means that the ZooKeeper session of a request is over. It never leaves the package:
 // waiters continue in the next session, and a hold is reported as ErrLost.
-var ErrEnded = errors.New("zsync: incarnation ended")
+var ErrEnded = errors.New("incarnation ended")
 
 // ErrVanished means that another client deleted the znode of a claim.
-var ErrVanished = errors.New("zsync: own znode vanished")
+var ErrVanished = errors.New("own znode vanished")
 
 // CtxErr returns the error of a context that has ended, so that both
 // ctx.Err() and context.Cause(ctx) match it.
@@ -60,6 +60,31 @@ type ctxError struct{ err, cause error }
 
 func (e *ctxError) Error() string   { return e.cause.Error() }
 func (e *ctxError) Unwrap() []error { return []error{e.cause, e.err} }
+
+// A refusedOp is the error of an operation of a transaction, with the operation.
+type refusedOp struct {
+	op  string
+	err error
+}
+
+func (e *refusedOp) Error() string { return e.op + ": " + e.err.Error() }
+func (e *refusedOp) Unwrap() error { return e.err }
+
+// An unservedError is the end of a context while no server answered.
+type unservedError struct {
+	end  error
+	last error // why the last attempt to reach a server failed, or nil
+}
+
+func (e *unservedError) Error() string {
+	if e.last == nil {
+		return "no server answered: " + e.end.Error()
+	}
+	return fmt.Sprintf("no server answered (last attempt: %v): %v", e.last, e.end)
+}
+
+// Unwrap leaves out last, which is not the result of a request.
+func (e *unservedError) Unwrap() error { return e.end }
 
 func isCtxError(err error) bool {
 	var e *ctxError
@@ -95,6 +120,9 @@ func OutcomeOf(err error) outcome {
 	}
 	if isCtxError(err) {
 		return Unknown // whatever its cause is
+	}
+	if refused, ok := err.(*refusedOp); ok {
+		return OutcomeOf(refused.err)
 	}
 	if errors.Is(err, zk.ErrInvalidFlags) {
 		return Answered

@@ -218,7 +218,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	if want := inc.Manager.Config.Timeout; got.ID != 0 && got.Timeout > max(10*want, maxGranted) {
 		// Accepting it would mean to wait as long for this server, and for no other.
 		c.EndSession()
-		return fmt.Errorf("%w: a session timeout of %v, where %v was asked for: see WithSessionTimeout, and the server's minSessionTimeout", conn.ErrHandshake, got.Timeout, want)
+		return fmt.Errorf("%w: a session timeout of %v instead of %v: see WithSessionTimeout, and the server's minSessionTimeout", conn.ErrHandshake, got.Timeout, want)
 	}
 	// The exchange of SASL comes before the session learns of the handshake, so the end of a session
 	// that must not be used, too, is asked for by a client that has authenticated.
@@ -574,7 +574,7 @@ func (inc *Incarnation) Connection(ctx context.Context) error {
 	select {
 	case <-up:
 	case <-ctx.Done():
-		return CtxErr(ctx)
+		return inc.Manager.unserved(ctx)
 	case <-inc.Ctx.Done():
 		return ErrEnded
 	}

@@ -6,6 +6,7 @@ package session
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -33,6 +34,9 @@ func (m *Manager) Connect(ctx context.Context) error {
 	AwaitFor(m.ended, Grace) // a dialer that hangs ends by itself
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if u := (*unservedError)(nil); errors.As(err, &u) {
+		err = u.end
+	}
 	switch {
 	case m.dialErr == nil || ctx.Err() == nil:
 	case conn.RefusesTLS(m.dialErr):

@@ -47,6 +47,7 @@ type Manager struct {
 	untold   []Event               // events that the observer has not received yet; guarded by mu
 	telling  bool                  // a goroutine is passing events; guarded by mu
 	dialErr  error                 // the last failure to reach a server; guarded by mu
+	lately   error                 // why the last server failed; nil once a server executes a request; guarded by mu
 	tried    map[string]error      // by address: the last error of the server, since any server last executed a request; guarded by mu
 	leaving  farewell
 	outage   outage
@@ -82,7 +83,7 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 	m.Pace = pacer{hosts: hosts, retry: cfg.Retry}
 	if cfg.Trace != nil {
 		m.Trace = trace.NewWriter(cfg.Trace, NewGUID(), cfg.Owner, func(err error) {
-			m.Log.Warn("zsync: the trace cannot be written; what is missing in it is counted", "err", err)
+			m.Log.Warn("zsync: cannot write the trace, which will count the missing records", "err", err)
 		})
 	}
 	m.outage.say, m.outage.spawn = m.sayOutage, m.Spawn
@@ -243,7 +244,7 @@ func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
 		case <-ended:
 		case <-changed:
 		case <-ctx.Done():
-			return nil, CtxErr(ctx)
+			return nil, m.unserved(ctx)
 		}
 	}
 }
@@ -353,7 +354,7 @@ func (m *Manager) unfit(addr string, why error) {
 	if m.tried == nil {
 		m.tried = make(map[string]error)
 	}
-	m.tried[addr] = why
+	m.tried[addr], m.lately = why, why
 }
 
 // fit records that a server has executed a request.
@@ -361,6 +362,7 @@ func (m *Manager) fit() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	clear(m.tried)
+	m.lately = nil
 }
 
 // noneFits reports whether every server has failed since a server last executed a request.
@@ -406,6 +408,26 @@ func (m *Manager) Outage() <-chan struct{} {
 		return ClosedChan
 	}
 	return inc.Disconnection()
+}
+
+// unserved is CtxErr if ctx has ended while no connection served the session.
+func (m *Manager) unserved(ctx context.Context) error {
+	m.mu.Lock()
+	last := m.lately
+	m.mu.Unlock()
+	return &unservedError{CtxErr(ctx), last}
+}
+
+// Explained returns err. If err is the end of ctx, and no connection serves the session now, it also
+// says why.
+func (m *Manager) Explained(ctx context.Context, err error) error {
+	ended := err != nil && ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)))
+	if !ended || errors.As(err, new(*unservedError)) || !IsClosed(m.Outage()) {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return &unservedError{err, m.lately}
 }
 
 // Waited reports to the observer how a wait for a hold ended.

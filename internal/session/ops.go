@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -158,6 +159,27 @@ func FailedOp(rs []zk.MultiResponse) int {
 		}
 	}
 	return -1
+}
+
+// Refused returns err, the error of a transaction of ops, with the operation that the servers refused,
+// if they refused one.
+func Refused(ops []any, rs []zk.MultiResponse, err error) error {
+	i := FailedOp(rs)
+	if err == nil || i < 0 || i >= len(ops) || !errors.Is(err, rs[i].Error) {
+		return err
+	}
+	words := ""
+	switch op := ops[i].(type) {
+	case *zk.CreateRequest:
+		words = "create " + op.Path
+	case *zk.SetDataRequest:
+		words = "set " + op.Path
+	case *zk.DeleteRequest:
+		words = "delete " + op.Path
+	case *zk.CheckVersionRequest:
+		words = "check " + op.Path
+	}
+	return &refusedOp{fmt.Sprintf("operation %d (%s)", i, words), err}
 }
 
 // SweptAfter is the age, by the servers' clock, after which any client may delete a znode that

@@ -222,6 +222,8 @@ func (inc *Incarnation) repeat(ctx context.Context, f func(a *attempts) error) e
 			continue
 		case a.over, errors.Is(err, ErrEnded), OutcomeOf(err) == Answered:
 			return err
+		case ctx.Err() != nil && errors.As(err, new(*unservedError)):
+			return err
 		case ctx.Err() != nil:
 			return CtxErr(ctx)
 		}

@@ -273,7 +273,7 @@ func (inc *Incarnation) lookEvery() time.Duration { return time.Duration(inc.Tim
 
 // hangUp closes the connection, so that another server is tried.
 func (inc *Incarnation) hangUp() {
-	inc.Manager.Log.Info("zsync: a server is given up: it does not confirm the session", "session", Text(inc.ID.Load()))
+	inc.Manager.Log.Info("zsync: leaving a server that does not confirm the session", "session", Text(inc.ID.Load()))
 	inc.mu.Lock()
 	c := inc.conn
 	inc.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 )
 
 // ErrMixed means that the path is used by another kind of primitive, or with another layout.
-var ErrMixed = errors.New("something of another kind, or of another layout, is used at this path")
+var ErrMixed = errors.New("the path has another use")
 
 // The servers must not delete a znode in which a confirmed write has stored a value. This file
 // makes sure of that. The values themselves are not its business.
@@ -69,7 +69,7 @@ func SwapOps(path string, data []byte, version int32) []any {
 
 // Mixed is the error of a write to path, with the chroot, at which no value may be stored.
 func (m *Manager) Mixed(path string) error {
-	return fmt.Errorf("%w: %s is the directory of a lock, a group, a queue or the like, or is ephemeral", ErrMixed, m.Bare(path))
+	return fmt.Errorf("%w: %s is ephemeral, or the parent znode of a lock, a group or a queue; store the value at its own path", ErrMixed, m.Bare(path))
 }
 
 // untouched reports whether a znode looks like a parent znode that another program has created.

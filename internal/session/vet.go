@@ -54,7 +54,7 @@ func (inc *Incarnation) VetNow(ctx context.Context, path string) error {
 	}
 	acl, err := retry(ctx, inc, aclCall(path))
 	if IsAnswer(err, zk.ErrNoAuth) {
-		return fmt.Errorf("%w: the ACL of %s, which somebody else has made, cannot be read: %w", ErrUnprotected, inc.Manager.Bare(path), err)
+		return fmt.Errorf("%w, or may be: it cannot be read at %s, which another client has created: %w", ErrUnprotected, inc.Manager.Bare(path), err)
 	}
 	if err != nil {
 		return err
@@ -65,7 +65,7 @@ func (inc *Incarnation) VetNow(ctx context.Context, path string) error {
 	}
 	for _, e := range acl {
 		if !inc.Manager.allows(e, ids) {
-			return fmt.Errorf("%w: %s, which somebody else has made, gives %s:%s the permissions %s; make it with the ACL of the Session, or another that gives nobody more, or delete it",
+			return fmt.Errorf("%w: %s, which another client has created, gives %s:%s the permissions %s; give it the Session's ACL, or delete it",
 				ErrUnprotected, inc.Manager.Bare(path), e.Scheme, e.ID, permText(e.Perms))
 		}
 	}

@@ -259,7 +259,7 @@ func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 			continue
 		}
 		if c.tries++; c.tries == 1 {
-			t.m.Log.Error("zsync: cannot end tasks, and goes on trying", "path", t.m.Bare(t.dir), "tasks", -c.delta, "err", err)
+			t.m.Log.Error("zsync: cannot end tasks; the Session keeps trying", "path", t.m.Bare(t.dir), "tasks", -c.delta, "err", err)
 		}
 		owed = append(owed, c)
 		wait = max(wait, t.m.Config.Retry.Delay(c.tries))

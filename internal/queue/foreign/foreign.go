@@ -108,7 +108,7 @@ func (q *engine) Send(ctx context.Context, b queue.Batch) error {
 		size += q.m.SizeOf(path, data) + 32
 	}
 	if size > session.MaxPacket {
-		return fmt.Errorf("%d elements need a request of %d bytes, %d more than fit: %w", len(b.Data), size, size-session.MaxPacket, session.ErrTooLarge)
+		return fmt.Errorf("a request of %[2]d bytes (elements: %[1]d), %[3]d too many: %[4]w", len(b.Data), size, size-session.MaxPacket, session.ErrTooLarge)
 	}
 	select {
 	case q.sending <- struct{}{}: // in the order of the calls

@@ -148,7 +148,7 @@ func (it *item) putBack() {
 			return
 		}
 		if wait == time.Second {
-			q.m.Log.Error("zsync: cannot put an element back, and goes on trying", "path", q.cfg.Path, "element", it.name, "err", err)
+			q.m.Log.Error("zsync: cannot put an element back; the Session keeps trying", "path", q.cfg.Path, "element", it.name, "err", err)
 		}
 		select {
 		case <-time.After(wait):

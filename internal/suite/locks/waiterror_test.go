@@ -110,7 +110,7 @@ func TestAnEndedWaitSaysBehindWhomForHowLongAndAtWhichPlace(t *testing.T) {
 					if long := d > time.Second; long != (w.Behind.Owner == "holder:1") || long != (w.Behind.Session == a.ID()) {
 						t.Errorf("after %v: behind %+v", d, w.Behind)
 					}
-					if !strings.Contains(err.Error(), w.Behind.Node) || !strings.Contains(err.Error(), "place 1") {
+					if !strings.Contains(err.Error(), w.Behind.Node) || !strings.Contains(err.Error(), "1 ahead") {
 						t.Errorf("the message does not say it: %v", err)
 					}
 				}
@@ -246,7 +246,7 @@ func TestAWaitThatWasClosedOrHadNoPlaceSaysSo(t *testing.T) {
 		defer srv.Restart()
 		ctx := harness.Within(t, time.Minute)
 		w := waitErrorOf(t, ctx, zsync.NewMutex(c, "/m").Lock(ctx))
-		if w.Place != 0 || w.Behind != (zsync.Contender{}) || !strings.Contains(w.Error(), "without a place") {
+		if w.Place != 0 || w.Behind != (zsync.Contender{}) || !strings.Contains(w.Error(), "no server answered") {
 			t.Errorf("%v: %+v", w, *w)
 		}
 		// One that has ended before is no wait.

@@ -201,16 +201,16 @@ func TestEachFailureIsOneLineOfTheLog(t *testing.T) {
 		harness.Must(t, q.Send(ctx, 7))
 		d, err := q.Receive(ctx)
 		harness.Must(t, errors.Join(err, d.Reject(ctx, "no such customer")))
-		log.want(t, srv, `time=~ level=ERROR msg="zsync: element goes to the dead letters" path=/q element=~/~ err="no such customer"`)
+		log.want(t, srv, `time=~ level=ERROR msg="zsync: an element becomes a dead letter" path=/q element=~/~ err="no such customer"`)
 
 		harness.Must(t, errors.Join(zsync.NewQueue[string](s, "/q").Send(ctx, "seven"), q.Send(ctx, 8)))
 		d, err = q.Receive(ctx)
 		harness.Must(t, errors.Join(err, d.Ack(ctx)))
-		log.want(t, srv, `time=~ level=ERROR msg="zsync: element goes to the dead letters" path=/q element=~/~ err="json: cannot unmarshal string into Go value of type int"`)
+		log.want(t, srv, `time=~ level=ERROR msg="zsync: an element becomes a dead letter" path=/q element=~/~ err="json: cannot unmarshal string into Go value of type int"`)
 
 		m := zsync.NewMutex(s, "/m", zsync.WithMaxHold(time.Minute))
 		harness.Must(t, m.Lock(ctx))
 		time.Sleep(2 * time.Minute)
-		log.want(t, srv, `time=~ level=WARN msg="zsync: lost" op=lock path=/m session=A reason="lost: given up: it has been held for 1m0s"`, s.ID())
+		log.want(t, srv, `time=~ level=WARN msg="zsync: lost" op=lock path=/m session=A reason="lost: given up: held longer than WithMaxHold (1m0s)"`, s.ID())
 	})
 }

@@ -302,7 +302,7 @@ func TestATraceThatCannotBeWrittenHoldsNobodyUpAndIsToldOnce(t *testing.T) {
 				harness.Must(t, m.Lock(t.Context()))
 				harness.Must(t, m.Unlock())
 				harness.Must(t, s.Close())
-				if n := strings.Count(log.String(), "the trace cannot be written"); n != 1 {
+				if n := strings.Count(log.String(), "cannot write the trace"); n != 1 {
 					t.Errorf("told %d times:\n%s", n, log.String())
 				}
 				r := trace.Verify([]*trace.File{w.File(t, how)}, 0)

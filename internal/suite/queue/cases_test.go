@@ -195,7 +195,7 @@ func TestSendSaysHowManyBytesAreTooManyBeforeItWrites(t *testing.T) {
 		} {
 			err := q.Send(t.Context(), vs...)
 			wantErr(t, err, zsync.ErrTooLarge)
-			if !strings.Contains(err.Error(), fmt.Sprint(len(vs))) || !strings.Contains(err.Error(), "more than fit") {
+			if !strings.Contains(err.Error(), fmt.Sprint(len(vs))) || !strings.Contains(err.Error(), "too many") {
 				t.Errorf("the error does not say how much is too much: %v", err)
 			}
 		}
