@@ -158,9 +158,9 @@ func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look
 }
 
 // GetThenRemove reads the znode at path and deletes own, an ephemeral znode with a unique name,
-// in one round trip. The read comes first. But if the connection is lost before either reply, the
-// read is repeated, and may come after the deletion. err is the error of the deletion. NoNode
-// means that another client has deleted own.
+// in one round trip. The read comes first. If the connection is lost before either reply, the read is
+// repeated, perhaps after the deletion. The error is of the deletion. NoNode means that another
+// client has deleted own.
 func (inc *Incarnation) GetThenRemove(ctx context.Context, path, own string) (n Node, readErr, err error) {
 	b := new(Batch)
 	read, remove := add(b, getCall(path)), add(b, deleteCall(own))
