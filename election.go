@@ -312,8 +312,11 @@ func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 	if err != nil {
 		return nil, opError("txn", e.path, err)
 	}
-	rs, _, err := g.Txn(ctx, ops) // a leadership is never handed over
-	return rs, opError("txn", e.path, session.Refused(ops, rs, err))
+	rs, err := e.s.sending(ctx, ops, func(ops []any) ([]zk.MultiResponse, error) {
+		rs, _, err := g.Txn(ctx, ops) // a leadership is never handed over
+		return rs, err
+	})
+	return rs, opError("txn", e.path, err)
 }
 
 // Contenders returns the leader and the waiting candidates, in their order.

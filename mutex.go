@@ -164,8 +164,8 @@ func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 	if err != nil {
 		return nil, opError("txn", m.path, err)
 	}
-	rs, err := m.local.Txn(ctx, g, ops)
-	return rs, opError("txn", m.path, session.Refused(ops, rs, err))
+	rs, err := m.s.sending(ctx, ops, func(ops []any) ([]zk.MultiResponse, error) { return m.local.Txn(ctx, g, ops) })
+	return rs, opError("txn", m.path, err)
 }
 
 // Revoke asks the holder of m to release it: its [Mutex.Revoked] is closed. The holder decides;

@@ -9,13 +9,14 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A QueueOp is a Send as an operation of a transaction, see [Queue.SendOp].
-type QueueOp struct {
-	out *queue.Outgoing
-	err error
-}
-
-// SendOp returns a Send of vs for [Delivery.Txn] of the same Session.
+// SendOp returns a Send of vs as an operation of [Session.Txn], [Delivery.Txn] or the Txn of a lock,
+// an [Election] or a [Semaphore]. The elements are stored together with the other writes, all or
+// none, exactly once. q must be of the Session of the transaction. SendOp itself sends nothing.
+//
+//	_, err := s.Txn(ctx, &zk.SetDataRequest{Path: "/orders/7", Data: paid, Version: version}, mails.SendOp("receipt 7"))
+//
+// The transaction has no response for a SendOp. If q is limited ([WithMaxLen]), the transaction waits
+// for room first. A SendOp costs one more request, a read of the queue's tail.
 func (q *Queue[T]) SendOp(vs ...T) QueueOp {
 	op := QueueOp{out: new(queue.Outgoing), err: q.misuse()}
 	if op.err == nil && len(vs) == 0 {
@@ -44,18 +45,9 @@ func (d Delivery[T]) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, e
 	if d.claim == nil {
 		return nil, opError("txn", "", session.Invalid("the Delivery did not come from a Queue"))
 	}
-	all := make([]any, len(ops))
-	for i, op := range ops {
-		all[i] = op
-		if s, ok := op.(QueueOp); ok {
-			switch {
-			case s.err != nil:
-				return nil, s.err
-			case s.out == nil:
-				return nil, opError("txn", d.q.path, session.Invalid("operation %d is a QueueOp that did not come from SendOp", i))
-			}
-			all[i] = s.out
-		}
+	all, _, err := outgoing(ops)
+	if err != nil {
+		return nil, opError("txn", d.q.path, err)
 	}
 	ctx, end := d.q.tracers().queueing(ctx, "ack", d.q.path, 1)
 	rs, err := d.claim.Txn(ctx, all)

@@ -234,10 +234,10 @@ func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	var rs []zk.MultiResponse
 	err := rw.withCurrent(func(g *lock.Grant, _ lock.Mode) (err error) {
-		rs, err = rw.local.Txn(ctx, g, ops)
+		rs, err = rw.s.sending(ctx, ops, func(ops []any) ([]zk.MultiResponse, error) { return rw.local.Txn(ctx, g, ops) })
 		return err
 	})
-	return rs, opError("txn", rw.path, session.Refused(ops, rs, err))
+	return rs, opError("txn", rw.path, err)
 }
 
 // withCurrent calls f with the hold of this process. If there are several readers, the hold

@@ -824,8 +824,8 @@ func (m *Semaphore) Lost() <-chan struct{} {
 // Txn applies writes to ZooKeeper, all or none, and only while m holds all its permits: the
 // servers check each. [Session.Txn] has the rest.
 func (m *Semaphore) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	rs, err := m.txn(ctx, ops)
-	return rs, opError("txn", m.path, session.Refused(ops, rs, err))
+	rs, err := m.s.sending(ctx, ops, func(ops []any) ([]zk.MultiResponse, error) { return m.txn(ctx, ops) })
+	return rs, opError("txn", m.path, err)
 }
 
 func (m *Semaphore) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {

@@ -15,6 +15,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/double"
+	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/tally"
@@ -153,8 +154,9 @@ type Stats struct {
 func (s *Session) Stats() Stats { return Stats(s.m.Stats()) }
 
 // Txn applies several writes, all or none. ops are [*zk.CreateRequest], [*zk.SetDataRequest],
-// [*zk.DeleteRequest] and [*zk.CheckVersionRequest] of go-zookeeper, with paths below the chroot.
-// The responses are in the order of ops. If the servers refuse an operation, the error names it.
+// [*zk.DeleteRequest] and [*zk.CheckVersionRequest] of go-zookeeper, with paths below the chroot,
+// and the results of [Queue.SendOp]. The responses are in the order of ops, without one for a
+// SendOp. If the servers refuse an operation, the error names it.
 //
 // If the connection drops before the reply, Txn finds out whether the writes were applied, and
 // the responses; a Stat that other clients have changed since is missing. The outcome remains
@@ -162,8 +164,48 @@ func (s *Session) Stats() Stats { return Stats(s.m.Stats()) }
 // and Txn was not permitted to write its log, an ephemeral znode /_c_<guid>-txn
 // (docs/interop.md). Txn takes one round trip, the first of a Session two.
 func (s *Session) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	rs, err := txn.Session(ctx, s.m, ops)
-	return rs, opError("txn", "", session.Refused(ops, rs, err))
+	rs, err := s.sending(ctx, ops, func(ops []any) ([]zk.MultiResponse, error) { return txn.Session(ctx, s.m, ops) })
+	return rs, opError("txn", "", err)
+}
+
+// A QueueOp is a [Queue.Send] as an operation of a transaction, see [Queue.SendOp].
+type QueueOp struct {
+	out *queue.Outgoing
+	err error
+}
+
+// outgoing returns ops with the engine's operation in the place of each QueueOp. bare has only the
+// other operations.
+func outgoing(ops []any) (all, bare []any, err error) {
+	for i, op := range ops {
+		s, ok := op.(QueueOp)
+		switch {
+		case !ok:
+			all, bare = append(all, op), append(bare, op)
+		case s.err != nil:
+			return nil, nil, s.err
+		case s.out == nil:
+			return nil, nil, session.Invalid("operation %d is a QueueOp that did not come from SendOp", i)
+		default:
+			all = append(all, s.out)
+		}
+	}
+	return all, bare, nil
+}
+
+// sending applies ops by commit, which is the transaction of a session or of a hold. A SendOp becomes
+// the writes that it consists of.
+func (s *Session) sending(ctx context.Context, ops []any, commit func(ops []any) ([]zk.MultiResponse, error)) (rs []zk.MultiResponse, err error) {
+	all, bare, err := outgoing(ops)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(bare) == len(ops):
+		rs, err = commit(ops)
+	default:
+		rs, err = queue.Through(ctx, s.m, all, commit)
+	}
+	return rs, session.Refused(bare, rs, err) // a SendOp has no response
 }
 
 // parseServers splits a connect string.

@@ -199,6 +199,11 @@ func Through(ctx context.Context, m *session.Manager, ops []any, commit func(ops
 		}
 		rs, err := commit(bare(m, opsOf(steps)))
 		if err == nil {
+			for i := range rs { // answered expects the servers' paths
+				if rs[i].String != "" {
+					rs[i].String = m.Full(rs[i].String)
+				}
+			}
 			return x.answered(rs), nil
 		}
 		i := session.FailedOp(rs)

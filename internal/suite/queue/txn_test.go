@@ -397,3 +397,134 @@ func TestTrySendDoesNotWaitForATxnThatWaitsElsewhere(t *testing.T) {
 		must(t, <-done)
 	})
 }
+
+// txns are the transactions of a session and of its holds. Each is made ready by another Txn.
+var txns = map[string]func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error){
+	"Session": func(t *testing.T, s *zsync.Session) func(context.Context, ...any) ([]zk.MultiResponse, error) {
+		create(t, s, "/session") // makes the log, too
+		return s.Txn
+	},
+	"Mutex": func(t *testing.T, s *zsync.Session) func(context.Context, ...any) ([]zk.MultiResponse, error) {
+		m := zsync.NewMutex(s, "/m")
+		must(t, m.Lock(t.Context()))
+		return m.Txn
+	},
+	"RWMutex": func(t *testing.T, s *zsync.Session) func(context.Context, ...any) ([]zk.MultiResponse, error) {
+		rw := zsync.NewRWMutex(s, "/rw")
+		must(t, rw.RLock(t.Context()))
+		return rw.Txn
+	},
+	"Election": func(t *testing.T, s *zsync.Session) func(context.Context, ...any) ([]zk.MultiResponse, error) {
+		e := zsync.NewElection(s, "/e")
+		must(t, e.Campaign(t.Context()))
+		return e.Txn
+	},
+	"Semaphore": func(t *testing.T, s *zsync.Session) func(context.Context, ...any) ([]zk.MultiResponse, error) {
+		m := zsync.NewSemaphore(s, "/s", 2)
+		must(t, m.Acquire(t.Context(), 2))
+		return m.Txn
+	},
+}
+
+func TestSendOpIsStoredWithTheWritesOfEveryTxnAllOrNoneWhateverIsLost(t *testing.T) {
+	for name, prepare := range txns {
+		t.Run(name, func(t *testing.T) {
+			loseEach(t, func(t *testing.T, srv *zktest.Server, s *zsync.Session, begin, end func()) {
+				other := open(t, srv)
+				create(t, other, "/order")
+				q, seen := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](other, "/q")
+				must(t, seen.Send(t.Context(), 0))
+				txn := prepare(t, s)
+				begin()
+				rs, err := txn(t.Context(), &zk.SetDataRequest{Path: "/order", Data: []byte("paid"), Version: 0}, q.SendOp(1, 2))
+				end()
+				time.Sleep(2 * time.Minute) // nothing is under way any longer
+				data, _, e := other.Get(t.Context(), "/order")
+				must(t, e)
+				n, e := seen.Len(t.Context())
+				must(t, e)
+				if paid := string(data) == "paid"; n != 1 && n != 3 || paid != (n == 3) || err == nil && !paid {
+					t.Errorf("%d elements, and the order is %q; the error was %v", n, data, err)
+				}
+				if err != nil {
+					wantErr(t, err, zsync.ErrLost)
+				} else if len(rs) != 1 {
+					t.Errorf("%d responses to a write and a SendOp", len(rs))
+				}
+			})
+		})
+	}
+}
+
+func TestSendOpOfARefusedTxnStoresNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/new")
+		for name, prepare := range txns {
+			rs, err := prepare(t, s)(t.Context(), q.SendOp(1), &zk.DeleteRequest{Path: "/missing", Version: -1})
+			if wantErr(t, err, zk.ErrNoNode); len(rs) != 1 || rs[0].Error == nil {
+				t.Errorf("%s: responses: %+v", name, rs)
+			}
+		}
+		wantLen(t, q, 0)
+		for name, op := range map[string]any{
+			"none":                 q.SendOp(),
+			"zero value":           zsync.QueueOp{},
+			"of another session":   zsync.NewQueue[int](open(t, srv), "/q").SendOp(1),
+			"of another layout":    zsync.NewQueue[int](s, "/k", zsync.WithQueueLayout(zsync.LayoutKazooQueue)).SendOp(1),
+			"with a bad queue":     zsync.NewQueue[int](s, "relative").SendOp(1),
+			"that does not encode": zsync.NewQueue[func()](s, "/f").SendOp(nil),
+		} {
+			if _, err := s.Txn(t.Context(), op); err == nil {
+				t.Errorf("a SendOp %s: no error", name)
+			} else if name != "that does not encode" {
+				wantErr(t, err, zsync.ErrInvalid)
+			}
+		}
+		_, err := s.Txn(t.Context(), zsync.NewQueue[[]byte](s, "/large", zsync.WithCodec(zsync.Raw)).SendOp(make([]byte, 1<<20)))
+		wantErr(t, err, zsync.ErrTooLarge)
+	})
+}
+
+// The queue's newest bucket is full, or another client has created the next one; and a limit counts.
+func TestSendOpFollowsTheTailAndWaitsForRoom(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q, other := zsync.NewQueue[int](s, "/q", zsync.WithMaxLen(2010)), zsync.NewQueue[int](open(t, srv), "/q")
+		want := counted(2010)
+		_, err := s.Txn(t.Context(), q.SendOp(want[:1]...))
+		must(t, err)
+		sendAll(t, other, want[1:1000])
+		_, err = s.Txn(t.Context(), q.SendOp(want[1000:1001]...), q.SendOp(want[1001:1002]...))
+		must(t, err)
+		sendAll(t, other, want[1002:2005])
+		_, err = s.Txn(t.Context(), q.SendOp(want[2005:]...))
+		must(t, err)
+		time.Sleep(time.Second)
+		full := async(func() error { _, err := s.Txn(t.Context(), q.SendOp(0)); return err })
+		time.Sleep(time.Minute)
+		pendingStill(t, full)
+		ctx, cancel := context.WithCancel(t.Context())
+		got := collect(t, other.Recv(ctx), len(want))
+		cancel()
+		if !slices.Equal(got, want) {
+			t.Errorf("not in order: %v", got)
+		}
+		must(t, <-full)
+	})
+}
+
+func TestResponsesOfATxnWithASendOpHaveThePathsOfTheProgram(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		create(t, open(t, srv), "/app")
+		s, err := zsync.Connect(t.Context(), srv.Addr()+"/app", zsync.WithDialer(srv.Dial))
+		must(t, err)
+		defer s.Close()
+		q := zsync.NewQueue[int](s, "/q")
+		rs, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/app"}, q.SendOp(1), &zk.CreateRequest{Path: "/app/app"})
+		if must(t, err); len(rs) != 2 || rs[0].String != "/app" || rs[1].String != "/app/app" {
+			t.Errorf("responses: %+v", rs)
+		}
+		wantLen(t, q, 1)
+	})
+}
