@@ -8,6 +8,8 @@ import (
 	"log"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
@@ -317,6 +319,28 @@ func ExampleWithKey() {
 	// Output:
 	// ada tea
 	// ada cups
+}
+
+// A transaction writes an order and sends a mail, both or neither.
+func ExampleQueue_SendOp() {
+	srv := zktest.NewServer()
+	defer srv.Close()
+	ctx := context.Background()
+	s, err := zsync.Connect(ctx, srv.Addr())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+
+	mails := zsync.NewQueue[string](s, "/mails")
+	_, err = s.Txn(ctx, &zk.CreateRequest{Path: "/order", Data: []byte("paid")}, mails.SendOp("receipt"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for mail, err := range mails.List(ctx, zsync.QueueReady) {
+		fmt.Println(mail.Value, mail.State, err)
+	}
+	// Output: receipt ready <nil>
 }
 
 // A transaction acknowledges an element and sends its result, both or neither.

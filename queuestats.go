@@ -2,9 +2,13 @@ package zsync
 
 import (
 	"context"
+	"iter"
+	"strconv"
 	"time"
 
+	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/queue"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // QueueStats counts the elements of a [Queue].
@@ -16,6 +20,7 @@ type QueueStats struct {
 	Oldest   time.Time     // when the oldest was stored, of the first ready element of each priority that was never delayed; zero without one
 	Attempts int           // the most deliveries of one element that is not claimed now; if it is large, the work fails every time
 	Holders  []QueueHolder // of the claims, the largest number first
+	Paused   bool          // see [Queue.Pause]
 }
 
 // A QueueHolder is a Queue value of one session that has claimed elements.
@@ -29,9 +34,111 @@ type QueueHolder struct {
 // libraries, it fills only Ready, Dead and Oldest. It writes nothing.
 func (q *Queue[T]) Stats(ctx context.Context) (QueueStats, error) {
 	st, err := ask(ctx, q, "stats", queue.Engine.Stats)
-	all := QueueStats{Ready: st.Ready, Claimed: st.Claimed, Delayed: st.Delayed, Dead: st.Dead, Oldest: st.Oldest, Attempts: st.Attempts}
+	all := QueueStats{Ready: st.Ready, Claimed: st.Claimed, Delayed: st.Delayed, Dead: st.Dead, Oldest: st.Oldest, Attempts: st.Attempts, Paused: st.Paused}
 	for _, h := range st.Holders {
 		all.Holders = append(all.Holders, QueueHolder(h))
 	}
 	return all, err
+}
+
+// Pause stops all consumers of the queue, in every process, until [Queue.Resume]. When Pause has
+// returned, no consumer claims an element; the servers refuse it. All consumers wait, new ones too;
+// TryRecv and Peek find no element. An element that was claimed before, in hand or ahead
+// ([WithPrefetch]), is delivered and settled: when [Queue.Stats] reports 0 Claimed, no work is under
+// way. Producers continue, until WithMaxLen stops them; an element that a consumer returns stays in
+// the queue.
+//
+// A pause outlasts the process and its session. A second Pause changes nothing. If ctx ends first,
+// the queue is paused or not. In the layouts of other libraries, Pause returns [ErrInvalid]. It
+// costs 3 requests.
+func (q *Queue[T]) Pause(ctx context.Context) error { return q.order(ctx, "pause", queue.Engine.Pause) }
+
+// Resume ends a [Queue.Pause], whichever process has called it, and wakes waiting consumers. It does
+// nothing if the queue is not paused. It costs 1 request.
+func (q *Queue[T]) Resume(ctx context.Context) error {
+	return q.order(ctx, "resume", queue.Engine.Resume)
+}
+
+// order is ask for an f without a result.
+func (q *Queue[T]) order(ctx context.Context, op string, f func(queue.Engine, context.Context) error) error {
+	_, err := ask(ctx, q, op, func(e queue.Engine, ctx context.Context) (struct{}, error) { return struct{}{}, f(e, ctx) })
+	return err
+}
+
+// A QueueState is the state of an element of a [Queue], for [Queue.List].
+type QueueState int
+
+const (
+	QueueReady   QueueState = iota // can be received now, or, with WithKey, after a claimed element of the same key
+	QueueClaimed                   // claimed by a consumer: delivered, or claimed ahead
+	QueueDelayed                   // waits for its time, by the clock of this machine
+	QueueDead                      // a dead letter
+)
+
+// String returns the name of the state.
+func (s QueueState) String() string {
+	if s < QueueReady || s > QueueDead {
+		return "QueueState(" + strconv.Itoa(int(s)) + ")"
+	}
+	return [...]string{"ready", "claimed", "delayed", "dead"}[s]
+}
+
+// A QueueItem is an element in a list of [Queue.List].
+type QueueItem[T any] struct {
+	ID       string // see [Delivery]; of a dead letter, see [DeadLetter]
+	Value    T
+	Data     []byte // as it is stored
+	State    QueueState
+	Attempts int       // deliveries that ended without an Ack
+	Sent     time.Time // by the servers' clock
+	Due      time.Time // of a delayed element
+	Owner    string    // of a claimed element: its consumer, see [WithOwner]
+	Reason   string    // of a dead letter
+}
+
+// List yields the elements in a state, in the order of the queue, and dead letters the oldest first.
+// It is no snapshot: it reads one bucket of about 1,000 elements after another, and the elements of
+// a bucket in pages. An element that moves during the list can be missing, or come twice. If an element
+// cannot be decoded or read, List yields it with the error, and continues. Any other error has an
+// empty item, and is the last.
+//
+//	for item, err := range q.List(ctx, zsync.QueueClaimed) {
+//		if err != nil {
+//			return err
+//		}
+//		fmt.Println(item.ID, item.Attempts, item.Owner)
+//	}
+//
+// List writes nothing. It costs a sync, a listing of the buckets, about 3 requests for a bucket, and
+// one for up to 64 elements. In the layouts of other libraries, only QueueDead is possible; for
+// others, the error is [ErrInvalid].
+func (q *Queue[T]) List(ctx context.Context, state QueueState) iter.Seq2[QueueItem[T], error] {
+	return func(yield func(QueueItem[T], error) bool) {
+		switch {
+		case q.misuse() != nil:
+			yield(QueueItem[T]{}, opError("list", q.path, q.misuse()))
+		case state < QueueReady || state > QueueDead:
+			yield(QueueItem[T]{}, opError("list", q.path, session.Invalid("%v is no state", state)))
+		case state == QueueDead:
+			for d, err := range q.dead(ctx, "list") {
+				item := QueueItem[T]{ID: d.ID, Data: d.Data, State: state, Attempts: d.Attempts, Sent: d.First, Reason: d.Reason}
+				if err == nil {
+					item.Value, err = codec.Decode[T](q.cfg.codec, d.Data)
+				}
+				if !yield(item, opError("list", q.path, err)) {
+					return
+				}
+			}
+		default:
+			for l, err := range q.q.List(ctx, queue.State(state)) {
+				item := QueueItem[T]{ID: l.ID, Data: l.Data, State: state, Attempts: l.Attempts, Sent: l.Sent, Due: l.Due, Owner: l.Owner}
+				if item.Value, _ = l.Value.(T); err == nil {
+					err = l.Fault
+				}
+				if !yield(item, opError("list", q.path, err)) {
+					return
+				}
+			}
+		}
+	}
 }

@@ -173,6 +173,9 @@ func (d *doctor) examine(ctx context.Context, root string) error {
 					return err
 				}
 			}
+			if l.Kind == "queue" && strings.HasSuffix(l.State, ", paused") {
+				d.note("paused: %s: its consumers wait for zsync queue resume %s", p.Path, p.Path)
+			}
 			if l.Failure != "" {
 				d.problem("schedule: %s %s", p.Path, l.Failure)
 			}

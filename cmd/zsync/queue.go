@@ -33,7 +33,7 @@ are bytes too.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(
-		sendCommand(c), cancelCommand(c), recvCommand(c), lenCommand(c), statsCommand(c), peekCommand(c), clearCommand(c),
+		sendCommand(c), cancelCommand(c), recvCommand(c), lenCommand(c), statsCommand(c), itemsCommand(c), peekCommand(c), clearCommand(c), pauseCommand(c), resumeCommand(c),
 		deadCommand(c), requeueCommand(c), purgeCommand(c),
 	)
 	return cmd

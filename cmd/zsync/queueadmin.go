@@ -1,7 +1,11 @@
 package main
 
 import (
+	"bufio"
+	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -112,6 +116,7 @@ type statsLine struct {
 	Dead     int          `json:"dead"`
 	Attempts int          `json:"attempts"`
 	Oldest   *time.Time   `json:"oldest,omitempty"`
+	Paused   bool         `json:"paused"`
 	Holders  []holderLine `json:"holders"`
 }
 
@@ -130,10 +135,10 @@ func statsCommand(c *client) *cobra.Command {
 dead letters; how long the oldest ready element has waited; the highest number of
 attempts of an element at the front or delayed; and the consumers, with the number
 of elements that each has claimed. Elements that move during the count can be
-counted twice or not at all.
+counted twice or not at all. A last line says if the queue is paused.
 
 With --json it prints an object with ready, claimed, delayed, dead, attempts, oldest
-(a time) and holders (an array of objects with owner and claimed).`,
+(a time), paused and holders (an array of objects with owner and claimed).`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -143,7 +148,7 @@ With --json it prints an object with ready, claimed, delayed, dead, attempts, ol
 				if err != nil {
 					return err
 				}
-				l := statsLine{Ready: st.Ready, Claimed: st.Claimed, Delayed: st.Delayed, Dead: st.Dead, Attempts: st.Attempts, Holders: []holderLine{}}
+				l := statsLine{Ready: st.Ready, Claimed: st.Claimed, Delayed: st.Delayed, Dead: st.Dead, Attempts: st.Attempts, Paused: st.Paused, Holders: []holderLine{}}
 				if !st.Oldest.IsZero() {
 					l.Oldest = &st.Oldest
 				}
@@ -172,7 +177,136 @@ func (l statsLine) print(w io.Writer, now time.Time) error {
 		}
 		fmt.Fprintf(t, "claimed by %s\t%d\n", printable(owner), h.Claimed)
 	}
+	if l.Paused {
+		fmt.Fprintln(t, "paused\tyes: see zsync queue resume")
+	}
 	return t.Flush()
+}
+
+// orderCommand calls do for the queue that the argument names.
+func orderCommand(c *client, name, short, long string, do func(*zsync.Queue[[]byte], context.Context) error) *cobra.Command {
+	q := &queueing{holding: *newHolding(c)}
+	cmd := &cobra.Command{
+		Use:   name + " PATH [flags]",
+		Short: short,
+		Long:  long,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			return q.withQueue(cmd, args[0], func(ctx context.Context, queue *zsync.Queue[[]byte]) error { return do(queue, ctx) })
+		},
+	}
+	q.addFlags(cmd)
+	return cmd
+}
+
+func pauseCommand(c *client) *cobra.Command {
+	return orderCommand(c, "pause", "stop all consumers until zsync queue resume",
+		`pause stops all consumers of the queue at PATH, programs and commands, until zsync
+queue resume. Elements that are claimed already are finished: wait until zsync queue
+stats shows none claimed. Elements can still be sent. A pause outlasts this command.`,
+		(*zsync.Queue[[]byte]).Pause)
+}
+
+func resumeCommand(c *client) *cobra.Command {
+	return orderCommand(c, "resume", "end a pause",
+		`resume ends the pause of the queue at PATH. It does nothing if the queue is not
+paused.`,
+		(*zsync.Queue[[]byte]).Resume)
+}
+
+// An itemLine is an element in JSON.
+type itemLine struct {
+	ID       string     `json:"id"`
+	State    string     `json:"state"`
+	Attempts int        `json:"attempts"`
+	Sent     time.Time  `json:"sent"`
+	Due      *time.Time `json:"due,omitempty"`
+	Owner    string     `json:"owner,omitempty"`
+	Reason   string     `json:"reason,omitempty"`
+	Data     []byte     `json:"data"` // in base64
+}
+
+func itemsCommand(c *client) *cobra.Command {
+	q := &queueing{holding: *newHolding(c)}
+	states := []zsync.QueueState{zsync.QueueReady, zsync.QueueClaimed, zsync.QueueDelayed, zsync.QueueDead}
+	asJSON, only := false, ""
+	cmd := &cobra.Command{
+		Use:   "ls PATH [flags]",
+		Short: "list the elements",
+		Long: `ls lists the elements of the queue at PATH, and leaves them there: the ready, the
+claimed and the delayed ones, and the dead letters. For each it prints the state, the
+ID, the attempts that have ended, the time when it was sent, the consumer that has
+claimed it, the time before which no consumer receives it, or the reason of a dead
+letter, and the element. Elements that move meanwhile can be missing, or be listed
+twice.
+
+With --json it prints an object in each line, with id, state, attempts, sent, due,
+owner, reason and data (as stored, in base64).`,
+		Example: "  zsync queue ls /jobs\n  zsync queue ls /jobs --state claimed --json",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			if only != "" {
+				i := slices.IndexFunc(states, func(s zsync.QueueState) bool { return s.String() == only })
+				if i < 0 {
+					return fail(exitUsage, "--state %s: want ready, claimed, delayed or dead", printable(only))
+				}
+				states = states[i : i+1]
+			}
+			return q.withQueue(cmd, args[0], func(ctx context.Context, queue *zsync.Queue[[]byte]) error {
+				out := bufio.NewWriter(cmd.OutOrStdout())
+				t := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+				if !asJSON {
+					fmt.Fprintln(t, "STATE\tID\tATTEMPTS\tSENT\tNOTE\tDATA")
+				}
+				n := 0
+				for _, state := range states {
+					for item, err := range queue.List(ctx, state) {
+						if err != nil && item.ID == "" {
+							return err
+						}
+						if asJSON {
+							err = json.NewEncoder(out).Encode(itemLineOf(item))
+						} else {
+							err = q.printItem(t, item)
+						}
+						if n++; err == nil && n%100 == 0 { // a long list comes as it is read
+							err = errors.Join(t.Flush(), out.Flush())
+						}
+						if err != nil {
+							return outputError(err)
+						}
+					}
+				}
+				return outputError(errors.Join(t.Flush(), out.Flush()))
+			})
+		},
+	}
+	q.addFlags(cmd)
+	q.addRaw(cmd, "elements")
+	cmd.Flags().StringVar(&only, "state", "", "only this `STATE`: ready, claimed, delayed or dead")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func itemLineOf(item zsync.QueueItem[[]byte]) itemLine {
+	l := itemLine{ID: item.ID, State: item.State.String(), Attempts: item.Attempts, Sent: item.Sent, Owner: item.Owner, Reason: item.Reason, Data: item.Data}
+	if !item.Due.IsZero() {
+		l.Due = &item.Due
+	}
+	return l
+}
+
+func (q *queueing) printItem(w io.Writer, item zsync.QueueItem[[]byte]) error {
+	note := cmp.Or(item.Owner, item.Reason)
+	if !item.Due.IsZero() {
+		note = "due " + item.Due.Local().Format(time.DateTime)
+	}
+	_, err := fmt.Fprintf(w, "%v\t%s\t%d\t%s\t%s\t%s\n", item.State, plain(item.ID), item.Attempts, item.Sent.Local().Format(time.DateTime), dash(printable(note)), printable(string(q.decode(item.Data))))
+	return err
 }
 
 // A letterLine is a dead letter in JSON.

@@ -203,3 +203,63 @@ func TestWhatHasFailedWaitsLongerEachTime(t *testing.T) {
 		}
 	}
 }
+
+func TestQueueIsPausedAndResumed(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		start(t, srv.Addr(), "", "queue", "send", "/q", "one").want(0, "")
+		start(t, srv.Addr(), "", "queue", "pause", "/q").want(0, "")
+		start(t, srv.Addr(), "", "queue", "recv", "/q", "-n", "1").want(exitBusy, "")
+		stats := start(t, srv.Addr(), "", "queue", "stats", "/q")
+		if stats.wait(); !strings.Contains(stats.stdout.String(), "paused     yes: see zsync queue resume\n") {
+			t.Errorf("stats:\n%s", &stats.stdout)
+		}
+		for args, want := range map[string]string{"queue stats /q --json": `"paused": true`, "ls /": "1 element, paused", "doctor /": "note: paused: /q: "} {
+			r := start(t, srv.Addr(), "", strings.Fields(args)...)
+			if r.wait(); !strings.Contains(r.stdout.String(), want) {
+				t.Errorf("%s:\n%s%s", args, &r.stdout, &r.stderr)
+			}
+		}
+		start(t, srv.Addr(), "", "queue", "resume", "/q").want(0, "")
+		start(t, srv.Addr(), "", "queue", "resume", "/q").want(0, "")
+		start(t, srv.Addr(), "", "queue", "recv", "/q", "-n", "1").want(0, "one\n")
+		start(t, srv.Addr(), "", "queue", "pause", "/k", "--layout", "kazoo").want(exitUsage, "")
+	})
+}
+
+func TestQueueLsListsElementsByState(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		start(t, srv.Addr(), "", "queue", "send", "/q", "one", `{"two": 2}`).want(0, "")
+		start(t, srv.Addr(), "", "queue", "send", "/q", "later", "--delay", "1h").want(0, "")
+		r := start(t, srv.Addr(), "", "queue", "ls", "/q")
+		if r.wait() != 0 || !regexp.MustCompile(`(?s)^STATE +ID +ATTEMPTS +SENT +NOTE +DATA\nready +b-\S+/e-0000000000 +0 +\S+ \S+ +- +one\nready .* \{"two": 2\}\ndelayed +\S+ +0 .* due .* later\n$`).MatchString(r.stdout.String()) {
+			t.Errorf("%s%s", &r.stdout, &r.stderr)
+		}
+		r = start(t, srv.Addr(), "", "queue", "ls", "/q", "--state", "delayed", "--json")
+		var l itemLine
+		if r.wait(); json.Unmarshal([]byte(r.stdout.String()), &l) != nil || l.State != "delayed" || l.Due == nil || string(l.Data) != `"later"` {
+			t.Errorf("%s%s", &r.stdout, &r.stderr)
+		}
+		start(t, srv.Addr(), "", "queue", "ls", "/q", "--state", "claimed", "--json").want(0, "")
+		start(t, srv.Addr(), "", "queue", "ls", "/q", "--state", "gone").want(exitUsage, "")
+		start(t, srv.Addr(), "", "queue", "ls").want(exitUsage, "")
+		start(t, srv.Addr(), "", "queue", "len", "/q").want(0, "3\n")
+	})
+}
+
+func TestIDInTheEnvironmentIsTheSameAtEachAttempt(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		start(t, srv.Addr(), "", "queue", "send", "/q", "one").want(0, "")
+		var ids []string
+		start(t, srv.Addr(), "", "queue", "recv", "/q", "--backoff", "0.01", "--max-attempts", "9", "--", does(t, func(p *memoryProcess) int {
+			for _, e := range p.env {
+				if id, ok := strings.CutPrefix(e, "ZSYNC_ID="); ok {
+					ids = append(ids, id)
+				}
+			}
+			return min(3-len(ids), 1)
+		})).want(0, "")
+		if len(ids) != 3 || ids[0] != ids[1] || ids[1] != ids[2] || ids[0] == "" {
+			t.Errorf("IDs: %q", ids)
+		}
+	})
+}

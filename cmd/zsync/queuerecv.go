@@ -95,7 +95,7 @@ Exit status 75 means that fewer than --count elements came.`,
 			defer t.session.Close()
 			r := &receiver{
 				host: c.host, form: &q.form, id: t.session.ID, queue: queue, path: path, out: cmd.OutOrStdout(), end: q.end(), want: n, follow: follow,
-				working: w, slots: make(chan struct{}, maxUnacknowledged), failing: map[failing]int{},
+				working: w, slots: make(chan struct{}, maxUnacknowledged), failing: map[string]bool{},
 			}
 			err = r.receive(t.waiting)
 			r.removals.Wait()
@@ -139,7 +139,7 @@ type receiver struct {
 	failed  error           // of a removal
 	ending  bool            // a signal has come that ends recv
 	running []*job          // the commands
-	failing map[failing]int // the elements to try again: how many of each
+	failing map[string]bool // IDs of the elements to try again
 	status  error           // of the last command that has failed
 	dead    bool            // something was set aside
 	retried time.Time       // when the last retry is due

@@ -155,11 +155,10 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	// The kernel kills the command when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	value := d.Value
-	argv, in, err := r.with(r.form.decode(value))
+	argv, in, err := r.with(r.form.decode(d.Value))
 	if err != nil {
 		r.finish(j)
-		r.again(ctx, d, value, &statusError{exitUsage, err})
+		r.again(ctx, d, &statusError{exitUsage, err})
 		return nil
 	}
 	c := &child{host: r.host, session: r.id(), argv: argv, stdin: in, signals: j.signals,
@@ -168,7 +167,7 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	ending := r.finish(j)
 	switch {
 	case status == 0:
-		r.done(d, value)
+		r.done(d)
 		r.remove(ctx, d)
 		return nil
 	case ending || ctx.Err() != nil: // it may have been stopped, so this was no attempt
@@ -180,12 +179,12 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 		d.NackAfter(0)
 		return &statusError{status, err}
 	}
-	r.again(ctx, d, value, &statusError{status, nil})
+	r.again(ctx, d, &statusError{status, nil})
 	return nil
 }
 
 // again schedules a retry of an element that has failed, or sets it aside.
-func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], value []byte, status *statusError) {
+func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], status *statusError) {
 	why := fmt.Sprintf("exit status %d", status.status)
 	if status.err != nil { // it was not run
 		why = status.err.Error()
@@ -193,12 +192,12 @@ func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], value []
 	last := r.attempts > 0 && d.Attempt >= r.attempts
 	pause := r.pause(d.Attempt)
 	r.mu.Lock()
-	r.forget(d, value)
+	delete(r.failing, d.ID)
 	switch {
 	case last:
 		r.dead = true
-	case !r.follow || r.want > 0: // else nobody asks
-		r.failing[failing{d.Sent, string(value)}]++
+	case !r.follow || r.want > 0: // with follow, recv does not end by itself
+		r.failing[d.ID] = true
 	}
 	r.status = status
 	r.mu.Unlock()
@@ -216,28 +215,11 @@ func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], value []
 	}
 }
 
-// A failing identifies an element that is tried again: each attempt has another ID.
-type failing struct {
-	sent  time.Time
-	value string
-}
-
 // done takes note that the command has succeeded.
-func (r *receiver) done(d zsync.Delivery[[]byte], value []byte) {
+func (r *receiver) done(d zsync.Delivery[[]byte]) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.forget(d, value)
-}
-
-// forget removes an element from the list of retries. r.mu is held.
-func (r *receiver) forget(d zsync.Delivery[[]byte], value []byte) {
-	if d.Attempt == 1 {
-		return // another like it may be
-	}
-	key := failing{d.Sent, string(value)}
-	if r.failing[key]--; r.failing[key] <= 0 {
-		delete(r.failing, key)
-	}
+	delete(r.failing, d.ID)
 }
 
 // retry returns the time of the last scheduled retry.

@@ -128,7 +128,7 @@ func Part(name string, siblings []string) bool {
 		return slices.ContainsFunc(siblings, func(s string) bool { return strings.HasPrefix(s, "keeper-") })
 	case "locks", "leases":
 		return slices.Contains(siblings, "leases") && slices.Contains(siblings, "locks")
-	case "keys":
+	case "keys", "paused":
 		return slices.ContainsFunc(siblings, tail.MatchString)
 	}
 	_, ok := of(name)

@@ -276,6 +276,8 @@ func (a *asker) queue(ctx context.Context) (lines []Line, err error) {
 		state := Count(n, "element")
 		if layout != zsync.LayoutZsync {
 			state += ", as of " + layout.String()
+		} else if slices.Contains(a.names, "paused") {
+			state += ", paused"
 		}
 		if n > 0 || isQueue && layout == zsync.LayoutZsync {
 			lines = append(lines, Line{Path: a.path, Kind: "queue", State: state, Count: &n, Layout: name})

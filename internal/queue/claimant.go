@@ -52,6 +52,7 @@ type claimant struct {
 	refused map[*entry]bool            // entries that the claimant tries again later; guarded by mu
 	stake   *session.Stake             // from the first offer until the claimant has no items; guarded by mu
 	silent  bool                       // the servers do not let the claimant ring the bell; guarded by mu
+	blind   bool                       // the servers do not let the claimant ask whether the queue is paused; guarded by mu
 	empty   chan struct{}              // if not nil, closed when the claimant has no items; guarded by mu
 
 	watch *session.OwnWatch // watch of the mark; used only with the turn
@@ -267,10 +268,21 @@ func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error)
 	}
 	mine.hand = mine.hand.union(spansOf(noted))
 	next.lines[c.mark] = mine
-	rs, err := c.write(t.name, t.version, next, t.exclusion(c.q.dir)...)
+	with := t.exclusion(c.q.dir)
+	c.mu.Lock()
+	if !c.blind {
+		with = append(with, c.q.unpaused()...)
+	}
+	c.mu.Unlock()
+	rs, err := c.write(t.name, t.version, next, with...)
 	if err != nil {
 		switch {
-		case outrun(err):
+		case outrun(err), session.IsNodeExists(err): // NodeExists: the queue is paused, and this server lags
+			err = nil
+		case session.FailedOp(rs) > 1 && session.IsAnswer(err, zk.ErrNoAuth) && !c.blind:
+			c.mu.Lock()
+			c.blind = true
+			c.mu.Unlock()
 			err = nil
 		case session.FailedOp(rs) == 1 && session.IsAnswer(err, zk.ErrNoAuth):
 			c.q.skips.Unreadable(t.name, -1, t.name, err)
@@ -379,17 +391,17 @@ func (c *claimant) write(bucket string, version int32, next *board, with ...any)
 			return nil, nil // an earlier attempt was applied: it has created the mark
 		}
 		if open {
-			n, e := c.look(ctx, path)
-			switch {
+			if !outrun(err) { // the board has its version still, so an earlier attempt may be applied later
+				if e := c.fence(ctx); e != nil {
+					return nil, e
+				}
+			}
+			switch n, e := c.look(ctx, path); {
 			case e != nil:
 				return nil, e
 			case n.Stat != nil && parseBoard(n.Data).lines[c.mark].equal(next.lines[c.mark]):
 				c.exists()
 				return []zk.MultiResponse{{Stat: n.Stat}}, nil
-			case !outrun(err):
-				if e := c.fence(ctx); e != nil { // no earlier attempt must be applied later
-					return nil, e
-				}
 			}
 		}
 		return rs, err
@@ -450,12 +462,20 @@ func (c *claimant) unchecked(op any, err error, open bool) (again bool, _ error)
 	return false, err
 }
 
-// fence writes the mark. From then on, the servers refuse every earlier attempt without a reply,
-// because it expects the old version of the mark.
+// fence writes the mark, or creates it. From then on, the servers refuse every earlier attempt
+// without a reply, because it expects the old version of the mark, or creates the mark.
 func (c *claimant) fence(ctx context.Context) error {
 	c.mu.Lock()
-	version := c.version
+	version, made := c.version, c.made
 	c.mu.Unlock()
+	if !made {
+		_, err := c.inc.Multi(ctx, c.check())
+		if err == nil || session.IsNodeExists(err) {
+			c.exists()
+			return nil
+		}
+		return err
+	}
 	stat, err := c.inc.Set(ctx, c.path(), []byte(c.q.m.Owner), version)
 	if session.IsBadVersion(err) { // an earlier attempt of this write was applied
 		stat, err = c.inc.ExistsFresh(ctx, c.path())

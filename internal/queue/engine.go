@@ -89,7 +89,8 @@ type Engine interface {
 	// List yields the elements in state s. It is not a snapshot.
 	List(ctx context.Context, s State) iter.Seq2[Listed, error]
 
-	// Pause keeps all consumers from claiming elements, until Resume.
+	// Pause keeps all clients from claiming elements, until Resume. Claimed elements are
+	// still offered and settled.
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
 

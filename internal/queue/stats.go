@@ -151,28 +151,45 @@ func (q *core) holders(ctx context.Context, inc *session.Incarnation, owned map[
 	return hs, err
 }
 
-// Pause keeps all consumers from claiming elements, until Resume. A consumer may still claim an element
-// that it has found a moment before.
+// Pause keeps all consumers from claiming elements, until Resume.
+//
+// While the znode "paused" exists, the servers refuse every claim: each claim creates and deletes
+// that znode, in its transaction. So it does not matter how much a consumer's server lags behind:
+// after Pause, no claim is applied. A search also looks for the znode, only to save requests.
+// Consumers that find no free element wait in their line. They need no event of a Pause. Resume
+// rings the bell in the transaction that deletes the znode, so it always wakes the first of them.
 func (q *core) Pause(ctx context.Context) error {
-	return q.m.During(ctx, func(inc *session.Incarnation) error {
-		if _, err := inc.Create(ctx, q.dir, ring(q.dir).Data); err != nil {
+	for {
+		err := q.m.During(ctx, func(inc *session.Incarnation) error {
+			if err := q.vet(ctx, inc); err != nil {
+				return err
+			}
+			if _, err := inc.Create(ctx, q.dir, ring(q.dir).Data); err != nil {
+				return err
+			}
+			data, _, err := inc.Get(ctx, q.dir)
+			if err == nil && !ours(data) {
+				err = q.m.Mixed(q.dir)
+			}
+			return err
+		})
+		if err == nil {
+			_, err = q.commit(ctx, q.unpaused()[:1])
+		}
+		switch {
+		case session.IsNodeExists(err):
+			return nil
+		case !session.IsNoNode(err): // NoNode: another client has deleted the queue
 			return err
 		}
-		_, err := inc.Create(ctx, session.ChildPath(q.dir, pausedName), nil)
-		return err
-	})
+	}
 }
 
 // Resume ends a Pause.
 func (q *core) Resume(ctx context.Context) error {
-	return q.m.During(ctx, func(inc *session.Incarnation) error {
-		if err := inc.RemoveNow(ctx, session.ChildPath(q.dir, pausedName)); err != nil && !session.IsNoNode(err) {
-			return err
-		}
-		_, err := inc.Set(ctx, q.dir, ring(q.dir).Data, -1) // the bell
-		if session.IsNoNode(err) {
-			err = nil
-		}
-		return err
-	})
+	_, err := q.commit(ctx, []any{q.unpaused()[1], ring(q.dir)})
+	if session.IsNoNode(err) {
+		return nil
+	}
+	return err
 }

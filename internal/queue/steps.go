@@ -15,6 +15,13 @@ func ring(dir string) *zk.SetDataRequest {
 	return &zk.SetDataRequest{Path: dir, Data: []byte(marks.Dir), Version: -1}
 }
 
+// unpaused returns two operations that the servers refuse in a transaction while the queue is
+// paused, and that otherwise have no effect.
+func (q site) unpaused() []any {
+	path := session.ChildPath(q.dir, pausedName)
+	return []any{&zk.CreateRequest{Path: path, Acl: q.m.Config.ACL}, &zk.DeleteRequest{Path: path, Version: -1}}
+}
+
 // ours reports whether data, of the queue's znode, is empty except for zsync's mark of a parent
 // znode. A producer refuses a path with other data, because the bell would overwrite the data.
 func ours(data []byte) bool { return len(marks.Unmark(data)) == 0 }

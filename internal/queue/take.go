@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/zsync/zsync/internal/session"
@@ -212,24 +213,43 @@ func (q *core) Requeue(ctx context.Context, d *Letter) error {
 	return q.out.send(p)
 }
 
+// A row is an element in a list of one state.
+type row struct {
+	element
+	Listed
+	mark string // of Claimed
+}
+
+// pageSize is the number of elements whose data List reads at once.
+const pageSize = 64
+
 // List yields the elements in a state. It reads one bucket after another, each as it is at that moment.
 func (q *core) List(ctx context.Context, s State) iter.Seq2[Listed, error] {
 	return func(yield func(Listed, error) bool) {
-		var buckets []bucket
-		_, err := synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (bool, error) {
+		buckets, err := synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {
 			names, err := inc.Names(ctx, q.dir)
-			buckets = parseBuckets(names)
-			return true, err
+			return parseBuckets(names), err
 		})
-		for i := 0; err == nil && i < len(buckets); i++ {
-			var page []Listed
-			err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-				page, err = q.page(ctx, inc, buckets[i], s)
-				return err
-			})
-			for _, l := range page {
-				if err == nil && !yield(l, nil) {
-					return
+		for _, b := range buckets {
+			var rows []row
+			if err == nil {
+				err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+					rows, err = q.rows(ctx, inc, b, s)
+					return err
+				})
+			}
+			for page := range slices.Chunk(rows, pageSize) {
+				var ls []Listed
+				if err == nil {
+					err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+						ls, err = q.fill(ctx, inc, page)
+						return err
+					})
+				}
+				for _, l := range ls {
+					if !yield(l, nil) {
+						return
+					}
 				}
 			}
 		}
@@ -239,8 +259,8 @@ func (q *core) List(ctx context.Context, s State) iter.Seq2[Listed, error] {
 	}
 }
 
-// page returns the elements of a bucket in a state.
-func (q *core) page(ctx context.Context, inc *session.Incarnation, b bucket, s State) (page []Listed, err error) {
+// rows lists the elements of a bucket in a state.
+func (q *core) rows(ctx context.Context, inc *session.Incarnation, b bucket, s State) (rows []row, err error) {
 	lots, err := q.lots(ctx, inc, []bucket{b})
 	if err == nil {
 		_, err = q.bury(ctx, inc, lots, false, true)
@@ -254,45 +274,53 @@ func (q *core) page(ctx context.Context, inc *session.Incarnation, b bucket, s S
 		return nil, err
 	}
 	t.elements = parseElements(t.bucket, names)
-	next := t.next()
-	var paths, marks []string
+	tried := t.next().tried
 	for _, e := range t.elements {
-		l := Listed{Element: Element{ID: e.id(), Attempts: int(e.tries) + next.tried[e.seq]}, State: Ready}
-		mark := t.owner(e.seq)
-		if mark != "" {
-			l.State = Claimed
+		r := row{e, Listed{Element: Element{ID: e.id(), Attempts: int(e.tries) + tried[e.seq]}, State: Ready}, t.owner(e.seq)}
+		if r.mark != "" {
+			r.State = Claimed
 		} else if e.due > now {
-			l.State, l.Due = Delayed, time.UnixMilli(e.due)
+			r.State, r.Due = Delayed, time.UnixMilli(e.due)
 		}
-		if l.State == s {
-			page, paths, marks = append(page, l), append(paths, session.ChildPath(q.dir, e.key())), append(marks, session.ChildPath(q.live, mark))
+		if r.State == s {
+			rows = append(rows, r)
+		}
+	}
+	return rows, nil
+}
+
+// fill reads the elements of rows, and the names of their consumers. It leaves out removed elements.
+func (q *core) fill(ctx context.Context, inc *session.Incarnation, rows []row) (ls []Listed, err error) {
+	var paths, marks []string
+	for _, r := range rows {
+		paths = append(paths, session.ChildPath(q.dir, r.key()))
+		if r.mark != "" {
+			marks = append(marks, session.ChildPath(q.live, r.mark)) // rows have one state, so all have a mark or none
 		}
 	}
 	nodes, err := inc.GetVisible(ctx, paths)
 	if err != nil {
 		return nil, err
 	}
-	var owners []session.Node
-	if s == Claimed {
-		if owners, err = inc.GetSmall(ctx, marks); err != nil {
-			return nil, err
-		}
+	owners, err := inc.GetSmall(ctx, marks)
+	if err != nil {
+		return nil, err
 	}
-	kept := page[:0]
 	for i, n := range nodes {
 		if n.Stat == nil {
-			continue // a consumer has removed it since the listing
+			continue
 		}
-		l := page[i]
-		l.Data, l.Sent = n.Data, time.UnixMilli(n.Stat.Ctime)
-		if e, _ := parseElement(t.bucket, session.BaseName(paths[i])); e.first > 0 {
-			l.Sent = time.UnixMilli(e.first)
+		l := rows[i].Listed
+		if l.Data, l.Sent = n.Data, time.UnixMilli(n.Stat.Ctime); rows[i].first > 0 {
+			l.Sent = time.UnixMilli(rows[i].first)
 		}
-		if owners != nil {
+		if len(marks) > 0 {
 			l.Owner = string(owners[i].Data)
 		}
-		l.Value, l.Fault = q.cfg.Decode(l.Data)
-		kept = append(kept, l)
+		if l.Fault = errHidden; !hidden(n) {
+			l.Value, l.Fault = q.cfg.Decode(l.Data)
+		}
+		ls = append(ls, l)
 	}
-	return kept, nil
+	return ls, nil
 }

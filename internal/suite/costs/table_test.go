@@ -494,6 +494,28 @@ var costs = []cost{
 		time.Sleep(time.Minute)
 		return func() { _, err := q.Cancel(t.Context(), "a"); harness.Must(t, err) }
 	}},
+	{"`Session.Txn`, with a Send", func(t *testing.T, s, other *zsync.Session) func() {
+		to := zsync.NewQueue[int](s, "/p/to")
+		harness.Must(t, to.Send(t.Context(), 1))
+		_, err := s.Txn(t.Context(), &zk.CheckVersionRequest{Path: "/p", Version: -1})
+		harness.Must(t, err)
+		return func() {
+			_, err := s.Txn(t.Context(), &zk.SetDataRequest{Path: "/p", Version: -1}, to.SendOp(2))
+			harness.Must(t, err)
+		}
+	}},
+	{"`Queue.Pause`", func(t *testing.T, s, other *zsync.Session) func() {
+		q := zsync.NewQueue[int](s, "/p/q")
+		harness.Must(t, q.Send(t.Context(), 1))
+		harness.Must(t, q.Pause(t.Context()))
+		harness.Must(t, q.Resume(t.Context()))
+		return func() { harness.Must(t, q.Pause(t.Context())) }
+	}},
+	{"`Queue.Resume`", func(t *testing.T, s, other *zsync.Session) func() {
+		q := zsync.NewQueue[int](s, "/p/q")
+		harness.Must(t, q.Pause(t.Context()))
+		return func() { harness.Must(t, q.Resume(t.Context())) }
+	}},
 	{"`Queue.Recv`, while nothing comes", func(t *testing.T, s, other *zsync.Session) func() {
 		ctx, cancel := context.WithCancel(t.Context())
 		ch := zsync.NewQueue[int](s, "/p/q").Recv(ctx)

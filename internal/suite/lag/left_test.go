@@ -54,6 +54,43 @@ func TestAWriteIsNotCarriedOutAfterItWasFoundNotToBe(t *testing.T) {
 				}
 			},
 		},
+		"Queue.SendOp": {
+			func(ctx context.Context, s *zsync.Session) error {
+				return second(s.Txn(ctx, zsync.NewQueue[string](s, "/q").SendOp("once")))
+			},
+			func(context.Context, *zsync.Session) error { return nil },
+			func(t *testing.T, ctx context.Context, s *zsync.Session) {
+				if n, err := zsync.NewQueue[string](s, "/q").Len(ctx); err != nil || n != 1 {
+					t.Errorf("%d elements, %v, want the one that was sent", n, err)
+				}
+			},
+		},
+		"Queue.Pause": {
+			func(ctx context.Context, s *zsync.Session) error {
+				return zsync.NewQueue[string](s, "/q").Pause(ctx)
+			},
+			func(ctx context.Context, s *zsync.Session) error {
+				return zsync.NewQueue[string](s, "/q").Resume(ctx)
+			},
+			func(t *testing.T, ctx context.Context, s *zsync.Session) {
+				if st, err := zsync.NewQueue[string](s, "/q").Stats(ctx); err != nil || st.Paused {
+					t.Errorf("a queue that was resumed is paused: %v, %v", st.Paused, err)
+				}
+			},
+		},
+		"Queue.Resume": {
+			func(ctx context.Context, s *zsync.Session) error {
+				return zsync.NewQueue[string](s, "/paused").Resume(ctx)
+			},
+			func(ctx context.Context, s *zsync.Session) error {
+				return zsync.NewQueue[string](s, "/paused").Pause(ctx)
+			},
+			func(t *testing.T, ctx context.Context, s *zsync.Session) {
+				if st, err := zsync.NewQueue[string](s, "/paused").Stats(ctx); err != nil || !st.Paused {
+					t.Errorf("a queue that was paused is not: %v, %v", st.Paused, err)
+				}
+			},
+		},
 		"Int64.Add": {
 			func(ctx context.Context, s *zsync.Session) error { return second(zsync.NewInt64(s, "/n").Add(ctx, 1)) },
 			func(context.Context, *zsync.Session) error { return nil },
@@ -92,6 +129,7 @@ func TestAWriteIsNotCarriedOutAfterItWasFoundNotToBe(t *testing.T) {
 				harness.Must(t, zsync.NewQueue[string](b, "/q").Send(ctx, "first"))
 				_, _, err = zsync.NewQueue[string](b, "/q").TryRecv(ctx)
 				harness.Must(t, err)
+				harness.Must(t, zsync.NewQueue[string](b, "/paused").Pause(ctx))
 				harness.Must(t, second(zsync.NewQueue[string](a, "/q").Len(ctx)))
 				time.Sleep(time.Second)
 				e.Cut(0, 2)

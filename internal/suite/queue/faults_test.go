@@ -448,7 +448,7 @@ func TestTryRecvWhoseContextEndsDuringTheRemovalReturnsTheElement(t *testing.T) 
 				ctx, cancel := context.WithCancel(t.Context())
 				var removals atomic.Int64
 				srv.Intercept(func(r zktest.Request) zktest.Action {
-					removes := slices.ContainsFunc(r.Ops, func(op zktest.Request) bool { return op.Op == zktest.OpDelete && strings.HasPrefix(op.Path, "/q/") })
+					removes := slices.ContainsFunc(r.Ops, func(op zktest.Request) bool { return op.Op == zktest.OpDelete && strings.HasPrefix(op.Path, "/q/b-") })
 					if !removes || r.Session == o.ID() || removals.Add(1) != 1 {
 						return zktest.Pass
 					}
@@ -959,7 +959,9 @@ func TestElementIsPutBackWhenItsPathIsProtectedAgain(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				var removals atomic.Int64
 				srv.Intercept(func(r zktest.Request) zktest.Action {
-					removes := slices.ContainsFunc(r.Ops, func(op zktest.Request) bool { return op.Op == zktest.OpDelete && strings.HasPrefix(op.Path, "/q/") })
+					removes := slices.ContainsFunc(r.Ops, func(op zktest.Request) bool {
+						return op.Op == zktest.OpDelete && strings.HasPrefix(op.Path, "/q/") && op.Path != "/q/paused"
+					})
 					if !removes || r.Session == o.ID() || removals.Add(1) != 1 {
 						return zktest.Pass
 					}
