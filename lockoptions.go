@@ -2,7 +2,6 @@ package zsync
 
 import (
 	"context"
-	"strconv"
 	"time"
 
 	"github.com/zsync/zsync/internal/lock"
@@ -238,15 +237,7 @@ const (
 
 // String returns "curator", "kazoo" or "selector".
 func (l Layout) String() string {
-	switch l {
-	case LayoutCurator:
-		return "curator"
-	case LayoutKazoo:
-		return "kazoo"
-	case LayoutSelector:
-		return "selector"
-	}
-	return "Layout(" + strconv.Itoa(int(l)) + ")"
+	return nameOf(l, "Layout", "curator", "kazoo", "selector")
 }
 
 // naming returns how a znode of the layout is named, up to its number.

@@ -2,7 +2,6 @@ package zsync
 
 import (
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/zsync/zsync/internal/queue"
@@ -180,15 +179,5 @@ const (
 
 // String returns the name of the layout.
 func (l QueueLayout) String() string {
-	switch l {
-	case LayoutZsync:
-		return "zsync"
-	case LayoutSimpleQueue:
-		return "SimpleDistributedQueue"
-	case LayoutDistributedQueue:
-		return "DistributedQueue"
-	case LayoutKazooQueue:
-		return "kazoo"
-	}
-	return "QueueLayout(" + strconv.Itoa(int(l)) + ")"
+	return nameOf(l, "QueueLayout", "zsync", "SimpleDistributedQueue", "DistributedQueue", "kazoo")
 }

@@ -3,7 +3,6 @@ package zsync
 import (
 	"context"
 	"iter"
-	"strconv"
 	"time"
 
 	"github.com/zsync/zsync/internal/codec"
@@ -77,10 +76,7 @@ const (
 
 // String returns the name of the state.
 func (s QueueState) String() string {
-	if s < QueueReady || s > QueueDead {
-		return "QueueState(" + strconv.Itoa(int(s)) + ")"
-	}
-	return [...]string{"ready", "claimed", "delayed", "dead"}[s]
+	return nameOf(s, "QueueState", "ready", "claimed", "delayed", "dead")
 }
 
 // A QueueItem is an element in a list of [Queue.List].

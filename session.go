@@ -118,19 +118,15 @@ const (
 
 // String returns the state in one word.
 func (s State) String() string {
-	switch s {
-	case StateConnecting:
-		return "connecting"
-	case StateConnected:
-		return "connected"
-	case StateSuspended:
-		return "suspended"
-	case StateExpired:
-		return "expired"
-	case StateClosed:
-		return "closed"
+	return nameOf(s, "State", "connecting", "connected", "suspended", "expired", "closed")
+}
+
+// nameOf returns the name of a constant, or its type and number if there is no such constant.
+func nameOf[E ~int](v E, kind string, names ...string) string {
+	if v >= 0 && int(v) < len(names) {
+		return names[v]
 	}
-	return fmt.Sprintf("State(%d)", int(s))
+	return fmt.Sprintf("%s(%d)", kind, int(v))
 }
 
 // States returns a channel of every change of state from now on, in order; none is dropped. It is
