@@ -130,7 +130,7 @@ func largestBy(t *testing.T, send func(data []byte) error) int {
 			return size
 		}
 		wantErr(t, err, zsync.ErrTooLarge)
-		more := regexp.MustCompile(`(\d+) more`).FindStringSubmatch(err.Error())
+		more := regexp.MustCompile(`(\d+) too many`).FindStringSubmatch(err.Error())
 		if more == nil {
 			t.Fatalf("it does not say how much too large: %v", err)
 		}
