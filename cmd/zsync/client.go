@@ -60,10 +60,12 @@ func newClient(h *host, root *cobra.Command) *client {
 	return c
 }
 
+var errNoServers = fail(exitConfig, "no servers: give --servers or set ZSYNC_SERVERS (zsync server runs one, in memory)")
+
 // open connects. ctx bounds it as well as the client's own patience does.
 func (c *client) open(ctx context.Context) (*zsync.Session, error) {
 	if c.servers == "" {
-		return nil, fail(exitConfig, "no servers: give --servers or set ZSYNC_SERVERS (zsync server runs one, in memory)")
+		return nil, errNoServers
 	}
 	opts := []zsync.Option{zsync.WithSessionTimeout(c.session)}
 	if within := c.within(); c.owner != "" || len(within) > 0 {

@@ -67,7 +67,7 @@ func parses(args []string) error {
 	root := newRoot(thisHost())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
-	cmd, rest, err := root.Find(behindDashes(root, args))
+	cmd, rest, err := root.Find(behindDashes(root, withoutValue(root, args)))
 	if err != nil || len(rest) > 0 && rest[0] == "--help" {
 		return err
 	}

@@ -35,6 +35,7 @@ const exitFindings = 1
 func doctorCommand(c *client) *cobra.Command {
 	h := newHolding(c)
 	d := &doctor{host: c.host, older: 24 * time.Hour}
+	ensemble := false
 	cmd := &cobra.Command{
 		Use:   "doctor [PATH] [flags]",
 		Short: "find deadlocks, orphans and wrong settings",
@@ -64,8 +65,22 @@ are certainly zsync's: empty parents and receipts, by their names, their data an
 the mark of their parent. It asks first, unless --yes is given, and deletes each
 only if it is unchanged. It names the leftovers that it leaves, with the reason.
 
+With --ensemble, or --servers without a value, doctor asks each server for what
+zsync rests on, over connections of its own, and prints a line for each check:
+
+  ok    what was found
+  warn  zsync works, but worse; or what could not be checked, and why
+  fail  what must be changed before zsync can keep its promises
+
+Run it before the first deployment, with the session timeout (--session) and the
+credentials of the programs, and the PATH that they use. It looks at the way to each
+server, the timeouts that they grant, versions, settings, read-only mode, containers,
+the order of replies and events, sync, transactions, multiRead, the size of packets,
+quotas, authentication, names, clocks, and how long a write takes. It writes only
+below one znode of its own in PATH, zsync-doctor-…, which it deletes at the end.
+
 The exit status is 1 if doctor finds a problem.`,
-		Example: "  zsync doctor\n  zsync doctor /jobs\n  zsync doctor --clean --yes",
+		Example: "  zsync doctor\n  zsync doctor /jobs\n  zsync doctor --clean --yes\n  zsync doctor --servers /jobs",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -76,6 +91,12 @@ The exit status is 1 if doctor finds a problem.`,
 			root := "/"
 			if len(args) == 1 {
 				root = args[0]
+			}
+			if ensemble {
+				if d.clean {
+					return fail(exitUsage, "--ensemble and --clean do not go together")
+				}
+				return d.ensemble(cmd, h, root)
 			}
 			t, err := h.begin(cmd.Context(), root, nil)
 			if err != nil {
@@ -110,6 +131,7 @@ The exit status is 1 if doctor finds a problem.`,
 		},
 	}
 	h.addTimeout(cmd)
+	cmd.Flags().BoolVar(&ensemble, wordless, false, "ask each server for what zsync rests on; --servers without a value is the same")
 	cmd.Flags().BoolVar(&d.clean, "clean", false, "delete leftovers that are certainly zsync's")
 	cmd.Flags().BoolVar(&d.yes, "yes", false, "do not ask before deleting")
 	cmd.Flags().Var((*seconds)(&d.older), "older", "`TIME` without a write after which a znode can be a leftover")
@@ -134,6 +156,7 @@ type doctor struct {
 	newest     time.Time         // when the last contender came
 	first      map[string]int    // the settings of the first server that answered
 	firstHost  string
+	granted    time.Duration // the session timeout
 }
 
 // A leftover is a znode that may be deleted, as it was when it was looked at.
@@ -494,8 +517,9 @@ func (d *doctor) servers(ctx context.Context, c *client) {
 	if len(hosts) < 3 {
 		d.note("servers: %s in the connect string: an ensemble of three goes on when one of them fails", count(len(hosts), "server"))
 	}
-	if granted := d.session.Timeout(); granted > 0 && granted != c.session {
-		d.note("session timeout: %v was asked for, the servers grant %v", c.session, granted)
+	d.granted = d.session.Timeout()
+	if d.granted > 0 && d.granted != c.session {
+		d.note("session timeout: %v was asked for, the servers grant %v", c.session, d.granted)
 	}
 	for _, host := range hosts {
 		host = strings.TrimSpace(host)
@@ -526,10 +550,13 @@ func (d *doctor) differences(host string, settings map[string]int) {
 
 // state asks a server for its state, and the leader for the list of sessions.
 func (d *doctor) state(ctx context.Context, host string) {
-	text, err := d.ask(ctx, host, "srvr")
-	if err != nil {
-		return // conf has reported that it does not answer
+	if text, err := d.ask(ctx, host, "srvr"); err == nil { // else conf has reported that it does not answer
+		d.judgeState(ctx, host, text)
 	}
+}
+
+// judgeState judges a server's answer to srvr.
+func (d *doctor) judgeState(ctx context.Context, host, text string) {
 	mode := ""
 	for line := range strings.Lines(text) {
 		if m, ok := strings.CutPrefix(line, "Mode: "); ok {
@@ -561,10 +588,13 @@ func (d *doctor) state(ctx context.Context, host string) {
 	}
 }
 
-// adminServer asks for the facts that only the admin server has.
-func (d *doctor) adminServer(ctx context.Context, host string) {
+// packet is the largest packet by default, in the library and in ZooKeeper.
+const packet = 0xfffff
+
+// adminServer asks for the facts that only the admin server has. It reports whether there is one.
+func (d *doctor) adminServer(ctx context.Context, host string) (there bool) {
 	if d.admin == 0 {
-		return
+		return false
 	}
 	name, _ := hostAndPort(host)
 	ctx, cancel := context.WithTimeout(ctx, asking)
@@ -572,12 +602,12 @@ func (d *doctor) adminServer(ctx context.Context, host string) {
 	url := "http://" + net.JoinHostPort(name, strconv.Itoa(d.admin)) + "/commands/system_properties"
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return
+		return false
 	}
 	sent := time.Now()
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return // it need not be there
+		return false // it need not be there
 	}
 	defer resp.Body.Close()
 	if at, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
@@ -587,19 +617,19 @@ func (d *doctor) adminServer(ctx context.Context, host string) {
 	}
 	var properties map[string]any
 	if resp.StatusCode != http.StatusOK || json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&properties) != nil {
-		return
+		return false
 	}
-	const packet = 0xfffff // the limit by default, in the library and in ZooKeeper
 	if n, err := strconv.ParseInt(fmt.Sprint(properties["jute.maxbuffer"]), 0, 64); err == nil && n < packet {
 		d.problem("%s: jute.maxbuffer is %d, less than %d: listings of long lines and large values fail, and end the connection", host, n, packet)
 	}
+	return true
 }
 
 // settings judges the settings of a server.
 func (d *doctor) settings(host string, settings map[string]int) {
 	tick := time.Duration(settings["tickTime"]) * time.Millisecond
-	if limit := time.Duration(settings["syncLimit"]) * tick; limit > 0 && limit > d.session.Timeout() {
-		d.note("%s: syncLimit × tickTime is %v, more than the session timeout of %v: a server that is cut off goes on answering for as long", host, limit, d.session.Timeout())
+	if limit := time.Duration(settings["syncLimit"]) * tick; limit > 0 && limit > d.granted {
+		d.note("%s: syncLimit × tickTime is %v, more than the session timeout of %v: a server that is cut off goes on answering for as long", host, limit, d.granted)
 	}
 	if shortest := time.Duration(settings["minSessionTimeout"]) * time.Millisecond; tick > 0 && shortest > 0 && shortest < 2*tick {
 		d.problem("%s: minSessionTimeout is %v, less than two ticks of %v: a session may end earlier than it is counted on", host, shortest, tick)

@@ -31,6 +31,7 @@ type host struct {
 	messages       *statusLine         // on stderr
 	columns        func(io.Writer) int // of a terminal that zsync may draw on, or 0
 	dial           zk.Dialer           // nil: TCP
+	lookup         func(ctx context.Context, name string) (addrs []string, err error)
 	signals        signals
 	lookPath       func(name string) (string, error)
 	prepare        func(cmd *exec.Cmd) process
@@ -45,6 +46,7 @@ func thisHost() *host {
 		stdout:   os.Stdout,
 		stderr:   os.Stderr,
 		columns:  columns,
+		lookup:   net.DefaultResolver.LookupHost,
 		signals:  ownSignals{},
 		lookPath: exec.LookPath,
 		prepare:  newProcess,

@@ -96,7 +96,7 @@ func execute(ctx context.Context, h *host) (int, os.Signal) {
 	root.SetIn(h.stdin)
 	root.SetOut(h.stdout)
 	root.SetErr(h.stderr)
-	root.SetArgs(behindDashes(root, h.args))
+	root.SetArgs(behindDashes(root, withoutValue(root, h.args)))
 	help, shown := root.HelpFunc(), &checkedWriter{Writer: h.stdout}
 	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
 		cmd.SetOut(shown)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -17,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
@@ -26,7 +29,8 @@ import (
 
 // A machine runs zsync in memory.
 type machine struct {
-	srv *zktest.Server
+	dial   zk.Dialer                                                // to its servers
+	lookup func(ctx context.Context, name string) ([]string, error) // nil: no name has an address
 
 	columns int // of the terminal on standard error, or 0
 
@@ -46,26 +50,32 @@ var machines sync.Map
 func inMemory(t *testing.T, f func(t *testing.T, srv *zktest.Server), opts ...zktest.Option) {
 	t.Helper()
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		m := &machine{srv: srv, programs: map[string]program{
-			"true":  func(*memoryProcess) int { return 0 },
-			"false": func(*memoryProcess) int { return 1 },
-			"echo": func(p *memoryProcess) int {
-				fmt.Fprintln(p.out, strings.Join(p.args[1:], " "))
-				return 0
-			},
-			"cat": func(p *memoryProcess) int {
-				io.Copy(p.out, p.in)
-				return 0
-			},
-			"env": func(p *memoryProcess) int {
-				fmt.Fprintln(p.out, strings.Join(p.env, "\n"))
-				return 0
-			},
-		}}
-		machines.Store(t, m)
-		t.Cleanup(func() { machines.Delete(t) })
+		newMachine(t, srv.Dial)
 		f(t, srv)
 	}, append([]zktest.Option{harness.Patient}, opts...)...)
+}
+
+// newMachine returns the machine on which start runs zsync, for the rest of the test.
+func newMachine(t *testing.T, dial zk.Dialer) *machine {
+	m := &machine{dial: dial, programs: map[string]program{
+		"true":  func(*memoryProcess) int { return 0 },
+		"false": func(*memoryProcess) int { return 1 },
+		"echo": func(p *memoryProcess) int {
+			fmt.Fprintln(p.out, strings.Join(p.args[1:], " "))
+			return 0
+		},
+		"cat": func(p *memoryProcess) int {
+			io.Copy(p.out, p.in)
+			return 0
+		},
+		"env": func(p *memoryProcess) int {
+			fmt.Fprintln(p.out, strings.Join(p.env, "\n"))
+			return 0
+		},
+	}}
+	machines.Store(t, m)
+	t.Cleanup(func() { machines.Delete(t) })
+	return m
 }
 
 // does returns the name of a program that does what f does.
@@ -93,14 +103,14 @@ func (m *machine) start(t *testing.T, r *run, in io.Reader, env, args []string) 
 	h := &host{
 		args: args, env: env, stdin: in, stdout: &r.stdout, stderr: &r.stderr, signals: s,
 		columns:  func(io.Writer) int { return m.columns },
-		lookPath: m.lookPath, prepare: m.prepare,
+		lookPath: m.lookPath, prepare: m.prepare, lookup: m.lookup,
 		dial: func(network, addr string, limit time.Duration) (net.Conn, error) {
 			select {
 			case <-dead:
 				return nil, &net.OpError{Op: "dial", Net: network, Err: syscall.ENETDOWN}
 			default:
 			}
-			conn, err := m.srv.Dial(network, addr, limit)
+			conn, err := m.dial(network, addr, limit)
 			if err == nil {
 				go func() {
 					select {

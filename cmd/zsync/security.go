@@ -140,6 +140,15 @@ func (f *saslFlags) add(cmd *cobra.Command) {
 
 // option returns the option that the flags give, or none.
 func (f *saslFlags) option(password string) ([]zsync.Option, error) {
+	m, err := f.mechanism(password)
+	if m == nil || err != nil {
+		return nil, err
+	}
+	return []zsync.Option{zsync.WithSASL(m)}, nil
+}
+
+// mechanism returns the mechanism that the flags give, or nil.
+func (f *saslFlags) mechanism(password string) (zsync.SASLMechanism, error) {
 	if f.user == "" {
 		if f.passwordIn != "" {
 			return nil, fail(exitUsage, "--sasl-password-file goes with --sasl-user")
@@ -159,7 +168,7 @@ func (f *saslFlags) option(password string) ([]zsync.Option, error) {
 	if password == "" {
 		return nil, fail(exitUsage, "--sasl-user needs a password: give --sasl-password-file or set ZSYNC_SASL_PASSWORD")
 	}
-	return []zsync.Option{zsync.WithSASL(zsync.SASLDigestMD5(f.user, password))}, nil
+	return zsync.SASLDigestMD5(f.user, password), nil
 }
 
 // tlsFlags are the flags for TLS.

@@ -1,0 +1,388 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/probe"
+	"github.com/zsync/zsync/internal/wire"
+)
+
+// This file has the checks of zsync doctor --ensemble that use znodes, for one server.
+
+// A visit makes the checks of one server.
+type visit struct {
+	e     *examination
+	ctx   context.Context
+	a     *examined
+	conn  *probe.Conn
+	other *probe.Conn // to another server, or to this one if no other can be reached
+	at    string      // the znode of this server's checks
+	made  int         // znodes below it
+}
+
+// all makes the checks. If a check has ended the connection, the next check makes a new one.
+func (v *visit) all() {
+	for _, check := range []struct {
+		name string
+		make func() (grade, string)
+	}{
+		{"containers", v.containers},
+		{"order of replies and events", v.order},
+		{"sync before a read", v.sync},
+		{"transactions", v.transactions},
+		{"multiRead", v.multiRead},
+		{"packets", v.packets},
+		{"time of a write", v.writes},
+		{"end of a session", v.ephemerals},
+	} {
+		err := v.ready()
+		g, text := failed(err)
+		if err == nil {
+			g, text = check.make()
+		}
+		if v.ctx.Err() != nil || v.e.broken != nil {
+			return
+		}
+		v.e.report(g, v.a.host, check.name, "%s", text)
+	}
+}
+
+// failed is the outcome of a check that has failed with err.
+func failed(err error) (grade, string) { return unfit, fmt.Sprint(err) }
+
+// ready connects if necessary. A connection may have been closed after a request that the server does not know, and
+// a session may have ended during a long check over the other connection.
+func (v *visit) ready() (err error) {
+	if !v.conn.Usable() || v.conn.Ping() != nil {
+		v.conn.Abandon()
+		if v.conn, err = v.e.open(v.ctx, v.a, v.e.cfg); err != nil {
+			return err
+		}
+	}
+	if v.other.Usable() && v.other.Ping() == nil {
+		return nil
+	}
+	v.other.Abandon()
+	me := slices.Index(v.e.servers, v.a)
+	for i := range v.e.servers { // the next first, this one last
+		a := v.e.servers[(me+i+1)%len(v.e.servers)]
+		if v.other, err = v.e.open(v.ctx, a, v.e.cfg); err != nil {
+			continue
+		}
+		if err = v.other.Ping(); err == nil { // it is not one that refuses the credentials
+			return nil
+		}
+		v.other.Abandon()
+	}
+	return err
+}
+
+// leave closes the connections.
+func (v *visit) leave() {
+	for _, c := range []*probe.Conn{v.conn, v.other} {
+		if c.Usable() {
+			c.Close()
+		}
+	}
+}
+
+// node returns the path of a znode that does not exist yet.
+func (v *visit) node() string {
+	v.made++
+	return fmt.Sprintf("%s/%d", v.at, v.made)
+}
+
+// ephemeral creates an ephemeral znode.
+func (v *visit) ephemeral(data string) (node string, err error) {
+	node = v.node()
+	if err := v.conn.Create(node, []byte(data), v.e.acl, zk.FlagEphemeral); err != nil {
+		return "", fmt.Errorf("an ephemeral znode cannot be created: %w", err)
+	}
+	return node, nil
+}
+
+// containers creates the znode of this server's checks as a container.
+func (v *visit) containers() (grade, string) {
+	v.at = path.Join(v.e.own, fmt.Sprint(slices.Index(v.e.servers, v.a)+1))
+	err := v.conn.Create(v.at, nil, v.e.acl, zk.FlagContainer)
+	if err == nil {
+		return fine, "it creates them"
+	}
+	unknown := probe.Code(err) == wire.CodeUnimplemented
+	if again := v.ready(); again != nil { // a server that does not know a request closes the connection
+		return failed(again)
+	}
+	if err := v.conn.Create(v.at, nil, v.e.acl, zk.FlagPersistent); err != nil && probe.Code(err) != wire.CodeNodeExists {
+		return failed(err)
+	}
+	if unknown {
+		return doubt, "it does not know them, as before version 3.5: parents that are no longer used will stay; update it"
+	}
+	return failed(err)
+}
+
+// order looks whether a client learns of a change by its watch before it can read the change, and whether replies come
+// in the order of the requests.
+func (v *visit) order() (grade, string) {
+	node, err := v.ephemeral("0")
+	if err != nil {
+		return failed(err)
+	}
+	if _, err := v.conn.Call(wire.OpGetData, probe.Read(node, true)); err != nil {
+		return failed(err)
+	}
+	// The client's own write, and a read behind it.
+	write, _ := v.conn.Send(wire.OpSetData, probe.Write(node, []byte("1")))
+	read, err := v.conn.Send(wire.OpGetData, probe.Read(node, true))
+	if err != nil {
+		return failed(err)
+	}
+	data, told, err := v.await(read, write)
+	switch {
+	case err != nil:
+		return failed(err)
+	case string(data) != "1":
+		return unfit, "a read returned older data than the write before it, on the same connection; zsync cannot use this server"
+	case !told:
+		return unfit, "a read returned a client's own write before the watch event of it; zsync cannot use this server"
+	}
+	// The write of another client.
+	if err := v.other.Set(node, []byte("2")); err != nil {
+		return failed(err)
+	}
+	told = false
+	for begun := time.Now(); ; time.Sleep(answering / 100) {
+		read, err := v.conn.Send(wire.OpGetData, probe.Read(node, false))
+		if err != nil {
+			return failed(err)
+		}
+		data, event, err := v.await(read)
+		told = told || event
+		switch {
+		case err != nil:
+			return failed(err)
+		case string(data) == "2" && told:
+			return fine, "a watch event comes before the change can be read; replies come in the order of the requests"
+		case string(data) == "2":
+			return unfit, "a read returned the write of another client before the watch event of it; zsync cannot use this server"
+		case time.Since(begun) > answering || v.ctx.Err() != nil:
+			return unfit, fmt.Sprintf("the write of another client could not be read within %v: it has fallen behind; look at its load and its disk", answering)
+		}
+	}
+}
+
+// await takes packets up to the reply to read, which must come after the replies to earlier requests. It returns
+// the data that were read, and whether an event came before them.
+func (v *visit) await(read int32, earlier ...int32) (data []byte, event bool, err error) {
+	for _, xid := range append(earlier, read) {
+		for {
+			p, err := v.conn.Next()
+			switch {
+			case err != nil:
+				return nil, event, err
+			case p.Xid == wire.XidEvent:
+				event = true
+				continue
+			case p.Xid != xid:
+				return nil, event, fmt.Errorf("the reply to request %d came in the place of that to %d: replies must come in the order of the requests; zsync cannot use this server", p.Xid, xid)
+			case p.Code != 0:
+				return nil, event, &probe.RefusedError{Code: p.Code}
+			}
+			if xid == read {
+				data = p.Body.Data()
+			}
+			break
+		}
+	}
+	return data, event, nil
+}
+
+// sync looks whether a read behind a sync sees what another client has written before.
+func (v *visit) sync() (grade, string) {
+	node, err := v.ephemeral("0")
+	if err != nil {
+		return failed(err)
+	}
+	for try := range 5 {
+		want := fmt.Sprint("written ", try)
+		if err := v.other.Set(node, []byte(want)); err != nil {
+			return failed(err)
+		}
+		synced, _ := v.conn.Send(wire.OpSync, wire.AppendString(nil, node))
+		read, err := v.conn.Send(wire.OpGetData, probe.Read(node, false))
+		if err != nil {
+			return failed(err)
+		}
+		data, _, err := v.await(read, synced)
+		switch {
+		case err != nil:
+			return failed(err)
+		case string(data) != want:
+			return unfit, "a read after a sync missed a write that another client had finished before; zsync cannot use this server"
+		}
+	}
+	return fine, "a read after a sync sees what other clients wrote before"
+}
+
+// transactions looks whether they are applied whole or not at all.
+func (v *visit) transactions() (grade, string) {
+	a, b := v.node(), v.node()
+	create := func(node string) *zk.CreateRequest {
+		return &zk.CreateRequest{Path: node, Data: []byte("1"), Acl: v.e.acl, Flags: zk.FlagEphemeral}
+	}
+	err := v.conn.Multi(create(a), create(b), &zk.CheckVersionRequest{Path: v.at, Version: 12345})
+	switch {
+	case probe.Code(err) == wire.CodeUnimplemented:
+		return unfit, "it does not know transactions, as before version 3.4; update it"
+	case err == nil:
+		return unfit, "it applied a transaction whose check must fail; zsync cannot use this server"
+	case probe.Code(err) == 0:
+		return failed(err)
+	}
+	for _, node := range []string{a, b} {
+		if err := v.conn.Exists(node); err == nil {
+			return unfit, "it applied a part of a transaction that failed; zsync cannot use this server"
+		} else if probe.Code(err) != wire.CodeNoNode {
+			return failed(err)
+		}
+	}
+	if err := v.conn.Multi(create(a), create(b), &zk.SetDataRequest{Path: a, Data: []byte("2"), Version: 0}); err != nil {
+		return failed(err)
+	}
+	if err := v.conn.Exists(b); err != nil {
+		return unfit, fmt.Sprintf("a part of a transaction is missing: %v; zsync cannot use this server", err)
+	}
+	switch data, _, err := v.conn.Get(a); {
+	case err != nil:
+		return failed(err)
+	case string(data) != "2":
+		return unfit, "a part of a transaction is missing; zsync cannot use this server"
+	}
+	return fine, "they are applied whole, or not at all"
+}
+
+// multiRead looks whether the server answers one.
+func (v *visit) multiRead() (grade, string) {
+	a, err := v.ephemeral("a")
+	if err != nil {
+		return failed(err)
+	}
+	b, err := v.ephemeral("b")
+	if err != nil {
+		return failed(err)
+	}
+	switch got, err := v.conn.MultiRead(a, b); {
+	case probe.Code(err) == wire.CodeUnimplemented:
+		return doubt, "it does not know it, as before version 3.6: zsync reads each znode by itself, with more requests; update it"
+	case err != nil:
+		return failed(err)
+	case len(got) != 2 || string(got[0]) != "a" || string(got[1]) != "b":
+		return unfit, "it answers with other data than the znodes have; zsync cannot use this server"
+	}
+	return fine, "it answers it"
+}
+
+// packets looks how large a packet may be. It reads znodes with long names, which do not exist: so nothing is written,
+// and no packet is larger than ZooKeeper's default allows.
+func (v *visit) packets() (grade, string) {
+	taken := 0
+	for _, size := range []int{4 << 10, 64 << 10, 256 << 10, packet - 100} {
+		conn, err := v.e.open(v.ctx, v.a, v.e.cfg)
+		if err != nil {
+			return failed(err)
+		}
+		err = conn.Exists(v.at + "/" + strings.Repeat("x", size-len(v.at)))
+		if conn.Usable() {
+			conn.Close()
+		}
+		if err != nil && probe.Code(err) == 0 {
+			return unfit, fmt.Sprintf("it takes one of %d bytes, and none of %d: set jute.maxbuffer to %d, the default, on all servers", taken, size, packet)
+		}
+		taken = size
+	}
+	return fine, fmt.Sprintf("it takes one of %d bytes, as zsync sends", taken)
+}
+
+// writes measures how long the servers take to agree to a write and to store it.
+func (v *visit) writes() (grade, string) {
+	node, err := v.ephemeral("")
+	if err != nil {
+		return failed(err)
+	}
+	data := bytes.Repeat([]byte("x"), 100)
+	times, err := measure(func() error { return v.conn.Set(node, data) })
+	if err != nil {
+		return failed(err)
+	}
+	g, advice := beside(times.median, v.a.granted)
+	if g != fine {
+		advice += ", or put the transaction logs on faster disks"
+	}
+	return g, fmt.Sprintf("%v, the median of %d; the longest took %v%s", times.median, times.n, times.longest, advice)
+}
+
+// ephemerals looks whether an ephemeral znode ends with its session.
+func (v *visit) ephemerals() (grade, string) {
+	node, err := v.ephemeral("")
+	if err != nil {
+		return failed(err)
+	}
+	if err := v.conn.Close(); err != nil {
+		return failed(err)
+	}
+	switch err := errors.Join(v.other.Sync(node), v.other.Exists(node)); {
+	case err == nil:
+		return unfit, "an ephemeral znode is left by a session that has ended; zsync cannot use this server"
+	case probe.Code(err) != wire.CodeNoNode:
+		return failed(err)
+	}
+	return fine, "its ephemeral znodes are deleted"
+}
+
+// Times has the times of several attempts.
+type times struct {
+	n               int
+	median, longest time.Duration
+}
+
+// measure measures f a few times.
+func measure(f func() error) (times, error) {
+	var all []time.Duration
+	for range 9 {
+		begun := time.Now()
+		if err := f(); err != nil {
+			return times{}, err
+		}
+		all = append(all, time.Since(begun))
+	}
+	slices.Sort(all)
+	return times{len(all), shortened(all[len(all)/2]), shortened(all[len(all)-1])}, nil
+}
+
+// shortened leaves out the digits of d that mean nothing.
+func shortened(d time.Duration) time.Duration {
+	if d < time.Millisecond {
+		return d.Round(time.Microsecond)
+	}
+	return d.Round(time.Millisecond / 10)
+}
+
+// beside judges a time beside the session timeout: a holder must be confirmed within about a third of it.
+func beside(d, timeout time.Duration) (g grade, advice string) {
+	switch {
+	case d > timeout/10:
+		return unfit, fmt.Sprintf("; that is more than a tenth of the session timeout of %v, and holds will be lost: ask for a longer one (--session, WithSessionTimeout)", timeout)
+	case d > timeout/50:
+		return doubt, fmt.Sprintf("; that is more than a fiftieth of the session timeout of %v: a longer one (--session, WithSessionTimeout) loses fewer holds", timeout)
+	}
+	return fine, ""
+}

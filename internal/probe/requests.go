@@ -1,0 +1,129 @@
+package probe
+
+// This file has the requests that checks need.
+
+import (
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/wire"
+)
+
+// Create creates a znode. With zk.FlagContainer, it is a container.
+func (c *Conn) Create(path string, data []byte, acl []zk.ACL, flags int32) error {
+	op := int32(wire.OpCreate)
+	if flags == zk.FlagContainer {
+		op = wire.OpCreateContainer
+	}
+	_, err := c.Call(op, wire.AppendCreate(wire.AppendString(nil, path), data, acl, flags))
+	return err
+}
+
+// Get returns the data and the Stat of a znode.
+func (c *Conn) Get(path string) ([]byte, *zk.Stat, error) {
+	s, err := c.Call(wire.OpGetData, Read(path, false))
+	if err != nil {
+		return nil, nil, err
+	}
+	data, stat := s.Data(), s.Stat()
+	if s.Bad {
+		return nil, nil, errMalformed
+	}
+	return data, stat, nil
+}
+
+// Exists returns an error with code wire.CodeNoNode if there is no such znode.
+func (c *Conn) Exists(path string) error {
+	_, err := c.Call(wire.OpExists, Read(path, false))
+	return err
+}
+
+// Set writes data, of any version.
+func (c *Conn) Set(path string, data []byte) error {
+	_, err := c.Call(wire.OpSetData, Write(path, data))
+	return err
+}
+
+// Delete deletes a znode of any version. It is no error if there is none.
+func (c *Conn) Delete(path string) error {
+	_, err := c.Call(wire.OpDelete, wire.AppendInt32(wire.AppendString(nil, path), -1))
+	if Code(err) == wire.CodeNoNode {
+		return nil
+	}
+	return err
+}
+
+// Children returns the names of the children of a znode. It has none if it is not there.
+func (c *Conn) Children(path string) ([]string, error) {
+	s, err := c.Call(wire.OpGetChildren2, Read(path, false))
+	if Code(err) == wire.CodeNoNode {
+		return nil, nil
+	}
+	return s.Strings(), err
+}
+
+// Sync makes the later reads of this connection see all earlier writes.
+func (c *Conn) Sync(path string) error {
+	_, err := c.Call(wire.OpSync, wire.AppendString(nil, path))
+	return err
+}
+
+// Multi makes a transaction. If it fails, the error has the code of the first operation that failed.
+func (c *Conn) Multi(ops ...any) error {
+	s, err := c.Call(wire.OpMulti, wire.AppendOps(nil, ops))
+	if err != nil {
+		return err
+	}
+	_, code := s.Results(len(ops), func(code int32) error { return &RefusedError{code} })
+	switch {
+	case s.Bad:
+		return errMalformed
+	case code != 0:
+		return &RefusedError{code}
+	}
+	return nil
+}
+
+// MultiRead returns the data of several znodes.
+func (c *Conn) MultiRead(paths ...string) (all [][]byte, err error) {
+	s, err := c.Call(wire.OpMultiRead, wire.AppendReads(nil, paths))
+	if err != nil {
+		return nil, err
+	}
+	for op, more := s.Next(); more; op, more = s.Next() {
+		if op != wire.OpGetData {
+			return nil, &RefusedError{s.Int32()}
+		}
+		all = append(all, s.Data())
+		s.Stat()
+	}
+	if s.Bad {
+		return nil, errMalformed
+	}
+	return all, nil
+}
+
+// WhoAmI returns the identities of the client, each as SCHEME:ID.
+func (c *Conn) WhoAmI() (ids []string, err error) {
+	s, err := c.Call(wire.OpWhoAmI, nil)
+	if err != nil {
+		return nil, err
+	}
+	for n := s.Int32(); n > 0 && !s.Bad; n-- {
+		ids = append(ids, s.String()+":"+s.String())
+	}
+	return ids, nil
+}
+
+// Read returns the body of a request that reads a znode, for Send.
+func Read(path string, watch bool) []byte {
+	p := append(wire.AppendString(nil, path), 0)
+	if watch {
+		p[len(p)-1] = 1
+	}
+	return p
+}
+
+// Write returns the body of a request that writes the data of a znode, for Send.
+func Write(path string, data []byte) []byte {
+	return wire.AppendInt32(wire.AppendBuffer(wire.AppendString(nil, path), data), -1)
+}
