@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"sync"
 	"syscall"
@@ -48,15 +47,23 @@ Exit status:
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var files []*trace.File
+			var inputs []trace.Input
 			for _, name := range args {
-				f, err := readTrace(cmd.InOrStdin(), name)
+				if name == "-" {
+					inputs = append(inputs, trace.Input{Name: "standard input", Reader: cmd.InOrStdin()})
+					continue
+				}
+				f, err := os.Open(name)
 				if err != nil {
 					return fail(exitConfig, "%w", err)
 				}
-				files = append(files, f)
+				defer f.Close()
+				inputs = append(inputs, trace.Input{Name: name, Reader: f})
 			}
-			r := trace.Verify(files, tolerance)
+			r, err := trace.VerifyInputs(inputs, tolerance)
+			if err != nil {
+				return fail(exitConfig, "%w", err)
+			}
 			if err := r.Print(cmd.OutOrStdout()); err != nil {
 				return outputError(err)
 			}
@@ -71,18 +78,6 @@ Exit status:
 	}
 	cmd.Flags().Var((*seconds)(&tolerance), "tolerance", "largest difference of two machines' clocks, a `TIME`")
 	return cmd
-}
-
-func readTrace(stdin io.Reader, name string) (*trace.File, error) {
-	if name == "-" {
-		return trace.Parse(stdin, "standard input")
-	}
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return trace.Parse(f, name)
 }
 
 // openTrace opens the file of --trace. Processes may share it: each write appends whole lines. It

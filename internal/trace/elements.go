@@ -10,113 +10,84 @@ import (
 	"time"
 )
 
-// A claim is the time in which one element of a queue was claimed, from the claimant's notice to
-// the end; or the removal of an element without a claim.
-type claim struct {
-	path, element string
-	who           string // for the report
-	claimant      string
-	session       string
-
-	// The element was claimed in transaction from, and owned at least until over, the transaction
-	// that has ended the claim. Either is 0 if it is unknown.
-	from, over int64
-
-	begun time.Time
-	lost  time.Time // when the owner learned of the loss, or zero
-	why   string    // of a loss
-	fate  string    // "" if the end is unknown
-	ended time.Time // when that was recorded
+// endedBefore reports whether c had ended before a time.
+func (c *claim) endedBefore(at time.Time) bool {
+	return c.fate != "" && c.ended.Before(at) || !c.lost.IsZero() && c.lost.Before(at)
 }
 
-func (c *claim) String() string { return fmt.Sprintf("%s (%s)", c.who, cmp.Or(c.session, "TryRecv")) }
-
-// claims reads the records of a trace that are about elements. An inconsistency is a violation,
-// unless records are missing.
-func (r *Report) claims(t *one) (all []*claim) {
-	open := make(map[string]*claim)
-	last := make(map[string]int64) // by session, the newest transaction that it has seen
-	complete, next := true, int64(1)
-	for _, l := range t.lines {
-		complete = complete && l.N <= next && l.Event != Dropped
-		if l.N < next {
-			continue // recorded twice, which holds has reported
-		}
-		next = l.N + 1
-		if l.Session != "" {
-			last[l.Session] = max(last[l.Session], l.Zxid)
-		}
-		if l.Kind != Element {
-			continue
-		}
-		if l.Event == Loss {
-			r.Losses++
-		}
-		for _, name := range l.Elements {
-			key := l.Path + "\x00" + l.Claim + "\x00" + name
-			c := open[key]
-			odd := func(what string) {
-				if complete {
-					r.violation(l.Path, "%s: %s of %s (%s, line %d)", what, name, cmp.Or(t.owner, t.id), l.Session, l.N)
-				}
+// ofElements takes a record that is about elements.
+func (j *judge) ofElements(t *one, l Line) {
+	if l.Event == Loss {
+		j.Losses++
+	}
+	for _, name := range l.Elements {
+		key := l.Path + "\x00" + l.Claim + "\x00" + name
+		c := t.claimed[key]
+		if l.Event == Grant || l.Event == Take {
+			if c != nil {
+				j.odd(t, l, "claimed a second time by the same claimant", name)
 			}
-			if l.Event == Grant || l.Event == Take {
-				if c != nil {
-					odd("claimed a second time by the same claimant")
-				}
-				c = &claim{path: l.Path, element: name, who: cmp.Or(t.owner, t.id), claimant: l.Claim, session: l.Session, from: l.Zxid, begun: l.Time}
-				all = append(all, c)
+			c = &claim{path: l.Path, element: name, who: t.name(), claimant: l.Claim, session: l.Session, from: l.Zxid, begun: l.Time}
+			of := l.Path + "\x00" + name
+			j.elements[of] = append(j.elements[of], c)
+			j.Claims++
+			j.remembered++
+		}
+		switch l.Event {
+		case Grant:
+			t.claimed[key] = c
+		case Take:
+			j.end(c, l)
+		case Loss:
+			switch {
+			case c == nil:
+				j.odd(t, l, "the loss of what was not claimed", name)
+			case !c.lost.IsZero():
+				j.odd(t, l, "lost twice", name)
+			default:
+				c.lost, c.why = l.Time, l.Reason
 			}
-			switch l.Event {
-			case Grant:
-				open[key] = c
-			case Take:
-				c.end(l)
-			case Loss:
-				switch {
-				case c == nil:
-					odd("the loss of what was not claimed")
-				case !c.lost.IsZero():
-					odd("lost twice")
-				default:
-					c.lost, c.why = l.Time, l.Reason
-				}
-			case Release:
-				if c == nil {
-					odd(l.Fate + ", and was not claimed")
-					continue
-				}
-				c.end(l)
-				delete(open, key)
+		case Release:
+			if c == nil {
+				j.odd(t, l, l.Fate+", and was not claimed", name)
+				continue
 			}
+			j.end(c, l)
+			delete(t.claimed, key)
 		}
 	}
-	for _, c := range open {
+}
+
+// endClaims ends the claims of a trace that have no end.
+func (j *judge) endClaims(t *one) {
+	for _, c := range t.claimed {
 		// While its session still saw transactions, no other claimant can have taken it over,
 		// unless another client has deleted the record of its owner.
 		if c.why != "deleted" {
-			c.over = last[c.session]
+			c.over = t.last[c.session].most
 		}
 	}
-	return all
 }
 
 // end ends c with the record l.
-func (c *claim) end(l Line) { c.fate, c.over, c.ended = l.Fate, l.Zxid, l.Time }
+func (j *judge) end(c *claim, l Line) {
+	c.fate, c.over, c.ended = l.Fate, l.Zxid, l.Time
+	if c.fate == Removed {
+		j.Removed++
+	}
+}
 
 // element judges all claims of one element.
 func (r *Report) element(all []*claim) {
 	slices.SortStableFunc(all, func(a, b *claim) int { return cmp.Or(cmp.Compare(a.from, b.from), a.begun.Compare(b.begun)) })
 	var removed *claim
 	for i, c := range all {
-		r.Claims++
 		for _, before := range all[:i] {
 			r.twoOwners(before, c)
 		}
 		if c.fate != Removed {
 			continue
 		}
-		r.Removed++
 		if removed != nil {
 			r.violation(c.path, "%s was removed twice: by %s at %s, and by %s at %s", c.element, removed, clock(removed.ended), c, clock(c.ended))
 		}

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"sort"
 )
 
 // A File has the records of one file.
@@ -29,69 +28,92 @@ const longest = 2 << 20
 // Parse reads a file with the records of one or several traces. It fails if the file contains
 // anything else, or another version of the format.
 func Parse(r io.Reader, name string) (*File, error) {
+	in := newReader(r, name)
 	f := &File{Name: name}
-	in := bufio.NewReaderSize(r, longest)
-	for n := 1; ; n++ {
-		text, err := in.ReadSlice('\n')
-		whole := err == nil
-		if err == bufio.ErrBufferFull {
-			return nil, fmt.Errorf("%s:%d: no line of a trace: longer than %d bytes: %.60q", name, n, longest, text)
+	for {
+		l, err := in.next()
+		switch {
+		case err == io.EOF:
+			f.Cut, f.Torn = in.cut, in.torn
+			return f, nil
+		case err != nil:
+			return nil, err
 		}
+		f.Lines = append(f.Lines, l)
+	}
+}
+
+// A reader reads the records of one file, one at a time.
+type reader struct {
+	name string
+	in   *bufio.Reader
+	line []byte // the present line, if it is longer than the buffer of in
+	n    int    // its number
+	some bool   // there was a record
+	cut  bool   // see File
+	torn []int
+}
+
+func newReader(r io.Reader, name string) *reader {
+	return &reader{name: name, in: bufio.NewReaderSize(r, 64<<10)}
+}
+
+// next returns the next record, or io.EOF.
+func (r *reader) next() (l Line, err error) {
+	for {
+		text, err := r.read()
+		whole := err == nil
 		if err != nil && err != io.EOF {
-			return nil, fmt.Errorf("%s: %w", name, err)
+			return Line{}, err
 		}
 		if text = bytes.TrimSpace(text); len(text) > 0 {
-			var l Line
+			l = Line{}
 			bad := json.Unmarshal(text, &l)
 			switch {
 			case bad == nil && l.V != Version:
-				return nil, fmt.Errorf("%s:%d: version %d of the format; this program knows %d", name, n, l.V, Version)
+				return Line{}, fmt.Errorf("%s:%d: version %d of the format; this program knows %d", r.name, r.n, l.V, Version)
 			case bad == nil && (l.Trace == "" || l.Event == "" || l.N == 0):
-				return nil, fmt.Errorf("%s:%d: no line of a trace: %.60q", name, n, text)
+				return Line{}, fmt.Errorf("%s:%d: no line of a trace: %.60q", r.name, r.n, text)
 			case bad == nil:
-				f.Lines = append(f.Lines, l)
-			case !whole && len(f.Lines) > 0:
-				f.Cut = true
-			case len(f.Lines) == 0:
-				return nil, fmt.Errorf("%s:%d: no line of a trace: %w", name, n, bad)
+				r.some = true
+				return l, nil // if it was the last, the next read returns io.EOF
+			case !whole && r.some:
+				r.cut = true
+			case !r.some:
+				return Line{}, fmt.Errorf("%s:%d: no line of a trace: %w", r.name, r.n, bad)
 			default:
-				f.Torn = append(f.Torn, n)
+				r.torn = append(r.torn, r.n)
 			}
 		}
 		if !whole {
-			return f, nil
+			return Line{}, io.EOF
 		}
 	}
 }
 
-// one is a trace: the records of one Session of one process, in order.
-type one struct {
-	id    string
-	owner string
-	lines []Line
-}
-
-// traces sorts the records of files by trace. A file may have several traces, and a trace may
-// continue in the next file, as when files are rotated.
-func traces(files []*File) []*one {
-	byID := make(map[string]*one)
-	var all []*one
-	for _, f := range files {
-		for _, l := range f.Lines {
-			t := byID[l.Trace]
-			if t == nil {
-				t = &one{id: l.Trace}
-				byID[l.Trace] = t
-				all = append(all, t)
-			}
-			if l.Event == Begin {
-				t.owner = l.Owner
-			}
-			t.lines = append(t.lines, l)
+// read returns the next line. It is valid until the next call.
+func (r *reader) read() ([]byte, error) {
+	r.n++
+	r.line = r.line[:0]
+	for {
+		part, err := r.in.ReadSlice('\n')
+		if err != bufio.ErrBufferFull && len(r.line) == 0 {
+			return part, r.named(err)
+		}
+		if len(r.line)+len(part) > longest {
+			return nil, fmt.Errorf("%s:%d: no line of a trace: longer than %d bytes: %.60q", r.name, r.n, longest, r.line)
+		}
+		r.line = append(r.line, part...)
+		if err != bufio.ErrBufferFull {
+			return r.line, r.named(err)
 		}
 	}
-	for _, t := range all {
-		sort.SliceStable(t.lines, func(i, j int) bool { return t.lines[i].N < t.lines[j].N })
+}
+
+// named adds the name of the file to an error of reading it.
+func (r *reader) named(err error) error {
+	if err == nil || err == io.EOF {
+		return err
 	}
-	return all
+	return fmt.Errorf("%s: %w", r.name, err)
 }

@@ -6,226 +6,134 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"time"
 )
-
-// DefaultTolerance is the difference between the clocks of two processes up to which [Verify]
-// draws no conclusion from them.
-const DefaultTolerance = 100 * time.Millisecond
-
-// Verify judges traces. They should come from all processes that use a path. It checks:
-//
-//   - Never two holders, neither by the order of transactions nor by the clocks,
-//     within the tolerance. Read holds may overlap, and permits up to the limit.
-//   - By the clocks, a holder learns of a loss before the next is granted.
-//   - Fencing tokens increase from hold to hold.
-//   - Every end has a beginning, and there is only one end.
-//   - An element of a queue has one owner at a time, and is removed once.
-//
-// If another client has deleted the znode, or the process was stopped, no process can know of the
-// loss earlier. Then an overlap is only a note.
-func Verify(files []*File, tolerance time.Duration) *Report {
-	r := &Report{Tolerance: tolerance}
-	byPath := make(map[string][]*hold)
-	elements := make(map[string][]*claim)
-	for _, f := range files {
-		r.Lines += len(f.Lines)
-		if f.Cut {
-			r.note("", "%s: the last line was cut off, as when a process is killed", f.Name)
-		}
-		for _, n := range f.Torn {
-			r.missing("%s:%d: this is no whole line", f.Name, n)
-		}
-	}
-	for _, t := range traces(files) {
-		r.Traces++
-		for _, h := range r.holds(t) {
-			byPath[h.path] = append(byPath[h.path], h)
-		}
-		for _, c := range r.claims(t) {
-			elements[c.path+"\x00"+c.element] = append(elements[c.path+"\x00"+c.element], c)
-		}
-	}
-	paths := make([]string, 0, len(byPath))
-	for p := range byPath {
-		paths = append(paths, p)
-	}
-	slices.Sort(paths)
-	for _, p := range paths {
-		r.Paths++
-		r.Holds += len(byPath[p])
-		r.path(byPath[p])
-	}
-	for _, name := range slices.Sorted(maps.Keys(elements)) {
-		r.element(elements[name])
-	}
-	return r
-}
-
-// A hold is one hold by one znode, from the holder's grant to its release or to the notice of its
-// loss.
-type hold struct {
-	path, kind, name string
-	who              string // for the report
-	owner            *one
-	session          string
-	permits, limit   int64
-
-	from  *hold // the hold that it continues, or nil
-	with  *hold // a write hold of the same Do, or nil
-	begun time.Time
-	ended time.Time // the time of the last record of its session, if there is no end
-	end   string    // the event, or ""
-	why   string    // of a loss
-	token int64
-
-	// By the order of transactions, it was certainly held from sure on, and before over. sure is
-	// never if nothing is known of it.
-	first int64 // zxid of the first record
-	sure  int64
-	over  int64
-
-	use  int  // number of the last use
-	used bool // that use has not ended
-}
-
-const never = math.MaxInt64
 
 // excused reports whether no process could know of the end of h in time.
 func (h *hold) excused() bool {
 	return h.end == Loss && (h.why == "deleted" || h.why == "paused")
 }
 
-func (h *hold) String() string {
-	return fmt.Sprintf("%s of %s (%s)", h.name, h.who, h.session)
+// ofHold takes a record that is not about elements.
+func (j *judge) ofHold(t *one, l Line) {
+	key := l.Path + "\x00" + l.Hold
+	h := t.open[key]
+	odd := func(what string) {
+		if l.Kind != Party { // the coordinator also ends parties, together with its own
+			j.odd(t, l, what, l.Hold)
+		}
+	}
+	switch l.Event {
+	case Session:
+		j.Sessions++
+	case Grant, Move:
+		if l.Event == Grant && h != nil {
+			if l.Kind != Read && h.used {
+				odd("granted to a second goroutine while the first has it")
+			}
+			h.use, h.used = l.Use, true
+			return
+		}
+		if h != nil {
+			odd("moved to a znode that is held already")
+			h.finish(l)
+		}
+		h = &hold{
+			path: l.Path, kind: l.Kind, name: l.Hold, who: t.name(), session: l.Session,
+			permits: max(l.Permits, 1), limit: l.Limit, begun: l.Time, first: l.Zxid, sure: never, over: never, use: l.Use, used: true,
+		}
+		if !l.Blind && l.Zxid != 0 {
+			h.sure = l.Zxid
+		}
+		if l.Event == Grant && l.From != "" {
+			h.with = t.open[l.Path+"\x00"+l.From]
+		}
+		if l.Event == Move {
+			from := t.open[l.Path+"\x00"+l.From]
+			if from == nil {
+				odd("continues what was not held: " + l.From)
+			} else {
+				h.from = from
+				from.finish(l)
+			}
+		}
+		t.open[key] = h
+		j.add(h)
+	case Pass:
+		if h == nil || !h.used {
+			odd("passed on by who did not hold it")
+		} else if l.Kind != Read {
+			h.used = false
+		}
+	case Token:
+		j.Tokens++
+		if h == nil || h.end != "" {
+			odd("a token of what is not held")
+			return
+		}
+		if h.sure = min(h.sure, l.Token); l.Token <= h.token {
+			odd(fmt.Sprintf("token %d follows %d", l.Token, h.token))
+		}
+		h.token = l.Token
+	case Loss:
+		j.Losses++
+		switch {
+		case h == nil:
+			odd("the loss of what was not held")
+		case h.end == Loss:
+			odd("lost twice")
+		case h.end == "":
+			h.finish(l)
+		}
+	case Release:
+		switch {
+		case h == nil:
+			odd("the release of what was not held")
+		case h.end != "":
+			odd("released after its " + h.end)
+		default:
+			h.finish(l)
+		}
+	case Gone:
+		switch {
+		case h == nil:
+			odd("deleted, and was not held")
+		case h.end == "":
+			odd("deleted while it was held")
+			h.finish(l)
+			h.over = l.Zxid
+		case l.Zxid != 0:
+			h.over = l.Zxid
+		}
+		delete(t.open, key)
+	}
 }
 
-// holds reads the records of a trace and returns the holds. An inconsistency is a violation,
-// unless records are missing.
-func (r *Report) holds(t *one) (all []*hold) {
-	open := make(map[string]*hold) // by path and name, until the znode is deleted
-	key := func(l Line) string { return l.Path + "\x00" + l.Hold }
-	complete := true
-	lastOf := make(map[string]Line) // by session
-	next := int64(1)
-	for _, l := range t.lines {
-		if l.N != next {
-			if l.N < next {
-				r.missing("trace %s: line %d is there twice", t.id, l.N)
-				continue
-			}
-			complete = false
-			r.missing("trace %s: lines %d to %d are missing", t.id, next, l.N-1)
-		}
-		next = l.N + 1
-		if l.Session != "" {
-			lastOf[l.Session] = l
-		}
-		if l.Kind == Element {
-			continue // see claims
-		}
-		h := open[key(l)]
-		odd := func(what string) {
-			if complete && l.Kind != Party { // the coordinator also ends parties, together with its own
-				r.violation(l.Path, "%s: %s of %s (%s, line %d)", what, l.Hold, cmp.Or(t.owner, t.id), l.Session, l.N)
-			}
-		}
-		switch l.Event {
-		case Session:
-			r.Sessions++
-		case Dropped:
-			complete = false
-			r.missing("trace %s: %d lines were dropped before line %d", t.id, l.Dropped, l.N)
-		case Grant, Move:
-			if l.Event == Grant && h != nil {
-				if l.Kind != Read && h.used {
-					odd("granted to a second goroutine while the first has it")
-				}
-				h.use, h.used = l.Use, true
-				continue
-			}
-			if h != nil {
-				odd("moved to a znode that is held already")
-			}
-			h = &hold{
-				path: l.Path, kind: l.Kind, name: l.Hold, who: cmp.Or(t.owner, t.id), owner: t, session: l.Session,
-				permits: max(l.Permits, 1), limit: l.Limit, begun: l.Time, first: l.Zxid, sure: never, over: never, use: l.Use, used: true,
-			}
-			if !l.Blind && l.Zxid != 0 {
-				h.sure = l.Zxid
-			}
-			if l.Event == Grant && l.From != "" {
-				h.with = open[l.Path+"\x00"+l.From]
-			}
-			if l.Event == Move {
-				from := open[l.Path+"\x00"+l.From]
-				if from == nil {
-					odd("continues what was not held: " + l.From)
-				} else {
-					h.from = from
-					from.finish(l)
-				}
-			}
-			open[key(l)] = h
-			all = append(all, h)
-		case Pass:
-			if h == nil || !h.used {
-				odd("passed on by who did not hold it")
-			} else if l.Kind != Read {
-				h.used = false
-			}
-		case Token:
-			r.Tokens++
-			if h == nil || h.end != "" {
-				odd("a token of what is not held")
-				continue
-			}
-			if h.sure = min(h.sure, l.Token); l.Token <= h.token {
-				odd(fmt.Sprintf("token %d follows %d", l.Token, h.token))
-			}
-			h.token = l.Token
-		case Loss:
-			r.Losses++
-			switch {
-			case h == nil:
-				odd("the loss of what was not held")
-			case h.end == Loss:
-				odd("lost twice")
-			case h.end == "":
-				h.finish(l)
-			}
-		case Release:
-			switch {
-			case h == nil:
-				odd("the release of what was not held")
-			case h.end != "":
-				odd("released after its " + h.end)
-			default:
-				h.finish(l)
-			}
-		case Gone:
-			switch {
-			case h == nil:
-				odd("deleted, and was not held")
-			case h.end == "":
-				odd("deleted while it was held")
-			case l.Zxid != 0:
-				h.over = l.Zxid
-			}
-			delete(open, key(l))
-		}
+// add takes a hold that has begun.
+func (j *judge) add(h *hold) {
+	j.Holds++
+	p := j.places[h.path]
+	if p == nil {
+		p = &place{greatest: &hold{}}
+		j.places[h.path] = p
+		j.Paths++
 	}
-	for _, h := range all {
+	p.holds = append(p.holds, h)
+	j.remembered++
+}
+
+// endHolds ends the holds of a trace that have no end.
+func (j *judge) endHolds(t *one) {
+	for _, key := range slices.Sorted(maps.Keys(t.open)) {
+		h := t.open[key]
 		if h.end == "" {
-			l := lastOf[h.session]
-			h.ended = l.Time
-			h.over = max(l.Zxid, h.first) + 1
-			r.note(h.path, "%s was held to the end of its trace", h)
+			seen := t.last[h.session]
+			h.ended = seen.time
+			h.over = max(seen.zxid, h.first) + 1
+			j.note(h.path, "%s was held to the end of its trace", h)
 		}
 	}
-	return all
 }
 
 // finish ends h with the record l.
@@ -304,56 +212,135 @@ func conflict(a, b *hold) bool {
 	return a.kind != Party && b.kind != Party && !(a.kind == Read && b.kind == Read)
 }
 
-// path judges the holds of one path.
-func (r *Report) path(all []*hold) {
+// path judges the holds of one path that have begun before cut, up to the first that has not ended. Then it forgets
+// the judged holds that have ended before old. If all is set, the traces have ended, and it judges all holds.
+func (j *judge) path(p *place, cut, old time.Time, all bool) {
 	// If two began at the same time, the first to end counts as the first.
-	slices.SortStableFunc(all, func(a, b *hold) int { return cmp.Or(a.begun.Compare(b.begun), a.until().Compare(b.until())) })
+	slices.SortStableFunc(p.holds, func(a, b *hold) int { return cmp.Or(a.begun.Compare(b.begun), a.until().Compare(b.until())) })
 	// firsts[i] is the first transaction in which a hold from i on was certainly held. A hold
 	// that ended before it cannot overlap them.
-	firsts := make([]int64, len(all)+1)
-	firsts[len(all)] = never
-	for i, h := range slices.Backward(all) {
+	firsts := make([]int64, len(p.holds)+1)
+	firsts[len(p.holds)] = never
+	for i, h := range slices.Backward(p.holds) {
 		from, _ := h.certain()
 		firsts[i] = min(firsts[i+1], from)
 	}
 	var before []*hold // holds that may still be held
-	greatest := &hold{}
-	for i, h := range all {
-		var out int64
-		var with []*hold
-		var how string
-		var excused int64
+	var open []*hold
+	judged := len(p.holds)
+	for i, h := range p.holds {
+		if !all && (h.begun.After(cut) || h.end == "" && len(p.holds)-i < manyLater) {
+			judged = i
+			break
+		}
+		if !all && h.end == "" {
+			h.skipped = true
+			open = append(open, h)
+			continue
+		}
 		before = slices.DeleteFunc(before, func(o *hold) bool {
 			_, to := o.certain()
-			return !o.ended.Add(r.Tolerance).After(h.begun) && to <= firsts[i]
+			return !o.ended.Add(j.Tolerance).After(h.begun) && to <= firsts[i]
 		})
-		for _, o := range before {
-			if !conflict(o, h) {
-				continue
-			}
-			if w, sorry := r.together(o, h); w != "" {
-				how = cmp.Or(how, w)
-				out += o.permits
-				with = append(with, o)
-				if sorry {
-					excused += o.permits
+		if !h.judged {
+			h.judged = true
+			j.comesLate(p, h)
+			j.compare(h, before)
+			for _, later := range p.holds[i+1:] {
+				if later.judged { // h was skipped
+					j.compare(later, []*hold{h})
 				}
 			}
+			j.token(p, h)
 		}
-		if h.kind == Semaphore {
-			with, out = mostAtOnce(h, with)
-		}
-		r.judge(h, with, how, out, excused)
 		before = append(before, h)
-		if h.token != 0 {
-			if h.kind != Read && h.kind != Semaphore && h.token <= greatest.token && !h.kin(greatest) {
-				r.violation(h.path, "tokens do not grow: %d of %s, begun %s, after %d of %s, begun %s",
-					h.token, h, clock(h.begun), greatest.token, greatest, clock(greatest.begun))
-			}
-			if h.token > greatest.token {
-				greatest = h
+	}
+	if all {
+		return
+	}
+	kept := p.holds[:0]
+	for i, h := range p.holds {
+		if i >= judged || h.end == "" || !h.ended.Before(old) {
+			kept = append(kept, h)
+			continue
+		}
+		from, over := h.certain()
+		for _, o := range open {
+			if conflict(o, h) && !h.begun.Before(o.begun) {
+				if o.passed.IsZero() {
+					o.passed, o.passedFrom = h.begun, from
+				}
+				o.passedFrom = min(o.passedFrom, from)
 			}
 		}
+		p.over = max(p.over, over)
+		if h.ended.After(p.ended) {
+			p.ended = h.ended
+		}
+		j.remembered--
+		j.forgotten = true
+		h.from, h.with = nil, nil
+	}
+	clear(p.holds[len(kept):])
+	p.holds = kept
+}
+
+// comesLate reports that h may have overlapped holds that are forgotten.
+func (j *judge) comesLate(p *place, h *hold) {
+	from, over := h.certain()
+	switch {
+	case p.late:
+		return
+	case h.skipped:
+		if h.passed.IsZero() || !h.ended.After(h.passed.Add(j.Tolerance)) && over <= h.passedFrom {
+			return
+		}
+	case !h.begun.Add(j.Tolerance).Before(p.ended) && from >= p.over:
+		return
+	}
+	p.late = true
+	j.missing("%s: a hold of %s, begun %s, lasted so long, or came so late, that others of its time are forgotten: give each trace as a file of its own", h.path, h, clock(h.begun))
+}
+
+// manyLater is how many holds begin after one without an end before they are judged without it.
+const manyLater = 100
+
+// compare judges h together with the holds before it.
+func (j *judge) compare(h *hold, before []*hold) {
+	var out int64
+	var with []*hold
+	var how string
+	var excused int64
+	for _, o := range before {
+		if !conflict(o, h) {
+			continue
+		}
+		if w, sorry := j.together(o, h); w != "" {
+			how = cmp.Or(how, w)
+			out += o.permits
+			with = append(with, o)
+			if sorry {
+				excused += o.permits
+			}
+		}
+	}
+	if h.kind == Semaphore {
+		with, out = mostAtOnce(h, with)
+	}
+	j.judge(h, with, how, out, excused)
+}
+
+// token compares the token of h with the greatest before.
+func (j *judge) token(p *place, h *hold) {
+	if h.token == 0 || h.begun.Before(p.greatest.begun) {
+		return
+	}
+	if h.kind != Read && h.kind != Semaphore && h.token <= p.greatest.token && !h.kin(p.greatest) {
+		j.violation(h.path, "tokens do not grow: %d of %s, begun %s, after %d of %s, begun %s",
+			h.token, h, clock(h.begun), p.greatest.token, p.greatest, clock(p.greatest.begun))
+	}
+	if h.token > p.greatest.token {
+		p.greatest = h
 	}
 }
 
@@ -398,7 +385,7 @@ func (r *Report) judge(h *hold, with []*hold, how string, out, excused int64) {
 		case out-excused+h.permits <= limit:
 			r.note(h.path, "%d permits of %d %s, of which %d were lost in a way that could not be told before", out+h.permits, limit, how, excused)
 		default:
-			r.violation(h.path, "%d permits of %d %s: %s and %d others", out+h.permits, limit, how, h, len(with))
+			r.violation(h.path, "%d permits of %d %s: %s and %d others: %v", out+h.permits, limit, how, h, len(with), with)
 		}
 		return
 	}

@@ -1,0 +1,305 @@
+package trace
+
+// This file passes the records of all traces to the judges of holds and of elements, in about the order of their
+// times. It forgets what it has judged, so that the memory does not grow with the traces.
+
+import (
+	"cmp"
+	"hash/maphash"
+	"io"
+	"maps"
+	"slices"
+	"time"
+)
+
+// DefaultTolerance is the difference between the clocks of two processes up to which [Verify]
+// draws no conclusion from them.
+const DefaultTolerance = 100 * time.Millisecond
+
+// An Input is a file with traces.
+type Input struct {
+	Name   string
+	Reader io.Reader
+}
+
+// VerifyInputs is [Verify] for traces of any length. It reads the inputs side by side, and needs about 30 MiB
+// of memory, and 64 KiB for each input. To need no more, it forgets holds and claims that have ended long before the
+// latest record. A hold that comes so late that it may have overlapped a forgotten one is reported as missing. That
+// happens if one input has the traces of several processes one after another. VerifyInputs fails if a reader fails, or
+// if an input is no trace.
+func VerifyInputs(inputs []Input, tolerance time.Duration) (*Report, error) {
+	var sources []source
+	for _, in := range inputs {
+		sources = append(sources, newReader(in.Reader, in.Name))
+	}
+	return verify(sources, tolerance, mostRemembered)
+}
+
+// Verify judges traces. They should come from all processes that use a path. It checks:
+//
+//   - Never two holders, neither by the order of transactions nor by the clocks,
+//     within the tolerance. Read holds may overlap, and permits up to the limit.
+//   - By the clocks, a holder learns of a loss before the next is granted.
+//   - Fencing tokens increase from hold to hold.
+//   - Every end has a beginning, and there is only one end.
+//   - An element of a queue has one owner at a time, and is removed once.
+//
+// If another client has deleted the znode, or the process was stopped, no process can know of the
+// loss earlier. Then an overlap is only a note.
+func Verify(files []*File, tolerance time.Duration) *Report {
+	var sources []source
+	for _, f := range files {
+		sources = append(sources, &kept{File: f})
+	}
+	r, _ := verify(sources, tolerance, mostRemembered) // no reader, no error
+	return r
+}
+
+// A source returns records one at a time.
+type source interface {
+	next() (Line, error) // io.EOF after the last
+	end() (name string, cut bool, torn []int)
+}
+
+func (r *reader) end() (name string, cut bool, torn []int) { return r.name, r.cut, r.torn }
+
+// A kept is the source of a File.
+type kept struct {
+	*File
+	at int
+}
+
+func (k *kept) next() (Line, error) {
+	if k.at == len(k.Lines) {
+		return Line{}, io.EOF
+	}
+	k.at++
+	return k.Lines[k.at-1], nil
+}
+
+func (k *kept) end() (name string, cut bool, torn []int) { return k.Name, k.Cut, k.Torn }
+
+// mostRemembered is how many holds and claims are in memory, about 500 bytes each.
+const mostRemembered = 30_000
+
+// firstWindow is how long they are remembered at least, by the clocks, unless there are too many.
+const firstWindow = 10 * time.Minute
+
+func verify(sources []source, tolerance time.Duration, most int) (*Report, error) {
+	j := &judge{
+		Report: &Report{Tolerance: tolerance}, traces: make(map[string]*one), places: make(map[string]*place), elements: make(map[string][]*claim),
+		words: make(map[string]string), over: make(map[uint64]bool), seed: maphash.MakeSeed(), most: most, window: firstWindow,
+	}
+	if err := j.read(sources); err != nil {
+		return nil, err
+	}
+	for _, s := range sources {
+		name, cut, torn := s.end()
+		if cut {
+			j.note("", "%s: the last line was cut off, as when a process is killed", name)
+		}
+		for _, n := range torn {
+			j.missing("%s:%d: this is no whole line", name, n)
+		}
+	}
+	rest := slices.SortedFunc(maps.Values(j.traces), func(a, b *one) int { return a.turn - b.turn })
+	for _, t := range rest {
+		j.finish(t)
+	}
+	for _, path := range slices.Sorted(maps.Keys(j.places)) {
+		j.path(j.places[path], j.newest, j.newest, true)
+	}
+	for _, name := range slices.Sorted(maps.Keys(j.elements)) {
+		j.element(j.elements[name])
+	}
+	if j.forgotten {
+		j.note("", "holds and claims that had ended %v before the latest record were judged and forgotten: no later record was compared with them", 2*j.window)
+	}
+	return j.Report, nil
+}
+
+// read passes on all records, in the order of their times as far as the inputs have them in order.
+func (j *judge) read(sources []source) error {
+	type head struct {
+		source
+		Line
+	}
+	var heads []*head
+	for _, s := range sources {
+		l, err := s.next()
+		if err == nil {
+			heads = append(heads, &head{s, l})
+		} else if err != io.EOF {
+			return err
+		}
+	}
+	for len(heads) > 0 {
+		first := 0
+		for i, h := range heads {
+			if h.Time.Before(heads[first].Time) {
+				first = i
+			}
+		}
+		h := heads[first]
+		j.line(h.Line)
+		l, err := h.next()
+		switch {
+		case err == io.EOF:
+			heads = slices.Delete(heads, first, first+1)
+		case err != nil:
+			return err
+		default:
+			h.Line = l
+		}
+	}
+	return nil
+}
+
+// word returns one copy of a text.
+func (j *judge) word(text string) string {
+	if w, ok := j.words[text]; ok {
+		return w
+	}
+	if len(j.words) > 10_000 { // most are of paths and sessions that have ended
+		clear(j.words)
+	}
+	j.words[text] = text
+	return text
+}
+
+// line takes the next record of a file.
+func (j *judge) line(l Line) {
+	j.Lines++
+	if l.Time.After(j.newest) {
+		j.newest = l.Time
+	}
+	for _, text := range []*string{&l.Trace, &l.Event, &l.Kind, &l.Path, &l.Claim, &l.Fate, &l.Session, &l.Reason} {
+		*text = j.word(*text)
+	}
+	t := j.traces[l.Trace]
+	if t == nil && j.over[maphash.String(j.seed, l.Trace)] {
+		j.missing("trace %s: line %d is there twice", l.Trace, l.N)
+		return
+	}
+	if t == nil {
+		j.Traces++
+		t = &one{id: l.Trace, turn: j.Traces, next: 1, complete: true, open: make(map[string]*hold), claimed: make(map[string]*claim), last: make(map[string]sight)}
+		j.traces[l.Trace] = t
+	}
+	switch {
+	case l.N < t.next:
+		j.missing("trace %s: line %d is there twice", t.id, l.N)
+	case l.N > t.next:
+		t.early = append(t.early, l)
+		if len(t.early) > mostEarly {
+			j.drain(t)
+		}
+	default:
+		j.inOrder(t, l)
+		j.ready(t)
+		if l.Event == End {
+			j.finish(t)
+			delete(j.traces, t.id)
+			j.over[maphash.String(j.seed, t.id)] = true
+		}
+	}
+	if j.remembered > j.most {
+		j.forget()
+	}
+}
+
+// mostEarly is how many records of a trace may come before an earlier one, as from files that were rotated when the
+// clock was set.
+const mostEarly = 1000
+
+// ready passes on the early records whose turn it is.
+func (j *judge) ready(t *one) {
+	for {
+		i := slices.IndexFunc(t.early, func(l Line) bool { return l.N <= t.next })
+		if i < 0 {
+			return
+		}
+		l := t.early[i]
+		t.early = slices.Delete(t.early, i, i+1)
+		if l.N < t.next {
+			j.missing("trace %s: line %d is there twice", t.id, l.N)
+		} else {
+			j.inOrder(t, l)
+		}
+	}
+}
+
+// drain passes on the early records of a trace, although some before them are missing.
+func (j *judge) drain(t *one) {
+	slices.SortStableFunc(t.early, func(a, b Line) int { return cmp.Compare(a.N, b.N) })
+	for _, l := range t.early {
+		if l.N < t.next {
+			j.missing("trace %s: line %d is there twice", t.id, l.N)
+			continue
+		}
+		if l.N > t.next {
+			t.complete = false
+			j.missing("trace %s: lines %d to %d are missing", t.id, t.next, l.N-1)
+		}
+		j.inOrder(t, l)
+	}
+	t.early = nil
+}
+
+// inOrder takes the record of a trace whose turn it is.
+func (j *judge) inOrder(t *one, l Line) {
+	t.next = l.N + 1
+	switch l.Event {
+	case Begin:
+		t.owner = l.Owner
+	case Dropped:
+		t.complete = false
+		j.missing("trace %s: %d lines were dropped before line %d", t.id, l.Dropped, l.N)
+	}
+	if l.Session != "" {
+		seen := t.last[l.Session]
+		t.last[l.Session] = sight{l.Time, l.Zxid, max(seen.most, l.Zxid)}
+	}
+	if l.Kind == Element {
+		j.ofElements(t, l)
+	} else {
+		j.ofHold(t, l)
+	}
+}
+
+// finish ends a trace.
+func (j *judge) finish(t *one) {
+	j.drain(t)
+	j.endHolds(t)
+	j.endClaims(t)
+}
+
+// forget judges and forgets holds and claims that have ended before the window. If too many are left, the window
+// becomes shorter.
+func (j *judge) forget() {
+	for ; ; j.window /= 2 {
+		cut := j.newest.Add(-j.window) // later holds are not judged yet, so what is forgotten ended long before them
+		old := cut.Add(-j.window)
+		for name, p := range j.places {
+			j.path(p, cut, old, false)
+			if len(p.holds) == 0 && len(j.places) > j.most {
+				delete(j.places, name)
+			}
+		}
+		for name, all := range j.elements {
+			if !slices.ContainsFunc(all, func(c *claim) bool { return !c.endedBefore(old) }) {
+				j.element(all)
+				j.remembered -= len(all)
+				j.forgotten = true
+				delete(j.elements, name)
+			}
+		}
+		if j.remembered <= j.most/2 {
+			return
+		}
+		if j.window < 2*time.Second { // most have not ended, or have ended just now
+			j.most = 2 * j.remembered
+			return
+		}
+	}
+}

@@ -1,0 +1,134 @@
+package trace
+
+// This file has the state of a judge between two records: the traces, and the holds and claims that it remembers.
+
+import (
+	"cmp"
+	"fmt"
+	"hash/maphash"
+	"math"
+	"time"
+)
+
+// A judge has the state between two records.
+type judge struct {
+	*Report
+	traces   map[string]*one
+	over     map[uint64]bool // traces that have ended, by a hash of their ids
+	seed     maphash.Seed
+	places   map[string]*place
+	elements map[string][]*claim // by path and name
+	words    map[string]string   // one copy of each text that comes often
+
+	newest     time.Time // of all records
+	most       int       // the number of holds and claims at which some are forgotten
+	remembered int
+	window     time.Duration
+	forgotten  bool
+}
+
+// A place has the holds of one path.
+type place struct {
+	holds    []*hold
+	greatest *hold // by token
+
+	// The latest end of the forgotten holds.
+	ended time.Time
+	over  int64
+	late  bool // a hold came that may have overlapped them
+}
+
+// one is a trace: the records of one Session of one process.
+type one struct {
+	id       string
+	turn     int // by its first record
+	owner    string
+	next     int64  // the number of the next record
+	early    []Line // later records that were read already
+	complete bool   // no record is missing
+
+	open    map[string]*hold  // by path and name, until the znode is deleted
+	claimed map[string]*claim // by path, claimant and element
+	last    map[string]sight  // by session
+}
+
+// A sight describes the last record of a session.
+type sight struct {
+	time       time.Time
+	zxid, most int64 // of the record; the greatest of all records of the session
+}
+
+func (t *one) name() string {
+	if t.owner != "" {
+		return t.owner
+	}
+	return t.id
+}
+
+// odd reports an inconsistency of a trace as a violation, unless records are missing.
+func (j *judge) odd(t *one, l Line, what, of string) {
+	if t.complete {
+		j.violation(l.Path, "%s: %s of %s (%s, line %d)", what, of, t.name(), l.Session, l.N)
+	}
+}
+
+// A hold is one hold by one znode, from the holder's grant to its release or to the notice of its
+// loss.
+type hold struct {
+	path, kind, name string
+	who              string // for the report
+	session          string
+	permits, limit   int64
+
+	from  *hold // the hold that it continues, or nil
+	with  *hold // a write hold of the same Do, or nil
+	begun time.Time
+	ended time.Time // the time of the last record of its session, if there is no end
+	end   string    // the event, or ""
+	why   string    // of a loss
+	token int64
+
+	// By the order of transactions, it was certainly held from sure on, and before over. sure is
+	// never if nothing is known of it.
+	first int64 // zxid of the first record
+	sure  int64
+	over  int64
+
+	use  int  // number of the last use
+	used bool // that use has not ended
+
+	judged bool
+
+	// The hold had no end while many others began on its path, as that of a process that was killed. Of these others,
+	// some are forgotten: the first began at passed, and certainly was held from transaction passedFrom on.
+	skipped    bool
+	passed     time.Time
+	passedFrom int64
+}
+
+const never = math.MaxInt64
+
+func (h *hold) String() string {
+	return fmt.Sprintf("%s of %s (%s)", h.name, h.who, h.session)
+}
+
+// A claim is the time in which one element of a queue was claimed, from the claimant's notice to
+// the end; or the removal of an element without a claim.
+type claim struct {
+	path, element string
+	who           string // for the report
+	claimant      string
+	session       string
+
+	// The element was claimed in transaction from, and owned at least until over, the transaction
+	// that has ended the claim. Either is 0 if it is unknown.
+	from, over int64
+
+	begun time.Time
+	lost  time.Time // when the owner learned of the loss, or zero
+	why   string    // of a loss
+	fate  string    // "" if the end is unknown
+	ended time.Time // when that was recorded
+}
+
+func (c *claim) String() string { return fmt.Sprintf("%s (%s)", c.who, cmp.Or(c.session, "TryRecv")) }
