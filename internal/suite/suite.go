@@ -95,7 +95,8 @@ func Anywhere(t *testing.T, f func(t *testing.T, connect func(opts ...zsync.Opti
 // OnServers runs f on the ensemble that ZSYNC_TEST_SERVERS names, next to other hammers. f is a
 // hammer of about a minute; [harness.Network] hurts the sessions that connect opens. stands reports
 // whether the servers can still know a session. They can know a session that was cut off: its
-// holders must learn of the loss first.
+// holders must learn of the loss first. All sessions write a trace. When they are closed, the trace
+// is judged as by zsync verify.
 func OnServers(t *testing.T, f func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(session int64) bool)) {
 	t.Helper()
 	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || !harness.Long() {
@@ -103,6 +104,7 @@ func OnServers(t *testing.T, f func(t *testing.T, connect func(...zsync.Option) 
 	}
 	t.Parallel()
 	var n harness.Network
+	written := traceFile(t, n.Stands)
 	stop := make(chan struct{})
 	var hurting sync.WaitGroup
 	hurting.Go(func() { n.Hurt(stop) })
@@ -113,7 +115,7 @@ func OnServers(t *testing.T, f func(t *testing.T, connect func(...zsync.Option) 
 	}()
 	Anywhere(t, func(t *testing.T, connect func(opts ...zsync.Option) *zsync.Session) {
 		f(t, func(opts ...zsync.Option) *zsync.Session {
-			return connect(append([]zsync.Option{zsync.WithDialer(n.Client()), zsync.WithSessionTimeout(6 * time.Second)}, opts...)...)
+			return connect(append([]zsync.Option{zsync.WithDialer(n.Client()), zsync.WithSessionTimeout(6 * time.Second), zsync.WithTrace(written)}, opts...)...)
 		}, n.Stands)
 	})
 }

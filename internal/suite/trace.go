@@ -2,6 +2,12 @@ package suite
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -38,3 +44,39 @@ func (t *TraceBuffer) String() string {
 	defer t.mu.Unlock()
 	return t.b.String()
 }
+
+// traceFile returns a file for the traces of all sessions that the test opens. After these are closed, it judges the
+// traces, as zsync verify does. A session of which stands says no was ended behind the back of its client, so the client
+// can learn of it too late.
+func traceFile(t *testing.T, stands func(session int64) bool) *os.File {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(t.TempDir(), "trace"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
+	harness.Must(t, err)
+	t.Cleanup(func() { // after the cleanups that close the sessions, which are registered later
+		defer f.Close()
+		if _, err := f.Seek(0, 0); err != nil {
+			t.Fatal(err)
+		}
+		r, err := trace.VerifyInputs([]trace.Input{{Name: t.Name(), Reader: f}}, trace.DefaultTolerance)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Violations = slices.DeleteFunc(r.Violations, func(v trace.Finding) bool {
+			return slices.ContainsFunc(sessionText.FindAllString(v.Text, -1), func(text string) bool {
+				id, err := strconv.ParseUint(text, 0, 64)
+				return err == nil && !stands(int64(id))
+			})
+		})
+		var out strings.Builder
+		_ = r.Print(&out)
+		if text := out.String(); len(r.Violations) > 0 || r.Traces == 0 {
+			t.Errorf("the traces:\n%s", text)
+		} else {
+			first, _, _ := strings.Cut(text, "\n")
+			t.Logf("the traces have no violation: %s", first)
+		}
+	})
+	return f
+}
+
+var sessionText = regexp.MustCompile(`0x[0-9a-f]+`)
