@@ -1335,7 +1335,7 @@ func TestStatusOfWhatIsNotOursToReadCostsItsOwnPath(t *testing.T) {
 		if !want.MatchString(r.stdout.String()) {
 			t.Errorf("got\n%s", &r.stdout)
 		}
-		if got := r.stderr.String(); !strings.Contains(got, "/secret: zk: not authenticated") || strings.Count(got, "\n") != 1 {
+		if got := r.stderr.String(); !strings.Contains(got, "children /secret: no permission (see WithAuth, and the ACLs of the path): zk: not authenticated") || strings.Count(got, "\n") != 1 {
 			t.Errorf("the message is %q", got)
 		}
 	})
