@@ -191,7 +191,7 @@ func Mixed(kinds []Kind) bool {
 }
 
 // besides are the endings of znodes that belong to the znode without that ending.
-var besides = []string{"-claims", "-live", "-consumers", "-senders", "-receipts", "-dead", "-ids", "-__lock__", "-__resized__"}
+var besides = []string{"-live", "-consumers", "-senders", "-receipts", "-dead", "-ids", "-__lock__", "-__resized__"}
 
 // Beside returns the name of the znode to which the one with this name belongs,
 // as its neighbour.

@@ -23,7 +23,8 @@ func (j *judge) ofElements(t *one, l Line) {
 	for _, name := range l.Elements {
 		key := l.Path + "\x00" + l.Claim + "\x00" + name
 		c := t.claimed[key]
-		if l.Event == Grant || l.Event == Take {
+		switch l.Event {
+		case Grant:
 			if c != nil {
 				j.odd(t, l, "claimed a second time by the same claimant", name)
 			}
@@ -32,12 +33,7 @@ func (j *judge) ofElements(t *one, l Line) {
 			j.elements[of] = append(j.elements[of], c)
 			j.Claims++
 			j.remembered++
-		}
-		switch l.Event {
-		case Grant:
 			t.claimed[key] = c
-		case Take:
-			j.end(c, l)
 		case Loss:
 			switch {
 			case c == nil:

@@ -34,9 +34,6 @@ var elementCases = []struct {
 		of("a", 1, 0, Grant, "x", 0), of("a", 2, 1, Release, "x", 0, fate(Removed)),
 		of("b", 1, 2, Grant, "x", 0), of("b", 2, 3, Release, "x", 0, fate(Removed)),
 	}},
-	{name: "taken by TryRecv after it was removed", want: "x was removed twice", lines: []Line{
-		of("a", 1, 0, Grant, "x", 10), of("a", 2, 1, Release, "x", 0, fate(Removed)), of("b", 1, 2, Take, "x", 12, fate(Removed)),
-	}},
 	{name: "claimed after it was removed", want: "x was claimed after it was removed", lines: []Line{
 		of("a", 1, 0, Grant, "x", 10), of("a", 2, 1, Release, "x", 11, fate(Removed)), of("b", 1, 2, Grant, "x", 12),
 	}},

@@ -26,7 +26,6 @@ const (
 	Loss    = "loss"    // the holder learned that the hold is lost
 	Release = "release" // the hold has ended, and its znode is about to be deleted
 	Gone    = "gone"    // the servers have deleted the znode
-	Take    = "take"    // a process removed elements of a queue without a claim
 	Dropped = "dropped" // records are missing here, because they came faster than they could be written
 	End     = "end"     // the last record: the Session was closed
 )

@@ -153,8 +153,11 @@ func TestTracesOfQueuesInARunWithFaultsHaveNoViolationAndAPlantedOneIsFound(t *t
 				if l.Fate == trace.Removed {
 					twice := *files[2]
 					twice.Lines = slices.Clone(twice.Lines)
-					end := &twice.Lines[len(twice.Lines)-1]
-					end.Event, end.Kind, end.Path, end.Elements, end.Fate = trace.Take, l.Kind, l.Path, l.Elements[:1], trace.Removed
+					grant := twice.Lines[len(twice.Lines)-1] // in the place of the end
+					grant.Event, grant.Kind, grant.Path, grant.Elements = trace.Grant, l.Kind, l.Path, l.Elements[:1]
+					release := grant
+					release.N, release.Event, release.Fate = grant.N+1, trace.Release, trace.Removed
+					twice.Lines = append(twice.Lines[:len(twice.Lines)-1], grant, release)
 					if r := trace.Verify([]*trace.File{files[1], &twice}, 0); len(r.Violations) != 1 || !strings.Contains(r.Violations[0].Text, "removed twice") {
 						t.Errorf("seed %d: of a planted removal it says %v", seed, r.Violations)
 					}

@@ -532,7 +532,7 @@ func TestQueueChannelsCloseWithTheSessionAndGiveBack(t *testing.T) {
 		}
 		for range ds {
 		}
-		if names := childrenOf(t, o, "/q-claims"); len(names) != 0 {
+		if names := childrenOf(t, o, "/q-live"); len(names) != 0 {
 			t.Errorf("claims are left after Close: %v", names)
 		}
 		collect(t, other.Recv(t.Context()), 9)

@@ -315,7 +315,7 @@ func TestWhatTheDeadHadComesBackToConsumersWhoseLivesAreShort(t *testing.T) {
 				return v, ok
 			})
 			time.Sleep(time.Minute)
-			for _, name := range childrenOf(t, open(t, srv), "/q-claims") {
+			for _, name := range childrenOf(t, open(t, srv), "/q-live") {
 				t.Errorf("%s is left", name)
 			}
 		})
