@@ -56,7 +56,6 @@ type Incarnation struct {
 	Lease     lease.Lease // guarded by LeaseMu
 	stakes    int         // number of holds of the session; guarded by LeaseMu
 	asking    *inquiry    // under way; guarded by LeaseMu
-	nobody    string      // a path at which no znode exists
 	abandoned time.Time   // when the session was abandoned; guarded by LeaseMu; never changes once set
 	over      bool        // the servers have confirmed the end of the session; guarded by LeaseMu
 	password  []byte      // of the session; guarded by LeaseMu
