@@ -170,6 +170,7 @@ func TestAReceiptThatSomebodyHasDeletedOrWrittenIsReplaced(t *testing.T) {
 				for i := range 3 {
 					_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: fmt.Sprint("/x", i)})
 					harness.Must(t, err)
+					time.Sleep(time.Second) // until the one before is deleted in the background
 					paths := suite.Ephemerals(srv, s.ID())
 					harness.Must(t, hurt(harness.Plain(t, srv), paths[len(paths)-1]))
 					_, err = s.Txn(t.Context(), &zk.CreateRequest{Path: fmt.Sprint("/x", i)})
