@@ -236,11 +236,11 @@ func itemsCommand(c *client) *cobra.Command {
 		Use:   "ls PATH [flags]",
 		Short: "list the elements",
 		Long: `ls lists the elements of the queue at PATH, and leaves them there: the ready, the
-claimed and the delayed ones, and the dead letters. For each it prints the state, the
-ID, the attempts that have ended, the time when it was sent, the consumer that has
-claimed it, the time before which no consumer receives it, or the reason of a dead
-letter, and the element. Elements that move meanwhile can be missing, or be listed
-twice.
+claimed and the delayed ones, and the dead letters. Each line has the state, the ID,
+the attempts that have ended, the time of sending, a note, and the element. The note is
+the consumer of a claimed element, the time for which a delayed one waits, or the reason
+of a dead letter. An element that moves during the list can be missing, or be
+listed twice.
 
 With --json it prints an object in each line, with id, state, attempts, sent, due,
 owner, reason and data (as stored, in base64).`,

@@ -67,16 +67,16 @@ type Line struct {
 
 	Elements []string `json:"elements,omitempty"` // names of elements of a queue, never used again
 	Claim    string   `json:"claim,omitempty"`    // of elements: the claimant in the process
-	Fate     string   `json:"fate,omitempty"`     // release and take of elements: the end of the claim
+	Fate     string   `json:"fate,omitempty"`     // release of elements: the end of the claim
 
 	Session string `json:"session,omitempty"`
 	Owner   string `json:"owner,omitempty"` // begin
 	Timeout string `json:"timeout,omitempty"`
 
-	// Zxid of gone and token is the transaction of that write. So it is for the grant, release
-	// and take of elements, or 0 if it is unknown. For other events it is the newest transaction
-	// that the session had seen. Blind says that the session has seen a newer state since, of an
-	// unknown transaction.
+	// For a deletion and a token, Zxid is the transaction of that write. So it is for the grant
+	// and release of elements, or 0 if it is unknown. For other events it is the newest
+	// transaction that the session had seen. Blind says that the session has seen a newer state
+	// since, of an unknown transaction.
 	Zxid  int64 `json:"zxid,omitempty"`
 	Blind bool  `json:"blind,omitempty"`
 
@@ -182,7 +182,7 @@ func (t *Writer) Lost(full string, l Line) {
 	t.lineLocked(l)
 }
 
-// Gone records that transaction zxid has deleted the znode at full. zxid is 0 if the transaction
+// Gone records the deletion of the znode at full in transaction zxid. zxid is 0 if the transaction
 // is unknown.
 func (t *Writer) Gone(full string, zxid int64) {
 	if t == nil {
