@@ -118,7 +118,7 @@ const noteAtLeast = 8
 // The same write notes the next items too, because a write for each would take a round trip for
 // each. If the process crashes, these items count as tried, although the program never had them.
 // That happens to an item at most once: noting notes an item alone if it was tried before. It also
-// notes each item alone if only one attempt is allowed.
+// notes each item alone if only one attempt is allowed, or if the pace is not known yet.
 func (p *pump) noting(it *item) <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -126,7 +126,7 @@ func (p *pump) noting(it *item) <-chan struct{} {
 	c.mu.Lock()
 	noted, note := it.noted || it.final != nil, it.note
 	items := []*item{it}
-	if it.attempts == 0 && p.q.cfg.MaxAttempts > 1 {
+	if it.attempts == 0 && p.q.cfg.MaxAttempts > 1 && p.pacedLocked() {
 		p.noted = min(max(2*p.noted, 1), noteAhead)
 		for _, other := range p.ready {
 			if len(items) < max(noteAtLeast, min(p.noted, p.slowedLocked()/int(time.Second/noteAfter))) && other.c == c && other.bucket == it.bucket && other.attempts == 0 && !other.noted && other.final == nil {

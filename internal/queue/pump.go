@@ -38,6 +38,7 @@ type pump struct {
 	starved  bool          // a consumer has waited since the last claim
 	size     int           // mean size of the last claim's elements, in bytes; 0 before the first
 	pace     pace
+	returns  int  // calls of next after the program had taken an item
 	noted    int  // upper limit of the items noted at once; doubles with each use, up to noteAhead
 	shedding bool // a timer is about to call shed
 	claiming bool // a claim is under way: its items come after ready
@@ -104,6 +105,9 @@ func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) 
 	p.mu.Lock()
 	if p.waiting == 0 {
 		p.pace.asked(time.Now())
+	}
+	if !p.pace.last.IsZero() {
+		p.returns++
 	}
 	p.waiting += n
 	if hand {
@@ -494,18 +498,22 @@ func (p *pump) slowedLocked() int { return p.pace.perSecond(time.Now(), p.waitin
 
 // quick returns the number of items that a claim may note as in hand at once. Consumers take this
 // number within noteAfter. More would be wrong: if the process crashes, every noted item counts as
-// tried. At first the number is 0, because the pace is not known yet. It is always 0 without a
-// limit of attempts, and with a limit of one.
+// tried. At first the number is 0, because the pace is not known yet (see paced). It is always 0
+// without a limit of attempts, and with a limit of one.
 func (p *pump) quick(hands int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.q.cfg.MaxAttempts < 2 || hands == 0 {
+	if p.q.cfg.MaxAttempts < 2 || hands == 0 || !p.pacedLocked() {
 		return 0
 	}
 	n := min(p.noted, p.slowedLocked()/int(time.Second/noteAfter))
 	p.noted = min(max(2*p.noted, 1), noteAhead)
 	return n
 }
+
+// pacedLocked reports whether the pace is known. The first return says nothing: the program may
+// have received an element from a channel, and not yet have begun to work on it.
+func (p *pump) pacedLocked() bool { return p.returns > 1 }
 
 const (
 	// noteAhead is how many items the pump notes at once, at most.

@@ -46,8 +46,8 @@ func (t *TraceBuffer) String() string {
 }
 
 // traceFile returns a file for the traces of all sessions that the test opens. After these are closed, it judges the
-// traces, as zsync verify does. A session of which stands says no was ended behind the back of its client, so the client
-// can learn of it too late.
+// traces, as zsync verify does. It leaves out sessions for which stands returns false: the test has ended them without
+// their clients, which can learn of that too late.
 func traceFile(t *testing.T, stands func(session int64) bool) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(t.TempDir(), "trace"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
