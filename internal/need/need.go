@@ -11,8 +11,8 @@ import (
 )
 
 // Env names the variable that lists, with blanks between them, the programs
-// and devices that are known to be there. A test that lacks one of them
-// fails: .ci/run installs the programs, and names all of them here.
+// and devices that are known to be there. A test that lacks a listed program
+// fails: .ci/run installs the programs, and names all here.
 const Env = "CI_INSTALLED"
 
 // Command returns where a program is. If it is not there the test is skipped,

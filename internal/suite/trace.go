@@ -46,9 +46,9 @@ func (t *TraceBuffer) String() string {
 }
 
 // traceFile returns a file for the traces of all sessions that the test opens. After these are closed, it judges the
-// traces, as zsync verify does. It leaves out sessions for which stands returns false: the test has ended them without
+// traces, as zsync verify does. It leaves out sessions for which alive returns false: the test has ended them without
 // their clients, which can learn of that too late.
-func traceFile(t *testing.T, stands func(session int64) bool) *os.File {
+func traceFile(t *testing.T, alive func(session int64) bool) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(t.TempDir(), "trace"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
 	harness.Must(t, err)
@@ -64,7 +64,7 @@ func traceFile(t *testing.T, stands func(session int64) bool) *os.File {
 		r.Violations = slices.DeleteFunc(r.Violations, func(v trace.Finding) bool {
 			return slices.ContainsFunc(sessionText.FindAllString(v.Text, -1), func(text string) bool {
 				id, err := strconv.ParseUint(text, 0, 64)
-				return err == nil && !stands(int64(id))
+				return err == nil && !alive(int64(id))
 			})
 		})
 		var out strings.Builder
