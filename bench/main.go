@@ -42,6 +42,7 @@ var workloads = []workload{
 	{"lock_waiters_200", func(b *bench) { b.waiters(200) }},                                   // the same, of 200 sessions
 	{"queue", (*bench).queue},                                                                 // n elements of 100 bytes into the channel of In (queue_put), then out of Recv's (queue_take)
 	{"queue_send", (*bench).sends},                                                            // n elements of 100 bytes by Send, one after the other by one goroutine
+	{"sessions", (*bench).sessions},                                                           // n sessions connect, lock a path each and hold it: sessions, and requests of all while they hold
 	{"barrier", (*bench).barrier},                                                             // rounds of a double barrier with n parties on one session
 }
 
@@ -163,6 +164,51 @@ func (b *bench) rival() {
 	stop.Store(true)
 	loop.Wait()
 	fmt.Fprintf(os.Stderr, "RIVAL,%s,%s,%d,%v\n", b.peer, b.workload, b.n, time.Duration(longest.Load()))
+}
+
+// sessions measures how fast n sessions connect and lock a path each, and how many requests all of them send
+// while they hold it. The servers report their own cost (mntr).
+func (b *bench) sessions() {
+	path := b.path()
+	all, mutexes := make([]*zsync.Session, b.n), make([]*zsync.Mutex, b.n)
+	start := time.Now()
+	b.together(func(i int) {
+		all[i] = b.connect()
+		mutexes[i] = zsync.NewMutex(all[i], fmt.Sprintf("%s/%d", path, i))
+		must(mutexes[i].Lock(context.Background()))
+	})
+	b.line("sessions", float64(b.n)/time.Since(start).Seconds())
+	requests := func() (sum, lost int64) {
+		for _, s := range all {
+			stats := s.Stats()
+			sum, lost = sum+stats.Requests, lost+stats.Expiries
+		}
+		return sum, lost
+	}
+	time.Sleep(b.warm)
+	before, _ := requests()
+	time.Sleep(b.dur)
+	after, lost := requests()
+	b.line("sessions_requests", float64(after-before)/b.dur.Seconds())
+	fmt.Fprintf(os.Stderr, "LOST,%s,%s,%d,%d\n", b.peer, b.workload, b.n, lost)
+	b.together(func(i int) {
+		must(mutexes[i].Unlock())
+		all[i].Close()
+	})
+}
+
+// together calls f for each number below n, up to 50 at a time.
+func (b *bench) together(f func(i int)) {
+	var next atomic.Int64
+	var group sync.WaitGroup
+	for range min(50, b.n) {
+		group.Go(func() {
+			for i := int(next.Add(1)) - 1; i < b.n; i = int(next.Add(1)) - 1 {
+				f(i)
+			}
+		})
+	}
+	group.Wait()
 }
 
 // waiters measures the line of n waiting goroutines, spread over so many sessions.
