@@ -33,8 +33,7 @@ type core struct {
 	vetted  atomic.Pointer[session.Incarnation] // the last session in which vet accepted the queue
 
 	mu       sync.Mutex
-	push     *pump     // of the present consumers; guarded by mu
-	pull     *pump     // of Receive: it claims nothing ahead; guarded by mu
+	pumps    [3]*pump  // of the present consumers: see pump.kind; guarded by mu
 	claimant *claimant // the newest, or nil; guarded by mu
 }
 
@@ -47,7 +46,7 @@ func New(m *session.Manager, cfg Config) Engine {
 	q.sweeper = NewSweeper(q.DeadLetters, at.senders, at.ids, cfg.KeepDead)
 	q.gate = gate{site: at, limit: cfg.MaxLen, turn: make(chan struct{}, 1)}
 	q.slots = &slots{site: at, known: make(map[slot]string)}
-	q.out.producer = producer{at, cfg.Priorities, cfg.IDMemory, q.vet, q.sweeper, q.slots, new(sync.Map)}
+	q.out = outbox{site: at, priorities: cfg.Priorities, memory: cfg.IDMemory, vet: q.vet, sweeper: q.sweeper, slots: q.slots}
 	return q
 }
 
@@ -71,10 +70,15 @@ func (q *core) check(it *item) {
 		return
 	}
 	q.skips.Fits()
-	if n := q.cfg.MaxAttempts; n > 0 && it.attempts >= n {
+	if q.spent(it.attempts) {
 		it.fault = fmt.Errorf("delivered %d times without success", it.attempts)
 	}
 	it.value, it.decoded = value, it.fault == nil
+}
+
+// spent reports whether an element with so many attempts is to become a dead letter.
+func (q *core) spent(attempts int) bool {
+	return q.cfg.MaxAttempts > 0 && attempts >= q.cfg.MaxAttempts
 }
 
 func (q *core) Send(ctx context.Context, b Batch) error {
@@ -93,16 +97,16 @@ func (q site) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error)
 	return txns.Across(ctx, q.m, q.receipts, ops)
 }
 
-// whileOpen returns a context that ends with ctx, or when the Session begins to close. In the
+// WhileOpen returns a context that ends with ctx, or when the Session begins to close. In the
 // second case, its cause is ErrClosed. Session.Close waits until the caller calls leave, which
 // also ends the context.
-func (q *core) whileOpen(ctx context.Context) (inner context.Context, leave func()) {
-	leaving, stay := q.m.BeforeClose()
+func WhileOpen(ctx context.Context, m *session.Manager) (inner context.Context, leave func()) {
+	leaving, stay := m.BeforeClose()
 	inner, cancel := context.WithCancelCause(ctx)
 	if session.IsClosed(leaving) {
 		cancel(session.ErrClosed)
 	}
-	q.m.Spawn(func() {
+	m.Spawn(func() {
 		select {
 		case <-leaving:
 			cancel(session.ErrClosed)
@@ -112,6 +116,26 @@ func (q *core) whileOpen(ctx context.Context) (inner context.Context, leave func
 	return inner, func() {
 		cancel(nil)
 		stay()
+	}
+}
+
+// Detached calls f in the background and returns its result. If ctx ends first, Detached returns, and
+// drop gets the result later.
+func Detached[R any](ctx context.Context, m *session.Manager, f func() R, drop func(R)) (r R, err error) {
+	done := make(chan R) // without a buffer: the result has been received, or drop gets it
+	m.Spawn(func() {
+		r := f()
+		select {
+		case done <- r:
+		case <-ctx.Done():
+			drop(r)
+		}
+	})
+	select {
+	case r = <-done:
+		return r, nil
+	case <-ctx.Done():
+		return r, session.CtxErr(ctx)
 	}
 }
 

@@ -81,13 +81,14 @@ func (q *core) countLots(ctx context.Context, inc *session.Incarnation, lots []*
 	fronts := make(map[int][]element)
 	for _, t := range lots {
 		for _, e := range t.elements {
-			if mark := t.owner(e.seq); mark != "" {
+			state, mark := t.state(e, now)
+			if state == Claimed {
 				st.Claimed++
 				owned[mark]++
 				continue
 			}
 			st.Attempts = max(st.Attempts, int(e.tries)+t.board.tried[e.seq])
-			if e.due > now {
+			if state == Delayed {
 				st.Delayed++
 				continue
 			}
@@ -107,14 +108,17 @@ func (q *core) countLots(ctx context.Context, inc *session.Incarnation, lots []*
 	return owned, nil
 }
 
-// owner returns the mark that has claimed a number, or "".
-func (t *lot) owner(n int32) string {
+// state returns the state of an element and, if it is claimed, the mark.
+func (t *lot) state(e element, now int64) (s State, mark string) {
 	for mark, h := range t.board.lines {
-		if h.claimed.has(n) {
-			return mark
+		if h.claimed.has(e.seq) {
+			return Claimed, mark
 		}
 	}
-	return ""
+	if e.due > now {
+		return Delayed, ""
+	}
+	return Ready, ""
 }
 
 // countFront reads the attempts and age of the first of these elements that still exists.
