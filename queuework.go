@@ -45,6 +45,7 @@ var workBackoff = session.Backoff{Min: 100 * time.Millisecond, Max: time.Minute,
 //
 // The context of f has the values of ctx, but does not end with it. When ctx ends, Work takes no
 // further element, waits for the calls under way, settles their elements and returns ctx's error.
+// It does not wait for the result of a settlement after the claim is lost.
 // The context of f ends with cause [ErrLost] if the claim is lost, and with cause [ErrClosed]
 // when [Session.Close] is called, which waits for f.
 func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, v T) error, opts ...WorkOption) error {
@@ -111,15 +112,20 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 		}
 		return f(call, d.Value)
 	})
+	// ctx may have ended, but the work is done: Work waits for the result while this session can get
+	// it. After a loss, only a later session can find the result, and Work waits for that until ctx ends.
+	_, lost := d.claim.Withdrawn()
+	settling, stop := session.WhileEither(ctx, lost)
+	defer stop()
 	var op string
 	switch {
 	case closed != nil:
-		op, err = "return", d.claim.Settle(context.WithoutCancel(ctx), queue.Settlement{Fate: queue.Return, Untried: true})
-	case err == nil: // ctx may have ended, but the work is done
-		op, err = "ack", d.claim.Settle(context.WithoutCancel(ctx), queue.Settlement{Fate: queue.Remove})
+		op, err = "return", d.claim.Settle(settling, queue.Settlement{Fate: queue.Return, Untried: true})
+	case err == nil:
+		op, err = "ack", d.claim.Settle(settling, queue.Settlement{Fate: queue.Remove})
 	default:
 		q.s.m.Log.Error("zsync: work on an element has failed", "path", q.path, "element", d.ID, "attempt", d.Attempt, "err", err)
-		op, err = q.failed(d, err)
+		op, err = q.failed(settling, d, err)
 	}
 	if err != nil && !errors.Is(err, ErrNotLocked) { // ErrNotLocked: f has settled it
 		q.s.m.Log.Warn("zsync: cannot settle an element that was worked on", "path", q.path, "element", d.ID, "op", op, "err", err)
@@ -127,13 +133,13 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 }
 
 // failed settles an element after a call of Work's function has returned err.
-func (q *Queue[T]) failed(d Delivery[T], err error) (op string, _ error) {
+func (q *Queue[T]) failed(ctx context.Context, d Delivery[T], err error) (op string, _ error) {
 	var permanent permanentError
 	switch n := q.cfg.MaxAttempts; {
 	case q.cfg.layout != LayoutZsync:
 		return "nack", d.nack(0)
 	case errors.As(err, &permanent), n > 0 && d.Attempt >= n:
-		return "reject", d.Reject(context.Background(), err.Error())
+		return "reject", d.Reject(ctx, err.Error())
 	}
 	b := workBackoff
 	if r := q.cfg.retry; r != nil {

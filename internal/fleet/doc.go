@@ -42,6 +42,9 @@
 //     Map and a Barrier ([register]). The records of the program check a Once, a Queue and the
 //     transactions.
 //
+//   - In one program of eight, all methods of a Queue run at random, with keys, priorities, IDs, attempts
+//     and dead letters (orders.go). Each element has one fate, and no two marks have claimed one.
+//
 //   - Every waiter is granted after the faults have ended. A call fails with its context or its
 //     Session only. Close returns. While only strangers disturb, a waiter whose znode is deleted is soon in
 //     line again.

@@ -174,6 +174,11 @@ func (p *plan) more(seed uint64) {
 		p.faults = append(p.faults, fault{kind: "cut", member: -1, other: -1, up: d.IntN(2) == 0, process: d.IntN(p.processes),
 			at: time.Duration(d.Int64N(int64(p.harm))), lasts: 3 * p.timeout / 2, draw: d.Uint64()})
 	}
+	if d := rand.New(rand.NewPCG(seed, 11)); !p.strikes && !p.squats && !p.losesData && !p.uneven && d.IntN(6) == 0 {
+		if p.arenas = []string{"orders"}; d.IntN(4) == 0 {
+			p.arenas = append(p.arenas, "queue")
+		}
+	}
 }
 
 // fault draws a fault of some kind.

@@ -523,6 +523,7 @@ type queue struct {
 	taken  map[int64]int       // by element: how often Ack has returned nil; guarded by mu
 	loose  map[int64]bool      // by element: an Ack without a known outcome; guarded by mu
 	claims map[int64]*resource // by element; guarded by mu
+	struck time.Time           // time of the last strike; guarded by mu
 }
 
 func (q *queue) make(s *zsync.Session) any { return zsync.NewQueue[int64](s, "/queue") }
@@ -574,7 +575,8 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	}
 	r := q.claims[v]
 	if r == nil {
-		r = &resource{w: q.w, name: fmt.Sprint("/queue element ", v), limit: 1}
+		// Receive may return an element whose mark a stranger has just deleted.
+		r = &resource{w: q.w, name: fmt.Sprint("/queue element ", v), limit: 1, struck: q.struck}
 		q.claims[v] = r
 	}
 	q.mu.Unlock()
@@ -676,6 +678,9 @@ func (q *queue) owns(r *resource) bool { return slices.Contains(q.held(), r) }
 
 // strike notes that a stranger has deleted a mark, with which any of the elements may have been claimed.
 func (q *queue) strike() {
+	q.mu.Lock()
+	q.struck = time.Now()
+	q.mu.Unlock()
 	for _, r := range q.held() {
 		r.strike()
 	}

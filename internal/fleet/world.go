@@ -637,6 +637,9 @@ const maxLogs = 16
 // isLog matches a log, from its GUID on: it is new, or its last write tells the version before.
 var isLog = regexp.MustCompile(`^_c_[-0-9a-f]{36}-receipt czxid \d+ version (\d+)(?: "(\d+)(?: barred)?")?$`)
 
+// swept matches the directories whose logs a consumer or producer deletes after a day.
+var swept = regexp.MustCompile(`^/(queue|orders)-(senders|receipts)$`)
+
 // leftovers checks that the servers' tree has no ephemeral znode, and that an arena keeps every
 // other znode. Logs of transactions stay only if a life was cut short, no more than it can have had.
 // Each is in a directory from which zsync doctor --clean deletes it, or a sweep of the queue.
@@ -664,7 +667,7 @@ func (w *world) leftovers() {
 		if lives := int(w.cutShort.Load()); n > lives*(maxLogs+w.actors) {
 			w.fail("nothing is left: %s has %d logs, and %d lives were cut short", dir, n, lives)
 		}
-		if dir != "/queue-senders" && !strings.Contains(rest[dir], "zsync directory\"") {
+		if !swept.MatchString(dir) && !strings.Contains(rest[dir], "zsync directory\"") {
 			w.fail("nothing is left: %s has %d logs, and no mark that zsync doctor knows", dir, n)
 		}
 	}

@@ -209,8 +209,8 @@ func Through(ctx context.Context, m *session.Manager, ops []any, commit func(ops
 		for _, s := range x.sends {
 			s.o.forget()
 		}
-		if e := m.During(ctx, func(inc *session.Incarnation) error { return steps[i].cure(inc, rs[i].Error) }); e != nil {
-			return nil, err
+		if err := m.During(ctx, func(inc *session.Incarnation) error { return steps[i].cure(inc, rs[i].Error) }); err != nil {
+			return nil, err // not the refusal: it would say that an operation of the program was at fault
 		}
 	}
 }

@@ -58,3 +58,17 @@ func Sleep(ctx context.Context, d time.Duration) error {
 		return CtxErr(ctx)
 	}
 }
+
+// WhileEither returns a context with the values of ctx. It ends when ctx has ended and over is
+// closed. The caller must call stop.
+func WhileEither(ctx context.Context, over <-chan struct{}) (both context.Context, stop func()) {
+	both, end := context.WithCancel(context.WithoutCancel(ctx))
+	forget := context.AfterFunc(ctx, func() {
+		select {
+		case <-over:
+			end()
+		case <-both.Done():
+		}
+	})
+	return both, func() { forget(); end() }
+}

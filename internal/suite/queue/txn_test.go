@@ -3,6 +3,7 @@ package queue
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -217,6 +218,29 @@ func TestTxnWaitsForRoomInTheOtherQueueAndGivesItBack(t *testing.T) {
 			t.Errorf("the other queue has %d", v)
 		}
 		must(t, to.TrySend(t.Context(), 7))
+	})
+}
+
+// The servers refuse the first attempt, because the queue has no znodes yet, and the context ends at the
+// instant of some answer. If that is the refusal, the error must not be the refusal: it is no answer to
+// an operation of the program.
+func TestTxnWhoseContextEndsWhileTheQueueIsMadeSaysSo(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: "/log", Acl: zk.WorldACL(zk.PermAll)})
+		must(t, err)
+		const latency = 10 * time.Millisecond
+		srv.SetLatency(latency)
+		for n := range 200 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(n%20)*latency)
+			_, err := s.Txn(ctx, zsync.NewQueue[int](s, fmt.Sprintf("/fresh%d", n), zsync.WithKey(strconv.Itoa)).SendOp(1))
+			if err != nil {
+				wantErr(t, err, context.DeadlineExceeded)
+			} else if n%20 < 4 {
+				t.Errorf("a Txn that makes its queue has taken %v", time.Duration(n%20)*latency)
+			}
+			cancel()
+		}
 	})
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -746,4 +747,56 @@ func TestWhatIsReceivedHasItsValueThoughTheSessionIsLostMeanwhile(t *testing.T) 
 			t.Error("the first is not lost, so this shows nothing")
 		}
 	})
+}
+
+// The servers are gone when the function returns, so the result of its settlement can come only in a
+// later session.
+func TestWorkReturnsWithItsContextThoughTheServersAreGoneBeforeItsElementIsSettled(t *testing.T) {
+	for name, result := range map[string]error{"acknowledged": nil, "failed": errors.New("fails"), "rejected": zsync.Permanent(errors.New("fails"))} {
+		for _, lostReply := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, lost reply %v", name, lostReply), func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxAttempts(3))
+					must(t, q.Send(t.Context(), 1))
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					var gone time.Time
+					err := q.Work(ctx, 1, func(context.Context, int) error {
+						gone = time.Now()
+						if !lostReply {
+							srv.Stop()
+							cancel()
+							return result
+						}
+						srv.Intercept(func(r zktest.Request) zktest.Action {
+							if r.Op != zktest.OpMulti {
+								return zktest.Pass
+							}
+							srv.Intercept(nil)
+							time.AfterFunc(time.Millisecond, srv.Stop)
+							time.AfterFunc(2*time.Millisecond, cancel)
+							return zktest.DropReply
+						})
+						return result
+					})
+					wantErr(t, err, context.Canceled)
+					if d := time.Since(gone); d > harness.Timeout+time.Second {
+						t.Errorf("Work has returned %v after the servers were gone, want the session timeout at most", d)
+					}
+					srv.Restart()
+					time.Sleep(time.Hour)
+					n, err := q.Len(t.Context())
+					must(t, err)
+					dead := 0
+					for _, err := range q.Dead(t.Context()) {
+						must(t, err)
+						dead++
+					}
+					if n+dead > 1 || n+dead == 0 && !(lostReply && result == nil) {
+						t.Errorf("%d elements and %d dead letters are left", n, dead)
+					}
+				})
+			})
+		}
+	}
 }
