@@ -100,8 +100,8 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	if c.prior != nil {
 		base = lock.WithPriority(base, *c.prior, c.layout == LayoutKazoo)
 	}
-	e.local.init(s, "election", path, ln, lockConfig{}, &lock.Entries{{Base: base, Rule: lock.EveryoneAhead, Op: "campaign"}})
-	e.local.Elect(e.id)
+	e.local.init(s, "election", path, ln, lockConfig{handoffs: 1}, &[lock.Shared + 1]lock.Entry{{Base: base, Rule: lock.EveryoneAhead, Op: "campaign"}})
+	e.local.Elects, e.local.Data = true, e.id
 	return e
 }
 

@@ -98,8 +98,8 @@ func (s *Session) waited(ctx context.Context, start time.Time, err error) error 
 	return fmt.Errorf("waited %v: %w", lasted, err)
 }
 
-// headContender returns the contender of h, a holder in mode, if there is one.
-func headContender(h lock.Head, mode Mode) Contender {
+// headContender returns the contender that h is behind, a holder in mode, if there is one.
+func headContender(h lock.Behind, mode Mode) Contender {
 	if h.Name == "" {
 		return Contender{}
 	}

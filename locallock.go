@@ -18,12 +18,10 @@ type localLock struct {
 	kind string // "mutex", "rwmutex" or "election", for the tracer
 }
 
-func (q *localLock) init(s *Session, kind, path string, ln lock.Line, c lockConfig, entries *lock.Entries) {
+func (q *localLock) init(s *Session, kind, path string, ln lock.Line, c lockConfig, entries *[lock.Shared + 1]lock.Entry) {
 	q.s, q.kind = s, kind
-	q.Init(s.m, path, ln, c.handoffs, entries)
-	if c.retain > 0 {
-		q.Retain(c.retain, &s.kept)
-	}
+	q.Manager, q.Path, q.Line, q.Entries, q.Data = s.m, path, ln, entries, s.m.Owner
+	q.Handoffs, q.Retain, q.Kept = c.handoffs, c.retain, &s.kept
 }
 
 // acquire waits for a grant; pin says that the caller is a Do.
@@ -55,7 +53,7 @@ func (q *localLock) contender(b lock.Behind) Contender {
 	case b.Place == 0:
 		return Contender{}
 	}
-	return headContender(b.Head, Mode(b.Mode))
+	return headContender(b, Mode(b.Mode))
 }
 
 // try makes one attempt at a grant. It returns nil if another contender is ahead.
@@ -70,13 +68,13 @@ func (q *localLock) try(ctx context.Context, mode lock.Mode) (*lock.Grant, error
 
 // told reports whether a tracer sees operations in mode.
 func (q *localLock) told(mode lock.Mode) bool {
-	return q.Entries.Of(mode).Op != "" && q.s.tracers.tracer != nil
+	return q.Entry(mode).Op != "" && q.s.tracers.tracer != nil
 }
 
 // traced returns the description of q for a tracer.
 func (q *localLock) traced(mode lock.Mode) func() Op {
 	return func() Op {
-		return q.s.tracers.traced(q.kind, q.Entries.Of(mode).Op, q.Path)
+		return q.s.tracers.traced(q.kind, q.Entry(mode).Op, q.Path)
 	}
 }
 
@@ -207,7 +205,7 @@ func doHolding(ctx context.Context, key doKey, d *doCall, f func(ctx context.Con
 func (q *localLock) do(ctx context.Context, key doKey, op string, g *lock.Grant, f func(ctx context.Context) error, rest func()) error {
 	d := newDoCall(ctx, q.s, q, g)
 	if err := d.function.Begin(); err != nil {
-		q.s.m.GiveUp(ctx, func() error { return q.Release(g) })
+		q.s.m.GiveUp(ctx, q.BeginRelease(g).Finish)
 		return opError(op, q.Path, err)
 	}
 	return doHolding(ctx, key, d, f, func() error {
@@ -218,7 +216,7 @@ func (q *localLock) do(ctx context.Context, key doKey, op string, g *lock.Grant,
 		}
 		return opError(op, q.Path, d.giveUp(ctx, q.s.m, func() error {
 			rest()
-			return q.Release(g)
+			return q.BeginRelease(g).Finish()
 		}))
 	})
 }

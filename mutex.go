@@ -57,7 +57,7 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	if c.layout == LayoutKazoo {
 		entries = &kazooMutexEntries
 	}
-	base := entries.Of(lock.Exclusive).Base
+	base := entries[lock.Exclusive].Base
 	m := &Mutex{made: made{s: s, path: path}}
 	ln := lock.New(s.m, path, c.layout.naming(), base)
 	ln.Strict, ln.Settled, ln.Limits, ln.Kept = true, true, c.limits.ofLine(), c.layout == LayoutKazoo // its objects make it once each
@@ -68,8 +68,8 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 
 // How a Mutex is entered, by layout.
 var (
-	mutexEntries      = lock.Entries{lock.Exclusive: {Base: "lock-", Rule: lock.EveryoneAhead, Op: "lock"}}
-	kazooMutexEntries = lock.Entries{lock.Exclusive: {Base: "__lock__", Rule: lock.EveryoneAhead, Op: "lock"}}
+	mutexEntries      = [lock.Shared + 1]lock.Entry{lock.Exclusive: {Base: "lock-", Rule: lock.EveryoneAhead, Op: "lock"}}
+	kazooMutexEntries = [lock.Shared + 1]lock.Entry{lock.Exclusive: {Base: "__lock__", Rule: lock.EveryoneAhead, Op: "lock"}}
 )
 
 // Path returns the path that m was made with.
@@ -124,7 +124,7 @@ func (m *Mutex) Unlock() error {
 	return opError("unlock", m.path, m.unlock())
 }
 
-func (m *Mutex) unlock() error { return m.local.Unlock(lock.Exclusive) }
+func (m *Mutex) unlock() error { return m.local.BeginUnlock(lock.Exclusive).Finish() }
 
 // current returns the hold of this process, for the goroutine that has it.
 func (m *Mutex) current() (*lock.Grant, error) {
@@ -286,7 +286,7 @@ func (d *doCall) set(q *localLock, g *lock.Grant) {
 	d.mu.Unlock()
 	if g != nil { // else d's former hold may be lost now, without notice
 		g.Within(&d.function)
-		g.AfterLoss(func(why error) {
+		g.Loss().AfterFunc(func(why error) {
 			d.mu.Lock()
 			has := d.g == g
 			d.mu.Unlock()

@@ -783,7 +783,7 @@ func TestServersHearOfACloseBehindAllWhoHoldLocks(t *testing.T) {
 			must(t, m.Lock(t.Context()))
 			g, err := zsync.CurrentGrant(m)
 			must(t, err)
-			g.AfterLoss(func(error) { time.Sleep(50 * time.Millisecond) })
+			g.Loss().AfterFunc(func(error) { time.Sleep(50 * time.Millisecond) })
 			lost = append(lost, m.Lost())
 		}
 		time.Sleep(time.Second) // nothing else wants the claims' locks, or time would stand still

@@ -379,8 +379,8 @@ func (o *Once) enter(ctx context.Context, none *absence) (h *lock.Grant, first b
 		end("", nil) // the mark exists, so the wait is over
 		return nil, false, errMarked
 	}
-	head, place := behind.Now()
-	err = waitEnded(ctx, o.s, err, start, headContender(head, ModeExclusive), place)
+	b := behind.Now()
+	err = waitEnded(ctx, o.s, err, start, headContender(b, ModeExclusive), b.Place)
 	o.s.m.Waited("do", o.path, start, err)
 	end("", err)
 	return nil, false, err

@@ -66,8 +66,8 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	if c.layout == LayoutKazoo {
 		entries = &kazooRWMutexEntries
 	}
-	write := entries.Of(lock.Exclusive).Base
-	ln := lock.New(s.m, path, c.layout.naming(), write, entries.Of(lock.Shared).Base)
+	write := entries[lock.Exclusive].Base
+	ln := lock.New(s.m, path, c.layout.naming(), write, entries[lock.Shared].Base)
 	ln.Strict, ln.Limits, ln.Kept = true, c.limits.ofLine(), c.layout == LayoutKazoo // its objects make it once each
 	ln.Kind, ln.Keeps = trace.Write, c.retain > 0                                    // those who write
 	rw.local.init(s, "rwmutex", path, ln, c, entries)
@@ -80,9 +80,9 @@ var (
 	kazooRWMutexEntries = entriesOfRWMutex("__lock__", "__rlock__")
 )
 
-func entriesOfRWMutex(write, read string) lock.Entries {
+func entriesOfRWMutex(write, read string) [lock.Shared + 1]lock.Entry {
 	writer := lock.Entry{Base: write, Rule: writersRule, Op: "lock"}
-	return lock.Entries{writer, {Base: read, Rule: readersRule(write), Op: "rlock"}}
+	return [...]lock.Entry{writer, {Base: read, Rule: readersRule(write), Op: "rlock"}}
 }
 
 // writersRule is the rule of the writers: every contender ahead is in the way.
@@ -184,7 +184,7 @@ func (rw *RWMutex) giveUp(mode lock.Mode) error {
 	if rw.misuse() != nil {
 		return rw.misuse()
 	}
-	return rw.local.Unlock(mode)
+	return rw.local.BeginUnlock(mode).Finish()
 }
 
 // RLocker returns a [Locker] whose Lock and Unlock are rw's RLock and RUnlock.
@@ -273,7 +273,7 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 	if rw.misuse() != nil {
 		return nil, opError("contenders", rw.path, rw.misuse())
 	}
-	write, read := rw.local.Entries.Of(lock.Exclusive), rw.local.Entries.Of(lock.Shared)
+	write, read := rw.local.Entry(lock.Exclusive), rw.local.Entry(lock.Shared)
 	cs, err := contenders(ctx, &rw.local.Line, func(all []lock.Child, i int) (Mode, bool) {
 		// Two znodes with the same number are a writer and its own read znode.
 		ahead := all[:i]
@@ -326,7 +326,7 @@ func (rw *RWMutex) within(ctx context.Context) *doCall {
 }
 
 func (rw *RWMutex) doKey(mode lock.Mode) doKey {
-	return doKey{rw.s, rw.path, "rw " + rw.local.Entries.Of(mode).Base}
+	return doKey{rw.s, rw.path, "rw " + rw.local.Entry(mode).Base}
 }
 
 // yield is for Cond.Wait.

@@ -116,7 +116,9 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	c.limits = limits{} // the limits apply to the permits
 	m.gate = newMutex(s, gate, c)
 	m.gate.local.Line.Part = c.layout != LayoutKazoo
-	m.gate.local.Entries = m.gate.local.Entries.Untold() // the gate is part of an acquire, no hold
+	entry := m.gate.local.Entry(lock.Exclusive)
+	entry.Op = "" // the gate is part of an acquire, no hold
+	m.gate.local.Entries = &[...]lock.Entry{lock.Exclusive: entry, lock.Shared: {}}
 	return m
 }
 
@@ -218,8 +220,8 @@ func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*lock.Perm
 			return nil, waitEnded(ctx, m.s, err, start, w.Behind, w.Place+1)
 		}
 	}
-	head, place := ahead.Now()
-	return nil, waitEnded(ctx, m.s, err, start, headContender(head, ModePermits), min(place, 1))
+	b := ahead.Now()
+	return nil, waitEnded(ctx, m.s, err, start, headContender(b, ModePermits), min(b.Place, 1))
 }
 
 // obtain is acquire without the details of a wait that ended.
@@ -508,7 +510,7 @@ func (m *Semaphore) makeRoot(ctx context.Context, inc *session.Incarnation, limi
 
 // take waits until n permits are free, and creates their znodes. If wait is false and the permits
 // are not free, it returns nil and no error.
-func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bool, ahead *lock.Ahead) ([]lock.Lease, error) {
+func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bool, ahead *lock.Ahead) ([]lock.Permit, error) {
 	// The caller wants permits, not the gate: it still waits.
 	m.s.m.Waiters.Add(1)
 	m.s.m.Holds.Add(-1)
@@ -521,7 +523,7 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 	defer rest()
 	callOff := func() { end(nil) }
 	defer callOff()
-	defer gate.AfterLoss(func(error) { callOff() })()
+	defer gate.Loss().AfterFunc(func(error) { callOff() })()
 	defer m.callOff.Store(nil)
 	if !m.untilUnsettled(callOff) {
 		return nil, errUnsettled // the permits were lost while we waited for the gate
@@ -546,7 +548,7 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 var errResized = errors.New("the limit has changed")
 
 // takeOf is take until the limit changes.
-func (m *Semaphore) takeOf(ctx context.Context, gate *lock.Grant, resized *conn.Watch, n int64, wait bool, ahead *lock.Ahead) ([]lock.Lease, error) {
+func (m *Semaphore) takeOf(ctx context.Context, gate *lock.Grant, resized *conn.Watch, n int64, wait bool, ahead *lock.Ahead) ([]lock.Permit, error) {
 	inc := gate.Claim.Incarnation
 	var q quota
 	agreed := make(chan error, 1)
@@ -596,7 +598,7 @@ func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, res
 		return err
 	}
 	ahead.Set(m.leases, names)
-	defer ahead.LookWhileWaiting(inc, list).Stop()
+	defer ahead.LookWhileWaiting(inc, list)()
 	// A release wakes only us, because all other waiters are at the gate. If the limit has changed
 	// too, the caller reads it again first.
 	if err := inc.AwaitAny(ctx, []*conn.Watch{w, resized}, time.Time{}); err != nil {
@@ -634,7 +636,7 @@ func (m *Semaphore) heavy(limit int64) bool { return limit > maxUnits && m.layou
 
 // make creates the znodes of n permits, if the gate is ours and the limit is still q. It returns
 // BadVersion if the limit has changed.
-func (m *Semaphore) make(ctx context.Context, gate *lock.Grant, q quota, n int64) ([]lock.Lease, error) {
+func (m *Semaphore) make(ctx context.Context, gate *lock.Grant, q quota, n int64) ([]lock.Permit, error) {
 	inc := gate.Claim.Incarnation
 	for {
 		leases := m.name(q.limit, n) // new names: a deletion of the previous ones may be under way
@@ -670,18 +672,18 @@ func (m *Semaphore) leasesDir() session.Dir {
 
 // name chooses the names of n permits' znodes. They are unique, so the client
 // can see whether a create was applied.
-func (m *Semaphore) name(limit, n int64) []lock.Lease {
+func (m *Semaphore) name(limit, n int64) []lock.Permit {
 	if m.heavy(limit) {
-		return []lock.Lease{{Path: session.ChildPath(m.leases, lock.PermitsName(n)), Weight: n}}
+		return []lock.Permit{{Path: session.ChildPath(m.leases, lock.PermitsName(n)), Weight: n}}
 	}
 	guid := session.NewGUID()
-	leases := make([]lock.Lease, n)
+	leases := make([]lock.Permit, n)
 	for i := range leases {
 		name := fmt.Sprintf("%s%010d", session.ProtectedName(guid, "lease-"), i)
 		if m.layout == LayoutKazoo {
 			name = lock.KazooName(session.NewGUID(), "")
 		}
-		leases[i] = lock.Lease{Path: session.ChildPath(m.leases, name), Weight: 1}
+		leases[i] = lock.Permit{Path: session.ChildPath(m.leases, name), Weight: 1}
 	}
 	return leases
 }
@@ -689,7 +691,7 @@ func (m *Semaphore) name(limit, n int64) []lock.Lease {
 // keep adds new permits to the permits of this process. While the process has lost permits, keep
 // releases the new ones and returns errUnsettled: the process may release the lost ones an hour
 // later, and other contenders wait.
-func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases []lock.Lease, n int64) (*lock.Permits, error) {
+func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases []lock.Permit, n int64) (*lock.Permits, error) {
 	s, err := inc.Stake(ctx)
 	if err != nil {
 		// The end of the session deletes the znodes, and the caller does not know the permits yet.
@@ -700,7 +702,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 	defer m.mu.Unlock()
 	if m.held == nil {
 		m.held = m.pool.NewPermits(inc, s)
-		m.held.AfterLoss(func(error) {
+		m.held.Ending().AfterFunc(func(error) {
 			if f := m.callOff.Load(); f != nil {
 				(*f)()
 			}

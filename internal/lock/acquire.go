@@ -35,7 +35,7 @@ type Place struct {
 	own     *conn.Watch      // on p's own znode, set; see Claim.watch
 	alone   bool             // no other contender blocks p, and none can come to
 	limit   <-chan time.Time // the end of the wait, if p tries
-	looks   *poll            // reads the first contender; nil if the caller does not ask
+	look    func()           // stops the reads of the first contender; nil if the caller does not ask
 	relist  *relisting       // nil if listings could prove nothing, or are not needed
 }
 
@@ -112,10 +112,10 @@ func (p *Place) list(ctx context.Context) (ahead []Child, err error) {
 	c := p.claim
 	if p.roll == nil {
 		if p.roll, err = c.Incarnation.Roll(ctx, c.Line.Dir); err != nil && !session.IsNoNode(err) {
-			return nil, err // without the parent, our own znode is deleted too, which Ahead reports
+			return nil, err // without the parent, our own znode is deleted too, which ahead reports
 		}
 	}
-	return c.Ahead(ctx, p.roll)
+	return p.Line.ahead(ctx, c.Incarnation, p.roll, c.Child)
 }
 
 // wait begins the wait for blocker, the nearest of the contenders ahead that block p.
@@ -125,7 +125,7 @@ func (p *Place) wait(ahead []Child, blocker string, alone bool) {
 	if p.Behind != nil {
 		p.Behind.set(c.Line.Dir, rk.first(ahead), len(ahead))
 		l, inc, me := c.Line, c.Incarnation, c.Child // a look can outlast the wait, and then Move can change c
-		p.looks = p.Behind.LookWhileWaiting(inc, func(ctx context.Context) ([]string, int, error) { return l.listAhead(ctx, inc, me) })
+		p.look = p.Behind.LookWhileWaiting(inc, func(ctx context.Context) ([]string, int, error) { return l.listAhead(ctx, inc, me) })
 	}
 	if p.try {
 		p.limit = time.After(RecallTime)
@@ -238,22 +238,18 @@ func (p *Place) unwatch() {
 	}
 }
 
-// stop ends the wait for one blocker, and all requests for it.
+// stop ends the wait for one blocker, and all requests for it. The result of a listing in flight is
+// not used.
 func (p *Place) stop() {
 	p.unwatch()
 	p.blocker = ""
-	if p.looks != nil {
-		p.looks.Stop()
-		p.looks = nil
+	if p.look != nil {
+		p.look()
+		p.look = nil
 	}
 	if r := p.relist; r != nil {
-		p.relist = nil
-		select {
-		case <-r.poll.end():
-			p.lists = r.left
-		default: // the result of the listing in flight is not used
-			p.lists--
-		}
+		r.stop()
+		p.lists, p.relist = r.lists, nil
 	}
 }
 

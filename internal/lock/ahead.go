@@ -17,13 +17,18 @@ type Ahead struct {
 	dir   string
 	first []string // names of the first contenders, in order
 	place int      // number of contenders at the listing
-	head  Head     // the first contender, as it was last read
+	head  string   // the first contender that was read; "" before the first read
+	node  session.Node
+	timer *time.Timer // of the wait under way, if there are reads for it
 }
 
-// A Head is the first contender ahead. Node is empty before the first read.
-type Head struct {
-	Name string
-	Node session.Node
+// A Behind says which contender a wait is for, as far as it is known, and how many are ahead.
+type Behind struct {
+	Own   *Claim       // held by a goroutine of this process, or nil
+	Name  string       // of the first contender in the line, unless it is Own; "" if unknown
+	Node  session.Node // of that contender; empty before the first read
+	Mode  Mode
+	Place int
 }
 
 // A wait is long after lookAfter. Then its Ahead reads the first contender, and again each time
@@ -32,11 +37,6 @@ const (
 	lookAfter = time.Second
 	lookEvery = time.Minute
 )
-
-// lookAmong is the number of contenders ahead that an Ahead keeps, and reads with one request.
-// The first of them that still exists is the first of the line: no contender arrives ahead of
-// them.
-const lookAmong = 8
 
 // Set sets the contenders ahead: the children of dir with these names, in order. a keeps names.
 func (a *Ahead) Set(dir string, names []string) { a.set(dir, names, len(names)) }
@@ -51,8 +51,8 @@ func (a *Ahead) set(dir string, names []string, place int) {
 func (a *Ahead) setLocked(names []string, place int) {
 	a.place = place
 	a.first = names[:min(len(names), lookAmong):min(len(names), lookAmong)]
-	if len(names) == 0 || names[0] != a.head.Name {
-		a.head = Head{} // of another wait, or deleted
+	if len(names) == 0 || names[0] != a.head {
+		a.head, a.node = "", session.Node{} // of another wait, or deleted
 	}
 }
 
@@ -65,50 +65,63 @@ func (a *Ahead) Forget() {
 
 // Now returns the first contender ahead, as far as it is known, and how many there were at the
 // last listing: 0 if there was none.
-func (a *Ahead) Now() (head Head, place int) {
+func (a *Ahead) Now() Behind {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	switch {
-	case a.head.Name != "":
-		return a.head, a.place
-	case len(a.first) > 0:
-		return Head{Name: a.first[0]}, a.place
+	b := Behind{Name: a.head, Node: a.node, Place: a.place}
+	if b.Name == "" && len(a.first) > 0 {
+		b.Name = a.first[0]
 	}
-	return Head{}, a.place
+	return b
 }
 
 // LookWhileWaiting reads the first contender after a second, and then at doubling intervals, up to
 // once a minute, until the caller stops it. The caller does not wait for the reads. If the
 // contenders that a knows have all left, list lists the line: it returns the names of the first
-// ones, and the number of all ahead.
-func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context.Context) (first []string, place int, err error)) *poll {
-	wait := lookAfter / 2
-	return newPoll(inc.Manager, lookAfter, func(p *poll) time.Duration {
+// ones, and the number of all ahead. Between two reads it needs only a timer.
+func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context.Context) (first []string, place int, err error)) (stop func()) {
+	var timer *time.Timer // while it is a.timer, the wait goes on
+	wait := lookAfter
+	look := func() {
 		ctx := inc.Ctx
 		// After an error, a stays unchanged.
 		if found, err := a.look(ctx, inc); err == nil && !found {
-			if names, place, err := list(ctx); err == nil && a.relisted(p, names, place) {
+			if names, place, err := list(ctx); err == nil {
+				a.mu.Lock()
+				if a.timer != timer { // a belongs to another wait
+					a.mu.Unlock()
+					return
+				}
+				a.setLocked(names, place)
+				a.mu.Unlock()
 				a.look(ctx, inc)
 			}
 		}
-		if ctx.Err() != nil {
-			return never
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.timer == timer && ctx.Err() == nil {
+			timer.Reset(wait)
+			wait = min(2*wait, lookEvery)
 		}
-		wait = min(2*wait, lookEvery)
-		return wait
-	})
-}
-
-// relisted sets the names that p has listed, unless p was stopped: then a belongs to another
-// wait.
-func (a *Ahead) relisted(p *poll, names []string, place int) bool {
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if p.hasEnded() {
-		return false
+	timer = time.AfterFunc(lookAfter, func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.timer == timer {
+			inc.Manager.Spawn(look)
+		}
+	})
+	a.timer = timer
+	return func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		timer.Stop()
+		if a.timer == timer {
+			a.timer = nil
+		}
 	}
-	a.setLocked(names, place)
-	return true
 }
 
 // look reads the first contender, and reports whether any contender in a still exists.
@@ -131,7 +144,7 @@ func (a *Ahead) look(ctx context.Context, inc *session.Incarnation) (found bool,
 	}
 	for i, n := range nodes {
 		if n.Stat != nil {
-			a.head = Head{Name: first[i], Node: n}
+			a.head, a.node = first[i], n
 			a.first = a.first[i:]
 			a.place -= i
 			return true, nil

@@ -7,6 +7,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
 )
@@ -47,12 +48,12 @@ func (c *Claim) Grant(op string) *Grant {
 		c.enter(held)
 	}
 	c.op, c.since = op, time.Now()
-	c.uses++
+	c.granted++
 	c.users++
-	if g.use = c.uses; g.use > 1 {
+	if g.use = c.granted; g.use > 1 {
 		c.renew()
 	}
-	c.traceGrant(g)
+	c.traceUse(trace.Grant, g.use)
 	if l := c.Line.Limits; l != nil && c.state == held {
 		g.free = c.limited(l, l.Max, func() bool { return c.standing() && g.lasts })
 	}
@@ -108,7 +109,7 @@ func (g *Grant) overLocked() {
 		return
 	}
 	if c.standing() { // its claim continues
-		c.tracePass(g)
+		c.traceUse(trace.Pass, g.use)
 	}
 	if g.free != nil {
 		g.free()
@@ -134,10 +135,6 @@ func (g *Grant) Revoke() {
 // Lost returns a channel that is closed when the claim is lost during g, or g is revoked.
 func (g *Grant) Lost() <-chan struct{} { return g.lost.Done() }
 
-// AfterLoss calls f when g is lost, before Lost is closed. The rules for hooks of a
-// session.Ending apply to f: a context that f ends must be an endingContext.
-func (g *Grant) AfterLoss(f func(why error)) (stop func()) { return g.lost.AfterFunc(f) }
-
 // Follow calls f once, without locks, when g ends: with the loss, or with nil.
 func (g *Grant) Follow(f func(why error)) {
 	c := g.Claim
@@ -151,7 +148,8 @@ func (g *Grant) Follow(f func(why error)) {
 
 func (g *Grant) Err() error { return g.Claim.Err() }
 
-// Loss returns the end of g by a loss, or Revoke.
+// Loss returns the end of g by a loss, or Revoke. A context that a hook ends must be an
+// endingContext.
 func (g *Grant) Loss() *session.Ending { return &g.lost }
 
 // Name returns the name of the znode of g.
@@ -167,7 +165,7 @@ func (g *Grant) Release() error {
 	if err := c.finish(); err != nil {
 		return err
 	}
-	if err := c.Incarnation.Delete(&session.Deletion{Paths: []string{c.Znode()}, Then: c.disown}).Result(); err != nil {
+	if err := c.Leave().Result(); err != nil {
 		c.lose(err, c.always)
 		return err
 	}
@@ -186,24 +184,23 @@ func (g *Grant) ReleaseBy(f func(own string) error) error {
 	if err := c.finish(); err != nil {
 		return err
 	}
-	switch err := f(c.Znode()); {
+	err, lost := f(c.Znode()), error(nil)
+	switch {
 	case err == nil:
 		c.disown()
 	case errors.Is(err, session.ErrVanished):
 		c.disown()
-		lost := c.Incarnation.Deleted()
-		c.lose(lost, c.always)
-		return lost
+		lost = c.Incarnation.Deleted()
+		err = lost
 	default:
-		if lost := c.Leave().Result(); lost != nil {
-			c.lose(lost, c.always)
-		} else {
-			c.observeRelease()
-		}
-		return err
+		lost = c.Leave().Result()
 	}
-	c.observeRelease()
-	return nil
+	if lost != nil {
+		c.lose(lost, c.always)
+	} else {
+		c.observeRelease()
+	}
+	return err
 }
 
 // Left is Release for a grant whose znode is deleted already, or will be.
@@ -214,14 +211,8 @@ func (g *Grant) Left() {
 	g.End()
 }
 
-// GiveBack releases a claim that was never granted.
-func (c *Claim) GiveBack() error {
-	c.Stake.Drop()
-	r := c.Incarnation.Remove(c.Path)
-	err := r.Result()
-	c.disown()
-	return err
-}
+// GiveBack is Leave, and waits for the deletion.
+func (c *Claim) GiveBack() error { return c.Leave().Result() }
 
 // Token returns the fencing token of g. alone says that no other goroutine can share its claim.
 func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
@@ -312,11 +303,67 @@ func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	return former, nil
 }
 
+// RevokeMessage is the data that ask a holder to release, as Curator's Revoker writes them.
+const RevokeMessage = "__REVOKE__"
+
+// Asked returns a channel that is closed when another client asks the holder of c to release. The
+// first call sets a watch on the data of its znode.
+func (c *Claim) Asked() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.asked == nil {
+		c.asked = make(chan struct{})
+		asked, path, end := c.asked, c.Path, c.leftLocked()
+		c.Incarnation.Manager.Spawn(func() { c.listen(path, asked, end) })
+	}
+	return c.asked
+}
+
+// listen closes asked when the message is there. It returns when end is closed, or c is no longer
+// held.
+func (c *Claim) listen(path string, asked chan struct{}, end <-chan struct{}) {
+	inc := c.Incarnation
+	for over := false; !over; {
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: path})
+		data, _, err := inc.Get(inc.Ctx, path)
+		var again <-chan time.Time
+		if err != nil { // the servers refuse the read now
+			again = time.After(session.LookAgainAfter)
+		}
+		switch {
+		case err == nil && string(data) == RevokeMessage:
+			close(asked)
+			over = true
+		case session.IsNoNode(err):
+			over = true
+		default:
+			select {
+			case <-w.Fired:
+			case <-again:
+			case <-end: // the hold has ended, so a later message is for no one
+				over = true
+			case <-inc.Ctx.Done():
+				over = true
+			}
+		}
+		inc.Watches.Leave(w)
+	}
+}
+
 // WasAsked reports whether this process knows that the holder of c was asked to release.
 func (c *Claim) WasAsked() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.asked != nil && session.IsClosed(c.asked)
+}
+
+// HeldSince returns when the holder whose znode is n wrote it, which takes its token. It is zero
+// for a waiter, for a holder that has taken none, and after a Revoke, which writes the znode too.
+func HeldSince(holding bool, n session.Node) time.Time {
+	if !holding || n.Stat.Mzxid == n.Stat.Czxid || string(n.Data) == RevokeMessage {
+		return time.Time{}
+	}
+	return time.UnixMilli(n.Stat.Mtime)
 }
 
 // Znode returns the path of c's znode.
@@ -372,7 +419,7 @@ func (c *Claim) unwatch(gone bool) {
 // part of another hold. Records of a claim come in the order in which callers learned of its
 // changes.
 func (c *Claim) traced() bool {
-	return c.Line.Manager.Trace != nil && c.op != "" && c.Line.Kind != "" && c.uses > 0
+	return c.Line.Manager.Trace != nil && c.op != "" && c.Line.Kind != "" && c.granted > 0
 }
 
 func (c *Claim) traceLine(event string) trace.Line {
@@ -383,38 +430,26 @@ func (c *Claim) traceLine(event string) trace.Line {
 	return c.Incarnation.TraceLine(event, kind, c.Line.Dir, c.Child.Name)
 }
 
-func (c *Claim) trace(event string) {
+func (c *Claim) trace(event string) { c.traceUse(event, 0) }
+
+// traceUse is trace for an event of one use; trace.Pass is its end if the claim continues.
+func (c *Claim) traceUse(event string, use int) {
 	if !c.traced() {
 		return
 	}
-	l := c.traceLine(event)
+	t, l := c.Line.Manager.Trace, c.traceLine(event)
+	l.Use = use
 	switch event {
 	case trace.Loss:
-		c.Line.Manager.Trace.Lost(c.Path, c.Line.Manager.TraceLoss(l, c.lost.Cause()))
+		t.Lost(c.Path, c.Line.Manager.TraceLoss(l, c.lost.Cause()))
 		return
 	case trace.Token:
 		l.Token, l.Zxid, l.Blind = c.token, c.token, false
+	case trace.Grant:
+		if l.From = c.beside; use == 1 {
+			t.Held(c.Path, l)
+			return
+		}
 	}
-	c.Line.Manager.Trace.Line(l)
-}
-
-func (c *Claim) traceGrant(g *Grant) {
-	if !c.traced() {
-		return
-	}
-	l := c.traceLine(trace.Grant)
-	if l.Use, l.From = g.use, c.beside; g.use == 1 {
-		c.Line.Manager.Trace.Held(c.Path, l)
-	} else {
-		c.Line.Manager.Trace.Line(l)
-	}
-}
-
-// tracePass records the end of a grant whose claim continues.
-func (c *Claim) tracePass(g *Grant) {
-	if c.traced() {
-		l := c.traceLine(trace.Pass)
-		l.Use = g.use
-		c.Line.Manager.Trace.Line(l)
-	}
+	t.Line(l)
 }

@@ -14,6 +14,32 @@ import (
 	"github.com/zsync/zsync/internal/txn"
 )
 
+// The errors of a line. The loss of a hold is in package session.
+var (
+	// ErrDeadlock means that the call would wait for its own caller, or for a release that never
+	// comes.
+	ErrDeadlock = errors.New("deadlock: the caller already holds it")
+
+	// ErrNotLocked means a release by a value that holds nothing.
+	ErrNotLocked = errors.New("not locked")
+
+	// ErrMixed means that a contender of another kind, or of another layout, is in the line: a
+	// Mutex and an Election at one path, for example. They would not exclude each other.
+	ErrMixed = session.ErrMixed
+)
+
+// A forgottenError is an [ErrDeadlock]: a hold of this process was lost and not released.
+type forgottenError struct {
+	at  time.Time
+	why error
+}
+
+func (e *forgottenError) Error() string {
+	return fmt.Sprintf("deadlock: this process lost its hold at %s (%v) and has not released it since; unlock or release it after a loss, too", e.at.Format(time.RFC3339), e.why)
+}
+
+func (e *forgottenError) Is(target error) bool { return target == ErrDeadlock }
+
 // A Hold is a lock, a leadership or some permits that a process holds through one session, by
 // ephemeral znodes of its own: one znode, or one for each permit. It begins and ends once.
 //
@@ -75,9 +101,8 @@ func (h *Hold) begin() {
 // OnEnd is the hook on the end of the session.
 func (h *Hold) OnEnd(why error) { h.Lose(why) }
 
-// AfterLoss calls f when h is lost, before any call or channel shows the loss. The rules for
-// hooks of a session.Ending apply to f.
-func (h *Hold) AfterLoss(f func(why error)) (stop func()) { return h.lost.AfterFunc(f) }
+// Ending returns the end of h by a loss. Its hooks run before any call or channel shows the loss.
+func (h *Hold) Ending() *session.Ending { return &h.lost }
 
 // standing reports whether h is held or kept.
 func (h *Hold) standing() bool { return h.state == held || h.state == kept }
@@ -345,14 +370,59 @@ func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) 
 	return rs[min(len(rs), len(paths)):], "", open, err
 }
 
-// limited gives h up at a limit, if so agrees. stop cancels that.
+// Limits end a hold of a process that is connected but may be hung.
+type Limits struct {
+	Max    time.Duration                                       // longest duration of a hold; 0 means no limit
+	Health func(ctx context.Context) error                     // called during a hold, if not nil
+	Lost   func(session int64, why error, now time.Time) error // makes the ErrLost
+}
+
+// limited gives h up at a limit, if so agrees: after most, or when Health, which it calls every
+// third of the session timeout, fails or does not return before the next call is due. stop cancels
+// that.
 func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func()) {
-	give := func(why error) { h.giveUp(l, why, so) }
-	ctx, stop := context.WithCancel(h.Incarnation.Ctx)
+	inc := h.Incarnation
+	ctx, stop := context.WithCancel(inc.Ctx)
 	if l.Max > 0 {
-		timer := time.AfterFunc(most, func() { give(fmt.Errorf("held longer than WithMaxHold (%v)", l.Max)) })
+		timer := time.AfterFunc(most, func() { h.giveUp(l, fmt.Errorf("held longer than WithMaxHold (%v)", l.Max), so) })
 		context.AfterFunc(ctx, func() { timer.Stop() })
 	}
-	l.Guard(h.Incarnation, ctx.Done(), give)
+	if l.Health != nil {
+		inc.Manager.Spawn(func() {
+			period := time.Duration(inc.Timeout.Load() / 3)
+			for {
+				select {
+				case <-time.After(period):
+				case <-ctx.Done():
+					return
+				}
+				if err := l.ask(ctx, period); err != nil {
+					h.giveUp(l, err, so)
+					return
+				}
+			}
+		})
+	}
 	return stop
+}
+
+// ask calls Health once, unless held ends. It does not wait for a call that hangs.
+func (l *Limits) ask(held context.Context, period time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), period)
+	defer cancel()
+	healthy := make(chan error, 1)
+	go func() { healthy <- l.Health(ctx) }()
+	// A result at the last moment may count or not. If the hold has ended during the call, giveUp
+	// does nothing.
+	select {
+	case err := <-healthy:
+		if err != nil {
+			err = fmt.Errorf("WithHealth: %w", err)
+		}
+		return err
+	case <-ctx.Done():
+		return errors.New("WithHealth: the function did not return in time")
+	case <-held.Done():
+		return nil
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -47,7 +48,8 @@ type Line struct {
 	// given all children. Then it enters again at the end of the line.
 	Defers func(me Child, names []string) bool
 
-	speed *speed // how fast contenders have left, as waiters of this Line saw it
+	trip *atomic.Int64 // the shortest duration of a listing, or of entering, as waiters of this Line saw it
+	each *atomic.Int64 // duration of a handoff in their last wait; 0 if unknown
 
 	Limits *Limits // limits of holds, or nil
 	Kind   string  // its kind in the trace; for a read-write lock, a write
@@ -55,7 +57,7 @@ type Line struct {
 
 // New returns the line of contenders below path, whose znodes name names.
 func New(m *session.Manager, path string, name func(guid, base string) string, bases ...string) Line {
-	return Line{Manager: m, Dir: m.Full(path), Bases: bases, name: name, speed: new(speed)}
+	return Line{Manager: m, Dir: m.Full(path), Bases: bases, name: name, trip: new(atomic.Int64), each: new(atomic.Int64)}
 }
 
 // SessionDir returns the parent znode for its creation.
@@ -74,6 +76,14 @@ func EveryoneAhead(ahead []Child) (blocker *Child, alone bool) {
 	return &ahead[len(ahead)-1], len(ahead) == 1
 }
 
+// A Mode is how something is held.
+type Mode int8
+
+const (
+	Exclusive Mode = iota // by one goroutine
+	Shared                // by any number
+)
+
 // A Claim is a contender of this process in a line: a znode and its session. It waits for its
 // turn. After that, every goroutine with a grant of it holds it.
 type Claim struct {
@@ -82,19 +92,34 @@ type Claim struct {
 	data      []byte // of its znode
 	beside    string // the znode whose place it shares
 	Unwatched bool   // its owner watches its znode
+	recalls   bool   // OnRecall has registered with lineWatch; guarded by mu
 
 	version   int32             // of its znode, after our last write to it; guarded by mu
+	users     int32             // number of present grants; guarded by mu
 	Path      string            // of its znode, as the server knows it; guarded by mu once its turn has come
 	Child     Child             // guarded by mu once its turn has come
 	own       *conn.Watch       // on its znode, joined, if it is watched; guarded by mu
 	lineWatch *conn.Watch       // on the line, joined, if it was set while c was alone there; guarded by mu
-	recalls   bool              // OnRecall has registered with lineWatch; guarded by mu
 	ownWatch  *session.OwnWatch // during the hold; nil if Unwatched; guarded by mu
 	leaveHeld func()            // of ownWatch.Drop: called when its znode is deleted; guarded by mu
 	asked     chan struct{}     // if not nil, closed when another client asks the holder to release; guarded by mu
-	users     int               // number of present grants; guarded by mu
-	uses      int               // number of all grants, for the trace; guarded by mu
+	granted   int               // number of all grants, for the trace; guarded by mu
 	first     Grant             // storage for its first grant
+
+	// In a Lock, which has granted it; guarded by Lock.mu:
+	mode    Mode
+	listed  bool          // the line was listed once, and a watch set if c was alone
+	closed  bool          // no more readers may join
+	open    int32         // transactions that may still be applied
+	uses    []*Grant      // one for each goroutine, in the order in which they were granted
+	one     [1]*Grant     // storage for uses, while there is one
+	passed  int           // handoffs, or joins, since no other contender was known
+	listing chan struct{} // closed when the listing under way is answered; nil if there is none
+	moving  chan struct{} // closed at the end of the Downgrade under way; nil if there is none
+	stop    func()        // ends that without a downgrade, unless it is done already
+	keptAt  time.Time     // the release by its last goroutine, if it is kept
+	timer   *time.Timer   // for the time that it is kept; nil if it ended while a goroutine had c
+	recall  func()        // gives up the place if no goroutine has it; nil if it was never kept
 }
 
 func (l *Line) ranks(r *session.Roll) *ranks { return ranksOf(r, l.Strict, l.Bases) }
@@ -116,13 +141,12 @@ func (c *Claim) assure(ctx context.Context) (err error) {
 
 // withdraw deletes c after err. No caller has learned of its turn.
 func (c *Claim) withdraw(err error) {
-	c.Stake.Drop()
 	if errors.Is(err, session.ErrVanished) {
+		c.Stake.Drop()
 		c.disown()
 		return
 	}
-	c.Incarnation.Remove(c.Path).Await(session.Grace)
-	c.disown()
+	c.Leave().Await(session.Grace)
 }
 
 // standsAfter is confirm after the deletion of the only blocker, an event that connection proof has
@@ -239,20 +263,11 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 	return c, roll, nil
 }
 
-// Ahead returns the contenders ahead of c, in order. The listing must contain our own name:
-// otherwise our claim is deleted.
+// ahead returns the contenders ahead of me, in order. The listing must contain me: otherwise our
+// claim is deleted.
 //
 // The name is enough. Another client may have created a znode of the same name. It blocks others
 // like ours, for as long as our session counts as alive. standsBy finds that it is not ours.
-func (c *Claim) Ahead(ctx context.Context, roll *session.Roll) ([]Child, error) {
-	return c.Line.ahead(ctx, c.Incarnation, roll, c.Child)
-}
-
-// AheadAmong is Ahead for a listing that the caller has made.
-func (c *Claim) AheadAmong(ctx context.Context, names []string) ([]Child, error) {
-	return c.Line.aheadAmong(ctx, c.Incarnation, names, c.Child)
-}
-
 func (l *Line) ahead(ctx context.Context, inc *session.Incarnation, roll *session.Roll, me Child) ([]Child, error) {
 	rk := l.ranks(roll)
 	if !rk.told || me.Exhausted() {
@@ -262,6 +277,11 @@ func (l *Line) ahead(ctx context.Context, inc *session.Incarnation, roll *sessio
 		return ahead, nil
 	}
 	return nil, session.ErrVanished
+}
+
+// AheadAmong returns the contenders ahead of c in a listing that the caller has made.
+func (c *Claim) AheadAmong(ctx context.Context, names []string) ([]Child, error) {
+	return c.Line.aheadAmong(ctx, c.Incarnation, names, c.Child)
 }
 
 func (l *Line) aheadAmong(ctx context.Context, inc *session.Incarnation, names []string, me Child) ([]Child, error) {
@@ -361,7 +381,7 @@ func (c *Claim) leaveLineWatchLocked() {
 	}
 }
 
-// Leave deletes c in the background.
+// Leave deletes c, which was never granted or has ended, in the background.
 func (c *Claim) Leave() *session.Deletion {
 	c.Stake.Drop()
 	// Its own watch is left after the deletion. Otherwise it could be removed just before it
@@ -369,10 +389,28 @@ func (c *Claim) Leave() *session.Deletion {
 	return c.Incarnation.Delete(&session.Deletion{Paths: []string{c.Znode()}, Then: c.disown})
 }
 
+// askTime is how long a release waits for the answer whether there are waiters. Without an
+// answer, it assumes that there are.
+const askTime = 200 * time.Millisecond
+
 // others reports whether a contender of these bases is in the line, except c and the znode that
 // shares its place: see RWMutex.Downgrade. If c itself is not in the listing, it is lost. With
-// watch, the listing sets the watch for c.Alone; then bases must be all bases.
-func (c *Claim) others(ctx context.Context, watch bool, bases ...string) (bool, error) {
+// watch, the listing sets a watch, and if there is no other contender, c.Alone reports it from then
+// on, until one comes or c is deleted; then bases must be all bases.
+//
+// It fails if there is no connection, or no answer within askTime: a release does not wait for the
+// next connection.
+func (c *Claim) others(watch bool, bases ...string) (bool, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), askTime)
+	defer cancel()
+	down := c.Incarnation.Disconnection()
+	c.Line.Manager.Spawn(func() {
+		select {
+		case <-down:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
 	child := func() Child {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -447,10 +485,6 @@ func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known st
 // it. See split.
 var errExhausted = errors.New("the path has had 2^31 children: the order is kept, but no read lock can be put in a writer's place")
 
-// askTime is how long a release waits for the answer whether there are waiters. Without an
-// answer, it assumes that there are.
-const askTime = 200 * time.Millisecond
-
 // Beside creates a child of another mode at the place of c in the line: its name ends in the same
 // number. The servers create it only if c's own child exists. If that is deleted, the error is
 // NoNode. If ctx ends, or after any other error, no child is left.
@@ -484,27 +518,4 @@ func (c *Claim) Beside(ctx context.Context, base string, data []byte) (*Claim, e
 		}
 		return nil, err
 	}
-}
-
-// Anyone reports whether a contender of these bases waits behind c. It fails if there is no
-// connection, or no answer within askTime: a release does not wait for the next connection.
-func (c *Claim) Anyone(bases ...string) (bool, error) { return c.ask(false, bases) }
-
-// AnyoneElse is Anyone for all bases. If there is none, c.Alone reports it from then on, until a
-// contender comes or c is deleted: the listing sets a watch.
-func (c *Claim) AnyoneElse() (bool, error) { return c.ask(true, c.Line.Bases) }
-
-func (c *Claim) ask(watch bool, bases []string) (bool, error) {
-	inc := c.Incarnation
-	ctx, cancel := context.WithTimeout(context.Background(), askTime)
-	defer cancel()
-	down := inc.Disconnection()
-	inc.Manager.Spawn(func() {
-		select {
-		case <-down:
-			cancel()
-		case <-ctx.Done():
-		}
-	})
-	return c.others(ctx, watch, bases...)
 }

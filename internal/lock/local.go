@@ -3,6 +3,7 @@
 package lock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -15,6 +16,13 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
+// An Entry is how contenders of one mode enter a line.
+type Entry struct {
+	Base string // of their names
+	Rule Rule   // who stands in their way
+	Op   string // for the observer; "" for a part of something else
+}
+
 // A Lock is a Mutex, an RWMutex or an Election as the goroutines of one process use it. It is built like
 // golang.org/x/sync/semaphore: one mutex, a list of waiters, and each waiter waits in the
 // goroutine of its caller.
@@ -23,7 +31,7 @@ import (
 //     share. If there is none, it waits in the line itself, on behalf of the waiters behind it.
 //     If its context ends before its turn has come, the next waiter takes over its place.
 //   - Release gives an exclusive hold to the first waiter, without a request. While other
-//     contenders are in the line, or it is not known, that is done at most handoffs times in a
+//     contenders are in the line, or it is not known, that is done at most Handoffs times in a
 //     row. As often readers join a shared hold before the line is listed.
 //
 // The zero value holds nothing, and can only say so.
@@ -31,19 +39,19 @@ type Lock struct {
 	Manager *session.Manager
 	Path    string
 	Line    Line
-	Entries *Entries // of all locks of a kind, so it is never written
+	Entries *[Shared + 1]Entry // of all locks of a kind, so it is never written
 
-	handoffs int           // 0: each goroutine has its own place in the line
+	Handoffs int           // in a row, while others wait; 0: each goroutine has its own place in the line
 	Data     []byte        // of its znodes in the line
-	elects   bool          // it is an Election: see Elect
-	retain   time.Duration // how long a place is kept that no goroutine has; 0 if none is
-	kept     *atomic.Int64 // how many places the session keeps
+	Elects   bool          // an Election: a hold is not handed over, and a waiter does not wait for the release of a lost one
+	Retain   time.Duration // how long a place is kept that no goroutine has; 0 if none is
+	Kept     *atomic.Int64 // how many places the session keeps
 
 	mu      sync.Mutex
 	owed    bool            // the release of a lost hold of an Election may still come
 	waiting []*waiter       // in the order in which they came
-	holds   holds           // of this process, lost ones too, until they are released
-	idle    *hold           // a place that is kept; then no goroutine waits, or holds exclusively
+	holds   []*Claim        // of this process, in the order in which they were granted, lost ones too, until they are released
+	idle    *Claim          // a place that is kept; then no goroutine waits, or holds exclusively
 	reading *session.Ending // ended by the first loss of a shared hold; nil if there is none
 	watch   *time.Timer     // calls review; nil unless a goroutine waits for a hold of this process
 }
@@ -54,42 +62,24 @@ type waiter struct {
 	pin   bool          // it is in Do or RDo
 	ready chan struct{} // has a token when another goroutine has set a field below; nil until w waits for one
 
-	place  *place // in the line; nil while w waits for goroutines of this process
-	first  place  // the memory of the place with which w enters
+	place  *Place // in the line; nil while w waits for goroutines of this process
+	first  Place  // the memory of the place with which w enters
+	ahead  Ahead  // of first
 	grant  *Grant
 	err    error
-	behind Behind // with err
-}
-
-// A place in the line, with the contenders ahead of it.
-type place struct {
-	Place
-	ahead Ahead
-}
-
-// A Behind says whom a wait is for, as far as is known, and how many are ahead.
-type Behind struct {
-	Own   *Claim // held by a goroutine of this process, or nil
-	Head  Head   // the first in the line, unless it is that
-	Mode  Mode
-	Place int
+	behind *Behind // with err
 }
 
 // maxKept is how many places a session keeps that no goroutine has.
 const maxKept = 128
 
-// Init makes l the lock of ln, with at most handoffs hand-overs in a row while others wait.
-func (l *Lock) Init(m *session.Manager, path string, ln Line, handoffs int, entries *Entries) {
-	l.Manager, l.Path, l.Line, l.Entries, l.handoffs, l.Data = m, path, ln, entries, handoffs, m.Owner
+// Entry returns how contenders enter the line in mode.
+func (l *Lock) Entry(mode Mode) Entry {
+	if l.Entries == nil {
+		return Entry{}
+	}
+	return l.Entries[mode]
 }
-
-// Elect makes l an Election: a hold is not handed over, its znode has these data, and a waiter
-// does not wait for the release of a lost hold.
-func (l *Lock) Elect(data []byte) { l.elects, l.handoffs, l.Data = true, 1, data }
-
-// Retain makes l keep its place for d when no goroutine has it; all counts the places that the
-// session keeps.
-func (l *Lock) Retain(d time.Duration, all *atomic.Int64) { l.retain, l.kept = d, all }
 
 // Acquire waits for a grant; pin says that the caller is Do. If it fails, behind is whom it has
 // waited for.
@@ -134,7 +124,7 @@ func (l *Lock) Acquire(ctx context.Context, mode Mode, pin bool) (g *Grant, behi
 		}
 		switch {
 		case w.err != nil:
-			return nil, w.behind, w.err
+			return nil, *w.behind, w.err
 		case session.IsClosed(l.Manager.Closing): // nothing new is held from then on
 			l.Manager.Spawn(func() { l.renounce(w) })
 			return nil, Behind{}, l.Manager.Failure()
@@ -157,7 +147,7 @@ func (l *Lock) take(ctx context.Context, c *Claim, w *waiter) bool {
 	} else {
 		l.waiting = without(l.waiting, w)
 		w.grant = l.admit(h, w.pin)
-		for l.handoffs > 0 && w.mode == Shared && l.next(Shared) {
+		for l.Handoffs > 0 && w.mode == Shared && l.next(Shared) {
 			l.letIn(h)
 		}
 	}
@@ -181,7 +171,8 @@ func (l *Lock) leave(ctx context.Context, w *waiter) Behind {
 	if i := slices.Index(l.waiting, w); i >= 0 { // else it was let in, or has failed
 		l.waiting = slices.Delete(l.waiting, i, i+1)
 		if p != nil && i < len(l.waiting) && l.waiting[i].mode == w.mode && l.waiting[i].place == nil {
-			l.waiting[i].goOn(p) // w was the first, and now this waiter is
+			l.waiting[i].place = p // w was the first, and now this waiter is
+			l.waiting[i].wake()
 			p = nil
 		}
 		l.serve()
@@ -193,7 +184,7 @@ func (l *Lock) leave(ctx context.Context, w *waiter) Behind {
 	case w.grant != nil: // it was let in at the same instant, and Acquire fails
 		l.Manager.GiveUp(ctx, func() error { return l.renounce(w) })
 	}
-	return behind
+	return *behind
 }
 
 // fail is for w, which could not enter the line or stay there. A new attempt does not cure that,
@@ -205,23 +196,12 @@ func (l *Lock) fail(w *waiter, err error) {
 		switch {
 		case x == w:
 			x.err, x.behind = err, l.behindAt(w.place, 0)
-		case l.handoffs > 0: // w is the first
-			x.refuse(err, l.behindAt(w.place, i))
+		case l.Handoffs > 0: // w is the first, and x waits for goroutines of this process
+			x.err, x.behind = err, l.behindAt(w.place, i)
+			x.wake()
 		}
 	}
 	l.waiting = slices.DeleteFunc(l.waiting, func(x *waiter) bool { return x.err != nil })
-}
-
-// refuse has w fail. It waits for goroutines of this process.
-func (w *waiter) refuse(err error, behind Behind) {
-	w.err, w.behind = err, behind
-	w.wake()
-}
-
-// goOn makes w wait in the line, at p.
-func (w *waiter) goOn(p *place) {
-	w.place = p
-	w.wake()
 }
 
 // wake ends the wait of w for other goroutines, if it has begun.
@@ -236,16 +216,16 @@ func (w *waiter) wake() {
 func (l *Lock) serve() {
 	waits := false
 	switch {
-	case l.handoffs > 0:
+	case l.Handoffs > 0:
 		for !waits && len(l.waiting) > 0 && l.waiting[0].place == nil {
-			var h *hold
+			var h *Claim
 			if h, waits = l.room(l.waiting[0].mode); h != nil {
 				l.letIn(h)
 			} else if !waits {
 				l.enter(l.waiting[0])
 			}
 		}
-	case slices.ContainsFunc(l.holds, (*hold).lost):
+	case slices.ContainsFunc(l.holds, isLost):
 		waits = len(l.waiting) > 0
 	default:
 		for _, w := range l.waiting {
@@ -261,26 +241,27 @@ func (l *Lock) serve() {
 
 // enter makes w enter the line.
 func (l *Lock) enter(w *waiter) {
-	e, p := l.Entries.Of(w.mode), &w.first
-	p.Place = Place{Line: &l.Line, Base: e.Base, Data: l.Data, Rule: e.Rule, Behind: &p.ahead}
-	w.goOn(p)
+	e := l.Entry(w.mode)
+	w.first = Place{Line: &l.Line, Base: e.Base, Data: l.Data, Rule: e.Rule, Behind: &w.ahead}
+	w.place = &w.first
+	w.wake()
 }
 
 // room returns the hold by which the first waiter may be let in. If there is none, the waiter waits
 // for a goroutine of this process, or else enters the line.
-func (l *Lock) room(mode Mode) (h *hold, waits bool) {
+func (l *Lock) room(mode Mode) (h *Claim, waits bool) {
 	if h := l.regain(mode); h != nil {
 		return h, false
 	}
 	l.discard()
 	l.forget()
-	if l.holds.occupied(Shared) {
+	if l.occupied(Shared) {
 		return nil, true
 	}
-	if h = l.holds.joinable(); mode == Exclusive || h == nil {
+	if h = l.joinable(); mode == Exclusive || h == nil {
 		return nil, false
 	}
-	if h.passed >= l.handoffs {
+	if h.passed >= l.Handoffs {
 		l.list(h) // which calls serve
 		return nil, true
 	}
@@ -295,7 +276,7 @@ func (l *Lock) next(mode Mode) bool {
 }
 
 // letIn lets the first waiter have h.
-func (l *Lock) letIn(h *hold) {
+func (l *Lock) letIn(h *Claim) {
 	w := l.waiting[0]
 	if l.waiting[0] = nil; len(l.waiting) == 1 {
 		l.waiting = l.waiting[:0] // its memory is for the next waiter
@@ -312,8 +293,8 @@ func without[T comparable](s []T, x T) []T {
 }
 
 // admit grants h to one more goroutine.
-func (l *Lock) admit(h *hold, pin bool) *Grant {
-	g := h.claim.Grant(l.Entries.Of(h.mode).Op)
+func (l *Lock) admit(h *Claim, pin bool) *Grant {
+	g := h.Grant(l.Entry(h.mode).Op)
 	g.Pinned = pin
 	h.uses = append(h.uses, g)
 	return g
@@ -321,40 +302,39 @@ func (l *Lock) admit(h *hold, pin bool) *Grant {
 
 // hold makes a hold of c, whose turn has come, or returns nil if a lost hold of this process was
 // not released yet. A hold that excludes c is lost: else the servers had not let c's turn come.
-func (l *Lock) hold(c *Claim, mode Mode) *hold {
+func (l *Lock) hold(c *Claim, mode Mode) *Claim {
 	if c.Err() != nil {
 		return nil // l.holds may be of the next session
 	}
 	l.discard() // a place that is kept would have kept c's turn from coming
 	for _, h := range l.holds {
 		if mode == Exclusive || h.mode == Exclusive {
-			h.claim.Lose(h.claim.Incarnation.Deleted())
+			h.Lose(h.Incarnation.Deleted())
 		}
 	}
-	if l.holds.occupied(mode) {
+	if l.occupied(mode) {
 		return nil
 	}
-	h := &hold{claim: c, mode: mode}
-	h.uses = h.first[:0]
-	l.holds = append(l.holds, h)
+	c.mode, c.uses = mode, c.one[:0]
+	l.holds = append(l.holds, c)
 	switch {
 	case mode == Shared:
-		l.read(h)
-	case l.elects: // a waiter need not wait for the release
-		c.AfterLoss(func(error) { l.Manager.Spawn(l.look) })
+		l.read(c)
+	case l.Elects: // a waiter need not wait for the release
+		c.lost.AfterFunc(func(error) { l.Manager.Spawn(l.look) })
 	}
-	return h
+	return c
 }
 
 // forget drops the lost hold of an Election, as a waiter wants to enter the line. The goroutine that
 // had it has seen Lost closed, and need not release it. But its release may still come, and cannot
 // then be told from the release of the next hold: see depart. Run releases by its grant.
 func (l *Lock) forget() {
-	if !l.elects || session.IsClosed(l.Manager.Closing) { // then no waiter will enter, and the release must see the loss
+	if !l.Elects || session.IsClosed(l.Manager.Closing) { // then no waiter will enter, and the release must see the loss
 		return
 	}
 	for _, h := range slices.Clone(l.holds) {
-		if !h.lost() {
+		if !isLost(h) {
 			continue
 		}
 		l.holds = without(l.holds, h)
@@ -376,19 +356,19 @@ func (l *Lock) look() {
 
 // read makes h, which is shared, a part of the present reading. A reader without a handle does
 // not know which of several shared holds is its own, so the loss of one is the loss of all.
-func (l *Lock) read(h *hold) {
+func (l *Lock) read(h *Claim) {
 	if l.reading == nil {
 		l.reading = new(session.Ending)
 	}
 	reading := l.reading
-	h.claim.AfterLoss(func(why error) { reading.End(why) })
+	h.lost.AfterFunc(func(why error) { reading.End(why) })
 }
 
 // list finds out, in the background, whether other contenders are in the line. An exclusive hold
-// does so once: if it is alone, the listing sets a watch, and h.claim.Alone is true until another
+// does so once: if it is alone, the listing sets a watch, and h.Alone is true until another
 // contender comes. Shared holds of other processes come and go and exclude no reader, so for a
 // shared hold a watch is of no use, and the listing counts writers.
-func (l *Lock) list(h *hold) {
+func (l *Lock) list(h *Claim) {
 	if h.listing != nil {
 		return
 	}
@@ -397,9 +377,9 @@ func (l *Lock) list(h *hold) {
 	l.Manager.Spawn(func() {
 		writers, err := false, error(nil)
 		if shared {
-			writers, err = h.claim.Anyone(l.Entries.Of(Exclusive).Base)
+			writers, err = h.others(false, l.Entry(Exclusive).Base)
 		} else {
-			h.claim.AnyoneElse()
+			h.others(true, l.Line.Bases...)
 		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -418,11 +398,12 @@ func (l *Lock) review() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.watch = nil
-	inLine := l.handoffs > 0 && len(l.waiting) > 0 && l.waiting[0].place != nil // then the others wait for it
-	if err := l.holds.forgotten(); err != nil && !inLine {
+	inLine := l.Handoffs > 0 && len(l.waiting) > 0 && l.waiting[0].place != nil // then the others wait for it
+	if err := l.forgotten(); err != nil && !inLine {
 		for _, w := range l.waiting {
 			if w.place == nil {
-				w.refuse(err, Behind{})
+				w.err, w.behind = err, new(Behind)
+				w.wake()
 			}
 		}
 		l.waiting = slices.DeleteFunc(l.waiting, func(w *waiter) bool { return w.err != nil })
@@ -432,32 +413,32 @@ func (l *Lock) review() {
 
 // behind returns whom w waits for: the contenders ahead of the place in the line, if the first
 // waiter has one, and the goroutines of this process that came before w.
-func (l *Lock) behind(w *waiter) Behind {
+func (l *Lock) behind(w *waiter) *Behind {
 	if w.place != nil || len(l.waiting) == 0 {
 		return l.behindAt(w.place, 0)
 	}
 	return l.behindAt(l.waiting[0].place, max(slices.Index(l.waiting, w), 0))
 }
 
-func (l *Lock) behindAt(p *place, before int) Behind {
+func (l *Lock) behindAt(p *Place, before int) *Behind {
 	if p != nil {
-		if head, n := p.ahead.Now(); n > 0 {
-			mode := Exclusive
-			if c, ok := ParseChild(head.Name, l.Line.Bases...); ok && c.Base == l.Entries.Of(Shared).Base {
-				mode = Shared
+		if b := p.Behind.Now(); b.Place > 0 {
+			if c, ok := ParseChild(b.Name, l.Line.Bases...); ok && c.Base == l.Entry(Shared).Base {
+				b.Mode = Shared
 			}
-			return Behind{Head: head, Mode: mode, Place: n + before}
+			b.Place += before
+			return &b
 		}
 	}
-	if len(l.holds) > 0 && !l.holds[0].lost() {
-		return Behind{Own: l.holds[0].claim, Mode: l.holds[0].mode, Place: 1 + before}
+	if len(l.holds) > 0 && !isLost(l.holds[0]) {
+		return &Behind{Own: l.holds[0], Mode: l.holds[0].mode, Place: 1 + before}
 	}
-	return Behind{}
+	return new(Behind)
 }
 
 // Waited calls the observer after a wait in mode.
 func (l *Lock) Waited(mode Mode, start time.Time, err error) {
-	l.Manager.Waited(l.Entries.Of(mode).Op, l.Path, start, err)
+	l.Manager.Waited(l.Entry(mode).Op, l.Path, start, err)
 }
 
 // Try makes one attempt. It returns nil if another contender is in the way.
@@ -470,7 +451,7 @@ func (l *Lock) Try(ctx context.Context, mode Mode) (g *Grant, err error) {
 		return nil, l.Manager.Failure() // none unless the Session is closed
 	}
 	if g == nil {
-		e := l.Entries.Of(mode)
+		e := l.Entry(mode)
 		c, err := l.Line.Try(ctx, e.Base, l.Data, e.Rule)
 		if c == nil {
 			return nil, err
@@ -495,10 +476,10 @@ func (l *Lock) atOnce(mode Mode) (g *Grant, busy bool) {
 	h := l.regain(mode)
 	if h == nil {
 		l.discard()
-		if l.holds.occupied(mode) || slices.ContainsFunc(l.waiting, func(w *waiter) bool { return mode == Exclusive || w.mode == Exclusive }) {
+		if l.occupied(mode) || slices.ContainsFunc(l.waiting, func(w *waiter) bool { return mode == Exclusive || w.mode == Exclusive }) {
 			return nil, true
 		}
-		if h = l.holds.joinable(); mode == Exclusive || h == nil || h.passed >= l.handoffs {
+		if h = l.joinable(); mode == Exclusive || h == nil || h.passed >= l.Handoffs {
 			return nil, false
 		}
 		h.passed++
@@ -506,29 +487,23 @@ func (l *Lock) atOnce(mode Mode) (g *Grant, busy bool) {
 	return l.admit(h, false), false
 }
 
-// Unlock ends a use in mode, for a goroutine without a handle.
-func (l *Lock) Unlock(mode Mode) error { return l.BeginUnlock(mode).Finish() }
-
-// BeginUnlock is Unlock in two parts: see Departure.
+// BeginUnlock begins the end of a use in mode, for a goroutine without a handle.
 func (l *Lock) BeginUnlock(mode Mode) Departure {
-	return l.depart(false, func() (*hold, int) { return l.holds.anonymous(mode) })
+	return l.depart(false, func() (*Claim, int) { return l.anonymous(mode) })
 }
 
-// Release ends the use of g.
-func (l *Lock) Release(g *Grant) error { return l.BeginRelease(g).Finish() }
-
-// BeginRelease is Release in two parts: see Departure.
+// BeginRelease begins the end of the use of g.
 func (l *Lock) BeginRelease(g *Grant) Departure {
-	return l.depart(true, func() (*hold, int) { return l.holds.useOf(g) })
+	return l.depart(true, func() (*Claim, int) { return l.useOf(g) })
 }
 
 // renounce ends the use of w, whose wait ended as it was let in. RUnlock has no handle: if it has
 // ended the use of w instead of its own, renounce ends the use of the caller of RUnlock.
 func (l *Lock) renounce(w *waiter) error {
-	return l.depart(true, func() (*hold, int) {
-		h, i := l.holds.useOf(w.grant)
+	return l.depart(true, func() (*Claim, int) {
+		h, i := l.useOf(w.grant)
 		if h == nil && w.mode == Shared && !w.pin {
-			return l.holds.anonymous(Shared)
+			return l.anonymous(Shared)
 		}
 		return h, i
 	}).Finish()
@@ -539,7 +514,7 @@ func (l *Lock) renounce(w *waiter) error {
 // granted after the Departure was made.
 type Departure struct {
 	lock   *Lock
-	hold   *hold
+	hold   *Claim
 	grant  *Grant        // nil if there was no use to end
 	handle bool          // the caller has the grant, so the mode does not matter
 	stays  bool          // other goroutines have the hold
@@ -548,7 +523,7 @@ type Departure struct {
 }
 
 // depart takes the use that find returns, under mu, from its hold.
-func (l *Lock) depart(handle bool, find func() (*hold, int)) Departure {
+func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h, i := find()
@@ -567,7 +542,7 @@ func (l *Lock) depart(handle bool, find func() (*hold, int)) Departure {
 		d.grant.Revoke()
 	}
 	if d.stays = h.used(); d.stays {
-		h.claim.Err() // a loss ends the grant as a loss, for the tracer
+		h.Err() // a loss ends the grant as a loss, for the tracer
 		d.grant.End()
 	}
 	return d
@@ -581,9 +556,9 @@ func (d Departure) Finish() error {
 	for d.moving != nil {
 		d.stop() // servers may not answer, and Unlock does not wait for them
 		<-d.moving
-		d = d.lock.depart(d.handle, func() (*hold, int) {
+		d = d.lock.depart(d.handle, func() (*Claim, int) {
 			// A shared hold is not released by Unlock, which found an exclusive one.
-			if h, i := d.lock.holds.useOf(d.grant); h != nil && (d.handle || h.mode == Exclusive) {
+			if h, i := d.lock.useOf(d.grant); h != nil && (d.handle || h.mode == Exclusive) {
 				return h, i
 			}
 			return nil, 0
@@ -593,7 +568,7 @@ func (d Departure) Finish() error {
 	case d.grant == nil:
 		return ErrNotLocked
 	case d.stays:
-		return d.hold.claim.Err()
+		return d.hold.Err()
 	}
 	return d.lock.handOver(d.hold, d.grant)
 }
@@ -612,17 +587,17 @@ func (d Departure) Finish() error {
 //     too: before that it may be chosen, and then it renounces the grant.
 //   - It is fair. claim.Alone is true if a listing has shown no other contender and the watch that
 //     it has set has not fired. The create of a contender fires the watch, so it sees the event and
-//     at most handoffs more hand-overs. A listing is under way from half of the limit on. It is
+//     at most Handoffs more hand-overs. A listing is under way from half of the limit on. It is
 //     waited for at the limit, once in each hold: without its watch a fast loop would give up its
-//     place though it is alone. Its answer takes at most 200 ms (Claim.AnyoneElse).
+//     place though it is alone. Its answer takes at most 200 ms (askTime).
 //
 // mayPass says when a hold is not handed over at all.
-func (l *Lock) handOver(h *hold, g *Grant) error {
+func (l *Lock) handOver(h *Claim, g *Grant) error {
 	l.mu.Lock()
 	for l.next(Exclusive) && l.mayPass(h) {
-		if h.claim.Alone() {
+		if h.Alone() {
 			h.passed = 0
-		} else if h.passed < l.handoffs {
+		} else if h.passed < l.Handoffs {
 			h.passed++
 		} else if answered := h.listing; answered != nil {
 			l.mu.Unlock()
@@ -634,7 +609,7 @@ func (l *Lock) handOver(h *hold, g *Grant) error {
 		}
 		g.End()
 		l.letIn(h)
-		if !h.listed && h.passed > 0 && 2*h.passed >= l.handoffs {
+		if !h.listed && h.passed > 0 && 2*h.passed >= l.Handoffs {
 			l.list(h)
 		}
 		l.mu.Unlock()
@@ -654,18 +629,18 @@ func (l *Lock) handOver(h *hold, g *Grant) error {
 //
 // A transaction without a reply may be anywhere on its way, and is applied while the znode of h
 // exists. So that znode is deleted, and a transaction that was not applied by then never will be.
-func (l *Lock) mayPass(h *hold) bool {
-	return h.mode == Exclusive && l.handoffs > 0 && !l.elects && h.open == 0 && !h.lost() && !h.claim.WasAsked()
+func (l *Lock) mayPass(h *Claim) bool {
+	return h.mode == Exclusive && l.Handoffs > 0 && !l.Elects && h.open == 0 && !isLost(h) && !h.WasAsked()
 }
 
 // drop takes h from the holds of this process. Like all functions from here to unkeep it is called
 // under mu.
-func (l *Lock) drop(h *hold) {
+func (l *Lock) drop(h *Claim) {
 	l.holds = without(l.holds, h)
 	if l.idle != h {
-		h.stopTimer()
+		stop(h.timer)
 	}
-	if !l.holds.shared() {
+	if !l.shared() {
 		l.reading = nil
 	}
 	l.serve()
@@ -673,29 +648,29 @@ func (l *Lock) drop(h *hold) {
 
 // keep keeps the place of h, of which g was the last use, if no other contender is in the line.
 // The caller passes e to the observer, without mu.
-func (l *Lock) keep(h *hold, g *Grant) (e session.Event, kept bool) {
-	if l.retain == 0 || h.mode != Exclusive || h.open > 0 || len(l.waiting) > 0 || l.idle != nil ||
-		!h.claim.Alone() || h.claim.WasAsked() || session.IsClosed(l.Manager.Closing) {
+func (l *Lock) keep(h *Claim, g *Grant) (e session.Event, kept bool) {
+	if l.Retain == 0 || h.mode != Exclusive || h.open > 0 || len(l.waiting) > 0 || l.idle != nil ||
+		!h.Alone() || h.WasAsked() || session.IsClosed(l.Manager.Closing) {
 		return e, false
 	}
-	if l.kept.Add(1) > maxKept {
-		l.kept.Add(-1)
+	if l.Kept.Add(1) > maxKept {
+		l.Kept.Add(-1)
 		return e, false
 	}
 	if e, kept = g.Keep(); !kept { // it is lost
-		l.kept.Add(-1)
+		l.Kept.Add(-1)
 		return e, false
 	}
 	if h.recall == nil {
 		h.recall = func() { l.recall(h) }
-		h.claim.AfterLoss(func(error) { l.Manager.Spawn(h.recall) })
+		h.lost.AfterFunc(func(error) { l.Manager.Spawn(h.recall) })
 	}
-	h.kept = time.Now()
+	h.keptAt = time.Now()
 	if h.timer == nil {
-		h.timer = time.AfterFunc(l.retain, func() { l.expire(h) })
+		h.timer = time.AfterFunc(l.Retain, func() { l.expire(h) })
 	}
 	// A contender that comes at this same instant has fired the watch, and recall is called at once.
-	h.claim.OnRecall(h.recall)
+	h.OnRecall(h.recall)
 	l.idle = h
 	l.drop(h)
 	return e, true
@@ -704,9 +679,9 @@ func (l *Lock) keep(h *hold, g *Grant) (e session.Event, kept bool) {
 // regain returns the place that is kept, if it is good for mode: no other contender has come, and
 // the session is certain enough. Otherwise the caller gives the place up and enters the line: there
 // a grant waits until the session is that certain.
-func (l *Lock) regain(mode Mode) *hold {
+func (l *Lock) regain(mode Mode) *Claim {
 	h := l.idle
-	if h == nil || mode != Exclusive || h.claim.WasAsked() || !h.claim.Ready() {
+	if h == nil || mode != Exclusive || h.WasAsked() || h.Loss() != nil || session.IsClosed(h.recalled()) || !h.Incarnation.Assured() {
 		return nil
 	}
 	l.unkeep(h)
@@ -718,18 +693,25 @@ func (l *Lock) regain(mode Mode) *hold {
 func (l *Lock) discard() {
 	if h := l.idle; h != nil {
 		l.unkeep(h)
-		h.stopTimer()
-		l.Manager.Spawn(h.claim.Discard)
+		stop(h.timer)
+		l.Manager.Spawn(h.Discard)
 	}
 }
 
-func (l *Lock) unkeep(h *hold) {
+// stop stops t, unless it is nil.
+func stop(t *time.Timer) {
+	if t != nil {
+		t.Stop()
+	}
+}
+
+func (l *Lock) unkeep(h *Claim) {
 	l.idle = nil
-	l.kept.Add(-1)
+	l.Kept.Add(-1)
 }
 
 // recall is called when another contender may have come, or h is lost.
-func (l *Lock) recall(h *hold) {
+func (l *Lock) recall(h *Claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.idle == h {
@@ -739,14 +721,14 @@ func (l *Lock) recall(h *hold) {
 
 // expire is called by the timer of h. The timer is not stopped when a goroutine gets h: to set it
 // again for each use would cost more than the use.
-func (l *Lock) expire(h *hold) {
+func (l *Lock) expire(h *Claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.idle != h {
 		h.timer = nil // keep makes another
 		return
 	}
-	if left := l.retain - time.Since(h.kept); left > 0 {
+	if left := l.Retain - time.Since(h.keptAt); left > 0 {
 		h.timer.Reset(left)
 		return
 	}
@@ -759,7 +741,7 @@ func (l *Lock) expire(h *hold) {
 // knows of the transaction, or the transaction is not begun.
 func (l *Lock) Txn(ctx context.Context, g *Grant, ops []any) ([]zk.MultiResponse, error) {
 	l.mu.Lock()
-	h, _ := l.holds.useOf(g)
+	h, _ := l.useOf(g)
 	if h == nil {
 		l.mu.Unlock()
 		return nil, ErrNotLocked
@@ -782,7 +764,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	moving, stop := context.WithCancel(ctx)
 	defer stop()
 	l.mu.Lock()
-	h := l.holds.present(Exclusive, (*hold).used)
+	h := l.inUse(Exclusive)
 	if h == nil || h.moving != nil {
 		l.mu.Unlock()
 		return ErrNotLocked
@@ -790,7 +772,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	h.moving, h.stop = make(chan struct{}), stop
 	l.mu.Unlock()
 
-	own, e := h.claim, l.Entries.Of(Shared)
+	own, e := h, l.Entry(Shared)
 	c, err := own.Beside(moving, e.Base, l.Data)
 	if err != nil {
 		err = own.Explain(err)
@@ -838,21 +820,28 @@ func (l *Lock) Standing(modes ...Mode) *session.Ending {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	over := new(session.Ending)
-	for _, mode := range modes {
-		switch h := l.holds.present(mode, (*hold).used); {
-		case h == nil:
-			continue
-		case h.lost():
-			over.End(h.claim.Err())
-		case mode == Shared:
-			return l.reading
-		default:
-			return h.uses[0].Loss()
-		}
-		return over
+	switch h := l.inUse(modes...); {
+	case h == nil:
+		over.End(ErrNotLocked)
+	case isLost(h):
+		over.End(h.Err())
+	case h.mode == Shared:
+		return l.reading
+	default:
+		return h.uses[0].Loss()
 	}
-	over.End(ErrNotLocked)
 	return over
+}
+
+// inUse returns the hold of a goroutine without a handle in the first of these modes in which there
+// is one, or nil.
+func (l *Lock) inUse(modes ...Mode) *Claim {
+	for _, mode := range modes {
+		if h := l.present(mode, (*Claim).used); h != nil {
+			return h
+		}
+	}
+	return nil
 }
 
 // Wanted reports whether a goroutine of this process has the lock, or waits for it.
@@ -866,10 +855,8 @@ func (l *Lock) Wanted() bool {
 func (l *Lock) Current() (*Grant, Mode, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, mode := range []Mode{Exclusive, Shared} {
-		if h := l.holds.present(mode, (*hold).used); h != nil {
-			return h.uses[len(h.uses)-1], mode, nil
-		}
+	if h := l.inUse(Exclusive, Shared); h != nil {
+		return h.uses[len(h.uses)-1], h.mode, nil
 	}
 	return nil, 0, ErrNotLocked
 }
@@ -878,8 +865,96 @@ func (l *Lock) Current() (*Grant, Mode, error) {
 func (l *Lock) ModeOf(g *Grant) (mode Mode, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if h, _ := l.holds.useOf(g); h != nil {
+	if h, _ := l.useOf(g); h != nil {
 		return h.mode, true
 	}
 	return 0, false
+}
+
+// isLost reports whether c is lost. If so, the hooks of the loss have run.
+func isLost(c *Claim) bool { return c.Err() != nil }
+
+func (c *Claim) used() bool { return len(c.uses) > 0 }
+
+// anonymous returns the index of the use that a goroutine without a handle releases, or -1. It is not
+// the use of a Do, unless the hold is exclusive and has no other.
+func (c *Claim) anonymous() int {
+	for i, g := range slices.Backward(c.uses) {
+		if !g.Pinned {
+			return i
+		}
+	}
+	if c.mode == Exclusive {
+		return len(c.uses) - 1
+	}
+	return -1
+}
+
+// occupied reports whether a hold must be released before another goroutine can hold mode. A lost
+// hold must be, even before another reader comes: RUnlock has no handle, and would return the loss to
+// the wrong reader.
+func (l *Lock) occupied(mode Mode) bool {
+	return slices.ContainsFunc(l.holds, func(h *Claim) bool {
+		return mode == Exclusive || h.mode == Exclusive || isLost(h)
+	})
+}
+
+// shared reports whether the process has a shared hold.
+func (l *Lock) shared() bool {
+	return slices.ContainsFunc(l.holds, func(h *Claim) bool { return h.mode == Shared })
+}
+
+// joinable returns the hold that a reader may join, or nil.
+func (l *Lock) joinable() *Claim {
+	for _, h := range slices.Backward(l.holds) {
+		if h.mode == Shared && !h.closed && h.used() {
+			return h
+		}
+	}
+	return nil
+}
+
+// present returns the hold in mode, for which so is true, of a goroutine without a handle. That is a
+// lost hold, so that its loss is returned, or else the newest.
+func (l *Lock) present(mode Mode, so func(h *Claim) bool) (found *Claim) {
+	for _, h := range slices.Backward(l.holds) {
+		switch {
+		case h.mode != mode || !so(h):
+		case len(l.holds) == 1 || isLost(h): // the only one is the answer either way
+			return h
+		case found == nil:
+			found = h
+		}
+	}
+	return found
+}
+
+// anonymous returns the use in mode that a goroutine without a handle releases, or nil.
+func (l *Lock) anonymous(mode Mode) (*Claim, int) {
+	h := l.present(mode, func(h *Claim) bool { return h.anonymous() >= 0 })
+	if h == nil {
+		return nil, 0
+	}
+	return h, h.anonymous()
+}
+
+// useOf returns the use of g, or nil if it has been released.
+func (l *Lock) useOf(g *Grant) (*Claim, int) {
+	for _, h := range l.holds {
+		if i := slices.Index(h.uses, g); i >= 0 {
+			return h, i
+		}
+	}
+	return nil, 0
+}
+
+// forgotten returns the error of a wait for a lost hold that was not released for a session timeout.
+// The hold of a Do is not forgotten: it is released when the function returns.
+func (l *Lock) forgotten() (err error) {
+	for _, h := range l.holds {
+		if isLost(h) && slices.ContainsFunc(h.uses, func(g *Grant) bool { return !g.Pinned }) {
+			err = cmp.Or(err, h.Forgotten())
+		}
+	}
+	return err
 }

@@ -28,9 +28,10 @@ func connect(t *testing.T, srv *zktest.Server) *session.Manager {
 
 // newLock returns a lock of m at /m.
 func newLock(m *session.Manager) *Lock {
-	l := new(Lock)
-	l.Init(m, "/m", New(m, "/m", session.ProtectedName, "lock-"), 16, &Entries{{Base: "lock-", Rule: EveryoneAhead, Op: "lock"}})
-	return l
+	return &Lock{
+		Manager: m, Path: "/m", Line: New(m, "/m", session.ProtectedName, "lock-"), Data: m.Owner, Handoffs: 16,
+		Entries: &[Shared + 1]Entry{{Base: "lock-", Rule: EveryoneAhead, Op: "lock"}},
+	}
 }
 
 // childrenOf lists /m, and incarnation is the session through which it does.
@@ -54,7 +55,7 @@ func TestACandidateTakesOverThePlaceOfTheOneBeforeIt(t *testing.T) {
 		defer m.Close()
 		defer other.Close()
 		l, rival := newLock(m), newLock(other)
-		l.Elect([]byte("id"))
+		l.Elects, l.Handoffs, l.Data = true, 1, []byte("id")
 		held, _, err := rival.Acquire(t.Context(), Exclusive, false)
 		harness.Must(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -80,17 +81,17 @@ func TestACandidateTakesOverThePlaceOfTheOneBeforeIt(t *testing.T) {
 		if err := <-failed; !errors.Is(err, context.Canceled) {
 			t.Errorf("the first: %v", err)
 		}
-		harness.Must(t, rival.Release(held))
+		harness.Must(t, rival.BeginRelease(held).Finish())
 		first := <-led
 		if now := childrenOf(t, other); len(now) != 1 || len(names) != 2 || now[0] != names[0] && now[0] != names[1] {
 			t.Errorf("the line was %v, and is %v: want the place of the first", names, now)
 		}
-		harness.Must(t, l.Release(first))
+		harness.Must(t, l.BeginRelease(first).Finish())
 		second := <-led
 		if first.Name() == second.Name() {
 			t.Errorf("handed over: %s", first.Name())
 		}
-		harness.Must(t, l.Release(second))
+		harness.Must(t, l.BeginRelease(second).Finish())
 	})
 }
 
@@ -102,7 +103,7 @@ func TestACandidateDoesNotWaitForTheReleaseOfALostHold(t *testing.T) {
 		defer m.Close()
 		defer other.Close()
 		l := newLock(m)
-		l.Elect([]byte("id"))
+		l.Elects, l.Handoffs, l.Data = true, 1, []byte("id")
 		first, _, err := l.Acquire(t.Context(), Exclusive, false)
 		harness.Must(t, err)
 		led := make(chan *Grant)
@@ -117,7 +118,7 @@ func TestACandidateDoesNotWaitForTheReleaseOfALostHold(t *testing.T) {
 		srv.Expire(m.SessionID())
 		<-first.Lost()
 		second := <-led
-		if err := l.Unlock(Exclusive); err != nil { // of the first, or of the second
+		if err := l.BeginUnlock(Exclusive).Finish(); err != nil { // of the first, or of the second
 			t.Errorf("release: %v", err)
 		}
 		<-second.Lost()
@@ -133,7 +134,7 @@ func TestACandidateDoesNotWaitForTheReleaseOfALostHold(t *testing.T) {
 		if err := fourth.Err(); err != nil {
 			t.Errorf("the fourth: %v", err)
 		}
-		harness.Must(t, l.Release(fourth))
+		harness.Must(t, l.BeginRelease(fourth).Finish())
 	})
 }
 
@@ -161,13 +162,13 @@ func TestWhatWasFoundInAFormerSessionTakesNothingFromWhoHoldsInThis(t *testing.T
 		if err := g.Err(); err != nil {
 			t.Errorf("who holds in this session is told: %v", err)
 		}
-		if err := l.Unlock(Exclusive); err != nil {
+		if err := l.BeginUnlock(Exclusive).Finish(); err != nil {
 			t.Errorf("unlock: %v", err)
 		}
 		other := newLock(m)
 		if _, _, err := other.Acquire(harness.Within(t, time.Hour), Exclusive, false); err != nil {
 			t.Errorf("nobody holds it, and an hour later: %v", errors.Unwrap(err))
 		}
-		other.Unlock(Exclusive)
+		other.BeginUnlock(Exclusive).Finish()
 	})
 }

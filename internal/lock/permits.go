@@ -28,7 +28,7 @@ type Pool struct {
 type Permits struct {
 	Hold
 	Pool   *Pool
-	leases []Lease             // guarded by Hold.mu, like the fields below
+	leases []Permit            // guarded by Hold.mu, like the fields below
 	n      int64               // the sum of leases; after a loss, the permits that are not released
 	taken  []taking            // acquired and not released, in order
 	free   func()              // cancels the limit, if there is one
@@ -42,8 +42,8 @@ type taking struct {
 	n  int64
 }
 
-// A Lease is a znode for one permit, or for several.
-type Lease struct {
+// A Permit is a znode for Weight permits.
+type Permit struct {
 	Path     string // as the server knows it
 	Weight   int64
 	ownWatch *session.OwnWatch
@@ -58,7 +58,7 @@ func (pool *Pool) NewPermits(inc *session.Incarnation, s *session.Stake) *Permit
 }
 
 // Add adds n permits, whose znodes exist. If p is lost, Add returns the loss and adds none.
-func (p *Permits) Add(leases []Lease, n int64) error {
+func (p *Permits) Add(leases []Permit, n int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if lost := p.lost.Cause(); lost != nil {
@@ -71,7 +71,7 @@ func (p *Permits) Add(leases []Lease, n int64) error {
 	p.taken = append(p.taken, taking{time.Now(), n})
 	p.leases = append(p.leases, leases...)
 	p.limit()
-	p.traceEach(trace.Grant, leases...)
+	p.traceEach(trace.Grant, "", leases...)
 	p.renew()
 	p.n += n
 	p.Pool.Manager.Holds.Add(n)
@@ -104,7 +104,7 @@ func (p *Permits) deleted(path string) {
 
 // has reports whether the znode at path belongs to p; "" means any.
 func (p *Permits) has(path string) bool {
-	return path == "" || slices.ContainsFunc(p.leases, func(l Lease) bool { return l.Path == path })
+	return path == "" || slices.ContainsFunc(p.leases, func(l Permit) bool { return l.Path == path })
 }
 
 // limit gives p up when the permits acquired first have been held for the longest time allowed.
@@ -124,9 +124,6 @@ func (p *Permits) limit() {
 		})
 	}
 }
-
-// Ending returns the end of p by a loss.
-func (p *Permits) Ending() *session.Ending { return &p.lost }
 
 // Left returns a channel that is closed by the release of the last of p, also after a loss.
 func (p *Permits) Left() <-chan struct{} {
@@ -181,20 +178,20 @@ func (p *Permits) Result(r *session.Deletion) error {
 
 // give deletes the znodes of n permits in the background.
 func (p *Permits) give(n int64) *session.Deletion {
-	var gone []Lease
+	var gone []Permit
 	for n > 0 {
 		last := len(p.leases) - 1
 		l := p.leases[last]
 		if l.Weight > n {
 			// A part of the permits of one znode is released.
-			rest := Lease{Path: session.ChildPath(p.Pool.Dir, PermitsName(l.Weight-n)), Weight: l.Weight - n}
+			rest := Permit{Path: session.ChildPath(p.Pool.Dir, PermitsName(l.Weight-n)), Weight: l.Weight - n}
 			rest.ownWatch = p.Incarnation.WatchOwn(rest.Path, p)
 			p.leases[last] = rest
-			p.traceMove(l, rest)
+			p.traceEach(trace.Move, l.Path, rest)
 			return p.change(gone, &l, &rest)
 		}
 		p.leases = p.leases[:last]
-		p.traceEach(trace.Release, l)
+		p.traceEach(trace.Release, "", l)
 		gone = append(gone, l)
 		n -= l.Weight
 	}
@@ -204,7 +201,7 @@ func (p *Permits) give(n int64) *session.Deletion {
 // change deletes the znodes of gone in the background. If there is a rest, change replaces the
 // znode of whole with it. If this change or the previous one replaces a znode, this one waits for
 // the previous: it may delete the znode that the previous creates.
-func (p *Permits) change(gone []Lease, whole, rest *Lease) *session.Deletion {
+func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 	inc := p.Incarnation
 	paths := PathsOf(gone)
 	all := gone
@@ -240,7 +237,7 @@ func (p *Permits) change(gone []Lease, whole, rest *Lease) *session.Deletion {
 }
 
 // drop drops the watches of leases. The caller calls left when the znodes are deleted.
-func drop(leases []Lease) (left func()) {
+func drop(leases []Permit) (left func()) {
 	var all []func()
 	for _, l := range leases {
 		all = append(all, l.ownWatch.Drop())
@@ -253,7 +250,7 @@ func drop(leases []Lease) (left func()) {
 }
 
 // PathsOf returns the paths of leases.
-func PathsOf(leases []Lease) []string {
+func PathsOf(leases []Permit) []string {
 	paths := make([]string, len(leases))
 	for i, l := range leases {
 		paths[i] = l.Path
@@ -347,37 +344,28 @@ func (p *Permits) discard() {
 	p.leases = nil
 }
 
-func (p *Permits) trace(event string) { p.traceEach(event, p.leases...) }
+func (p *Permits) trace(event string) { p.traceEach(event, "", p.leases...) }
 
-func (p *Permits) traceEach(event string, leases ...Lease) {
+// traceEach writes a record for each of leases. For trace.Move, from is the former path.
+func (p *Permits) traceEach(event, from string, leases ...Permit) {
 	t := p.Pool.Manager.Trace
 	if t == nil || event == trace.Token {
 		return
 	}
 	for _, l := range leases {
-		line := p.traceLine(event, l)
+		line := p.Incarnation.TraceLine(event, trace.Semaphore, p.Pool.Root, session.BaseName(l.Path))
+		line.Permits = l.Weight
 		switch event {
 		case trace.Loss:
 			t.Lost(l.Path, p.Pool.Manager.TraceLoss(line, p.lost.Cause()))
+		case trace.Move:
+			line.From, line.Limit = session.BaseName(from), p.Pool.Limit.Load()
+			t.Held(l.Path, line)
 		case trace.Grant:
 			line.Use, line.Limit = 1, p.Pool.Limit.Load()
 			t.Held(l.Path, line)
 		default:
 			t.Line(line)
 		}
-	}
-}
-
-func (p *Permits) traceLine(event string, l Lease) trace.Line {
-	line := p.Incarnation.TraceLine(event, trace.Semaphore, p.Pool.Root, session.BaseName(l.Path))
-	line.Permits = l.Weight
-	return line
-}
-
-func (p *Permits) traceMove(from, to Lease) {
-	if t := p.Pool.Manager.Trace; t != nil {
-		line := p.traceLine(trace.Move, to)
-		line.From, line.Limit = session.BaseName(from.Path), p.Pool.Limit.Load()
-		t.Held(to.Path, line)
 	}
 }

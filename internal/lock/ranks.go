@@ -10,6 +10,11 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
+// lookAmong is the number of contenders ahead that an Ahead keeps, and reads with one request.
+// The first of them that still exists is the first of the line: no contender arrives ahead of
+// them.
+const lookAmong = 8
+
 // ranks is the order of a line in a listing. It is computed once for all waiters that share the
 // listing.
 type ranks struct {

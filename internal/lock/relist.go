@@ -2,13 +2,46 @@ package lock
 
 import (
 	"context"
+	"sync"
 	"time"
+
+	"github.com/zsync/zsync/internal/session"
 )
+
+const (
+	// If servers answer a create sooner than this, the listing after the deletion costs little. A
+	// server that forces its log to disk takes longer. Requests after another client's write wait
+	// for that, so a listing that is made in time saves more than its own round trip.
+	relistTrip = 200 * time.Microsecond
+
+	// The most listings of one wait. They are enough for holds of 20 round trips. After a longer
+	// hold, one more round trip does not matter.
+	maxRelists = 8
+)
+
+// took records the duration of a listing, or of a create and a listing, which may have waited for
+// others. It returns the shortest so far, about one round trip. Like handoff, it only says when a
+// listing is useful.
+func (l *Line) took(t time.Duration) time.Duration {
+	if trip := l.trip.Load(); trip == 0 || int64(t) < trip {
+		l.trip.Store(int64(max(t, relistTrip))) // of two concurrent calls, either may win
+	}
+	return time.Duration(l.trip.Load())
+}
+
+// handoff returns the duration of a handoff. Before the first handoff, it returns a round trip
+// and a little more, for the next contender to unlock.
+func (l *Line) handoff() time.Duration {
+	if each := l.each.Load(); each > 0 {
+		return time.Duration(each)
+	}
+	return time.Duration(l.trip.Load() * 17 / 16)
+}
 
 // A relisting lists the line again while its contender waits behind several others. The contender
 // waits for the deletion of one znode, its blocker. If a listing shows no contender ahead except
 // the blocker, the contender is the first after that deletion, and needs no other request. So the
-// handoff takes one round trip instead of two. The time of a listing is the business of pace.
+// handoff takes one round trip instead of two.
 //
 // The listing may be made at any time. If it contains the contender, it is newer than the
 // contender's create. So it contains all contenders that came before and have not left. In a
@@ -23,74 +56,92 @@ type relisting struct {
 	me      Child
 	blocker string
 	start   time.Time
-	since   time.Time // the start, or the reply to the last listing
-	ahead   int       // the number of contenders ahead at the start
-	left    int       // number of listings that may still be made
-	alone   bool      // a listing has shown no contender ahead except, perhaps, the blocker
-	pace    pace
-	poll    *poll
+	first   int // number of contenders ahead at the start
+
+	mu    sync.Mutex
+	timer *time.Timer   // fires when the next listing may be due; guarded by mu, as all below
+	ended bool          // the wait is over
+	over  chan struct{} // of the latest listing, closed behind it; nil if there was none
+	alone bool          // a listing has shown no contender ahead except, perhaps, the blocker
+	lists int           // number of listings that may still be made
+	since time.Time     // the start, or the reply to the last listing
+
+	trip  time.Duration // of a listing; no handoff takes less
+	each  time.Duration // duration of a handoff
+	ahead int           // at the last listing
+	gone  int           // number of contenders that have left since the first listing
+	spent time.Duration // from the first listing to the last
+	still bool          // at the last listing, no contender had left
+	took  time.Duration // the last wait
 }
 
 // relist begins to list the line for c, which waits behind blocker, the last of several.
-func (c *Claim) relist(blocker string, ahead, left int, trip time.Duration) *relisting {
-	s := c.Line.speed
+func (c *Claim) relist(blocker string, ahead, lists int, trip time.Duration) *relisting {
 	now := time.Now()
-	r := &relisting{claim: c, me: c.Child, blocker: blocker, start: now, since: now, ahead: ahead, left: left}
-	r.pace = pace{trip: s.took(trip), each: s.handover(), ahead: ahead}
-	r.poll = newPoll(c.Incarnation.Manager, r.early(), r.due)
+	r := &relisting{claim: c, me: c.Child, blocker: blocker, start: now, first: ahead, lists: lists, since: now, ahead: ahead}
+	r.trip, r.each = c.Line.took(trip), c.Line.handoff()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.timer = time.AfterFunc(r.early(), r.due)
 	return r
 }
 
-// due lists the line if it is time. Other waiters may have found by now that the line is faster.
-func (r *relisting) due(*poll) (next time.Duration) {
-	s := r.claim.Line.speed
-	r.pace.trip, r.pace.each = s.trips(), min(r.pace.each, s.handover())
-	if early := r.early(); early > 0 {
-		return early
+// due lists the line, in a goroutine of its own, if it is time. Other waiters may have found by now
+// that the line is faster.
+func (r *relisting) due() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended {
+		return
 	}
-	return r.list()
+	r.trip, r.each = time.Duration(r.claim.Line.trip.Load()), min(r.each, r.claim.Line.handoff())
+	if early := r.early(); early > 0 {
+		r.timer.Reset(early)
+		return
+	}
+	r.lists--
+	r.over = make(chan struct{})
+	r.claim.Incarnation.Manager.Spawn(r.list)
 }
 
 // early returns the time after which due must check again; 0 if it is time to list the line.
 func (r *relisting) early() time.Duration {
-	left := r.pace.wait() - time.Since(r.since)
-	return max(left/2, min(left, r.pace.trip/2), 0)
+	left := r.wait() - time.Since(r.since)
+	return max(left/2, min(left, r.trip/2), 0)
 }
 
 // list makes one listing, which other waiters of the session may share. A failed listing is the
 // last. The request does not end with the contender's ctx: see end.
-func (r *relisting) list() (next time.Duration) {
-	c := r.claim
-	r.left--
-	start := time.Now()
+func (r *relisting) list() {
+	defer close(r.over)
+	c, start := r.claim, time.Now()
 	roll, err := c.Incarnation.Roll(c.Incarnation.Ctx, c.Line.Dir)
 	if err != nil {
-		return never
+		return
 	}
-	r.pace.trip = c.Line.speed.took(time.Since(start))
 	rk := c.Line.ranks(roll)
 	ahead, there := rk.before(r.me)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.trip = c.Line.took(time.Since(start))
 	if !rk.sure || !there { // the order is unknown, or c is deleted, which its own watch reports
-		return never
+		return
 	}
 	blocked := len(ahead) > 0 && ahead[len(ahead)-1].Name == r.blocker
-	if r.alone = len(ahead) == 0 || len(ahead) == 1 && blocked; r.alone || !blocked {
-		return never
+	r.alone = len(ahead) == 0 || len(ahead) == 1 && blocked
+	if !r.alone && blocked && r.lists > 0 && !r.ended {
+		r.left(len(ahead))
+		r.since = time.Now()
+		r.timer.Reset(r.early())
 	}
-	if r.left == 0 {
-		return never
-	}
-	r.pace.left(len(ahead))
-	r.since = time.Now()
-	return r.early()
 }
 
 // end is called when the blocker is deleted. It reports whether the contender is the first, if
 // its own znode exists. It waits for a listing in flight, because the reply to that comes before
 // the reply to a new listing.
 func (r *relisting) end(ctx context.Context) (first bool) {
-	over := r.poll.end()
-	r.claim.Line.speed.handed(time.Since(r.start), r.ahead)
+	over := r.stop()
+	r.claim.Line.each.Store(int64(time.Since(r.start)) / int64(r.first))
 	// If both channels are ready, either result is right: with false, the caller lists the line,
 	// and that request returns the error of ctx.
 	select {
@@ -99,4 +150,47 @@ func (r *relisting) end(ctx context.Context) (first bool) {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// stop ends the listings, and returns the channel that is closed when none is under way. It does not
+// wait for that.
+func (r *relisting) stop() (over <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended = true
+	r.timer.Stop() // if it has fired, due has begun a listing before, or finds that r has ended
+	if r.over == nil {
+		return session.ClosedChan
+	}
+	return r.over
+}
+
+// wait returns the time from the reply to a listing to the next request for one.
+//
+// The blocker becomes the first when ahead-1 contenders have left, and is that for one handoff. At the
+// last listing, the first contender was somewhere in its handoff, so the time is known to one handoff
+// only. The next listing is for half a round trip before the latest of these times, or for a quarter of
+// a handoff if that is longer. So it is not late if handoffs are a little faster than estimated. If it
+// is too early, the next one follows after one round trip, and the blocker is the first then. If no
+// contender has left since the last listing, the next one is sooner than the speed suggests, because
+// several may have left at once. But each contender ahead takes at least one round trip.
+func (r *relisting) wait() time.Duration {
+	gap := r.each*time.Duration(r.ahead-1) - max(r.trip/2, r.each/4)
+	if r.still {
+		gap = max(r.each/2, r.trip*time.Duration(r.ahead-1)-r.trip/4)
+	}
+	r.took = max(gap, r.trip)
+	return r.took - r.trip
+}
+
+// left records the number of contenders ahead at the next listing.
+func (r *relisting) left(ahead int) {
+	r.spent += r.took
+	if r.still = ahead >= r.ahead; r.still {
+		r.each += r.each / 2
+		return
+	}
+	r.gone += r.ahead - ahead
+	r.ahead = ahead
+	r.each = max(r.spent/time.Duration(r.gone+1), r.trip) // one more may be about to leave: too early is better than too late
 }

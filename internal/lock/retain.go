@@ -1,6 +1,10 @@
 package lock
 
-import "github.com/zsync/zsync/internal/session"
+import (
+	"context"
+
+	"github.com/zsync/zsync/internal/session"
+)
 
 // This file has places that stay in the line while no goroutine holds them. The next goroutine of
 // the same process can then acquire without a request. Which locks do so is not its business.
@@ -19,9 +23,9 @@ import "github.com/zsync/zsync/internal/session"
 // Our own create does not fire the watch unless another contender of this session has set it
 // before. Then this place is not kept.
 
-// Recall returns a channel that is closed when another contender may have come to the line of c,
+// recalled returns a channel that is closed when another contender may have come to the line of c,
 // or c itself was deleted. It is closed already if the process cannot learn of that.
-func (c *Claim) Recall() <-chan struct{} {
+func (c *Claim) recalled() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.lineWatch == nil {
@@ -33,13 +37,7 @@ func (c *Claim) Recall() <-chan struct{} {
 // Alone reports whether no other contender is in the line, by the events so far. Without a
 // connection there are no events, and Alone reports false.
 func (c *Claim) Alone() bool {
-	return !session.IsClosed(c.Recall()) && !session.IsClosed(c.Incarnation.Disconnection())
-}
-
-// Ready reports whether c, which was kept, may be granted again: it is not lost, no other
-// contender has come, and its session is confirmed for as long as any grant requires.
-func (c *Claim) Ready() bool {
-	return c.Loss() == nil && !session.IsClosed(c.Recall()) && c.Incarnation.Assured()
+	return !session.IsClosed(c.recalled()) && !session.IsClosed(c.Incarnation.Disconnection())
 }
 
 // Keep ends g, the only use of its claim. The claim stays in its place until the next grant, or
@@ -65,7 +63,7 @@ func (c *Claim) Discard() {
 	}
 }
 
-// OnRecall calls f, in its own goroutine, when Recall is closed. A second call before that
+// OnRecall calls f, in its own goroutine, when recalled is closed. A second call before that
 // changes nothing.
 func (c *Claim) OnRecall(f func()) {
 	c.mu.Lock()
@@ -76,4 +74,19 @@ func (c *Claim) OnRecall(f func()) {
 		c.recalls = true
 		c.Incarnation.Watches.Tell(c.lineWatch, c, func() { c.Incarnation.Manager.Spawn(f) })
 	}
+}
+
+// Recall releases the place of a holder that may only keep it, and reports whether it has. If a
+// goroutine holds it, the place is not kept after that hold. So a later holder does not receive
+// this request.
+func (l *Line) Recall(ctx context.Context, holder string) (recalled bool, err error) {
+	if !MayBeKept(holder) {
+		return false, nil
+	}
+	c, err := l.Try(ctx, l.Bases[0], l.Manager.Owner, EveryoneAhead)
+	if c == nil {
+		return false, err
+	}
+	l.Manager.GiveUp(ctx, c.GiveBack)
+	return true, nil
 }
