@@ -229,7 +229,14 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 			before = nil // and with it all earlier ones
 		}
 		if whole != nil {
-			err = inc.Exchange(context.Background(), whole.Path, rest.Path, p.Pool.Manager.Owner)
+			// In one transaction, so no client counts too few permits.
+			var rs []zk.MultiResponse
+			rs, err = inc.Multi(context.Background(),
+				&zk.CreateRequest{Path: rest.Path, Data: p.Pool.Manager.Owner, Acl: p.Pool.Manager.Config.ACL, Flags: zk.FlagEphemeral},
+				&zk.DeleteRequest{Path: whole.Path, Version: -1})
+			if len(rs) > 0 && session.IsNodeExists(rs[0].Error) {
+				err = nil // an attempt without a reply was applied: no other client creates this name
+			}
 		}
 		return session.Worse(err, remove())
 	}})

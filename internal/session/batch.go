@@ -81,26 +81,36 @@ func (inc *Incarnation) retryAll(ctx context.Context, f func(b *Batch)) error {
 
 // retryEach is retryAll for one request about each of paths.
 func retryEach[T any](ctx context.Context, inc *Incarnation, paths []string, c func(path string) call[T]) (replies []*pending[T], err error) {
-	err = inc.retryAll(ctx, func(b *Batch) {
-		replies = nil
-		for _, path := range paths {
-			replies = append(replies, add(b, c(path)))
-		}
-	})
+	err = inc.retryAll(ctx, func(b *Batch) { replies = addEach(b, paths, c) })
 	return replies, err
 }
 
-// fresh makes a read after a sync, so its result is not older than the call. If the sync was
-// refused, fresh ignores the read.
-func fresh[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err error) {
+func addEach[T any](b *Batch, paths []string, c func(path string) call[T]) (added []*pending[T]) {
+	for _, path := range paths {
+		added = append(added, add(b, c(path)))
+	}
+	return added
+}
+
+// retryFresh is retryAll for reads behind a sync, so their results are not older than the call. If
+// the servers refuse the sync, its error is the result, and the reads are ignored.
+func (inc *Incarnation) retryFresh(ctx context.Context, path string, f func(b *Batch)) error {
 	var sync *pending[void]
+	err := inc.retryAll(ctx, func(b *Batch) {
+		sync = add(b, syncCall(path))
+		f(b)
+	})
+	if err == nil {
+		err = sync.err
+	}
+	return err
+}
+
+// fresh makes a read with retryFresh.
+func fresh[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err error) {
 	var read *pending[T]
-	err = inc.retryAll(ctx, func(b *Batch) { sync, read = add(b, syncCall(c.path)), add(b, c) })
-	switch {
-	case err != nil:
+	if err = inc.retryFresh(ctx, c.path, func(b *Batch) { read = add(b, c) }); err != nil {
 		return v, err
-	case sync.err != nil:
-		return v, sync.err
 	}
 	return read.val, read.err
 }
@@ -123,19 +133,9 @@ func (inc *Incarnation) ExistsFresh(ctx context.Context, path string) (*zk.Stat,
 // ListFresh lists znodes, with results that are not older than the call, in one round trip. A
 // znode that does not exist has no children.
 func (inc *Incarnation) ListFresh(ctx context.Context, dirs ...string) (lists [][]string, err error) {
-	var sync *pending[void]
 	var listed []*pending[listing]
-	err = inc.retryAll(ctx, func(b *Batch) {
-		sync, listed = add(b, syncCall(dirs[0])), nil
-		for _, dir := range dirs {
-			listed = append(listed, add(b, childrenCall(dir)))
-		}
-	})
-	switch {
-	case err != nil:
+	if err := inc.retryFresh(ctx, dirs[0], func(b *Batch) { listed = addEach(b, dirs, childrenCall) }); err != nil {
 		return nil, err
-	case sync.err != nil:
-		return nil, sync.err
 	}
 	for _, l := range listed {
 		if l.err != nil && !IsNoNode(l.err) {
@@ -175,15 +175,9 @@ func (inc *Incarnation) ChildrenFresh(ctx context.Context, path string) ([]strin
 // That znode is probably one of the children. Its Stat is nil if it does not exist or cannot be
 // read.
 func (inc *Incarnation) ChildrenFreshBeside(ctx context.Context, dir, path string) (names []string, n Node, err error) {
-	var sync *pending[void]
 	var listed *pending[listing]
 	var read *pending[Node]
-	err = inc.retryAll(ctx, func(b *Batch) {
-		sync, listed, read = add(b, syncCall(dir)), add(b, childrenCall(dir)), add(b, getCall(path))
-	})
-	if err == nil {
-		err = sync.err
-	}
+	err = inc.retryFresh(ctx, dir, func(b *Batch) { listed, read = add(b, childrenCall(dir)), add(b, getCall(path)) })
 	if err == nil {
 		err = listed.err
 	}

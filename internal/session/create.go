@@ -325,19 +325,6 @@ func findIn(names []string, dir, guid string) string {
 	return ""
 }
 
-// Exchange creates an ephemeral znode with a unique name and deletes another, in one transaction.
-// So no client counts too few permits, or is woken twice. The error is NoNode if the other does
-// not exist.
-func (inc *Incarnation) Exchange(ctx context.Context, old, name string, data []byte) error {
-	rs, err := inc.Multi(ctx,
-		&zk.CreateRequest{Path: name, Data: data, Acl: inc.Manager.Config.ACL, Flags: zk.FlagEphemeral},
-		&zk.DeleteRequest{Path: old, Version: -1})
-	if len(rs) > 0 && IsNodeExists(rs[0].Error) {
-		return nil // an attempt without a reply has been applied: no other client creates this name
-	}
-	return err
-}
-
 // MakeAndLeave creates a persistent znode and deletes own, an ephemeral znode with a unique name,
 // in one transaction. Then it reads the created znode. made means that the read has seen it, and
 // has set a watch that the caller has joined. The error is NodeExists if the znode exists
