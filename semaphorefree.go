@@ -130,7 +130,7 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *l
 			withdrawn.Await(session.Grace)
 			return nil, false, session.CtxErr(ctx)
 		}
-		withdrawn.Settled(ctx)
+		withdrawn.Outcome(ctx)
 	case ctx.Err() != nil:
 		return nil, false, session.CtxErr(ctx)
 	}

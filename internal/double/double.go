@@ -328,16 +328,11 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 	gone := b.withdraw(inc, p)
 	switch {
 	case errors.Is(err, errOtherSize), errors.Is(err, errUsedUp):
-		select {
-		case <-gone.Done:
+		refused := gone.Outcome(ctx)
+		if session.IsClosed(gone.Done) {
 			return nil, b.replace(ctx, inc, n, p.round.room, err)
-		case <-gone.Refused:
-			err = gone.Refusal
-		case <-ctx.Done():
-			err = session.CtxErr(ctx)
-		case <-inc.Ctx.Done():
-			err = session.ErrEnded
 		}
+		err = refused
 	default:
 		gone.Await(session.Grace)
 	}
@@ -376,18 +371,9 @@ func (b *Barrier) removeLeftovers(ctx context.Context, inc *session.Incarnation)
 			return err
 		}
 		if path != "" {
-			gone := inc.Remove(path)
-			select {
-			case <-gone.Done:
-			case <-gone.Refused:
-				return gone.Refusal
-			case <-ctx.Done():
-				return session.CtxErr(ctx)
-			case <-inc.Ctx.Done():
-				return session.ErrEnded // and the ghost with it
-			}
-			if gone.Err != nil && !session.IsNoNode(gone.Err) {
-				return gone.Err
+			// If the session ends, so does the ghost.
+			if err := inc.Remove(path).Outcome(ctx); err != nil && !session.IsNoNode(err) {
+				return err
 			}
 		}
 		l.mu.Lock()

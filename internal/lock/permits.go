@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -212,19 +213,16 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 	if whole == nil && p.last == nil {
 		return inc.Delete(&session.Deletion{Paths: paths, Then: then}) // no earlier change matters
 	}
-	before, remove, first := p.last, inc.Removing(paths), all[0].Path
+	before, first := p.last, all[0].Path
+	var removed *session.Deletion
 	told := then
 	if rest != nil {
 		told = func() { then(); rest.ownWatch.Made(false) }
 	}
 	p.last = inc.Delete(&session.Deletion{Paths: []string{first}, Then: told, By: func() (err error) {
 		if before != nil {
-			select {
-			case <-before.Done:
-			case <-before.Refused:
-				if !session.IsClosed(before.Done) {
-					return before.Refusal
-				}
+			if err := before.Outcome(context.Background()); !session.IsClosed(before.Done) {
+				return err
 			}
 			before = nil // and with it all earlier ones
 		}
@@ -238,7 +236,10 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 				err = nil // an attempt without a reply was applied: no other client creates this name
 			}
 		}
-		return session.Worse(err, remove())
+		if removed == nil && len(paths) > 0 {
+			removed = inc.Remove(paths...)
+		}
+		return session.Worse(err, removed.Outcome(context.Background()))
 	}})
 	return p.last
 }
@@ -293,12 +294,8 @@ func (p *Permits) made(ctx context.Context) ([]string, error) {
 			return paths, nil
 		}
 		// A znode is being replaced.
-		select {
-		case <-last.Done:
-		case <-last.Refused:
-			return nil, last.Refusal
-		case <-ctx.Done():
-		case <-p.Incarnation.Ctx.Done():
+		if err := last.Outcome(ctx); err != nil && !session.IsClosed(last.Done) && !errors.Is(err, session.ErrEnded) {
+			return nil, err
 		}
 	}
 	return nil, session.CtxErr(ctx)

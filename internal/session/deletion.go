@@ -6,8 +6,6 @@ package session
 
 import (
 	"context"
-	"errors"
-	"slices"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -22,9 +20,10 @@ import (
 // other holds are lost, with LossGivenUp. So no client waits longer for a process that has
 // released than for a process that has crashed.
 //
-// A Deletion of one znode is also the request that deletes it. Only one attempt is under way at a
-// time. The unexported fields belong to the goroutine that handles it: the sender of the attempt,
-// then the reader of the reply, then run.
+// A Deletion is also the request that deletes its znodes: several in one transaction. If that
+// fails, or has no reply, each znode gets a Deletion of its own, because one may be missing, or the
+// servers may refuse one: see split. Only one attempt is under way at a time. The unexported fields belong to the
+// goroutine that handles it: the sender of the attempt, then the reader of the reply, then run.
 type Deletion struct {
 	Paths   []string     // with unique names
 	By      func() error // deletes them instead, and repeats unanswered requests; called again after a refusal
@@ -37,6 +36,9 @@ type Deletion struct {
 	Refusal error         // the servers' first refusal
 
 	queue   *deletions
+	whole   *Deletion // that this is a part of, or nil; see split
+	parts   int       // that are not over; guarded by deletions.mu
+	worst   error     // of the parts; guarded by deletions.mu
 	guid    string    // begins the name in the parent of Paths[0], while the name is unknown
 	stay    func()    // called at the end, or after the first refusal; it must not block
 	err     error     // of the last attempt
@@ -54,6 +56,8 @@ func (inc *Incarnation) Delete(d *Deletion) *Deletion {
 	case d.By != nil:
 		// At once: it may have work to do even if the session has ended.
 		d.queue.attempt([]*Deletion{d})
+	case len(d.Paths) > 1 && len(bundlesOf(d.Paths, len(d.Paths))) > 1:
+		d.split(bundlesOf(d.Paths, len(d.Paths)))
 	case !inc.newestConn().Send(d):
 		d.queue.wait(d)
 	}
@@ -63,10 +67,29 @@ func (inc *Incarnation) Delete(d *Deletion) *Deletion {
 // deletion returns d, which has not begun.
 func (inc *Incarnation) deletion(d *Deletion) *Deletion {
 	d.queue, d.Done, d.Refused = inc.deletions(), make(chan struct{}), make(chan struct{})
-	if d.By == nil && len(d.Paths) > 1 {
-		d.By = inc.Removing(d.Paths)
-	}
 	return d
+}
+
+// split replaces the attempts at d by parts, which delete its znodes in groups. d ends when all
+// parts have ended. Its error is the one of a part that is more than a missing znode, if there is
+// one.
+func (d *Deletion) split(groups [][]string) {
+	d.parts = len(groups)
+	for _, paths := range groups {
+		d.queue.wait(d.queue.inc.deletion(&Deletion{Paths: paths, MayStay: d.MayStay, whole: d, mayBe: d.mayBe}))
+	}
+}
+
+// partOver records the end of a part of d.
+func (d *Deletion) partOver(err error) {
+	d.queue.mu.Lock()
+	d.worst = Worse(d.worst, err)
+	d.parts--
+	last := d.parts == 0
+	d.queue.mu.Unlock()
+	if last {
+		d.over(d.worst)
+	}
 }
 
 // deleteBehind begins d when the request that may create its znodes is over. If its name is unknown,
@@ -101,93 +124,14 @@ func (inc *Incarnation) Tidy(d *Deletion) *Deletion {
 	return inc.Delete(d)
 }
 
-// RemoveNow deletes znodes with unique names, in one transaction if all exist and it is not too
-// large. The error is NoNode if a znode certainly did not exist.
+// RemoveNow deletes znodes with unique names, and waits. The error is NoNode if a znode certainly
+// did not exist. If the servers refuse, the znodes stay. If ctx ends, the deletion continues in the
+// background.
 func (inc *Incarnation) RemoveNow(ctx context.Context, paths ...string) error {
-	return (&removing{inc: inc, left: paths}).attempt(ctx)
-}
-
-// Removing returns a function that deletes znodes with unique names, like RemoveNow. It is called
-// again if the servers have refused a part, and does not report earlier deletions of its own as
-// missing.
-func (inc *Incarnation) Removing(paths []string) func() error {
-	d := &removing{inc: inc, left: paths}
-	return func() error { return d.attempt(context.Background()) }
-}
-
-// A removing is the deletion of several znodes, attempt by attempt.
-type removing struct {
-	inc     *Incarnation
-	left    []string // may exist
-	open    bool     // an unanswered request may have deleted a missing znode
-	missing bool     // a znode was missing, and no request of ours had deleted it
-}
-
-func (d *removing) attempt(ctx context.Context) (err error) {
-	paths := d.left
-	d.left = nil
-	for len(paths) > 0 {
-		n, size := 0, 256
-		for ; n < len(paths); n++ {
-			if size += d.inc.Manager.SizeOf(paths[n], nil); n > 0 && size > MaxPacket {
-				break
-			}
-		}
-		if e := d.some(ctx, paths[:n]); e != nil {
-			err = e
-		}
-		paths = paths[n:]
+	if ctx.Err() != nil {
+		return CtxErr(ctx)
 	}
-	if err == nil && d.missing {
-		err = zk.ErrNoNode
-	}
-	return err
-}
-
-// some deletes znodes that fit into one request. It adds the rest to left if they cannot be
-// deleted.
-func (d *removing) some(ctx context.Context, paths []string) error {
-	if len(paths) > 1 {
-		ops := make([]any, len(paths))
-		for i, path := range paths {
-			ops[i] = &zk.DeleteRequest{Path: path, Version: -1}
-		}
-		_, err := d.inc.AttemptMulti(ctx, ops)
-		switch {
-		case err == nil:
-			return nil
-		case errors.Is(err, ErrEnded):
-			d.left = append(d.left, paths...)
-			return err
-		}
-		d.open = d.open || OutcomeOf(err) == Unknown
-		d.missing = d.missing || IsNoNode(err) && !d.open
-	}
-	// Either the reply is lost, or a missing znode has made the transaction fail. So delete each
-	// znode on its own, all in one round trip. Names are unique, so a repetition deletes no other
-	// znode.
-	var each []*pending[void]
-	err := d.inc.retryAll(ctx, func(b *Batch) {
-		d.open = d.open || slices.ContainsFunc(each, func(e *pending[void]) bool { return !IsClosed(e.Done) || OutcomeOf(e.err) == Unknown })
-		each = nil
-		for _, path := range paths {
-			each = append(each, add(b, deleteCall(path)))
-		}
-	})
-	if err != nil {
-		d.left, d.open = append(d.left, paths...), true
-		return err
-	}
-	for i, e := range each {
-		switch {
-		case IsNoNode(e.err):
-			d.missing = d.missing || !d.open
-		case e.err != nil:
-			d.left = append(d.left, paths[i])
-			err = e.err
-		}
-	}
-	return err
+	return inc.Delete(&Deletion{Paths: paths, MayStay: true}).Outcome(ctx)
 }
 
 // RemoveBehind deletes the ephemeral znode at path, in the background, when the znode at other
@@ -212,13 +156,26 @@ func (inc *Incarnation) RemoveBehind(path, other string) {
 	})
 }
 
-// Settled waits until d is over, ctx ends, or the session has ended, and the znode with it.
-func (d *Deletion) Settled(ctx context.Context) {
+// Outcome waits until d is over or refused, and returns its error or the refusal. If ctx or the
+// session ends first, it returns their error. d may be nil.
+func (d *Deletion) Outcome(ctx context.Context) (err error) {
+	if d == nil {
+		return nil
+	}
+	// If several cases are ready, the end of d comes first: it is known.
 	select {
 	case <-d.Done:
+	case <-d.Refused:
+		err = d.Refusal
 	case <-d.queue.inc.Ctx.Done():
+		err = ErrEnded
 	case <-ctx.Done():
+		err = CtxErr(ctx)
 	}
+	if IsClosed(d.Done) {
+		return d.Err
+	}
+	return err
 }
 
 // Await waits for the end of d, but no longer than limit, and not while there is no connection.

@@ -92,16 +92,13 @@ func TestWhatIsDeletedInTwoAttemptsIsMissingOnlyIfNeitherHasDeletedIt(t *testing
 					}
 					return zktest.Pass
 				})
-				remove := inc.Removing(paths)
-				if err := remove(); !errors.Is(err, zk.ErrNoAuth) {
+				d := inc.Remove(paths...)
+				if err := d.Outcome(t.Context()); !errors.Is(err, zk.ErrNoAuth) {
 					t.Fatalf("refused, and the error is %v", err)
 				}
 				srv.Intercept(nil)
-				if err := remove(); !errors.Is(err, c.want) {
-					t.Errorf("the second attempt: %v, want %v", err, c.want)
-				}
-				if err := remove(); !errors.Is(err, c.want) {
-					t.Errorf("the third attempt: %v, want %v", err, c.want)
+				if <-d.Done; !errors.Is(d.Err, c.want) {
+					t.Errorf("in the end: %v, want %v", d.Err, c.want)
 				}
 				if names, _, err := inc.Children(t.Context(), "/d"); err != nil || len(names) > 0 {
 					t.Errorf("left: %q, %v", names, err)

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/wire"
 )
@@ -107,15 +109,22 @@ func (q *deletions) look(d *Deletion) bool {
 			if !d.MayStay {
 				d.limit = time.Now().Add(time.Duration(q.inc.Timeout.Load()))
 			}
-			d.Refusal = err
-			close(d.Refused)
-			if d.stay != nil {
-				d.stay()
-			}
+			d.refuse(err)
 		}
 		d.due = time.Now().Add(m.Config.Retry.Delay(d.refused))
 	}
 	return true
+}
+
+// refuse records the first refusal. Only run calls it.
+func (d *Deletion) refuse(err error) {
+	for ; d != nil && !IsClosed(d.Refused); d = d.whole {
+		d.Refusal = err
+		close(d.Refused)
+		if d.stay != nil {
+			d.stay()
+		}
+	}
 }
 
 // manyWait is the number of deletions above which one pass over all of them takes long.
@@ -296,24 +305,46 @@ func (inc *Incarnation) giveUpOver(path string) {
 	inc.giveUp()
 }
 
-func (d *Deletion) Op() int32  { return wire.OpDelete }
+func (d *Deletion) Op() int32 {
+	if len(d.Paths) > 1 {
+		return wire.OpMulti
+	}
+	return wire.OpDelete
+}
+
 func (d *Deletion) Moot() bool { return false }
 
-func (d *Deletion) Encode(p []byte) []byte { return appendAnyVersion(wire.AppendString(p, d.Paths[0])) }
+func (d *Deletion) Encode(p []byte) []byte {
+	if len(d.Paths) == 1 {
+		return appendAnyVersion(wire.AppendString(p, d.Paths[0]))
+	}
+	var ops []any
+	for _, path := range d.Paths {
+		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
+	}
+	return wire.AppendOps(p, ops)
+}
 
 func (d *Deletion) Key() (key conn.WatchKey, ok bool) { return key, false }
 
-func (d *Deletion) Reply(code int32, _ []byte) (whole int32, ok bool) {
+func (d *Deletion) Reply(code int32, body []byte) (whole int32, ok bool) {
+	s := wire.Scanner{Rest: body}
+	if code == 0 && len(d.Paths) > 1 {
+		_, code = s.Results(len(d.Paths), wire.Error)
+	}
 	d.err = wire.Error(code)
-	return code, true
+	return code, !s.Bad
 }
 
 // Finish is called when an attempt is over. The reading goroutine may call it, so it leaves
 // everything that may block to run.
 func (d *Deletion) Finish() {
 	switch {
-	case d.err == nil, IsNoNode(d.err) && d.mayBe:
+	case d.err == nil, IsNoNode(d.err) && d.mayBe && len(d.Paths) == 1:
 		d.over(nil)
+	case len(d.Paths) > 1 && OutcomeOf(d.err) != unsent:
+		d.mayBe = d.mayBe || OutcomeOf(d.err) == Unknown
+		d.split(bundlesOf(d.Paths, 1))
 	case IsNoNode(d.err):
 		d.over(d.err)
 	default:
@@ -335,6 +366,9 @@ func (d *Deletion) over(err error) {
 	close(d.Done)
 	if d.stay != nil {
 		d.stay()
+	}
+	if d.whole != nil {
+		d.whole.partOver(err)
 	}
 }
 

@@ -162,20 +162,11 @@ func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look
 // repeated, perhaps after the deletion. The error is of the deletion. NoNode means that another
 // client has deleted own.
 func (inc *Incarnation) GetThenRemove(ctx context.Context, path, own string) (n Node, readErr, err error) {
-	b := new(Batch)
-	read, remove := add(b, getCall(path)), add(b, deleteCall(own))
-	if err := inc.startBatch(ctx, b); err != nil {
+	read, err := start(ctx, inc, getCall(path))
+	if err != nil {
 		return n, err, err
 	}
-	n, readErr = read.Wait(ctx, inc)
-	if _, err = remove.Wait(ctx, inc); OutcomeOf(err) != Answered {
-		open := OutcomeOf(err) == Unknown
-		if err = inc.RemoveNow(ctx, own); open && IsNoNode(err) {
-			err = nil
-		}
-	}
-	if err == nil && readErr != nil && OutcomeOf(readErr) != Answered {
-		n, readErr = retry(ctx, inc, getCall(path))
-	}
+	err = inc.RemoveNow(ctx, own)
+	n, readErr = replyOr(ctx, inc, read, getCall(path))
 	return n, readErr, err
 }

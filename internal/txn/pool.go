@@ -259,8 +259,7 @@ func (inc incarnation) drop(p *pool, l *log, later bool) {
 	}
 	// If the servers refuse that, it is tried again: the session may live for long, and a directory
 	// with a log cannot be deleted.
-	paths := []string{l.path}
-	d := inc.Tidy(&session.Deletion{Paths: paths, By: inc.Removing(paths)})
+	d := inc.Tidy(&session.Deletion{Paths: []string{l.path}, By: func() error { return inc.RemoveNow(inc.Ctx, l.path) }})
 	if session.ParentPath(l.path) != p.m.Full("/") {
 		d.Await(session.ReleaseTime)
 	}
