@@ -322,23 +322,7 @@ func (e *machines) systemctl(i int, verb string) {
 	if command == nil {
 		e.t.Fatalf("the unit has no command:\n%s", unit)
 	}
-	e.stop[i] = whileWeRun(e.t, string(command[1]), journal)
-}
-
-// whileWeRun starts a command, and returns what ends it. The command ends with this process, too:
-// the shell waits for the end of its standard input, a pipe that the kernel closes then. If the
-// command does not end, timeout kills it.
-func whileWeRun(t *testing.T, command string, output *os.File) (stop func()) {
-	t.Helper()
-	cmd := exec.Command("timeout", "--kill-after=1", "900", "sh", "-c", command+` </dev/null & read -r _; kill $!; wait $!`)
-	cmd.Stdout, cmd.Stderr = output, output
-	in, err := cmd.StdinPipe()
-	harness.Must(t, err)
-	harness.Must(t, cmd.Start())
-	return func() {
-		in.Close()
-		cmd.Wait() // it reports how the signal ended the command
-	}
+	e.stop[i] = ensemble.Process(e.t, string(command[1]), journal)
 }
 
 // share copies files from the first machine to the others.

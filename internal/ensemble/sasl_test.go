@@ -1,12 +1,10 @@
 package ensemble_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -20,20 +18,13 @@ import (
 	"github.com/zsync/zsync/internal/ensemble"
 )
 
-// A demanding ensemble is a set of real servers, for one test alone, that demand SASL.
-type demanding struct {
-	t                   *testing.T
-	script, home, flags string
-}
-
 // withSASL starts n servers that demand SASL, and returns their connect string.
-func withSASL(t *testing.T, n int) (d *demanding, servers string) {
+func withSASL(t *testing.T, n int) (o *ensemble.Own, servers string) {
 	t.Helper()
 	if _, ok := ensemble.FromEnv(t); !ok {
 		t.Skip("needs real servers, as those of ZSYNC_TEST_SERVERS: real servers that demand SASL are used")
 	}
-	dir := t.TempDir()
-	jaas := filepath.Join(dir, "jaas.conf")
+	jaas := filepath.Join(t.TempDir(), "jaas.conf")
 	text := `Server {
   org.apache.zookeeper.server.auth.DigestLoginModule required
   user_bob="secret"
@@ -43,34 +34,8 @@ func withSASL(t *testing.T, n int) (d *demanding, servers string) {
 	if err := os.WriteFile(jaas, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	script, err := filepath.Abs("../../scripts/ensemble")
-	if err != nil {
-		t.Fatal(err)
-	}
-	d = &demanding{t, script, filepath.Join(dir, "ensemble"),
-		fmt.Sprintf("-Djava.security.auth.login.config=%s -Dzookeeper.authProvider.sasl=org.apache.zookeeper.server.auth.SASLAuthenticationProvider"+
-			" -Dzookeeper.enforce.auth.enabled=true -Dzookeeper.enforce.auth.schemes=sasl -Dzookeeper.sessionRequireClientSASLAuth=true", jaas)}
-	t.Cleanup(func() { d.run("stop", d.home) })
-	return d, d.run("start", fmt.Sprint(n), d.home)
-}
-
-// restart kills and restarts server i.
-func (d *demanding) restart(i int) {
-	d.t.Helper()
-	d.run("restart", d.home, fmt.Sprint(i))
-}
-
-func (d *demanding) run(args ...string) string {
-	d.t.Helper()
-	cmd := exec.Command(d.script, args...)
-	var problem bytes.Buffer
-	cmd.Stderr = &problem
-	cmd.Env = append(os.Environ(), "ENSEMBLE_JVM="+d.flags)
-	out, err := cmd.Output()
-	if err != nil {
-		d.t.Fatalf("ensemble %v: %v\n%s", args, err, &problem)
-	}
-	return strings.TrimSpace(string(out))
+	return ensemble.Start(t, n, fmt.Sprintf("-Djava.security.auth.login.config=%s -Dzookeeper.authProvider.sasl=org.apache.zookeeper.server.auth.SASLAuthenticationProvider"+
+		" -Dzookeeper.enforce.auth.enabled=true -Dzookeeper.enforce.auth.schemes=sasl -Dzookeeper.sessionRequireClientSASLAuth=true", jaas))
 }
 
 // version returns the version of the server at addr, as 3008000 for 3.8.0.
@@ -129,7 +94,7 @@ func TestSASLHoldsALockOverALossOfTheConnectionOnARealServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := bob.ID()
-	servers.restart(1) // the session survives; the connection does not
+	servers.Restart(1) // the session survives; the connection does not
 	if err := zsync.NewValue[int](bob, "/v").Store(ctx, 1); err != nil {
 		t.Error(err)
 	}
@@ -194,7 +159,7 @@ func TestSASLHoldsALockWhileEachOfThreeRealServersRestarts(t *testing.T) {
 	}
 	id := s.ID()
 	for i := 1; i <= 3; i++ {
-		servers.restart(i) // one of them has the session's connection, which another server then gets
+		servers.Restart(i) // one of them has the session's connection, which another server then gets
 		if err := zsync.NewValue[int](s, "/v").Store(ctx, i); err != nil {
 			t.Error(err)
 		}

@@ -24,7 +24,7 @@ var commonErrors = []string{"ErrLost", "ErrClosed", "ErrNotLocked", "ErrInvalid"
 func TestTheReferenceIsCompleteAndItsHeadingsAreThere(t *testing.T) {
 	t.Parallel()
 	seen := 0
-	for _, dir := range []string{".", "zktest", "fence", "otel", "ui"} {
+	for _, dir := range []string{".", "zktest", "fence", "kerberos", "otel", "ui"} {
 		names, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		harness.Must(t, err)
 		sources := make(map[string]any)

@@ -1,0 +1,310 @@
+// Package kerberos authenticates a Session to ZooKeeper servers that demand Kerberos (SASL
+// GSSAPI), with a keytab, a password or a ticket cache:
+//
+//	mechanism, err := kerberos.Keytab("billing@EXAMPLE.ORG", "/etc/billing.keytab")
+//	if err != nil {
+//		return err
+//	}
+//	s, err := zsync.Connect(ctx, "zk1.example.org:2181,zk2.example.org:2181", zsync.WithSASL(mechanism))
+//
+// # Tickets
+//
+// Servers check a ticket when a connection begins. Its end does not end the connection, the session
+// or a hold. For each connection, the mechanism gets new tickets from the KDC: with a keytab or a
+// password it logs in, and a ticket cache it reads again. The owner of the cache renews it (kinit -R,
+// k5start, SSSD). If the KDC does not answer within a second, the mechanism uses the last ticket for
+// that server until its end. So a session survives the loss of a connection while no KDC runs.
+//
+// # Names
+//
+// The principal of a server is zookeeper/_HOST. _HOST is the server's name in the connect string,
+// in lower case. DNS is not asked, because its answers are not authenticated. See [WithService] and
+// [WithCanonicalNames]. krb5.conf gives the realm of that name (domain_realm); the default is the
+// client's.
+//
+// # Errors
+//
+// [Keytab], [Password] and [Cache] check their arguments. Later errors name the mechanism, GSSAPI. If
+// the KDC or every server refuses the client, Connect fails, or the Session ends; the error matches
+// go-zookeeper's ErrAuthFailed. If no KDC answers, or the ticket in a cache has ended since, the
+// Session tries again until it expires.
+//
+// # Limits
+//
+// Each server proves that it is the principal. Later packets are neither encrypted nor signed: use
+// TLS. The tickets must have keys of AES. Includes in krb5.conf are not read.
+package kerberos
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jcmturner/gokrb5/v8/client"
+	"github.com/jcmturner/gokrb5/v8/config"
+	"github.com/jcmturner/gokrb5/v8/credentials"
+	"github.com/jcmturner/gokrb5/v8/iana/nametype"
+	"github.com/jcmturner/gokrb5/v8/keytab"
+	"github.com/jcmturner/gokrb5/v8/messages"
+	"github.com/jcmturner/gokrb5/v8/types"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/sasl"
+)
+
+// An Option changes what [Keytab], [Password] and [Cache] assume.
+type Option func(*mechanism)
+
+// WithService sets the principal of the servers, such as zookeeper/_HOST@EXAMPLE.ORG. The name of
+// the server replaces _HOST. The default is zookeeper/_HOST.
+func WithService(principal string) Option { return func(m *mechanism) { m.service = principal } }
+
+// WithConfig names the configuration file. The default is the environment variable KRB5_CONFIG, or
+// /etc/krb5.conf.
+func WithConfig(file string) Option { return func(m *mechanism) { m.configFile = file } }
+
+// WithCanonicalNames asks DNS for the name of the server's address, as ZooKeeper's Java client does,
+// and uses that for _HOST. A connect string may then have addresses and aliases. An attacker who
+// answers instead of DNS can send the client to another principal of the same service.
+func WithCanonicalNames() Option { return func(m *mechanism) { m.canonical = true } }
+
+// Keytab authenticates as principal, such as billing@EXAMPLE.ORG, with the key in a keytab file,
+// which is read for each connection. Without a realm, the default realm of krb5.conf is used.
+func Keytab(principal, file string, opts ...Option) (zsync.SASLMechanism, error) {
+	m, err := newMechanism(principal, opts)
+	if err != nil {
+		return nil, err
+	}
+	m.client = func() (*client.Client, error) {
+		kt, err := loadKeytab(file)
+		if err != nil {
+			return nil, fmt.Errorf("keytab %s: %w", file, err)
+		}
+		var has []string
+		for _, e := range kt.Entries {
+			has = append(has, strings.Join(e.Principal.Components, "/")+"@"+e.Principal.Realm)
+		}
+		if !slices.Contains(has, m.user+"@"+m.realm) {
+			slices.Sort(has)
+			return nil, fmt.Errorf("keytab %s: it has no key of %s@%s, but of: %s", file, m.user, m.realm, strings.Join(slices.Compact(has), ", "))
+		}
+		return client.NewWithKeytab(m.user, m.realm, kt, m.config, client.DisablePAFXFAST(true)), nil
+	}
+	if _, err := m.client(); err != nil {
+		return nil, fmt.Errorf("kerberos: %w", err)
+	}
+	return m, nil
+}
+
+// Password authenticates as principal with a password. Without a realm, the default realm of
+// krb5.conf is used.
+func Password(principal, password string, opts ...Option) (zsync.SASLMechanism, error) {
+	m, err := newMechanism(principal, opts)
+	if err != nil {
+		return nil, err
+	}
+	if password == "" {
+		return nil, errors.New("kerberos: the password is empty")
+	}
+	m.client = func() (*client.Client, error) {
+		return client.NewWithPassword(m.user, m.realm, password, m.config, client.DisablePAFXFAST(true)), nil
+	}
+	return m, nil
+}
+
+// Cache authenticates with the ticket that kinit has put into a file, which is read for each
+// connection. The default for an empty name is the environment variable KRB5CCNAME, or
+// /tmp/krb5cc_UID. Caches of other kinds (DIR, KCM, KEYRING) are not supported.
+func Cache(file string, opts ...Option) (zsync.SASLMechanism, error) {
+	m, err := newMechanism("", opts)
+	if err != nil {
+		return nil, err
+	}
+	file = cmp.Or(file, os.Getenv("KRB5CCNAME"), fmt.Sprintf("/tmp/krb5cc_%d", os.Getuid()))
+	if kind, name, ok := strings.Cut(file, ":"); ok && len(kind) > 1 { // one letter is a drive of Windows
+		if kind != "FILE" {
+			return nil, fmt.Errorf("kerberos: ticket cache %s: only files are supported", file)
+		}
+		file = name
+	}
+	m.granting = func() (grant, error) {
+		g, err := m.cached(file)
+		if err != nil {
+			return g, fmt.Errorf("ticket cache %s: %w: run kinit", file, err)
+		}
+		return g, nil
+	}
+	g, err := m.granting()
+	if err != nil {
+		return nil, fmt.Errorf("kerberos: %w", err)
+	}
+	m.user, m.realm = g.name.PrincipalNameString(), g.realm
+	return m, nil
+}
+
+// A mechanism makes the exchanges of a Session.
+type mechanism struct {
+	service, configFile string
+	canonical           bool
+	config              *config.Config
+	user, realm         string
+
+	client   func() (*client.Client, error) // nil with a ticket cache
+	granting func() (grant, error)          // the ticket of a cache, or nil
+
+	mu      sync.Mutex
+	last    map[string]grant // by the server's principal
+	granted bool             // the KDC has given a ticket for a server
+}
+
+// A grant is a ticket, with its key, its end and its client.
+type grant struct {
+	ticket messages.Ticket
+	key    types.EncryptionKey
+	end    time.Time
+	name   types.PrincipalName // the client's
+	realm  string
+	client *client.Client // gets more tickets with this one
+}
+
+func (g grant) valid() bool { return time.Now().Before(g.end) }
+
+func newMechanism(principal string, opts []Option) (*mechanism, error) {
+	m := &mechanism{service: "zookeeper/_HOST", last: make(map[string]grant)}
+	for _, o := range opts {
+		o(m)
+	}
+	m.configFile = cmp.Or(m.configFile, os.Getenv("KRB5_CONFIG"), "/etc/krb5.conf")
+	var err error
+	m.config, err = config.Load(m.configFile)
+	if err != nil && !errors.As(err, new(config.UnsupportedDirective)) {
+		return nil, fmt.Errorf("kerberos: %w", err)
+	}
+	if name, _ := types.ParseSPNString(m.service); len(name.NameString) != 2 || slices.Contains(name.NameString, "") {
+		return nil, fmt.Errorf("kerberos: WithService(%q): want SERVICE/HOST or SERVICE/HOST@REALM", m.service)
+	}
+	if principal == "" {
+		return m, nil
+	}
+	name, realm := types.ParseSPNString(principal)
+	m.user, m.realm = name.PrincipalNameString(), cmp.Or(realm, m.config.LibDefaults.DefaultRealm)
+	switch {
+	case slices.Contains(name.NameString, ""):
+		return nil, fmt.Errorf("kerberos: the principal %q has an empty name", principal)
+	case m.realm == "":
+		return nil, fmt.Errorf("kerberos: the principal %q has no realm, and %s has no default_realm", principal, m.configFile)
+	}
+	return m, m.reachable(m.realm)
+}
+
+// reachable returns an error if the configuration has no KDC of a realm.
+func (m *mechanism) reachable(realm string) error {
+	known := slices.ContainsFunc(m.config.Realms, func(r config.Realm) bool { return r.Realm == realm && len(r.KDC) > 0 })
+	if !known && !m.config.LibDefaults.DNSLookupKDC {
+		return fmt.Errorf("kerberos: %s has no KDC of the realm %s", m.configFile, realm)
+	}
+	return nil
+}
+
+func (m *mechanism) Name() string { return "GSSAPI" }
+
+// Exchange makes [zsync.WithSASL] let exchanges overlap.
+func (m *mechanism) Exchange() sasl.Mechanism { return &exchange{m: m} }
+
+// WithSASL uses the exchanges alone.
+func (m *mechanism) Start(string) ([]byte, error) { return nil, errors.New("use Exchange") }
+func (m *mechanism) Next([]byte) ([]byte, error)  { return nil, errors.New("use Exchange") }
+
+// login gets a ticket-granting ticket with the key or the password.
+func (m *mechanism) login() (grant, error) {
+	if m.granting != nil {
+		return m.granting()
+	}
+	c, err := m.client()
+	if err != nil {
+		return grant{}, err
+	}
+	request, err := messages.NewASReqForTGT(m.realm, m.config, c.Credentials.CName())
+	if err != nil {
+		return grant{}, err
+	}
+	reply, err := c.ASExchange(m.realm, request, 0)
+	if err != nil {
+		return grant{}, err
+	}
+	return grant{reply.Ticket, reply.DecryptedEncPart.Key, reply.DecryptedEncPart.EndTime, c.Credentials.CName(), m.realm, c}, nil
+}
+
+// fetch gets a ticket for a server's principal from the KDC.
+func (m *mechanism) fetch(server types.PrincipalName, realm string) (g grant, err error) {
+	g, err = m.login()
+	if err != nil {
+		return g, err
+	}
+	defer g.client.Destroy() // a referral starts a goroutine
+	if realm == "" {
+		realm = g.realm
+	}
+	more := func(name types.PrincipalName, at string) error {
+		_, reply, err := g.client.TGSREQGenerateAndExchange(name, at, g.ticket, g.key, false)
+		g.ticket, g.key, g.end = reply.Ticket, reply.DecryptedEncPart.Key, reply.DecryptedEncPart.EndTime
+		return err
+	}
+	if realm != g.realm {
+		if err := m.reachable(realm); err != nil {
+			return g, err
+		}
+		if err := more(types.PrincipalName{NameType: nametype.KRB_NT_SRV_INST, NameString: []string{"krbtgt", realm}}, g.realm); err != nil {
+			return g, err
+		}
+	}
+	err = more(server, realm)
+	return g, err
+}
+
+// cached returns the ticket-granting ticket of a ticket cache.
+func (m *mechanism) cached(file string) (grant, error) {
+	cache, err := loadCache(file)
+	if err != nil {
+		return grant{}, err
+	}
+	realm := cache.GetClientRealm()
+	tgt, ok := cache.GetEntry(types.PrincipalName{NameType: nametype.KRB_NT_SRV_INST, NameString: []string{"krbtgt", realm}})
+	if !ok {
+		return grant{}, fmt.Errorf("it has no ticket for the KDC of %s", realm)
+	}
+	if err := m.reachable(realm); err != nil {
+		return grant{}, err
+	}
+	g := grant{key: tgt.Key, end: tgt.EndTime, name: cache.GetClientPrincipalName(), realm: realm}
+	if err := g.ticket.Unmarshal(tgt.Ticket); err != nil {
+		return grant{}, err
+	}
+	if !g.valid() {
+		return grant{}, fmt.Errorf("the ticket of %s@%s ended at %s", g.name.PrincipalNameString(), realm, g.end.Local().Format(time.RFC3339))
+	}
+	g.client, err = client.NewFromCCache(cache, m.config, client.DisablePAFXFAST(true))
+	return g, err
+}
+
+// loadKeytab and loadCache return an error for a file at which gokrb5 panics.
+func loadKeytab(file string) (kt *keytab.Keytab, err error) {
+	defer malformed(&err)
+	return keytab.Load(file)
+}
+
+func loadCache(file string) (c *credentials.CCache, err error) {
+	defer malformed(&err)
+	return credentials.LoadCCache(file)
+}
+
+func malformed(err *error) {
+	if r := recover(); r != nil {
+		*err = fmt.Errorf("malformed: %v", r)
+	}
+}
