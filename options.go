@@ -206,9 +206,9 @@ func WithTrace(w io.Writer) Option {
 // timeout.
 func WithLossOnSuspend() Option { return func(c *config) { c.LossOnSuspend = true } }
 
-// A Backoff paces attempts. The first repetition is immediate. The n'th after that comes Min ×
-// Factorⁿ⁻¹ later, at most Max, shortened at random by up to the part Jitter: with Min 100 ms and
-// Max 1 s, after 0, 100, 200, 400 ms.
+// A Backoff paces attempts. The first pause is Min, the n'th Min × Factorⁿ⁻¹, at most Max,
+// shortened at random by up to the part Jitter: with Min 100 ms and Max 1 s, 100, 200, 400 ms.
+// With [WithRetry], the first repetition has no pause.
 type Backoff struct {
 	Min, Max time.Duration
 	Factor   float64 // at least 1; 0 means 2

@@ -39,8 +39,8 @@ var workBackoff = session.Backoff{Min: 100 * time.Millisecond, Max: time.Minute,
 // Work calls f for each element, in up to n calls at once, until ctx ends or the Session is
 // closed. If f returns nil, Work removes the element. If f returns an error or panics, Work logs
 // that and returns the element after a delay. The delay grows with each attempt: as in
-// [WithRetryBackoff], by default from 100 ms to a minute; the layouts of other libraries have
-// none. After the last of [WithMaxAttempts], or an error of [Permanent], the element becomes a
+// [WithRetryBackoff], by default from 100 ms to a minute, with a Jitter of one half; the layouts
+// of other libraries have none. After the last of [WithMaxAttempts], or an error of [Permanent], the element becomes a
 // dead letter at once, with the error's text as its Reason.
 //
 // The context of f has the values of ctx, but does not end with it. When ctx ends, Work takes no

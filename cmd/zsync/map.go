@@ -88,7 +88,7 @@ func mapSetCommand(c *client) *cobra.Command {
 		Short: "write the value of a key",
 		Long: `set writes VALUE as the value of KEY; without VALUE it reads its standard input.
 With --if or --if-absent, it writes only if the value is as expected, and exits with
-status 75 otherwise. OLD is as get prints the value.
+status 75 otherwise. OLD is a value as "get" prints it.
 
 A value that is JSON is stored unchanged, other text as a JSON string. Use --text if
 the value is text whatever it looks like, as for NewMap[string], and --raw for bytes.`,

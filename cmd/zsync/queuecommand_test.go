@@ -209,6 +209,10 @@ func TestQueueIsPausedAndResumed(t *testing.T) {
 		start(t, srv.Addr(), "", "queue", "send", "/q", "one").want(0, "")
 		start(t, srv.Addr(), "", "queue", "pause", "/q").want(0, "")
 		start(t, srv.Addr(), "", "queue", "recv", "/q", "-n", "1").want(exitBusy, "")
+		recv := start(t, srv.Addr(), "", "queue", "recv", "/q")
+		if recv.want(0, ""); !strings.Contains(recv.stderr.String(), "/q: paused: no element can be received") {
+			t.Errorf("recv:\n%s", &recv.stderr)
+		}
 		stats := start(t, srv.Addr(), "", "queue", "stats", "/q")
 		if stats.wait(); !strings.Contains(stats.stdout.String(), "paused     yes: see zsync queue resume\n") {
 			t.Errorf("stats:\n%s", &stats.stdout)

@@ -28,7 +28,8 @@ func recvCommand(c *client) *cobra.Command {
 		Short: "take elements out of a queue",
 		Long: `recv writes the elements of the queue at PATH to its standard output, a line each,
 and removes them. It prints the text of a JSON string, unless --raw is given. It ends
-when the queue is empty or after --count elements; with --follow it waits for more.
+when the queue is empty or paused, or after --count elements; with --follow it waits
+for more.
 
 An element is removed after it was written; if it cannot be written, it returns to
 its place. If recv is killed, or loses its session, between the two, the element is
@@ -161,8 +162,18 @@ func (r *receiver) receive(ctx context.Context) error {
 		}
 		// Our own consumer has given all its claims back by now.
 		if _, more, err := r.queue.Peek(ctx); err != nil || !more {
+			if err == nil {
+				r.sayIfPaused(ctx)
+			}
 			return verdict(err, exitBusy)
 		}
+	}
+}
+
+// sayIfPaused tells the user why a queue with elements looks empty.
+func (r *receiver) sayIfPaused(ctx context.Context) {
+	if st, err := r.queue.Stats(ctx); err == nil && st.Paused {
+		r.host.say(fmt.Errorf("%s: paused: no element can be received; see zsync queue resume", r.path))
 	}
 }
 

@@ -80,7 +80,7 @@ func setCommand(c *client) *cobra.Command {
 		Short: "write the value",
 		Long: `set writes VALUE to PATH; without VALUE it reads its standard input. With --if or
 --if-absent, it writes only if the value is as expected, and exits with status 75
-otherwise. OLD is as get prints the value.
+otherwise. OLD is a value as "get" prints it.
 
 A value that is JSON is stored unchanged, other text as a JSON string. Use --text if
 the value is text whatever it looks like, as for NewValue[string], and --raw for bytes.`,
