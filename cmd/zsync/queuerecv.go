@@ -170,7 +170,7 @@ func (r *receiver) receive(ctx context.Context) error {
 	}
 }
 
-// sayIfPaused tells the user why a queue with elements looks empty.
+// sayIfPaused prints the reason for which a queue with elements looks empty.
 func (r *receiver) sayIfPaused(ctx context.Context) {
 	if st, err := r.queue.Stats(ctx); err == nil && st.Paused {
 		r.host.say(fmt.Errorf("%s: paused: no element can be received; see zsync queue resume", r.path))

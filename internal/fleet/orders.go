@@ -36,7 +36,7 @@ type orders struct {
 	torn int                  // calls of TryRecv that have failed: each may have removed an element; guarded by mu
 }
 
-// An order is what the program knows of an element.
+// An order is the knowledge of the program about an element.
 type order struct {
 	sent     bool   // certainly
 	barred   bool   // certainly not sent
@@ -525,7 +525,7 @@ func (q *orders) check() {
 			continue
 		}
 		data, _ := strconv.Unquote(quoted.FindString(z.rest))
-		if strings.HasSuffix(z.rest, " bytes)") { // the dump of the tree has only the begin
+		if strings.HasSuffix(z.rest, " bytes)") { // the dump cuts long data
 			data = data[:strings.LastIndexAny(data, ",\n")+1]
 		}
 		by := map[int]string{}
