@@ -65,7 +65,7 @@ func TestVerifyPassesRealProcessesAndFindsAPlantedDoubleHold(t *testing.T) {
 	}
 	var planted strings.Builder
 	for line := range strings.Lines(string(text)) {
-		var l trace.Line
+		var l trace.Record
 		if err := json.Unmarshal([]byte(line), &l); err != nil {
 			t.Fatal(err)
 		}

@@ -422,7 +422,7 @@ func (c *Claim) traced() bool {
 	return c.Line.Manager.Trace != nil && c.op != "" && c.Line.Kind != "" && c.granted > 0
 }
 
-func (c *Claim) traceLine(event string) trace.Line {
+func (c *Claim) traceLine(event string) trace.Record {
 	kind := c.Line.Kind
 	if c.op == "rlock" {
 		kind = trace.Read

@@ -689,7 +689,7 @@ func (c *claimant) stands(ctx context.Context) bool {
 }
 
 // traceLine returns a record of the trace about items.
-func (c *claimant) traceLine(event string, items []*item) trace.Line {
+func (c *claimant) traceLine(event string, items []*item) trace.Record {
 	t := c.inc.TraceLine(event, trace.Element, c.q.dir, "")
 	t.Claim = c.mark
 	for _, it := range items {

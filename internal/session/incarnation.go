@@ -598,8 +598,8 @@ func (inc *Incarnation) removeWatch(key conn.WatchKey) {
 }
 
 // TraceLine returns a record of the trace about a hold through inc with the znode of this name.
-func (inc *Incarnation) TraceLine(event, kind, path, hold string) trace.Line {
-	return trace.Line{
+func (inc *Incarnation) TraceLine(event, kind, path, hold string) trace.Record {
+	return trace.Record{
 		Event: event, Kind: kind, Path: inc.Manager.Bare(path), Hold: hold,
 		// Blind is read first: an event between the two reads can only make both better.
 		Blind: inc.conns.Seen.Blind.Load(), Zxid: inc.conns.Seen.Zxid.Load(), Session: Text(inc.ID.Load()),
@@ -607,7 +607,7 @@ func (inc *Incarnation) TraceLine(event, kind, path, hold string) trace.Line {
 }
 
 // TraceLoss returns l with the reason of a loss.
-func (m *Manager) TraceLoss(l trace.Line, why error) trace.Line {
+func (m *Manager) TraceLoss(l trace.Record, why error) trace.Record {
 	var since time.Time
 	if l.Reason, since = m.Config.Reason(why); !since.IsZero() {
 		l.Since = &since
@@ -616,12 +616,12 @@ func (m *Manager) TraceLoss(l trace.Line, why error) trace.Line {
 }
 
 func (m *Manager) traceBegin(inc *Incarnation) {
-	m.Trace.Line(trace.Line{Event: trace.Session, Session: Text(inc.ID.Load()), Timeout: time.Duration(inc.Timeout.Load()).String(), Zxid: inc.conns.Seen.Zxid.Load()})
+	m.Trace.Line(trace.Record{Event: trace.Session, Session: Text(inc.ID.Load()), Timeout: time.Duration(inc.Timeout.Load()).String(), Zxid: inc.conns.Seen.Zxid.Load()})
 }
 
 func (m *Manager) traceEnd(inc *Incarnation, why error) {
 	if m.Trace != nil && inc.ID.Load() != 0 {
-		m.Trace.Line(m.TraceLoss(trace.Line{Event: trace.Expired, Session: Text(inc.ID.Load()), Zxid: inc.conns.Seen.Zxid.Load()}, why))
+		m.Trace.Line(m.TraceLoss(trace.Record{Event: trace.Expired, Session: Text(inc.ID.Load()), Zxid: inc.conns.Seen.Zxid.Load()}, why))
 	}
 }
 

@@ -16,7 +16,7 @@ func (c *claim) endedBefore(at time.Time) bool {
 }
 
 // ofElements takes a record that is about elements.
-func (j *judge) ofElements(t *one, l Line) {
+func (j *judge) ofElements(t *one, l Record) {
 	if l.Event == Loss {
 		j.Losses++
 	}
@@ -66,7 +66,7 @@ func (j *judge) endClaims(t *one) {
 }
 
 // end ends c with the record l.
-func (j *judge) end(c *claim, l Line) {
+func (j *judge) end(c *claim, l Record) {
 	c.fate, c.over, c.ended = l.Fate, l.Zxid, l.Time
 	if c.fate == Removed {
 		j.Removed++

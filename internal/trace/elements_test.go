@@ -9,55 +9,55 @@ import (
 )
 
 // of is a line about elements of a queue.
-func of(id string, n int64, ms int, event, elements string, zxid int64, more ...func(*Line)) Line {
-	named := func(l *Line) { l.Claim, l.Elements = "of-"+id, strings.Fields(elements) }
-	return at(id, n, ms, event, Element, "", zxid, append([]func(*Line){named}, more...)...)
+func of(id string, n int64, ms int, event, elements string, zxid int64, more ...func(*Record)) Record {
+	named := func(l *Record) { l.Claim, l.Elements = "of-"+id, strings.Fields(elements) }
+	return at(id, n, ms, event, Element, "", zxid, append([]func(*Record){named}, more...)...)
 }
 
-func fate(s string) func(*Line) { return func(l *Line) { l.Fate = s } }
+func fate(s string) func(*Record) { return func(l *Record) { l.Fate = s } }
 
 var elementCases = []struct {
 	name  string
-	lines []Line
+	lines []Record
 	want  string // in the only violation; "" for none
 	note  string // in a note
 }{
-	{name: "returned, and removed by another", lines: []Line{
+	{name: "returned, and removed by another", lines: []Record{
 		of("a", 1, 0, Grant, "x y", 10), of("a", 2, 900, Release, "x", 12, fate(Returned)), of("a", 3, 901, Release, "y", 13, fate(Removed)),
 		of("b", 1, 20, Grant, "x", 13), of("b", 2, 30, Release, "x", 14, fate(Removed)),
 	}},
-	{name: "two owners, whatever the clocks say", want: "x had two owners at transaction 0xb", lines: []Line{
+	{name: "two owners, whatever the clocks say", want: "x had two owners at transaction 0xb", lines: []Record{
 		of("a", 1, 0, Grant, "x", 10), of("a", 2, 1, Release, "x", 12, fate(Returned)),
 		of("b", 1, 900, Grant, "x", 11), of("b", 2, 901, Release, "x", 13, fate(Returned)),
 	}},
-	{name: "removed twice", want: "x was removed twice", lines: []Line{
+	{name: "removed twice", want: "x was removed twice", lines: []Record{
 		of("a", 1, 0, Grant, "x", 0), of("a", 2, 1, Release, "x", 0, fate(Removed)),
 		of("b", 1, 2, Grant, "x", 0), of("b", 2, 3, Release, "x", 0, fate(Removed)),
 	}},
-	{name: "claimed after it was removed", want: "x was claimed after it was removed", lines: []Line{
+	{name: "claimed after it was removed", want: "x was claimed after it was removed", lines: []Record{
 		of("a", 1, 0, Grant, "x", 10), of("a", 2, 1, Release, "x", 11, fate(Removed)), of("b", 1, 2, Grant, "x", 12),
 	}},
-	{name: "a loss that is told late", want: "x had two owners by the clocks", lines: []Line{
+	{name: "a loss that is told late", want: "x had two owners by the clocks", lines: []Record{
 		of("a", 1, 0, Grant, "x", 10), of("a", 2, 900, Loss, "x", 10, why("expired")), of("b", 1, 700, Grant, "x", 12),
 	}},
-	{name: "a loss that could not be told in time", note: "x had two owners by the clocks", lines: []Line{
+	{name: "a loss that could not be told in time", note: "x had two owners by the clocks", lines: []Record{
 		of("a", 1, 0, Grant, "x", 10), of("a", 2, 900, Loss, "x", 10, why("paused")), of("b", 1, 700, Grant, "x", 12),
 	}},
-	{name: "lost, and returned by its process later", lines: []Line{
+	{name: "lost, and returned by its process later", lines: []Record{
 		of("a", 1, 0, Grant, "x", 10), of("a", 2, 100, Loss, "x", 10, why("cut-off")), of("a", 3, 900, Release, "x", 15, fate(Returned)),
 		of("b", 1, 890, Grant, "x", 16),
 	}},
-	{name: "who is killed, and heard of what came after", want: "x had two owners at transaction 0xc", lines: []Line{
+	{name: "who is killed, and heard of what came after", want: "x had two owners at transaction 0xc", lines: []Record{
 		of("a", 1, 0, Grant, "x", 10), of("a", 2, 5, Grant, "y", 14), of("b", 1, 700, Grant, "x", 12),
 	}},
-	{name: "who is killed", lines: []Line{of("a", 1, 0, Grant, "x", 10), of("b", 1, 700, Grant, "x", 12)}},
-	{name: "settled without a claim", want: "removed, and was not claimed: x", lines: []Line{of("a", 1, 0, Release, "x", 10, fate(Removed))}},
-	{name: "claimed twice by one", want: "claimed a second time", lines: []Line{of("a", 1, 0, Grant, "x", 10), of("a", 2, 1, Grant, "x", 0)}},
-	{name: "two queues of one process, whose lines cross", lines: []Line{
+	{name: "who is killed", lines: []Record{of("a", 1, 0, Grant, "x", 10), of("b", 1, 700, Grant, "x", 12)}},
+	{name: "settled without a claim", want: "removed, and was not claimed: x", lines: []Record{of("a", 1, 0, Release, "x", 10, fate(Removed))}},
+	{name: "claimed twice by one", want: "claimed a second time", lines: []Record{of("a", 1, 0, Grant, "x", 10), of("a", 2, 1, Grant, "x", 0)}},
+	{name: "two queues of one process, whose lines cross", lines: []Record{
 		of("a", 1, 0, Grant, "x", 10),
-		of("a", 2, 1, Grant, "x", 12, func(l *Line) { l.Claim = "another" }), of("a", 3, 2, Release, "x", 11, fate(Returned)),
+		of("a", 2, 1, Grant, "x", 12, func(l *Record) { l.Claim = "another" }), of("a", 3, 2, Release, "x", 11, fate(Returned)),
 	}},
-	{name: "locks beside queues", lines: []Line{
+	{name: "locks beside queues", lines: []Record{
 		of("a", 1, 0, Grant, "x", 10), at("a", 2, 1, Grant, Mutex, "m", 11), at("a", 3, 2, Release, Mutex, "m", 11), of("a", 4, 3, Release, "x", 12, fate(Buried)),
 	}},
 }

@@ -57,7 +57,7 @@ func Verify(files []*File, tolerance time.Duration) *Report {
 
 // A source returns records one at a time.
 type source interface {
-	next() (Line, error) // io.EOF after the last
+	next() (Record, error) // io.EOF after the last
 	end() (name string, cut bool, torn []int)
 }
 
@@ -69,9 +69,9 @@ type kept struct {
 	at int
 }
 
-func (k *kept) next() (Line, error) {
+func (k *kept) next() (Record, error) {
 	if k.at == len(k.Lines) {
-		return Line{}, io.EOF
+		return Record{}, io.EOF
 	}
 	k.at++
 	return k.Lines[k.at-1], nil
@@ -122,7 +122,7 @@ func verify(sources []source, tolerance time.Duration, most int) (*Report, error
 func (j *judge) read(sources []source) error {
 	type head struct {
 		source
-		Line
+		Record
 	}
 	var heads []*head
 	for _, s := range sources {
@@ -141,7 +141,7 @@ func (j *judge) read(sources []source) error {
 			}
 		}
 		h := heads[first]
-		j.line(h.Line)
+		j.line(h.Record)
 		l, err := h.next()
 		switch {
 		case err == io.EOF:
@@ -149,7 +149,7 @@ func (j *judge) read(sources []source) error {
 		case err != nil:
 			return err
 		default:
-			h.Line = l
+			h.Record = l
 		}
 	}
 	return nil
@@ -168,7 +168,7 @@ func (j *judge) word(text string) string {
 }
 
 // line takes the next record of a file.
-func (j *judge) line(l Line) {
+func (j *judge) line(l Record) {
 	j.Lines++
 	if l.Time.After(j.newest) {
 		j.newest = l.Time
@@ -215,7 +215,7 @@ const mostEarly = 1000
 // ready passes on the early records whose turn it is.
 func (j *judge) ready(t *one) {
 	for {
-		i := slices.IndexFunc(t.early, func(l Line) bool { return l.N <= t.next })
+		i := slices.IndexFunc(t.early, func(l Record) bool { return l.N <= t.next })
 		if i < 0 {
 			return
 		}
@@ -231,7 +231,7 @@ func (j *judge) ready(t *one) {
 
 // drain passes on the early records of a trace, although some before them are missing.
 func (j *judge) drain(t *one) {
-	slices.SortStableFunc(t.early, func(a, b Line) int { return cmp.Compare(a.N, b.N) })
+	slices.SortStableFunc(t.early, func(a, b Record) int { return cmp.Compare(a.N, b.N) })
 	for _, l := range t.early {
 		if l.N < t.next {
 			j.missing("trace %s: line %d is there twice", t.id, l.N)
@@ -247,7 +247,7 @@ func (j *judge) drain(t *one) {
 }
 
 // inOrder takes the record of a trace whose turn it is.
-func (j *judge) inOrder(t *one, l Line) {
+func (j *judge) inOrder(t *one, l Record) {
 	t.next = l.N + 1
 	switch l.Event {
 	case Begin:

@@ -1,5 +1,5 @@
 // Package trace has the format in which a Session records its holds, from grant to end, and the
-// judge of such records: see [Line] and [Verify]. It does not decide when a hold begins or ends.
+// judge of such records: see [Record] and [Verify]. It does not decide when a hold begins or ends.
 package trace
 
 import (
@@ -51,8 +51,8 @@ const (
 	Missing  = "missing"  // another client had deleted them
 )
 
-// A Line is one record of a trace.
-type Line struct {
+// A Record is one line of a trace.
+type Record struct {
 	V     int       `json:"v"`     // Version
 	Trace string    `json:"trace"` // the Session of the process; unique
 	N     int64     `json:"n"`     // number of the record in its trace, from 1
@@ -97,11 +97,11 @@ type Writer struct {
 
 	mu      sync.Mutex
 	n       int64
-	pending []byte          // whole lines
-	dropped int64           // since the last record that was written
-	missing bool            // the last Write failed in the middle of a line
-	closed  bool            // no more records come
-	held    map[string]Line // by full path of the znode: the record for its deletion
+	pending []byte            // whole lines
+	dropped int64             // since the last record that was written
+	missing bool              // the last Write failed in the middle of a line
+	closed  bool              // no more records come
+	held    map[string]Record // by full path of the znode: the record for its deletion
 
 	wake  chan struct{} // has a token if there are records to write
 	ended chan struct{} // closed when all records are written
@@ -113,14 +113,14 @@ const room = 4 << 20
 // NewWriter returns a Writer to w, and begins the trace with this id. log is called with the
 // first error.
 func NewWriter(w io.Writer, id, owner string, log func(error)) *Writer {
-	t := &Writer{w: w, id: id, log: log, held: make(map[string]Line), wake: make(chan struct{}, 1), ended: make(chan struct{})}
+	t := &Writer{w: w, id: id, log: log, held: make(map[string]Record), wake: make(chan struct{}, 1), ended: make(chan struct{})}
 	go t.run()
-	t.Line(Line{Event: Begin, Owner: owner})
+	t.Line(Record{Event: Begin, Owner: owner})
 	return t
 }
 
 // Line writes l, with the fields that every record has.
-func (t *Writer) Line(l Line) {
+func (t *Writer) Line(l Record) {
 	if t == nil {
 		return
 	}
@@ -129,14 +129,14 @@ func (t *Writer) Line(l Line) {
 	t.lineLocked(l)
 }
 
-func (t *Writer) lineLocked(l Line) {
+func (t *Writer) lineLocked(l Record) {
 	if t.closed {
 		return
 	}
 	if t.dropped > 0 && len(t.pending) < room/2 {
 		d := t.dropped
 		t.dropped = 0
-		t.putLocked(Line{Event: Dropped, Dropped: d})
+		t.putLocked(Record{Event: Dropped, Dropped: d})
 	}
 	t.putLocked(l)
 	select {
@@ -145,7 +145,7 @@ func (t *Writer) lineLocked(l Line) {
 	}
 }
 
-func (t *Writer) putLocked(l Line) {
+func (t *Writer) putLocked(l Record) {
 	t.n++
 	if t.dropped > 0 || len(t.pending) > room {
 		t.dropped++
@@ -154,25 +154,25 @@ func (t *Writer) putLocked(l Line) {
 	l.V, l.Trace, l.N, l.Time = Version, t.id, t.n, time.Now()
 	text, err := json.Marshal(l)
 	if err != nil {
-		panic("zsync: BUG: " + err.Error()) // a Line is plain data
+		panic("zsync: BUG: " + err.Error()) // a Record is plain data
 	}
 	t.pending = append(append(t.pending, text...), '\n')
 }
 
 // Held writes l, the beginning of a hold by the znode at full. [Writer.Gone] must be called when
 // that znode is deleted.
-func (t *Writer) Held(full string, l Line) {
+func (t *Writer) Held(full string, l Record) {
 	if t == nil {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.held[full] = Line{Event: Gone, Kind: l.Kind, Path: l.Path, Hold: l.Hold, Session: l.Session}
+	t.held[full] = Record{Event: Gone, Kind: l.Kind, Path: l.Path, Hold: l.Hold, Session: l.Session}
 	t.lineLocked(l)
 }
 
 // Lost writes l, the loss of the hold by the znode at full.
-func (t *Writer) Lost(full string, l Line) {
+func (t *Writer) Lost(full string, l Record) {
 	if t == nil {
 		return
 	}
@@ -255,7 +255,7 @@ func (t *Writer) Close(limit time.Duration) {
 		return
 	}
 	t.mu.Lock()
-	t.lineLocked(Line{Event: End})
+	t.lineLocked(Record{Event: End})
 	t.closed = true
 	t.mu.Unlock()
 	select {

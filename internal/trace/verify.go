@@ -16,7 +16,7 @@ func (h *hold) excused() bool {
 }
 
 // ofHold takes a record that is not about elements.
-func (j *judge) ofHold(t *one, l Line) {
+func (j *judge) ofHold(t *one, l Record) {
 	key := l.Path + "\x00" + l.Hold
 	h := t.open[key]
 	odd := func(what string) {
@@ -137,7 +137,7 @@ func (j *judge) endHolds(t *one) {
 }
 
 // finish ends h with the record l.
-func (h *hold) finish(l Line) {
+func (h *hold) finish(l Record) {
 	h.end, h.why, h.ended, h.used = l.Event, l.Reason, l.Time, false
 	if l.Event != Loss && !l.Blind && l.Zxid != 0 {
 		h.sure = min(h.sure, l.Zxid) // the znode still existed, because its deletion was sent later

@@ -16,7 +16,7 @@ import (
 // A recording has the traces of three processes, by their names.
 type recording struct {
 	t     *testing.T
-	lines map[string][]trace.Line
+	lines map[string][]trace.Record
 }
 
 // record has three processes take turns with a lock, read together, share permits and work through a queue. The third
@@ -85,7 +85,7 @@ func record(t *testing.T, srv *zktest.Server) *recording {
 	<-late.Lost()
 	time.Sleep(time.Minute)
 
-	r := &recording{t, map[string][]trace.Line{}}
+	r := &recording{t, map[string][]trace.Record{}}
 	for _, name := range names {
 		harness.Must(t, sessions[name].Close())
 		r.lines[name] = writers[name].File(t, name).Lines
@@ -103,7 +103,7 @@ func (r *recording) verify() *trace.Report {
 }
 
 func (r *recording) clone() *recording {
-	c := &recording{r.t, map[string][]trace.Line{}}
+	c := &recording{r.t, map[string][]trace.Record{}}
 	for name, lines := range r.lines {
 		c.lines[name] = slices.Clone(lines)
 	}
@@ -111,9 +111,9 @@ func (r *recording) clone() *recording {
 }
 
 // at returns the first record of an event at a path in a process.
-func (r *recording) at(process, path, event string) *trace.Line {
+func (r *recording) at(process, path, event string) *trace.Record {
 	r.t.Helper()
-	i := slices.IndexFunc(r.lines[process], func(l trace.Line) bool { return l.Path == path && l.Event == event })
+	i := slices.IndexFunc(r.lines[process], func(l trace.Record) bool { return l.Path == path && l.Event == event })
 	if i < 0 {
 		r.t.Fatalf("%s has no %s of %s", process, event, path)
 	}
@@ -121,9 +121,9 @@ func (r *recording) at(process, path, event string) *trace.Line {
 }
 
 // replace puts records in the place of one of them, and numbers all anew, so that none is missing.
-func (r *recording) replace(process string, l *trace.Line, by ...trace.Line) {
+func (r *recording) replace(process string, l *trace.Record, by ...trace.Record) {
 	lines := r.lines[process]
-	i := slices.IndexFunc(lines, func(o trace.Line) bool { return o.N == l.N })
+	i := slices.IndexFunc(lines, func(o trace.Record) bool { return o.N == l.N })
 	lines = slices.Replace(slices.Clone(lines), i, i+1, by...)
 	for i := range lines {
 		lines[i].N = int64(i + 1)

@@ -72,7 +72,7 @@ func TestTraceTellsGrantTokenHandOverReleaseAndLoss(t *testing.T) {
 				t.Errorf("%s: %s; want %s", path, got, want)
 			}
 		}
-		var grant, gone trace.Line
+		var grant, gone trace.Record
 		for _, l := range f.Lines {
 			switch {
 			case l.Event == trace.Loss && l.Reason != "expired":
