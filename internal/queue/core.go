@@ -120,22 +120,24 @@ func WhileOpen(ctx context.Context, m *session.Manager) (inner context.Context, 
 }
 
 // Detached calls f in the background and returns its result. If ctx ends first, Detached returns, and
-// drop gets the result later.
-func Detached[R any](ctx context.Context, m *session.Manager, f func() R, drop func(R)) (r R, err error) {
-	done := make(chan R) // without a buffer: the result has been received, or drop gets it
+// drop gets the result later, unless it is nil.
+func Detached[R any](ctx context.Context, m *session.Manager, f func() (*R, error), drop func(*R)) (*R, error) {
+	done := make(chan func() (*R, error)) // without a buffer: the result has been received, or drop gets it
 	m.Spawn(func() {
-		r := f()
+		r, err := f()
 		select {
-		case done <- r:
+		case done <- func() (*R, error) { return r, err }:
 		case <-ctx.Done():
-			drop(r)
+			if r != nil {
+				drop(r)
+			}
 		}
 	})
 	select {
-	case r = <-done:
-		return r, nil
+	case result := <-done:
+		return result()
 	case <-ctx.Done():
-		return r, session.CtxErr(ctx)
+		return nil, session.CtxErr(ctx)
 	}
 }
 

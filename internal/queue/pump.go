@@ -266,15 +266,13 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	// 2. Search for free elements, unless the last search has left some. If there are none, wait in
 	// the line of idle consumers.
 	if f := p.found; f == nil || len(f.es) == 0 || time.Since(f.at) > staleAfter {
-		if p.place == nil {
-			p.found, err = p.q.search(p.ctx, inc, quest{n: bucketSize / 2, spread: p.spread})
-		} else {
-			p.found = nil
-		}
-		if err == nil && p.found != nil {
+		if p.found = nil; p.place == nil {
+			if p.found, err = p.q.search(p.ctx, inc, quest{n: bucketSize / 2, spread: p.spread}); err != nil {
+				return err
+			}
 			c.prune(p.found.all, p.found.from)
 		}
-		if err == nil && (p.found == nil || len(p.found.es) == 0) {
+		if p.found == nil || len(p.found.es) == 0 {
 			err = p.idle(inc)
 		}
 		return err

@@ -1,7 +1,6 @@
 package queue
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"iter"
@@ -128,27 +127,18 @@ func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *findin
 		return nil, err
 	}
 	c.prune(f.all, f.from)
-	type claimed struct {
-		it  *item
-		err error
-	}
 	p := &pump{q: q}
-	r, err := Detached(ctx, q.m, func() (r claimed) {
+	return Detached(ctx, q.m, func() (it *item, err error) {
 		defer c.leave()
 		items, err := c.claim(f.lot, f.es[:1], 0)
 		if err == nil && items != nil {
 			items, err = p.fetch(c, items, p.read(inc, f.es[:1]))
 		}
-		if r.err = err; len(items) > 0 {
-			r.it = items[0]
+		if len(items) > 0 {
+			it = items[0]
 		}
-		return r
-	}, func(r claimed) {
-		if r.it != nil {
-			c.decide(r.it, entry{fate: Return})
-		}
-	})
-	return r.it, cmp.Or(err, r.err)
+		return it, err
+	}, func(it *item) { c.decide(it, entry{fate: Return}) })
 }
 
 func (q *core) Peek(ctx context.Context) (*Element, error) {

@@ -4,7 +4,6 @@
 package foreign
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -263,20 +262,16 @@ func (q *engine) take(ctx context.Context, wait, odd bool) (taken *item, err err
 // await seizes an element in the background, and waits for that. If ctx ends first, or Session.Close
 // finds the element unsettled, the background writes the element back.
 func (q *engine) await(ctx context.Context, it *item) (*item, error) {
-	type taken struct {
-		it  *item
-		err error
-	}
 	leaving, stay := q.m.BeforeClose()
 	if session.IsClosed(leaving) {
 		stay()
 		return nil, session.ErrClosed // Close would not wait for an element that seize takes now
 	}
-	t, err := queue.Detached(ctx, q.m, func() taken {
+	return queue.Detached(ctx, q.m, func() (*item, error) {
 		it, err := q.seize(it)
 		if it == nil {
 			stay()
-			return taken{nil, err}
+			return nil, err
 		}
 		q.m.Spawn(func() {
 			defer stay()
@@ -287,13 +282,8 @@ func (q *engine) await(ctx context.Context, it *item) (*item, error) {
 			}
 			it.finish(leaving)
 		})
-		return taken{it, nil}
-	}, func(t taken) {
-		if t.it != nil {
-			t.it.decide(queue.Return, nil)
-		}
-	})
-	return t.it, cmp.Or(err, t.err)
+		return it, nil
+	}, func(it *item) { it.decide(queue.Return, nil) })
 }
 
 // first reads the first element. If there is none, it returns nil or, with wait, waits for one. With
