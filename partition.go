@@ -283,7 +283,8 @@ func (r *partitioning) replan(ctx context.Context) error {
 // shard that this process does not list belonged to an earlier Run with the same id; it has
 // no owner until the plan fits.
 func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.WaitGroup, report func(error)) {
-	for shard, run := range r.mine {
+	for _, shard := range slices.Sorted(maps.Keys(r.mine)) {
+		run := r.mine[shard]
 		if now.Owners[shard] != r.id {
 			run.stop(ErrNotLocked)
 		}
@@ -291,10 +292,10 @@ func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.W
 			delete(r.mine, shard)
 		}
 	}
-	for shard, owner := range now.Owners {
+	for _, shard := range slices.Sorted(maps.Keys(now.Owners)) {
 		_, named := slices.BinarySearch(r.shards, shard)
 		former := r.mine[shard]
-		if owner != r.id || !named || former != nil && former.ctx.Err() == nil {
+		if now.Owners[shard] != r.id || !named || former != nil && former.ctx.Err() == nil {
 			continue
 		}
 		owned, stop := context.WithCancelCause(ctx)

@@ -3,12 +3,12 @@ package zsync
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/txn"
 )
@@ -317,7 +317,7 @@ func (v *Value[T]) successor(ctx context.Context, fresh bool, f func(T) (T, erro
 func (v *Value[T]) yield(ctx context.Context, try int) error {
 	const most = 5
 	d := v.s.m.Config.Retry.Delay(min(try+1, most)) // which may be as large as there is
-	return v.s.m.Sleep(ctx, rand.N(max(d, 1)))
+	return v.s.m.Sleep(ctx, dice.Below(max(d, 1)))
 }
 
 // Watch returns a channel of the value, now and after each change, and never an older value

@@ -2,7 +2,11 @@ package zktest
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
+	"maps"
+	"slices"
+	"strings"
 )
 
 // This file encodes and decodes the fields of packets. It does not know which
@@ -165,10 +169,26 @@ func appendStat(b []byte, n *node) []byte {
 
 func appendChildren(b []byte, n *node) []byte {
 	b = appendInt32(b, int32(len(n.children)))
-	for name := range n.children {
+	for _, name := range n.listing() {
 		b = appendString(b, name)
 	}
 	return b
+}
+
+// listing returns the names of the children in the order of a hash, as ZooKeeper does. A client
+// must not rely on it, and the same tree has the same order each time.
+func (n *node) listing() []string {
+	hashes := make(map[string]uint64, len(n.children))
+	for name := range n.children {
+		h := uint64(14695981039346656037) // FNV-1a
+		for i := range len(name) {
+			h = (h ^ uint64(name[i])) * 1099511628211
+		}
+		hashes[name] = h ^ h>>32
+	}
+	return slices.SortedFunc(maps.Keys(n.children), func(a, b string) int {
+		return cmp.Or(cmp.Compare(hashes[a], hashes[b]), strings.Compare(a, b))
+	})
 }
 
 // frameStart is the room that a packet's length and reply header take.

@@ -252,11 +252,11 @@ func (c *Conn) Over() (harms bool) { return c.fail(zk.ErrConnectionClosed) }
 // fail stops the sending of requests. Requests without a reply fail with err.
 func (c *Conn) fail(err error) (harms bool) {
 	c.mu.Lock()
-	lost := c.sent
+	lost, order := c.sent, c.order
 	c.state, c.sent, c.order = over, nil, nil
 	c.mu.Unlock()
-	for _, info := range lost {
-		if info.r != nil {
+	for _, xid := range order { // repeated requests keep their order
+		if info, open := lost[xid]; open && info.r != nil {
 			harms = harms || Harms(info.r)
 			info.r.Fail(err)
 		}

@@ -8,13 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/dice"
 )
 
 // A Dialer says how servers are reached.
@@ -79,7 +80,7 @@ func dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	rand.Shuffle(len(ips), func(i, j int) { ips[i], ips[j] = ips[j], ips[i] })
+	dice.Shuffle(len(ips), func(i, j int) { ips[i], ips[j] = ips[j], ips[i] })
 	return dialEach(ctx, ips, func(ctx context.Context, ip string) (net.Conn, error) {
 		return d.DialContext(ctx, "tcp", net.JoinHostPort(ip, port))
 	})

@@ -1,8 +1,10 @@
 package conn
 
 import (
+	"cmp"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/go-zookeeper/zk"
@@ -426,7 +428,11 @@ func (h *Watches) resend(zxid int64) (portions [][]byte) {
 		portions = append(portions, wire.EndPacket(p))
 		data, exist, child, size = nil, nil, nil, 0
 	}
-	for key, w := range h.watches {
+	keys := slices.SortedFunc(maps.Keys(h.watches), func(a, b WatchKey) int {
+		return cmp.Or(strings.Compare(a.Path, b.Path), cmp.Compare(a.Kind, b.Kind))
+	})
+	for _, key := range keys {
+		w := h.watches[key]
 		if !w.armed {
 			continue
 		}

@@ -80,14 +80,15 @@
 // A program that fails prints its seed, and ZSYNC_TEST_SEED runs it again. Each message arrives at
 // its own instant, which the seed decides ([network]). Virtual time advances only when all
 // goroutines wait, so all effects of a message are over before the next message arrives. Timers
-// begin with messages, so they are spread, too. The seed decides the GUIDs. The programs run on one
+// begin with messages, so they are spread, too. The seed decides the GUIDs and the random numbers of
+// the library (package dice). zktest lists children in the order of a hash. The programs run on one
 // processor of Go's.
 //
 // The seed does not decide the following:
 //
 //   - the order of the goroutines, if one message makes several runnable;
 //   - preemption and the garbage collector;
-//   - the choice of a select with several ready cases;
-//   - the order of maps, in which zktest also lists children;
-//   - the pauses that Value.Update, WaitGroup and the consumers of a Queue draw.
+//   - the choice of a select with several ready cases, and of two timers of one instant;
+//   - the order in which a context that ends tells its children (package context keeps a map), and
+//     the few other ranges over maps.
 package main

@@ -130,7 +130,7 @@ func (n *network) dialer(process int, order []int) func(network, address string,
 		n.mu.Unlock()
 		trip := 2 * n.takes(mix(n.seed, 1, uint64(process), uint64(nth)))
 		if blocked && timeout > 0 {
-			trip = timeout
+			trip = timeout - 1 // at the same instant, the caller's context may end first
 		}
 		time.Sleep(trip)
 		if blocked {

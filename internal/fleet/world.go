@@ -18,6 +18,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -116,6 +117,7 @@ type arena interface {
 // bubble. It returns the failures, and the story of the program line by line.
 func Run(seed uint64, p plan, t *tally) (verdict func() (failures, story []string)) {
 	uuid.SetRand(&stream{rnd: rand.New(rand.NewPCG(seed, 2))})
+	dice.Seed(seed)
 	w := &world{plan: p, seed: seed, tally: t, begun: time.Now(), healed: make(chan struct{}), granted: make(chan *hold, 1)}
 	w.start()
 	defer func() { _ = w.e.Load().Close() }()

@@ -2,7 +2,6 @@ package queue
 
 import (
 	"context"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -314,7 +314,7 @@ func pick(lots []*lot, spread int) int {
 	if choice == nil {
 		return -1
 	}
-	return choice[rand.IntN(len(choice))]
+	return choice[dice.IntN(len(choice))]
 }
 
 // lots reads buckets. It leaves out deleted buckets, skipped buckets, and buckets that the client

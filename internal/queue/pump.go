@@ -3,11 +3,11 @@ package queue
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -340,7 +340,7 @@ func (p *pump) makeWay(inc *session.Incarnation) error {
 		return nil
 	}
 	p.pause = min(max(2*p.pause, firstPause), maxPause)
-	return session.Sleep(p.ctx, rand.N(p.pause))
+	return session.Sleep(p.ctx, dice.Below(p.pause))
 }
 
 // maxSpread is the upper limit of spread.

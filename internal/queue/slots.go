@@ -1,11 +1,11 @@
 package queue
 
 import (
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
 
+	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -36,7 +36,7 @@ func (s *slots) bucket(inc *session.Incarnation, at slot) (path string, err erro
 		return "", err
 	}
 	all = slices.DeleteFunc(slices.Clone(all), func(name string) bool { return !strings.HasPrefix(name, at.prefix()) })
-	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	dice.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	all = all[:min(len(all), 16)]
 	paths := make([]string, len(all))
 	for i, name := range all {

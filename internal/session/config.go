@@ -5,12 +5,12 @@ import (
 	"io"
 	"log/slog"
 	"math"
-	"math/rand/v2"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/sasl"
 )
 
@@ -56,5 +56,5 @@ func (b Backoff) Delay(try int) time.Duration {
 		d = time.Duration(g)
 	}
 	// The reduction is below d, because a float64 may exceed the largest Duration.
-	return d - time.Duration(float64(d/2)*b.Jitter*rand.Float64())*2
+	return d - time.Duration(float64(d/2)*b.Jitter*dice.Float64())*2
 }

@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"maps"
+	"slices"
 	"sync"
 
 	"github.com/zsync/zsync/internal/conn"
@@ -203,10 +204,7 @@ func (f *follower) listed(ctx context.Context, kind conn.WatchKind) ([]string, e
 
 // readParts reads children, each with a watch.
 func (f *follower) readParts(ctx context.Context, names map[string]struct{}) error {
-	list := make([]string, 0, len(names))
-	for name := range names {
-		list = append(list, name)
-	}
+	list := slices.Sorted(maps.Keys(names))
 	parts := make([]followed, len(list))
 	for i, name := range list {
 		f.drop(name)

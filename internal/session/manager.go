@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/trace"
 )
 
@@ -65,7 +65,7 @@ type Manager struct {
 
 func New(hosts []string, chroot string, cfg Config) *Manager {
 	hosts = slices.Clone(hosts)
-	rand.Shuffle(len(hosts), func(i, j int) { hosts[i], hosts[j] = hosts[j], hosts[i] })
+	dice.Shuffle(len(hosts), func(i, j int) { hosts[i], hosts[j] = hosts[j], hosts[i] })
 	m := &Manager{
 		Config:  cfg,
 		Owner:   []byte(cfg.Owner),

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/txn"
@@ -666,7 +666,7 @@ func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, other
 		end(t.own)
 	}
 	// Processes that start with different znodes collide less often.
-	rand.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
+	dice.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
 	for _, a := range others {
 		if n > 0 && size < session.MaxPacket/2 {
 			end(a)
