@@ -11,14 +11,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/verify"
 )
 
-// This file has zsync verify, and writes the traces that it checks. The rules are package trace's.
+// This file has zsync verify, and writes the traces that it checks. The rules are package verify's.
 
 // verifyCommand checks the traces that zsync.WithTrace, or --trace, has written.
 func verifyCommand() *cobra.Command {
-	tolerance := trace.DefaultTolerance
+	tolerance := verify.DefaultTolerance
 	cmd := &cobra.Command{
 		Use:   "verify TRACE...",
 		Short: "check traces for overlapping holds, late losses and double removals",
@@ -47,10 +47,10 @@ Exit status:
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var inputs []trace.Input
+			var inputs []verify.Input
 			for _, name := range args {
 				if name == "-" {
-					inputs = append(inputs, trace.Input{Name: "standard input", Reader: cmd.InOrStdin()})
+					inputs = append(inputs, verify.Input{Name: "standard input", Reader: cmd.InOrStdin()})
 					continue
 				}
 				f, err := os.Open(name)
@@ -58,9 +58,9 @@ Exit status:
 					return fail(exitConfig, "%w", err)
 				}
 				defer f.Close()
-				inputs = append(inputs, trace.Input{Name: name, Reader: f})
+				inputs = append(inputs, verify.Input{Name: name, Reader: f})
 			}
-			r, err := trace.VerifyInputs(inputs, tolerance)
+			r, err := verify.Inputs(inputs, tolerance)
 			if err != nil {
 				return fail(exitConfig, "%w", err)
 			}

@@ -25,7 +25,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/chaos"
-	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/verify"
 )
 
 // A plan is what one ensemble is put through.
@@ -448,12 +448,12 @@ func (w *traces) Write(p []byte) (int, error) {
 func (w *traces) verify(t *testing.T, fault string, sessions int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	f, err := trace.Parse(&w.b, fault)
+	f, err := verify.Parse(&w.b, fault)
 	if err != nil {
 		t.Error(err)
 		return
 	}
-	r := trace.Verify([]*trace.File{f}, 0)
+	r := verify.Files([]*verify.File{f}, 0)
 	var out strings.Builder
 	_ = r.Print(&out)
 	if !r.Whole() || r.Traces != sessions || r.Holds < sessions/2 {

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/zsync/zsync/internal/harness"
-	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/verify"
 )
 
 // A TraceBuffer keeps the trace of a Session.
@@ -29,11 +29,11 @@ func (t *TraceBuffer) Write(p []byte) (int, error) {
 }
 
 // File parses the trace.
-func (t *TraceBuffer) File(tb testing.TB, name string) *trace.File {
+func (t *TraceBuffer) File(tb testing.TB, name string) *verify.File {
 	tb.Helper()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	f, err := trace.Parse(bytes.NewReader(t.b.Bytes()), name)
+	f, err := verify.Parse(bytes.NewReader(t.b.Bytes()), name)
 	harness.Must(tb, err)
 	return f
 }
@@ -57,11 +57,11 @@ func traceFile(t *testing.T, alive func(session int64) bool) *os.File {
 		if _, err := f.Seek(0, 0); err != nil {
 			t.Fatal(err)
 		}
-		r, err := trace.VerifyInputs([]trace.Input{{Name: t.Name(), Reader: f}}, trace.DefaultTolerance)
+		r, err := verify.Inputs([]verify.Input{{Name: t.Name(), Reader: f}}, verify.DefaultTolerance)
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.Violations = slices.DeleteFunc(r.Violations, func(v trace.Finding) bool {
+		r.Violations = slices.DeleteFunc(r.Violations, func(v verify.Finding) bool {
 			return slices.ContainsFunc(sessionText.FindAllString(v.Text, -1), func(text string) bool {
 				id, err := strconv.ParseUint(text, 0, 64)
 				return err == nil && !alive(int64(id))

@@ -1,5 +1,5 @@
-// Package trace has the format in which a Session records its holds, from grant to end, and the
-// judge of such records: see [Record] and [Verify]. It does not decide when a hold begins or ends.
+// Package trace has the format in which a Session records its holds, from grant to end: see
+// [Record]. It does not decide when a hold begins or ends. Package verify judges the records.
 package trace
 
 import (

@@ -16,7 +16,7 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/suite"
-	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/verify"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -673,7 +673,7 @@ func TestATraceOfARetainedLockIsInOrder(t *testing.T) {
 		time.Sleep(time.Second)
 		harness.Must(t, a.Close())
 		harness.Must(t, b.Close())
-		r := trace.Verify([]*trace.File{ta.File(t, "a"), tb.File(t, "b")}, 0)
+		r := verify.Files([]*verify.File{ta.File(t, "a"), tb.File(t, "b")}, 0)
 		if len(r.Violations)+len(r.Missing) > 0 || r.Holds < 11 {
 			t.Errorf("%+v", r)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/verify"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -94,12 +95,12 @@ func record(t *testing.T, srv *zktest.Server) *recording {
 }
 
 // verify judges the recording. There is one clock.
-func (r *recording) verify() *trace.Report {
-	var files []*trace.File
+func (r *recording) verify() *verify.Report {
+	var files []*verify.File
 	for name, lines := range r.lines {
-		files = append(files, &trace.File{Name: name, Lines: lines})
+		files = append(files, &verify.File{Name: name, Lines: lines})
 	}
-	return trace.Verify(files, 0)
+	return verify.Files(files, 0)
 }
 
 func (r *recording) clone() *recording {
@@ -192,10 +193,10 @@ func TestVerifyFindsEachPlantedViolation(t *testing.T) {
 			edited := whole.clone()
 			p.plant(edited)
 			r := edited.verify()
-			if !slices.ContainsFunc(r.Violations, func(f trace.Finding) bool { return f.Path == p.path && strings.Contains(f.Text, p.want) }) {
+			if !slices.ContainsFunc(r.Violations, func(f verify.Finding) bool { return f.Path == p.path && strings.Contains(f.Text, p.want) }) {
 				t.Errorf("%s: violations %v; want one at %s that says %q", p.name, r.Violations, p.path, p.want)
 			}
-			if i := slices.IndexFunc(r.Violations, func(f trace.Finding) bool { return f.Path != p.path }); i >= 0 {
+			if i := slices.IndexFunc(r.Violations, func(f verify.Finding) bool { return f.Path != p.path }); i >= 0 {
 				t.Errorf("%s: %v", p.name, r.Violations[i])
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/verify"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -66,7 +67,7 @@ func TestTraceTellsWhoseElementsAreAndWhatBecomesOfThem(t *testing.T) {
 		if strings.Join(got, ", ") != want {
 			t.Errorf("got\n%s\nwant\n%s", strings.Join(got, ", "), want)
 		}
-		r := trace.Verify([]*trace.File{f}, 0)
+		r := verify.Files([]*verify.File{f}, 0)
 		if !r.Whole() || r.Claims != 7 || r.Removed != 3 {
 			t.Errorf("%+v", r)
 		}
@@ -88,7 +89,7 @@ func TestTraceDoesNotTellALossOfWhatATxnHasRemoved(t *testing.T) {
 		srv.Expire(s.ID())
 		<-ds[1].Context().Done()
 		harness.Must(t, s.Close())
-		if r := trace.Verify([]*trace.File{w.File(t, "f")}, 0); !r.Whole() || r.Claims != 2 || r.Removed != 1 || r.Losses != 1 {
+		if r := verify.Files([]*verify.File{w.File(t, "f")}, 0); !r.Whole() || r.Claims != 2 || r.Removed != 1 || r.Losses != 1 {
 			t.Errorf("%+v, want 2 claims, one removed and one lost", r)
 		}
 	})
@@ -139,7 +140,7 @@ func TestTracesOfQueuesInARunWithFaultsHaveNoViolationAndAPlantedOneIsFound(t *t
 					}
 				})
 			})
-			r := trace.Verify(files, 0) // one clock
+			r := verify.Files(files, 0) // one clock
 			if !r.Whole() || r.Claims < 100 || r.Removed < 50 {
 				var out strings.Builder
 				_ = r.Print(&out)
@@ -158,7 +159,7 @@ func TestTracesOfQueuesInARunWithFaultsHaveNoViolationAndAPlantedOneIsFound(t *t
 					release := grant
 					release.N, release.Event, release.Fate = grant.N+1, trace.Release, trace.Removed
 					twice.Lines = append(twice.Lines[:len(twice.Lines)-1], grant, release)
-					if r := trace.Verify([]*trace.File{files[1], &twice}, 0); len(r.Violations) != 1 || !strings.Contains(r.Violations[0].Text, "removed twice") {
+					if r := verify.Files([]*verify.File{files[1], &twice}, 0); len(r.Violations) != 1 || !strings.Contains(r.Violations[0].Text, "removed twice") {
 						t.Errorf("seed %d: of a planted removal it says %v", seed, r.Violations)
 					}
 					return

@@ -18,11 +18,12 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/verify"
 	"github.com/zsync/zsync/zktest"
 )
 
 // events returns what a trace tells of a path, in order.
-func events(f *trace.File, path string) (list []string) {
+func events(f *verify.File, path string) (list []string) {
 	for _, l := range f.Lines {
 		if l.Path == path {
 			list = append(list, l.Event+" "+l.Kind)
@@ -91,7 +92,7 @@ func TestTraceTellsGrantTokenHandOverReleaseAndLoss(t *testing.T) {
 		if first, last := f.Lines[0], f.Lines[len(f.Lines)-1]; first.Event != trace.Begin || first.Owner != "me" || last.Event != trace.End {
 			t.Errorf("begins with %+v, ends with %+v", first, last)
 		}
-		r := trace.Verify([]*trace.File{f}, 0)
+		r := verify.Files([]*verify.File{f}, 0)
 		if !r.Whole() || r.Holds != 6 || r.Losses != 2 {
 			t.Errorf("report: %+v", r)
 		}
@@ -116,16 +117,16 @@ func TestVerifyFindsALockThatTwoHold(t *testing.T) {
 			harness.Must(t, m.Unlock())
 		}
 		synctest.Wait()
-		files := []*trace.File{ws[0].File(t, "0"), ws[1].File(t, "1")}
+		files := []*verify.File{ws[0].File(t, "0"), ws[1].File(t, "1")}
 		var out strings.Builder
-		harness.Must(t, trace.Verify(files, trace.DefaultTolerance).Print(&out))
+		harness.Must(t, verify.Files(files, verify.DefaultTolerance).Print(&out))
 		for _, want := range []string{"VIOLATION  /m: two holders", "party 0", "party 1", "tokens do not grow"} {
 			if !strings.Contains(out.String(), want) {
 				t.Errorf("the report does not say %q:\n%s", want, out.String())
 			}
 		}
 		for _, f := range files {
-			if r := trace.Verify([]*trace.File{f}, 0); !r.Whole() {
+			if r := verify.Files([]*verify.File{f}, 0); !r.Whole() {
 				t.Errorf("each alone is right: %+v", r)
 			}
 		}
@@ -147,7 +148,7 @@ func TestVerifyFindsALossThatIsToldTooLate(t *testing.T) {
 		harness.Must(t, <-next)
 		<-m.Lost()
 		synctest.Wait()
-		r := trace.Verify([]*trace.File{ws[0].File(t, "0"), ws[1].File(t, "1")}, trace.DefaultTolerance)
+		r := verify.Files([]*verify.File{ws[0].File(t, "0"), ws[1].File(t, "1")}, verify.DefaultTolerance)
 		if len(r.Violations) != 1 || !strings.Contains(r.Violations[0].String(), "told at") {
 			t.Errorf("violations: %v", r.Violations)
 		}
@@ -158,7 +159,7 @@ func TestVerifyFindsALossThatIsToldTooLate(t *testing.T) {
 // while they are disconnected at random, and every calm'th time cut off. Their ctx ends
 // after a while, and then their sessions.
 func tracedRun(t *testing.T, srv *zktest.Server, rnd *rand.Rand, long time.Duration, calm int,
-	work func(ctx context.Context, i int, s *zsync.Session, all *sync.WaitGroup)) (files []*trace.File) {
+	work func(ctx context.Context, i int, s *zsync.Session, all *sync.WaitGroup)) (files []*verify.File) {
 	var ws [4]suite.TraceBuffer
 	var ss [4]*zsync.Session
 	for i := range ss {
@@ -235,7 +236,7 @@ func TestTracesOfARunWithFaultsHaveNoViolation(t *testing.T) {
 					})
 				}
 			})
-			r := trace.Verify(files, 0) // one clock
+			r := verify.Files(files, 0) // one clock
 			if !r.Whole() || r.Holds < 100 || r.Tokens == 0 {
 				var out strings.Builder
 				_ = r.Print(&out)
@@ -305,7 +306,7 @@ func TestATraceThatCannotBeWrittenHoldsNobodyUpAndIsToldOnce(t *testing.T) {
 				if n := strings.Count(log.String(), "cannot write the trace"); n != 1 {
 					t.Errorf("told %d times:\n%s", n, log.String())
 				}
-				r := trace.Verify([]*trace.File{w.File(t, how)}, 0)
+				r := verify.Files([]*verify.File{w.File(t, how)}, 0)
 				if len(r.Violations) != 0 || len(r.Missing) == 0 {
 					t.Errorf("report %+v of\n%s", r, w.String())
 				}

@@ -1,4 +1,4 @@
-package trace
+package verify
 
 // This file judges the holds in traces. Elements of queues are judged in elements.go.
 
@@ -8,28 +8,30 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // excused reports whether no process could know of the end of h in time.
 func (h *hold) excused() bool {
-	return h.end == Loss && (h.why == "deleted" || h.why == "paused")
+	return h.end == trace.Loss && (h.why == "deleted" || h.why == "paused")
 }
 
 // ofHold takes a record that is not about elements.
-func (j *judge) ofHold(t *one, l Record) {
+func (j *judge) ofHold(t *one, l trace.Record) {
 	key := l.Path + "\x00" + l.Hold
 	h := t.open[key]
 	odd := func(what string) {
-		if l.Kind != Party { // the coordinator also ends parties, together with its own
+		if l.Kind != trace.Party { // the coordinator also ends parties, together with its own
 			j.odd(t, l, what, l.Hold)
 		}
 	}
 	switch l.Event {
-	case Session:
+	case trace.Session:
 		j.Sessions++
-	case Grant, Move:
-		if l.Event == Grant && h != nil {
-			if l.Kind != Read && h.used {
+	case trace.Grant, trace.Move:
+		if l.Event == trace.Grant && h != nil {
+			if l.Kind != trace.Read && h.used {
 				odd("granted to a second goroutine while the first has it")
 			}
 			h.use, h.used = l.Use, true
@@ -46,10 +48,10 @@ func (j *judge) ofHold(t *one, l Record) {
 		if !l.Blind && l.Zxid != 0 {
 			h.sure = l.Zxid
 		}
-		if l.Event == Grant && l.From != "" {
+		if l.Event == trace.Grant && l.From != "" {
 			h.with = t.open[l.Path+"\x00"+l.From]
 		}
-		if l.Event == Move {
+		if l.Event == trace.Move {
 			from := t.open[l.Path+"\x00"+l.From]
 			if from == nil {
 				odd("continues what was not held: " + l.From)
@@ -60,13 +62,13 @@ func (j *judge) ofHold(t *one, l Record) {
 		}
 		t.open[key] = h
 		j.add(h)
-	case Pass:
+	case trace.Pass:
 		if h == nil || !h.used {
 			odd("passed on by who did not hold it")
-		} else if l.Kind != Read {
+		} else if l.Kind != trace.Read {
 			h.used = false
 		}
-	case Token:
+	case trace.Token:
 		j.Tokens++
 		if h == nil || h.end != "" {
 			odd("a token of what is not held")
@@ -76,17 +78,17 @@ func (j *judge) ofHold(t *one, l Record) {
 			odd(fmt.Sprintf("token %d follows %d", l.Token, h.token))
 		}
 		h.token = l.Token
-	case Loss:
+	case trace.Loss:
 		j.Losses++
 		switch {
 		case h == nil:
 			odd("the loss of what was not held")
-		case h.end == Loss:
+		case h.end == trace.Loss:
 			odd("lost twice")
 		case h.end == "":
 			h.finish(l)
 		}
-	case Release:
+	case trace.Release:
 		switch {
 		case h == nil:
 			odd("the release of what was not held")
@@ -95,7 +97,7 @@ func (j *judge) ofHold(t *one, l Record) {
 		default:
 			h.finish(l)
 		}
-	case Gone:
+	case trace.Gone:
 		switch {
 		case h == nil:
 			odd("deleted, and was not held")
@@ -137,9 +139,9 @@ func (j *judge) endHolds(t *one) {
 }
 
 // finish ends h with the record l.
-func (h *hold) finish(l Record) {
+func (h *hold) finish(l trace.Record) {
 	h.end, h.why, h.ended, h.used = l.Event, l.Reason, l.Time, false
-	if l.Event != Loss && !l.Blind && l.Zxid != 0 {
+	if l.Event != trace.Loss && !l.Blind && l.Zxid != 0 {
 		h.sure = min(h.sure, l.Zxid) // the znode still existed, because its deletion was sent later
 	}
 	// This holds until a record has the transaction of the deletion: the session had seen this
@@ -209,7 +211,7 @@ func (h *hold) descends(o *hold) bool {
 
 // conflict reports whether the two holds exclude each other.
 func conflict(a, b *hold) bool {
-	return a.kind != Party && b.kind != Party && !(a.kind == Read && b.kind == Read)
+	return a.kind != trace.Party && b.kind != trace.Party && !(a.kind == trace.Read && b.kind == trace.Read)
 }
 
 // path judges the holds of one path that have begun before cut, up to the first that has not ended. Then it forgets
@@ -324,7 +326,7 @@ func (j *judge) compare(h *hold, before []*hold) {
 			}
 		}
 	}
-	if h.kind == Semaphore {
+	if h.kind == trace.Semaphore {
 		with, out = mostAtOnce(h, with)
 	}
 	j.judge(h, with, how, out, excused)
@@ -335,7 +337,7 @@ func (j *judge) token(p *place, h *hold) {
 	if h.token == 0 || h.begun.Before(p.greatest.begun) {
 		return
 	}
-	if h.kind != Read && h.kind != Semaphore && h.token <= p.greatest.token && !h.kin(p.greatest) {
+	if h.kind != trace.Read && h.kind != trace.Semaphore && h.token <= p.greatest.token && !h.kin(p.greatest) {
 		j.violation(h.path, "tokens do not grow: %d of %s, begun %s, after %d of %s, begun %s",
 			h.token, h, clock(h.begun), p.greatest.token, p.greatest, clock(p.greatest.begun))
 	}
@@ -375,7 +377,7 @@ func (r *Report) judge(h *hold, with []*hold, how string, out, excused int64) {
 	if len(with) == 0 {
 		return
 	}
-	if h.kind == Semaphore {
+	if h.kind == trace.Semaphore {
 		limit := h.limit
 		for _, o := range with {
 			limit = max(limit, o.limit)
@@ -405,9 +407,9 @@ func (h *hold) fate() string {
 	switch h.end {
 	case "":
 		return "without an end"
-	case Loss:
+	case trace.Loss:
 		return fmt.Sprintf("told at %s that it is lost (%s)", clock(h.ended), cmp.Or(h.why, "no reason"))
-	case Move:
+	case trace.Move:
 		return "moved at " + clock(h.ended)
 	}
 	return "released at " + clock(h.ended)

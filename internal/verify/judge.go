@@ -1,4 +1,5 @@
-package trace
+// Package verify judges the records of package trace: see [Files]. The library does not use it.
+package verify
 
 // This file passes the records of all traces to the judges of holds and of elements, in about the order of their
 // times. It forgets what it has judged, so that the memory does not grow with the traces.
@@ -10,9 +11,11 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/zsync/zsync/internal/trace"
 )
 
-// DefaultTolerance is the difference between the clocks of two processes up to which [Verify]
+// DefaultTolerance is the difference between the clocks of two processes up to which [Files]
 // draws no conclusion from them.
 const DefaultTolerance = 100 * time.Millisecond
 
@@ -22,12 +25,12 @@ type Input struct {
 	Reader io.Reader
 }
 
-// VerifyInputs is [Verify] for traces of any length. It reads the inputs side by side, and needs about 30 MiB
+// Inputs is [Files] for traces of any length. It reads the inputs side by side, and needs about 30 MiB
 // of memory, and 64 KiB for each input. To need no more, it forgets holds and claims that have ended long before the
 // latest record. A hold that comes so late that it may have overlapped a forgotten one is reported as missing. That
-// happens if one input has the traces of several processes one after another. VerifyInputs fails if a reader fails, or
+// happens if one input has the traces of several processes one after another. Inputs fails if a reader fails, or
 // if an input is no trace.
-func VerifyInputs(inputs []Input, tolerance time.Duration) (*Report, error) {
+func Inputs(inputs []Input, tolerance time.Duration) (*Report, error) {
 	var sources []source
 	for _, in := range inputs {
 		sources = append(sources, newReader(in.Reader, in.Name))
@@ -35,7 +38,7 @@ func VerifyInputs(inputs []Input, tolerance time.Duration) (*Report, error) {
 	return verify(sources, tolerance, mostRemembered)
 }
 
-// Verify judges traces. They should come from all processes that use a path. It checks:
+// Files judges traces. They should come from all processes that use a path. It checks:
 //
 //   - Never two holders, neither by the order of transactions nor by the clocks,
 //     within the tolerance. Read holds may overlap, and permits up to the limit.
@@ -46,7 +49,7 @@ func VerifyInputs(inputs []Input, tolerance time.Duration) (*Report, error) {
 //
 // If another client has deleted the znode, or the process was stopped, no process can know of the
 // loss earlier. Then an overlap is only a note.
-func Verify(files []*File, tolerance time.Duration) *Report {
+func Files(files []*File, tolerance time.Duration) *Report {
 	var sources []source
 	for _, f := range files {
 		sources = append(sources, &kept{File: f})
@@ -57,7 +60,7 @@ func Verify(files []*File, tolerance time.Duration) *Report {
 
 // A source returns records one at a time.
 type source interface {
-	next() (Record, error) // io.EOF after the last
+	next() (trace.Record, error) // io.EOF after the last
 	end() (name string, cut bool, torn []int)
 }
 
@@ -69,9 +72,9 @@ type kept struct {
 	at int
 }
 
-func (k *kept) next() (Record, error) {
+func (k *kept) next() (trace.Record, error) {
 	if k.at == len(k.Lines) {
-		return Record{}, io.EOF
+		return trace.Record{}, io.EOF
 	}
 	k.at++
 	return k.Lines[k.at-1], nil
@@ -122,7 +125,7 @@ func verify(sources []source, tolerance time.Duration, most int) (*Report, error
 func (j *judge) read(sources []source) error {
 	type head struct {
 		source
-		Record
+		trace.Record
 	}
 	var heads []*head
 	for _, s := range sources {
@@ -168,7 +171,7 @@ func (j *judge) word(text string) string {
 }
 
 // line takes the next record of a file.
-func (j *judge) line(l Record) {
+func (j *judge) line(l trace.Record) {
 	j.Lines++
 	if l.Time.After(j.newest) {
 		j.newest = l.Time
@@ -197,7 +200,7 @@ func (j *judge) line(l Record) {
 	default:
 		j.inOrder(t, l)
 		j.ready(t)
-		if l.Event == End {
+		if l.Event == trace.End {
 			j.finish(t)
 			delete(j.traces, t.id)
 			j.over[maphash.String(j.seed, t.id)] = true
@@ -215,7 +218,7 @@ const mostEarly = 1000
 // ready passes on the early records whose turn it is.
 func (j *judge) ready(t *one) {
 	for {
-		i := slices.IndexFunc(t.early, func(l Record) bool { return l.N <= t.next })
+		i := slices.IndexFunc(t.early, func(l trace.Record) bool { return l.N <= t.next })
 		if i < 0 {
 			return
 		}
@@ -231,7 +234,7 @@ func (j *judge) ready(t *one) {
 
 // drain passes on the early records of a trace, although some before them are missing.
 func (j *judge) drain(t *one) {
-	slices.SortStableFunc(t.early, func(a, b Record) int { return cmp.Compare(a.N, b.N) })
+	slices.SortStableFunc(t.early, func(a, b trace.Record) int { return cmp.Compare(a.N, b.N) })
 	for _, l := range t.early {
 		if l.N < t.next {
 			j.missing("trace %s: line %d is there twice", t.id, l.N)
@@ -247,12 +250,12 @@ func (j *judge) drain(t *one) {
 }
 
 // inOrder takes the record of a trace whose turn it is.
-func (j *judge) inOrder(t *one, l Record) {
+func (j *judge) inOrder(t *one, l trace.Record) {
 	t.next = l.N + 1
 	switch l.Event {
-	case Begin:
+	case trace.Begin:
 		t.owner = l.Owner
-	case Dropped:
+	case trace.Dropped:
 		t.complete = false
 		j.missing("trace %s: %d lines were dropped before line %d", t.id, l.Dropped, l.N)
 	}
@@ -260,7 +263,7 @@ func (j *judge) inOrder(t *one, l Record) {
 		seen := t.last[l.Session]
 		t.last[l.Session] = sight{l.Time, l.Zxid, max(seen.most, l.Zxid)}
 	}
-	if l.Kind == Element {
+	if l.Kind == trace.Element {
 		j.ofElements(t, l)
 	} else {
 		j.ofHold(t, l)

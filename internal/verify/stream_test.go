@@ -1,4 +1,4 @@
-package trace
+package verify
 
 import (
 	"bytes"
@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/zsync/zsync/internal/harness"
+
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // An endlessTrace reads as the traces of processes that take turns with locks, and work through a queue. It makes them
@@ -28,9 +30,9 @@ type endlessTrace struct {
 }
 
 // record writes a record of a process.
-func (e *endlessTrace) record(process string, at time.Time, l Record) {
+func (e *endlessTrace) record(process string, at time.Time, l trace.Record) {
 	e.n[process]++
-	l.V, l.Trace, l.N, l.Time, l.Session = Version, process, e.n[process], at, "0x"+process
+	l.V, l.Trace, l.N, l.Time, l.Session = trace.Version, process, e.n[process], at, "0x"+process
 	text, err := json.Marshal(l)
 	if err != nil {
 		panic(err)
@@ -47,12 +49,12 @@ func (e *endlessTrace) next() {
 	if e.planted(e.turn) {
 		over += 100 // the next holder of the path comes within this
 	}
-	e.record(process, begun, Record{Event: Grant, Kind: Mutex, Path: path, Hold: hold, Zxid: e.zxid + 1})
-	e.record(process, begun.Add(5*time.Millisecond), Record{Event: Release, Kind: Mutex, Path: path, Hold: hold, Zxid: e.zxid + 2})
-	e.record(process, begun.Add(6*time.Millisecond), Record{Event: Gone, Kind: Mutex, Path: path, Hold: hold, Zxid: over})
+	e.record(process, begun, trace.Record{Event: trace.Grant, Kind: trace.Mutex, Path: path, Hold: hold, Zxid: e.zxid + 1})
+	e.record(process, begun.Add(5*time.Millisecond), trace.Record{Event: trace.Release, Kind: trace.Mutex, Path: path, Hold: hold, Zxid: e.zxid + 2})
+	e.record(process, begun.Add(6*time.Millisecond), trace.Record{Event: trace.Gone, Kind: trace.Mutex, Path: path, Hold: hold, Zxid: over})
 	element := []string{fmt.Sprintf("b-00000-%010d/e-%010d", e.turn, e.turn)}
-	e.record(process, begun.Add(7*time.Millisecond), Record{Event: Grant, Kind: Element, Path: "/q", Claim: "of-" + process, Elements: element, Zxid: e.zxid + 4})
-	e.record(process, begun.Add(9*time.Millisecond), Record{Event: Release, Kind: Element, Path: "/q", Claim: "of-" + process, Elements: element, Zxid: e.zxid + 5, Fate: Removed})
+	e.record(process, begun.Add(7*time.Millisecond), trace.Record{Event: trace.Grant, Kind: trace.Element, Path: "/q", Claim: "of-" + process, Elements: element, Zxid: e.zxid + 4})
+	e.record(process, begun.Add(9*time.Millisecond), trace.Record{Event: trace.Release, Kind: trace.Element, Path: "/q", Claim: "of-" + process, Elements: element, Zxid: e.zxid + 5, Fate: trace.Removed})
 	e.zxid += 5
 	e.turn++
 }
@@ -129,7 +131,7 @@ func TestVerifyThatForgetsFindsTheSame(t *testing.T) {
 
 // The hold of a process that was killed has no end. It neither keeps the others in memory nor hides them.
 func TestVerifyForgetsBesideTheHoldOfAProcessThatWasKilled(t *testing.T) {
-	killed := &File{Name: "killed", Lines: []Record{{V: Version, Trace: "k", N: 1, Time: epoch.Add(10 * time.Millisecond), Event: Grant, Kind: Mutex, Path: "/locks/6", Hold: "k", Session: "0xk", Zxid: 1}}}
+	killed := &File{Name: "killed", Lines: []trace.Record{{V: trace.Version, Trace: "k", N: 1, Time: epoch.Add(10 * time.Millisecond), Event: trace.Grant, Kind: trace.Mutex, Path: "/locks/6", Hold: "k", Session: "0xk", Zxid: 1}}}
 	for _, c := range []struct {
 		writes int    // a token, at this turn; 0: it writes no more
 		want   string // in the findings
@@ -139,7 +141,7 @@ func TestVerifyForgetsBesideTheHoldOfAProcessThatWasKilled(t *testing.T) {
 		harness.Must(t, err)
 		k := *killed
 		if c.writes > 0 {
-			k.Lines = append(k.Lines[:1:1], Record{V: Version, Trace: "k", N: 2, Time: epoch.Add(time.Duration(c.writes) * 20 * time.Millisecond), Event: Token, Kind: Mutex, Path: "/locks/6", Hold: "k", Session: "0xk", Zxid: int64(c.writes)*5 + 1, Token: int64(c.writes)*5 + 1})
+			k.Lines = append(k.Lines[:1:1], trace.Record{V: trace.Version, Trace: "k", N: 2, Time: epoch.Add(time.Duration(c.writes) * 20 * time.Millisecond), Event: trace.Token, Kind: trace.Mutex, Path: "/locks/6", Hold: "k", Session: "0xk", Zxid: int64(c.writes)*5 + 1, Token: int64(c.writes)*5 + 1})
 		}
 		r, err := verify([]source{&kept{File: &k}, &kept{File: file}}, 0, 100)
 		harness.Must(t, err)
@@ -166,48 +168,17 @@ func TestVerifySaysIfItHasForgottenTheTimeOfARecord(t *testing.T) {
 
 // A trace may continue in another file, which is given first, and some of its records may come early.
 func TestVerifyPutsTheRecordsOfATraceInOrder(t *testing.T) {
-	lines := []Record{
-		at("a", 1, 0, Grant, Mutex, "x", 10), at("a", 2, 5, Release, Mutex, "x", 11), at("a", 3, 6, Gone, Mutex, "x", 12),
-		at("a", 4, 10, Grant, Mutex, "y", 12), at("a", 5, 15, Release, Mutex, "y", 13), at("a", 6, 16, Gone, Mutex, "y", 14),
+	lines := []trace.Record{
+		at("a", 1, 0, trace.Grant, trace.Mutex, "x", 10), at("a", 2, 5, trace.Release, trace.Mutex, "x", 11), at("a", 3, 6, trace.Gone, trace.Mutex, "x", 12),
+		at("a", 4, 10, trace.Grant, trace.Mutex, "y", 12), at("a", 5, 15, trace.Release, trace.Mutex, "y", 13), at("a", 6, 16, trace.Gone, trace.Mutex, "y", 14),
 	}
 	for name, files := range map[string][]*File{
 		"rotated":       {{Name: "2", Lines: lines[3:]}, {Name: "1", Lines: lines[:3]}},
-		"in one file":   {{Name: "1", Lines: append(append([]Record(nil), lines[3:]...), lines[:3]...)}},
-		"at one moment": {{Name: "2", Lines: []Record{lines[1], lines[3], lines[5]}}, {Name: "1", Lines: []Record{lines[0], lines[2], lines[4]}}},
+		"in one file":   {{Name: "1", Lines: append(append([]trace.Record(nil), lines[3:]...), lines[:3]...)}},
+		"at one moment": {{Name: "2", Lines: []trace.Record{lines[1], lines[3], lines[5]}}, {Name: "1", Lines: []trace.Record{lines[0], lines[2], lines[4]}}},
 	} {
-		if r := Verify(files, 0); !r.Whole() || r.Holds != 2 {
+		if r := Files(files, 0); !r.Whole() || r.Holds != 2 {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
-}
-
-// BenchmarkHold measures what a trace costs: the three records of one hold.
-func BenchmarkHold(b *testing.B) {
-	out := new(counter)
-	w := NewWriter(out, "3c27c86d-7778-42dc-8758-13ec746acc07", "host:1", func(error) {})
-	line := Record{Kind: Mutex, Path: "/locks/backup", Hold: "_c_3c27c86d-7778-42dc-8758-13ec746acc07-lock-0000000000", Use: 1, Session: "0x1a2174987810001", Zxid: 0x100000005}
-	b.ReportAllocs()
-	for b.Loop() {
-		grant, release := line, line
-		grant.Event, release.Event = Grant, Release
-		w.Held("/locks/backup/x", grant)
-		w.Line(release)
-		w.Gone("/locks/backup/x", 0x100000007)
-		w.mu.Lock()
-		behind := len(w.pending) > room/2
-		w.mu.Unlock()
-		if behind {
-			time.Sleep(time.Millisecond)
-		}
-	}
-	w.Close(time.Minute)
-	b.ReportMetric(float64(out.n)/float64(b.N), "B/hold")
-}
-
-// A counter counts bytes.
-type counter struct{ n int }
-
-func (c *counter) Write(p []byte) (int, error) {
-	c.n += len(p)
-	return len(p), nil
 }

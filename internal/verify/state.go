@@ -1,4 +1,4 @@
-package trace
+package verify
 
 // This file has the state of a judge between two records: the traces, and the holds and claims that it remembers.
 
@@ -8,6 +8,8 @@ import (
 	"hash/maphash"
 	"math"
 	"time"
+
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // A judge has the state between two records.
@@ -43,9 +45,9 @@ type one struct {
 	id       string
 	turn     int // by its first record
 	owner    string
-	next     int64    // the number of the next record
-	early    []Record // later records that were read already
-	complete bool     // no record is missing
+	next     int64          // the number of the next record
+	early    []trace.Record // later records that were read already
+	complete bool           // no record is missing
 
 	open    map[string]*hold  // by path and name, until the znode is deleted
 	claimed map[string]*claim // by path, claimant and element
@@ -66,7 +68,7 @@ func (t *one) name() string {
 }
 
 // odd reports an inconsistency of a trace as a violation, unless records are missing.
-func (j *judge) odd(t *one, l Record, what, of string) {
+func (j *judge) odd(t *one, l trace.Record, what, of string) {
 	if t.complete {
 		j.violation(l.Path, "%s: %s of %s (%s, line %d)", what, of, t.name(), l.Session, l.N)
 	}

@@ -1,4 +1,4 @@
-package trace
+package verify
 
 // This file judges the part of a trace that is about elements of queues: each has one owner at a
 // time, and is removed once.
@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // endedBefore reports whether c had ended before a time.
@@ -16,15 +18,15 @@ func (c *claim) endedBefore(at time.Time) bool {
 }
 
 // ofElements takes a record that is about elements.
-func (j *judge) ofElements(t *one, l Record) {
-	if l.Event == Loss {
+func (j *judge) ofElements(t *one, l trace.Record) {
+	if l.Event == trace.Loss {
 		j.Losses++
 	}
 	for _, name := range l.Elements {
 		key := l.Path + "\x00" + l.Claim + "\x00" + name
 		c := t.claimed[key]
 		switch l.Event {
-		case Grant:
+		case trace.Grant:
 			if c != nil {
 				j.odd(t, l, "claimed a second time by the same claimant", name)
 			}
@@ -34,7 +36,7 @@ func (j *judge) ofElements(t *one, l Record) {
 			j.Claims++
 			j.remembered++
 			t.claimed[key] = c
-		case Loss:
+		case trace.Loss:
 			switch {
 			case c == nil:
 				j.odd(t, l, "the loss of what was not claimed", name)
@@ -43,7 +45,7 @@ func (j *judge) ofElements(t *one, l Record) {
 			default:
 				c.lost, c.why = l.Time, l.Reason
 			}
-		case Release:
+		case trace.Release:
 			if c == nil {
 				j.odd(t, l, l.Fate+", and was not claimed", name)
 				continue
@@ -66,9 +68,9 @@ func (j *judge) endClaims(t *one) {
 }
 
 // end ends c with the record l.
-func (j *judge) end(c *claim, l Record) {
+func (j *judge) end(c *claim, l trace.Record) {
 	c.fate, c.over, c.ended = l.Fate, l.Zxid, l.Time
-	if c.fate == Removed {
+	if c.fate == trace.Removed {
 		j.Removed++
 	}
 }
@@ -81,7 +83,7 @@ func (r *Report) element(all []*claim) {
 		for _, before := range all[:i] {
 			r.twoOwners(before, c)
 		}
-		if c.fate != Removed {
+		if c.fate != trace.Removed {
 			continue
 		}
 		if removed != nil {
@@ -96,7 +98,7 @@ func (r *Report) twoOwners(a, b *claim) {
 	switch {
 	case a.from != 0 && b.from != 0 && b.from <= a.over:
 		r.violation(a.path, "%s had two owners at transaction 0x%x: %s, who claimed it in 0x%x and had it to 0x%x, and %s", a.element, b.from, a, a.from, a.over, b)
-	case a.fate == Removed && a.over != 0 && b.from != 0:
+	case a.fate == trace.Removed && a.over != 0 && b.from != 0:
 		r.violation(a.path, "%s was claimed after it was removed: by %s in transaction 0x%x, and removed by %s in 0x%x", a.element, b, b.from, a, a.over)
 	case !a.lost.IsZero() && a.lost.Sub(b.begun) > r.Tolerance:
 		text := fmt.Sprintf("%s had two owners by the clocks: %s, told at %s that it is lost (%s), and %s, who had it at %s",

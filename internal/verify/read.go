@@ -1,4 +1,4 @@
-package trace
+package verify
 
 // This file reads traces from files. It does not judge them.
 
@@ -8,12 +8,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // A File has the records of one file.
 type File struct {
 	Name  string
-	Lines []Record // in the order of the file
+	Lines []trace.Record // in the order of the file
 
 	// Cut is set if the last line of the file is incomplete. That happens if the process was
 	// killed during a write.
@@ -59,34 +61,34 @@ func newReader(r io.Reader, name string) *reader {
 }
 
 // next returns the next record, or io.EOF.
-func (r *reader) next() (l Record, err error) {
+func (r *reader) next() (l trace.Record, err error) {
 	for {
 		text, err := r.read()
 		whole := err == nil
 		if err != nil && err != io.EOF {
-			return Record{}, err
+			return trace.Record{}, err
 		}
 		if text = bytes.TrimSpace(text); len(text) > 0 {
-			l = Record{}
+			l = trace.Record{}
 			bad := json.Unmarshal(text, &l)
 			switch {
-			case bad == nil && l.V != Version:
-				return Record{}, fmt.Errorf("%s:%d: version %d of the format; this program knows %d", r.name, r.n, l.V, Version)
+			case bad == nil && l.V != trace.Version:
+				return trace.Record{}, fmt.Errorf("%s:%d: version %d of the format; this program knows %d", r.name, r.n, l.V, trace.Version)
 			case bad == nil && (l.Trace == "" || l.Event == "" || l.N == 0):
-				return Record{}, fmt.Errorf("%s:%d: no line of a trace: %.60q", r.name, r.n, text)
+				return trace.Record{}, fmt.Errorf("%s:%d: no line of a trace: %.60q", r.name, r.n, text)
 			case bad == nil:
 				r.some = true
 				return l, nil // if it was the last, the next read returns io.EOF
 			case !whole && r.some:
 				r.cut = true
 			case !r.some:
-				return Record{}, fmt.Errorf("%s:%d: no line of a trace: %w", r.name, r.n, bad)
+				return trace.Record{}, fmt.Errorf("%s:%d: no line of a trace: %w", r.name, r.n, bad)
 			default:
 				r.torn = append(r.torn, r.n)
 			}
 		}
 		if !whole {
-			return Record{}, io.EOF
+			return trace.Record{}, io.EOF
 		}
 	}
 }
