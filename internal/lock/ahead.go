@@ -80,7 +80,7 @@ func (a *Ahead) Now() Behind {
 // contenders that a knows have all left, list lists the line: it returns the names of the first
 // ones, and the number of all ahead. Between two reads it needs only a timer.
 func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context.Context) (first []string, place int, err error)) (stop func()) {
-	var timer *time.Timer // while it is a.timer, the wait goes on
+	var timer *time.Timer // the wait continues while it is a.timer
 	wait := lookAfter
 	look := func() {
 		ctx := inc.Ctx

@@ -350,7 +350,7 @@ func (p *Permits) discard() {
 
 func (p *Permits) trace(event string) { p.traceEach(event, "", p.leases...) }
 
-// traceEach writes a record for each of leases. For trace.Move, from is the former path.
+// traceEach writes a record for each of leases. For trace.Move, from is the path before the move.
 func (p *Permits) traceEach(event, from string, leases ...Permit) {
 	t := p.Pool.Manager.Trace
 	if t == nil || event == trace.Token {

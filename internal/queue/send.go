@@ -47,17 +47,17 @@ func (p *parcel) keyed() bool {
 }
 
 // parcel returns the parcel of b.
-func (q *outbox) parcel(ctx context.Context, b Batch) (*parcel, error) {
+func (o *outbox) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	p := &parcel{ctx: ctx, prio: b.Priority, data: b.Data, done: make(chan error, 1)}
 	if p.prio == Middle {
-		p.prio = (q.priorities - 1) / 2
+		p.prio = (o.priorities - 1) / 2
 	}
 	if !b.Due.IsZero() {
 		p.due = dueAt(b.Due)
 	}
 	if b.ID != "" {
 		p.id = tagOf("", b.ID)[1:]
-		p.size += 2 * q.m.SizeOf(q.idPath(p.id), make([]byte, 64))
+		p.size += 2 * o.m.SizeOf(o.idPath(p.id), make([]byte, 64))
 	}
 	for i, data := range b.Data {
 		key := ""
@@ -65,11 +65,11 @@ func (q *outbox) parcel(ctx context.Context, b Batch) (*parcel, error) {
 			key = b.Keys[i]
 		}
 		p.tags = append(p.tags, tagOf(key, b.ID))
-		p.size += q.elementSize(data)
+		p.size += o.elementSize(data)
 	}
-	limit := session.MaxPacket - q.overhead()
+	limit := session.MaxPacket - o.overhead()
 	if len(b.Data) == 1 {
-		limit -= q.spare()
+		limit -= o.spare()
 	}
 	if p.size > limit {
 		return nil, fmt.Errorf("a request of %[2]d bytes (elements: %[1]d), %[3]d too many: %[4]w", len(b.Data), p.size, p.size-limit, session.ErrTooLarge)
@@ -78,23 +78,23 @@ func (q *outbox) parcel(ctx context.Context, b Batch) (*parcel, error) {
 }
 
 // elementSize returns an upper bound of the bytes that an element adds to a transaction.
-func (q *outbox) elementSize(data []byte) int {
-	n := len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48 + 2 + keyDigits + idDigits
-	for _, a := range q.m.Config.ACL {
+func (o *outbox) elementSize(data []byte) int {
+	n := len(data) + len(o.dir) + len("/b-00000-0000000000/t0000000000000-") + 48 + 2 + keyDigits + idDigits
+	for _, a := range o.m.Config.ACL {
 		n += 12 + len(a.Scheme) + len(a.ID)
 	}
 	return n
 }
 
 // overhead returns the bytes that a transaction needs in addition to its elements.
-func (q *outbox) overhead() int {
-	return 64 + 2*q.m.SizeOf(q.senders+"/"+noGUID, nil) + 3*q.m.SizeOf(q.dir+"/"+bucketName(0, math.MaxInt64), nil)
+func (o *outbox) overhead() int {
+	return 64 + 2*o.m.SizeOf(o.senders+"/"+noGUID, nil) + 3*o.m.SizeOf(o.dir+"/"+bucketName(0, math.MaxInt64), nil)
 }
 
 // spare returns the bytes that a request with one element must leave free. A consumer or operator
 // that returns, buries or requeues the element needs them for the paths of other znodes in the same
 // transaction, which can be long.
-func (q *outbox) spare() int { return 96 + 12*max(0, len(q.dir)-32) }
+func (o *outbox) spare() int { return 96 + 12*max(0, len(o.dir)-32) }
 
 // An outbox stores the parcels of all goroutines, one transaction after another, in the order in
 // which they arrive. A parcel that arrives during a transaction is stored by the next transaction.

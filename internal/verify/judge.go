@@ -26,8 +26,8 @@ type Input struct {
 }
 
 // Inputs is [Files] for traces of any length. It reads the inputs side by side, and needs about 30 MiB
-// of memory, and 64 KiB for each input. To need no more, it forgets holds and claims that have ended long before the
-// latest record. A hold that comes so late that it may have overlapped a forgotten one is reported as missing. That
+// of memory, and 64 KiB for each input. Long after their end, it forgets holds and claims. A later record may
+// overlap a forgotten hold: its hold is reported as missing. That
 // happens if one input has the traces of several processes one after another. Inputs fails if a reader fails, or
 // if an input is no trace.
 func Inputs(inputs []Input, tolerance time.Duration) (*Report, error) {
