@@ -1625,6 +1625,38 @@ func TestAPartyWhoseZnodeIsDeletedWhileItWaitsEntersAnew(t *testing.T) {
 	}
 }
 
+// A party does not watch its znode in its first second: see the decision. If a stranger deletes the znode in
+// that second, and a round of others begins, Enter may return nil. Then Leave says that the place was lost.
+func TestAPartyWhoseZnodeIsDeletedInItsFirstSecondHearsOfItFromLeave(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := suite.Open(t, srv), suite.Open(t, srv)
+		wg := zsync.NewWaitGroup(a, "/w")
+		entered := enter(t, wg, 2)
+		time.Sleep(2 * time.Millisecond)
+		deleteParties(t, b)
+		var others []*zsync.WaitGroup
+		var done []<-chan error
+		for range 2 {
+			other := zsync.NewWaitGroup(b, "/w")
+			others, done = append(others, other), append(done, enter(t, other, 2))
+		}
+		for _, o := range done {
+			harness.Must(t, <-o)
+		}
+		synctest.Wait()
+		select {
+		case err := <-entered:
+			harness.Must(t, err)
+			harness.WantErr(t, wg.Leave(t.Context()), zsync.ErrLost)
+		default:
+			t.Fatal("Enter waits: does the party watch its znode now? Then the decision is obsolete")
+		}
+		left := leave(t, others[0])
+		harness.Must(t, others[1].Leave(t.Context()))
+		harness.Must(t, <-left)
+	})
+}
+
 // Somebody deletes the znode of the party that keeps the round, and perhaps that by which it
 // does. It is told so by Leave, as any other party is, and the others are told that all have left.
 func TestAKeeperWhoseZnodeIsDeletedIsToldByLeave(t *testing.T) {
