@@ -46,7 +46,7 @@
 //     and dead letters (orders.go). Each element has one fate, and no two marks have claimed one.
 //
 //   - Every waiter is granted after the faults have ended. A call fails with its context or its
-//     Session only. Close returns. While only strangers disturb, a waiter whose znode is deleted is soon in
+//     Session only. Close returns when the functions have returned or its timeout is over. While only strangers disturb, a waiter whose znode is deleted is soon in
 //     line again.
 //
 //   - The servers' tree holds no ephemeral znode and no marker after all Sessions are closed and two

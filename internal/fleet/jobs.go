@@ -62,7 +62,7 @@ func (f *flight) step(ctx context.Context, a *actor, kit any) {
 	v, shared, err := k.Do(ctx, "k", func(inner context.Context) (int64, error) {
 		ran = true
 		l := lock{resource: f.resource}
-		h := f.grant(a, 1, l.toldInside(a, inner, nil))
+		h := f.grantInside(a, 1, l.toldInside(a, inner, nil))
 		defer h.end()
 		a.hold()
 		if a.dice.IntN(4) == 0 {
@@ -119,7 +119,7 @@ func (c *schedule) step(ctx context.Context, a *actor, kit any) {
 	did := false
 	ran, err := k.Do(ctx, at, func(inner context.Context) error {
 		l := lock{resource: c.resource}
-		h := c.grant(a, 1, l.toldInside(a, inner, nil))
+		h := c.grantInside(a, 1, l.toldInside(a, inner, nil))
 		defer h.end()
 		c.mu.Lock()
 		again := c.done[at.UnixNano()]
@@ -180,7 +180,7 @@ func (p *partition) step(_ context.Context, a *actor, kit any) {
 	done := a.doing("takes part in the partition")
 	err := k.Run(ctx, p.names, func(inner context.Context, shard string) error {
 		l := lock{resource: p.shards[shard]}
-		h := l.grant(a, 1, l.toldInside(a, inner, nil))
+		h := l.grantInside(a, 1, l.toldInside(a, inner, nil))
 		defer h.end()
 		select {
 		case <-inner.Done():

@@ -50,6 +50,13 @@ func (r *resource) grant(a *actor, n int64, told func() bool) *hold {
 	return h
 }
 
+// grantInside is grant within a function, for which Close waits.
+func (r *resource) grantInside(a *actor, n int64, told func() bool) *hold {
+	h := r.grant(a, n, told)
+	a.functions.Store(h, true)
+	return h
+}
+
 func (r *resource) held() []*resource { return []*resource{r} }
 
 // retire moves the holds to past that no check looks at any more.
@@ -71,6 +78,7 @@ func (h *hold) end() (lost bool) {
 	h.r.checkLocked()
 	lost = h.told()
 	h.over, h.ended = true, time.Now()
+	h.a.functions.Delete(h)
 	h.r.w.note("%s gives up %s, lost %v", h.a, h.r.name, lost)
 	return lost
 }

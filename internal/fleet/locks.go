@@ -240,14 +240,14 @@ func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) (whole 
 	err := by.do(ctx, func(inner context.Context) error {
 		done()
 		ran = true
-		h := l.grant(a, by.n, l.toldInside(a, inner, k.lost()))
+		h := l.grantInside(a, by.n, l.toldInside(a, inner, k.lost()))
 		l.use(inner, a, k, h)
 		if k.cond != nil && a.dice.IntN(2) == 0 {
 			h.end()
 			if whole = l.wait(inner, a, k); !whole {
 				return errOwn
 			}
-			h = l.grant(a, by.n, l.toldInside(a, inner, k.lost()))
+			h = l.grantInside(a, by.n, l.toldInside(a, inner, k.lost()))
 			a.nap(a.w.timeout / 8)
 		}
 		if inner.Err() != nil { // it takes its time to stop

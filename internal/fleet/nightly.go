@@ -40,7 +40,7 @@ func (n *nightly) step(_ context.Context, a *actor, kit any) {
 	defer cancel()
 	err := kit.(*zsync.Schedule).Run(ctx, zsync.Every(n.every), func(inner context.Context, at time.Time) error {
 		l := lock{resource: n.resource}
-		h := n.grant(a, 1, l.toldInside(a, inner, nil))
+		h := n.grantInside(a, 1, l.toldInside(a, inner, nil))
 		defer h.end()
 		n.mu.Lock()
 		t := n.runs[at.UnixNano()]

@@ -396,7 +396,7 @@ func (o *once) step(ctx context.Context, a *actor, kit any) {
 		}
 		o.mu.Unlock()
 		l := lock{resource: o.resource}
-		h := o.grant(a, 1, l.toldInside(a, inner, nil))
+		h := o.grantInside(a, 1, l.toldInside(a, inner, nil))
 		defer h.end()
 		a.hold()
 		if a.dice.IntN(3) > 0 {

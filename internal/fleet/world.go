@@ -70,15 +70,16 @@ type life struct {
 	own     []arena       // the primitives that the process uses
 	kit     map[arena]any // the result of make, of each arena
 
-	crashed  atomic.Bool
-	closing  atomic.Int64  // the time of Close, in nanoseconds since the world began; 0 before
-	closed   atomic.Bool   // Close has returned
-	waiting  sync.Map      // by actor: the call that it waits for
-	over     chan struct{} // closed when Close is called
-	skew     atomic.Int64  // by how much its wall clock is wrong, in nanoseconds
-	under    atomic.Int32  // the number of faults of this process under way
-	alarm    chan struct{} // a fault begins: one element for each actor
-	finished sync.WaitGroup
+	crashed   atomic.Bool
+	closing   atomic.Int64  // the time of Close, in nanoseconds since the world began; 0 before
+	closed    atomic.Bool   // Close has returned
+	waiting   sync.Map      // by actor: the call that it waits for
+	functions sync.Map      // the holds of functions that have not returned
+	over      chan struct{} // closed when Close is called
+	skew      atomic.Int64  // by how much its wall clock is wrong, in nanoseconds
+	under     atomic.Int32  // the number of faults of this process under way
+	alarm     chan struct{} // a fault begins: one element for each actor
+	finished  sync.WaitGroup
 }
 
 // A call is a call of the library that has not returned.
@@ -530,7 +531,8 @@ func (a *actor) may(what string, ctx context.Context, err error, others ...error
 	return false
 }
 
-// close closes the Session, and checks that Close returns.
+// close closes the Session, and checks that Close returns, but not before the functions have returned or
+// its timeout has passed.
 func (l *life) close() {
 	if l.closing.CompareAndSwap(0, int64(time.Since(l.w.begun))+1) {
 		close(l.over)
@@ -540,7 +542,16 @@ func (l *life) close() {
 		l.w.cutShort.Add(1)
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = l.s.Close(); l.closed.Store(true) })
+	wg.Go(func() {
+		_ = l.s.Close()
+		l.closed.Store(true)
+		if d := time.Since(l.w.begun) - time.Duration(l.closing.Load()); d < l.w.timeout { // since the first call
+			l.functions.Range(func(h, _ any) bool {
+				l.w.fail("Close of p%d.%d has returned after %v, and a function still holds %s", l.process, l.nth, d, h.(*hold).r.name)
+				return true
+			})
+		}
+	})
 	await(&wg, 10*l.w.timeout, func() { l.w.fail("Close of p%d.%d has not returned after %v", l.process, l.nth, 10*l.w.timeout) })
 	l.w.note("p%d.%d has closed", l.process, l.nth)
 }
