@@ -44,16 +44,26 @@ func (v *visit) all() {
 		{"time of a write", v.writes},
 		{"end of a session", v.ephemerals},
 	} {
-		err := v.ready()
-		g, text := failed(err)
-		if err == nil {
-			g, text = check.make()
+		g, text := v.try(check.make)
+		if v.conn.Hung() || v.other.Hung() {
+			// A server of an idle ensemble can leave one request unanswered, and answer the next ones at once.
+			if g, text = v.try(check.make); !v.conn.Hung() && !v.other.Hung() {
+				g, text = max(g, doubt), fmt.Sprintf("%s; at first, a request had no answer for %v", text, answering)
+			}
 		}
 		if v.ctx.Err() != nil || v.e.broken != nil {
 			return
 		}
 		v.e.report(g, v.a.host, check.name, "%s", text)
 	}
+}
+
+// try makes a check once.
+func (v *visit) try(check func() (grade, string)) (grade, string) {
+	if err := v.ready(); err != nil {
+		return failed(err)
+	}
+	return check()
 }
 
 // failed is the outcome of a check that has failed with err.
@@ -223,11 +233,19 @@ func (v *visit) sync() (grade, string) {
 			return failed(err)
 		}
 		data, _, err := v.await(read, synced)
+		if err == nil && string(data) != want {
+			// A leader answers a sync of its own client as it does a read, so it can miss a write for less than a
+			// millisecond. No grant rests on that: see docs/guarantees.md.
+			time.Sleep(answering / 50)
+			if read, err = v.conn.Send(wire.OpGetData, probe.Read(node, false)); err == nil {
+				data, _, err = v.await(read)
+			}
+		}
 		switch {
 		case err != nil:
 			return failed(err)
 		case string(data) != want:
-			return unfit, "a read after a sync missed a write that another client had finished before; zsync cannot use this server"
+			return unfit, fmt.Sprintf("%v after a sync, a read missed a write that another client had finished before; zsync cannot use this server", answering/50)
 		}
 	}
 	return fine, "a read after a sync sees what other clients wrote before"

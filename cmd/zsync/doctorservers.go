@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -187,9 +188,14 @@ func (e *examination) one(ctx context.Context, a *examined) {
 	v.all()
 }
 
-// open connects to a server.
+// open connects to a server. If the server does not answer the handshake in time, open tries once more: see visit.all.
 func (e *examination) open(ctx context.Context, a *examined, cfg probe.Config) (*probe.Conn, error) {
-	return probe.Open(ctx, cfg, net.JoinHostPort(hostAndPort(a.host)))
+	addr := net.JoinHostPort(hostAndPort(a.host))
+	conn, err := probe.Open(ctx, cfg, addr)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		conn, err = probe.Open(ctx, cfg, addr)
+	}
+	return conn, err
 }
 
 // lookUp finds the addresses of a server's name.

@@ -545,7 +545,7 @@ func (l *life) close() {
 	wg.Go(func() {
 		_ = l.s.Close()
 		l.closed.Store(true)
-		if d := time.Since(l.w.begun) - time.Duration(l.closing.Load()); d < l.w.timeout { // since the first call
+		if d := time.Since(l.w.begun) - time.Duration(l.closing.Load()); d < l.w.timeout-time.Millisecond { // since the first call
 			l.functions.Range(func(h, _ any) bool {
 				l.w.fail("Close of p%d.%d has returned after %v, and a function still holds %s", l.process, l.nth, d, h.(*hold).r.name)
 				return true

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"time"
 
 	"github.com/zsync/zsync/internal/sasl"
@@ -267,6 +268,9 @@ func (c *Conn) read() ([]byte, error) {
 
 // Usable reports whether the connection can be used.
 func (c *Conn) Usable() bool { return c != nil && c.failed == nil }
+
+// Hung reports whether the connection failed because a request had no answer in time.
+func (c *Conn) Hung() bool { return c != nil && errors.Is(c.failed, os.ErrDeadlineExceeded) }
 
 // Close ends the session and the connection.
 func (c *Conn) Close() error {
