@@ -212,9 +212,9 @@ func WithMaxHold(d time.Duration) LockOption {
 	return limit("WithMaxHold", err, func(l *limits) { l.max = d })
 }
 
-// WithHealth calls f every third of the session timeout during a hold. If f fails, or does not
-// return in that time, when its context ends, the hold ends as with [WithMaxHold], and the
-// [LostError] has f's error. Shorter holds cost nothing. The default is no check.
+// WithHealth calls f every third of the session timeout during a hold, with a context that ends
+// after that time. If f fails, or has not returned by then, the hold ends as with [WithMaxHold],
+// and the [LostError] has f's error. Shorter holds cost nothing. The default is no check.
 func WithHealth(f func(ctx context.Context) error) LockOption {
 	var err error
 	if f == nil {

@@ -19,7 +19,7 @@ import (
 // and returns when that heir is the first in the line: after 4 round trips if the heir is the
 // next. The context of a Run in progress ends, and the heir leads after Run's function has
 // returned. With that context, Transfer returns at once. If the heir does not wait, e still
-// leads. If ctx ends, or the heir leaves the line, after e has resigned, the next candidate
+// leads. If e has resigned, and the heir leaves the line or ctx ends, the next candidate
 // leads. Candidates of zsync ahead of the heir move to the back of the line. Candidates of
 // Curator and kazoo lead first; Transfer waits for that.
 func (e *Election) Transfer(ctx context.Context, to Contender) error {

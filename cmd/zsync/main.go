@@ -41,10 +41,10 @@ zk1:2181,zk2:2181,zk3:2181. A path after it puts all paths below that.
 
 lock, rlock, semaphore, elect, once, schedule and barrier enter run a command
 while they hold something. Standard input, output and error are the command's
-own. zsync forwards signals to the command. The command ignores a signal that
-zsync was started to ignore, as under nohup. If the hold is lost, zsync notices
-before another process can hold, and sends the command SIGTERM and, a little
-later, SIGKILL.
+own. zsync forwards signals to the command. A signal that zsync ignores from its
+start, as under nohup, is ignored by the command, too. If the hold is lost, zsync
+notices before another process can hold, and sends the command SIGTERM and, a
+little later, SIGKILL.
 
 With lock, rlock and elect, the command's environment has ZSYNC_TOKEN, a number
 greater than the token of every earlier holder: storage that remembers the greatest
