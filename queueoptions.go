@@ -58,10 +58,9 @@ func positive(name string, n int, set func(*queueConfig)) QueueOption {
 
 // WithPrefetch lets the consumers of one Queue value claim up to n elements before the program
 // takes them, or one each if there are more consumers. No other consumer gets these elements
-// until the contexts of their consumers end, even if a consumer stops reading. For slow work in
-// several processes, 1 spreads elements most evenly. The default is 128; a consumer claims more
-// than 1 only if it takes elements quickly. In the layouts of other libraries, consumers take one
-// element at a time.
+// until the contexts of their consumers end. For slow work in several processes, 1 spreads
+// elements most evenly. The default is 128, and 1 in the layouts of other libraries; a consumer
+// claims more than 1 only if it takes elements quickly.
 func WithPrefetch(n int) QueueOption {
 	return positive("WithPrefetch", n, func(c *queueConfig) { c.Prefetch = n })
 }
@@ -167,8 +166,8 @@ func newQueueConfig(opts []QueueOption) queueConfig {
 // A QueueLayout selects the znodes of a Queue, so that programs of other libraries can share its
 // path. LayoutZsync, the default, gives all guarantees; docs/interop.md lists what the others
 // lack. In another library's layout, an element is deleted before it is offered: if the process
-// crashes, or the Session is closed while no server answers, the offered element and all
-// unsettled deliveries are lost.
+// crashes, or the Session is closed while no server answers, up to [WithPrefetch] elements and
+// all unsettled deliveries are lost.
 type QueueLayout int
 
 const (

@@ -90,17 +90,14 @@ func (b *board) marshal() (out []byte) {
 
 func (b *board) clone() *board { return &board{maps.Clone(b.lines), b.gone, maps.Clone(b.tried)} }
 
-// claimed returns the numbers that are claimed.
-func (b *board) claimed() spans {
-	var all []span
+// taken returns the numbers that are claimed or never used again.
+func (b *board) taken() spans {
+	all := slices.Clone([]span(b.gone))
 	for _, h := range b.lines {
 		all = append(all, h.claimed...)
 	}
 	return setOf(all)
 }
-
-// taken returns the numbers that are claimed or never used again.
-func (b *board) taken() spans { return b.gone.union(b.claimed()) }
 
 // forget records that numbers are never used again, and drops their attempts.
 func (b *board) forget(gone spans) {

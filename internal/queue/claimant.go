@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -44,10 +45,11 @@ type claimant struct {
 	known   map[string]*lot            // by bucket, if it has items: the board as the claimant wrote it last; guarded by mu
 	past    map[string]spans           // by bucket: settled numbers that are still in the claimant's line; guarded by mu
 	pastAt  map[string]time.Time       // by bucket: the time of its first number in past; guarded by mu
-	returns []*entry                   // entries for boards; guarded by mu
-	writing bool                       // a goroutine writes the returns; guarded by mu
+	notes   []*entry                   // entries for boards; guarded by mu
+	noting  bool                       // a goroutine writes the notes; guarded by mu
 	queue   []*entry                   // entries for deletions; guarded by mu
 	running bool                       // a goroutine settles the queue; guarded by mu
+	refused map[*entry]bool            // entries that the claimant tries again later; guarded by mu
 	stake   *session.Stake             // from the first offer until the claimant has no items; guarded by mu
 	silent  bool                       // the servers do not let the claimant ring the bell; guarded by mu
 	blind   bool                       // the servers do not let the claimant ask whether the queue is paused; guarded by mu
@@ -81,7 +83,7 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	}
 	c := &claimant{
 		q: q, inc: inc, mark: randomDigits(markDigits), turn: make(chan struct{}, 1), users: 1,
-		items: make(map[string]map[int32]*item), past: make(map[string]spans), pastAt: make(map[string]time.Time), known: make(map[string]*lot),
+		items: make(map[string]map[int32]*item), past: make(map[string]spans), pastAt: make(map[string]time.Time), known: make(map[string]*lot), refused: make(map[*entry]bool),
 	}
 	c.held, c.lose = context.WithCancelCause(context.Background())
 	q.claimant = c
@@ -199,10 +201,11 @@ func (c *claimant) finish() {
 			c.leaveLocked(it)
 		}
 	}
-	for _, e := range slices.Concat(c.returns, c.queue) {
+	for _, e := range slices.Concat(c.notes, c.queue, slices.Collect(maps.Keys(c.refused))) {
 		e.close(loss)
 	}
-	c.returns, c.queue = nil, nil
+	c.notes, c.queue = nil, nil
+	clear(c.refused)
 	c.mu.Unlock()
 	c.traceLoss(lost, loss)
 	if made && c.inc.Ctx.Err() == nil {
@@ -242,9 +245,9 @@ func (c *claimant) ending() error {
 // claim claims es, which are free elements of t. If the bucket was written since t was read, claim
 // returns no items and no error.
 //
-// The claim notes the first hands of them as in hand: if the claim is lost, they count as tried. It
-// does not note a spent element, which the program does not get.
-func (c *claimant) claim(t *lot, es []element, hands int) ([]*item, error) {
+// The claim also notes some elements as in hand: the first hand elements of es, and each untried
+// element among the first quick.
+func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error) {
 	c.turn <- struct{}{}
 	defer func() { <-c.turn }()
 	c.flush() // a returned element may come before es
@@ -258,8 +261,8 @@ func (c *claimant) claim(t *lot, es []element, hands int) ([]*item, error) {
 	mine := next.lines[c.mark]
 	mine.claimed = mine.claimed.union(spansOf(numbers(es)))
 	var noted []int32
-	for _, e := range es[:hands] {
-		if !c.q.spent(int(e.tries) + next.tried[e.seq]) {
+	for i, e := range es {
+		if i < hand || i < quick && e.tries == 0 && next.tried[e.seq] == 0 {
 			noted = append(noted, e.seq)
 		}
 	}
@@ -295,7 +298,7 @@ func (c *claimant) claim(t *lot, es []element, hands int) ([]*item, error) {
 		c.items[t.name] = make(map[int32]*item)
 	}
 	for i, e := range es {
-		items[i] = &item{element: e, c: c, attempts: next.tried[e.seq], hand: mine.hand.has(e.seq)}
+		items[i] = &item{element: e, c: c, attempts: next.tried[e.seq], noted: mine.hand.has(e.seq)}
 		c.items[t.name][e.seq] = items[i]
 	}
 	c.mu.Unlock()
@@ -331,7 +334,7 @@ func (c *claimant) next(t *lot) (next *board, past spans) {
 		if it.back { // this write returns it
 			continue
 		}
-		if claimed = append(claimed, n); it.hand {
+		if claimed = append(claimed, n); it.noted {
 			hand = append(hand, n)
 		}
 	}
@@ -350,105 +353,85 @@ func (c *claimant) wroteLocked(t *lot, past spans) {
 // write writes a board at the version at which c read it, and creates the mark if c has none yet.
 // The error is BadVersion or NoNode if another client has written or deleted the bucket since.
 //
-// If a reply is lost, c's line shows whether the write was applied: no other client writes that line
-// while the mark exists.
+// Without a reply, write sends the transaction again at the same version until the servers answer.
+// If they refuse it, c's line shows whether an earlier attempt was applied: no other client writes
+// that line while the mark exists.
 func (c *claimant) write(bucket string, version int32, next *board, with ...any) (rs []zk.MultiResponse, err error) {
-	path, data := session.ChildPath(c.q.dir, bucket), next.marshal()
+	ctx, path := session.Finishing, session.ChildPath(c.q.dir, bucket)
+	data := next.marshal()
+	set := append([]any{&zk.SetDataRequest{Path: path, Data: data, Version: version}}, with...)
 	if len(data) > session.MaxPacket/2 {
 		return nil, fmt.Errorf("the claims of bucket %s take %d bytes: %w", bucket, len(data), session.ErrTooLarge)
 	}
-	ops := append([]any{&zk.SetDataRequest{Path: path, Data: data, Version: version}}, with...)
-	rs, _, err = c.transact(ops, false, func(int64) (bool, error) {
-		n, err := c.look(path)
-		return n.Stat != nil && parseBoard(n.Data).lines[c.mark].equal(next.lines[c.mark]), err
-	})
-	return rs, err
-}
-
-// transact checks the mark and applies ops, in one transaction and exactly once. With touch, it also
-// writes the mark, which then has the zxid of the transaction. If transact returns an error, open
-// reports whether the servers may have applied the transaction, or still may.
-//
-// Without a reply, transact sends the transaction again until the servers answer. If they refuse it
-// then, transact writes the mark: from then on they refuse every earlier attempt, because it expects
-// the old version of the mark. After that, applied looks whether an earlier attempt was applied. zxid
-// is the zxid of the mark from before. If applied was, the responses are nil.
-func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (bool, error)) (rs []zk.MultiResponse, open bool, err error) {
-	for try := 0; ; {
-		first := c.check(touch)
-		p, err := c.inc.StartMulti(session.Finishing, append([]any{first}, ops...))
-		if err == nil {
-			rs, err = p.Wait(session.Finishing, c.inc)
-			// A request that was sent may be applied, even if the session has ended.
-			open = open || session.OutcomeOf(err) == session.Unknown
-		}
+	for try, open := 0, false; ; {
+		ops := append([]any{c.check()}, set...)
+		rs, err = c.inc.AttemptMulti(ctx, ops)
 		switch {
 		case err == nil:
-			c.exists(rs[0].Stat)
-			return rs, false, nil
-		case isOver(err):
-			return nil, open, err
-		case context.Cause(c.held) != nil:
-			return nil, open, session.ErrVanished
+			c.exists()
+			return rs, nil
+		case errors.Is(err, session.ErrEnded):
+			return nil, err
 		case session.OutcomeOf(err) != session.Answered:
-			if err := c.inc.Pause(session.Finishing, try); err != nil {
-				return nil, open, err
+			open = open || session.OutcomeOf(err) == session.Unknown
+			if err := c.inc.Pause(ctx, try); err != nil {
+				return nil, err
 			}
 			try++
-		case open:
-			zxid, err := c.fence()
-			if err != nil {
-				return nil, true, err
-			}
-			if done, err := applied(zxid); done || err != nil {
-				return nil, err != nil, err
-			}
-			open = false // no earlier attempt can cause the next refusal
-		case session.FailedOp(rs) == 0:
-			if err := c.unchecked(first, err); err != nil {
-				return nil, false, err
-			}
-		default:
-			return rs, false, err
+			continue
 		}
+		i := session.FailedOp(rs)
+		if i == 0 {
+			switch again, e := c.unchecked(ops[0], err, open); {
+			case e != nil:
+				return nil, e
+			case again:
+				continue
+			}
+			return nil, nil // an earlier attempt was applied: it has created the mark
+		}
+		if open {
+			if !outrun(err) { // the board has its version still, so an earlier attempt may be applied later
+				if e := c.fence(ctx); e != nil {
+					return nil, e
+				}
+			}
+			switch n, e := c.look(ctx, path); {
+			case e != nil:
+				return nil, e
+			case n.Stat != nil && parseBoard(n.Data).lines[c.mark].equal(next.lines[c.mark]):
+				c.exists()
+				return []zk.MultiResponse{{Stat: n.Stat}}, nil
+			}
+		}
+		return rs, err
 	}
 }
 
-// isOver reports whether err is the end of the session, or of the Session.
-func isOver(err error) bool {
-	return errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrClosed)
-}
-
 // look reads a znode as it is after the last answer. If the znode does not exist, Stat is nil.
-func (c *claimant) look(path string) (n session.Node, err error) {
-	n.Data, n.Stat, err = c.inc.GetFresh(session.Finishing, path)
+func (c *claimant) look(ctx context.Context, path string) (n session.Node, err error) {
+	n.Data, n.Stat, err = c.inc.GetFresh(ctx, path)
 	if session.IsNoNode(err) {
 		return session.Node{}, nil
 	}
 	return n, err
 }
 
-// check returns the first operation of every transaction of c: it creates, writes or checks the mark.
-func (c *claimant) check(touch bool) any {
+// check returns the first operation of every transaction of c: it checks the mark, or creates it.
+func (c *claimant) check() any {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case !c.made:
+	if !c.made {
 		return &zk.CreateRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Acl: c.q.m.Config.ACL, Flags: zk.FlagEphemeral}
-	case touch:
-		return &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Version: c.version}
 	}
 	return &zk.CheckVersionRequest{Path: c.path(), Version: c.version}
 }
 
-// exists records that the mark exists, and its version if stat is not nil. The first call begins to
-// watch it.
-func (c *claimant) exists(stat *zk.Stat) {
+// exists records that the mark exists. The first call begins to watch it.
+func (c *claimant) exists() {
 	c.mu.Lock()
 	made := c.made
-	if c.made = true; stat != nil {
-		c.version = max(c.version, stat.Version)
-	}
+	c.made = true
 	c.mu.Unlock()
 	if !made {
 		c.watch = c.inc.WatchOwn(c.path(), c)
@@ -456,89 +439,115 @@ func (c *claimant) exists(stat *zk.Stat) {
 	}
 }
 
-// unchecked handles a refusal of the operation that check returned. If it returns nil, the caller
-// must send the transaction again.
-func (c *claimant) unchecked(op any, err error) error {
+// unchecked handles a refusal of the operation that check returned. It reports whether the caller
+// must send the transaction again. If not, and there is no error, an earlier attempt was applied.
+func (c *claimant) unchecked(op any, err error, open bool) (again bool, _ error) {
 	_, makes := op.(*zk.CreateRequest)
 	switch {
+	case makes && session.IsNodeExists(err) && open:
+		c.exists()
+		return false, nil
 	case makes && session.IsNoNode(err):
-		return c.inc.MakeDir(session.Finishing, session.Dir{Path: c.q.live})
+		return true, c.inc.MakeDir(session.Finishing, session.Dir{Path: c.q.live})
 	case !makes && session.IsBadVersion(err): // fence has written it, or another client, which does no harm
 		stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
-		c.exists(stat)
-		return err
+		if err == nil && stat != nil {
+			c.wrote(stat)
+		}
+		return true, err
 	case !makes && session.IsNoNode(err):
 		c.lose(c.inc.Deleted())
-		return session.ErrVanished
+		return false, session.ErrVanished
 	}
-	return err
+	return false, err
 }
 
-// fence writes the mark, or creates it. From then on, the servers refuse every earlier attempt without
-// a reply, because it expects the old version of the mark, or creates the mark. zxid is that of the
-// mark before, if c has made it before.
-func (c *claimant) fence() (zxid int64, err error) {
+// fence writes the mark, or creates it. From then on, the servers refuse every earlier attempt
+// without a reply, because it expects the old version of the mark, or creates the mark.
+func (c *claimant) fence(ctx context.Context) error {
 	c.mu.Lock()
-	made, version := c.made, c.version
+	version, made := c.version, c.made
 	c.mu.Unlock()
-	ctx, path := session.Finishing, c.path()
 	if !made {
-		if err := c.inc.MakeDir(ctx, session.Dir{Path: c.q.live}); err != nil {
-			return 0, err
+		_, err := c.inc.Multi(ctx, c.check())
+		if err == nil || session.IsNodeExists(err) {
+			c.exists()
+			return nil
 		}
-		_, err := c.inc.Multi(ctx, c.check(false))
-		if session.IsNodeExists(err) { // an earlier attempt was applied, of this or of the transaction
-			err = nil
-		}
-		if err == nil {
-			c.exists(nil)
-		}
-		return 0, err
+		return err
 	}
-	stat, err := c.inc.ExistsFresh(ctx, path)
-	if stat != nil {
-		zxid = stat.Mzxid
-		stat, err = c.inc.Set(ctx, path, []byte(c.q.m.Owner), version)
-		if session.IsBadVersion(err) { // an earlier attempt was applied, of this write or of the transaction
-			stat, err = c.inc.ExistsFresh(ctx, path)
-		}
+	stat, err := c.inc.Set(ctx, c.path(), []byte(c.q.m.Owner), version)
+	if session.IsBadVersion(err) { // an earlier attempt of this write was applied
+		stat, err = c.inc.ExistsFresh(ctx, c.path())
 	}
 	switch {
 	case session.IsNoNode(err), err == nil && stat == nil:
 		c.lose(c.inc.Deleted())
-		return 0, session.ErrVanished
-	case err == nil:
-		c.exists(stat)
+		return session.ErrVanished
+	case err != nil:
+		return err
 	}
-	return zxid, err
+	c.wrote(stat)
+	return nil
 }
 
-// returnLocked begins to return an item by a write of its board.
-func (c *claimant) returnLocked(e *entry) {
-	if c.returns = append(c.returns, e); c.writing {
+// wrote records the version of the mark after c has written it.
+func (c *claimant) wrote(stat *zk.Stat) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.version = max(c.version, stat.Version)
+}
+
+// note begins to write on the board that items of one bucket are in hand. The entry is done when
+// the board says so.
+func (c *claimant) note(items []*item) *entry {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := &entry{item: items[0], fate: fateHand, done: make(chan struct{})}
+	for _, it := range items {
+		it.noted, it.note = true, e.done
+	}
+	c.noteLocked(e)
+	return e
+}
+
+// noteLocked begins to write an entry on its board.
+func (c *claimant) noteLocked(e *entry) {
+	if loss := context.Cause(c.held); loss != nil {
+		e.close(loss)
 		return
 	}
-	c.writing = true
+	if c.notes = append(c.notes, e); c.noting {
+		return
+	}
+	c.noting = true
 	c.q.m.Spawn(func() {
 		c.turn <- struct{}{}
 		defer func() { <-c.turn }()
 		c.flush()
+		c.mu.Lock()
+		c.noting = false
+		again := c.notes
+		c.notes = nil
+		for _, e := range again {
+			c.noteLocked(e)
+		}
+		c.mu.Unlock()
 	})
 }
 
-// flush writes all returns on their boards, bucket by bucket. The caller has the turn.
+// flush writes all notes on their boards, bucket by bucket. The caller has the turn.
 func (c *claimant) flush() {
 	for {
 		c.mu.Lock()
 		var es []*entry
-		for _, e := range c.returns {
+		for _, e := range c.notes {
 			if len(es) == 0 || e.item.bucket == es[0].item.bucket {
 				es = append(es, e)
-				e.item.back = true
+				e.item.back = e.fate == Return
 			}
 		}
-		c.returns = slices.DeleteFunc(c.returns, func(e *entry) bool { return e.item.bucket == es[0].item.bucket })
-		c.writing = c.writing && es != nil // a later return starts another goroutine
+		c.notes = slices.DeleteFunc(c.notes, func(e *entry) bool { return e.item.bucket == es[0].item.bucket })
 		c.mu.Unlock()
 		if es == nil {
 			return
@@ -548,14 +557,15 @@ func (c *claimant) flush() {
 	}
 }
 
-// post writes the returns of a bucket on its board.
+// post writes entries on the board of a bucket.
 func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err error) {
+	ctx := session.Finishing
 	c.mu.Lock()
 	t := c.known[bucket]
 	c.mu.Unlock()
 	for {
 		if t == nil {
-			n, err := c.look(session.ChildPath(c.q.dir, bucket))
+			n, err := c.look(ctx, session.ChildPath(c.q.dir, bucket))
 			if err != nil || n.Stat == nil { // a deleted bucket had no elements left
 				return nil, err
 			}
@@ -563,14 +573,18 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 			t = &lot{bucket: b, version: n.Stat.Version, board: parseBoard(n.Data)}
 		}
 		next, past := c.next(t)
+		bell := false
 		for _, e := range es {
-			if e.bump {
+			if bell = bell || e.fate == Return; e.bump {
 				next.tried[e.item.seq]++
 			}
 		}
+		if !bell && next.lines[c.mark].equal(t.board.lines[c.mark]) {
+			return nil, nil // a claim has written this already
+		}
 		var with []any
 		c.mu.Lock()
-		if !c.silent {
+		if bell && !c.silent {
 			with = append(with, ring(c.q.dir))
 		}
 		c.mu.Unlock()
@@ -606,7 +620,7 @@ func (c *claimant) posted(es []*entry, rs []zk.MultiResponse, err error) {
 			c.refuseLocked(e, err)
 			continue
 		}
-		if err == nil {
+		if e.fate == Return && err == nil {
 			back = append(back, e.item)
 			c.dropLocked(e.item, false)
 		}

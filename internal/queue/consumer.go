@@ -4,14 +4,16 @@ import (
 	"cmp"
 	"context"
 	"sync/atomic"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file offers claimed elements to the program, each only while its claim is confirmed. It does
-// not claim elements: see pump.go. It does not settle them: see settle.go.
+// This file offers claimed elements to the program, each only while its claim is confirmed and, if
+// attempts are limited, after its attempt is on the board. It does not claim elements: see pump.go.
+// It does not settle them: see settle.go.
 
 // errHidden is the error for an element that the client cannot read.
 var errHidden = zk.ErrNoAuth
@@ -31,13 +33,9 @@ type consumer struct {
 
 func (q *core) Join(ctx context.Context, o Joining) Consumer {
 	c := &consumer{Joining: o, q: q, left: make(chan struct{})}
-	c.ctx, c.over = WhileOpen(ctx, q.m)
+	c.ctx, c.over = q.whileOpen(ctx)
 	if c.ctx.Err() == nil {
-		kind := takes
-		if o.Hand {
-			kind = settles
-		}
-		c.p = q.join(kind, q.cfg.Prefetch)
+		c.p = q.join(&q.push, q.cfg.Prefetch)
 	}
 	if o.Odd {
 		c.faults = make(chan error, 1)
@@ -66,11 +64,11 @@ func (c *consumer) Next() (Claim, error) {
 		return nil, session.CtxErr(c.ctx)
 	}
 	for {
-		it, err := c.p.next(c.ctx, 1, c.faults)
+		it, err := c.p.next(c.ctx, 1, c.Hand, c.faults)
 		if err != nil {
 			return nil, err
 		}
-		if offer, back := c.q.present(c.ctx, it, c.Odd); offer {
+		if offer, back := c.q.present(c.ctx, it, c.Joining); offer {
 			return it, nil
 		} else if back {
 			it.PutBack()
@@ -81,20 +79,69 @@ func (c *consumer) Next() (Claim, error) {
 }
 
 // present reports whether the consumer may offer an item. If not, back reports whether the caller
-// must put the item back, to be offered later. If neither, present has set the item aside. With odd,
-// misfits are offered too.
-func (q *core) present(ctx context.Context, it *item, odd bool) (offer, back bool) {
+// must put the item back, to be offered later. If neither, present has set the item aside.
+func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bool) {
 	if !it.decoded && it.fault == nil {
 		q.check(it)
 	}
-	if it.fault != nil && !(it.misfit && odd) {
+	if it.fault != nil && !(it.misfit && o.Odd) {
 		q.setAside(it)
 		return false, false
 	}
 	// A consumer offers no element without a connection. If the program took it, the removal could
 	// not reach the servers. If the session then expires, another consumer can get the element too.
-	offer = it.c.inc.Connection(ctx) == nil && it.c.stands(ctx)
-	return offer, !offer
+	if it.c.inc.Connection(ctx) != nil || !it.c.stands(ctx) {
+		return false, true
+	}
+	if !o.Hand || q.cfg.MaxAttempts == 0 {
+		return true, false
+	}
+	select {
+	case <-it.pump.noting(it): // if the element crashes the process, the board must show the attempt
+		if it.c.lost() == nil && q.m.Failure() == nil {
+			it.pump.presented()
+			return true, false
+		}
+	case <-ctx.Done():
+	case <-it.c.inc.Disconnection():
+	case <-it.c.inc.Ctx.Done():
+	}
+	return false, true
+}
+
+// noteAtLeast is how many items noting notes at once, at least, if so many are ready.
+const noteAtLeast = 8
+
+// noting notes on the board that an item is in hand, before a consumer offers the item. It returns
+// a channel that is closed when the board says so.
+//
+// The same write notes the next items too, because a write for each would take a round trip for
+// each. If the process crashes, these items count as tried, although the program never had them.
+// That happens to an item at most once: noting notes an item alone if it was tried before. It also
+// notes each item alone if only one attempt is allowed, or if the pace is not known yet.
+func (p *pump) noting(it *item) <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := it.c
+	c.mu.Lock()
+	noted, note := it.noted || it.final != nil, it.note
+	items := []*item{it}
+	if it.attempts == 0 && p.q.cfg.MaxAttempts > 1 && p.pacedLocked() {
+		p.noted = min(max(2*p.noted, 1), noteAhead)
+		for _, other := range p.ready {
+			if len(items) < max(noteAtLeast, min(p.noted, p.slowedLocked()/int(time.Second/noteAfter))) && other.c == c && other.bucket == it.bucket && other.attempts == 0 && !other.noted && other.final == nil {
+				items = append(items, other)
+			}
+		}
+	}
+	c.mu.Unlock()
+	switch {
+	case !noted:
+		return c.note(items).done
+	case note == nil: // the claim says so
+		return session.ClosedChan
+	}
+	return note
 }
 
 // setAside makes an element with a fault a dead letter. If too many elements in a row do not
@@ -182,21 +229,21 @@ func (it *item) Settle(ctx context.Context, s Settlement) error {
 }
 
 func (q *core) Receive(ctx context.Context, n int, got func(Claim)) error {
-	inner, leave := WhileOpen(ctx, q.m)
+	inner, leave := q.whileOpen(ctx)
 	defer leave()
 	if inner.Err() != nil {
 		return cmp.Or(session.CtxErr(ctx), session.ErrClosed)
 	}
 	room := min(n, maxBatch) // so the sum of all rooms cannot overflow
-	p := q.join(receives, 0)
+	p := q.join(&q.pull, 0)
 	defer p.leave()
 	for has := 0; ; {
-		it, err := p.next(inner, room, nil)
+		it, err := p.next(inner, room, true, nil)
 		if err != nil {
 			return err
 		}
 		for ; it != nil; it = p.poll() {
-			offer, back := q.present(inner, it, false)
+			offer, back := q.present(inner, it, Joining{Hand: true})
 			if back {
 				it.PutBack()
 				break

@@ -33,7 +33,8 @@ type core struct {
 	vetted  atomic.Pointer[session.Incarnation] // the last session in which vet accepted the queue
 
 	mu       sync.Mutex
-	pumps    [3]*pump  // of the present consumers: see pump.kind; guarded by mu
+	push     *pump     // of the present consumers; guarded by mu
+	pull     *pump     // of Receive: it claims nothing ahead; guarded by mu
 	claimant *claimant // the newest, or nil; guarded by mu
 }
 
@@ -46,7 +47,7 @@ func New(m *session.Manager, cfg Config) Engine {
 	q.sweeper = NewSweeper(q.DeadLetters, at.senders, at.ids, cfg.KeepDead)
 	q.gate = gate{site: at, limit: cfg.MaxLen, turn: make(chan struct{}, 1)}
 	q.slots = &slots{site: at, known: make(map[slot]string)}
-	q.out = outbox{site: at, priorities: cfg.Priorities, memory: cfg.IDMemory, vet: q.vet, sweeper: q.sweeper, slots: q.slots}
+	q.out.producer = producer{at, cfg.Priorities, cfg.IDMemory, q.vet, q.sweeper, q.slots, new(sync.Map)}
 	return q
 }
 
@@ -70,15 +71,10 @@ func (q *core) check(it *item) {
 		return
 	}
 	q.skips.Fits()
-	if q.spent(it.attempts) {
+	if n := q.cfg.MaxAttempts; n > 0 && it.attempts >= n {
 		it.fault = fmt.Errorf("delivered %d times without success", it.attempts)
 	}
 	it.value, it.decoded = value, it.fault == nil
-}
-
-// spent reports whether an element with so many attempts is to become a dead letter.
-func (q *core) spent(attempts int) bool {
-	return q.cfg.MaxAttempts > 0 && attempts >= q.cfg.MaxAttempts
 }
 
 func (q *core) Send(ctx context.Context, b Batch) error {
@@ -97,16 +93,16 @@ func (q site) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error)
 	return txns.Across(ctx, q.m, q.receipts, ops)
 }
 
-// WhileOpen returns a context that ends with ctx, or when the Session begins to close. In the
+// whileOpen returns a context that ends with ctx, or when the Session begins to close. In the
 // second case, its cause is ErrClosed. Session.Close waits until the caller calls leave, which
 // also ends the context.
-func WhileOpen(ctx context.Context, m *session.Manager) (inner context.Context, leave func()) {
-	leaving, stay := m.BeforeClose()
+func (q *core) whileOpen(ctx context.Context) (inner context.Context, leave func()) {
+	leaving, stay := q.m.BeforeClose()
 	inner, cancel := context.WithCancelCause(ctx)
 	if session.IsClosed(leaving) {
 		cancel(session.ErrClosed)
 	}
-	m.Spawn(func() {
+	q.m.Spawn(func() {
 		select {
 		case <-leaving:
 			cancel(session.ErrClosed)
@@ -116,28 +112,6 @@ func WhileOpen(ctx context.Context, m *session.Manager) (inner context.Context, 
 	return inner, func() {
 		cancel(nil)
 		stay()
-	}
-}
-
-// Detached calls f in the background and returns its result. If ctx ends first, Detached returns, and
-// drop gets the result later, unless it is nil.
-func Detached[R any](ctx context.Context, m *session.Manager, f func() (*R, error), drop func(*R)) (*R, error) {
-	done := make(chan func() (*R, error)) // without a buffer: the result has been received, or drop gets it
-	m.Spawn(func() {
-		r, err := f()
-		select {
-		case done <- func() (*R, error) { return r, err }:
-		case <-ctx.Done():
-			if r != nil {
-				drop(r)
-			}
-		}
-	})
-	select {
-	case result := <-done:
-		return result()
-	case <-ctx.Done():
-		return nil, session.CtxErr(ctx)
 	}
 }
 

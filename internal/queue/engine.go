@@ -155,12 +155,11 @@ type Joining struct {
 }
 
 // A Consumer is offered elements, in order. Its methods may be called concurrently. All
-// consumers of one Engine that have Hand share the elements that are claimed ahead, and so do all
-// others.
+// consumers of one Engine share the elements that are claimed ahead.
 type Consumer interface {
 	// Next waits for a claimed element that may be offered now: the client is connected
-	// and the claim is valid. If attempts are limited and the consumer has Hand, the claim
-	// counts as an attempt if it is lost.
+	// and the claim is valid. If attempts are limited and the consumer has Hand, the
+	// attempt is also on the board.
 	//
 	// Next fails if the consumer's context has ended or the Session is being closed. With
 	// Odd, it also returns other errors, see there.

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -458,7 +459,7 @@ func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lo
 	w := make(ward)
 	for _, t := range lots {
 		t.keyed, t.keys = true, keys
-		claimed := t.board.claimed()
+		claimed := setOf(slices.Concat(slices.Collect(maps.Values(claims(t.board)))...))
 		if t.children == 0 || len(claimed) == 0 && !t.delayed {
 			continue
 		}
@@ -483,6 +484,14 @@ func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lo
 		}
 		return ok
 	}, nil
+}
+
+func claims(b *board) map[string][]span {
+	all := make(map[string][]span, len(b.lines))
+	for mark, h := range b.lines {
+		all[mark] = h.claimed
+	}
+	return all
 }
 
 // exclusion returns the operations that fail if another claim was made, or an element was moved,

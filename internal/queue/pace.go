@@ -12,8 +12,7 @@ import (
 // consumer waits for an element does not count.
 type pace struct {
 	last time.Time     // time of the latest delivery to a consumer
-	each time.Duration // about how long one element keeps all consumers busy; 0 before it is known
-	asks int           // how often asked has measured it: the first time, the program may only have received an element
+	each time.Duration // about how long one element keeps all consumers busy
 }
 
 // took is called when a consumer has got an element.
@@ -24,7 +23,6 @@ func (c *pace) asked(now time.Time) {
 	if c.last.IsZero() {
 		return
 	}
-	c.asks++
 	// The estimate follows slower consumers quickly, and faster consumers a little later.
 	if d := now.Sub(c.last); d > c.each {
 		c.each = (c.each + d) / 2

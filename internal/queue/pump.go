@@ -3,7 +3,6 @@ package queue
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -21,7 +20,6 @@ import (
 // room, up to the prefetch. So a slow consumer leaves the rest to other clients.
 type pump struct {
 	q      *core
-	kind   kind
 	most   int // limit of ahead; 0: the pump claims only elements that consumers wait for
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -29,9 +27,10 @@ type pump struct {
 
 	consumers int // number of joins without their leave; guarded by q.mu
 
-	mu       sync.Mutex    // guards the fields up to pace
+	mu       sync.Mutex    // guards the fields up to claiming
 	running  bool          // a consumer has waited for an item
 	waiting  int           // number of items that consumers wait for
+	hands    int           // part of waiting: items that the program settles itself
 	offering int           // number of items that consumers offer and the program has not taken
 	ready    []*item       // claimed and read, in order
 	changed  chan struct{} // closed and replaced when any of these changes
@@ -39,6 +38,10 @@ type pump struct {
 	starved  bool          // a consumer has waited since the last claim
 	size     int           // mean size of the last claim's elements, in bytes; 0 before the first
 	pace     pace
+	returns  int  // calls of next after the program had taken an item
+	noted    int  // upper limit of the items noted at once; doubles with each use, up to noteAhead
+	shedding bool // a timer is about to call shed
+	claiming bool // a claim is under way: its items come after ready
 
 	// The goroutine that claims owns the following fields.
 
@@ -50,27 +53,17 @@ type pump struct {
 	rung   bool          // the bell has woken the pump
 }
 
-// A kind is the kind of a pump's consumers.
-type kind int
-
-const (
-	takes    kind = iota // the pump removes what the program takes
-	settles              // the program settles what it takes
-	receives             // likewise, and each call of Receive is a consumer
-)
-
 // join makes the caller a consumer. The caller must call leave.
-func (q *core) join(k kind, most int) *pump {
+func (q *core) join(of **pump, most int) *pump {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	p := q.pumps[k]
-	if p == nil {
-		p = &pump{q: q, kind: k, most: most, changed: make(chan struct{}), over: make(chan struct{}), ahead: min(most, 1), spread: 1}
+	if *of == nil {
+		p := &pump{q: q, most: most, changed: make(chan struct{}), over: make(chan struct{}), ahead: min(most, 1), spread: 1}
 		p.ctx, p.cancel = context.WithCancel(context.Background())
-		q.pumps[k] = p
+		*of = p
 	}
-	p.consumers++
-	return p
+	(*of).consumers++
+	return *of
 }
 
 // leave ends a consumer. After the last one, leave waits a moment for the pump, which returns the
@@ -82,7 +75,11 @@ func (p *pump) leave() {
 	last := p.consumers == 0
 	if last {
 		p.cancel()
-		p.q.pumps[p.kind] = nil
+		if p.q.push == p {
+			p.q.push = nil
+		} else if p.q.pull == p {
+			p.q.pull = nil
+		}
 	}
 	p.q.mu.Unlock()
 	p.mu.Lock()
@@ -104,12 +101,18 @@ func (p *pump) changeLocked() {
 // next returns the next item for a consumer to offer. The consumer must call done when the program
 // has taken the item, or when the consumer has put it back. Until next returns, the caller waits
 // for n items. An error from faults ends the wait.
-func (p *pump) next(ctx context.Context, n int, faults <-chan error) (*item, error) {
+func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) (*item, error) {
 	p.mu.Lock()
 	if p.waiting == 0 {
 		p.pace.asked(time.Now())
 	}
+	if !p.pace.last.IsZero() {
+		p.returns++
+	}
 	p.waiting += n
+	if hand {
+		p.hands += n
+	}
 	p.changeLocked()
 	if !p.running {
 		p.running = true
@@ -117,6 +120,9 @@ func (p *pump) next(ctx context.Context, n int, faults <-chan error) (*item, err
 	}
 	defer func() {
 		p.waiting -= n
+		if hand {
+			p.hands -= n
+		}
 		p.mu.Unlock()
 	}()
 	for {
@@ -266,13 +272,15 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	// 2. Search for free elements, unless the last search has left some. If there are none, wait in
 	// the line of idle consumers.
 	if f := p.found; f == nil || len(f.es) == 0 || time.Since(f.at) > staleAfter {
-		if p.found = nil; p.place == nil {
-			if p.found, err = p.q.search(p.ctx, inc, quest{n: bucketSize / 2, spread: p.spread}); err != nil {
-				return err
-			}
+		if p.place == nil {
+			p.found, err = p.q.search(p.ctx, inc, quest{n: bucketSize / 2, spread: p.spread})
+		} else {
+			p.found = nil
+		}
+		if err == nil && p.found != nil {
 			c.prune(p.found.all, p.found.from)
 		}
-		if p.found == nil || len(p.found.es) == 0 {
+		if err == nil && (p.found == nil || len(p.found.es) == 0) {
 			err = p.idle(inc)
 		}
 		return err
@@ -280,31 +288,30 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	// 3. Claim as many elements as there is room for. Read them at the same time, unless other
 	// consumers are likely to be quicker. The data is valid if the claim succeeds: no other consumer
 	// has had the elements since the search.
-	es := p.choose(room, hands)
-	if len(es) == 0 {
-		return p.until(inc, func() bool { return p.waiting > len(p.ready) })
-	}
+	es := p.found.es[:min(len(p.found.es), room, maxBatch)]
 	var r *reading
 	if p.spread == 1 && p.pause == 0 {
 		r = p.read(inc, es)
 	}
-	items, err := c.claim(p.found.lot, es, p.inHand(es, hands))
-	switch {
-	case err == errBarred:
+	p.setClaiming(true)
+	defer p.setClaiming(false)
+	items, err := c.claim(p.found.lot, es, hands, p.quick(hands))
+	if err == errBarred {
 		p.found = nil
 		return nil
-	case err != nil:
+	}
+	if err != nil {
 		return err
-	case items == nil:
+	}
+	if items == nil {
 		return p.makeWay(inc)
 	}
 	p.spread, p.pause, p.found.es = max(p.spread/2, 1), p.pause/2, p.found.es[len(es):]
 	if r == nil {
 		r = p.read(inc, es)
 	}
-	// 4. Hand them over, but not those that were tried too often.
+	// 4. Hand them over.
 	items, err = p.fetch(c, items, r)
-	items = slices.DeleteFunc(items, p.bury)
 	if p.fill(items, len(es) == room); err != nil {
 		return err
 	}
@@ -396,6 +403,12 @@ func (p *pump) fetch(c *claimant, items []*item, r *reading) (ours []*item, err 
 	return ours, nil
 }
 
+func (p *pump) setClaiming(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.claiming = on
+}
+
 // fill gives claimed items to the consumers. most reports whether the claim has filled all room.
 func (p *pump) fill(items []*item, most bool) {
 	p.mu.Lock()
@@ -410,6 +423,7 @@ func (p *pump) fill(items []*item, most bool) {
 	}
 	p.size = size/max(len(items), 1) + 1
 	p.ready = append(p.ready, items...)
+	p.watchPaceLocked()
 	p.changeLocked()
 }
 
@@ -417,7 +431,7 @@ func (p *pump) fill(items []*item, most bool) {
 // ahead. But each waiting consumer gets an item, even if the limit is lower. Consumers that leave
 // together put back more items than there is room for. Then the room is 0, and never negative.
 func (p *pump) roomLocked() int {
-	ahead := min(p.ahead, p.mostLocked())
+	ahead := min(p.ahead, p.slowedLocked())
 	if p.size > 0 {
 		ahead = min(ahead, max(p.q.cfg.PrefetchBytes/p.size, min(p.most, 1)))
 	}
@@ -432,10 +446,11 @@ func (p *pump) roomLocked() int {
 // consumer comes back sooner.
 const patience = 5 * time.Millisecond
 
-// awaitRoom waits until there is room, and returns how much. Consumers wait for hands of the items.
+// awaitRoom waits until there is room, and returns how much. hands is how many of the items the
+// program is to settle itself.
 func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) {
 	err = p.until(inc, func() bool {
-		room, hands = p.roomLocked(), max(p.waiting-len(p.ready), 0)
+		room, hands = p.roomLocked(), max(p.hands-len(p.ready), 0)
 		return room > 0
 	})
 	return room, hands, err
@@ -477,68 +492,67 @@ func (p *pump) wait(ctx context.Context, inc *session.Incarnation, so func() boo
 	}
 }
 
-// limited reports whether every claim of the pump counts as an attempt, if it is lost.
-func (p *pump) limited() bool { return p.kind != takes && p.q.cfg.MaxAttempts > 0 }
+// slowedLocked returns how many elements the pump may claim ahead of slow consumers: as many as
+// they take in a second.
+func (p *pump) slowedLocked() int { return p.pace.perSecond(time.Now(), p.waiting == 0) }
 
-// inHand returns how many of es count as tried if their claim is lost. With a limit of attempts, all
-// do. Without, only the hands do, for which consumers wait. Elements that the pump removes never do.
-func (p *pump) inHand(es []element, hands int) int {
-	switch {
-	case p.kind == takes:
-		return 0
-	case p.limited():
-		return len(es)
-	}
-	return min(hands, len(es))
-}
-
-// mostLocked returns how many elements the pump may claim ahead of its consumers: as many as they
-// take in a second. With a limit of attempts, it is as many as they take within noteAfter, but at
-// least noteAtLeast, because each claim costs a write. It is 0 before the pace is known, and with a
-// limit of one attempt.
-func (p *pump) mostLocked() int {
-	n := p.pace.perSecond(time.Now(), p.waiting == 0)
-	switch {
-	case !p.limited():
-		return n
-	case p.pace.asks < 2 || p.q.cfg.MaxAttempts == 1:
+// quick returns the number of items that a claim may note as in hand at once. Consumers take this
+// number within noteAfter. More would be wrong: if the process crashes, every noted item counts as
+// tried. At first the number is 0, because the pace is not known yet (see paced). It is always 0
+// without a limit of attempts, and with a limit of one.
+func (p *pump) quick(hands int) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.q.cfg.MaxAttempts < 2 || hands == 0 || !p.pacedLocked() {
 		return 0
 	}
-	return min(n, max(n/int(time.Second/noteAfter), noteAtLeast), noteAhead)
+	n := min(p.noted, p.slowedLocked()/int(time.Second/noteAfter))
+	p.noted = min(max(2*p.noted, 1), noteAhead)
+	return n
 }
+
+// pacedLocked reports whether the pace is known. The first return says nothing: the program may
+// have received an element from a channel, and not yet have begun to work on it.
+func (p *pump) pacedLocked() bool { return p.returns > 1 }
 
 const (
-	noteAfter   = 20 * time.Millisecond
-	noteAtLeast = 8
-	noteAhead   = 128
+	// noteAhead is how many items the pump notes at once, at most.
+	noteAhead = 128
+
+	// noteAfter is the time in which consumers take the items that the pump notes at once.
+	noteAfter = 20 * time.Millisecond
 )
 
-// choose returns the elements to claim, at most room. With a limit of attempts, it ends before the
-// first element that was tried before and that no consumer waits for. So if the process crashes, an
-// element counts as tried without reason at most once. It does not end before a spent element, which
-// no consumer gets.
-func (p *pump) choose(room, hands int) []element {
-	es := p.found.es[:min(len(p.found.es), room, maxBatch)]
-	if !p.limited() {
-		return es
-	}
-	tried := p.found.lot.next().tried
-	for i := min(hands, len(es)); i < len(es); i++ {
-		if n := int(es[i].tries) + tried[es[i].seq]; n > 0 && !p.q.spent(n) {
-			return es[:i]
-		}
-	}
-	return es
+// presented records that a consumer begins to offer an item. The time before, such as the write of
+// the note, does not count for the pace.
+func (p *pump) presented() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pace.took(time.Now())
 }
 
-// bury makes an item a dead letter if it is spent, and reports whether it has.
-func (p *pump) bury(it *item) bool {
-	if !p.q.spent(it.attempts) {
-		return false
+// shedEvery is how often a pump looks whether its consumers have become slow.
+const shedEvery = time.Second
+
+// watchPaceLocked makes a timer call shed, so that the pump returns elements if its consumers
+// become slow.
+func (p *pump) watchPaceLocked() {
+	if !p.shedding && len(p.ready) > 1 {
+		p.shedding = true
+		time.AfterFunc(shedEvery, p.shed)
 	}
-	if p.q.check(it); it.misfit {
-		return false // a consumer may want its error
+}
+
+// shed returns the elements that are claimed too far ahead.
+func (p *pump) shed() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.shedding = false
+	if n := p.slowedLocked(); n < len(p.ready) && !p.claiming {
+		for _, it := range p.ready[n:] {
+			it.c.decide(it, entry{fate: Return})
+		}
+		p.ready = p.ready[:n:n]
 	}
-	p.q.setAside(it)
-	return true
+	p.watchPaceLocked()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/zsync/zsync/internal/session"
@@ -18,11 +19,12 @@ import (
 type gate struct {
 	site
 	limit int           // 0: no limit
-	turn  chan struct{} // has a token: the goroutine that has put it there owns the fields below
+	turn  chan struct{} // has a token: the goroutine that has put it there may count
 
-	have    int       // elements at the last count, plus elements sent since by this producer
-	buckets int       // number of buckets at the last count
-	counted time.Time // time of the last count
+	mu      sync.Mutex
+	have    int       // elements at the last count, plus elements sent since by this producer; guarded by mu
+	buckets int       // number of buckets at the last count; guarded by mu
+	counted time.Time // time of the last count; guarded by mu
 }
 
 const (
@@ -54,8 +56,15 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 	}
 	defer func() { <-g.turn }()
 	for waits := 0; ; waits++ {
-		if time.Since(g.counted) < countEvery && g.have+n <= limit {
+		g.mu.Lock()
+		fresh := time.Since(g.counted) < countEvery
+		room := fresh && g.have+n <= limit
+		if room {
 			g.have += n
+		}
+		pause := min(max(countEvery, countEvery*time.Duration(g.buckets)/2), mostWait)
+		g.mu.Unlock()
+		if room {
 			return nil
 		}
 		if waits > 0 && p.id != "" {
@@ -68,7 +77,7 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 			return fmt.Errorf("%w (WithMaxLen %d)", ErrFull, limit)
 		case waits > 0:
 			g.m.Waiters.Add(1)
-			err := g.m.Sleep(ctx, min(max(countEvery, countEvery*time.Duration(g.buckets)/2), mostWait))
+			err := g.m.Sleep(ctx, pause)
 			g.m.Waiters.Add(-1)
 			if err != nil {
 				return waited(err)
@@ -81,7 +90,9 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 		case err != nil:
 			return err
 		}
+		g.mu.Lock()
 		g.have, g.buckets, g.counted = have, buckets, time.Now()
+		g.mu.Unlock()
 	}
 }
 

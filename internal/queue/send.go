@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -46,18 +45,30 @@ func (p *parcel) keyed() bool {
 	return slices.ContainsFunc(p.tags, func(tag string) bool { return keyOf(tag) != "" })
 }
 
+// A producer has the settings of a Queue value for its Sends, and the knowledge that its outboxes
+// share.
+type producer struct {
+	site
+	priorities int
+	memory     time.Duration // the queue remembers an ID for this long
+	vet        func(ctx context.Context, inc *session.Incarnation) error
+	sweeper    *Sweeper
+	slots      *slots
+	full       *sync.Map // by priority, the number of the newest bucket that a response showed to be full
+}
+
 // parcel returns the parcel of b.
-func (o *outbox) parcel(ctx context.Context, b Batch) (*parcel, error) {
+func (q producer) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	p := &parcel{ctx: ctx, prio: b.Priority, data: b.Data, done: make(chan error, 1)}
 	if p.prio == Middle {
-		p.prio = (o.priorities - 1) / 2
+		p.prio = (q.priorities - 1) / 2
 	}
 	if !b.Due.IsZero() {
 		p.due = dueAt(b.Due)
 	}
 	if b.ID != "" {
 		p.id = tagOf("", b.ID)[1:]
-		p.size += 2 * o.m.SizeOf(o.idPath(p.id), make([]byte, 64))
+		p.size += 2 * q.m.SizeOf(q.idPath(p.id), make([]byte, 64))
 	}
 	for i, data := range b.Data {
 		key := ""
@@ -65,11 +76,11 @@ func (o *outbox) parcel(ctx context.Context, b Batch) (*parcel, error) {
 			key = b.Keys[i]
 		}
 		p.tags = append(p.tags, tagOf(key, b.ID))
-		p.size += o.elementSize(data)
+		p.size += q.elementSize(data)
 	}
-	limit := session.MaxPacket - o.overhead()
+	limit := session.MaxPacket - q.overhead()
 	if len(b.Data) == 1 {
-		limit -= o.spare()
+		limit -= q.spare()
 	}
 	if p.size > limit {
 		return nil, fmt.Errorf("a request of %[2]d bytes (elements: %[1]d), %[3]d too many: %[4]w", len(b.Data), p.size, p.size-limit, session.ErrTooLarge)
@@ -78,23 +89,23 @@ func (o *outbox) parcel(ctx context.Context, b Batch) (*parcel, error) {
 }
 
 // elementSize returns an upper bound of the bytes that an element adds to a transaction.
-func (o *outbox) elementSize(data []byte) int {
-	n := len(data) + len(o.dir) + len("/b-00000-0000000000/t0000000000000-") + 48 + 2 + keyDigits + idDigits
-	for _, a := range o.m.Config.ACL {
+func (q producer) elementSize(data []byte) int {
+	n := len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48 + 2 + keyDigits + idDigits
+	for _, a := range q.m.Config.ACL {
 		n += 12 + len(a.Scheme) + len(a.ID)
 	}
 	return n
 }
 
 // overhead returns the bytes that a transaction needs in addition to its elements.
-func (o *outbox) overhead() int {
-	return 64 + 2*o.m.SizeOf(o.senders+"/"+noGUID, nil) + 3*o.m.SizeOf(o.dir+"/"+bucketName(0, math.MaxInt64), nil)
+func (q producer) overhead() int {
+	return 64 + 2*q.m.SizeOf(q.senders+"/"+noGUID, nil) + 3*q.m.SizeOf(q.dir+"/"+bucketName(0, math.MaxInt64), nil)
 }
 
 // spare returns the bytes that a request with one element must leave free. A consumer or operator
 // that returns, buries or requeues the element needs them for the paths of other znodes in the same
 // transaction, which can be long.
-func (o *outbox) spare() int { return 96 + 12*max(0, len(o.dir)-32) }
+func (q producer) spare() int { return 96 + 12*max(0, len(q.dir)-32) }
 
 // An outbox stores the parcels of all goroutines, one transaction after another, in the order in
 // which they arrive. A parcel that arrives during a transaction is stored by the next transaction.
@@ -102,22 +113,20 @@ func (o *outbox) spare() int { return 96 + 12*max(0, len(o.dir)-32) }
 // A receipt ensures that each transaction is applied exactly once. It is tempting to look for the
 // elements instead. Their absence would prove nothing, because consumers may have removed them.
 type outbox struct {
-	site
-	priorities int
-	memory     time.Duration // the queue remembers an ID for this long
-	vet        func(ctx context.Context, inc *session.Incarnation) error
-	sweeper    *Sweeper
-	slots      *slots
+	producer
 
 	mu      sync.Mutex
-	waiting []*parcel    // guarded by mu
-	running bool         // the goroutine that sends runs; guarded by mu
-	first   int64        // the number of a first bucket; guarded by mu
-	tails   map[int]tail // the known tails, by priority; guarded by mu
+	waiting []*parcel // guarded by mu
+	running bool      // the goroutine that sends runs; guarded by mu
+
+	// The fields below are used only by the goroutine that sends.
+
+	brief bool          // it is for one transaction: it does not read how full a bucket is, to save a round trip
+	first int64         // the number of a first bucket
+	tails map[int]*tail // the known tails, by priority
 }
 
-// A tail is an outbox's knowledge of the tail of a priority. It can be stale. Then the servers refuse
-// a transaction, because every Send checks versions, and the outbox forgets it.
+// A tail is an outbox's knowledge of the tail of a priority.
 type tail struct {
 	made    bool  // the znode exists
 	version int32 // of the znode
@@ -154,8 +163,15 @@ func (o *outbox) run() {
 	defer stay()
 	for {
 		group := o.take()
-		if group == nil {
-			return
+		if len(group) == 0 {
+			o.mu.Lock()
+			more := len(o.waiting) > 0
+			o.running = more
+			o.mu.Unlock()
+			if !more {
+				return
+			}
+			continue
 		}
 		inc, err := o.post(group)
 		for _, p := range group {
@@ -167,8 +183,7 @@ func (o *outbox) run() {
 	}
 }
 
-// take removes the parcels of the next transaction from the outbox. If there are none, it returns nil,
-// and run must end.
+// take removes the parcels of the next transaction from the outbox.
 func (o *outbox) take() (group []*parcel) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -190,7 +205,6 @@ func (o *outbox) take() (group []*parcel) {
 		group = append(group, p)
 		o.waiting = o.waiting[1:]
 	}
-	o.running = group != nil
 	return group
 }
 
@@ -246,9 +260,7 @@ type posted struct {
 	o     *outbox
 	group []*parcel
 	steps []step
-	first int64        // the number of a first bucket
-	was   map[int]tail // by priority, the tails before the steps
-	tails map[int]tail // by priority, the tails as the steps leave them
+	tails map[int]*tail // by priority, as the steps leave them
 }
 
 // build sets g.steps to the transaction of one attempt. It uses the knowledge of the outbox, which
@@ -258,7 +270,7 @@ func (g *posted) build(inc *session.Incarnation) error {
 	if g.steps, g.tails = nil, nil; len(g.group) == 0 {
 		return nil
 	}
-	err := g.locate(inc)
+	err := g.o.locate(inc, g.group)
 	if err == nil {
 		err = g.assemble(inc)
 	}
@@ -267,35 +279,29 @@ func (g *posted) build(inc *session.Incarnation) error {
 
 // learn reads from the responses to g.steps which buckets are full now.
 func (g *posted) learn(rs []zk.MultiResponse) {
-	o := g.o
 	for prio, t := range g.tails {
 		e, ok := parseElement(bucket{}, session.BaseName(rs[t.last].String))
 		if !ok { // the reply was lost
-			o.forget()
+			g.o.forget()
 			return
 		}
-		t.full = e.seq >= bucketSize-1
-		o.mu.Lock()
-		if old, ok := o.tails[prio]; ok && old.version <= t.version && o.first == g.first {
-			o.tails[prio] = t
+		if t.full = e.seq >= bucketSize-1; t.full {
+			g.o.full.Store(prio, t.bucket)
 		}
-		o.mu.Unlock()
+		g.o.tails[prio] = t
 	}
 	for _, r := range rs {
-		o.slots.learn(r.String)
+		g.o.slots.learn(r.String)
 	}
 }
 
-// locate finds out the tails that a group needs: it reads those that the outbox does not know.
-func (g *posted) locate(inc *session.Incarnation) error {
-	o, ctx := g.o, session.Finishing // ends with the session
-	o.mu.Lock()
-	g.first, g.was = o.first, maps.Clone(o.tails)
-	o.mu.Unlock()
+// locate reads the tails that a group needs and the outbox does not know.
+func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
+	ctx := session.Finishing // ends with the session
 	paths := []string{o.dir}
 	var prios []int
-	for _, p := range g.group {
-		if _, ok := g.was[p.prio]; !ok && !slices.Contains(prios, p.prio) {
+	for _, p := range group {
+		if o.tails[p.prio] == nil && !slices.Contains(prios, p.prio) {
 			prios = append(prios, p.prio)
 			paths = append(paths, session.ChildPath(o.dir, tailName(p.prio)))
 		}
@@ -311,19 +317,20 @@ func (g *posted) locate(inc *session.Incarnation) error {
 		if err := o.makeQueue(inc); err != nil {
 			return err
 		}
-		return g.locate(inc)
+		return o.locate(inc, group)
 	case !ours(nodes[0].Data):
 		return o.m.Mixed(o.dir)
-	case nodes[0].Stat.Czxid != g.first && len(g.was) > 0:
+	case nodes[0].Stat.Czxid != o.first && len(o.tails) > 0:
 		o.forget() // the known tails belong to a queue that was deleted
-		return g.locate(inc)
+		return o.locate(inc, group)
 	}
-	if g.first = nodes[0].Stat.Czxid; g.was == nil {
-		g.was = make(map[int]tail)
+	o.first = nodes[0].Stat.Czxid
+	if o.tails == nil {
+		o.tails = make(map[int]*tail)
 	}
 	for i, prio := range prios {
 		n := nodes[i+1]
-		t := tail{made: n.Stat != nil}
+		t := &tail{made: n.Stat != nil}
 		if t.made {
 			t.version = n.Stat.Version
 		}
@@ -333,40 +340,42 @@ func (g *posted) locate(inc *session.Incarnation) error {
 			}
 			t.full = true
 		}
-		g.was[prio] = t
+		if last, ok := o.full.Load(prio); ok && last == t.bucket {
+			t.full = true
+		}
+		o.tails[prio] = t
 	}
-	if err := g.fathom(ctx, inc, prios); err != nil {
-		return err
+	if o.brief {
+		return nil
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.first == g.first || o.tails == nil {
-		o.first, o.tails = g.first, maps.Clone(g.was)
-		maps.DeleteFunc(o.tails, func(_ int, t tail) bool { return t.gone }) // open does not look whether it is of this queue
-	}
-	return nil
+	return o.fathom(ctx, inc, prios)
 }
 
-// fathom finds out which of the newest buckets of these priorities are full or gone. A producer that
-// has filled a bucket creates the next with its next Send. But each producer may send only once, and
-// then the tail still has the full bucket.
-func (g *posted) fathom(ctx context.Context, inc *session.Incarnation, prios []int) error {
+// fathom finds out which of the newest buckets of these priorities are full. A producer that has
+// filled a bucket creates the next with its next Send. But each producer may send only once, and then
+// the tail still has the full bucket.
+func (o *outbox) fathom(ctx context.Context, inc *session.Incarnation, prios []int) error {
+	var known []int
 	var paths []string
-	prios = slices.DeleteFunc(prios, func(prio int) bool { return g.was[prio].full })
 	for _, prio := range prios {
-		paths = append(paths, session.ChildPath(g.o.dir, bucketName(prio, g.was[prio].bucket)))
+		if t := o.tails[prio]; !t.full {
+			known, paths = append(known, prio), append(paths, session.ChildPath(o.dir, bucketName(prio, t.bucket)))
+		}
 	}
 	if paths == nil {
 		return nil
 	}
 	nodes, err := inc.GetAll(ctx, paths)
-	for i, n := range nodes {
-		t := g.was[prios[i]]
-		t.gone = n.Stat == nil
-		t.full = t.gone || newLot(bucket{}, n).last >= bucketSize-1
-		g.was[prios[i]] = t
+	if err != nil {
+		o.forget()
+		return err
 	}
-	return err
+	for i, n := range nodes {
+		if n.Stat != nil {
+			o.tails[known[i]].full = newLot(bucket{}, n).last >= bucketSize-1
+		}
+	}
+	return nil
 }
 
 // newestBucket finds the newest bucket of a priority by a listing. That is needed if the tail does not
@@ -385,13 +394,7 @@ func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, pri
 // assemble sets g.steps and g.tails.
 func (g *posted) assemble(inc *session.Incarnation) error {
 	o := g.o
-	g.tails = make(map[int]tail)
-	// The known tails were stale: another producer has created the next bucket, or an operator has
-	// deleted a bucket, or the queue.
-	again := func(*session.Incarnation) error {
-		o.forget()
-		return nil
-	}
+	g.tails = make(map[int]*tail)
 	g.add(ring(o.dir), when(session.IsNoNode, o.makeQueue)) // the bell
 	if keys := session.ChildPath(o.dir, keysName); slices.ContainsFunc(g.group, (*parcel).keyed) {
 		g.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
@@ -409,11 +412,11 @@ func (g *posted) assemble(inc *session.Incarnation) error {
 		var dir string
 		var makeDir func(*session.Incarnation, error) error
 		if p.due == 0 {
-			if _, ok := g.tails[p.prio]; !ok {
-				g.tails[p.prio] = g.open(p.prio, when(func(err error) bool { return outrun(err) || session.IsNodeExists(err) }, again))
+			if g.tails[p.prio] == nil {
+				g.tails[p.prio] = g.open(p.prio)
 			}
 			dir = session.ChildPath(o.dir, bucketName(p.prio, g.tails[p.prio].bucket))
-			makeDir = when(session.IsNoNode, again)
+			makeDir = when(session.IsNoNode, func(inc *session.Incarnation) error { return o.missing(inc, p.prio) })
 		} else {
 			at := slotOf(p.prio, p.due, time.Now().UnixMilli())
 			err := zk.ErrNoNode
@@ -429,9 +432,8 @@ func (g *posted) assemble(inc *session.Incarnation) error {
 		}
 		g.identify(p, session.BaseName(dir))
 		for i, data := range p.data {
-			if t := g.tails[p.prio]; p.due == 0 {
-				t.last = len(g.steps)
-				g.tails[p.prio] = t
+			if p.due == 0 {
+				g.tails[p.prio].last = len(g.steps)
 			}
 			g.create(session.ChildPath(dir, elementName(p.due, p.tags[i])), data, makeDir)
 		}
@@ -458,21 +460,27 @@ func (g *posted) create(path string, data []byte, c func(*session.Incarnation, e
 
 // open adds the steps that a bucket needs before it gets elements: a check that it is the newest
 // bucket, or the creation of the next bucket. It returns the tail as these steps leave it.
-func (g *posted) open(prio int, anew func(*session.Incarnation, error) error) tail {
-	t, acl := g.was[prio], g.o.m.Config.ACL
+func (g *posted) open(prio int) *tail {
+	t, acl := *g.o.tails[prio], g.o.m.Config.ACL
 	path := session.ChildPath(g.o.dir, tailName(prio))
+	anew := when(func(err error) bool { return outrun(err) || session.IsNodeExists(err) }, func(*session.Incarnation) error {
+		g.o.forget() // another producer has created the next bucket
+		return nil
+	})
 	if !t.full {
 		g.add(&zk.CheckVersionRequest{Path: path, Version: t.version}, anew)
-		return t
+		return &t
 	}
 	if t.bucket++; t.bucket == 0 {
-		t.bucket = g.first
+		t.bucket = g.o.first
 	}
 	number := []byte(strconv.FormatInt(t.bucket, 10))
-	if t.made && t.bucket > g.first && !t.gone {
+	if t.made && t.bucket > g.o.first && !t.gone {
 		// Another client may have deleted the queue and created it again, and the new tail may have this
 		// version too. But the new queue has no bucket of this name: its numbers begin with its own zxid.
-		g.add(&zk.CheckVersionRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket-1)), Version: -1}, anew)
+		g.add(&zk.CheckVersionRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket-1)), Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
+			return g.o.missing(inc, prio)
+		}))
 	}
 	if t.made {
 		g.add(&zk.SetDataRequest{Path: path, Data: number, Version: t.version}, anew)
@@ -483,14 +491,26 @@ func (g *posted) open(prio int, anew func(*session.Incarnation, error) error) ta
 	}
 	g.add(&zk.CreateRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket)), Acl: acl}, anew)
 	t.made, t.full, t.gone = true, false, false
-	return t
+	return &t
 }
 
-func (o *outbox) forget() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.tails = nil
+// missing is the cure if the newest bucket of a priority does not exist: another client has deleted
+// the bucket, or the queue.
+func (o *outbox) missing(inc *session.Incarnation, prio int) error {
+	stat, err := inc.Exists(session.Finishing, o.dir)
+	switch {
+	case err != nil:
+	case stat == nil || stat.Czxid != o.first:
+		o.forget() // the queue was deleted, and perhaps created again
+	default:
+		if t := o.tails[prio]; t != nil {
+			t.full, t.gone = true, true
+		}
+	}
+	return err
 }
+
+func (o *outbox) forget() { o.tails = nil }
 
 // idPath returns the path of the note of an ID, by its hash.
 func (q site) idPath(hash string) string { return q.ids + "/" + hash[:2] + "/" + hash[2:] }

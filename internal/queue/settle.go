@@ -24,9 +24,13 @@ import (
 //	check(mark) + delete(element) + operations of the fate
 //
 // The deletion is the receipt: no element's name comes again, and no other client deletes the
-// element while the claimant's mark exists. If a reply is lost, claimant.transact makes sure that no
-// attempt is applied any more. Then the claimant looks at the element, and after that at the mark. If
-// the element does not exist and the mark does, the claimant itself has deleted the element.
+// element while the claimant's mark exists. If a reply is lost, the claimant sends the transaction
+// again. If the servers refuse it then, the claimant first writes its mark: from then on the
+// servers refuse every earlier attempt. Then it looks at the element, and after that at the mark.
+// If the element does not exist and the mark does, the claimant itself has deleted the element.
+
+// Fates that the program does not decide on.
+const fateHand = Bury + 1 // not a fate: the entry notes on the board that the item is in hand
 
 // A stage is a step of a claimed item on its way to the program.
 type stage int
@@ -50,14 +54,15 @@ type item struct {
 	fault    error     // reason for the dead letter
 	misfit   bool      // this client cannot decode it
 	decoded  bool
-	hand     bool // the board notes it as in hand
 
-	place  stage  // guarded by claimant.mu, like all fields below
-	back   bool   // a write of the board returns it now
-	posted bool   // its fate is carried out
-	final  *entry // its fate; nil until it is decided
-	then   *entry // its fate if final is a txn that the servers refuse, or nil
-	lost   error  // reason, if the end of the claimant returns it
+	place  stage           // guarded by claimant.mu, like all fields below
+	note   <-chan struct{} // closed when the board says that the item is in hand
+	noted  bool            // the board says so, or will
+	back   bool            // a write of the board returns it now
+	posted bool            // its fate is carried out
+	final  *entry          // its fate; nil until it is decided
+	then   *entry          // its fate if final is a txn that the servers refuse, or nil
+	lost   error           // reason, if the end of the claimant returns it
 
 	ctx    context.Context         // context of the claim; nil until the first call of context
 	cancel context.CancelCauseFunc // ends ctx
@@ -75,7 +80,7 @@ func (it *item) read(n session.Node) {
 // drop forgets the data. No caller needs it after the fate is carried out.
 func (it *item) drop() { it.data, it.value = nil, nil }
 
-// An entry is the fate of an item.
+// An entry is the fate of an item, or a note that an item is in hand.
 type entry struct {
 	item   *item
 	fate   Fate
@@ -135,8 +140,8 @@ func (c *claimant) sendLocked(e *entry) {
 	switch loss := context.Cause(c.held); {
 	case loss != nil:
 		e.close(loss)
-	case e.fate == Return:
-		c.returnLocked(e)
+	case e.fate == Return, e.fate == fateHand:
+		c.noteLocked(e)
 	default:
 		if c.queue = append(c.queue, e); !c.running {
 			c.running = true
@@ -223,33 +228,58 @@ func (c *claimant) next500() []*entry {
 // settle carries out entries in one transaction. If the servers refuse an entry, settle cures the
 // cause or leaves the entry out, and sends the rest again.
 func (c *claimant) settle(es []*entry) {
-	for len(es) > 0 {
+	open := false // an attempt without a reply was perhaps applied, or the servers may still apply it
+	for try := 0; len(es) > 0; {
 		steps, owners, err := c.steps(es)
 		if err == nil {
 			err = session.CheckSize(opsOf(steps))
 		}
+		unsent := err != nil
 		var rs []zk.MultiResponse
-		open := false
-		if err == nil {
-			var zxid int64
-			// For the program's operations, Recall needs the zxid in the mark if the reply is lost.
-			rs, open, err = c.transact(opsOf(steps), es[0].with != nil, func(at int64) (bool, error) {
-				zxid = at
-				return c.deleted(es)
-			})
-			if err == nil {
-				c.removed(es, rs, zxid)
-				return
+		if !unsent {
+			first := c.check()
+			if es[0].with != nil { // the write leaves the zxid in the mark: without a reply, Recall needs it
+				first = &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Version: first.(*zk.CheckVersionRequest).Version}
 			}
+			rs, open, err = c.attempt(append([]any{first}, opsOf(steps)...), open)
 		}
-		if open || isOver(err) || context.Cause(c.held) != nil {
+		switch {
+		case err == nil:
+			if rs[0].Stat != nil {
+				c.wrote(rs[0].Stat)
+			}
+			c.removed(es, rs, 0)
+			return
+		case isOver(err), context.Cause(c.held) != nil:
 			c.orphaned(es, open)
 			return
+		case !unsent && session.OutcomeOf(err) != session.Answered:
+			if c.inc.Pause(session.Finishing, try) != nil {
+				c.orphaned(es, open)
+				return
+			}
+			try++
+			continue
+		case open:
+			switch applied, zxid, e := c.applied(es); {
+			case e != nil:
+				c.orphaned(es, true)
+				return
+			case applied:
+				c.removed(es, nil, zxid)
+				return
+			}
+			open = false
+			continue // no earlier attempt can cause the next refusal
 		}
-		e := es[0]
-		if i := session.FailedOp(rs) - 1; i >= 0 {
-			e, err = owners[i], steps[i].cure(c.inc, err)
-		} else if len(es) > 1 { // settle sends each alone next, which shows the faulty entry
+		i := session.FailedOp(rs)
+		switch {
+		case i == 0:
+			if _, err := c.unchecked(c.check(), err, false); err != nil {
+				c.orphaned(es, false)
+				return
+			}
+		case i < 0 && len(es) > 1: // settle sends each alone next, which shows the faulty entry
 			c.mu.Lock()
 			for _, e := range es {
 				e.alone = true
@@ -257,16 +287,41 @@ func (c *claimant) settle(es []*entry) {
 			c.queue = slices.Concat(es, c.queue)
 			c.mu.Unlock()
 			return
-		}
-		switch {
-		case isOver(err):
-			c.orphaned(es, false)
-			return
-		case err != nil:
-			c.refuse(e, err)
-			es = slices.DeleteFunc(slices.Clone(es), func(o *entry) bool { return o == e })
+		default:
+			e := es[0]
+			if i > 0 {
+				e, err = owners[i-1], steps[i-1].cure(c.inc, err)
+			}
+			if d, ok := opAt(steps, i-1).(*zk.DeleteRequest); ok && session.IsNoNode(err) && d.Path == session.ChildPath(c.q.dir, e.item.key()) {
+				err = errMissing // another client has deleted it, although it had no claim
+			}
+			if isOver(err) {
+				c.orphaned(es, false)
+				return
+			}
+			if err != nil {
+				c.refuse(e, err)
+				es = slices.DeleteFunc(slices.Clone(es), func(o *entry) bool { return o == e })
+			}
 		}
 	}
+}
+
+// attempt sends a transaction once. It reports whether the servers may have applied this attempt,
+// or an earlier attempt if open is set. An attempt without a reply may have been applied, even if
+// the session has ended.
+func (c *claimant) attempt(ops []any, open bool) (rs []zk.MultiResponse, _ bool, err error) {
+	p, err := c.inc.StartMulti(session.Finishing, ops)
+	if err != nil {
+		return nil, open, err
+	}
+	rs, err = p.Wait(session.Finishing, c.inc)
+	return rs, open || session.OutcomeOf(err) == session.Unknown, err
+}
+
+// isOver reports whether err is the end of the session, or of the Session.
+func isOver(err error) bool {
+	return errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrClosed)
 }
 
 // steps makes the operations that carry out entries. owners has the entry of each operation.
@@ -277,9 +332,7 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 	}
 	q, bell, moved := c.q, false, false
 	for _, e = range es {
-		add(&zk.DeleteRequest{Path: session.ChildPath(q.dir, e.item.key()), Version: -1}, when(session.IsNoNode, func(*session.Incarnation) error {
-			return errMissing // another client has deleted it, although it had no claim
-		}))
+		add(&zk.DeleteRequest{Path: session.ChildPath(q.dir, e.item.key()), Version: -1}, incurable)
 		keyed := keyOf(e.item.tag) != ""
 		bell, moved = bell || keyed || e.fate == Later, moved || keyed && e.fate == Later
 		switch {
@@ -322,12 +375,24 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 	return steps, owners, nil
 }
 
-// deleted reports whether c has deleted the elements of a transaction, of which no further attempt can
-// be applied.
-func (c *claimant) deleted(es []*entry) (bool, error) {
-	there, err := c.thereOf(c.inc, es)
+// applied reports whether an attempt without a reply was applied. If not, it never will be. If the
+// transaction has written the mark, zxid is the zxid of the transaction.
+func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
+	if n, err := c.look(session.Finishing, c.path()); err != nil {
+		return false, 0, err
+	} else if n.Stat != nil {
+		zxid = n.Stat.Mzxid
+	}
+	if err := c.fence(session.Finishing); err != nil {
+		return false, 0, err
+	}
+	paths := make([]string, len(es))
+	for i, e := range es {
+		paths[i] = session.ChildPath(c.q.dir, e.item.key())
+	}
+	there, err := c.thereOf(c.inc, paths)
 	if err != nil || there > 0 {
-		return false, err
+		return false, 0, err
 	}
 	// The elements do not exist. If the mark still exists, c has deleted them. If it does not,
 	// another client may have claimed and deleted them.
@@ -336,15 +401,11 @@ func (c *claimant) deleted(es []*entry) (bool, error) {
 		c.lose(c.inc.Deleted())
 		err = session.ErrVanished
 	}
-	return err == nil, err
+	return err == nil, zxid, err
 }
 
-// thereOf returns how many elements of entries exist.
-func (c *claimant) thereOf(inc *session.Incarnation, es []*entry) (there int, err error) {
-	paths := make([]string, len(es))
-	for i, e := range es {
-		paths[i] = session.ChildPath(c.q.dir, e.item.key())
-	}
+// thereOf returns the number of paths that exist.
+func (c *claimant) thereOf(inc *session.Incarnation, paths []string) (there int, err error) {
 	if err := inc.Sync(session.Finishing, c.q.dir); err != nil {
 		return 0, err
 	}
@@ -433,18 +494,21 @@ func (c *claimant) refuseLocked(e *entry, err error) {
 		return
 	}
 	next := *e
-	next.alone, next.wait = true, min(max(2*e.wait, retryAfter), time.Minute)
-	next.done = make(chan struct{})
-	e.item.final = &next
-	e.close(err)
-	c.q.m.Spawn(func() {
-		select {
-		case <-time.After(next.wait):
-		case <-c.held.Done(): // sendLocked closes it
-		}
+	next.alone = true
+	next.wait = min(max(2*e.wait, retryAfter), time.Minute)
+	if e.fate != fateHand { // a consumer offers the item only after its note is written, so it still waits
+		next.done = make(chan struct{})
+		e.item.final = &next
+		e.close(err)
+	}
+	c.refused[&next] = true
+	time.AfterFunc(next.wait, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.sendLocked(&next)
+		if c.refused[&next] {
+			delete(c.refused, &next)
+			c.sendLocked(&next)
+		}
 	})
 }
 
@@ -457,26 +521,43 @@ func (c *claimant) orphaned(es []*entry, open bool) {
 		return
 	}
 	c.q.m.Spawn(func() {
-		there := 0 // one transaction deletes all of them, or none
-		err := c.q.m.During(session.Finishing, func(inc *session.Incarnation) (err error) {
-			if err = inc.AwaitGone(session.Finishing, c.path()); err == nil {
-				there, err = c.thereOf(inc, es)
+		err := c.q.m.During(session.Finishing, func(inc *session.Incarnation) error {
+			if err := inc.AwaitGone(session.Finishing, c.path()); err != nil {
+				return err
 			}
-			return err
+			for _, e := range es { // one transaction deletes all of them, or none
+				there, err := c.thereOf(inc, []string{session.ChildPath(c.q.dir, e.item.key())})
+				if err != nil {
+					return err
+				}
+				if there > 0 {
+					return errNotApplied
+				}
+			}
+			return nil
 		})
 		switch {
+		case errors.Is(err, errNotApplied):
+			c.closeAll(es, c.loss())
 		case err != nil:
-			err = session.ErrClosed // the servers may have applied it
-		case there > 0:
-			err = c.loss()
+			c.closeAll(es, session.ErrClosed) // the servers may have applied it
 		default:
-			err = fmt.Errorf("the claim was lost before the answer, and the element is gone, so whether it was applied is unknown: %w", zk.ErrNoNode)
+			c.closeAll(es, fmt.Errorf("the claim was lost before the answer, and the element is gone, so whether it was applied is unknown: %w", zk.ErrNoNode))
 		}
-		c.closeAll(es, err)
 	})
 }
 
 var errMissing = errors.New("zsync: BUG: the element is gone")
+
+// opAt returns an operation, or nil if there is none.
+func opAt(steps []step, i int) any {
+	if i < 0 {
+		return nil
+	}
+	return steps[i].op
+}
+
+var errNotApplied = errors.New("zsync: BUG: it was not applied")
 
 // loss returns why the claims are lost. The caller knows that they are.
 func (c *claimant) loss() error { return cmp.Or(c.lost(), c.inc.Loss()) }

@@ -136,14 +136,9 @@ func (s *Skipper) Unreadable(b string, n int32, name string, err error) bool {
 	if err == nil || session.IsNoNode(err) || session.OutcomeOf(err) != session.Answered {
 		return false
 	}
-	s.Skip(b, n, fmt.Errorf("%s cannot be read, so consumers skip it for a minute: %w", name, err))
-	return true
-}
-
-// Skip skips an element or bucket, and reports the reason.
-func (s *Skipper) Skip(b string, n int32, err error) {
 	s.mu.Lock()
 	s.skipLocked(b, n, false)
 	s.mu.Unlock()
-	s.Complain(err)
+	s.Complain(fmt.Errorf("%s cannot be read, so consumers skip it for a minute: %w", name, err))
+	return true
 }

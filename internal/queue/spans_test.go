@@ -178,8 +178,8 @@ func TestTheNextBoardTakesOutTheDead(t *testing.T) {
 		next := l.next()
 		taken := next.taken()
 		for _, e := range l.elements {
-			if _, mark := l.state(e, 0); taken.has(e.seq) != (mark == "alive") {
-				t.Fatalf("%d is taken: %v, with mark %q", e.seq, taken.has(e.seq), mark)
+			if owned := l.owner(e.seq) == "alive"; taken.has(e.seq) != owned {
+				t.Fatalf("%d is taken: %v, want %v", e.seq, taken.has(e.seq), owned)
 			}
 			if next.tried[e.seq] != want[e.seq] {
 				t.Fatalf("%d was tried %d times, want %d", e.seq, next.tried[e.seq], want[e.seq])

@@ -81,14 +81,13 @@ func (q *core) countLots(ctx context.Context, inc *session.Incarnation, lots []*
 	fronts := make(map[int][]element)
 	for _, t := range lots {
 		for _, e := range t.elements {
-			state, mark := t.state(e, now)
-			if state == Claimed {
+			if mark := t.owner(e.seq); mark != "" {
 				st.Claimed++
 				owned[mark]++
 				continue
 			}
 			st.Attempts = max(st.Attempts, int(e.tries)+t.board.tried[e.seq])
-			if state == Delayed {
+			if e.due > now {
 				st.Delayed++
 				continue
 			}
@@ -108,17 +107,14 @@ func (q *core) countLots(ctx context.Context, inc *session.Incarnation, lots []*
 	return owned, nil
 }
 
-// state returns the state of an element and, if it is claimed, the mark.
-func (t *lot) state(e element, now int64) (s State, mark string) {
+// owner returns the mark that has claimed a number, or "".
+func (t *lot) owner(n int32) string {
 	for mark, h := range t.board.lines {
-		if h.claimed.has(e.seq) {
-			return Claimed, mark
+		if h.claimed.has(n) {
+			return mark
 		}
 	}
-	if e.due > now {
-		return Delayed, ""
-	}
-	return Ready, ""
+	return ""
 }
 
 // countFront reads the attempts and age of the first of these elements that still exists.

@@ -15,7 +15,7 @@ import (
 
 // Take claims an element and then removes it.
 func (q *core) Take(ctx context.Context) (*Element, error) {
-	inner, leave := WhileOpen(ctx, q.m)
+	inner, leave := q.whileOpen(ctx)
 	defer leave()
 	for {
 		e, again, err := q.takeOne(inner)
@@ -127,18 +127,48 @@ func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *findin
 		return nil, err
 	}
 	c.prune(f.all, f.from)
+	type claimed struct {
+		it  *item
+		err error
+	}
+	done := make(chan claimed, 1)
+	left := make(chan struct{})
 	p := &pump{q: q}
-	return Detached(ctx, q.m, func() (it *item, err error) {
+	q.m.Spawn(func() {
 		defer c.leave()
-		items, err := c.claim(f.lot, f.es[:1], 0)
+		items, err := c.claim(f.lot, f.es[:1], 0, 0)
 		if err == nil && items != nil {
 			items, err = p.fetch(c, items, p.read(inc, f.es[:1]))
 		}
+		var it *item
 		if len(items) > 0 {
 			it = items[0]
 		}
-		return it, err
-	}, func(it *item) { c.decide(it, entry{fate: Return}) })
+		select {
+		case done <- claimed{it, err}:
+			if !session.IsClosed(left) {
+				return
+			}
+		default:
+		}
+		if it != nil {
+			c.decide(it, entry{fate: Return})
+		}
+	})
+	select {
+	case r := <-done:
+		return r.it, r.err
+	case <-ctx.Done():
+		close(left)
+		select {
+		case r := <-done:
+			if r.it != nil {
+				c.decide(r.it, entry{fate: Return})
+			}
+		default:
+		}
+		return nil, session.CtxErr(ctx)
+	}
 }
 
 func (q *core) Peek(ctx context.Context) (*Element, error) {
@@ -246,9 +276,11 @@ func (q *core) rows(ctx context.Context, inc *session.Incarnation, b bucket, s S
 	t.elements = parseElements(t.bucket, names)
 	tried := t.next().tried
 	for _, e := range t.elements {
-		r := row{element: e, Listed: Listed{Element: Element{ID: e.id(), Attempts: int(e.tries) + tried[e.seq]}}}
-		if r.State, r.mark = t.state(e, now); r.State == Delayed {
-			r.Due = time.UnixMilli(e.due)
+		r := row{e, Listed{Element: Element{ID: e.id(), Attempts: int(e.tries) + tried[e.seq]}, State: Ready}, t.owner(e.seq)}
+		if r.mark != "" {
+			r.State = Claimed
+		} else if e.due > now {
+			r.State, r.Due = Delayed, time.UnixMilli(e.due)
 		}
 		if r.State == s {
 			rows = append(rows, r)

@@ -33,6 +33,10 @@ type load struct {
 // A shipment is all elements that a load sends to one queue. It is one posted, because each posted
 // checks the version of the tail, and a second posted in the same transaction would find the version
 // that the first has changed.
+//
+// A shipment has its own outbox, which keeps its knowledge of the queue from the first attempt to the
+// last. That knowledge can be stale. Then the servers refuse the attempt, because a Send checks
+// versions, and the outbox forgets it.
 type shipment struct {
 	posted
 	q  *core // the Queue value whose limit applies: the first with a limit, if there is one
@@ -78,7 +82,7 @@ func (x *load) send(q *core, p *parcel, op int) {
 	i := slices.IndexFunc(x.sends, func(s *shipment) bool { return s.q.dir == q.dir })
 	if i < 0 {
 		i, x.size = len(x.sends), x.size+q.out.overhead()
-		x.sends = append(x.sends, &shipment{posted: posted{o: &q.out}, q: q, op: op})
+		x.sends = append(x.sends, &shipment{posted: posted{o: &outbox{producer: q.out.producer, brief: true}}, q: q, op: op})
 	}
 	s := x.sends[i]
 	if s.group = append(s.group, p); s.q.cfg.MaxLen == 0 {

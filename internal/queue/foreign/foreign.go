@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -20,7 +22,7 @@ import (
 	txns "github.com/zsync/zsync/internal/txn"
 )
 
-// This file sends, takes and counts elements. The program's side of a taken element is in item.go;
+// This file sends, takes and counts elements. Settling a taken element is the business of item.go;
 // names and frames are in format.go.
 
 // An engine is the Engine of a layout.
@@ -36,6 +38,12 @@ type engine struct {
 	line    lock.Line     // of consumers that wait for elements
 	sending chan struct{} // has a token: the goroutine that has put it there may send
 	taking  chan struct{} // has a token: the goroutine that has put it there may take
+	faults  sync.Map      // of chan error: receive the errors that keep consumers from consuming
+
+	mu        sync.Mutex
+	ready     []*item                                 // taken and not offered yet; guarded by mu
+	held      map[*session.Incarnation]map[*item]bool // taken and not settled; guarded by mu
+	consumers int                                     // guarded by mu
 }
 
 // New returns the Engine of another library's layout: Curator's SimpleDistributedQueue, Curator's
@@ -45,6 +53,7 @@ func New(m *session.Manager, cfg queue.Config, called string) queue.Engine {
 		format: formats[called], m: m, cfg: cfg, dir: m.Full(cfg.Path), called: called,
 		line:    lock.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-"),
 		sending: make(chan struct{}, 1), taking: make(chan struct{}, 1),
+		held: make(map[*session.Incarnation]map[*item]bool),
 	}
 	q.DeadLetters = queue.NewDeadLetters(m, cfg.Path, func(stored []byte) []byte {
 		if all, err := q.open(stored); err == nil && len(all) == 1 {
@@ -63,6 +72,13 @@ func (q *engine) lacks(feature string) error {
 
 func (q *engine) complain(err error) {
 	q.m.Log.Error("zsync: cannot consume", "path", q.cfg.Path, "err", err)
+	q.faults.Range(func(c, _ any) bool {
+		select {
+		case c.(chan error) <- err:
+		default:
+		}
+		return true
+	})
 }
 
 // makeQueue creates the queue's znode. It is not a container: the servers delete an empty container,
@@ -137,16 +153,32 @@ func (q *engine) read(ctx context.Context, inc *session.Incarnation, e element) 
 	if err != nil {
 		return nil, err
 	}
-	it := &item{element: e, q: q, inc: inc, stored: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime), done: make(chan struct{})}
-	it.ctx, it.decided = context.WithCancelCause(context.Background())
+	it := &item{element: e, q: q, inc: inc, stored: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime)}
 	if it.inside, it.fault = q.open(data); it.fault != nil {
 		it.inside = [][]byte{data}
+	}
+	if len(it.inside) > 0 {
+		it.data = it.inside[0]
 	}
 	return it, nil
 }
 
 func (q *engine) deletion(it *item) *zk.DeleteRequest {
 	return &zk.DeleteRequest{Path: session.ChildPath(q.dir, it.name), Version: it.version}
+}
+
+// list returns the elements among names, without skipped elements. left has the skipped elements that
+// did not decode.
+func (q *engine) list(names []string) (es, left []element) {
+	for _, e := range q.elements(names) {
+		switch {
+		case !q.skips.Skipped(e.name, 0):
+			es = append(es, e)
+		case q.skips.Left(e.name, 0):
+			left = append(left, e)
+		}
+	}
+	return es, left
 }
 
 // maxSplit is the largest number of elements in one transaction of split or Clear.
@@ -200,7 +232,7 @@ func (q *engine) seize(it *item) (ours *item, err error) {
 		return nil, q.split(ctx, it.inc, it)
 	}
 	if it.fault == nil {
-		it.value, it.fault = q.cfg.Decode(it.inside[0])
+		it.value, it.fault = q.cfg.Decode(it.data)
 	}
 	ops := []any{q.deletion(it)}
 	if it.fault != nil {
@@ -222,168 +254,112 @@ func (q *engine) seize(it *item) (ours *item, err error) {
 		q.Report(it.name, it.fault)
 		return nil, nil
 	}
+	q.hold(it)
 	return it, nil
 }
 
-// take takes the first element. If there is none, take returns nil or, with wait, waits for one. Then
-// it also passes over elements that cannot be taken, unless odd is set: then it returns their errors.
-func (q *engine) take(ctx context.Context, wait, odd bool) (taken *item, err error) {
-	err = q.m.During(ctx, func(inc *session.Incarnation) error {
-		if wait {
-			place, err := q.line.Contend(ctx, inc, q.line.Bases[0], q.m.Owner, lock.EveryoneAhead)
-			if err != nil {
-				return err
-			}
-			defer place.Leave()
+// Take takes the first element and settles it.
+func (q *engine) Take(ctx context.Context) (e *queue.Element, err error) {
+	inner, leave := q.whileOpen(ctx)
+	defer leave()
+	for {
+		it, err := q.first(inner, false)
+		if err != nil || it == nil {
+			return nil, err
 		}
-		for {
-			it, err := q.first(ctx, inc, wait, false)
-			if err != nil || it == nil {
-				return err
-			}
-			taken, err = q.await(ctx, it)
-			if err != nil && ctx.Err() == nil && wait {
-				left := q.skips.Left(it.name, 0) // Misfit has reported it
-				if !left && refusal(err) {
-					q.skips.Skip(it.name, 0, fmt.Errorf("consumers skip %s for a minute: %w", it.name, err))
-				}
-				if !odd && (left || refusal(err)) {
-					continue
-				}
-			}
-			if err != nil || taken != nil {
-				return err
-			}
+		got, err := q.await(inner, func() (*item, error) { return q.seize(it) })
+		if err != nil {
+			return nil, err
 		}
-	})
-	return taken, err
+		if got != nil {
+			e := got.Element()
+			return &e, got.Settle(ctx, queue.Settlement{Fate: queue.Remove})
+		}
+	}
 }
 
-// await seizes an element in the background, and waits for that. If ctx ends first, or Session.Close
-// finds the element unsettled, the background writes the element back.
-func (q *engine) await(ctx context.Context, it *item) (*item, error) {
+// await calls take and waits for its result. If ctx ends first, await writes a taken element back.
+func (q *engine) await(ctx context.Context, take func() (*item, error)) (*item, error) {
+	type taken struct {
+		it  *item
+		err error
+	}
+	done := make(chan taken)
 	leaving, stay := q.m.BeforeClose()
 	if session.IsClosed(leaving) {
 		stay()
-		return nil, session.ErrClosed // Close would not wait for an element that seize takes now
+		return nil, session.ErrClosed // Close would not wait for an element that take takes now
 	}
-	return queue.Detached(ctx, q.m, func() (*item, error) {
-		it, err := q.seize(it)
-		if it == nil {
-			stay()
-			return nil, err
-		}
-		q.m.Spawn(func() {
-			defer stay()
-			select {
-			case <-it.ctx.Done():
-			case <-leaving:
-				it.decide(queue.Return, it.inc.EndError(session.ErrClosed))
+	q.m.Spawn(func() {
+		defer stay()
+		it, err := take()
+		select {
+		case done <- taken{it, err}:
+		case <-ctx.Done():
+			if it != nil {
+				it.Settle(session.Finishing, queue.Settlement{Fate: queue.Return})
 			}
-			it.finish(leaving)
-		})
-		return it, nil
-	}, func(it *item) { it.decide(queue.Return, nil) })
+		}
+	})
+	select {
+	case t := <-done:
+		return t.it, t.err
+	case <-ctx.Done():
+		return nil, session.CtxErr(ctx)
+	}
 }
 
-// first reads the first element. If there is none, it returns nil or, with wait, waits for one. With
-// aside, for Peek, it passes over a znode that holds no elements. Without, it returns the znode, and
-// seize splits it.
-func (q *engine) first(ctx context.Context, inc *session.Incarnation, wait, aside bool) (it *item, err error) {
-	for synced := false; ; {
-		var watches []*conn.Watch
-		if wait {
-			watches = append(watches, inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.dir}))
-		}
-		again := q.skips.Next() // read before the listing, during which a skip can end
-		it, changed, err := q.look(ctx, inc, synced, aside)
-		switch {
-		case wait && session.IsNoNode(err):
-			err = q.makeQueue(ctx)
-		case err != nil || it != nil || changed:
-		case wait:
-			q.sweeper.Sweep(inc, 0)
-			if next := q.sweeper.Next(); again.IsZero() || next.Before(again) {
-				again = next
+// first reads the first element. It returns nil if there is none. With aside, for Peek, it passes over
+// a znode that holds no elements. Without, it returns the znode, and seize splits it.
+func (q *engine) first(ctx context.Context, aside bool) (found *item, err error) {
+	err = q.m.During(ctx, func(inc *session.Incarnation) error {
+		for synced := false; ; {
+			names, err := inc.Names(ctx, q.dir)
+			if err != nil {
+				return err
 			}
-			q.m.Waiters.Add(1)
-			err = inc.AwaitAny(ctx, watches, again)
-			q.m.Waiters.Add(-1)
-		case synced:
-			if q.cfg.KeepDead > 0 && !aside {
-				q.sweeper.Sweep(inc, 0)
+			es, left := q.list(names)
+			if synced {
+				es = append(es, left...) // skipped misfits, so that the caller gets their error again
 			}
-			return nil, nil
-		default:
+			changed := false
+			for _, e := range es {
+				it, err := q.read(ctx, inc, e)
+				switch {
+				case session.IsNoNode(err):
+					changed = true
+				case err != nil:
+					return err
+				case it != nil && (len(it.inside) > 0 || !aside):
+					found = it
+					return nil
+				}
+			}
+			if changed {
+				continue
+			}
+			if synced {
+				if q.cfg.KeepDead > 0 && !aside {
+					q.sweeper.Sweep(inc, 0)
+				}
+				return nil
+			}
 			synced = true // this server may lag: only a listing after a sync proves that there is no element
-			err = inc.Sync(ctx, q.dir)
+			if err := inc.Sync(ctx, q.dir); err != nil {
+				return err
+			}
 		}
-		for _, w := range watches {
-			inc.Watches.Leave(w)
-		}
-		if err != nil || it != nil {
-			return it, err
-		}
-	}
+	})
+	return found, err
 }
 
-// look lists the elements, and reads the first that it does not skip. With left, it reads the skipped
-// misfits last: then the caller gets their error again. It reports as changed that another client has
-// removed an element since the listing.
-func (q *engine) look(ctx context.Context, inc *session.Incarnation, left, aside bool) (it *item, changed bool, err error) {
-	names, _, err := inc.Children(ctx, q.dir)
-	if session.IsNoNode(err) && (left || aside) {
-		return nil, false, nil
-	}
-	if err != nil {
-		return nil, false, err
-	}
-	var es, misfits []element
-	for _, e := range q.elements(names) {
-		switch {
-		case !q.skips.Skipped(e.name, 0):
-			es = append(es, e)
-		case left && q.skips.Left(e.name, 0):
-			misfits = append(misfits, e)
-		}
-	}
-	for _, e := range append(es, misfits...) {
-		switch it, err := q.read(ctx, inc, e); {
-		case session.IsNoNode(err):
-			changed = true
-		case err != nil:
-			return nil, false, err
-		case it != nil && (len(it.inside) > 0 || !aside):
-			return it, false, nil
-		}
-	}
-	return nil, changed, nil
-}
-
-func (q *engine) Take(ctx context.Context) (e *queue.Element, err error) {
-	inner, leave := queue.WhileOpen(ctx, q.m)
-	defer leave()
-	it, err := q.take(inner, false, false)
+func (q *engine) Peek(ctx context.Context) (*queue.Element, error) {
+	it, err := q.first(ctx, true)
 	if err != nil || it == nil {
 		return nil, err
 	}
-	taken := it.Element()
-	if !it.decide(queue.Remove, nil) {
-		return nil, session.ErrClosed // Session.Close has it written back
-	}
-	return &taken, nil
-}
-
-func (q *engine) Peek(ctx context.Context) (e *queue.Element, err error) {
-	err = q.m.During(ctx, func(inc *session.Incarnation) error {
-		it, err := q.first(ctx, inc, false, true)
-		if it != nil {
-			first := it.Element()
-			e = &first
-		}
-		return err
-	})
-	return e, err
+	e := it.Element()
+	return &e, nil
 }
 
 func (q *engine) names(ctx context.Context) (es []element, err error) {
@@ -404,19 +380,26 @@ func (q *engine) Len(ctx context.Context) (int, error) {
 }
 
 func (q *engine) Stats(ctx context.Context) (st queue.Stats, err error) {
-	if st.Ready, err = q.Len(ctx); err != nil {
-		return st, err
-	}
-	e, err := q.Peek(ctx)
+	es, err := q.names(ctx)
 	if err != nil {
 		return st, err
 	}
-	if e != nil {
-		st.Oldest = e.Sent
-	}
+	st.Ready = len(es)
 	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		st.Dead, err = q.Count(ctx, inc)
-		return err
+		if st.Dead, err = q.Count(ctx, inc); err != nil {
+			return err
+		}
+		for _, e := range es {
+			stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.name))
+			if err != nil {
+				return err
+			}
+			if stat != nil {
+				st.Oldest = time.UnixMilli(stat.Ctime)
+				return nil
+			}
+		}
+		return nil
 	})
 	return st, err
 }
@@ -475,7 +458,106 @@ func (q *engine) List(context.Context, queue.State) iter.Seq2[queue.Listed, erro
 	return func(yield func(queue.Listed, error) bool) { yield(queue.Listed{}, q.lacks("List")) }
 }
 
+// whileOpen returns a context that ends with ctx, or when the Session begins to close. Session.Close
+// waits until the caller calls leave.
+func (q *engine) whileOpen(ctx context.Context) (inner context.Context, leave func()) {
+	leaving, stay := q.m.BeforeClose()
+	inner, cancel := context.WithCancelCause(ctx)
+	if session.IsClosed(leaving) {
+		cancel(session.ErrClosed)
+	}
+	q.m.Spawn(func() {
+		select {
+		case <-leaving:
+			cancel(session.ErrClosed)
+		case <-inner.Done():
+		}
+	})
+	return inner, func() {
+		cancel(nil)
+		stay()
+	}
+}
+
 // refusal reports whether another attempt would fail with err too.
 func refusal(err error) bool {
 	return session.OutcomeOf(err) == session.Answered || errors.Is(err, session.ErrTooLarge) || errors.Is(err, session.ErrUnprotected)
+}
+
+// fetch waits for elements, takes up to n of them, and adds them to q.ready.
+func (q *engine) fetch(ctx context.Context, n int) error {
+	return q.m.During(ctx, func(inc *session.Incarnation) error {
+		place, err := q.line.Contend(ctx, inc, q.line.Bases[0], q.m.Owner, lock.EveryoneAhead)
+		if errors.Is(err, session.ErrVanished) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer place.Leave()
+		for refused := map[string]bool{}; ; {
+			es, err := q.awaitSome(ctx, inc, refused)
+			if err != nil {
+				return err
+			}
+			over := false
+			for _, e := range es[:min(len(es), n)] {
+				it, err := q.read(ctx, inc, e)
+				if session.IsNoNode(err) || err == nil && it == nil {
+					continue
+				}
+				if err != nil {
+					return err
+				}
+				got, err := q.await(ctx, func() (*item, error) { return q.seize(it) })
+				switch {
+				case err != nil && ctx.Err() == nil && q.skips.Left(e.name, 0):
+					over = true // Complain has sent the error to the consumers with Odd
+				case err != nil && ctx.Err() == nil && refusal(err):
+					refused[e.name] = true
+					q.complain(err)
+				case err != nil:
+					return err
+				case got != nil:
+					over = true
+					q.mu.Lock()
+					q.ready = append(q.ready, got)
+					q.mu.Unlock()
+				}
+				if len(it.inside) != 1 {
+					break // list again: the elements of the split znode precede the others
+				}
+			}
+			if over {
+				return nil
+			}
+		}
+	})
+}
+
+// awaitSome lists the elements, without skipped and refused elements. If there are none, it waits.
+func (q *engine) awaitSome(ctx context.Context, inc *session.Incarnation, refused map[string]bool) ([]element, error) {
+	for {
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.dir})
+		names, _, err := inc.Children(ctx, q.dir)
+		again := q.skips.Next() // read before the call of list, during which a skip can end
+		es, _ := q.list(names)
+		es = slices.DeleteFunc(es, func(e element) bool { return refused[e.name] })
+		switch {
+		case session.IsNoNode(err):
+			_, err = inc.Create(ctx, q.dir, []byte(marks.Dir))
+		case err == nil && len(es) == 0:
+			q.sweeper.Sweep(inc, 0)
+			if next := q.sweeper.Next(); again.IsZero() || next.Before(again) {
+				again = next
+			}
+			q.m.Waiters.Add(1)
+			err = inc.AwaitAny(ctx, []*conn.Watch{w}, again)
+			q.m.Waiters.Add(-1)
+		}
+		inc.Watches.Leave(w)
+		if err != nil || len(es) > 0 {
+			return es, err
+		}
+	}
 }

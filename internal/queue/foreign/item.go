@@ -1,9 +1,10 @@
 package foreign
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -16,65 +17,117 @@ import (
 // This file is about taken elements: how a consumer gets them, and how they are settled or written
 // back. Taking them from the servers is not its business.
 
-// An item is an element that this process has read, and perhaps taken. After that, only this process
-// has the element, and a goroutine waits until its fate is decided: see await.
+// An item is an element that this process has read and then taken.
 type item struct {
 	element
 	q       *engine
-	inc     *session.Incarnation // the session in which it was read
-	inside  [][]byte             // the elements in its znode
+	inc     *session.Incarnation // the session in which it was taken
+	stored  []byte
+	inside  [][]byte // the elements in its znode
+	data    []byte
 	version int32
 	sent    time.Time
+	value   any
 	fault   error
 
-	mu     sync.Mutex
-	stored []byte     // nil once the fate is carried out, like value; guarded by mu
-	value  any        // guarded by mu
-	fate   queue.Fate // once ctx has ended; guarded by mu
-	inHand bool       // guarded by mu
+	mu      sync.Mutex
+	settled bool          // guarded by mu
+	fate    queue.Fate    // guarded by mu
+	inHand  bool          // guarded by mu
+	lost    error         // guarded by mu
+	done    chan struct{} // made by settleLocked; closed when the first attempt of a Return is over, else at once
+	err     error         // of the first attempt; read it only after done is closed
 
-	ctx     context.Context // ends when the fate is decided
-	decided context.CancelCauseFunc
-	done    chan struct{} // closed after the first attempt to carry the fate out
-	err     error         // of that attempt; read it only after done is closed
+	ctx    context.Context // nil until the first call of Context; guarded by mu
+	cancel context.CancelCauseFunc
 }
 
-// decide decides the fate of an item, unless an earlier call has done so. It reports whether that is
-// the fate now.
-func (it *item) decide(f queue.Fate, lost error) bool {
-	it.mu.Lock()
-	defer it.mu.Unlock()
-	if it.ctx.Err() == nil {
-		if it.fate = f; it.inHand {
-			it.q.m.Holds.Add(-1)
-		}
-		it.decided(lost)
+// hold is called with an item that this process has taken. If the session ends, or the Session is
+// being closed, before the item is settled, the process writes it back.
+func (q *engine) hold(it *item) {
+	q.mu.Lock()
+	first := q.held[it.inc] == nil
+	if first {
+		q.held[it.inc] = make(map[*item]bool)
 	}
-	return it.fate == f
+	q.held[it.inc][it] = true
+	q.mu.Unlock()
+	if !first {
+		return
+	}
+	leaving, stay := q.m.BeforeClose()
+	q.m.Spawn(func() {
+		defer stay()
+		select {
+		case <-it.inc.Ctx.Done():
+		case <-leaving:
+		}
+		q.mu.Lock()
+		held := q.held[it.inc]
+		delete(q.held, it.inc)
+		q.mu.Unlock()
+		loss := it.inc.EndError(cmp.Or(context.Cause(it.inc.Ctx), session.ErrClosed))
+		var back sync.WaitGroup
+		for it := range held {
+			back.Go(func() { it.lose(loss) })
+		}
+		back.Wait()
+	})
 }
 
-// finish carries the fate out. To remove an item, nothing is left to do.
-func (it *item) finish(leaving <-chan struct{}) {
+// drop is called when an item is settled.
+func (q *engine) drop(it *item) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	delete(q.held[it.inc], it)
+}
+
+// lose writes an item back after its session has ended, unless the item is settled.
+func (it *item) lose(why error) {
 	it.mu.Lock()
-	stored := it.stored
-	back := it.fate == queue.Return
-	it.stored, it.value, it.inside = nil, nil, nil
+	settled := it.settled
+	if !settled {
+		it.lost = why
+		if it.cancel != nil {
+			it.cancel(why)
+		}
+		it.settleLocked(queue.Return)
+	}
 	it.mu.Unlock()
-	if back {
-		it.putBack(stored, leaving)
+	if !settled {
+		<-it.done
+	}
+}
+
+// settleLocked decides the Fate of the item.
+func (it *item) settleLocked(f queue.Fate) {
+	it.settled, it.fate, it.done = true, f, make(chan struct{})
+	if it.inHand {
+		it.q.m.Holds.Add(-1)
+	}
+	if it.cancel != nil {
+		it.cancel(nil)
+	}
+	it.q.drop(it)
+	if f == queue.Return {
+		it.q.m.Spawn(it.putBack)
 	} else {
 		close(it.done)
+		it.stored, it.data, it.value, it.inside = nil, nil, nil, nil
 	}
 }
 
 // putBack writes the element back to its position, exactly once. Only this process has the element.
 // So if the servers refuse, putBack tries again, until the Session is being closed, and then once
 // more.
-func (it *item) putBack(stored []byte, leaving <-chan struct{}) {
-	q, ctx := it.q, session.Finishing
-	create := &zk.CreateRequest{Path: session.ChildPath(q.dir, it.name), Data: stored, Acl: q.m.Config.ACL}
+func (it *item) putBack() {
+	q := it.q
+	leaving, stay := q.m.BeforeClose()
+	defer stay()
+	ctx := session.Finishing
 	last := false
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
+		create := &zk.CreateRequest{Path: session.ChildPath(q.dir, it.name), Data: it.stored, Acl: q.m.Config.ACL}
 		var err error
 		if queue.Oversized(q.m, q.Receipts, create) { // too large for a receipt: another library has stored it
 			err = q.m.During(ctx, func(inc *session.Incarnation) error {
@@ -106,36 +159,47 @@ func (it *item) putBack(stored []byte, leaving <-chan struct{}) {
 }
 
 func (it *item) Element() queue.Element {
-	data := it.Data()
 	it.mu.Lock()
 	defer it.mu.Unlock()
-	return queue.Element{ID: it.name, Data: data, Value: it.value, Fault: it.fault, Sent: it.sent}
+	return queue.Element{ID: it.name, Data: it.data, Value: it.value, Fault: it.fault, Sent: it.sent}
 }
 
 func (it *item) Data() []byte {
 	it.mu.Lock()
 	defer it.mu.Unlock()
-	if it.ctx.Err() != nil || len(it.inside) == 0 {
+	if it.settled {
 		return nil
 	}
-	return it.inside[0]
+	return it.data
 }
 
-// Withdrawn returns channels that are never closed: no other process has the element.
-func (it *item) Withdrawn() (down, over <-chan struct{}) { return nil, nil }
+func (it *item) Withdrawn() (down, over <-chan struct{}) {
+	return it.inc.Disconnection(), it.inc.Ctx.Done()
+}
 
-func (it *item) Taken() { it.decide(queue.Remove, nil) }
+func (it *item) Taken() { it.Settle(session.Finishing, queue.Settlement{Fate: queue.Remove}) }
 
 func (it *item) Handed() {
 	it.mu.Lock()
 	defer it.mu.Unlock()
-	if it.ctx.Err() == nil {
+	if !it.settled {
 		it.inHand = true
 		it.q.m.Holds.Add(1)
 	}
 }
 
-func (it *item) PutBack() { it.Settle(session.Finishing, queue.Settlement{Fate: queue.Return}) }
+func (it *item) PutBack() {
+	q := it.q
+	q.mu.Lock()
+	keep := q.consumers > 0 && it.inc.Alive()
+	if keep {
+		q.ready = append([]*item{it}, q.ready...)
+	}
+	q.mu.Unlock()
+	if !keep {
+		it.Settle(session.Finishing, queue.Settlement{Fate: queue.Return})
+	}
+}
 
 func (it *item) SetAside() {}
 
@@ -144,17 +208,20 @@ func (it *item) Settle(ctx context.Context, s queue.Settlement) error {
 	case queue.Bury:
 		return it.q.lacks("Reject")
 	case queue.Later:
-		it.PutBack()
+		it.Settle(ctx, queue.Settlement{Fate: queue.Return})
 		return it.q.lacks("NackAfter")
 	}
-	ours := it.decide(s.Fate, nil)
-	switch lost := context.Cause(it.ctx); {
-	case lost != context.Canceled:
+	it.mu.Lock()
+	if !it.settled {
+		it.settleLocked(s.Fate)
+	}
+	lost, fate := it.lost, it.fate
+	it.mu.Unlock()
+	switch {
+	case lost != nil:
 		return lost
-	case !ours:
+	case fate != s.Fate:
 		return lock.ErrNotLocked
-	case s.Fate == queue.Remove:
-		return nil
 	}
 	limit := time.NewTimer(session.ReleaseTime)
 	defer limit.Stop()
@@ -172,37 +239,81 @@ func (it *item) Txn(context.Context, []any) ([]zk.MultiResponse, error) {
 	return nil, it.q.lacks("Txn")
 }
 
-func (it *item) Context() context.Context { return it.ctx }
+func (it *item) Context() context.Context {
+	it.mu.Lock()
+	defer it.mu.Unlock()
+	if it.ctx == nil {
+		it.ctx, it.cancel = context.WithCancelCause(context.Background())
+		if it.settled {
+			it.cancel(it.lost)
+		}
+	}
+	return it.ctx
+}
 
-// A consumer takes an element when Next is called.
+// A consumer takes elements when Next is called.
 type consumer struct {
-	q   *engine
-	odd bool
-	ctx context.Context
-	end func() // ends ctx, and no longer delays Session.Close
+	q      *engine
+	ctx    context.Context
+	over   func()     // ends ctx, and no longer delays Session.Close
+	faults chan error // errors that keep it from consuming; nil without Odd
+	leaves atomic.Bool
+	left   chan struct{}
 }
 
 func (q *engine) Join(ctx context.Context, o queue.Joining) queue.Consumer {
-	c := &consumer{q: q, odd: o.Odd}
-	c.ctx, c.end = queue.WhileOpen(ctx, q.m)
+	c := &consumer{q: q, left: make(chan struct{})}
+	c.ctx, c.over = q.whileOpen(ctx)
+	if o.Odd {
+		c.faults = make(chan error, 1)
+		q.faults.Store(c.faults, true)
+	}
+	q.mu.Lock()
+	q.consumers++
+	q.mu.Unlock()
 	return c
 }
 
 func (c *consumer) Leaving() <-chan struct{} { return c.ctx.Done() }
 
-func (c *consumer) Leave() { c.end() }
+func (c *consumer) Leave() {
+	if c.leaves.Swap(true) {
+		<-c.left
+		return
+	}
+	q := c.q
+	q.mu.Lock()
+	var back []*item
+	if q.consumers--; q.consumers == 0 {
+		back, q.ready = q.ready, nil
+	}
+	q.mu.Unlock()
+	for _, it := range back {
+		it.Settle(session.Finishing, queue.Settlement{Fate: queue.Return})
+	}
+	q.faults.Delete(c.faults)
+	c.over()
+	close(c.left)
+}
 
 func (c *consumer) Next() (queue.Claim, error) {
 	q := c.q
 	for try := 0; ; try++ {
 		select {
+		case err := <-c.faults:
+			return nil, err
+		default:
+		}
+		select {
 		case q.taking <- struct{}{}:
+		case err := <-c.faults:
+			return nil, err
 		case <-c.ctx.Done():
 			return nil, session.CtxErr(c.ctx)
 		case <-q.m.Closing:
 			return nil, q.m.Failure()
 		}
-		it, err := q.take(c.ctx, true, c.odd)
+		it, err := c.take()
 		<-q.taking
 		switch {
 		case c.ctx.Err() != nil:
@@ -210,37 +321,65 @@ func (c *consumer) Next() (queue.Claim, error) {
 				it.PutBack()
 			}
 			return nil, session.CtxErr(c.ctx)
-		case it != nil:
-			return it, nil
 		case q.m.Failure() != nil:
 			return nil, q.m.Failure()
-		case errors.Is(err, session.ErrVanished): // another client has deleted the place in the line
-			continue
-		case c.odd:
-			return nil, err
-		}
-		q.complain(err)
-		select {
-		case <-time.After(max(q.m.Config.Retry.Delay(try), time.Second)):
-		case <-c.ctx.Done():
-		case <-q.m.Closing:
+		case it != nil:
+			return it, nil
+		case err != nil:
+			q.complain(err)
+			select {
+			case err := <-c.faults:
+				return nil, err
+			case <-time.After(max(q.m.Config.Retry.Delay(try), time.Second)):
+			case <-c.ctx.Done():
+			case <-q.m.Closing:
+			}
 		}
 	}
+}
+
+// take returns a ready element. If there is none, it first fetches elements.
+func (c *consumer) take() (it *item, err error) {
+	if it = c.q.pop(); it == nil {
+		err = c.q.fetch(c.ctx, max(c.q.cfg.Prefetch, 1))
+		it = c.q.pop()
+	}
+	if it != nil && it.inc.Connection(c.ctx) != nil {
+		it.PutBack()
+		it = nil
+	}
+	return it, err
+}
+
+// pop returns the first ready element that is not settled or lost.
+func (q *engine) pop() *item {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for len(q.ready) > 0 {
+		it := q.ready[0]
+		q.ready = q.ready[1:]
+		if q.held[it.inc][it] {
+			return it
+		}
+	}
+	return nil
 }
 
 func (q *engine) Receive(ctx context.Context, n int, got func(queue.Claim)) error {
 	c := q.Join(ctx, queue.Joining{Hand: true}).(*consumer)
 	defer c.Leave()
 	it, err := c.Next()
-	if err != nil {
-		return err
-	}
-	for more := it.(*item); more != nil; n-- {
-		got(more)
-		if more.Handed(); n == 1 {
+	for ; err == nil; n-- {
+		got(it)
+		it.Handed()
+		if n == 1 {
 			break
 		}
-		more, _ = q.take(c.ctx, false, false) // an error shows in the next call
+		more := q.pop()
+		if more == nil {
+			break
+		}
+		it = more
 	}
-	return nil
+	return err
 }

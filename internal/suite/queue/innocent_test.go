@@ -77,13 +77,11 @@ func TestWhatOneMayNotGiveBackKeepsNobodyElseWaiting(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b, producer := open(t, srv), open(t, srv), open(t, srv)
-		must(t, zsync.NewQueue[int](producer, "/q").Send(t.Context(), counted(260)...)) // A claims the last of them, too
+		must(t, zsync.NewQueue[int](producer, "/q").Send(t.Context(), counted(300)...))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		srv.SetLatency(time.Millisecond)
-		qa := zsync.NewQueue[int](a, "/q")
-		first, stop := context.WithCancel(ctx)
-		mine := qa.Recv(first)
+		mine := zsync.NewQueue[int](a, "/q").Recv(ctx)
 		for range 220 {
 			<-mine
 			time.Sleep(10 * time.Microsecond)
@@ -97,12 +95,9 @@ func TestWhatOneMayNotGiveBackKeepsNobodyElseWaiting(t *testing.T) {
 			}
 			return zktest.Pass
 		})
-		stop() // A gives back the elements that it has claimed ahead
-		for range mine {
-		}
-		time.Sleep(3 * time.Second)
+		time.Sleep(3 * time.Second) // A is slow, and gives back
 		go func() {
-			for range qa.Recv(ctx) {
+			for range mine {
 			}
 		}()
 		time.Sleep(100 * time.Millisecond)
@@ -151,7 +146,8 @@ func TestAReceiveThatIsPolledLeavesOthersOfTheQueueTheirShare(t *testing.T) {
 	})
 }
 
-// The reply to a claim is late, and the consumer is slow.
+// The reply to a claim is late, and meanwhile what was claimed before is given back as the
+// consumer is slow.
 func TestOneConsumerKeepsTheOrderBesideAClaimThatIsLate(t *testing.T) {
 	t.Parallel()
 	const n = 2000
