@@ -233,7 +233,7 @@ func (v *visit) sync() (grade, string) {
 			return failed(err)
 		}
 		data, _, err := v.await(read, synced)
-		if err == nil && string(data) != want {
+		if err == nil && string(data) != want && v.a.mode != "follower" && v.a.mode != "observer" {
 			// A leader answers a sync of its own client as it does a read, so it can miss a write for less than a
 			// millisecond. No grant rests on that: see docs/guarantees.md.
 			time.Sleep(answering / 50)
@@ -245,7 +245,7 @@ func (v *visit) sync() (grade, string) {
 		case err != nil:
 			return failed(err)
 		case string(data) != want:
-			return unfit, fmt.Sprintf("%v after a sync, a read missed a write that another client had finished before; zsync cannot use this server", answering/50)
+			return unfit, "a read after a sync missed a write that another client had finished before; zsync cannot use this server"
 		}
 	}
 	return fine, "a read after a sync sees what other clients wrote before"

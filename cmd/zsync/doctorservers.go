@@ -62,8 +62,9 @@ type examined struct {
 	granted time.Duration
 	number  byte // of the server, as its session ids have it
 	version string
-	demands bool // credentials
-	asked   bool // whether it demands them
+	mode    string // such as leader; empty if the server does not answer srvr
+	demands bool   // credentials
+	asked   bool   // whether it demands them
 	addrs   []string
 }
 
@@ -281,6 +282,9 @@ func (e *examination) words(ctx context.Context, a *examined) {
 		for line := range strings.Lines(text) {
 			if v, ok := strings.CutPrefix(line, "Zookeeper version: "); ok {
 				a.version, _, _ = strings.Cut(strings.TrimSpace(v), ",")
+			}
+			if v, ok := strings.CutPrefix(line, "Mode: "); ok {
+				a.mode = strings.TrimSpace(v)
 			}
 		}
 		e.borrow(a.host, "part in the ensemble", "as it should be", func() { e.judgeState(ctx, a.host, text) })

@@ -216,8 +216,8 @@ func TestDoctorFindsAServerThatIsWrongInOnePoint(t *testing.T) {
 					return [][]byte{p}
 				}
 			}},
-		{name: "a sync that does nothing", grade: "fail", want: `: sync before a read: 100ms after a sync, a read missed a write`, only: true,
-			breaks: func(t *testing.T, e *zktest.Ensemble, m *machine) { e.SetLag(1, 500*time.Millisecond) },
+		{name: "a sync that does nothing", grade: "fail", want: `: sync before a read: a read after a sync missed a write`, only: true,
+			breaks: func(t *testing.T, e *zktest.Ensemble, m *machine) { e.SetLag(1, 50*time.Millisecond) },
 			wrong: func(c *wrongConn, server int) {
 				c.hears = func(op int32, p []byte) {
 					if server == 1 && op == wire.OpSync { // a getChildren has the same body, but for the watch
