@@ -34,6 +34,7 @@ type hold struct {
 	over   bool        // guarded by resource.mu
 	ended  time.Time   // time of its end; guarded by resource.mu
 	gone   time.Time   // time of the deletion of its znode by a stranger; guarded by resource.mu
+	copied bool        // and has put a copy in its place; guarded by resource.mu
 	open   []string    // znodes of transactions whose outcome is unknown; guarded by resource.mu
 	tokens []int64     // zxids that the hold has got, which grow from hold to hold; guarded by resource.mu
 }
@@ -150,13 +151,19 @@ func (r *resource) lastStrike() time.Time {
 	return r.struck
 }
 
-// deleted notes that a stranger has just deleted the znode of h.
-func (h *hold) deleted() {
+// deleted notes that a stranger has just deleted the znode of h, and perhaps made a copy in its place.
+func (h *hold) deleted(copied bool) {
 	h.r.mu.Lock()
 	defer h.r.mu.Unlock()
-	if !h.over {
-		h.gone = time.Now()
-	}
+	h.gone, h.copied = time.Now(), copied
+}
+
+// deletedBefore reports whether the znode of h was deleted before t, and no copy is in its place. Other clients
+// take a copy of a consumer's mark for the mark, and leave its elements alone.
+func (h *hold) deletedBefore(t time.Time) bool {
+	h.r.mu.Lock()
+	defer h.r.mu.Unlock()
+	return !h.gone.IsZero() && h.gone.Before(t) && !h.copied
 }
 
 // wrote notes a zxid of a write of the holder.

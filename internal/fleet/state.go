@@ -604,10 +604,13 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	err := d.Ack(ctx)
 	done()
 	ok := a.may("Ack", ctx, err, zsync.ErrLost, zk.ErrNoNode)
-	// If a stranger has deleted the mark of another claim, its process may hear of the grant now, and of the
-	// loss a moment later.
+	// In programs with strikes, a stranger may have deleted the mark of the other claim: its process then hears
+	// of the grant now, and of the loss a moment later.
 	if other := r.since(h, asked); ok && other != nil && !q.w.strikes {
 		q.w.fail("the queue: Ack of %d by %s is nil, and %s has had it since %v", v, a, other.a, q.w.at(other.since))
+	}
+	if ok && h.deletedBefore(asked) {
+		q.w.fail("the queue: Ack of %d by %s is nil, and the mark of its claim was deleted before", v, a)
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -161,7 +161,7 @@ func (x *stranger) strike(ctx context.Context, d *rand.Rand, p prey, h *hold) {
 			return
 		}
 		if h != nil && !waiters && len(paths) == 1 {
-			h.deleted()
+			h.deleted(len(ops) == 2)
 		}
 		if len(ops) == 2 {
 			x.remove(path, time.Duration(d.Int64N(int64(2*x.w.timeout))))
