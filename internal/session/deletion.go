@@ -22,8 +22,9 @@ import (
 //
 // A Deletion is also the request that deletes its znodes: several in one transaction. If that
 // fails, or has no reply, each znode gets a Deletion of its own, because one may be missing, or the
-// servers may refuse one: see split. Only one attempt is under way at a time. The unexported fields belong to the
-// goroutine that handles it: the sender of the attempt, then the reader of the reply, then run.
+// servers may refuse one: see split. Only one attempt is under way at a time. The unexported fields
+// belong to the goroutine that handles it: the sender of the attempt, then the reader of the reply,
+// then run.
 type Deletion struct {
 	Paths   []string     // with unique names
 	By      func() error // deletes them instead, and repeats unanswered requests; called again after a refusal

@@ -30,13 +30,29 @@ func why(s string) func(*trace.Record)  { return func(l *trace.Record) { l.Reaso
 func token(n int64) func(*trace.Record) { return func(l *trace.Record) { l.Token, l.Zxid = n, n } }
 func from(s string) func(*trace.Record) { return func(l *trace.Record) { l.From = s } }
 
+// A verdict is a trace, and what the judge must say of it.
+type verdict struct {
+	name  string
+	lines []trace.Record
+	want  string // in the only violation; "" for none
+	note  string // in a note
+}
+
+func (c verdict) test(t *testing.T) {
+	r := Files([]*File{{Name: "f", Lines: c.lines}}, DefaultTolerance)
+	if c.want == "" && len(r.Violations) > 0 || len(r.Missing) > 0 {
+		t.Fatalf("violations %v, missing %v", r.Violations, r.Missing)
+	}
+	if c.want != "" && (len(r.Violations) != 1 || !strings.Contains(r.Violations[0].String(), c.want)) {
+		t.Fatalf("violations %v; want one that says %q", r.Violations, c.want)
+	}
+	if c.note != "" && !slices.ContainsFunc(r.Notes, func(f Finding) bool { return strings.Contains(f.String(), c.note) }) {
+		t.Fatalf("notes %v; want one that says %q", r.Notes, c.note)
+	}
+}
+
 func TestVerify(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		lines []trace.Record
-		want  string // in the only violation; "" for none
-		note  string // in a note
-	}{
+	for _, c := range []verdict{
 		{name: "one after the other", lines: []trace.Record{
 			at("a", 1, 0, trace.Grant, trace.Mutex, "x", 10), at("a", 2, 5, trace.Release, trace.Mutex, "x", 11), at("a", 3, 6, trace.Gone, trace.Mutex, "x", 12),
 			at("b", 1, 6, trace.Grant, trace.Mutex, "y", 12), at("b", 2, 9, trace.Release, trace.Mutex, "y", 12), at("b", 3, 9, trace.Gone, trace.Mutex, "y", 13),
@@ -122,18 +138,7 @@ func TestVerify(t *testing.T) {
 			at("b", 1, 2000, trace.Grant, trace.Mutex, "y", 20), at("b", 2, 2001, trace.Release, trace.Mutex, "y", 21), at("b", 3, 2001, trace.Gone, trace.Mutex, "y", 22),
 		}},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			r := Files([]*File{{Name: "f", Lines: c.lines}}, DefaultTolerance)
-			if c.want == "" && len(r.Violations) > 0 || len(r.Missing) > 0 {
-				t.Fatalf("violations %v, missing %v", r.Violations, r.Missing)
-			}
-			if c.want != "" && (len(r.Violations) != 1 || !strings.Contains(r.Violations[0].String(), c.want)) {
-				t.Fatalf("violations %v; want one that says %q", r.Violations, c.want)
-			}
-			if c.note != "" && !slices.ContainsFunc(r.Notes, func(f Finding) bool { return strings.Contains(f.String(), c.note) }) {
-				t.Fatalf("notes %v; want one that says %q", r.Notes, c.note)
-			}
-		})
+		t.Run(c.name, c.test)
 	}
 }
 
