@@ -244,6 +244,7 @@ func TestWrongArgumentsAreErrorsAtOnce(t *testing.T) {
 		{func() (any, error) { return Password("@A.TEST", "p", config) }, "an empty name"},
 		{func() (any, error) { return Password("bob@B.TEST", "p", config) }, "has no KDC of the realm B.TEST"},
 		{func() (any, error) { return Password("bob@A.TEST", "p", config, WithService("zookeeper")) }, "want SERVICE/HOST"},
+		{func() (any, error) { return Password("bob@A.TEST", "p", config, nil) }, "option 1 is nil"},
 		{func() (any, error) { return Keytab("bob@A.TEST", filepath.Join(dir, "none"), config) }, "no such file"},
 		{func() (any, error) { return Keytab("bob@A.TEST", file("keytab", "\x05\x02\x00\x00\x00\x40ab"), config) }, "keytab"},
 		{func() (any, error) { return Keytab("bob@A.TEST", file("empty", ""), config) }, "empty"},

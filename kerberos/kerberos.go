@@ -176,7 +176,10 @@ func (g grant) valid() bool { return time.Now().Before(g.end) }
 
 func newMechanism(principal string, opts []Option) (*mechanism, error) {
 	m := &mechanism{service: "zookeeper/_HOST", last: make(map[string]grant)}
-	for _, o := range opts {
+	for i, o := range opts {
+		if o == nil {
+			return nil, fmt.Errorf("kerberos: option %d is nil", i)
+		}
 		o(m)
 	}
 	m.configFile = cmp.Or(m.configFile, os.Getenv("KRB5_CONFIG"), "/etc/krb5.conf")
