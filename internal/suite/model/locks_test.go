@@ -227,7 +227,7 @@ func (m *lockModel) told(h *modelHold, what string, ctx context.Context, err err
 		return true
 	case errors.Is(err, zsync.ErrLost) && h.lost():
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
-	case m.refuses && errors.Is(err, zk.ErrNoAuth):
+	case m.refused(err):
 	default:
 		m.t.Errorf("%s of what is held: %v (lost: %v)", what, err, h.lost())
 	}
@@ -291,7 +291,7 @@ func (r *lockRun) got(what string, s *zsync.Session, ctx context.Context, began 
 		return true
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 	case closed && errors.Is(err, zsync.ErrClosed):
-	case r.refuses && errors.Is(err, zk.ErrNoAuth):
+	case r.refused(err):
 	case errors.Is(err, zsync.ErrDeadlock) && r.lost(s): // and its goroutine waits for something else
 	default:
 		r.t.Errorf("%s: %v", what, err)

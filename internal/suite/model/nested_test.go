@@ -286,7 +286,7 @@ func (p *nestedProgram) may(what string, ctx context.Context, err error) {
 	switch {
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()) && errors.Is(err, context.Cause(ctx)):
 	case closed && errors.Is(err, zsync.ErrClosed):
-	case p.refuses && errors.Is(err, zk.ErrNoAuth):
+	case p.refused(err):
 	default:
 		p.t.Errorf("%s: %v; its context: %v", what, err, context.Cause(ctx))
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -147,8 +146,7 @@ func (p *permitProgram) use(h *modelHold) {
 			return true
 		case errors.Is(err, zsync.ErrLost) && h.lost():
 		case ctx.Err() != nil && errors.Is(err, ctx.Err()):
-		case p.refuses && errors.Is(err, zk.ErrNoAuth):
-		case p.refuses && what == "Txn" && strings.Contains(err.Error(), "it may have been applied: without permission to create"): // no log may be made, and a reply was lost
+		case p.refused(err):
 		default:
 			p.t.Errorf("%s of permits that are held: %v (lost: %v)", what, err, h.lost())
 		}
