@@ -805,6 +805,12 @@ func (b *Barrier) keep(ctx context.Context, inc *session.Incarnation, p *party) 
 
 // rest returns the names of the other parties of p's round that are inside.
 func (b *Barrier) rest(ctx context.Context, inc *session.Incarnation, p *party) ([]string, error) {
+	// The listing comes before the read: if the room is ours when it is read, it was ours when
+	// it was listed. In the other order, a new room could be listed, and its numbers begin at 0.
+	names, err := inc.Names(ctx, b.room)
+	if err != nil {
+		return nil, err
+	}
 	data, stat, err := inc.Get(ctx, b.room)
 	if session.IsNoNode(err) || err == nil && stat.Czxid != p.round.room {
 		return nil, nil // a room is deleted only when it is empty
@@ -819,10 +825,6 @@ func (b *Barrier) rest(ctx context.Context, inc *session.Incarnation, p *party) 
 	r, ok := state.find(func(r round) bool { return r.version == p.round.version })
 	if !ok {
 		return nil, nil // a round is forgotten only when all its parties have left
-	}
-	names, err := inc.Names(ctx, b.room)
-	if err != nil {
-		return nil, err
 	}
 	return slices.DeleteFunc(names, func(name string) bool {
 		c, ok := lock.ParseChild(name, partyBase)

@@ -780,6 +780,42 @@ func TestKeeperThatDoesNotKnowItAndFailsToLeaveIsSucceeded(t *testing.T) {
 	})
 }
 
+// A keeper that has to ask who else is in its round looks at the room twice. Between the two looks,
+// the room is deleted, as it is empty, and the next one has a party of the same number.
+func TestAKeeperDoesNotWaitForThePartiesOfTheNextRoom(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := zsync.NewWaitGroup(suite.Open(t, srv), "/w"), zsync.NewWaitGroup(suite.Open(t, srv), "/w")
+		srv.Intercept(harness.First(zktest.DropReply, harness.Op(zktest.OpMulti)))
+		harness.Must(t, a.Enter(t.Context(), 1)) // the reply is lost: a does not know that it is the keeper
+		var looks atomic.Int32
+		id := inside.Session(a).ID()
+		srv.Intercept(func(q zktest.Request) zktest.Action {
+			if q.Session == id && q.Path == "/w/parties" && looks.Add(1) == 2 {
+				return zktest.Delay(3 * time.Second)
+			}
+			return zktest.Pass
+		})
+		left := harness.Async(func() error { return a.Leave(t.Context()) })
+		time.Sleep(time.Second)
+		if n := looks.Load(); n != 2 {
+			t.Fatalf("a looked at the room %d times; this test wants to come before the second", n)
+		}
+		entered := enter(t, b, 2)
+		time.Sleep(time.Second)
+		if names := suite.ChildrenOf(t, inside.Session(b), "/w/parties"); len(names) != 1 || !strings.Contains(names[0], "-2-party-") {
+			t.Fatalf("the room has %q; want a new room with a party of two", names)
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if len(left) == 0 {
+			t.Fatal("Leave waits for a party of the next room")
+		}
+		harness.Must(t, zsync.NewWaitGroup(inside.Session(a), "/w").Enter(t.Context(), 2))
+		harness.Must(t, <-entered)
+		harness.Must(t, <-left)
+	})
+}
+
 // TestEnterAndLeaveCostAtMostFiveRequestsAParty also counts notifications: two for each party, and one
 // for each other party that leaves after the keeper. No party waits for a second.
 func TestEnterAndLeaveCostAtMostFiveRequestsAParty(t *testing.T) {
