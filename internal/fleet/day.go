@@ -7,14 +7,18 @@ import (
 	"time"
 )
 
-// A role is the work of a process of a fleet, all day. The programs in examples do such work.
+// This file adds to a program the parts that only a day has: the roles of its processes, deploys
+// and restarts, and the check that every call returns soon after a fault. Most faults are the
+// business of faults.go.
+
+// A role is the work that some processes do for the whole day.
 type role struct {
 	name      string
 	arenas    []string
 	processes int
 }
 
-// The processes of a fleet, in the order of their numbers. They are 50.
+// The roles, in the order of the numbers of their processes. There are 50 processes.
 var roles = []role{
 	{"nightly", []string{"nightly"}, 4},
 	{"leader", []string{"election"}, 4},
@@ -30,15 +34,16 @@ var roles = []role{
 	{"once", []string{"once", "flight", "schedule"}, 2},
 }
 
-// dayKinds are the faults that only a day has, and how often each is drawn.
+// dayKinds has the faults that only a day has, with the weight of each in the draw.
 var dayKinds = []weighted{
-	{"deploy", 12},  // each process closes its Session, one after the other, and starts again
-	{"stranger", 6}, // a stranger deletes a place in the line of a lock, or puts a copy in its stead
+	{"deploy", 12},  // one process after another closes its Session and starts again
+	{"stranger", 6}, // a stranger deletes the znode of a contender, or replaces it with a copy
 	{"clock", 4},    // the wall clock of a process is wrong for a while
-	{"restart", 6},  // the members are killed and come back, one after the other
+	{"restart", 6},  // one member after another is killed and comes back
 }
 
-// drawDay returns the plan of a day of a fleet. Between two faults there is enough time to serve all waiters.
+// drawDay returns the plan of a day of a fleet. There is enough time between two faults to serve
+// all waiters, but a fault may begin during another.
 func drawDay(seed uint64) plan {
 	d := rand.New(rand.NewPCG(seed, 11))
 	p := plan{
@@ -62,7 +67,7 @@ func drawDay(seed uint64) plan {
 		f := p.fault(d, kinds)
 		f.at = at
 		p.faults = append(p.faults, f)
-		for at += 12 * p.timeout; d.IntN(2) == 0; { // another begins during this one
+		for at += 12 * p.timeout; d.IntN(2) == 0; { // another fault begins during this one
 			g := p.fault(d, kinds)
 			if g.at = f.at + time.Duration(d.Int64N(int64(p.timeout))); d.IntN(2) == 0 {
 				g.process = f.process
@@ -91,10 +96,10 @@ func (w *world) ownOf(process int) []arena {
 // nameOf returns the name of an arena.
 func (w *world) nameOf(x arena) string { return w.plan.arenas[slices.Index(w.arenas, x)] }
 
-// ended reports whether a day is over. A failure ends it.
+// ended reports whether a day is over. A day ends at a failure, or after 24 hours.
 func (w *world) ended() bool { return w.broken.Load() || time.Since(w.begun) > w.harm }
 
-// states returns what a process does at the moment.
+// states returns the current states of a process, from allStates.
 func (w *world) states(l *life) (states []string) {
 	if l.s == nil {
 		return []string{"connects"}
@@ -133,7 +138,7 @@ func (w *world) states(l *life) (states []string) {
 	return slices.Compact(states)
 }
 
-// hit notes in which states a fault finds the processes that it is about.
+// hit notes the current states of the processes that a fault affects.
 func (w *world) hit(f fault, home func(l *life) int, member, leader int) {
 	if !w.day {
 		return
@@ -147,12 +152,12 @@ func (w *world) hit(f fault, home func(l *life) int, member, leader int) {
 			continue
 		}
 		switch f.kind {
-		case "backlog", "restart": // of all
+		case "backlog", "restart": // they affect all processes
 		case "cut", "isolate", "slow", "lag", "crash", "freeze":
 			if at := home(l); at != member && member != leader && at >= 0 {
 				continue
 			}
-		case "deploy": // notes each in its turn
+		case "deploy": // deploy calls w.tally.hit for each process in its turn
 			continue
 		default:
 			if i != f.process {
@@ -163,7 +168,7 @@ func (w *world) hit(f fault, home func(l *life) int, member, leader int) {
 	}
 }
 
-// rouse has all processes do something, so that a fault does not find them idle.
+// rouse makes about half of the processes take a step, so that a fault does not find them idle.
 func (w *world) rouse(d *rand.Rand) {
 	for i := range w.processes {
 		if l := w.present(i); l != nil && d.IntN(2) == 0 {
@@ -177,8 +182,9 @@ func (w *world) rouse(d *rand.Rand) {
 	time.Sleep(time.Duration(d.Int64N(int64(some))))
 }
 
-// serve looks at all calls three timeouts after a fault has ended. Each that had begun before must have returned.
-// A waiter is served within two timeouts, and the holds that it waits for have ended in a third.
+// serve waits three timeouts after the end of a fault. If no other fault began or ended in that
+// time, every call that began before the end must have returned: the holds before a waiter end
+// within one timeout, and the waiter is served within two more.
 func (w *world) serve(f fault) {
 	w.mu.Lock()
 	ended := time.Now()
@@ -209,7 +215,7 @@ func (w *world) serve(f fault) {
 	}
 }
 
-// sleep sleeps for d. It reports whether the program is still whole.
+// sleep sleeps for d. It returns early if a check fails. It reports whether no check has failed.
 func (w *world) sleep(d time.Duration) bool {
 	for end := time.Now().Add(d); time.Now().Before(end) && !w.broken.Load(); {
 		time.Sleep(min(time.Until(end), w.timeout))
@@ -217,7 +223,7 @@ func (w *world) sleep(d time.Duration) bool {
 	return !w.broken.Load()
 }
 
-// deploy closes the Session of each process in turn, as SIGTERM does; each starts again.
+// deploy closes the Session of each process in turn, as SIGTERM does. Each process starts again.
 func (w *world) deploy(f fault) {
 	for i := range w.processes {
 		if l := w.present(i); l != nil && !l.gone() {

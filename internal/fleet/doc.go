@@ -1,94 +1,92 @@
-// Command fleet is the judge of the library. It has two parts. Its tests run random programs, and
+// Command fleet judges the library: it runs random programs under faults, and checks whether the
+// promises of docs/guarantees.md hold. The programs use the public API alone. The tests of the
+// package run short programs. The command runs long programs, called days:
 //
 //	go run ./internal/fleet -days 20
 //
-// runs days of a fleet. Both see the public API alone and check the promises of docs/guarantees.md.
-//
-// A random program uses all primitives at once: a few processes over an ensemble of zktest, in
-// virtual time, under faults.
+// A short program is a few processes over an ensemble of zktest, in virtual time. Most programs use
+// one to three primitives, and some use all of them.
 //
 // # A program
 //
-// A program follows from its seed, by a [plan]. The plan draws the number of members and their
+// A program follows from its seed, by a [plan]. The seed decides the number of members and their
 // speed, the number of processes, the primitives, and the faults with their times. Each process is
 // a [life]: a Session with actors. An actor is a goroutine that calls random methods (step of an
-// [arena]). Its contexts end at any step, late or never.
+// [arena]). The contexts of its calls end at any moment, late or never.
 //
 // # The faults
 //
-// The file plan.go lists them, the file faults.go does them:
+// The file plan.go lists the faults, and the file faults.go causes them:
 //
-//   - The network resets the connections of a process.
-//   - One direction between a process and a member stalls, or all directions do.
-//   - A process moves from member to member, and back to a member whose requests are still on their
-//     way to the leader.
-//   - One direction between two members stalls or is slow.
-//   - A member is cut off, killed, stopped or slow to apply. The leader is slow to look at
-//     requests.
+//   - The connections of a process are reset.
+//   - Messages between a process and a member stall, in one direction or in both.
+//   - A process moves from member to member, and back to a member whose requests have not reached
+//     the leader yet.
+//   - Messages from one member to another stall or are slow.
+//   - A member is cut off, killed, stopped or slow to apply transactions. The leader is slow to look
+//     at requests.
 //   - A member grants a shorter timeout than the others.
 //   - A majority elects a leader while the old leader still serves.
 //   - A process closes its Session, or dies, at any moment.
-//   - A stranger deletes znodes of contenders and of consumers, makes them again, and makes znodes with
-//     numbers of its choice. A consumer may hear of it late.
+//   - A stranger, a client with its own session, deletes znodes of contenders and of consumers. It
+//     makes copies of them, and znodes with numbers of its choice. The consumer may learn of it late.
 //   - The servers lose all their data.
 //
 // # The invariants
 //
-//   - At most one holder: of a Mutex, of the write side of an RWMutex, of an Election, of an
-//     element of a Queue, of the right to run a function; and at most n permits of a Semaphore. A
-//     process holds until it gives up, or until the library has reported a loss (ledger.go).
+//   - A Mutex, the write side of an RWMutex, an Election, an element of a Queue, and the right to
+//     run a function have at most one holder. At most n permits of a Semaphore are held. A hold
+//     ends if its process releases it, or if the library reports its loss (ledger.go).
 //
-//   - Confirmed calls are applied, once. A linearization of all calls checks a Value, an Int64, a
-//     Map and a Barrier ([register]). The records of the program check a Once, a Queue and the
-//     transactions.
+//   - A confirmed call is applied exactly once. A linearization of all calls checks this for a Value,
+//     an Int64, a Map and a Barrier ([register]). The records of the program check it for a Once, a
+//     Queue and transactions.
 //
-//   - In one program of eight, all methods of a Queue run at random, with keys, priorities, IDs, attempts
-//     and dead letters (orders.go). Each element has one fate, and no two marks have claimed one.
+//   - In one program of about eight, all methods of a Queue run at random, with keys, priorities, IDs,
+//     attempts and dead letters (orders.go). No element is both removed and left over, no element
+//     disappears, and no element has two claims at once.
 //
-//   - Every waiter is granted after the faults have ended. A call fails with its context or its
-//     Session only. Close returns when the functions have returned or its timeout is over. While only strangers disturb, a waiter whose znode is deleted is soon in
-//     line again.
+//   - After the faults, every waiter is granted. A call fails only with its context or its Session.
+//     Close returns when all functions have returned, or at the end of its timeout. If strangers are
+//     the only fault, a waiter whose znode is deleted soon has another znode in the line.
 //
-//   - The servers' tree holds no ephemeral znode and no marker after all Sessions are closed and two
-//     timeouts have passed. Logs of transactions stay only if a process died, or closed its Session under
-//     a fault. They are no more than such a process can have had, and zsync doctor or a sweep of the queue
-//     deletes them.
+//   - Two timeouts after all Sessions are closed, the servers hold no ephemeral znode and no marker.
+//     Logs of transactions remain only if a process died or closed its Session under a fault. Their
+//     number is limited, and zsync doctor or a sweep of the queue deletes them.
 //
-//   - The leader has not ended the session of a process that believes that it holds, and that
-//     session has a znode there.
+//   - If a process believes that it holds, its session is alive at the leader and has a znode there.
 //
 // # A day
 //
-// A day is a program of 50 processes on five members for 24 hours (day.go). Each process has the
-// role of a program in examples: a nightly job, a leader, a worker, a pool, a cache, or rounds of a
-// barrier. Besides the faults above there are deploys, restarts of all members in turn, wrong wall
-// clocks and strangers. The faults come one at a time, or a few together. After three timeouts
-// without a fault, every call that began before them must have returned. Two timeouts serve the
-// call, and the third is for the holders before it. A nightly job runs each instant once. At the
-// end, the command prints the number of steps, the number of faults, and a table: how often each
-// kind of fault found a process in which state.
+// A day is a program of 50 processes on five members for 24 hours (day.go). Each process has a
+// role, such as a nightly job, a leader, a worker, a pool, a cache, or rounds of a barrier. A day
+// also has deploys, restarts of all members in turn, wrong wall clocks and strangers. The faults
+// come one at a time, or a few together. After three timeouts without a fault, every call that
+// began before them must have returned: the holders before it need one timeout, and the call needs
+// two. Each run of a nightly job happens once. At the end, the command prints the number of steps,
+// the number of faults, and a table: how often each kind of fault found a process in each state.
 //
-// A day that fails shrinks itself. The command leaves out faults as long as the day still fails.
-// Then it prints the remaining faults and a timeline. With -whole, it prints the whole day.
+// The command shrinks a day that fails. It leaves out faults as long as the day still fails. Then it
+// prints the remaining faults and a timeline. With -whole, it does not shrink the day.
 //
-// A day does not have the following: a machine that sleeps (in a bubble all processes share one
-// clock), a full quota and a slow disk (zktest has neither; a member that applies late and a leader
-// that looks late are near the second).
+// Three things never happen in a day. No machine sleeps, because all processes of a bubble share one
+// clock. No quota is full and no disk is slow, because zktest has neither. A member that applies late
+// and a leader that looks late resemble a slow disk.
 //
 // # Replay
 //
 // A program that fails prints its seed, and ZSYNC_TEST_SEED runs it again. Each message arrives at
 // its own instant, which the seed decides ([network]). Virtual time advances only when all
 // goroutines wait, so all effects of a message are over before the next message arrives. Timers
-// begin with messages, so they are spread, too. The seed decides the GUIDs and the random numbers of
-// the library (package dice). zktest lists children in the order of a hash. The programs run on one
-// processor of Go's.
+// begin with messages, so they end at different instants, too. The seed decides the GUIDs and the
+// random numbers of the library (package dice). The order in which zktest lists children follows
+// from a hash of their names. The programs run on one processor of Go's scheduler.
 //
 // The seed does not decide the following:
 //
 //   - the order of the goroutines, if one message makes several runnable;
 //   - preemption and the garbage collector;
 //   - the choice of a select with several ready cases, and of two timers of one instant;
-//   - the order in which a context that ends tells its children (package context keeps a map), and
-//     the few other ranges over maps.
+//   - the order in which a context that ends cancels its children (package context keeps a map),
+//     and the few other ranges over maps.
 package main

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// This file does the faults to processes, connections and members. plan.go draws them, and day.go
-// draws the faults of a day.
+// This file causes the faults of a program, and checks the servers while they last. The draw of the
+// faults is the business of plan.go and day.go.
 
-// harmAll does the faults of the plan, each at its time. When the time of the faults is over, it
-// heals all members and directions between them.
+// harmAll causes the faults of the plan, each at its time. After the last fault, it heals all
+// members and all directions between them.
 func (w *world) harmAll() {
 	var wg sync.WaitGroup
 	for i, f := range w.faults {
@@ -42,7 +42,7 @@ func (w *world) harmAll() {
 	close(w.healed)
 }
 
-// present returns the present life of a process, or nil while it connects.
+// present returns the current life of a process, or nil while it connects.
 func (w *world) present(process int) *life {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -62,7 +62,7 @@ func (w *world) resources() (all []*resource) {
 	return all
 }
 
-// believers returns the holds whose holders believe that they hold.
+// believers returns the holds that the library has not reported as lost and that have not ended.
 func (w *world) believers() (holds []*hold) {
 	for _, r := range w.resources() {
 		r.mu.Lock()
@@ -76,7 +76,7 @@ func (w *world) believers() (holds []*hold) {
 	return holds
 }
 
-// holders returns the processes that hold a lock.
+// holders returns the processes that believe that they hold a lock.
 func (w *world) holders() (processes []int) {
 	for _, x := range w.arenas {
 		if l, ok := x.(*lock); ok {
@@ -92,13 +92,13 @@ func (w *world) holders() (processes []int) {
 	return processes
 }
 
-// standing asks the leader for its sessions. It must have the session of each holder, because the
-// library reports a loss before the session ends.
+// standing checks that the leader has the session of every holder, and a znode of that session. The
+// library must report a loss before the servers end the session.
 func (w *world) standing() {
 	e := w.e.Load()
 	leader := e.Leader()
 	if leader < 0 || w.lagging.Load() > 0 || w.excused(time.Time{}) {
-		return // a leader that applies late does not know the current state yet
+		return // the tree of a leader that applies late is old
 	}
 	holds := w.believers()
 	if len(holds) == 0 {
@@ -123,9 +123,9 @@ func (w *world) standing() {
 	}
 }
 
-// placed finds callers who wait for a lock and whose process has no znode in its line. It looks
-// only into programs without faults but strangers and reset connections, because there a contender is back in line
-// long before the next look.
+// placed checks that the process of each caller that waits for a lock has a znode in the line. It
+// checks only quiet programs with strangers. There a contender without a znode creates another one
+// long before the next check, so placed fails at the third check in a row without a znode.
 func (w *world) placed() {
 	if !w.strikes || !w.quiet || w.day || w.e.Load().Leader() < 0 {
 		return
@@ -159,7 +159,8 @@ func (w *world) placed() {
 	}
 }
 
-// occupied reports whether an actor of a process has not given up its hold at path, which may be lost.
+// occupied reports whether an actor of the process has a hold at path, lost or not, that has not
+// ended.
 func (w *world) occupied(l *life, path string) bool {
 	for _, r := range w.resources() {
 		r.mu.Lock()
@@ -172,7 +173,7 @@ func (w *world) occupied(l *life, path string) bool {
 	return false
 }
 
-// harmOne does one fault, and undoes it.
+// harmOne causes one fault and ends it after its time.
 func (w *world) harmOne(f fault) {
 	d := rand.New(rand.NewPCG(f.draw, 0))
 	if w.day {
@@ -182,7 +183,7 @@ func (w *world) harmOne(f fault) {
 		f.process = holders[d.IntN(len(holders))]
 	}
 	l, e := w.present(f.process), w.e.Load()
-	// home is the member that serves the process.
+	// home is the member that serves the process, or -1.
 	leader := e.Leader()
 	home := -1
 	if l != nil {
@@ -349,11 +350,11 @@ func (w *world) harmOne(f fault) {
 	}
 }
 
-// andBack drives a process from its member to another and back. The requests that the process sent
-// through the first member reach the leader last of all.
+// andBack drives a process from its member, home, to another member and back. The requests that the
+// process sent through home before that reach the leader only after its return.
 func (w *world) andBack(l *life, d *rand.Rand, f fault) {
 	e := w.e.Load()
-	trips := func(least, most int) { // the time of so many messages
+	trips := func(least, most int) { // sleeps for the duration of so many messages
 		time.Sleep(time.Duration(least)*w.latency + time.Duration(d.Int64N(int64(most-least)))*w.latency)
 	}
 	leader, home := e.Leader(), e.MemberOf(l.s.ID())
@@ -370,7 +371,7 @@ func (w *world) andBack(l *life, d *rand.Rand, f fault) {
 	defer e.Heal(home, leader)
 	l.wake()
 	trips(1, 20)
-	most := time.Duration(w.syncLimit) * w.tick * 3 / 4 // else the leader abandons the member
+	most := time.Duration(w.syncLimit) * w.tick * 3 / 4 // after a longer time, the leader abandons the member
 	w.away(l, home, min(20*w.latency+f.lasts/2, most))
 	for m := range w.members {
 		if m != home {
@@ -383,9 +384,9 @@ func (w *world) andBack(l *life, d *rand.Rand, f fault) {
 	trips(10, 30)
 }
 
-// late makes a process connect again. The answers of the members are late. Soon after them, all
-// messages stall. Half the time, the members have heard nothing since the requests that followed the
-// handshake, and only the answers to these are late.
+// late makes a process connect again, and delays the replies of the members. Soon after the
+// replies, all messages stall. In half of the cases, the reply to the handshake is in time. Then
+// only the replies to the next requests are late, and no later request reaches a member.
 func (w *world) late(l *life, d *rand.Rand) {
 	stall := func(up bool) (resume func()) {
 		var all []func()
@@ -406,7 +407,7 @@ func (w *world) late(l *life, d *rand.Rand) {
 			gone = gone || e.MemberOf(l.s.ID()) < 0
 			time.Sleep(w.latency / 2)
 		}
-		time.Sleep(7 * w.latency / 2) // the answer to the handshake arrives
+		time.Sleep(7 * w.latency / 2) // the reply to the handshake arrives
 		resume := stall(false)
 		time.Sleep(4 * w.latency) // the requests arrive
 		defer stall(true)()
@@ -450,9 +451,9 @@ func (w *world) shorten(l *life, d *rand.Rand) {
 }
 
 // depose makes a majority elect a new leader while the old leader continues with one loyal member.
-// The process moves from a member of the majority, via, to the loyal member. Only then, the old
-// leader receives the messages that via sent before the election, such as its acknowledgments of
-// proposals.
+// The process moves from via, a member of the majority, to the loyal member. Only then does the
+// old leader receive the messages that via sent before the election, such as its acknowledgments
+// of proposals.
 func (w *world) depose(l *life, d *rand.Rand, f fault) {
 	e := w.e.Load()
 	old := e.Leader()
@@ -516,8 +517,7 @@ func (l *life) wake() {
 	}
 }
 
-// away ends the connection of a process to a member, and keeps the process from that member for a
-// while.
+// away resets the connection of a process to a member, and stalls the messages between them for d.
 func (w *world) away(l *life, member int, d time.Duration) {
 	for _, up := range []bool{true, false} {
 		defer w.net.stall(wayOf{l.id(), member, up})()

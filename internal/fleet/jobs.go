@@ -44,8 +44,9 @@ func init() {
 	}
 }
 
-// This file has the arenas for jobs: Flight, Schedule, Partition, LockAll, the double barrier of a
-// WaitGroup, and Group. Each calls one primitive at random and checks the results.
+// This file has the arenas for Flight, Schedule, Partition, LockAll, the double barrier of a
+// WaitGroup, and Group. Each arena calls its primitive at random and checks the results. The check
+// for two holders is the business of ledger.go.
 
 // A flight is a Flight with one key. The process that runs the function holds it.
 type flight struct {
@@ -88,14 +89,15 @@ func (f *flight) step(ctx context.Context, a *actor, kit any) {
 	switch {
 	case !ok || !shared:
 		f.w.fail("/flight: %s got %d, shared %v: no function returned that", a, v, shared)
-	case made.Add(f.keep + 2*f.w.timeout).Before(began): // the servers store it later
+	case made.Add(f.keep + 2*f.w.timeout).Before(began): // the servers may have stored the result long after it was made
 		f.w.fail("/flight: %s got %d, which was made at %v, at %v", a, v, f.w.at(made), f.w.at(began))
 	}
 }
 
 func (f *flight) final(context.Context, *zsync.Session) {}
 
-// keeps is true for results: if the process that stored one died, it stays until the next call.
+// keeps allows results: if the process that stored a result died, the result stays until the next
+// call.
 func (f *flight) keeps(path string) bool {
 	return strings.HasPrefix(path, "/flight") && !strings.Contains(path, "_c_")
 }
@@ -105,7 +107,7 @@ func (f *flight) keeps(path string) bool {
 type schedule struct {
 	*resource
 	every time.Duration
-	done  map[int64]bool // by instant: confirmed; guarded by mu
+	done  map[int64]bool // the instants whose Do has returned nil; guarded by mu
 }
 
 func (c *schedule) make(s *zsync.Session) any {
@@ -172,7 +174,7 @@ type partition struct {
 
 func (p *partition) make(s *zsync.Session) any { return s }
 
-// step takes part for a while. Each actor is a member of its own.
+// step runs the partition for a while. Each actor is a separate member of it.
 func (p *partition) step(_ context.Context, a *actor, kit any) {
 	k := zsync.NewPartition(kit.(*zsync.Session), "/partition")
 	ctx, cancel := a.atMost(2 * p.w.timeout)
@@ -231,7 +233,7 @@ func (x *lockAll) step(ctx context.Context, a *actor, kit any) {
 	done := a.doing("locks %v together", some)
 	held, unlock, err := zsync.LockAllContext(ctx, ls...)
 	done()
-	if !a.may("LockAll", ctx, err, zsync.ErrDeadlock) { // an actor has not unlocked a lost lock yet
+	if !a.may("LockAll", ctx, err, zsync.ErrDeadlock) { // another actor may not have unlocked a lost lock yet
 		return
 	}
 	var holds []*hold
@@ -271,8 +273,8 @@ func (x *lockAll) keeps(string) bool { return false }
 type room struct {
 	w       *world
 	mu      sync.Mutex
-	parties int       // that have called Enter and not left; guarded by mu
-	failed  time.Time // the last failed Enter or Leave, which the servers may see late; guarded by mu
+	parties int       // how many have called Enter and not left; guarded by mu
+	failed  time.Time // time of the last failed Enter or Leave, which may reach the servers later; guarded by mu
 }
 
 func (x *room) make(s *zsync.Session) any { return zsync.NewWaitGroup(s, "/room") }
@@ -330,8 +332,8 @@ func (g *group) step(ctx context.Context, a *actor, kit any) {
 	if !a.may("Join", ctx, err) {
 		return
 	}
-	// A membership outlives sessions. While its process is disconnected, another may have the id. So
-	// step does not check that Members lists this one.
+	// A membership outlives its session. While its process is disconnected, another process may
+	// take the id. So step does not check that Members lists this membership.
 	a.nap(g.w.timeout / 4)
 	ctx, cancel := a.within()
 	defer cancel()

@@ -11,16 +11,21 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// A resource can be held by at most limit at once. The program notes here what the library reports, and
-// nothing else.
+// This file has the records of a program: the holds of its resources, and the calls of its
+// registers. From these records it checks that no resource has too many holders, that tokens grow,
+// and that the calls of a register are linearizable. Calls of the library are the business of the
+// arenas.
+
+// A resource is something of which the holds may add up to at most limit. The program records here
+// only the reports of the library.
 type resource struct {
 	w     *world
 	name  string
 	limit int64
 
 	mu     sync.Mutex
-	past   []*hold   // that ended some time ago; guarded by mu
-	holds  []*hold   // the others, in the order of the grants; guarded by mu
+	past   []*hold   // holds that ended some time ago; guarded by mu
+	holds  []*hold   // the other holds, in the order of their grants; guarded by mu
 	struck time.Time // time of a stranger's last deletion here; guarded by mu
 }
 
@@ -33,13 +38,13 @@ type hold struct {
 	told   func() bool // whether the library has reported a loss to the holder
 	over   bool        // guarded by resource.mu
 	ended  time.Time   // time of its end; guarded by resource.mu
-	gone   time.Time   // time of the deletion of its znode by a stranger; guarded by resource.mu
-	copied bool        // and has put a copy in its place; guarded by resource.mu
+	gone   time.Time   // time at which a stranger deleted its znode; guarded by resource.mu
+	copied bool        // the stranger has put a copy in place of the znode; guarded by resource.mu
 	open   []string    // znodes of transactions whose outcome is unknown; guarded by resource.mu
-	tokens []int64     // zxids that the hold has got, which grow from hold to hold; guarded by resource.mu
+	tokens []int64     // its fencing tokens and the zxids of its writes; they grow from hold to hold; guarded by resource.mu
 }
 
-// grant notes that a holds n.
+// grant records that a holds n of r.
 func (r *resource) grant(a *actor, n int64, told func() bool) *hold {
 	h := &hold{r: r, a: a, n: n, since: time.Now(), told: told}
 	r.mu.Lock()
@@ -51,7 +56,7 @@ func (r *resource) grant(a *actor, n int64, told func() bool) *hold {
 	return h
 }
 
-// grantInside is grant within a function, for which Close waits.
+// grantInside is grant for a hold within a function. Close waits for the function.
 func (r *resource) grantInside(a *actor, n int64, told func() bool) *hold {
 	h := r.grant(a, n, told)
 	a.functions.Store(h, true)
@@ -60,7 +65,7 @@ func (r *resource) grantInside(a *actor, n int64, told func() bool) *hold {
 
 func (r *resource) held() []*resource { return []*resource{r} }
 
-// retire moves the holds to past that no check looks at any more.
+// retire moves the holds that ended long ago to past. Only ordered needs them.
 func (r *resource) retire() {
 	r.holds = slices.DeleteFunc(r.holds, func(h *hold) bool {
 		old := h.over && time.Since(h.ended) > 2*r.w.timeout
@@ -71,8 +76,8 @@ func (r *resource) retire() {
 	})
 }
 
-// end notes that h is about to be given up, or that its function has returned. It
-// reports whether the library has reported a loss.
+// end records that the actor is about to release h, or that the function of h is about to return.
+// It reports whether the library has reported a loss.
 func (h *hold) end() (lost bool) {
 	h.r.mu.Lock()
 	defer h.r.mu.Unlock()
@@ -84,11 +89,12 @@ func (h *hold) end() (lost bool) {
 	return lost
 }
 
-// believes reports whether the holder believes that it holds.
+// believes reports whether h has neither ended nor been reported as lost, and its process is alive.
 func (h *hold) believes() bool { return !h.over && !h.a.life.crashed.Load() && !h.told() }
 
-// mayFail returns the errors with which a call of a may fail. ErrDeadlock is one if the process has lost a
-// hold and has not given it up until now, or gives it up in a Wait.
+// mayFail returns the errors with which a call of a may fail. A call may fail with ErrDeadlock if
+// the process has lost a hold that has not ended, or that ended a short time ago: a Wait may still
+// be releasing it.
 func (r *resource) mayFail(a *actor) (errs []error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -100,7 +106,7 @@ func (r *resource) mayFail(a *actor) (errs []error) {
 	return errs
 }
 
-// check finds more holders than may be.
+// check fails if the holds exceed the limit.
 func (r *resource) check() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -136,8 +142,8 @@ func (r *resource) since(h *hold, t time.Time) *hold {
 	return nil
 }
 
-// strike notes that a stranger has deleted a znode. For a while, a holder that hears of
-// it by a notification may overlap with the next holder.
+// strike records that a stranger has deleted a znode of r. Until the watch event reaches the
+// holder, it may overlap with the next holder.
 func (r *resource) strike() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -151,38 +157,40 @@ func (r *resource) lastStrike() time.Time {
 	return r.struck
 }
 
-// deleted notes that a stranger has just deleted the znode of h, and perhaps made a copy in its place.
+// deleted records that a stranger has just deleted the znode of h. copied says whether the stranger
+// has also made a copy in its place.
 func (h *hold) deleted(copied bool) {
 	h.r.mu.Lock()
 	defer h.r.mu.Unlock()
 	h.gone, h.copied = time.Now(), copied
 }
 
-// deletedBefore reports whether the znode of h was deleted before t, and no copy is in its place. Other clients
-// take a copy of a consumer's mark for the mark, and leave its elements alone.
+// deletedBefore reports whether the znode of h was deleted before t, and no copy is in its place.
+// Other clients cannot distinguish a copy of a consumer's mark from the mark, so they do not claim
+// its elements.
 func (h *hold) deletedBefore(t time.Time) bool {
 	h.r.mu.Lock()
 	defer h.r.mu.Unlock()
 	return !h.gone.IsZero() && h.gone.Before(t) && !h.copied
 }
 
-// wrote notes a zxid of a write of the holder.
+// wrote records the zxid of a write of the holder.
 func (h *hold) wrote(zxid int64) {
 	h.r.mu.Lock()
 	defer h.r.mu.Unlock()
-	if !h.over && !h.told() { // else a later hold of the process may have written it
+	if !h.over && !h.told() { // otherwise, a later hold of the process may have written it
 		h.tokens = append(h.tokens, zxid)
 	}
 }
 
-// ordered checks, at the end, that tokens and writes grow with the grants.
+// ordered checks at the end that tokens and the zxids of writes grow in the order of the grants.
 func (r *resource) ordered() {
 	var before int64
 	all := append(r.past, r.holds...)
 	slices.SortStableFunc(all, func(a, b *hold) int { return a.since.Compare(b.since) })
 	for _, h := range all {
 		if h.n < r.limit {
-			continue // readers, and permits, overlap
+			continue // holds of readers and of single permits overlap
 		}
 		for _, z := range h.tokens {
 			if z < before {
@@ -195,7 +203,7 @@ func (r *resource) ordered() {
 	}
 }
 
-// A register is a value that many read and write, as they saw it.
+// A register records all calls that read or write one stored value.
 type register struct {
 	w    *world
 	name string
@@ -204,17 +212,17 @@ type register struct {
 	ops [][]porcupine.Operation // by era of the ensemble; guarded by mu
 }
 
-// A regOp is a call. Each value that is written is written once.
+// A regOp is a call. No two calls write the same value.
 type regOp struct {
 	kind  string // load, store, swap, cas, add, delete
 	arg   int64
-	old   int64 // what cas compares with
+	old   int64 // the expected value of cas
 	out   int64 // result of load, add and swap
-	ok    bool  // what cas has returned
-	maybe bool  // it failed: the servers may have applied it, or may apply it later
+	ok    bool  // the result of cas
+	maybe bool  // the call failed: the servers may have applied it, or may apply it later
 }
 
-// registerModel is a register. The servers may have applied a call that has failed, or not.
+// registerModel is the model of a register. A call that has failed may be applied or not.
 var registerModel = (&porcupine.NondeterministicModel{
 	Init: func() []any { return []any{int64(0)} },
 	Step: func(state, input, _ any) []any {
@@ -246,7 +254,7 @@ var registerModel = (&porcupine.NondeterministicModel{
 	},
 }).ToModel()
 
-// did notes a call of a that began at began. a is nil at the end of the program.
+// did records a call of a that began at began. a is nil at the end of the program.
 func (g *register) did(a *actor, op regOp, began time.Time, era int, err error) {
 	now := g.w.era()
 	if op.maybe = err != nil || era != now; op.maybe && op.kind == "load" {
@@ -259,13 +267,13 @@ func (g *register) did(a *actor, op regOp, began time.Time, era int, err error) 
 	}
 	back := int64(time.Since(g.w.begun))
 	if op.maybe {
-		back = int64(time.Hour) // a client of its own, whose request may arrive at any later time
+		back = int64(time.Hour) // the request of a failed call may arrive at any later time
 		if g.w.day {
-			back = int64(time.Since(g.w.begun) + 8*g.w.timeout) // no fault holds it back for longer
+			back = int64(time.Since(g.w.begun) + 8*g.w.timeout) // no fault delays a request for longer
 		}
 	}
 	ops := []regOp{op}
-	if g.w.squats && op.maybe { // the servers may remove the value that this call stored, and no other
+	if g.w.squats && op.maybe { // the servers may remove the value that this call stored, but no other value
 		gone := regOp{kind: "cas", old: op.arg, maybe: true}
 		if op.kind == "add" {
 			gone = regOp{kind: "delete", maybe: true}
@@ -280,9 +288,9 @@ func (g *register) did(a *actor, op regOp, began time.Time, era int, err error) 
 	g.w.note("%v %s: %+v, begun %v: %v", a, g.name, op, g.w.at(began), err)
 }
 
-// explain checks, at the end, that there is an order in which the calls can have returned
-// what they did. The search for it may take too long if many calls have failed. So it runs in real time, and
-// is given up after a second: then it has found nothing.
+// explain checks at the end that the calls are linearizable: some order of them explains their
+// results. If many calls have failed, the search for an order may take too long. So it runs in real
+// time, and explain stops it after a second without a failure.
 func (g *register) explain() {
 	for _, ops := range g.ops {
 		if porcupine.CheckOperationsTimeout(registerModel, ops, time.Second) != porcupine.Illegal {

@@ -14,30 +14,34 @@ import (
 	"github.com/zsync/zsync"
 )
 
+// This file has the arenas for primitives with holders: Mutex, RWMutex, Semaphore, Election and
+// Cond. An actor locks in a random way, uses the hold, and releases it. The records of the holds
+// and their check are the business of ledger.go.
+
 var arenas = map[string]func(w *world) arena{}
 
 // errOwn is the error of the program's functions.
 var errOwn = errors.New("the function's own")
 
-// A lock is a primitive with holders, of any kind.
+// A lock is the arena of one primitive with holders.
 type lock struct {
 	*resource
 	path  string
-	below string // directory of the places, below the path
+	below string // parent of the contenders' znodes, relative to path
 	of    func(s *zsync.Session, r *resource) *held
 }
 
-// A held is a lock in the hands of a process.
+// A held is a process's value of the primitive, with its methods.
 type held struct {
 	ways []way2
 	lost func() <-chan struct{}
 	cond *zsync.Cond
 	txn  func(context.Context, ...any) ([]zk.MultiResponse, error)
 	tok  func(context.Context) (int64, error)
-	new  func() *held // makes another, if each goroutine needs its own
+	new  func() *held // makes another held, if each goroutine needs its own
 }
 
-// A way2 is one way to hold something: n of it.
+// A way2 is one way to hold n of a resource.
 type way2 struct {
 	n      int64
 	lock   func(context.Context) error
@@ -54,7 +58,8 @@ func newLock(w *world, path string, limit int64, of func(s *zsync.Session, r *re
 	return l
 }
 
-// readers is more than there can be.
+// readers is the limit of an RWMutex. A writer holds all of it, and a reader 1. No program has so
+// many readers.
 const readers = 1000
 
 func init() {
@@ -107,7 +112,8 @@ func init() {
 	}
 	arenas["election"] = func(w *world) arena {
 		return newLock(w, "/election", 1, func(s *zsync.Session, _ *resource) *held {
-			// A late Resign is one for all that lead by the same value.
+			// Each actor has its own Election: a late Resign releases any leadership that was won
+			// through the same value.
 			return &held{new: func() *held {
 				m := zsync.NewElection(s, "/election")
 				run := func(ctx context.Context, f func(context.Context) error) error {
@@ -137,7 +143,8 @@ func (l *lock) step(ctx context.Context, a *actor, kit any) {
 		if l.function(ctx, a, k, by) {
 			return
 		}
-		// The release that its Wait has left to the background must not give up the actor's next hold.
+		// A Wait has failed, and its release of the lock continues in the background. It must not
+		// release the actor's next hold.
 		ctx, cancel := context.WithTimeout(a.ctx, a.w.timeout)
 		defer cancel()
 		done := a.doing("locks %s behind a Wait", l.path)
@@ -173,7 +180,7 @@ func (l *lock) step(ctx context.Context, a *actor, kit any) {
 	}
 }
 
-// plainly uses what has been taken without a function, and gives it up.
+// plainly uses a hold that was acquired without a function, and releases it.
 func (l *lock) plainly(ctx context.Context, a *actor, k *held, by way2) {
 	lost := k.lost()
 	h := l.grant(a, by.n, closed(lost))
@@ -182,7 +189,7 @@ func (l *lock) plainly(ctx context.Context, a *actor, k *held, by way2) {
 		select {
 		case a.w.granted <- h:
 			struck = true
-			if a.w.apart { // and another of the process comes right behind
+			if a.w.apart { // another actor of the process waits right behind it
 				a.finished.Go(func() { l.neighbour(a) })
 			}
 		default:
@@ -205,7 +212,7 @@ func (l *lock) plainly(ctx context.Context, a *actor, k *held, by way2) {
 	done()
 	switch {
 	case errors.Is(err, zsync.ErrLost) && l.w.strikes: // the release may be the first to find out
-	case err == nil && was && k.cond == nil && by.n == l.limit: // it is not said which of several readers a release is for
+	case err == nil && was && k.cond == nil && by.n == l.limit: // a release among several readers does not say which reader it is for
 		l.w.fail("%s of %s was lost, and its release is nil", l.path, a)
 	case err != nil && (!errors.Is(err, zsync.ErrLost) || !closed(lost)() && k.cond == nil) && !(a.gone() && errors.Is(err, zsync.ErrClosed)):
 		l.w.fail("release of %s by %s: %v", l.path, a, err)
@@ -233,7 +240,8 @@ func (l *lock) neighbour(a *actor) {
 	}
 }
 
-// function holds l while a function runs. It reports whether no Wait of the function has failed.
+// function holds l while a function runs. It returns false if a Wait within the function has
+// failed.
 func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) (whole bool) {
 	ran, whole := false, true
 	done := a.doing("does %s", l.path)
@@ -250,7 +258,7 @@ func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) (whole 
 			h = l.grantInside(a, by.n, l.toldInside(a, inner, k.lost()))
 			a.nap(a.w.timeout / 8)
 		}
-		if inner.Err() != nil { // it takes its time to stop
+		if inner.Err() != nil { // the function stops late
 			a.nap(a.w.timeout / 2)
 		}
 		h.end()
@@ -268,11 +276,12 @@ func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) (whole 
 	return whole
 }
 
-// toldInside returns whether the library has reported a loss to a function. Close of its Session
-// ends the function's context, and that is no loss: Close waits for the function. If Close gives up
-// waiting, or the session ends before that, Lost reports it. A primitive without Lost cannot report a loss
-// after Close has ended the context. For these the check holds in quiet programs alone, and while the session is
-// the same. A quiet program can lose a session, too, if the members are uneven.
+// toldInside returns a function that reports whether the library has reported a loss to the actor's
+// function, whose context is inner. Close ends inner, which is no loss, because Close waits for the
+// function. If Close stops waiting, or the session ends earlier, Lost reports the loss. But after
+// Close has ended inner, a primitive without Lost cannot report a loss. For these primitives, the
+// check is exact only in a quiet program, while Close waits and the session is the same. Even a
+// quiet program can lose a session, if the members are uneven.
 func (l *lock) toldInside(a *actor, inner context.Context, lost <-chan struct{}) func() bool {
 	id := a.s.ID()
 	return func() bool {
@@ -287,7 +296,7 @@ func (l *lock) toldInside(a *actor, inner context.Context, lost <-chan struct{})
 	}
 }
 
-// use does what a holder may do.
+// use makes random calls that only a holder can make.
 func (l *lock) use(ctx context.Context, a *actor, k *held, h *hold) {
 	a.hold()
 	ctx, cancel := context.WithTimeout(ctx, l.w.timeout)
@@ -325,7 +334,7 @@ func (l *lock) used(what string, ctx context.Context, a *actor, h *hold, err err
 	return a.may(what+" of "+l.path, ctx, err)
 }
 
-// A slow context answers Value late, as if its goroutine was not scheduled for a while.
+// A slow context returns late from Value, as if its goroutine were not scheduled for a while.
 type slow struct {
 	context.Context
 	d time.Duration
@@ -360,12 +369,12 @@ func (l *lock) final(ctx context.Context, s *zsync.Session) {
 	for _, h := range slices.Concat(l.past, l.holds) {
 		for _, path := range h.open {
 			if _, stat, err := s.Get(ctx, path); err == nil {
-				h.tokens = append(h.tokens, stat.Mzxid) // it was applied, and while h held
+				h.tokens = append(h.tokens, stat.Mzxid) // the transaction was applied, so h held at that time
 			}
 		}
 	}
 	l.ordered()
-	if k := l.of(s, l.resource); k.cond != nil { // a listing of the line tidies up behind dead waiters
+	if k := l.of(s, l.resource); k.cond != nil { // Signal also cleans up after dead waiters
 		if err := k.cond.Signal(ctx); err != nil {
 			l.w.fail("Signal at the end: %v", err)
 		}
@@ -376,7 +385,7 @@ func (l *lock) keeps(path string) bool {
 	return strings.HasPrefix(path, "/written")
 }
 
-// closed returns whether a channel is closed.
+// closed returns a function that reports whether c is closed.
 func closed(c <-chan struct{}) func() bool {
 	return func() bool {
 		select {

@@ -16,13 +16,16 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 )
 
+// This file is the command: it runs days, prints the first failure, and shrinks the day that
+// failed. It does not judge a program; that is the business of the arenas and of world.go.
+
 var (
 	days  = flag.Int("days", 1, "run fleets for so many virtual `days`")
 	whole = flag.Bool("whole", false, "do not shrink a day that fails")
 	first = flag.Uint64("seed", 1, "`seed` of the first day; each day has the next one")
 )
 
-// main runs days within package testing, whose bubbles give them their time.
+// main runs days within package testing, because a bubble with virtual time needs a test.
 func main() {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	debug.SetGCPercent(1000)
@@ -31,7 +34,8 @@ func main() {
 	testing.Main(func(string, string) (bool, error) { return true, nil }, []testing.InternalTest{{Name: "Fleet", F: fleet}}, nil, nil)
 }
 
-// fleet runs the days that the flags name. The first that fails is shrunk.
+// fleet runs the days that the flags name. It stops at the first day that fails, and shrinks it
+// unless -whole is set.
 func fleet(t *testing.T) {
 	began, total := time.Now(), newTally()
 	for i := range uint64(*days) {
@@ -57,10 +61,10 @@ func fleet(t *testing.T) {
 	fmt.Printf("%s\n%d days in %v\n", total, *days, time.Since(began).Round(time.Second))
 }
 
-// An outcome is what came of a day.
+// An outcome is the result of a day.
 type outcome struct {
 	failures, story []string
-	at              time.Duration // when the first failure was
+	at              time.Duration // time of the first failure
 }
 
 func runDay(t *testing.T, seed uint64, p plan, total *tally) (o outcome) {
@@ -76,8 +80,9 @@ func runDay(t *testing.T, seed uint64, p plan, total *tally) (o outcome) {
 	return o
 }
 
-// shrink looks for the fewest faults with which the day of a seed still fails. Most often the last faults
-// are enough. So it tries these first, and then leaves out one fault after the other.
+// shrink searches for a small set of faults with which the day still fails. Usually the last faults
+// are enough, so shrink tries those first. Then it leaves out half of the remaining faults at a
+// time, and at last single faults.
 func shrink(t *testing.T, seed uint64, failed outcome) (plan, outcome) {
 	p := drawDay(seed)
 	runs := 0
@@ -124,8 +129,8 @@ var (
 	pathOf = regexp.MustCompile(`/[a-z0-9]+`)
 )
 
-// timeline returns the lines of the story that concern the first failure. These are the faults, and the calls
-// of its processes and of its primitive.
+// timeline returns the lines of the story that concern the first failure: the faults, and all lines
+// that name one of its processes or its primitive.
 func timeline(p plan, o outcome) (lines []string) {
 	what := o.failures[0]
 	path := pathOf.FindString(what)

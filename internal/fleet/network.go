@@ -12,24 +12,25 @@ import (
 	"time"
 )
 
-// A network carries messages between processes and members of the ensemble, at times that follow
-// from a seed. It can stall a direction and reset a connection. Which fault happens, and when, is
-// the business of faults.go.
+// This file has the network between the processes and the members of the ensemble. The times of
+// its messages follow from a seed. It can stall a direction and reset a connection. The choice
+// and the time of the faults are the business of faults.go.
 //
-// Each message arrives at its own instant. Virtual time advances only when every goroutine of the
-// bubble waits, so all effects of a message are over before the next message arrives. The duration
-// of a message follows from the seed, the connection, the direction, and the number of the message
-// there. It does not depend on the order in which goroutines run.
+// A network delivers each message at an instant of its own. Virtual time advances only when every
+// goroutine of the bubble waits, so all effects of a message are over before the next message
+// arrives. The duration of a message follows from the seed, the connection, the direction, and the
+// number of the message in that direction. So it does not depend on the order in which goroutines
+// run.
 type network struct {
 	seed uint64
-	base time.Duration // of the duration of a message
+	base time.Duration // the scale of a message's duration, see takes
 	dial func(member int) (net.Conn, error)
 
 	mu      sync.Mutex
-	taken   map[int64]bool         // instants at which a message arrives; guarded by mu
-	stalled map[wayOf]int          // the number of faults that stall it; guarded by mu
+	taken   map[int64]bool         // the instants at which messages arrive, in Unix nanoseconds; guarded by mu
+	stalled map[wayOf]int          // by direction: how many faults stall it; guarded by mu
 	cables  map[*cable]struct{}    // guarded by mu
-	dials   map[int]int            // by process; guarded by mu
+	dials   map[int]int            // by process: the number of its dials; guarded by mu
 	names   map[int]map[string]int // by process: the member behind each address; guarded by mu
 }
 
@@ -44,7 +45,7 @@ type cable struct {
 	n       *network
 	process int
 	member  int
-	nth     int // number of the connection, of this process
+	nth     int // the number of earlier dials of the process
 	up      lane
 	down    lane
 	server  net.Conn
@@ -57,14 +58,14 @@ type lane struct {
 	way     wayOf
 	queue   []*message // in order
 	count   uint64
-	last    time.Time // the arrival of the last message
+	last    time.Time // the arrival of the last message in the queue
 	deliver func(m *message)
 }
 
 // A message is a number of bytes that arrive together. A nil payload is the end of the stream.
 type message struct {
 	payload []byte
-	at      time.Time // zero while it is stalled
+	at      time.Time // the time of its arrival; zero while it is stalled
 }
 
 func newNetwork(seed uint64, base time.Duration, dial func(member int) (net.Conn, error)) *network {
@@ -108,7 +109,7 @@ func (n *network) instant(t time.Time) time.Time {
 }
 
 // dialer returns the dial function of a process. The k-th address that the process dials leads to
-// the k-th member of order. So the random order in which the library tries the servers does not
+// the k-th member of order. So the order in which the library shuffles the servers does not
 // matter.
 func (n *network) dialer(process int, order []int) func(network, address string, timeout time.Duration) (net.Conn, error) {
 	return func(_, address string, timeout time.Duration) (net.Conn, error) {
@@ -126,11 +127,11 @@ func (n *network) dialer(process int, order []int) func(network, address string,
 		nth := n.dials[process]
 		n.dials[process]++
 		up, down := wayOf{process, member, true}, wayOf{process, member, false}
-		blocked := n.stalled[up] > 0 // if only the way back is stalled, the dial succeeds
+		blocked := n.stalled[up] > 0 // a stall in the other direction does not stop the dial
 		n.mu.Unlock()
 		trip := 2 * n.takes(mix(n.seed, 1, uint64(process), uint64(nth)))
 		if blocked && timeout > 0 {
-			trip = timeout - 1 // at the same instant, the caller's context may end first
+			trip = timeout - 1 // not timeout itself: at that instant, the caller's context may end first
 		}
 		time.Sleep(trip)
 		if blocked {
@@ -167,7 +168,7 @@ func (c *cable) hear() {
 	}
 }
 
-// send sends p as one message, or as one message for each of its packets.
+// send sends p as one message, or splits it into messages that begin with single packets.
 func (c *cable) send(l *lane, p []byte) {
 	n := c.n
 	n.mu.Lock()
@@ -230,7 +231,7 @@ func (c *cable) toServer(m *message) {
 		c.server.Close()
 		return
 	}
-	c.server.Write(m.payload) // it never waits: see zktest's pipes
+	c.server.Write(m.payload) // Write on a pipe of zktest never blocks
 }
 
 func (c *cable) toClient(m *message) {
@@ -242,8 +243,8 @@ func (c *cable) toClient(m *message) {
 	}
 }
 
-// stall holds all messages in one direction until the caller calls resume. Messages under way
-// stall, too.
+// stall holds all messages in one direction until the caller calls resume. Messages that have not
+// arrived yet stall, too.
 func (n *network) stall(w wayOf) (resume func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -258,7 +259,7 @@ func (n *network) stall(w wayOf) (resume func()) {
 	return func() { n.resume(w) }
 }
 
-// resume ends one stall of a direction.
+// resume ends one stall of a direction. After the last one, the messages continue in order.
 func (n *network) resume(w wayOf) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -272,7 +273,7 @@ func (n *network) resume(w wayOf) {
 	})
 }
 
-// open ends a stall while f runs.
+// open suspends one stall of a direction while f runs.
 func (n *network) open(w wayOf, f func()) {
 	n.resume(w)
 	f()
@@ -294,7 +295,7 @@ func (n *network) lanes(w wayOf, f func(l *lane)) {
 }
 
 // kill resets the connections of a process to a member, or to all members if member is -1. Messages
-// under way to the member still arrive, and then the end of the stream.
+// that the process has sent still arrive at the member, followed by the end of the stream.
 func (n *network) kill(process, member int) {
 	n.mu.Lock()
 	var all []*cable
@@ -310,7 +311,7 @@ func (n *network) kill(process, member int) {
 	}
 }
 
-// sorted returns the cables in the order of the processes, and of their connections.
+// sorted returns the cables by process, and by the number of the connection within a process.
 func (n *network) sorted() []*cable {
 	var all []*cable
 	for c := range n.cables {
@@ -327,7 +328,7 @@ type socket struct {
 	changed *sync.Cond
 	buf     []byte
 	err     error     // the result of Read when buf is empty; guarded by mu
-	closed  bool      // by the process; guarded by mu
+	closed  bool      // the process has closed it, or it was reset; guarded by mu
 	readBy  time.Time // guarded by mu
 	timer   *time.Timer
 }

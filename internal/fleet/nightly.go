@@ -9,25 +9,29 @@ import (
 	"github.com/zsync/zsync"
 )
 
+// This file has the arena for Schedule.Run, whose function must return nil once for each scheduled
+// time. Schedule.Do is the business of jobs.go.
+
 func init() {
 	arenas["nightly"] = func(w *world) arena {
 		return &nightly{resource: &resource{w: w, name: "/nightly", limit: 1}, every: 15 * time.Minute, runs: map[int64]*turn{}}
 	}
 }
 
-// A nightly job is run by Schedule.Run, at each quarter of an hour. The process that runs it holds it.
+// A nightly is a job that Schedule.Run runs every 15 minutes. The process that runs the function
+// holds the job.
 type nightly struct {
 	*resource
 	every time.Duration
-	runs  map[int64]*turn // by instant; guarded by mu
+	runs  map[int64]*turn // by scheduled time; guarded by mu
 }
 
-// A turn is the last run of an instant whose function has returned nil.
+// A turn is the last run for a scheduled time whose function returned nil.
 type turn struct {
 	by      *actor
 	session int64
 	ended   time.Time
-	told    bool // its context had ended before
+	told    bool // its context ended before the function returned
 }
 
 func (n *nightly) make(s *zsync.Session) any {
@@ -45,8 +49,9 @@ func (n *nightly) step(_ context.Context, a *actor, kit any) {
 		n.mu.Lock()
 		t := n.runs[at.UnixNano()]
 		n.mu.Unlock()
-		// A process that has returned gives its hold up when the instant is recorded as done. It may not have
-		// come to that if it has died, or lost its session.
+		// If the process of the earlier run is alive with the same session, it released its hold
+		// only after it had recorded the scheduled time as done. If it died or lost its session, it
+		// may not have recorded it.
 		if t != nil && !t.told && !t.by.gone() && t.by.s.ID() == t.session {
 			n.w.fail("/nightly: an instant is run once: %s runs %v, and %s has at %v", a, n.w.at(at), t.by, n.w.at(t.ended))
 		}
@@ -64,7 +69,8 @@ func (n *nightly) step(_ context.Context, a *actor, kit any) {
 	}
 }
 
-// final checks that no instant was left out.
+// final checks that each scheduled time between the first run and the last one was run, and that
+// the last is near the end of the day.
 func (n *nightly) final(ctx context.Context, s *zsync.Session) {
 	last, err := zsync.NewSchedule(s, "/nightly").Last(ctx)
 	if err != nil && len(n.runs) > 0 {

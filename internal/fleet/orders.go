@@ -18,36 +18,37 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has the arena for all that a Queue offers beyond Send, Receive and Ack: keys, priorities,
-// delays, IDs, attempts, dead letters, transactions, Recv, TryRecv, Work, Pause. It checks what becomes
-// of each element, and the claims on the servers. The plain queue of state.go stays apart from it: there
-// the judge of planted defects has its seeds.
+// This file has the arena for the Queue's other features: keys, priorities, delays, IDs, attempts,
+// dead letters, transactions, Recv, TryRecv, Work and Pause. It checks the fate of each element,
+// and the claims on the servers. Send, Receive and Ack alone are the business of state.go. They are
+// separate because testdata/defects lists seeds of that arena, which a change of it would make
+// useless.
 
-// maxTries is the limit of attempts.
+// maxTries is the maximum number of attempts for an element.
 const maxTries = 4
 
-// An orders is a Queue of numbers.
+// An orders is the arena of one Queue of numbers.
 type orders struct {
 	w    *world
 	mu   sync.Mutex
 	all  map[int64]*order     // guarded by mu
 	ids  map[string][]int64   // the elements sent with an ID; guarded by mu
-	keys map[string]*resource // by key, or by element without a key; guarded by mu
-	torn int                  // calls of TryRecv that have failed: each may have removed an element; guarded by mu
+	keys map[string]*resource // by key, or by element if it has no key; guarded by mu
+	torn int                  // how many calls of TryRecv have failed: each may have removed an element; guarded by mu
 }
 
-// An order is the knowledge of the program about an element.
+// An order is the program's record of an element.
 type order struct {
-	sent     bool   // certainly
-	barred   bool   // certainly not sent
+	sent     bool   // its send was confirmed
+	barred   bool   // it is not stored and never will be
 	seen     bool   // it was delivered, so it was sent
-	removed  int    // how often its removal was confirmed
-	maybe    bool   // a removal has no known outcome
-	attempt  int    // the last
-	free     bool   // the next attempt may have the same number
+	removed  int    // how many removals of it were confirmed
+	maybe    bool   // the outcome of a removal is unknown
+	attempt  int    // number of the last attempt
+	free     bool   // it was returned: the next attempt may have the same number
 	taken    bool   // the program took it from the channel of Recv
-	session  int64  // if taken, the session that removes it
-	id       string // for SendID
+	session  int64  // if taken: the session whose Recv took it
+	id       string // the ID of SendID, or ""
 	replaces int64  // the element that the same transaction acknowledges, or 0
 }
 
@@ -57,7 +58,7 @@ func init() {
 	}
 }
 
-// keyOf returns the key of an element; a third of them have none.
+// keyOf returns the key of an element. A third of the elements have none.
 func keyOf(v int64) string {
 	if v%3 == 0 {
 		return ""
@@ -127,7 +128,7 @@ func (q *orders) step(ctx context.Context, a *actor, kit any) {
 		done()
 		a.may("Pause", ctx, err)
 		a.nap(a.w.timeout / 8)
-		for err := error(nil); !a.gone(); { // no other call resumes
+		for err := error(nil); !a.gone(); { // until it succeeds: no other call resumes the queue
 			done := a.doing("resumes")
 			ctx, cancel := a.within()
 			err = k.Resume(ctx)
@@ -149,7 +150,7 @@ func (q *orders) step(ctx context.Context, a *actor, kit any) {
 	}
 }
 
-// fresh returns a new element, which no call has sent yet.
+// fresh returns a new element, for a call that will send it.
 func (q *orders) fresh(id string, replaces int64) int64 {
 	v := q.w.unique()
 	q.mu.Lock()
@@ -161,7 +162,7 @@ func (q *orders) fresh(id string, replaces int64) int64 {
 	return v
 }
 
-// sent notes that elements are stored.
+// sent records that elements are stored.
 func (q *orders) sent(vs ...int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -170,7 +171,7 @@ func (q *orders) sent(vs ...int64) {
 	}
 }
 
-// bar notes that an element is not stored, and never will be.
+// bar records that an element is not stored and never will be.
 func (q *orders) bar(v int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -212,7 +213,7 @@ func (q *orders) send(ctx context.Context, a *actor, k *zsync.Queue[int64], n in
 		done := a.doing("sends %d in a transaction", vs[0])
 		_, err = a.s.Txn(ctx, k.SendOp(vs...))
 		done()
-		a.may("Txn", ctx, err, zsync.ErrLost) // which says that the outcome is unknown
+		a.may("Txn", ctx, err, zsync.ErrLost) // the outcome of the transaction is unknown
 		if errors.Is(err, zsync.ErrLost) {
 			return
 		}
@@ -243,14 +244,14 @@ func (q *orders) tryRecv(ctx context.Context, a *actor, k *zsync.Queue[int64]) {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		if ctx.Err() != nil {
-			q.all[v].maybe = true // its removal can fail with the session
+			q.all[v].maybe = true // the removal in the background fails if the session ends
 		} else {
 			q.removedLocked(v)
 		}
 	}
 }
 
-// delivered checks an element that a call has returned, and returns it.
+// delivered checks an element that a call has returned, and returns its record.
 func (q *orders) delivered(a *actor, v int64) *order {
 	alive := q.alive()
 	q.mu.Lock()
@@ -272,7 +273,7 @@ func (q *orders) delivered(a *actor, v int64) *order {
 	return o
 }
 
-// alive returns the sessions of the servers, or nil while there is no leader that knows them all.
+// alive returns the leader's sessions, or nil if there is no leader or a member applies late.
 func (q *orders) alive() []int64 {
 	e := q.w.e.Load()
 	leader := e.Leader()
@@ -282,7 +283,7 @@ func (q *orders) alive() []int64 {
 	return e.Server(leader).Sessions()
 }
 
-// took notes that the program took an element from the channel of Recv.
+// took records that the program took an element from the channel of Recv.
 func (q *orders) took(a *actor, v int64) {
 	o := q.delivered(a, v)
 	q.w.note("%s takes %d", a, v)
@@ -297,7 +298,8 @@ func (q *orders) removedLocked(v int64) {
 	}
 }
 
-// begin notes that a works on a claimed element. No other may work on its key.
+// begin records that a works on a claimed element. No other actor may work on an element of the
+// same key.
 func (q *orders) begin(a *actor, v int64, attempt int, lost func() bool) *hold {
 	o := q.delivered(a, v)
 	q.mu.Lock()
@@ -342,11 +344,11 @@ func (q *orders) work(ctx context.Context, a *actor, k *zsync.Queue[int64]) {
 			if q.replace(ctx, b, v, d.Txn) {
 				return nil
 			}
-			return errOwn // a function that succeeds acknowledges
+			return errOwn // Work acknowledges the element if its function returns nil
 		default:
 			q.mu.Lock()
 			defer q.mu.Unlock()
-			q.all[v].maybe = true // Work acknowledges it
+			q.all[v].maybe = true // Work acknowledges the element
 			return nil
 		}
 	})
@@ -403,7 +405,8 @@ func (q *orders) settle(a *actor, d zsync.Delivery[int64], h *hold) {
 	}
 }
 
-// replace acknowledges an element and sends another, both or neither. It reports whether it did both.
+// replace acknowledges an element and sends another in one transaction. It reports whether the
+// transaction is confirmed.
 func (q *orders) replace(ctx context.Context, a *actor, v int64, txn func(context.Context, ...any) ([]zk.MultiResponse, error)) bool {
 	next := q.fresh("", v)
 	ops := []any{zsync.NewQueue[int64](a.s, "/orders", q.options(true)...).SendOp(next)}
@@ -433,7 +436,7 @@ func (q *orders) replace(ctx context.Context, a *actor, v int64, txn func(contex
 	return ok
 }
 
-// final receives all elements that are left, and checks what has become of each.
+// final receives all remaining elements, and checks the fate of every element.
 func (q *orders) final(_ context.Context, s *zsync.Session) {
 	k := zsync.NewQueue[int64](s, "/orders", q.options(false)...)
 	ctx, cancel := context.WithTimeout(context.Background(), 100*q.w.timeout)
@@ -504,14 +507,15 @@ func (q *orders) held() []*resource {
 	return slices.Collect(maps.Values(q.keys))
 }
 
-// aBoard matches a bucket of the queue with its data, and aClaim a line of that data.
+// aBoard matches the path of a bucket, aClaim a line of its data, and quoted the data in a dump.
 var (
 	aBoard = regexp.MustCompile(`^/orders/([bd]-[^/]*)$`)
 	aClaim = regexp.MustCompile(`^([0-9a-f]{16}) ([-0-9,]+)`)
 	quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 )
 
-// check checks the holders, and on the servers that no two marks have claimed one element.
+// check checks the holders. In the servers' tree, it checks that no element is claimed by two marks
+// that exist.
 func (q *orders) check() {
 	for _, r := range q.held() {
 		r.check()
@@ -525,7 +529,7 @@ func (q *orders) check() {
 			continue
 		}
 		data, _ := strconv.Unquote(quoted.FindString(z.rest))
-		if strings.HasSuffix(z.rest, " bytes)") { // the dump cuts long data
+		if strings.HasSuffix(z.rest, " bytes)") { // the dump has cut the data
 			data = data[:strings.LastIndexAny(data, ",\n")+1]
 		}
 		by := map[int]string{}

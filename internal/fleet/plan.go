@@ -6,38 +6,43 @@ import (
 	"time"
 )
 
-// A plan is drawn from a seed. It decides about everything in a program but the choices of the actors.
+// This file draws a program from a seed: its ensemble, its processes, its primitives, and the kinds
+// and times of its faults. The choices of the actors are the business of the arenas, and the
+// effects of the faults are the business of faults.go.
+
+// A plan describes a program. It follows from a seed. It decides everything except the choices of
+// the actors.
 type plan struct {
 	members    int
-	timeout    time.Duration // that the sessions ask for
+	timeout    time.Duration // the session timeout that the processes ask for
 	tick       time.Duration
 	syncLimit  int
 	election   time.Duration
 	backlog    time.Duration // how long a request waits at the leader
-	latency    time.Duration // of a message between a process and a member, about
-	uneven     bool          // one member grants less than the others
+	latency    time.Duration // the scale of the duration of a message between a process and a member
+	uneven     bool          // one member grants shorter session timeouts than the others
 	arenas     []string      // names of the primitives in the program
 	processes  int
-	lives      int           // of each process at most
-	actors     int           // of each life
-	steps      int           // of each actor
-	patient    bool          // some hold for longer than a session's timeout
-	harm       time.Duration // for how long there are faults
+	lives      int           // the most lives of a process
+	actors     int           // the number of actors in each life
+	steps      int           // the number of steps of each actor
+	patient    bool          // some actors hold for longer than the session timeout
+	harm       time.Duration // the duration of the faults, from the start of the program
 	faults     []fault
-	staleReads bool // a leader is cut off at times, and answers reads with old state
-	alone      bool // one process, without faults but the loss of all data
+	staleReads bool // a member may be cut off and answer reads with old state
+	alone      bool // there is one process, and the only fault is the loss of all data
 	losesData  bool // the ensemble loses all data once
 	strikes    bool // strangers delete znodes
-	quiet      bool // there are no faults but the ends of processes and connections
-	glitches   int  // one call of so many has a glitch
-	apart      bool // each actor has a Mutex of its own
-	squats     bool // a Mutex and a Group have their directory where a Value, an Int64 or the key of a Map is stored
+	quiet      bool // the only faults are the ends of processes and connections, and strangers
+	glitches   int  // one call in so many has a glitch
+	apart      bool // each actor has its own value of the Mutex
+	squats     bool // a Mutex and a Group use the path at which a Value, an Int64 or the key of a Map is stored
 	day        bool // the program is a day of a fleet
-	wraps      bool // the numbers of places near their end
+	wraps      bool // strangers bring the numbers of contenders near their end
 	reads      bool // holders read often
 }
 
-// A fault is what happens to the program at one moment, or for a while.
+// A fault is a disturbance of the program, at one moment or for a while.
 type fault struct {
 	at, lasts time.Duration
 	kind      string
@@ -45,7 +50,7 @@ type fault struct {
 	member    int // -1: the member that the process is connected to
 	other     int // another member; -1: the leader
 	up        bool
-	draw      uint64 // seed of the fault's other choices
+	draw      uint64 // the seed for the other choices of the fault
 }
 
 func (f fault) String() string {
@@ -57,20 +62,21 @@ type weighted struct {
 	weight int
 }
 
-// The faults, and how often each is drawn. A program whose members are uneven has "shorten" besides: a
-// process continues its session at the member that grants the least, and does not hear of it.
+// The faults, each with its weight in the draw. A program whose members are uneven also has the
+// fault "shorten": a process continues its session at the member that grants the shortest timeout,
+// but never receives the reply.
 var faultKinds = []weighted{
 	{"kill", 10},   // the connection of a process is reset
 	{"stall", 14},  // one direction between a process and a member stalls
-	{"silence", 8}, // nothing passes between a process and any member
-	{"move", 12},   // a process is driven from its member to the others
-	{"return", 12}, // it is driven away and back, while its requests are late between its member and the leader
-	{"limbo", 6},   // it comes to other members, which it does not hear, and then to none
-	{"late", 8},    // it comes to other members, whose answers are late, and then to none
-	{"depose", 4},  // it moves between the two halves of an ensemble, whose old leader commits late
-	{"cut", 12},    // one direction between the leader and a follower stalls
-	{"isolate", 6}, // a member hears no other, and none hears it
-	{"slow", 6},    // one direction between two members is slow
+	{"silence", 8}, // all messages between a process and the members stall
+	{"move", 12},   // a process is cut off from its member, so that it moves to another
+	{"return", 12}, // a process moves to another member and back, while its requests are late between its member and the leader
+	{"limbo", 6},   // a process reaches other members but not their replies, and later it reaches no member
+	{"late", 8},    // a process reaches other members whose replies are late, and later it reaches no member
+	{"depose", 4},  // a process moves from a new leader's majority to the old leader's side, where old messages arrive late
+	{"cut", 12},    // the messages from one member to another stall
+	{"isolate", 6}, // all messages between a member and the others stall
+	{"slow", 6},    // the messages from one member to another are slow
 	{"lag", 8},     // a member applies late
 	{"crash", 6},   // a member is killed and comes back
 	{"backlog", 5}, // the leader is late to look at requests
@@ -79,7 +85,8 @@ var faultKinds = []weighted{
 	{"die", 6},     // a process dies without closing its Session
 }
 
-// every is the list of arenas: see the files locks.go, state.go and jobs.go.
+// every has the arenas that most programs choose from: see the files locks.go, state.go and
+// jobs.go.
 var every = []string{"mutex", "rwmutex", "semaphore", "election", "cond", "once", "value", "int64", "map", "barrier", "queue", "txn", "waitgroup",
 	"flight", "schedule", "partition", "lockall", "room", "group"}
 
@@ -124,7 +131,7 @@ func draw(seed uint64) plan {
 	if p.losesData {
 		p.arenas = [][]string{{"value"}, {"map"}, {"value", "map"}}[d.IntN(3)]
 		p.processes, p.lives, p.actors = 1+d.IntN(2), 1, 1+d.IntN(2)
-		if p.alone = d.IntN(4) > 0; p.alone { // the zxids are then the same again
+		if p.alone = d.IntN(4) > 0; p.alone { // so the zxids after the loss repeat the zxids before it
 			p.arenas, p.processes, p.actors, p.steps = p.arenas[:1], 1, 1, 20
 		}
 	}
@@ -148,7 +155,7 @@ func draw(seed uint64) plan {
 			p.staleReads = true
 		}
 		if f.kind == "depose" {
-			p.members = 5 // two halves, and one between
+			p.members = 5 // the old leader, its loyal member, and a majority of three
 		}
 		p.faults = append(p.faults, f)
 	}
@@ -162,14 +169,16 @@ func draw(seed uint64) plan {
 	return p
 }
 
-// more draws what does not change the rest of the plan.
+// more makes later additions to the plan, with random numbers of their own. So the seeds of other
+// programs keep their meaning.
 func (p *plan) more(seed uint64) {
 	d := rand.New(rand.NewPCG(seed, 8))
 	if p.strikes && d.IntN(4) == 0 {
 		p.arenas, p.wraps = []string{"queue"}, false
 	}
 	if p.reads = d.IntN(4) == 0; p.reads && !p.quiet && !p.strikes && !p.losesData && d.IntN(2) == 0 {
-		// The member that serves a process hears the leader no more, and serves on for as long as a timeout.
+		// The member that serves a process loses its leader, and still serves for a session
+		// timeout.
 		p.tick, p.syncLimit, p.staleReads = p.timeout/5, 5, true
 		p.faults = append(p.faults, fault{kind: "cut", member: -1, other: -1, up: d.IntN(2) == 0, process: d.IntN(p.processes),
 			at: time.Duration(d.Int64N(int64(p.harm))), lasts: 3 * p.timeout / 2, draw: d.Uint64()})
@@ -202,7 +211,7 @@ func (p plan) fault(d *rand.Rand, kinds []weighted) fault {
 	return f
 }
 
-// long returns for how long a fault lasts: a few messages, or up to two timeouts.
+// long returns the duration of a fault: at most two timeouts, often far less.
 func (p plan) long(d *rand.Rand) time.Duration {
 	most := 2 * p.timeout
 	for range d.IntN(6) {

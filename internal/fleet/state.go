@@ -16,20 +16,20 @@ import (
 )
 
 // This file has the arenas for stored state: registers (cell), Once, transactions, Queue and
-// WaitGroup. Each arena calls one primitive at random and checks the results. The linearization of
-// the registers is the business of type register.
+// WaitGroup. Each arena calls its primitive at random and checks the results. The linearization of
+// the registers is the business of ledger.go.
 
-// A cell is a Value, an Int64, a key of a Map, or a Barrier: a register.
+// A cell is a register: a Value, an Int64, a key of a Map, or a Barrier.
 type cell struct {
 	*register
 	path string
 	kind string
 
 	vmu      sync.Mutex
-	versions map[zsync.Version]int64  // the value that a Load returned with it; guarded by vmu
+	versions map[zsync.Version]int64  // the value that a Load returned with this Version; guarded by vmu
 	known    []read                   // guarded by vmu
-	turn     [2]int                   // calls before and after a loss of all data; guarded by vmu
-	watched  map[*zsync.Session]int64 // the last value of its Watch; guarded by vmu
+	turn     [2]int                   // the number of calls before and after a loss of all data; guarded by vmu
+	watched  map[*zsync.Session]int64 // by Session: the last value of its Watch; guarded by vmu
 }
 
 // A read is the result of a Load.
@@ -39,7 +39,7 @@ type read struct {
 	era     int
 }
 
-// A cellKit has the primitive of a process for a cell.
+// A cellKit has a process's value of the primitive, which is one of the fields.
 type cellKit struct {
 	value   *zsync.Value[int64]
 	number  *zsync.Int64
@@ -47,7 +47,7 @@ type cellKit struct {
 	barrier *zsync.Barrier
 }
 
-// mapKey is the one key of a Map that programs use most.
+// mapKey is the key of a Map that is a register.
 const mapKey = "k"
 
 func init() {
@@ -94,14 +94,14 @@ func (c *cell) make(s *zsync.Session) any {
 	return k
 }
 
-// watch notes a value that a Watch has sent.
+// watch records a value that a Watch has yielded.
 func (c *cell) watch(s *zsync.Session, v int64) {
 	c.vmu.Lock()
 	defer c.vmu.Unlock()
 	c.watched[s] = v
 }
 
-// settled checks that a Watch has come to the last value.
+// settled checks that the Watch of a Value or of a Map has yielded the last value.
 func (c *cell) settled(l *life) {
 	k := l.kit[c].(*cellKit)
 	if c.kind != "value" && c.kind != "map" {
@@ -164,7 +164,7 @@ func (c *cell) step(ctx context.Context, a *actor, kit any) {
 	if errors.Is(err, zsync.ErrNoValue) {
 		err = nil
 	}
-	if !c.w.squats || errors.Is(err, zsync.ErrClosed) { // a squatter may disturb
+	if !c.w.squats || errors.Is(err, zsync.ErrClosed) { // with a squatter, calls may fail in other ways
 		a.may("call of "+c.path, ctx, err)
 	}
 	if op.kind == "" || op.kind == "load" && c.w.staleReads {
@@ -173,7 +173,7 @@ func (c *cell) step(ctx context.Context, a *actor, kit any) {
 	c.did(a, op, began, era, err)
 }
 
-// keyed calls a method of a Value, or of a Map for its key.
+// keyed calls a method of a Value, or of a Map with mapKey.
 func (c *cell) keyed(ctx context.Context, a *actor, k *cellKit, n int, op *regOp) (err error) {
 	load := func() (read, error) {
 		r, err := c.load(ctx, k)
@@ -223,7 +223,7 @@ func (c *cell) keyed(ctx context.Context, a *actor, k *cellKit, n int, op *regOp
 		}
 		op.kind, op.old = "cas", r.value
 		if r.era != c.w.era() {
-			op.old = -1 // an impossible value
+			op.old = -1 // no value of this era matches the Version
 			if r.version == (zsync.Version{}) {
 				op.old = 0
 			}
@@ -237,9 +237,9 @@ func (c *cell) keyed(ctx context.Context, a *actor, k *cellKit, n int, op *regOp
 	return err
 }
 
-// script chooses the first two calls of the program, and the first two after the servers have lost
-// their data: both times a Store, then first a Load and later a CompareAndSwap. The zxids begin
-// again with the data, so a Version of the first era may match by mistake.
+// script chooses the first two calls before the servers lose their data, and the first two after.
+// Before the loss they are Store and Load; after it, Store and CompareAndSwap with the Version of
+// that Load. The zxids begin again after the loss, so an old Version may match by mistake.
 func (c *cell) script(n int) int {
 	c.vmu.Lock()
 	defer c.vmu.Unlock()
@@ -250,12 +250,12 @@ func (c *cell) script(n int) int {
 	case turn == 0:
 		return 3
 	case turn == 1:
-		return 5 * era // Load, and later CompareAndSwap
+		return 5 * era // Load in the first era, CompareAndSwap in the second
 	}
 	return n
 }
 
-// saw checks that a Version belongs to one value.
+// saw records the result of a Load. It checks that no two values have the same Version.
 func (c *cell) saw(r read) {
 	c.vmu.Lock()
 	defer c.vmu.Unlock()
@@ -269,8 +269,8 @@ func (c *cell) saw(r read) {
 	c.known = append(c.known, r)
 }
 
-// any returns a late read or, if the servers lose their data, an early read. If it reports false,
-// the caller loads.
+// any returns one of the last reads or, if the servers lose their data, one of the first. If it
+// reports false, the caller must call Load.
 func (c *cell) any(a *actor) (read, bool) {
 	c.vmu.Lock()
 	defer c.vmu.Unlock()
@@ -342,7 +342,7 @@ func (c *cell) keeps(path string) bool {
 	return path == c.path || path == c.path+"/"+mapKey || strings.HasSuffix(path, "%kept")
 }
 
-// A squatter uses the path of stored state as the path of a Group or a Mutex.
+// A squatter is an arena that uses the path of stored state as the path of a Group or a Mutex.
 type squatter struct {
 	w    *world
 	path string
@@ -375,8 +375,8 @@ func (q *squatter) final(context.Context, *zsync.Session) {}
 
 func (q *squatter) keeps(string) bool { return false }
 
-// A once is a Once. The process that runs its function holds it. When it is done, no process runs
-// the function.
+// A once is the arena of a Once. The process that runs its function holds it. After the first Do
+// has returned nil, no process runs the function.
 type once struct {
 	*resource
 	done time.Time // the time at which the first Do returned nil; guarded by mu
@@ -430,11 +430,12 @@ func (o *once) keeps(path string) bool {
 	return strings.HasPrefix(path, "/once") && !strings.Contains(path, "_c_")
 }
 
-// A ledger is written by transactions of a Session. Each creates an entry and counts it.
+// A ledger is the arena for transactions. Each transaction creates an entry, and its write to the
+// parent counts the entries.
 type ledger struct {
 	w    *world
 	mu   sync.Mutex
-	sure map[int64]bool // by entry: whether it was applied, if the caller knows; guarded by mu
+	sure map[int64]bool // by entry with a known outcome: whether it was applied; guarded by mu
 }
 
 func (g *ledger) make(s *zsync.Session) any { return s }
@@ -471,8 +472,8 @@ func (g *ledger) step(ctx context.Context, a *actor, kit any) {
 	}
 }
 
-// slot creates an entry and takes the only slot, in one transaction, and then frees the slot. If
-// the slot is taken, the servers refuse the transaction.
+// slot creates an entry and the only slot in one transaction, and then deletes the slot. If the
+// slot exists already, the servers refuse the transaction.
 func (g *ledger) slot(ctx context.Context, a *actor, s *zsync.Session, n int64) {
 	acl := zk.WorldACL(zk.PermAll)
 	_, err := s.Txn(ctx, &zk.CreateRequest{Path: "/ledger-slot", Acl: acl}, &zk.SetDataRequest{Path: "/ledger", Version: -1}, &zk.CreateRequest{Path: fmt.Sprint("/ledger/", n), Acl: acl})
@@ -515,13 +516,13 @@ func (g *ledger) final(ctx context.Context, s *zsync.Session) {
 
 func (g *ledger) keeps(path string) bool { return strings.HasPrefix(path, "/ledger") }
 
-// A queue is a Queue of numbers.
+// A queue is the arena of a Queue of numbers.
 type queue struct {
 	w      *world
 	mu     sync.Mutex
 	sent   map[int64]string    // by element: "sent", or "unknown"; guarded by mu
-	taken  map[int64]int       // by element: how often Ack has returned nil; guarded by mu
-	loose  map[int64]bool      // by element: an Ack without a known outcome; guarded by mu
+	taken  map[int64]int       // by element: how many calls of Ack have returned nil; guarded by mu
+	loose  map[int64]bool      // the elements with an Ack of unknown outcome; guarded by mu
 	claims map[int64]*resource // by element; guarded by mu
 	struck time.Time           // time of the last strike; guarded by mu
 }
@@ -560,13 +561,13 @@ func (q *queue) note(vs []int64, what string) {
 	defer q.mu.Unlock()
 	for _, v := range vs {
 		if what == "sent" && q.loose[v] {
-			continue // its Ack, whose outcome is unknown, was quicker than the reply to Send
+			continue // the element was delivered before Send returned, and its Ack has no known outcome
 		}
 		q.sent[v] = what
 	}
 }
 
-// deliver holds an element for a while, and settles it.
+// deliver checks a delivery, holds the element for a while, and settles it.
 func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	v := d.Value
 	q.mu.Lock()
@@ -575,7 +576,8 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	}
 	r := q.claims[v]
 	if r == nil {
-		// Receive may return an element whose mark a stranger has just deleted.
+		// A stranger may have deleted the consumer's mark just before, so the time of that strike
+		// counts.
 		r = &resource{w: q.w, name: fmt.Sprint("/queue element ", v), limit: 1, struck: q.struck}
 		q.claims[v] = r
 	}
@@ -604,8 +606,8 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	err := d.Ack(ctx)
 	done()
 	ok := a.may("Ack", ctx, err, zsync.ErrLost, zk.ErrNoNode)
-	// In programs with strikes, a stranger may have deleted the mark of the other claim: its process then hears
-	// of the grant now, and of the loss a moment later.
+	// If strangers strike, the other claim may have lost its mark. Its process can learn of the
+	// claim now, and of the loss a moment later.
 	if other := r.since(h, asked); ok && other != nil && !q.w.strikes {
 		q.w.fail("the queue: Ack of %d by %s is nil, and %s has had it since %v", v, a, other.a, q.w.at(other.since))
 	}
@@ -619,7 +621,7 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 		if q.taken[v]++; q.taken[v] > 1 {
 			q.w.fail("the queue: %d was acknowledged twice", v)
 		}
-		if q.w.day { // there are thousands
+		if q.w.day { // a day has thousands of elements
 			delete(q.claims, v)
 		}
 	case !errors.Is(err, zsync.ErrLost) || errors.Is(err, zsync.ErrClosed):
@@ -627,8 +629,8 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	}
 }
 
-// challenge has a stranger delete the mark of a claim, which the process learns late. Meanwhile others
-// may receive the element.
+// challenge makes a stranger delete the mark of a claim, and stalls messages so that the process
+// learns of it late. Before that, another process may receive the element.
 func (q *queue) challenge(a *actor, h *hold) {
 	select {
 	case q.w.granted <- h:
@@ -642,12 +644,12 @@ func (q *queue) challenge(a *actor, h *hold) {
 	}
 	if up {
 		time.AfterFunc(q.w.timeout/20, func() { q.w.net.kill(a.id(), -1) })
-		return // the request to acknowledge stalls, and is lost
+		return // the request of Ack stalls, and the reset of the connection discards it
 	}
 	a.nap(q.w.timeout / 8)
 }
 
-// final receives all elements that are left.
+// final receives all remaining elements.
 func (q *queue) final(_ context.Context, s *zsync.Session) {
 	k := zsync.NewQueue[int64](s, "/queue")
 	left := map[int64]int{}
@@ -681,7 +683,7 @@ func (q *queue) held() []*resource {
 // owns reports whether r is an element of q.
 func (q *queue) owns(r *resource) bool { return slices.Contains(q.held(), r) }
 
-// strike notes that a stranger has deleted a mark, with which any of the elements may have been claimed.
+// strike records that a stranger has deleted a mark. Any claim may depend on that mark.
 func (q *queue) strike() {
 	q.mu.Lock()
 	q.struck = time.Now()
@@ -701,7 +703,7 @@ func (q *queue) keeps(path string) bool {
 	return strings.HasPrefix(path, "/queue")
 }
 
-// tasks is a WaitGroup.
+// tasks is the arena of a WaitGroup.
 type tasks struct{ w *world }
 
 func (g *tasks) make(s *zsync.Session) any { return zsync.NewWaitGroup(s, "/tasks") }

@@ -15,27 +15,27 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// A stranger has its own session and changes znodes below the paths of locks, like an operator. It
-// deletes the znodes of contenders, replaces them with its own, creates znodes with numbers near
-// the end of all numbers, and makes the servers count from there. The check for two holders is the
-// business of the arenas.
+// A stranger is a client with its own session that changes znodes of locks and queues, as an
+// operator may do. It deletes the znodes of contenders and consumers, replaces them with copies,
+// creates znodes with numbers near the end of all numbers, and makes the servers count from there.
+// The check for two holders is the business of the arenas.
 type stranger struct {
 	w     *world
 	s     *zsync.Session
 	prey  []prey
 	work  sync.WaitGroup
 	far   map[string]bool // the paths at which the servers count from a large number
-	grant chan *hold      // has room for one hold, granted at this moment
+	grant chan *hold      // receives holds at the moment of their grant; has room for one
 }
 
-// A prey is a directory with ephemeral znodes of other clients.
+// A prey is a parent znode whose children are ephemeral znodes of other clients.
 type prey struct {
 	dir    string
 	of     func(r *resource) bool // whether the holders of r have their znodes there
 	struck func()
 }
 
-// stranger returns a stranger without a session.
+// stranger returns a stranger. The caller must set its Session.
 func (w *world) stranger() *stranger {
 	x := &stranger{w: w, grant: w.granted, far: map[string]bool{}}
 	for _, a := range w.arenas {
@@ -49,7 +49,7 @@ func (w *world) stranger() *stranger {
 	return x
 }
 
-// strikeOnce connects a stranger, which changes one znode in each line and disconnects.
+// strikeOnce connects a stranger, which changes one child of each prey and disconnects.
 func (w *world) strikeOnce(d *rand.Rand) {
 	x := w.stranger()
 	ctx, cancel := context.WithTimeout(context.Background(), w.timeout)
@@ -88,7 +88,7 @@ func (w *world) harass(over chan struct{}) {
 			return
 		case <-w.healed:
 			return
-		case h = <-x.grant: // at once, before the holder can look
+		case h = <-x.grant: // strike at once, before the holder can read its znode
 		case <-time.After(time.Duration(d.Int64N(int64(w.timeout)))):
 		}
 		p := x.prey[d.IntN(len(x.prey))]
@@ -103,10 +103,10 @@ func (w *world) harass(over chan struct{}) {
 	}
 }
 
-// strike changes one znode of a prey. If h is not nil, h was granted at this moment.
+// strike changes one child of a prey. If h is not nil, h was granted at this moment.
 func (x *stranger) strike(ctx context.Context, d *rand.Rand, p prey, h *hold) {
 	dir := p.dir
-	places, waiters := 0, h != nil && d.IntN(2) == 0 // if true, strike any contender, also a waiter
+	places, waiters := 0, h != nil && d.IntN(2) == 0 // waiters: strike any contender, not only the holder
 	var paths []string                               // the znodes to choose from
 	for _, z := range x.w.tree() {
 		if parent, _ := split(z.path); parent != dir || z.owner == 0 || z.owner == x.s.ID() {
@@ -117,8 +117,8 @@ func (x *stranger) strike(ctx context.Context, d *rand.Rand, p prey, h *hold) {
 		}
 	}
 	if x.w.wraps && !x.far[dir] && d.IntN(4) == 0 {
-		// Once, and forward: no hold lasts while a path gets 2^32 children, but a hold may last while
-		// it gets 2^31.
+		// The count jumps only once for each path, and only forward. During a real hold, a path may
+		// get 2^31 more children, but never 2^32.
 		x.far[dir] = true
 		next := math.MaxInt32 - int32(d.IntN(6))
 		if places == 0 {
@@ -169,7 +169,7 @@ func (x *stranger) strike(ctx context.Context, d *rand.Rand, p prey, h *hold) {
 	}
 }
 
-// remove deletes a znode of the stranger after a while.
+// remove deletes a znode that the stranger has created, after a while.
 func (x *stranger) remove(path string, after time.Duration) {
 	x.work.Go(func() {
 		select {

@@ -8,13 +8,15 @@ import (
 	"sync"
 )
 
-// A tally counts what happened in days of fleets.
+// This file counts the steps and the faults of days, and prints them as a table. It checks nothing.
+
+// A tally counts the steps and the faults of days.
 type tally struct {
 	mu     sync.Mutex
-	ops    map[string]int            // by arena; guarded by mu
+	ops    map[string]int            // the number of steps, by arena; guarded by mu
 	faults map[string]int            // by kind; guarded by mu
-	pairs  map[string]map[string]int // by kind of fault, and state of the process; guarded by mu
-	checks int                       // how often a fault ended, and nothing else happened for a while; guarded by mu
+	pairs  map[string]map[string]int // by kind of fault and state of a process: how often they met; guarded by mu
+	checks int                       // how often serve has checked the calls; guarded by mu
 }
 
 func newTally() *tally {
@@ -50,10 +52,10 @@ func (t *tally) quietly() {
 	t.checks++
 }
 
-// The states of a process, in the order of the table.
+// allStates has the states of a process, in the order of the table's columns.
 var allStates = []string{"connects", "is idle", "calls", "waits", "holds", "has lost", "is away", "closes"}
 
-// String returns the counts, and the table of faults and states.
+// String returns the number of steps in each arena, and the table of faults and states.
 func (t *tally) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

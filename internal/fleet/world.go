@@ -23,10 +23,10 @@ import (
 )
 
 // This file runs a program: it starts the ensemble and the processes, waits for their actors, and
-// checks the tree when all have ended. The primitives are the business of the arenas, and the
-// faults are the business of faults.go.
+// checks the servers' tree at the end. The calls of the primitives are the business of the
+// arenas, and the faults are the business of faults.go.
 
-// A world is one program under way.
+// A world is one program while it runs.
 type world struct {
 	plan
 	seed  uint64
@@ -37,26 +37,26 @@ type world struct {
 	arenas []arena
 
 	mu       sync.Mutex
-	lives    []*life // by process, the current life; guarded by mu
+	lives    []*life // by process: the current life; guarded by mu
 	all      []*life // guarded by mu
 	failures []string
-	checks   []func()  // for the verdict, outside the bubble; used by inspect alone
-	shaken   int       // the number of faults under way; guarded by mu
+	checks   []func()  // checks that verdict makes outside the bubble; only inspect adds to them
+	shaken   int       // the number of faults that have begun and not ended; guarded by mu
 	shakenAt time.Time // the last begin or end of a fault; guarded by mu
 	tally    *tally
 	lagging  atomic.Int32 // the number of members that apply late
-	broken   atomic.Bool  // a check has failed, and a day is over
+	broken   atomic.Bool  // a check has failed
 	story    []string
-	last     int64     // the last unique value; guarded by mu
+	last     int64     // the last number that unique returned; guarded by mu
 	reborn   time.Time // the last loss of all data; guarded by mu
-	eras     int       // the number of such losses; guarded by mu
+	eras     int       // the number of losses of all data; guarded by mu
 
-	cutShort atomic.Int32   // the number of lives that have ended by a crash, or by a Close while faults come or whose connection broke: their logs may stay
-	absent   map[string]int // by actor: how often look has found that its process has no place in line; used by look alone
+	cutShort atomic.Int32   // the number of lives whose logs may remain: they crashed, called Close before the end of the faults, or lost the connection during Close
+	absent   map[string]int // by actor: how many times in a row placed has found no znode of its process in the line; only look uses it
 
-	granted chan *hold     // to the stranger
+	granted chan *hold     // holds for the stranger to strike, at the moment of their grant
 	healed  chan struct{}  // closed when the faults are over
-	busy    sync.WaitGroup // processes whose last actors are not done
+	busy    sync.WaitGroup // the processes whose last life still has actors at work
 }
 
 // A life is a process from its start to its end, with its Session.
@@ -68,27 +68,27 @@ type life struct {
 	ctx     context.Context // ends when the process dies
 	die     context.CancelFunc
 	own     []arena       // the primitives that the process uses
-	kit     map[arena]any // the result of make, of each arena
+	kit     map[arena]any // by arena: the result of its method make
 
 	crashed   atomic.Bool
-	closing   atomic.Int64  // the time of Close, in nanoseconds since the world began; 0 before
+	closing   atomic.Int64  // the time of the call of Close, in nanoseconds since the world began; 0 before it
 	closed    atomic.Bool   // Close has returned
-	waiting   sync.Map      // by actor: the call that it waits for
-	functions sync.Map      // the holds of functions that have not returned
+	waiting   sync.Map      // by actor: its current call
+	functions sync.Map      // the holds within functions that have not returned
 	over      chan struct{} // closed when Close is called
-	skew      atomic.Int64  // by how much its wall clock is wrong, in nanoseconds
-	under     atomic.Int32  // the number of faults of this process under way
-	alarm     chan struct{} // a fault begins: one element for each actor
+	skew      atomic.Int64  // the error of its wall clock, in nanoseconds
+	under     atomic.Int32  // the number of current faults of this process
+	alarm     chan struct{} // wakes actors at the begin of a fault; has room for one element for each actor
 	finished  sync.WaitGroup
 }
 
-// A call is a call of the library that has not returned.
+// A call is a call of the library by an actor that has not returned.
 type call struct {
 	what  string
 	since time.Time
 }
 
-// An actor is a goroutine of a process.
+// An actor is a goroutine of a process that makes random calls.
 type actor struct {
 	*life
 	name string
@@ -102,7 +102,7 @@ func (a *actor) String() string {
 	return a.name
 }
 
-// An arena is a primitive at one path, or a few primitives, that all processes use together.
+// An arena is a primitive at one path, or a few primitives, that several processes share.
 type arena interface {
 	// make makes the primitives of a process.
 	make(s *zsync.Session) any
@@ -115,7 +115,7 @@ type arena interface {
 }
 
 // Run runs a program, within a bubble of testing/synctest. The caller calls verdict outside of the
-// bubble. It returns the failures, and the story of the program line by line.
+// bubble. verdict returns the failures and the story of the program, a log line by line.
 func Run(seed uint64, p plan, t *tally) (verdict func() (failures, story []string)) {
 	uuid.SetRand(&stream{rnd: rand.New(rand.NewPCG(seed, 2))})
 	dice.Seed(seed)
@@ -140,12 +140,12 @@ func Run(seed uint64, p plan, t *tally) (verdict func() (failures, story []strin
 		others.Go(func() { w.harass(over) })
 	}
 
-	// Every waiter is granted after the faults have ended.
+	// After the faults, every waiter must be granted, so the actors must end.
 	await(&actors, w.harm+w.bound(), func() {
 		w.fail("whoever waits is granted when the faults end: after %v there still wait%s", w.bound(), w.waiters())
 	})
 	for _, l := range w.all {
-		l.die() // actors that still wait fail now
+		l.die() // this ends the contexts of actors that still wait
 	}
 	await(&actors, 20*w.timeout, func() { w.fail("actors do not end with their contexts:%s", w.waiters()) })
 	close(over)
@@ -160,8 +160,8 @@ func Run(seed uint64, p plan, t *tally) (verdict func() (failures, story []strin
 	}
 }
 
-// bound returns the time for all actors to end after the faults. Each actor may have all its steps
-// to do, one after another.
+// bound returns the time that the actors may need after the faults: all their steps, one after
+// another.
 func (w *world) bound() time.Duration {
 	if w.day {
 		return 12 * w.timeout
@@ -169,7 +169,7 @@ func (w *world) bound() time.Duration {
 	return time.Duration(10+w.processes*w.plan.lives*w.actors*w.steps) * 2 * w.timeout
 }
 
-// await waits for wg, or calls late after d.
+// await waits for wg for at most d, and then calls late.
 func await(wg *sync.WaitGroup, d time.Duration, late func()) {
 	done := make(chan struct{})
 	go func() { wg.Wait(); close(done) }()
@@ -204,15 +204,15 @@ func (w *world) start() {
 	w.e.Store(e)
 }
 
-// A numbered is a request with a session and an xid. The servers distinguish requests by these two
-// alone. A negative xid is for a request without a proposal, such as a ping.
+// A numbered identifies a request. A server distinguishes its own requests only by session and xid.
 type numbered struct {
 	session int64
 	xid     int32
 }
 
-// numbered notes the xid of a request. If a session uses one twice, a server may answer a request
-// with the result of another.
+// numbered checks that no session uses an xid twice. Otherwise, a server may answer a request with
+// the result of another. Requests without a proposal, such as pings, have negative xids and do not
+// count.
 func (w *world) numbered(seen *sync.Map, r zktest.Request) zktest.Action {
 	if r.Xid > 0 && r.Op != zktest.OpConnect {
 		if _, twice := seen.LoadOrStore(numbered{r.Session, r.Xid}, true); twice {
@@ -236,7 +236,7 @@ func (w *world) rebirth() {
 	_ = old.Close()
 }
 
-// era returns the number of rebirths.
+// era returns the number of rebirths so far.
 func (w *world) era() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -248,7 +248,8 @@ func (w *world) dialMember(member int) (net.Conn, error) {
 	return e.Dial("tcp", e.Addrs()[member], 0)
 }
 
-// process runs the lives of a process, one after another. A life that no fault ends is the last.
+// process runs the lives of a process, one after another. The last life is the first that no fault
+// ends, or the last of the plan.
 func (w *world) process(i int) {
 	d := rand.New(rand.NewPCG(w.seed, 100+uint64(i)))
 	time.Sleep(time.Duration(d.Int64N(int64(w.timeout / 4))))
@@ -271,8 +272,7 @@ func (w *world) process(i int) {
 }
 
 // settle waits until all processes have ended their steps and the faults are over. Then it checks
-// the state that the surviving processes have seen. A process that waits here is idle under the
-// remaining faults.
+// the state that l has seen. Until then, the process is idle while the remaining faults happen.
 func (w *world) settle(l *life) {
 	done := make(chan struct{})
 	go func() { w.busy.Wait(); <-w.healed; close(done) }()
@@ -281,7 +281,7 @@ func (w *world) settle(l *life) {
 	case <-l.ctx.Done():
 	case <-l.over:
 	}
-	timer := time.NewTimer(w.timeout + time.Duration(l.process)*w.latency) // each at its own instant
+	timer := time.NewTimer(w.timeout + time.Duration(l.process)*w.latency) // a different instant for each process
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -297,7 +297,7 @@ func (w *world) settle(l *life) {
 	}
 }
 
-// born starts a process.
+// born starts a life of process i: it connects and starts the actors.
 func (w *world) born(i, nth int, d *rand.Rand) *life {
 	l := &life{w: w, process: i, nth: nth, own: w.ownOf(i), kit: map[arena]any{}, over: make(chan struct{}), alarm: make(chan struct{}, w.actors)}
 	l.ctx, l.die = context.WithCancel(context.Background())
@@ -332,7 +332,7 @@ func (w *world) connect(ctx context.Context, id int, d *rand.Rand, options ...zs
 		hosts = append(hosts, fmt.Sprintf("zk%d:2181", i))
 	}
 	order := d.Perm(w.members)
-	if w.uneven { // else the client does not know the shortest timeout
+	if w.uneven { // so the client learns the shortest timeout first
 		i := slices.Index(order, w.least())
 		order[0], order[i] = order[i], order[0]
 	}
@@ -341,9 +341,9 @@ func (w *world) connect(ctx context.Context, id int, d *rand.Rand, options ...zs
 	return zsync.Connect(ctx, strings.Join(hosts, ","), options...)
 }
 
-// Observe notes a connection that breaks while Close sends its last requests. Close does not wait for another
-// connection. It can break long after a fault: if a handshake was late, the leader takes another member
-// for the server of the session, and refuses the next write.
+// Observe counts the life as cut short if its connection breaks during Close, because Close does
+// not wait for another connection. The connection can break long after a fault: after a late
+// handshake, the leader may assign the session to another member, and refuse the next write.
 func (l *life) Observe(e zsync.Event) {
 	if e.Kind == zsync.EventSuspended && l.closing.Load() != 0 && !l.closed.Load() {
 		l.w.cutShort.Add(1)
@@ -358,7 +358,7 @@ func (l *life) id() int {
 	return 10*l.process + l.nth
 }
 
-// act does the steps of an actor.
+// act makes the steps of an actor.
 func (a *actor) act() {
 	for n := 0; n < a.w.steps || a.w.day; n++ {
 		if a.gone() {
@@ -389,7 +389,7 @@ func (a *actor) pause() {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-a.alarm: // a call matters most at the begin of a fault
+	case <-a.alarm: // calls at the begin of a fault find the most
 	case <-a.ctx.Done():
 	case <-a.over:
 	}
@@ -398,11 +398,11 @@ func (a *actor) pause() {
 // gone reports whether the process has ended, or is about to end.
 func (l *life) gone() bool { return l.crashed.Load() || l.closing.Load() != 0 }
 
-// within returns a context that ends at any step, or late, or not at all.
+// within returns a context that ends within a few messages, or late, or not at all.
 func (a *actor) within() (context.Context, context.CancelFunc) {
 	n := a.dice.IntN(6)
 	if a.w.day && a.dice.IntN(4) > 0 {
-		n = 5 // most callers wait as long as it takes
+		n = 5 // most callers wait without a limit
 	}
 	switch n {
 	case 0, 1:
@@ -413,7 +413,7 @@ func (a *actor) within() (context.Context, context.CancelFunc) {
 	return context.WithCancel(a.ctx)
 }
 
-// atMost returns a context that ends.
+// atMost returns a context that ends within d.
 func (a *actor) atMost(d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(a.ctx, time.Duration(a.dice.Int64N(int64(d))))
 }
@@ -431,8 +431,8 @@ func (a *actor) nap(d time.Duration) {
 	}
 }
 
-// hold sleeps for the duration of a hold. It is longer if a fault is under way. In some programs, the
-// holder reads meanwhile.
+// hold sleeps for the duration of a hold. During a fault it sleeps longer. In some programs, the
+// holder also reads during that time.
 func (a *actor) hold() {
 	if a.w.reads {
 		ctx, cancel := context.WithCancel(a.ctx)
@@ -442,7 +442,7 @@ func (a *actor) hold() {
 		defer cancel()
 	}
 	if a.w.day && a.dice.IntN(4) > 0 {
-		a.nap(a.w.timeout / 16) // others wait
+		a.nap(a.w.timeout / 16) // most holds of a day are short, because others wait
 		return
 	}
 	if a.w.patient && a.dice.IntN(3) == 0 {
@@ -455,7 +455,8 @@ func (a *actor) hold() {
 	}
 }
 
-// read reads a znode, which its server answers by itself, every few milliseconds.
+// read reads a znode every few milliseconds. The member of the session answers it without the
+// leader.
 func (a *actor) read(ctx context.Context) {
 	for d := time.Duration(mix(a.w.seed, 10, uint64(a.process)) % uint64(a.w.timeout/64)); ctx.Err() == nil; {
 		_, _, _ = a.s.Get(ctx, "/read")
@@ -480,7 +481,8 @@ func (a *actor) outlast(lost <-chan struct{}) {
 	}
 }
 
-// glitch makes the network of the process fail for a moment, just before an actor uses it.
+// glitch sometimes makes the network of the process fail for a moment, soon after the begin of a
+// call.
 func (a *actor) glitch() {
 	if a.dice.IntN(a.w.glitches) > 0 || time.Since(a.w.begun) > a.w.harm {
 		return
@@ -491,7 +493,7 @@ func (a *actor) glitch() {
 	go func() {
 		time.Sleep(after)
 		if kill {
-			for range times { // each while the library settles the requests that the last left open
+			for range times { // each reset finds the library as it repeats the requests of the reset before
 				a.w.net.kill(a.id(), -1)
 				time.Sleep(15*time.Millisecond + 3*after)
 			}
@@ -505,7 +507,7 @@ func (a *actor) glitch() {
 	}()
 }
 
-// doing notes a call of an actor. The actor calls done when the call has returned.
+// doing records that an actor begins a call. The actor calls done when the call has returned.
 func (a *actor) doing(format string, args ...any) (done func()) {
 	a.glitch()
 	what := fmt.Sprintf(format, args...)
@@ -514,15 +516,15 @@ func (a *actor) doing(format string, args ...any) (done func()) {
 	return func() { a.waiting.Delete(a.name) }
 }
 
-// may judges the error of a call. A call may fail with its context, with the end of the process, or
-// with an error in others. may reports whether it succeeded.
+// may checks the error of a call. A call may fail because of its context, because of the end of the
+// process, or with an error in others. may reports whether the call succeeded.
 func (a *actor) may(what string, ctx context.Context, err error, others ...error) bool {
 	switch {
 	case err == nil:
 		return true
 	case ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))):
 	case a.gone() && (errors.Is(err, zsync.ErrClosed) || errors.Is(err, context.Canceled)):
-	case a.w.era() > 0 && time.Since(a.w.begun) < a.w.harm+8*a.w.timeout: // may have begun before the loss of all data
+	case a.w.era() > 0 && time.Since(a.w.begun) < a.w.harm+8*a.w.timeout: // the call may have begun before the loss of all data
 	case slices.ContainsFunc(others, func(o error) bool { return errors.Is(err, o) }):
 	default:
 		a.w.fail("%s of %s fails: %v", what, a, err)
@@ -531,21 +533,21 @@ func (a *actor) may(what string, ctx context.Context, err error, others ...error
 	return false
 }
 
-// close closes the Session, and checks that Close returns, but not before the functions have returned or
-// its timeout has passed.
+// close closes the Session. It checks that Close returns, and that it first waits for the functions
+// or for its timeout.
 func (l *life) close() {
 	if l.closing.CompareAndSwap(0, int64(time.Since(l.w.begun))+1) {
 		close(l.over)
 	}
 	l.w.note("p%d.%d is closed", l.process, l.nth)
-	if !closed(l.w.healed)() { // its connection may be broken at this moment
+	if !closed(l.w.healed)() { // a fault may break its connection during Close
 		l.w.cutShort.Add(1)
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		_ = l.s.Close()
 		l.closed.Store(true)
-		if d := time.Since(l.w.begun) - time.Duration(l.closing.Load()); d < l.w.timeout-time.Millisecond { // since the first call
+		if d := time.Since(l.w.begun) - time.Duration(l.closing.Load()); d < l.w.timeout-time.Millisecond { // d counts from the first call of Close
 			l.functions.Range(func(h, _ any) bool {
 				l.w.fail("Close of p%d.%d has returned after %v, and a function still holds %s", l.process, l.nth, d, h.(*hold).r.name)
 				return true
@@ -566,14 +568,14 @@ func (w *world) unique() int64 {
 
 func (w *world) at(t time.Time) time.Duration { return t.Sub(w.begun).Round(time.Microsecond) }
 
-// note adds to the story.
+// note adds a line to the story.
 func (w *world) note(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.story = append(w.story, fmt.Sprintf("%12v ", w.at(time.Now()))+fmt.Sprintf(format, args...))
 }
 
-// fail notes a broken promise.
+// fail records a broken promise.
 func (w *world) fail(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	w.note("FAILED %s", text)
@@ -583,8 +585,8 @@ func (w *world) fail(format string, args ...any) {
 	w.broken.Store(true)
 }
 
-// excused reports whether two processes may both believe that they hold, because of a strike at t
-// or of the loss of all data.
+// excused reports whether two processes may both believe that they hold at this moment, because of
+// a strike at t or the loss of all data.
 func (w *world) excused(t time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -608,7 +610,7 @@ func (w *world) waiters() (text string) {
 	return text
 }
 
-// look checks for two holders, all the time.
+// look checks the holders several times in each session timeout.
 func (w *world) look(over chan struct{}) {
 	for {
 		select {
@@ -644,18 +646,19 @@ func (w *world) inspect() {
 	w.leftovers()
 }
 
-// maxLogs is the number of logs that a Session keeps in a directory.
+// maxLogs is the number of logs that a Session keeps below one parent.
 const maxLogs = 16
 
-// isLog matches a log, from its GUID on: it is new, or its last write tells the version before.
+// isLog matches the name of a log and the rest of its line in a dump. The data of a log is empty or
+// begins with its version before the last write.
 var isLog = regexp.MustCompile(`^_c_[-0-9a-f]{36}-receipt czxid \d+ version (\d+)(?: "(\d+)(?: barred)?")?$`)
 
-// swept matches the directories whose logs a consumer or producer deletes after a day.
+// swept matches the parents whose logs a consumer or a producer deletes after a day.
 var swept = regexp.MustCompile(`^/(queue|orders)-(senders|receipts)$`)
 
-// leftovers checks that the servers' tree has no ephemeral znode, and that an arena keeps every
-// other znode. Logs of transactions stay only if a life was cut short, no more than it can have had.
-// Each is in a directory from which zsync doctor --clean deletes it, or a sweep of the queue.
+// leftovers checks that the servers' tree has no ephemeral znode, and that an arena allows every
+// other znode. Logs of transactions remain only if lives were cut short. Their number is limited,
+// and zsync doctor --clean or a sweep of the queue deletes each of them.
 func (w *world) leftovers() {
 	logs, rest := map[string]int{}, map[string]string{}
 	for _, z := range w.tree() {
@@ -691,14 +694,14 @@ func number(s string) int {
 	return n
 }
 
-// A znode is a znode of the servers' tree.
+// A znode is a line of the servers' dump.
 type znode struct {
 	path, rest string
-	owner      int64 // of an ephemeral
+	owner      int64 // the session that owns an ephemeral; otherwise 0
 	container  bool
 }
 
-// tree returns the tree of the leader.
+// tree returns all znodes of the leader.
 func (w *world) tree() (all []znode) {
 	e := w.e.Load()
 	var b strings.Builder
@@ -720,7 +723,7 @@ func (w *world) tree() (all []znode) {
 
 // count makes the servers number the next children of path from next on.
 func (w *world) count(path string, next int32) {
-	defer func() { _ = recover() }() // the servers may have removed the path
+	defer func() { _ = recover() }() // it panics if the path does not exist
 	e := w.e.Load()
 	e.Server(max(e.Leader(), 0)).SetSequence(path, next)
 }
