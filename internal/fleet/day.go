@@ -183,8 +183,8 @@ func (w *world) rouse(d *rand.Rand) {
 }
 
 // serve waits three timeouts after the end of a fault. If no other fault began or ended in that
-// time, every call that began before the end must have returned: the holds before a waiter end
-// within one timeout, and the waiter is served within two more.
+// time, every call from before the end must have returned. The holds before a waiter end within
+// one timeout, and the waiter is served within two more.
 func (w *world) serve(f fault) {
 	w.mu.Lock()
 	ended := time.Now()

@@ -61,10 +61,10 @@
 // A day is a program of 50 processes on five members for 24 hours (day.go). Each process has a
 // role, such as a nightly job, a leader, a worker, a pool, a cache, or rounds of a barrier. A day
 // also has deploys, restarts of all members in turn, wrong wall clocks and strangers. The faults
-// come one at a time, or a few together. After three timeouts without a fault, every call that
-// began before them must have returned: the holders before it need one timeout, and the call needs
-// two. Each run of a nightly job happens once. At the end, the command prints the number of steps,
-// the number of faults, and a table: how often each kind of fault found a process in each state.
+// come one at a time, or a few together. After three timeouts without a fault, every older call
+// must have returned: the holders before it need one timeout, and the call needs two. Each run of
+// a nightly job happens once. At the end, the command prints the number of steps, the number of
+// faults, and a table: how often each kind of fault found a process in each state.
 //
 // The command shrinks a day that fails. It leaves out faults as long as the day still fails. Then it
 // prints the remaining faults and a timeline. With -whole, it does not shrink the day.

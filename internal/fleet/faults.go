@@ -350,8 +350,8 @@ func (w *world) harmOne(f fault) {
 	}
 }
 
-// andBack drives a process from its member, home, to another member and back. The requests that the
-// process sent through home before that reach the leader only after its return.
+// andBack drives a process from its member, home, to another member and back. The earlier requests
+// of the process through home reach the leader only after its return.
 func (w *world) andBack(l *life, d *rand.Rand, f fault) {
 	e := w.e.Load()
 	trips := func(least, most int) { // sleeps for the duration of so many messages

@@ -222,7 +222,7 @@ type regOp struct {
 	maybe bool  // the call failed: the servers may have applied it, or may apply it later
 }
 
-// registerModel is the model of a register. A call that has failed may be applied or not.
+// registerModel is the model of a register. A failed call may be applied or not.
 var registerModel = (&porcupine.NondeterministicModel{
 	Init: func() []any { return []any{int64(0)} },
 	Step: func(state, input, _ any) []any {

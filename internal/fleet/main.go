@@ -81,7 +81,7 @@ func runDay(t *testing.T, seed uint64, p plan, total *tally) (o outcome) {
 }
 
 // shrink searches for a small set of faults with which the day still fails. Usually the last faults
-// are enough, so shrink tries those first. Then it leaves out half of the remaining faults at a
+// are enough, so shrink tries them first. Then it leaves out half of the remaining faults at a
 // time, and at last single faults.
 func shrink(t *testing.T, seed uint64, failed outcome) (plan, outcome) {
 	p := drawDay(seed)
@@ -130,7 +130,7 @@ var (
 )
 
 // timeline returns the lines of the story that concern the first failure: the faults, and all lines
-// that name one of its processes or its primitive.
+// that name its primitive or a process of it.
 func timeline(p plan, o outcome) (lines []string) {
 	what := o.failures[0]
 	path := pathOf.FindString(what)

@@ -128,7 +128,7 @@ func (q *orders) step(ctx context.Context, a *actor, kit any) {
 		done()
 		a.may("Pause", ctx, err)
 		a.nap(a.w.timeout / 8)
-		for err := error(nil); !a.gone(); { // until it succeeds: no other call resumes the queue
+		for err := error(nil); !a.gone(); { // repeat it: no other call resumes the queue
 			done := a.doing("resumes")
 			ctx, cancel := a.within()
 			err = k.Resume(ctx)

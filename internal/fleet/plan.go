@@ -73,7 +73,7 @@ var faultKinds = []weighted{
 	{"return", 12}, // a process moves to another member and back, while its requests are late between its member and the leader
 	{"limbo", 6},   // a process reaches other members but not their replies, and later it reaches no member
 	{"late", 8},    // a process reaches other members whose replies are late, and later it reaches no member
-	{"depose", 4},  // a process moves from a new leader's majority to the old leader's side, where old messages arrive late
+	{"depose", 4},  // a process moves from a new leader's majority to the old leader, whose old messages arrive late
 	{"cut", 12},    // the messages from one member to another stall
 	{"isolate", 6}, // all messages between a member and the others stall
 	{"slow", 6},    // the messages from one member to another are slow
