@@ -67,7 +67,7 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	if q.misuse() != nil {
 		return q
 	}
-	engine := cfg.Config
+	engine := cfg.Settings
 	engine.Path, engine.Decode = path, func(data []byte) (any, error) { return codec.Decode[T](cfg.codec, data) }
 	if q.q = queue.New(s.m, engine); cfg.layout != LayoutZsync {
 		q.q = foreign.New(s.m, engine, cfg.layout.String())
@@ -158,14 +158,14 @@ func (q *Queue[T]) Recv(ctx context.Context) <-chan T {
 }
 
 // value returns the value of a claimed element, or zero if it could not be decoded.
-func value[T any](claim queue.Claim) T {
+func value[T any](claim queue.Item) T {
 	v, _ := claim.Element().Value.(T) // an interface may hold nil
 	return v
 }
 
 // offer offers d, the claimed element, to the readers of ch, and reports whether a reader
 // took it. If not, it puts the element back.
-func offer[D any](c queue.Consumer, claim queue.Claim, ch chan<- D, d D) bool {
+func offer[D any](c queue.Consumer, claim queue.Item, ch chan<- D, d D) bool {
 	down, over := claim.Withdrawn()
 	select {
 	case ch <- d:
@@ -194,7 +194,7 @@ type Delivery[T any] struct {
 	Attempt int       // 1 the first time; a return adds 1, and so does a loss, see [WithMaxAttempts]
 	Sent    time.Time // when it was stored, by the servers' clock
 	ID      string    // unique within the queue, and the same at each attempt
-	claim   queue.Claim
+	claim   queue.Item
 	q       *Queue[T] // of claim
 }
 
@@ -207,7 +207,7 @@ func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 }
 
 // delivery makes a Delivery of a claimed element.
-func (q *Queue[T]) delivery(claim queue.Claim) Delivery[T] {
+func (q *Queue[T]) delivery(claim queue.Item) Delivery[T] {
 	e := claim.Element()
 	return Delivery[T]{Value: value[T](claim), Attempt: e.Attempts + 1, Sent: e.Sent, ID: e.ID, claim: claim, q: q}
 }
@@ -275,7 +275,7 @@ func (q *Queue[T]) ending(ctx context.Context) error {
 }
 
 // handed hands a claimed element to the program, as a Delivery.
-func (q *Queue[T]) handed(ctx context.Context, claim queue.Claim) Delivery[T] {
+func (q *Queue[T]) handed(ctx context.Context, claim queue.Item) Delivery[T] {
 	d := q.delivery(claim)
 	claim.Handed()
 	q.received(ctx)
@@ -284,7 +284,7 @@ func (q *Queue[T]) handed(ctx context.Context, claim queue.Claim) Delivery[T] {
 
 // consume returns a channel, and offers on it each element that a consumer claims, as wrap
 // converts it. It closes the channel when ctx ends or the Session is closed.
-func consume[T, D any](ctx context.Context, q *Queue[T], o queue.Joining, wrap func(queue.Claim) D) <-chan D {
+func consume[T, D any](ctx context.Context, q *Queue[T], o queue.Joining, wrap func(queue.Item) D) <-chan D {
 	ch := make(chan D)
 	if q.misuse() != nil {
 		if q.s != nil {
@@ -340,7 +340,7 @@ func (d Delivery[T]) Ack(ctx context.Context) error {
 func (d Delivery[T]) Nack() error {
 	var after time.Duration
 	if d.q != nil && d.q.cfg.retry != nil {
-		after = session.Backoff(*d.q.cfg.retry).Delay(d.Attempt)
+		after = session.RetryPolicy(*d.q.cfg.retry).Delay(d.Attempt)
 	}
 	return d.nack(after)
 }

@@ -258,7 +258,7 @@ func lossWord(err error) (string, time.Time) {
 }
 
 // lostError makes the error of a loss, for the session.
-func lostError(why session.LossReason, session int64, since time.Time) error {
+func lostError(why session.LossCause, session int64, since time.Time) error {
 	return &LostError{Reason: LossReason(why), Session: session, Since: since}
 }
 

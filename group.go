@@ -234,8 +234,8 @@ func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Deletion, 
 	}
 }
 
-func (m *Membership[T]) observe(kind session.EventKind, err error) {
-	m.g.s.m.Observe(session.Event{Kind: kind, Op: "join", Path: m.g.path, Err: err})
+func (m *Membership[T]) observe(kind session.ReportKind, err error) {
+	m.g.s.m.Observe(session.Report{Kind: kind, Op: "join", Path: m.g.path, Err: err})
 }
 
 // enter creates the znode in inc's session, when no other session has it. If it fails, it

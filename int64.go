@@ -36,7 +36,7 @@ type Int64 struct {
 // NewInt64 returns the Int64 at path.
 func NewInt64(s *Session, path string, opts ...ValueOption) *Int64 {
 	v := NewValue[int64](s, path, opts...)
-	v.codec = codec.Zero{Codec: v.codec}
+	v.codec = codec.Zero{Encoding: v.codec}
 	return &Int64{v}
 }
 

@@ -25,7 +25,7 @@ func (q *localLock) init(s *Session, kind, path string, ln lock.Line, c lockConf
 }
 
 // acquire waits for a grant; pin says that the caller is a Do.
-func (q *localLock) acquire(ctx context.Context, mode lock.Mode, pin bool) (*lock.Grant, error) {
+func (q *localLock) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (*lock.Grant, error) {
 	end := func(string, error) {}
 	if q.told(mode) {
 		end = q.s.tracers.acquiring(ctx, q.traced(mode))
@@ -57,7 +57,7 @@ func (q *localLock) contender(b lock.Behind) Contender {
 }
 
 // try makes one attempt at a grant. It returns nil if another contender is ahead.
-func (q *localLock) try(ctx context.Context, mode lock.Mode) (*lock.Grant, error) {
+func (q *localLock) try(ctx context.Context, mode lock.HoldMode) (*lock.Grant, error) {
 	g, err := q.Try(ctx, mode)
 	g.Within(q.s.m.FunctionOf(ctx))
 	if g != nil && q.told(mode) {
@@ -67,33 +67,33 @@ func (q *localLock) try(ctx context.Context, mode lock.Mode) (*lock.Grant, error
 }
 
 // told reports whether a tracer sees operations in mode.
-func (q *localLock) told(mode lock.Mode) bool {
+func (q *localLock) told(mode lock.HoldMode) bool {
 	return q.Entry(mode).Op != "" && q.s.tracers.tracer != nil
 }
 
 // traced returns the description of q for a tracer.
-func (q *localLock) traced(mode lock.Mode) func() Op {
+func (q *localLock) traced(mode lock.HoldMode) func() Op {
 	return func() Op {
 		return q.s.tracers.traced(q.kind, q.Entry(mode).Op, q.Path)
 	}
 }
 
 // follow reports g to the tracer. It returns the context that the tracer makes from ctx.
-func (q *localLock) follow(ctx context.Context, mode lock.Mode, g *lock.Grant) context.Context {
+func (q *localLock) follow(ctx context.Context, mode lock.HoldMode, g *lock.Grant) context.Context {
 	if !q.told(mode) {
 		return ctx
 	}
 	return q.s.tracers.follow(ctx, q.traced(mode), g)
 }
 
-func (q *localLock) lost(modes ...lock.Mode) <-chan struct{} {
+func (q *localLock) lost(modes ...lock.HoldMode) <-chan struct{} {
 	return q.Standing(modes...).Done()
 }
 
 // yield gives up the caller's hold in mode, for Cond.Wait. It decides which hold that is; finish
 // waits until the hold is given up, and again acquires one. In a Do, d is that Do: the hold that
 // again acquires belongs to d. Until then d has no hold, and hears of no loss.
-func (q *localLock) yield(d *doCall, mode lock.Mode) (finish func() error, again func(ctx context.Context) error) {
+func (q *localLock) yield(d *doCall, mode lock.HoldMode) (finish func() error, again func(ctx context.Context) error) {
 	if d != nil {
 		if had, ok := d.mode(); ok && had == mode {
 			from, g := d.now()
@@ -115,7 +115,7 @@ func (q *localLock) yield(d *doCall, mode lock.Mode) (finish func() error, again
 	}
 }
 
-func (q *localLock) reacquire(ctx context.Context, mode lock.Mode, pin bool) (*lock.Grant, error) {
+func (q *localLock) reacquire(ctx context.Context, mode lock.HoldMode, pin bool) (*lock.Grant, error) {
 	if ctx.Err() != nil {
 		return nil, session.CtxErr(ctx)
 	}
@@ -154,7 +154,7 @@ func endingContext(ctx context.Context) (_ context.Context, end context.CancelCa
 }
 
 // nest runs f inside d, which holds mode already. The context of f ends with that hold.
-func (d *doCall) nest(ctx context.Context, op, path string, mode lock.Mode, f func(ctx context.Context) error) error {
+func (d *doCall) nest(ctx context.Context, op, path string, mode lock.HoldMode, f func(ctx context.Context) error) error {
 	if err := d.stands(mode); err != nil {
 		return opError(op, path, err)
 	}

@@ -97,19 +97,19 @@ func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, un
 
 // A stander reports the lock that it holds and its modes; the mode of Lock comes first.
 type stander interface {
-	stand() (*lock.Lock, []lock.Mode)
+	stand() (*lock.Lock, []lock.HoldMode)
 }
 
-func (m *Mutex) stand() (*lock.Lock, []lock.Mode) {
-	return &m.local.Lock, []lock.Mode{lock.Exclusive}
+func (m *Mutex) stand() (*lock.Lock, []lock.HoldMode) {
+	return &m.local.Lock, []lock.HoldMode{lock.Exclusive}
 }
 
-func (rw *RWMutex) stand() (*lock.Lock, []lock.Mode) {
-	return &rw.local.Lock, []lock.Mode{lock.Exclusive, lock.Shared}
+func (rw *RWMutex) stand() (*lock.Lock, []lock.HoldMode) {
+	return &rw.local.Lock, []lock.HoldMode{lock.Exclusive, lock.Shared}
 }
 
-func (r *rlocker) stand() (*lock.Lock, []lock.Mode) {
-	return &r.local.Lock, []lock.Mode{lock.Shared}
+func (r *rlocker) stand() (*lock.Lock, []lock.HoldMode) {
+	return &r.local.Lock, []lock.HoldMode{lock.Shared}
 }
 
 // lockAll is LockAll, and returns ls in the order in which they are locked.
@@ -120,7 +120,7 @@ func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, e
 	}
 	parts := make([]lock.Part, len(sorted))
 	for i, l := range sorted {
-		parts[i].Locker = l
+		parts[i].Lock, parts[i].Unlock = l.Lock, l.Unlock
 		if l, ok := l.Locker.(stander); ok {
 			parts[i].Standing = func() *session.Ending { q, modes := l.stand(); return q.Standing(modes...) }
 		}

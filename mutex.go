@@ -298,7 +298,7 @@ func (d *doCall) set(q *localLock, g *lock.Grant) {
 }
 
 // mode returns the mode in which d has a lock, unless it was unlocked. The hold may be lost.
-func (d *doCall) mode() (mode lock.Mode, ok bool) {
+func (d *doCall) mode() (mode lock.HoldMode, ok bool) {
 	q, g := d.now()
 	if q == nil || g == nil {
 		return 0, false
@@ -319,7 +319,7 @@ func (d *doCall) holds() bool {
 }
 
 // stands returns nil while d's hold is enough for mode.
-func (d *doCall) stands(mode lock.Mode) error {
+func (d *doCall) stands(mode lock.HoldMode) error {
 	had, ok := d.mode()
 	switch q, g := d.now(); {
 	case q == nil && !d.over.Load():

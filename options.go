@@ -35,7 +35,7 @@ func newConfig(opts []Option) (config, error) {
 		Lost:         lostError,
 		Reason:       lossWord,
 		CloseTimeout: -1, // the session timeout
-		Retry:        session.Backoff{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
+		Retry:        session.RetryPolicy{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
 	}}
 	for i, o := range opts {
 		if o == nil {
@@ -175,7 +175,7 @@ func WithOwner(name string) Option { return func(c *config) { c.Owner = name } }
 
 // WithRetry paces reconnects and repeated requests. The default is from 10 ms to 2 s, doubled
 // each time, with a Jitter of one half.
-func WithRetry(b Backoff) Option { return func(c *config) { c.Retry = session.Backoff(b) } }
+func WithRetry(b Backoff) Option { return func(c *config) { c.Retry = session.RetryPolicy(b) } }
 
 // WithObserver reports events to o. The default is none.
 func WithObserver(o Observer) Option {

@@ -16,7 +16,7 @@ type queueOption func(*queueConfig)
 func (o queueOption) applyQueue(c *queueConfig) { o(c) }
 
 type queueConfig struct {
-	queue.Config // without Path and Decode
+	queue.Settings // without Path and Decode
 
 	codec  Codec
 	layout QueueLayout
@@ -132,7 +132,7 @@ func WithQueueLayout(l QueueLayout) QueueOption {
 }
 
 func newQueueConfig(opts []QueueOption) queueConfig {
-	c := queueConfig{codec: JSON, Config: queue.Config{Priorities: 1, PrefetchBytes: defaultPrefetchBytes, IDMemory: defaultIDMemory}}
+	c := queueConfig{codec: JSON, Settings: queue.Settings{Priorities: 1, PrefetchBytes: defaultPrefetchBytes, IDMemory: defaultIDMemory}}
 	for i, o := range opts {
 		if o == nil {
 			c.err = session.Invalid("queue option %d is nil", i)

@@ -126,7 +126,7 @@ func (q *Queue[T]) List(ctx context.Context, state QueueState) iter.Seq2[QueueIt
 				}
 			}
 		default:
-			for l, err := range q.q.List(ctx, queue.State(state)) {
+			for l, err := range q.q.List(ctx, queue.Status(state)) {
 				item := QueueItem[T]{ID: l.ID, Data: l.Data, State: state, Attempts: l.Attempts, Sent: l.Sent, Due: l.Due, Owner: l.Owner}
 				if item.Value, _ = l.Value.(T); err == nil {
 					err = l.Fault

@@ -34,7 +34,7 @@ func WithWorkTimeout(d time.Duration) WorkOption {
 }
 
 // workBackoff is the delay of Work without WithRetryBackoff.
-var workBackoff = session.Backoff{Min: 100 * time.Millisecond, Max: time.Minute, Factor: 2, Jitter: 0.5}
+var workBackoff = session.RetryPolicy{Min: 100 * time.Millisecond, Max: time.Minute, Factor: 2, Jitter: 0.5}
 
 // Work calls f for each element, in up to n calls at once, until ctx ends or the Session is
 // closed. If f returns nil, Work removes the element. If f returns an error or panics, Work logs
@@ -143,7 +143,7 @@ func (q *Queue[T]) failed(ctx context.Context, d Delivery[T], err error) (op str
 	}
 	b := workBackoff
 	if r := q.cfg.retry; r != nil {
-		b = session.Backoff(*r)
+		b = session.RetryPolicy(*r)
 	}
 	return "nack", d.nack(b.Delay(d.Attempt))
 }
@@ -231,7 +231,7 @@ func (q *Queue[T]) receive(ctx context.Context, n int) (ds []Delivery[T], err er
 	}
 	ctx, end := q.tracers().queueing(ctx, "receive", q.path, n)
 	start := time.Now()
-	err = q.q.Receive(ctx, n, func(claim queue.Claim) { ds = append(ds, q.delivery(claim)) })
+	err = q.q.Receive(ctx, n, func(claim queue.Item) { ds = append(ds, q.delivery(claim)) })
 	err = q.s.waited(ctx, start, err)
 	end(err)
 	return ds, err

@@ -130,7 +130,7 @@ func (rw *RWMutex) RLock(ctx context.Context) error {
 	return opError("rlock", rw.path, err)
 }
 
-func (rw *RWMutex) acquire(ctx context.Context, mode lock.Mode, pin bool) (*lock.Grant, error) {
+func (rw *RWMutex) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (*lock.Grant, error) {
 	if err := rw.check(ctx); err != nil {
 		return nil, err
 	}
@@ -162,7 +162,7 @@ func (rw *RWMutex) TryRLock(ctx context.Context) (bool, error) {
 	return ok, opError("tryrlock", rw.path, err)
 }
 
-func (rw *RWMutex) try(ctx context.Context, mode lock.Mode) (bool, error) {
+func (rw *RWMutex) try(ctx context.Context, mode lock.HoldMode) (bool, error) {
 	if err := rw.check(ctx); err != nil {
 		return false, err
 	}
@@ -180,7 +180,7 @@ func (rw *RWMutex) RUnlock() error {
 	return opError("runlock", rw.path, rw.giveUp(lock.Shared))
 }
 
-func (rw *RWMutex) giveUp(mode lock.Mode) error {
+func (rw *RWMutex) giveUp(mode lock.HoldMode) error {
 	if rw.misuse() != nil {
 		return rw.misuse()
 	}
@@ -223,7 +223,7 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 // grow.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	var tok int64
-	err := rw.withCurrent(func(g *lock.Grant, mode lock.Mode) (err error) {
+	err := rw.withCurrent(func(g *lock.Grant, mode lock.HoldMode) (err error) {
 		tok, err = g.Token(ctx, mode == lock.Exclusive)
 		return err
 	})
@@ -233,7 +233,7 @@ func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 // Txn is [Mutex.Txn], for the present hold, for writing or for reading.
 func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	var rs []zk.MultiResponse
-	err := rw.withCurrent(func(g *lock.Grant, _ lock.Mode) (err error) {
+	err := rw.withCurrent(func(g *lock.Grant, _ lock.HoldMode) (err error) {
 		rs, err = rw.s.sending(ctx, ops, func(ops []any) ([]zk.MultiResponse, error) { return rw.local.Txn(ctx, g, ops) })
 		return err
 	})
@@ -244,7 +244,7 @@ func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 // may be another goroutine's, which unlocks it at this moment. Then f returns ErrNotLocked and
 // has done nothing, and withCurrent calls it with another hold. So a goroutine that holds rw
 // during the whole call never gets ErrNotLocked.
-func (rw *RWMutex) withCurrent(f func(g *lock.Grant, mode lock.Mode) error) error {
+func (rw *RWMutex) withCurrent(f func(g *lock.Grant, mode lock.HoldMode) error) error {
 	for {
 		g, mode, err := rw.current()
 		if err != nil {
@@ -260,7 +260,7 @@ func (rw *RWMutex) withCurrent(f func(g *lock.Grant, mode lock.Mode) error) erro
 	}
 }
 
-func (rw *RWMutex) current() (*lock.Grant, lock.Mode, error) {
+func (rw *RWMutex) current() (*lock.Grant, lock.HoldMode, error) {
 	if rw.misuse() != nil {
 		return nil, 0, rw.misuse()
 	}
@@ -300,7 +300,7 @@ func (rw *RWMutex) RDo(ctx context.Context, f func(ctx context.Context) error) e
 	return rw.do(ctx, "rdo", lock.Shared, f)
 }
 
-func (rw *RWMutex) do(ctx context.Context, op string, mode lock.Mode, f func(ctx context.Context) error) error {
+func (rw *RWMutex) do(ctx context.Context, op string, mode lock.HoldMode, f func(ctx context.Context) error) error {
 	if rw.misuse() == nil && f == nil {
 		return opError(op, rw.path, session.Invalid("the function is nil"))
 	}
@@ -325,7 +325,7 @@ func (rw *RWMutex) within(ctx context.Context) *doCall {
 	return cmp.Or(rw.doKey(lock.Exclusive).in(ctx), rw.doKey(lock.Shared).in(ctx))
 }
 
-func (rw *RWMutex) doKey(mode lock.Mode) doKey {
+func (rw *RWMutex) doKey(mode lock.HoldMode) doKey {
 	return doKey{rw.s, rw.path, "rw " + rw.local.Entry(mode).Base}
 }
 

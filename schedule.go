@@ -52,7 +52,7 @@ type Schedule struct {
 	made
 	missed  MissedPolicy
 	retries int
-	backoff session.Backoff
+	backoff session.RetryPolicy
 	skew    atomic.Int64 // by how many nanoseconds the clock of this process counts as ahead; 0 but in tests
 
 	mu    sync.Mutex
@@ -174,7 +174,7 @@ func NewSchedule(s *Session, path string, opts ...ScheduleOption) *Schedule {
 	}
 	return &Schedule{
 		made:   made{s: s, path: path, err: checkNew(s, path, c.err)},
-		missed: c.missed, retries: c.retries, backoff: session.Backoff(c.backoff),
+		missed: c.missed, retries: c.retries, backoff: session.RetryPolicy(c.backoff),
 	}
 }
 
@@ -347,9 +347,9 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries 
 // err is what came of that.
 func (c *Schedule) observe(ctx context.Context, err *error) (ended func()) {
 	began := time.Now()
-	c.s.m.Observe(session.Event{Kind: session.EventStarted, Op: "run", Path: c.path})
+	c.s.m.Observe(session.Report{Kind: session.EventStarted, Op: "run", Path: c.path})
 	return func() {
-		e := session.Event{Kind: session.EventEnded, Op: "run", Path: c.path, Wait: time.Since(began), Err: *err}
+		e := session.Report{Kind: session.EventEnded, Op: "run", Path: c.path, Wait: time.Since(began), Err: *err}
 		if *err != nil && ctx.Err() != nil {
 			e.Err = session.CtxErr(ctx)
 		}

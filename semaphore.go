@@ -805,7 +805,7 @@ func (m *Semaphore) releaseOf(a *lock.Permits, n int64) error {
 	if err := a.Result(r); err != nil {
 		return err
 	}
-	m.s.m.Observe(session.Event{Kind: session.EventReleased, Op: "acquire", Path: m.path, Wait: time.Since(a.Since())})
+	m.s.m.Observe(session.Report{Kind: session.EventReleased, Op: "acquire", Path: m.path, Wait: time.Since(a.Since())})
 	if short {
 		return ErrNotLocked
 	}

@@ -40,11 +40,11 @@ type Session struct {
 	tracers tracers
 
 	tallies   tally.Tallies
-	leftovers double.Leftovers         // of Enter
-	marks     shared.Map[string, mark] // by path of the mark
-	ids       shared.Names             // of memberships in groups, by the path of the znode
-	swept     shared.Pace              // by path of a Flight: when results of others were looked after
-	kept      atomic.Int64             // places of WithRetention
+	leftovers double.Leftovers             // of Enter
+	marks     shared.WeakMap[string, mark] // by path of the mark
+	ids       shared.Names                 // of memberships in groups, by the path of the znode
+	swept     shared.Pace                  // by path of a Flight: when results of others were looked after
+	kept      atomic.Int64                 // places of WithRetention
 }
 
 // Connect opens a session with an ensemble. servers is a ZooKeeper connect string:

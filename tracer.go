@@ -181,11 +181,11 @@ var eventKinds = map[EventKind]string{
 func (k EventKind) String() string { return cmp.Or(eventKinds[k], "unknown") }
 
 // observed returns the callback with which the session calls o.
-func observed(o Observer) func(session.Event) {
+func observed(o Observer) func(session.Report) {
 	if o == nil {
 		return nil
 	}
-	return func(e session.Event) {
+	return func(e session.Report) {
 		o.Observe(Event{Kind: EventKind(e.Kind), Op: e.Op, Path: e.Path, Wait: e.Wait, Err: e.Err})
 	}
 }

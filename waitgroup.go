@@ -43,7 +43,7 @@ import (
 type WaitGroup struct {
 	made
 	tally  *tally.Tally
-	double *double.Barrier
+	double *double.Rendezvous
 }
 
 // A WaitGroupOption changes a WaitGroup.

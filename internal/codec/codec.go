@@ -14,8 +14,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Codec is the public Codec.
-type Codec interface {
+// An Encoding is the public Codec.
+type Encoding interface {
 	Marshal(v any) ([]byte, error)
 	Unmarshal(data []byte, v any) error
 }
@@ -117,23 +117,23 @@ func (BigEndian) Unmarshal(data []byte, v any) error {
 
 // A Zero decodes empty data as 0: other programs create the znode before they write it. It refuses
 // JSON's null, which would leave the number as it was.
-type Zero struct{ Codec }
+type Zero struct{ Encoding }
 
 func (c Zero) Unmarshal(data []byte, v any) error {
 	if n, ok := v.(*int64); ok && len(data) == 0 {
 		*n = 0
 		return nil
 	}
-	if _, ok := c.Codec.(JSON); ok && string(bytes.TrimSpace(data)) == "null" {
+	if _, ok := c.Encoding.(JSON); ok && string(bytes.TrimSpace(data)) == "null" {
 		return errors.New("null is no number")
 	}
-	return c.Codec.Unmarshal(data, v)
+	return c.Encoding.Unmarshal(data, v)
 }
 
 // Encode marshals v. If the codec panics, Encode returns an error.
 //
 // If T is an interface, Gob and Raw get a pointer: to decode, they need to know the interface type.
-func Encode[T any](c Codec, v T) (data []byte, err error) {
+func Encode[T any](c Encoding, v T) (data []byte, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("codec %T panicked: %v", c, r)
@@ -150,7 +150,7 @@ func Encode[T any](c Codec, v T) (data []byte, err error) {
 
 // Decode is the inverse of Encode. If it returns an error, v is zero: a value that is decoded in part is
 // useless.
-func Decode[T any](c Codec, data []byte) (v T, err error) {
+func Decode[T any](c Encoding, data []byte) (v T, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("codec %T panicked: %v", c, r)
@@ -171,7 +171,7 @@ type Pair[T1, T2 any] struct {
 }
 
 // EncodePair encodes both.
-func EncodePair[T1, T2 any](c Codec, v Pair[T1, T2]) ([]byte, error) {
+func EncodePair[T1, T2 any](c Encoding, v Pair[T1, T2]) ([]byte, error) {
 	first, err := Encode(c, v.First)
 	if err != nil {
 		return nil, err
@@ -185,7 +185,7 @@ func EncodePair[T1, T2 any](c Codec, v Pair[T1, T2]) ([]byte, error) {
 }
 
 // DecodePair is the inverse of EncodePair.
-func DecodePair[T1, T2 any](c Codec, data []byte) (v Pair[T1, T2], err error) {
+func DecodePair[T1, T2 any](c Encoding, data []byte) (v Pair[T1, T2], err error) {
 	if len(data) < 4 || uint64(binary.BigEndian.Uint32(data)) > uint64(len(data)-4) {
 		return v, errors.New("the stored bytes are not a pair of values")
 	}

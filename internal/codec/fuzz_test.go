@@ -23,7 +23,7 @@ func FuzzEnvelopes(f *testing.F) {
 		if err != nil || !bytes.Equal(p.First, first) || p.Second != string(second) {
 			t.Errorf("%q and %q come back as %q and %q, %v", first, second, p.First, p.Second, err)
 		}
-		for _, c := range []Codec{JSON{}, Gob{}, Raw{}} {
+		for _, c := range []Encoding{JSON{}, Gob{}, Raw{}} {
 			_, _ = DecodePair[record, string](c, first)
 			_, _ = DecodePair[string, record](c, first)
 		}

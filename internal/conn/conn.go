@@ -171,14 +171,14 @@ type Conn struct {
 	sent  map[int32]sentInfo // requests without a reply, by xid
 	order []int32            // the xids of sent in the order of sending; some may have been answered
 	pings []lease.Stamp      // pings without a reply, oldest first
-	state state
+	phase phase
 }
 
-// A state says whether a connection takes requests.
-type state int
+// A phase says whether a connection takes requests.
+type phase int
 
 const (
-	unopened state = iota // not yet: the session does not know of the connection
+	unopened phase = iota // not yet: the session does not know of the connection
 	opened                // yes
 	over                  // no longer: all requests without a reply have failed
 )
@@ -240,8 +240,8 @@ func New(s *Shared, c net.Conn, addr string, limit time.Duration, deadline time.
 func (c *Conn) Open() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.state == unopened {
-		c.state = opened
+	if c.phase == unopened {
+		c.phase = opened
 	}
 }
 
@@ -253,7 +253,7 @@ func (c *Conn) Over() (harms bool) { return c.fail(zk.ErrConnectionClosed) }
 func (c *Conn) fail(err error) (harms bool) {
 	c.mu.Lock()
 	lost, order := c.sent, c.order
-	c.state, c.sent, c.order = over, nil, nil
+	c.phase, c.sent, c.order = over, nil, nil
 	c.mu.Unlock()
 	for _, xid := range order { // repeated requests keep their order
 		if info, open := lost[xid]; open && info.r != nil {
@@ -301,7 +301,7 @@ func (c *Conn) put(rs []Request) (mine []byte, ok bool) {
 	defer c.wmu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.state != opened || c.s.Ctx.Err() != nil {
+	if c.phase != opened || c.s.Ctx.Err() != nil {
 		return nil, false
 	}
 	alone := !c.busy && len(c.out)+len(c.sent)+len(c.pings) == 0
@@ -443,7 +443,7 @@ func (c *Conn) begin(p []byte, op int32) []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	xid := c.s.NextXid()
-	if c.state != over {
+	if c.phase != over {
 		c.sent[xid] = sentInfo{at: c.s.Sending(), op: op}
 		c.order = append(c.order, xid)
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A Barrier is the double barrier of one path. Each value keeps its own memberships.
+// A Rendezvous is the double barrier of one path. Each value keeps its own memberships.
 //
 // The parties are ephemeral, sequential children of one znode, the room. The room's data say
 // up to which number parties have been let in. So no round leaves a marker that could
@@ -65,7 +65,7 @@ import (
 //
 // Step 6 comes before step 7 because the keeper waits for the deletion of our child. So while
 // the keeper lives, its znode cannot be deleted before we watch it.
-type Barrier struct {
+type Rendezvous struct {
 	line lock.Line // only says where the holds are
 	room string    // the parent of the parties, as the server knows it
 	dir  string    // the path of the WaitGroup, as the server knows it
@@ -77,10 +77,12 @@ type Barrier struct {
 }
 
 // Leftovers has the leftovers of one Session, by path. The zero value is ready for use.
-type Leftovers struct{ m shared.Map[string, leftovers] }
+type Leftovers struct {
+	m shared.WeakMap[string, leftovers]
+}
 
 // leftovers identifies parties whose Enter is over but whose znodes may still exist. All
-// Barriers of a path in a Session share them: the caller may come again with another value.
+// Rendezvous values of a path in a Session share them: the caller may come again with another value.
 type leftovers struct {
 	all *Leftovers
 	dir string
@@ -187,9 +189,9 @@ func parseRoomState(data []byte) (roomState, error) {
 }
 
 // New returns the double barrier at path. It does no I/O.
-func New(m *session.Manager, path string, all *Leftovers) *Barrier {
+func New(m *session.Manager, path string, all *Leftovers) *Rendezvous {
 	dir := m.Full(path)
-	return &Barrier{
+	return &Rendezvous{
 		line:      lock.Line{Manager: m, Dir: dir, Kind: trace.Party},
 		room:      session.ChildPath(dir, "parties"),
 		dir:       dir,
@@ -198,10 +200,10 @@ func New(m *session.Manager, path string, all *Leftovers) *Barrier {
 }
 
 // Room returns the parent of the parties, as the server knows it.
-func (b *Barrier) Room() string { return b.room }
+func (b *Rendezvous) Room() string { return b.room }
 
 // Check returns an error if there cannot be rounds of n.
-func (b *Barrier) Check(n int) error {
+func (b *Rendezvous) Check(n int) error {
 	if most := (session.MaxPacket - 1024) / (len(b.room) + 128); n < 1 || n > most {
 		return session.Invalid("%d parties; want from 1 to %d, which one transaction can let in", n, most)
 	}
@@ -225,7 +227,7 @@ func isPartyOf(n int, name string) bool { return strings.Contains(name, "-"+part
 const LastParty = 1 << 30
 
 // keeperPath is the same for all parties of a round, and never used again.
-func (b *Barrier) keeperPath(id roundID) string {
+func (b *Rendezvous) keeperPath(id roundID) string {
 	return session.ChildPath(b.dir, fmt.Sprintf("keeper-%x-%d", id.room, id.version))
 }
 
@@ -236,8 +238,8 @@ var (
 )
 
 // Enter waits until n parties have entered and all are let in together. The hold is the
-// caller's membership, which [Barrier.Leave] ends.
-func (b *Barrier) Enter(ctx context.Context, n int) (*lock.Grant, error) {
+// caller's membership, which [Rendezvous.Leave] ends.
+func (b *Rendezvous) Enter(ctx context.Context, n int) (*lock.Grant, error) {
 	m := b.line.Manager
 	m.Waiters.Add(1)
 	defer m.Waiters.Add(-1)
@@ -261,7 +263,7 @@ func (b *Barrier) Enter(ctx context.Context, n int) (*lock.Grant, error) {
 
 // Leave ends the earliest membership from Enter, and waits until all parties of its round have
 // left.
-func (b *Barrier) Leave(ctx context.Context) error {
+func (b *Rendezvous) Leave(ctx context.Context) error {
 	b.mu.Lock()
 	if len(b.inside) == 0 {
 		b.mu.Unlock()
@@ -283,7 +285,7 @@ func (b *Barrier) Leave(ctx context.Context) error {
 
 // Membership returns the hold of the earliest membership, the next that Leave would end, and
 // its round. It returns nil if there is none.
-func (b *Barrier) Membership() (hold *lock.Grant, round any) {
+func (b *Rendezvous) Membership() (hold *lock.Grant, round any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.inside) == 0 {
@@ -294,7 +296,7 @@ func (b *Barrier) Membership() (hold *lock.Grant, round any) {
 
 // enter is Enter within one session. It returns ErrVanished if the room or our child was
 // deleted, and Enter must start again.
-func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*party, error) {
+func (b *Rendezvous) enter(ctx context.Context, inc *session.Incarnation, n int) (*party, error) {
 	// Create nothing without a connection: a caller that gives up then leaves no ghost.
 	if err := inc.Connection(ctx); err != nil {
 		return nil, err
@@ -346,7 +348,7 @@ func (b *Barrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*
 // its deletion is under way, or its session is lost to us and still alive at the servers. The
 // same caller may enter again, or continue in the next session. The old znode must not count
 // as a party beside its new one.
-func (b *Barrier) leaveBehind(guid string) {
+func (b *Rendezvous) leaveBehind(guid string) {
 	l := b.leftovers
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -360,7 +362,7 @@ func (b *Barrier) leaveBehind(guid string) {
 // Within a session, Find is exact. A create of an earlier session can still arrive after Find
 // only if it was held up for longer than we can take that session to be alive. To the servers,
 // its znode is then a party that dies.
-func (b *Barrier) removeLeftovers(ctx context.Context, inc *session.Incarnation) error {
+func (b *Rendezvous) removeLeftovers(ctx context.Context, inc *session.Incarnation) error {
 	l := b.leftovers
 	l.mu.Lock()
 	ghosts := slices.Clone(l.guids)
@@ -386,7 +388,7 @@ func (b *Barrier) removeLeftovers(ctx context.Context, inc *session.Incarnation)
 
 // withdraw deletes p's znodes in the background: its child, and the keeper's znode if p is the
 // keeper.
-func (b *Barrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion {
+func (b *Rendezvous) withdraw(inc *session.Incarnation, p *party) *session.Deletion {
 	return inc.Delete(&session.Deletion{Paths: []string{p.path}, By: func() error {
 		ctx := inc.Ctx // no other goroutine can do this
 		if p.going != nil {
@@ -426,7 +428,7 @@ func (b *Barrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion
 // replace deletes the empty room, so that another takes its place. It first waits until the
 // room is empty; if the room is for another number of parties, and such parties are in it, it
 // fails. It always returns an error: ErrVanished if Enter must start again.
-func (b *Barrier) replace(ctx context.Context, inc *session.Incarnation, n int, room int64, why error) error {
+func (b *Rendezvous) replace(ctx context.Context, inc *session.Incarnation, n int, room int64, why error) error {
 	for {
 		err := inc.RemoveNow(ctx, b.room)
 		switch {
@@ -460,12 +462,12 @@ type seen struct {
 	watch *conn.Watch // which is set, unless there is an error
 }
 
-func (b *Barrier) watch(inc *session.Incarnation) *conn.Watch {
+func (b *Rendezvous) watch(inc *session.Incarnation) *conn.Watch {
 	return inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: b.room})
 }
 
 // arrive is steps 1 and 2.
-func (b *Barrier) arrive(ctx context.Context, inc *session.Incarnation, guid string, n int) (path string, room seen, err error) {
+func (b *Rendezvous) arrive(ctx context.Context, inc *session.Incarnation, guid string, n int) (path string, room seen, err error) {
 	name, dir := session.ProtectedName(guid, partyOf(n)), session.Dir{Path: b.room, Part: true, Data: roomState{n: n}.bytes()}
 	room.watch = b.watch(inc)
 	made := session.Creation{Dir: dir, Paths: []string{session.ChildPath(b.room, name)}, GUID: guid, Data: inc.Manager.Owner, Read: true}
@@ -477,14 +479,14 @@ func (b *Barrier) arrive(ctx context.Context, inc *session.Incarnation, guid str
 }
 
 // read is step 2 alone.
-func (b *Barrier) read(ctx context.Context, inc *session.Incarnation) (room seen) {
+func (b *Rendezvous) read(ctx context.Context, inc *session.Incarnation) (room seen) {
 	room.watch = b.watch(inc)
 	room.Data, room.Stat, room.err = inc.Get(ctx, b.room)
 	return room
 }
 
 // await is Enter after step 1, and after step 2 the first time.
-func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) error {
+func (b *Rendezvous) await(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) error {
 	for {
 		inside, err := b.look(ctx, inc, room, p, n)
 		inc.Watches.Leave(room.watch)
@@ -496,7 +498,7 @@ func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, room seen
 }
 
 // look runs steps 3 to 5 once, with the result of step 2.
-func (b *Barrier) look(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) (inside bool, _ error) {
+func (b *Rendezvous) look(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) (inside bool, _ error) {
 	switch err := room.err; {
 	case session.IsNoNode(err), err == nil && p.round.room != 0 && p.round.room != room.Stat.Czxid:
 		return false, session.ErrVanished // another client deleted the room, and us with it
@@ -555,7 +557,7 @@ const ownAfter = time.Second
 // awaitWritten waits until the room is written. It returns ErrVanished if another client
 // deletes our child, even after a party let the round in. For us, it is as if our session had
 // ended then.
-func (b *Barrier) awaitWritten(ctx context.Context, inc *session.Incarnation, room *conn.Watch, p *party) error {
+func (b *Rendezvous) awaitWritten(ctx context.Context, inc *session.Incarnation, room *conn.Watch, p *party) error {
 	err := inc.AwaitAny(ctx, []*conn.Watch{room}, time.Now().Add(ownAfter))
 	watched := room
 	if err == nil && !session.IsClosed(room.Fired) {
@@ -601,7 +603,7 @@ func (p *party) ours(inc *session.Incarnation, stat *zk.Stat, err error) error {
 // letIn is step 4: it lets the next round in if p is the n'th waiting party, or a later one.
 // It returns p's place, and whether p is inside. If p is not inside and not among the first
 // n-1, p must look again.
-func (b *Barrier) letIn(ctx context.Context, inc *session.Incarnation, state roomState, p *party) (nth int, inside bool, err error) {
+func (b *Rendezvous) letIn(ctx context.Context, inc *session.Incarnation, state roomState, p *party) (nth int, inside bool, err error) {
 	names, err := inc.Names(ctx, b.room)
 	if err != nil {
 		return 0, false, err
@@ -660,7 +662,7 @@ func (b *Barrier) letIn(ctx context.Context, inc *session.Incarnation, state roo
 
 // leave is Leave within one session, which is p's own the first time. It returns ErrEnded only
 // if p has left. If it fails, p stops being the keeper, and another party becomes it.
-func (b *Barrier) leave(ctx context.Context, inc *session.Incarnation, p *party) error {
+func (b *Rendezvous) leave(ctx context.Context, inc *session.Incarnation, p *party) error {
 	err := b.depart(ctx, inc, p)
 	switch {
 	case err == nil, p.left && !p.asked:
@@ -677,7 +679,7 @@ func (b *Barrier) leave(ctx context.Context, inc *session.Incarnation, p *party)
 }
 
 // depart runs steps 6 to 11.
-func (b *Barrier) depart(ctx context.Context, inc *session.Incarnation, p *party) error {
+func (b *Rendezvous) depart(ctx context.Context, inc *session.Incarnation, p *party) error {
 	if p.keeps {
 		p.keeps = false
 		return b.keep(ctx, inc, p)
@@ -694,7 +696,7 @@ func (b *Barrier) depart(ctx context.Context, inc *session.Incarnation, p *party
 
 // follow runs steps 6 to 9 once, or becomes the keeper. It sets w, a watch on the keeper's
 // znode.
-func (b *Barrier) follow(ctx context.Context, inc *session.Incarnation, w *conn.Watch, p *party) (done bool, err error) {
+func (b *Rendezvous) follow(ctx context.Context, inc *session.Incarnation, w *conn.Watch, p *party) (done bool, err error) {
 	keeper, unread, err := b.readKeeper(ctx, inc, p) // Steps 6 and 7.
 	switch {
 	case err != nil:
@@ -724,7 +726,7 @@ func (b *Barrier) follow(ctx context.Context, inc *session.Incarnation, w *conn.
 //
 // If the connection is lost under both, the read may come after the deletion. Then the
 // keeper's znode may be deleted already; step 8 finds that out.
-func (b *Barrier) readKeeper(ctx context.Context, inc *session.Incarnation, p *party) (keeper session.Node, unread, err error) {
+func (b *Rendezvous) readKeeper(ctx context.Context, inc *session.Incarnation, p *party) (keeper session.Node, unread, err error) {
 	path := b.keeperPath(p.round)
 	if p.left {
 		keeper.Data, keeper.Stat, unread = inc.Get(ctx, path)
@@ -764,7 +766,7 @@ func (b *Barrier) readKeeper(ctx context.Context, inc *session.Incarnation, p *p
 }
 
 // succeed is step 8. If it returns neither done nor an error, p must look again.
-func (b *Barrier) succeed(ctx context.Context, inc *session.Incarnation, p *party) (done bool, err error) {
+func (b *Rendezvous) succeed(ctx context.Context, inc *session.Incarnation, p *party) (done bool, err error) {
 	p.asked = true
 	create, err := inc.StartCreate(ctx, b.keeperPath(p.round), []byte(p.name), zk.FlagEphemeral)
 	if err != nil {
@@ -789,7 +791,7 @@ func (b *Barrier) succeed(ctx context.Context, inc *session.Incarnation, p *part
 }
 
 // keep is steps 10 and 11.
-func (b *Barrier) keep(ctx context.Context, inc *session.Incarnation, p *party) error {
+func (b *Rendezvous) keep(ctx context.Context, inc *session.Incarnation, p *party) error {
 	names, err := p.others, error(nil)
 	if names == nil {
 		names, err = b.rest(ctx, inc, p)
@@ -804,7 +806,7 @@ func (b *Barrier) keep(ctx context.Context, inc *session.Incarnation, p *party) 
 }
 
 // rest returns the names of the other parties of p's round that are inside.
-func (b *Barrier) rest(ctx context.Context, inc *session.Incarnation, p *party) ([]string, error) {
+func (b *Rendezvous) rest(ctx context.Context, inc *session.Incarnation, p *party) ([]string, error) {
 	// The listing comes before the read: if the room is ours when it is read, it was ours when
 	// it was listed. In the other order, a new room could be listed, and its numbers begin at 0.
 	names, err := inc.Names(ctx, b.room)
@@ -834,7 +836,7 @@ func (b *Barrier) rest(ctx context.Context, inc *session.Incarnation, p *party) 
 
 // awaitAll waits until all of these children of the room are deleted. It asks the servers
 // about all at once: a request each, in one round trip.
-func (b *Barrier) awaitAll(ctx context.Context, inc *session.Incarnation, names []string) error {
+func (b *Rendezvous) awaitAll(ctx context.Context, inc *session.Incarnation, names []string) error {
 	paths := make([]string, len(names))
 	for i, name := range names {
 		paths[i] = session.ChildPath(b.room, name)
@@ -844,7 +846,7 @@ func (b *Barrier) awaitAll(ctx context.Context, inc *session.Incarnation, names 
 
 // tell is step 11. The write is the first operation, so the waiting parties get its event. It
 // returns ErrLost if another client had deleted p's child.
-func (b *Barrier) tell(ctx context.Context, inc *session.Incarnation, p *party) (lost error) {
+func (b *Rendezvous) tell(ctx context.Context, inc *session.Incarnation, p *party) (lost error) {
 	path := b.keeperPath(p.round)
 	ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}
 	if !p.left {
@@ -880,7 +882,7 @@ func (b *Barrier) tell(ctx context.Context, inc *session.Incarnation, p *party) 
 
 // Parties returns the names of all parties in the room, in their order, and a function that
 // reports which of them are inside.
-func (b *Barrier) Parties(ctx context.Context, inc *session.Incarnation) (names []string, inside func(i int) bool, err error) {
+func (b *Rendezvous) Parties(ctx context.Context, inc *session.Incarnation) (names []string, inside func(i int) bool, err error) {
 	names, _, err = inc.Children(ctx, b.room)
 	if err != nil {
 		return nil, nil, err

@@ -28,7 +28,7 @@ func Live(t testing.TB, s *zsync.Session) *session.Incarnation {
 }
 
 // Double returns the double barrier of wg.
-func Double(wg *zsync.WaitGroup) *double.Barrier { return field[double.Barrier](wg, "double") }
+func Double(wg *zsync.WaitGroup) *double.Rendezvous { return field[double.Rendezvous](wg, "double") }
 
 // Session returns the Session of a primitive.
 func Session(primitive interface{ Path() string }) *zsync.Session {

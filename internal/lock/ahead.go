@@ -27,7 +27,7 @@ type Behind struct {
 	Own   *Claim       // held by a goroutine of this process, or nil
 	Name  string       // of the first contender in the line, unless it is Own; "" if unknown
 	Node  session.Node // of that contender; empty before the first read
-	Mode  Mode
+	Mode  HoldMode
 	Place int
 }
 

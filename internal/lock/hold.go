@@ -155,8 +155,8 @@ func (h *Hold) enter(s state) {
 }
 
 // event returns the event of the end of h, for the observer, which is called without mu.
-func (h *Hold) event(kind session.EventKind, why error) session.Event {
-	return session.Event{Kind: kind, Op: h.op, Path: h.of.path(), Err: why, Wait: time.Since(h.since)}
+func (h *Hold) event(kind session.ReportKind, why error) session.Report {
+	return session.Report{Kind: kind, Op: h.op, Path: h.of.path(), Err: why, Wait: time.Since(h.since)}
 }
 
 // Err returns nil while h is certainly held, and otherwise the loss: an ErrLost, which is also

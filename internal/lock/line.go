@@ -76,12 +76,12 @@ func EveryoneAhead(ahead []Child) (blocker *Child, alone bool) {
 	return &ahead[len(ahead)-1], len(ahead) == 1
 }
 
-// A Mode is how something is held.
-type Mode int8
+// A HoldMode is how a lock is held.
+type HoldMode int8
 
 const (
-	Exclusive Mode = iota // by one goroutine
-	Shared                // by any number
+	Exclusive HoldMode = iota // by one goroutine
+	Shared                    // by any number
 )
 
 // A Claim is a contender of this process in a line: a znode and its session. It waits for its
@@ -107,7 +107,7 @@ type Claim struct {
 	first     Grant             // storage for its first grant
 
 	// In a Lock, which has granted it; guarded by Lock.mu:
-	mode    Mode
+	mode    HoldMode
 	listed  bool          // the line was listed once, and a watch set if c was alone
 	closed  bool          // no more readers may join
 	open    int32         // transactions that may still be applied

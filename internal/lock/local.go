@@ -58,7 +58,7 @@ type Lock struct {
 
 // A waiter is a goroutine in Acquire.
 type waiter struct {
-	mode  Mode
+	mode  HoldMode
 	pin   bool          // it is in Do or RDo
 	ready chan struct{} // has a token when another goroutine has set a field below; nil until w waits for one
 
@@ -74,7 +74,7 @@ type waiter struct {
 const maxKept = 128
 
 // Entry returns how contenders enter the line in mode.
-func (l *Lock) Entry(mode Mode) Entry {
+func (l *Lock) Entry(mode HoldMode) Entry {
 	if l.Entries == nil {
 		return Entry{}
 	}
@@ -83,7 +83,7 @@ func (l *Lock) Entry(mode Mode) Entry {
 
 // Acquire waits for a grant; pin says that the caller is Do. If it fails, behind is whom it has
 // waited for.
-func (l *Lock) Acquire(ctx context.Context, mode Mode, pin bool) (g *Grant, behind Behind, err error) {
+func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, behind Behind, err error) {
 	l.mu.Lock()
 	if h := l.regain(mode); h != nil {
 		g = l.admit(h, pin)
@@ -249,7 +249,7 @@ func (l *Lock) enter(w *waiter) {
 
 // room returns the hold by which the first waiter may be let in. If there is none, the waiter waits
 // for a goroutine of this process, or else enters the line.
-func (l *Lock) room(mode Mode) (h *Claim, waits bool) {
+func (l *Lock) room(mode HoldMode) (h *Claim, waits bool) {
 	if h := l.regain(mode); h != nil {
 		return h, false
 	}
@@ -271,7 +271,7 @@ func (l *Lock) room(mode Mode) (h *Claim, waits bool) {
 
 // next reports whether the first waiter waits for mode, and not in the line. A waiter in the line
 // gets its turn there, even if a goroutine of this process has got the lock by Try since.
-func (l *Lock) next(mode Mode) bool {
+func (l *Lock) next(mode HoldMode) bool {
 	return len(l.waiting) > 0 && l.waiting[0].mode == mode && l.waiting[0].place == nil
 }
 
@@ -302,7 +302,7 @@ func (l *Lock) admit(h *Claim, pin bool) *Grant {
 
 // hold makes a hold of c, whose turn has come, or returns nil if a lost hold of this process was
 // not released yet. A hold that excludes c is lost: else the servers had not let c's turn come.
-func (l *Lock) hold(c *Claim, mode Mode) *Claim {
+func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	if c.Err() != nil {
 		return nil // l.holds may be of the next session
 	}
@@ -437,12 +437,12 @@ func (l *Lock) behindAt(p *Place, before int) *Behind {
 }
 
 // Waited calls the observer after a wait in mode.
-func (l *Lock) Waited(mode Mode, start time.Time, err error) {
+func (l *Lock) Waited(mode HoldMode, start time.Time, err error) {
 	l.Manager.Waited(l.Entry(mode).Op, l.Path, start, err)
 }
 
 // Try makes one attempt. It returns nil if another contender is in the way.
-func (l *Lock) Try(ctx context.Context, mode Mode) (g *Grant, err error) {
+func (l *Lock) Try(ctx context.Context, mode HoldMode) (g *Grant, err error) {
 	start := time.Now()
 	l.mu.Lock()
 	g, busy := l.atOnce(mode)
@@ -472,7 +472,7 @@ func (l *Lock) Try(ctx context.Context, mode Mode) (g *Grant, err error) {
 
 // atOnce lets the caller in by a hold of this process, if it can. busy says that a goroutine of this
 // process is in the way.
-func (l *Lock) atOnce(mode Mode) (g *Grant, busy bool) {
+func (l *Lock) atOnce(mode HoldMode) (g *Grant, busy bool) {
 	h := l.regain(mode)
 	if h == nil {
 		l.discard()
@@ -488,7 +488,7 @@ func (l *Lock) atOnce(mode Mode) (g *Grant, busy bool) {
 }
 
 // BeginUnlock begins the end of a use in mode, for a goroutine without a handle.
-func (l *Lock) BeginUnlock(mode Mode) Departure {
+func (l *Lock) BeginUnlock(mode HoldMode) Departure {
 	return l.depart(false, func() (*Claim, int) { return l.anonymous(mode) })
 }
 
@@ -648,7 +648,7 @@ func (l *Lock) drop(h *Claim) {
 
 // keep keeps the place of h, of which g was the last use, if no other contender is in the line.
 // The caller passes e to the observer, without mu.
-func (l *Lock) keep(h *Claim, g *Grant) (e session.Event, kept bool) {
+func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, kept bool) {
 	if l.Retain == 0 || h.mode != Exclusive || h.open > 0 || len(l.waiting) > 0 || l.idle != nil ||
 		!h.Alone() || h.WasAsked() || session.IsClosed(l.Manager.Closing) {
 		return e, false
@@ -679,7 +679,7 @@ func (l *Lock) keep(h *Claim, g *Grant) (e session.Event, kept bool) {
 // regain returns the place that is kept, if it is good for mode: no other contender has come, and
 // the session is certain enough. Otherwise the caller gives the place up and enters the line: there
 // a grant waits until the session is that certain.
-func (l *Lock) regain(mode Mode) *Claim {
+func (l *Lock) regain(mode HoldMode) *Claim {
 	h := l.idle
 	if h == nil || mode != Exclusive || h.WasAsked() || h.Loss() != nil || session.IsClosed(h.recalled()) || !h.Incarnation.Assured() {
 		return nil
@@ -816,7 +816,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 
 // Standing returns the end, by a loss, of the hold in the first of these modes in which there is
 // one. It has come if that is lost, or there is none.
-func (l *Lock) Standing(modes ...Mode) *session.Ending {
+func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	over := new(session.Ending)
@@ -835,7 +835,7 @@ func (l *Lock) Standing(modes ...Mode) *session.Ending {
 
 // inUse returns the hold of a goroutine without a handle in the first of these modes in which there
 // is one, or nil.
-func (l *Lock) inUse(modes ...Mode) *Claim {
+func (l *Lock) inUse(modes ...HoldMode) *Claim {
 	for _, mode := range modes {
 		if h := l.present(mode, (*Claim).used); h != nil {
 			return h
@@ -852,7 +852,7 @@ func (l *Lock) Wanted() bool {
 }
 
 // Current returns what this process holds: exclusively, or else shared.
-func (l *Lock) Current() (*Grant, Mode, error) {
+func (l *Lock) Current() (*Grant, HoldMode, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h := l.inUse(Exclusive, Shared); h != nil {
@@ -862,7 +862,7 @@ func (l *Lock) Current() (*Grant, Mode, error) {
 }
 
 // ModeOf returns the mode in which g is held, if it is.
-func (l *Lock) ModeOf(g *Grant) (mode Mode, ok bool) {
+func (l *Lock) ModeOf(g *Grant) (mode HoldMode, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h, _ := l.useOf(g); h != nil {
@@ -893,7 +893,7 @@ func (c *Claim) anonymous() int {
 // occupied reports whether a hold must be released before another goroutine can hold mode. A lost
 // hold must be, even before another reader comes: RUnlock has no handle, and would return the loss to
 // the wrong reader.
-func (l *Lock) occupied(mode Mode) bool {
+func (l *Lock) occupied(mode HoldMode) bool {
 	return slices.ContainsFunc(l.holds, func(h *Claim) bool {
 		return mode == Exclusive || h.mode == Exclusive || isLost(h)
 	})
@@ -916,7 +916,7 @@ func (l *Lock) joinable() *Claim {
 
 // present returns the hold in mode, for which so is true, of a goroutine without a handle. That is a
 // lost hold, so that its loss is returned, or else the newest.
-func (l *Lock) present(mode Mode, so func(h *Claim) bool) (found *Claim) {
+func (l *Lock) present(mode HoldMode, so func(h *Claim) bool) (found *Claim) {
 	for _, h := range slices.Backward(l.holds) {
 		switch {
 		case h.mode != mode || !so(h):
@@ -930,7 +930,7 @@ func (l *Lock) present(mode Mode, so func(h *Claim) bool) (found *Claim) {
 }
 
 // anonymous returns the use in mode that a goroutine without a handle releases, or nil.
-func (l *Lock) anonymous(mode Mode) (*Claim, int) {
+func (l *Lock) anonymous(mode HoldMode) (*Claim, int) {
 	h := l.present(mode, func(h *Claim) bool { return h.anonymous() >= 0 })
 	if h == nil {
 		return nil, 0

@@ -19,8 +19,8 @@ import (
 func connect(t *testing.T, srv *zktest.Server) *session.Manager {
 	m := session.New(srv.Addrs(), "", session.Config{
 		Timeout: harness.Timeout, ACL: zk.WorldACL(zk.PermAll), Log: slog.New(slog.DiscardHandler), Owner: "test", Dialer: srv.Dial,
-		Retry: session.Backoff{Min: 10 * time.Millisecond, Max: time.Second, Factor: 2},
-		Lost:  func(session.LossReason, int64, time.Time) error { return session.ErrLost },
+		Retry: session.RetryPolicy{Min: 10 * time.Millisecond, Max: time.Second, Factor: 2},
+		Lost:  func(session.LossCause, int64, time.Time) error { return session.ErrLost },
 	})
 	harness.Must(t, m.Connect(t.Context()))
 	return m

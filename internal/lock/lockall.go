@@ -11,11 +11,9 @@ import (
 
 // A Part is a locker of LockAll.
 type Part struct {
-	Locker interface {
-		Lock(ctx context.Context) error
-		Unlock() error
-	}
-	Ours     bool                   // its Unlock does not panic, and may run in a goroutine of its own
+	Lock     func(ctx context.Context) error
+	Unlock   func() error
+	Ours     bool                   // Unlock does not panic, and may run in a goroutine of its own
 	Standing func() *session.Ending // the end of its hold by a loss; nil if that is not known
 }
 
@@ -45,7 +43,7 @@ func LockAll(ctx context.Context, parts []Part) (unlock func() error, err error)
 	waiting, end := context.WithCancelCause(ours)
 	defer end(nil)
 	for _, part := range parts {
-		switch err := part.Locker.Lock(waiting); {
+		switch err := part.Lock(waiting); {
 		case err != nil && waiting.Err() != nil && ctx.Err() == nil:
 			return nil, ErrPartLost
 		case err != nil:
@@ -72,10 +70,10 @@ func unlockAll(parts []Part) (err error) {
 	for i, part := range parts {
 		defer func() {
 			if !part.Ours {
-				errs[i] = part.Locker.Unlock() // in this goroutine, so that the caller gets its panic
+				errs[i] = part.Unlock() // in this goroutine, so that the caller gets its panic
 				return
 			}
-			under.Go(func() { errs[i] = part.Locker.Unlock() })
+			under.Go(func() { errs[i] = part.Unlock() })
 		}()
 	}
 	return nil

@@ -21,9 +21,9 @@ func open(t *testing.T, srv *zktest.Server) *session.Manager {
 		ACL:     zk.WorldACL(zk.PermAll),
 		Log:     slog.New(slog.DiscardHandler),
 		Owner:   "test",
-		Retry:   session.Backoff{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
+		Retry:   session.RetryPolicy{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
 		Dialer:  srv.Dial,
-		Lost:    func(session.LossReason, int64, time.Time) error { return session.ErrLost },
+		Lost:    func(session.LossCause, int64, time.Time) error { return session.ErrLost },
 	})
 	harness.Must(t, m.Connect(t.Context()))
 	t.Cleanup(m.Close)

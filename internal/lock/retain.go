@@ -43,7 +43,7 @@ func (c *Claim) Alone() bool {
 // Keep ends g, the only use of its claim. The claim stays in its place until the next grant, or
 // Discard. Keep returns the event for the observer, which the caller passes on without locks. If
 // the claim is lost, Keep does nothing.
-func (g *Grant) Keep() (e session.Event, done bool) {
+func (g *Grant) Keep() (e session.Report, done bool) {
 	c := g.Claim
 	c.mu.Lock()
 	defer c.mu.Unlock()

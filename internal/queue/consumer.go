@@ -59,7 +59,7 @@ func (c *consumer) Leave() {
 	close(c.left)
 }
 
-func (c *consumer) Next() (Claim, error) {
+func (c *consumer) Next() (Item, error) {
 	if c.p == nil {
 		return nil, session.CtxErr(c.ctx)
 	}
@@ -178,7 +178,7 @@ func (c *claimant) withdraw(it *item) bool {
 	return !c.ended && it.final == nil
 }
 
-// An item is a Claim.
+// These methods make an item an Item.
 
 func (it *item) Element() Element {
 	it.c.mu.Lock()
@@ -228,7 +228,7 @@ func (it *item) Settle(ctx context.Context, s Settlement) error {
 	return err
 }
 
-func (q *core) Receive(ctx context.Context, n int, got func(Claim)) error {
+func (q *core) Receive(ctx context.Context, n int, got func(Item)) error {
 	inner, leave := q.whileOpen(ctx)
 	defer leave()
 	if inner.Err() != nil {

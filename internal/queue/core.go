@@ -22,7 +22,7 @@ import (
 type core struct {
 	DeadLetters
 	finder
-	cfg Config
+	cfg Settings
 
 	trace   *trace.Writer // of claims, or nil
 	out     outbox
@@ -39,7 +39,7 @@ type core struct {
 }
 
 // New returns the Engine of zsync's own layout. It does no I/O.
-func New(m *session.Manager, cfg Config) Engine {
+func New(m *session.Manager, cfg Settings) Engine {
 	at := newSite(m, cfg.Path)
 	q := &core{cfg: cfg, trace: m.Trace}
 	q.DeadLetters = DeadLetters{Manager: m, Path: cfg.Path, Dir: at.dead, Receipts: at.receipts}

@@ -95,7 +95,7 @@ func Oversized(m *session.Manager, receipts string, ops ...*zk.CreateRequest) bo
 // Report logs that an element has become a dead letter, and calls the observer.
 func (q *DeadLetters) Report(key string, err error) {
 	q.Manager.Log.Error("zsync: an element becomes a dead letter", "path", q.Path, "element", key, "err", err)
-	q.Manager.Observe(session.Event{Kind: session.EventDead, Op: "recv", Path: q.Path, Err: err})
+	q.Manager.Observe(session.Report{Kind: session.EventDead, Op: "recv", Path: q.Path, Err: err})
 }
 
 // A deadName is the parsed name of a dead letter.

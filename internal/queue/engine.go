@@ -24,8 +24,8 @@ var (
 	ErrKnown = errors.New("an element with this ID was sent before")
 )
 
-// A Config configures an engine. The caller has checked it.
-type Config struct {
+// Settings configure an engine. The caller has checked it.
+type Settings struct {
 	Path string // as the program knows it, for messages
 
 	// Decode is called for each claim before it is offered, and by Take before it
@@ -68,7 +68,7 @@ type Engine interface {
 	// are ready. It calls got with each claim, and then Handed. Not before: a claim in
 	// hand can be lost, and then has no Value. Receive claims nothing ahead. If it
 	// fails, it has claimed nothing.
-	Receive(ctx context.Context, n int, got func(Claim)) error
+	Receive(ctx context.Context, n int, got func(Item)) error
 
 	// Take removes the first element that no consumer has claimed, and returns it; nil
 	// if there is none. It does not wait for new elements. If ctx ends and Take does not
@@ -84,10 +84,10 @@ type Engine interface {
 	Len(ctx context.Context) (int, error)
 
 	// Stats counts the elements in each state. It writes nothing. It is not a snapshot.
-	Stats(ctx context.Context) (Stats, error)
+	Stats(ctx context.Context) (Totals, error)
 
 	// List yields the elements in state s. It is not a snapshot.
-	List(ctx context.Context, s State) iter.Seq2[Listed, error]
+	List(ctx context.Context, s Status) iter.Seq2[Listed, error]
 
 	// Pause keeps all clients from claiming elements, until Resume. Claimed elements are
 	// still offered and settled.
@@ -127,7 +127,7 @@ type Batch struct {
 	NoWait   bool      // Send returns ErrFull instead of waiting for room
 }
 
-// An Outgoing is a Batch for another queue, as an operation of Claim.Txn.
+// An Outgoing is a Batch for another queue, as an operation of Item.Txn.
 type Outgoing struct {
 	Engine Engine
 	Batch  Batch
@@ -169,7 +169,7 @@ type Consumer interface {
 	//
 	// The caller must call Taken, Handed or PutBack of the claim before it calls Next
 	// again.
-	Next() (Claim, error)
+	Next() (Item, error)
 
 	// Leaving is closed when the consumer's context has ended or the Session is
 	// being closed.
@@ -181,9 +181,9 @@ type Consumer interface {
 	Leave()
 }
 
-// A Claim is an element that this process has claimed. It ends when it is settled, or with
-// the ZooKeeper session. Its methods may be called concurrently.
-type Claim interface {
+// An Item is an element that this process has claimed. The claim ends when the item is
+// settled, or with the ZooKeeper session. Its methods may be called concurrently.
+type Item interface {
 	// Element returns the element. Once it is settled, it has no Data and Value.
 	Element() Element
 
@@ -254,25 +254,25 @@ type Settlement struct {
 	Untried bool      // of Return: the attempt does not count
 }
 
-// A State is the state of an element.
-type State int
+// A Status is the state of an element.
+type Status int
 
 const (
-	Ready   State = iota // a consumer may claim it now, unless its key forbids that
-	Claimed              // a consumer has claimed it
-	Delayed              // it is not due yet
+	Ready   Status = iota // a consumer may claim it now, unless its key forbids that
+	Claimed               // a consumer has claimed it
+	Delayed               // it is not due yet
 )
 
 // A Listed is an element that List yields.
 type Listed struct {
 	Element
-	State State
+	State Status
 	Due   time.Time // of Delayed
 	Owner string    // of Claimed: the name of the consumer
 }
 
-// Stats are the numbers of elements in a queue.
-type Stats struct {
+// Totals are the numbers of elements in a queue.
+type Totals struct {
 	Ready    int       // unclaimed elements that are due
 	Claimed  int       // elements that a consumer has claimed, in hand or ahead
 	Delayed  int       // elements that are not due yet, by the clock of this machine

@@ -366,7 +366,7 @@ func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket
 // queue has keys, the finder must see the removals themselves. Then it lists a changed lot again.
 func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
 	if before, ok := q.listings.Load(t.name); ok {
-		before := before.(listing)
+		before := before.(contents)
 		if before.pzxid == t.pzxid || before.last == t.last && t.dead == nil && !t.keyed {
 			t.elements = before.elements
 			return nil
@@ -380,12 +380,12 @@ func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) err
 		return err
 	}
 	t.elements = parseElements(t.bucket, names)
-	q.listings.Store(t.name, listing{t.last, stat.Pzxid, t.elements})
+	q.listings.Store(t.name, contents{t.last, stat.Pzxid, t.elements})
 	return nil
 }
 
-// A listing is a remembered listing of a bucket.
-type listing struct {
+// The contents of a bucket are a remembered listing.
+type contents struct {
 	last     int32
 	pzxid    int64
 	elements []element // read only

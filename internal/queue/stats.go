@@ -38,8 +38,8 @@ func (q *core) Len(ctx context.Context) (n int, err error) {
 	})
 }
 
-func (q *core) Stats(ctx context.Context) (Stats, error) {
-	return synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (st Stats, err error) {
+func (q *core) Stats(ctx context.Context) (Totals, error) {
+	return synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (st Totals, err error) {
 		if st.Dead, err = q.Count(ctx, inc); err != nil {
 			return st, err
 		}
@@ -64,7 +64,7 @@ func (q *core) Stats(ctx context.Context) (Stats, error) {
 }
 
 // countLots counts the elements in buckets, and returns how many elements each mark has claimed.
-func (q *core) countLots(ctx context.Context, inc *session.Incarnation, lots []*lot, st *Stats) (owned map[string]int, err error) {
+func (q *core) countLots(ctx context.Context, inc *session.Incarnation, lots []*lot, st *Totals) (owned map[string]int, err error) {
 	err = session.Parallel(len(lots), func(i int) error {
 		if lots[i].children == 0 {
 			return nil
@@ -118,7 +118,7 @@ func (t *lot) owner(n int32) string {
 }
 
 // countFront reads the attempts and age of the first of these elements that still exists.
-func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front []element, st *Stats) error {
+func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front []element, st *Totals) error {
 	for _, e := range front {
 		stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.key()))
 		if err != nil {

@@ -224,7 +224,7 @@ type row struct {
 const pageSize = 64
 
 // List yields the elements in a state. It reads one bucket after another, each as it is at that moment.
-func (q *core) List(ctx context.Context, s State) iter.Seq2[Listed, error] {
+func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 	return func(yield func(Listed, error) bool) {
 		buckets, err := synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {
 			names, err := inc.Names(ctx, q.dir)
@@ -260,7 +260,7 @@ func (q *core) List(ctx context.Context, s State) iter.Seq2[Listed, error] {
 }
 
 // rows lists the elements of a bucket in a state.
-func (q *core) rows(ctx context.Context, inc *session.Incarnation, b bucket, s State) (rows []row, err error) {
+func (q *core) rows(ctx context.Context, inc *session.Incarnation, b bucket, s Status) (rows []row, err error) {
 	lots, err := q.lots(ctx, inc, []bucket{b})
 	if err == nil {
 		_, err = q.bury(ctx, inc, lots, false, true)

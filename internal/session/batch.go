@@ -8,8 +8,8 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// A Batch is a list of requests that are executed in order, over one connection. They are sent
-// together, so they take one round trip. A Batch does not repeat requests; its sender does.
+// A batch is a list of requests that are executed in order, over one connection. They are sent
+// together, so they take one round trip. A batch does not repeat requests; its sender does.
 //
 // All requests are sent over one connection, and never over another. So if the connection is replaced,
 // the servers may have executed the first requests of the batch, and answered some of them. The
@@ -20,8 +20,8 @@ import (
 // the requests before it, or newer state. A read after a sync is as new as the sync. A listing
 // after a create shows the created znode.
 //
-// A Batch is used once.
-type Batch struct {
+// A batch is used once.
+type batch struct {
 	requests []conn.Request // all batched
 }
 
@@ -37,7 +37,7 @@ func (p *pending[T]) settle(ctx context.Context, inc *Incarnation) error {
 }
 
 // add adds a request. Its result may be read after the batch's wait.
-func add[T any](b *Batch, c call[T]) *pending[T] {
+func add[T any](b *batch, c call[T]) *pending[T] {
 	p := newPending(c)
 	b.requests = append(b.requests, p)
 	return p
@@ -45,7 +45,7 @@ func add[T any](b *Batch, c call[T]) *pending[T] {
 
 // startBatch sends b as soon as there is a connection, and returns without waiting for replies.
 // If it returns an error, nothing was sent.
-func (inc *Incarnation) startBatch(ctx context.Context, b *Batch) error {
+func (inc *Incarnation) startBatch(ctx context.Context, b *batch) error {
 	l, err := inc.openConn(ctx)
 	if err == nil {
 		l.SendOrFail(b.requests...)
@@ -57,7 +57,7 @@ func (inc *Incarnation) startBatch(ctx context.Context, b *Batch) error {
 // answered, with a result or with its own error. Otherwise it returns the error of the first
 // unanswered request. If ctx or the incarnation ends first, it returns their error, and the
 // outcome of unanswered requests is unknown.
-func (b *Batch) wait(ctx context.Context, inc *Incarnation) error {
+func (b *batch) wait(ctx context.Context, inc *Incarnation) error {
 	for _, r := range b.requests {
 		if err := r.(batched).settle(ctx, inc); OutcomeOf(err) != Answered {
 			return err
@@ -68,9 +68,9 @@ func (b *Batch) wait(ctx context.Context, inc *Incarnation) error {
 
 // retryAll makes attempts at the requests that f adds, until all are answered in one attempt. It
 // must be safe to apply them twice.
-func (inc *Incarnation) retryAll(ctx context.Context, f func(b *Batch)) error {
+func (inc *Incarnation) retryAll(ctx context.Context, f func(b *batch)) error {
 	return inc.repeat(ctx, func(*attempts) error {
-		b := new(Batch)
+		b := new(batch)
 		f(b)
 		if err := inc.startBatch(ctx, b); err != nil {
 			return err
@@ -81,11 +81,11 @@ func (inc *Incarnation) retryAll(ctx context.Context, f func(b *Batch)) error {
 
 // retryEach is retryAll for one request about each of paths.
 func retryEach[T any](ctx context.Context, inc *Incarnation, paths []string, c func(path string) call[T]) (replies []*pending[T], err error) {
-	err = inc.retryAll(ctx, func(b *Batch) { replies = addEach(b, paths, c) })
+	err = inc.retryAll(ctx, func(b *batch) { replies = addEach(b, paths, c) })
 	return replies, err
 }
 
-func addEach[T any](b *Batch, paths []string, c func(path string) call[T]) (added []*pending[T]) {
+func addEach[T any](b *batch, paths []string, c func(path string) call[T]) (added []*pending[T]) {
 	for _, path := range paths {
 		added = append(added, add(b, c(path)))
 	}
@@ -94,9 +94,9 @@ func addEach[T any](b *Batch, paths []string, c func(path string) call[T]) (adde
 
 // retryFresh is retryAll for reads behind a sync, so their results are not older than the call. If
 // the servers refuse the sync, its error is the result, and the reads are ignored.
-func (inc *Incarnation) retryFresh(ctx context.Context, path string, f func(b *Batch)) error {
+func (inc *Incarnation) retryFresh(ctx context.Context, path string, f func(b *batch)) error {
 	var sync *pending[void]
-	err := inc.retryAll(ctx, func(b *Batch) {
+	err := inc.retryAll(ctx, func(b *batch) {
 		sync = add(b, syncCall(path))
 		f(b)
 	})
@@ -109,7 +109,7 @@ func (inc *Incarnation) retryFresh(ctx context.Context, path string, f func(b *B
 // fresh makes a read with retryFresh.
 func fresh[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err error) {
 	var read *pending[T]
-	if err = inc.retryFresh(ctx, c.path, func(b *Batch) { read = add(b, c) }); err != nil {
+	if err = inc.retryFresh(ctx, c.path, func(b *batch) { read = add(b, c) }); err != nil {
 		return v, err
 	}
 	return read.val, read.err
@@ -134,7 +134,7 @@ func (inc *Incarnation) ExistsFresh(ctx context.Context, path string) (*zk.Stat,
 // znode that does not exist has no children.
 func (inc *Incarnation) ListFresh(ctx context.Context, dirs ...string) (lists [][]string, err error) {
 	var listed []*pending[listing]
-	if err := inc.retryFresh(ctx, dirs[0], func(b *Batch) { listed = addEach(b, dirs, childrenCall) }); err != nil {
+	if err := inc.retryFresh(ctx, dirs[0], func(b *batch) { listed = addEach(b, dirs, childrenCall) }); err != nil {
 		return nil, err
 	}
 	for _, l := range listed {
@@ -177,7 +177,7 @@ func (inc *Incarnation) ChildrenFresh(ctx context.Context, path string) ([]strin
 func (inc *Incarnation) ChildrenFreshBeside(ctx context.Context, dir, path string) (names []string, n Node, err error) {
 	var listed *pending[listing]
 	var read *pending[Node]
-	err = inc.retryFresh(ctx, dir, func(b *Batch) { listed, read = add(b, childrenCall(dir)), add(b, getCall(path)) })
+	err = inc.retryFresh(ctx, dir, func(b *batch) { listed, read = add(b, childrenCall(dir)), add(b, getCall(path)) })
 	if err == nil {
 		err = listed.err
 	}

@@ -18,7 +18,7 @@ func TestTheRequestsOfABatchTakeOneRoundTripTogether(t *testing.T) {
 		inc := live(t, open(t, srv))
 		srv.SetLatency(10 * time.Millisecond)
 		start := time.Now()
-		b := new(Batch)
+		b := new(batch)
 		synced := add(b, syncCall("/"))
 		made := add(b, inc.createCall("/a", []byte("x"), zk.FlagPersistent))
 		again := add(b, inc.createCall("/a", nil, zk.FlagContainer))
@@ -66,7 +66,7 @@ func TestABatchIsNotContinuedOverTheNextConnection(t *testing.T) {
 					}
 					return zktest.Pass
 				})
-				b := new(Batch)
+				b := new(batch)
 				first := add(b, inc.createCall("/a", nil, zk.FlagPersistent))
 				add(b, inc.createCall("/b", nil, zk.FlagPersistent))
 				third := add(b, inc.createCall("/c", nil, zk.FlagPersistent))
@@ -151,7 +151,7 @@ func TestABatchEndsWithItsConnectionWithItsContextAndWithItsSession(t *testing.T
 		begin := func(ctx context.Context) <-chan error {
 			result := make(chan error, 1)
 			go func() {
-				b := new(Batch)
+				b := new(batch)
 				add(b, syncCall("/"))
 				add(b, existsCall("/"))
 				err := inc.startBatch(ctx, b)
@@ -179,6 +179,6 @@ func TestABatchEndsWithItsConnectionWithItsContextAndWithItsSession(t *testing.T
 		inc.Lose(LossExpired)
 		wantErr(t, <-last, ErrEnded)
 		srv.Intercept(nil)
-		wantErr(t, inc.startBatch(t.Context(), new(Batch)), ErrEnded)
+		wantErr(t, inc.startBatch(t.Context(), new(batch)), ErrEnded)
 	})
 }

@@ -25,25 +25,25 @@ type Config struct {
 	Dialer        zk.Dialer
 	Log           *slog.Logger
 	Owner         string // written into the znodes of a line
-	Retry         Backoff
-	Observe       func(Event)                                                // or nil
-	Lost          func(why LossReason, session int64, since time.Time) error // makes an ErrLost
+	Retry         RetryPolicy
+	Observe       func(Report)                                              // or nil
+	Lost          func(why LossCause, session int64, since time.Time) error // makes an ErrLost
 	LossOnSuspend bool
 	CloseTimeout  time.Duration                   // how long Close waits for functions; less than 0 is the session timeout
 	Trace         io.Writer                       // or nil
 	Reason        func(error) (string, time.Time) // of a loss: a word, and Since
 }
 
-// A Backoff paces attempts. The first repetition is immediate. The delay before the n'th after it
+// A RetryPolicy paces attempts. The first repetition is immediate. The delay before the n'th after it
 // is Min × Factorⁿ⁻¹, at most Max, reduced at random by up to the fraction Jitter.
-type Backoff struct {
+type RetryPolicy struct {
 	Min, Max time.Duration
 	Factor   float64 // at least 1; 0 means 2
 	Jitter   float64 // from 0 to 1
 }
 
 // Delay returns how long to wait before the given repetition, counted from 0.
-func (b Backoff) Delay(try int) time.Duration {
+func (b RetryPolicy) Delay(try int) time.Duration {
 	if try <= 0 {
 		return 0
 	}

@@ -174,7 +174,7 @@ func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request c
 	if err != nil {
 		return err
 	}
-	b := &Batch{requests: make([]conn.Request, 0, 4)} // most need no more
+	b := &batch{requests: make([]conn.Request, 0, 4)} // most need no more
 	for _, d := range missing {
 		add(b, inc.dirCall(d, c.Dir))
 	}
@@ -347,7 +347,7 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 	}
 	var read *pending[Node]
 	err = inc.repeat(ctx, func(a *attempts) error {
-		b := new(Batch)
+		b := new(batch)
 		txn := add(b, multiCall(ops))
 		read = add(b, getCall(path))
 		if err := inc.startBatch(ctx, b); err != nil {

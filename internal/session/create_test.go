@@ -87,7 +87,7 @@ func TestWhatMayNotBeFoundGoesWithItsSession(t *testing.T) {
 // The pace of attempts, which users choose, does not say how long others wait.
 func TestWhatMayNotBeDeletedGoesWithItsSessionInTimeWhateverThePace(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv, func(c *Config) { c.Retry = Backoff{Min: time.Hour, Max: time.Hour, Factor: 1} })
+		s := open(t, srv, func(c *Config) { c.Retry = RetryPolicy{Min: time.Hour, Max: time.Hour, Factor: 1} })
 		inc, me := live(t, s), s.ID()
 		c := numbered("/d", NewGUID())
 		must(t, inc.CreateEphemeral(t.Context(), c))

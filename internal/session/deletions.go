@@ -247,7 +247,7 @@ func (q *deletions) search(ds []*Deletion) {
 	inc := q.inc
 	var flush, sync *pending[void]
 	var listed map[string]*pending[listing] // by parent path
-	err := inc.retryAll(inc.Ctx, func(b *Batch) {
+	err := inc.retryAll(inc.Ctx, func(b *batch) {
 		flush = add(b, inc.flush())
 		sync, listed = add(b, syncCall(ParentPath(ds[0].Paths[0]))), make(map[string]*pending[listing])
 		for _, d := range ds {

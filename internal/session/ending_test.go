@@ -95,11 +95,11 @@ func TestWhoWasStoppedIsToldSoThoughTheServersAreQuicker(t *testing.T) {
 	for _, stakes := range []int{0, 1} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			var mu sync.Mutex // the watchdog may find it at the same time
-			var why LossReason
+			var why LossCause
 			var since time.Time
 			inc := live(t, open(t, srv, func(c *Config) {
 				lost := c.Lost
-				c.Lost = func(w LossReason, id int64, s time.Time) error {
+				c.Lost = func(w LossCause, id int64, s time.Time) error {
 					mu.Lock()
 					defer mu.Unlock()
 					why, since = w, s

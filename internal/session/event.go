@@ -4,58 +4,58 @@ import (
 	"time"
 )
 
-// An Event is one report to the observer of a session.
-type Event struct {
-	Kind EventKind
+// A Report is one event, for the observer of a session.
+type Report struct {
+	Kind ReportKind
 	Op   string        // the operation, such as "lock"; empty for events of the session
 	Path string        // the path of the primitive; empty for events of the session
 	Wait time.Duration // how long the caller waited, or how long the hold lasted
 	Err  error         // reason for the end
 }
 
-// An EventKind says what happened.
-type EventKind int
+// A ReportKind is the kind of event.
+type ReportKind int
 
 const (
-	EventAcquired    EventKind = iota + 1 // a wait ended with a grant
-	EventGaveUp                           // a wait ended without one
-	EventReleased                         // a hold was released
-	EventLost                             // a hold was lost with its session
-	EventDead                             // a queue element became a dead letter
-	EventConnected                        // a new ZooKeeper session was established
-	EventSuspended                        // the connection dropped; the session may survive
-	EventReconnected                      // the same session continues over a new connection
-	EventExpired                          // the session ended, and every hold through it is lost
-	EventStarted                          // the function of a schedule was called
-	EventEnded                            // it has ended
-	EventJoined                           // a member has joined its group
-	EventLeft                             // a member is no longer in its group
+	EventAcquired    ReportKind = iota + 1 // a wait ended with a grant
+	EventGaveUp                            // a wait ended without one
+	EventReleased                          // a hold was released
+	EventLost                              // a hold was lost with its session
+	EventDead                              // a queue element became a dead letter
+	EventConnected                         // a new ZooKeeper session was established
+	EventSuspended                         // the connection dropped; the session may survive
+	EventReconnected                       // the same session continues over a new connection
+	EventExpired                           // the session ended, and every hold through it is lost
+	EventStarted                           // the function of a schedule was called
+	EventEnded                             // it has ended
+	EventJoined                            // a member has joined its group
+	EventLeft                              // a member is no longer in its group
 )
 
-// A LossReason says why a hold in a session is lost.
-type LossReason int
+// A LossCause says why a hold in a session is lost.
+type LossCause int
 
 const (
-	LossExpired   LossReason = iota + 1 // the servers have ended the session
-	LossCutOff                          // no server has confirmed it in time
-	LossPaused                          // no server could confirm it, because this process was stopped
-	LossReplaced                        // a server has put another session in its place
-	LossDeleted                         // another client has deleted the znode
-	LossClosed                          // closed, or failed permanently
-	LossSuspended                       // the connection dropped, which counts as a loss by option
-	LossGivenUp                         // this process has abandoned it
+	LossExpired   LossCause = iota + 1 // the servers have ended the session
+	LossCutOff                         // no server has confirmed it in time
+	LossPaused                         // no server could confirm it, because this process was stopped
+	LossReplaced                       // a server has put another session in its place
+	LossDeleted                        // another client has deleted the znode
+	LossClosed                         // closed, or failed permanently
+	LossSuspended                      // the connection dropped, which counts as a loss by option
+	LossGivenUp                        // this process has abandoned it
 )
 
-// A State is the state of a session.
-type State int
+// A ConnState is the state of a session.
+type ConnState int
 
 const (
-	StateConnecting State = iota // a new ZooKeeper session is being established
-	StateConnected               // a server answers
-	StateSuspended               // the connection dropped; the session may survive
-	StateExpired                 // the session ended; StateConnecting follows
-	StateClosed                  // the end
+	StateConnecting ConnState = iota // a new ZooKeeper session is being established
+	StateConnected                   // a server answers
+	StateSuspended                   // the connection dropped; the session may survive
+	StateExpired                     // the session ended; StateConnecting follows
+	StateClosed                      // the end
 )
 
 // A listener receives every change of state. push does not block.
-type listener interface{ push(State) }
+type listener interface{ push(ConnState) }

@@ -43,7 +43,7 @@ type feed[S ~int] struct {
 	stuck chan struct{} // closed when, after that, only the reader is missing
 
 	mu    sync.Mutex
-	queue []State // guarded by mu
+	queue []ConnState // guarded by mu
 }
 
 func newFeed[S ~int]() *feed[S] {
@@ -55,7 +55,7 @@ func newFeed[S ~int]() *feed[S] {
 	}
 }
 
-func (f *feed[S]) push(s State) {
+func (f *feed[S]) push(s ConnState) {
 	f.mu.Lock()
 	f.queue = append(f.queue, s)
 	f.mu.Unlock()

@@ -34,8 +34,8 @@ func testConfig() Config {
 		ACL:     zk.WorldACL(zk.PermAll),
 		Log:     slog.New(slog.DiscardHandler),
 		Owner:   "test",
-		Retry:   Backoff{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
-		Lost: func(why LossReason, _ int64, _ time.Time) error {
+		Retry:   RetryPolicy{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
+		Lost: func(why LossCause, _ int64, _ time.Time) error {
 			if why == LossClosed {
 				return errors.Join(ErrLost, ErrClosed)
 			}

@@ -355,9 +355,9 @@ func (inc *Incarnation) Alive() bool {
 }
 
 // Lose ends the incarnation because its session has ended or may have ended.
-func (inc *Incarnation) Lose(why LossReason) { inc.loseSince(why, time.Now()) }
+func (inc *Incarnation) Lose(why LossCause) { inc.loseSince(why, time.Now()) }
 
-func (inc *Incarnation) loseSince(why LossReason, since time.Time) {
+func (inc *Incarnation) loseSince(why LossCause, since time.Time) {
 	lost := inc.Manager.Config.Lost(why, inc.ID.Load(), since)
 	inc.seal(lost)
 }
@@ -514,7 +514,7 @@ func (inc *Incarnation) connected(c *conn.Conn) {
 	}
 	// The state comes first: a goroutine that is woken by one of the channels closed next may ask
 	// for it.
-	entered := m.enter(inc, StateConnected, Event{Kind: kind})
+	entered := m.enter(inc, StateConnected, Report{Kind: kind})
 	inc.mu.Lock()
 	inc.down = make(chan struct{})
 	close(inc.up)
@@ -542,7 +542,7 @@ func (inc *Incarnation) disconnected() {
 		inc.abandon() // before its end, because shut reads it after the end
 		inc.Lose(LossSuspended)
 	}
-	entered := inc.Manager.enter(inc, StateSuspended, Event{Kind: EventSuspended})
+	entered := inc.Manager.enter(inc, StateSuspended, Report{Kind: EventSuspended})
 	inc.mu.Lock()
 	inc.up = make(chan struct{})
 	close(inc.down)

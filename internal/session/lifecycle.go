@@ -160,7 +160,7 @@ func (m *Manager) SessionID() int64 {
 }
 
 // State returns the state of the session.
-func (m *Manager) State() State {
+func (m *Manager) State() ConnState {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state

@@ -42,9 +42,9 @@ type Manager struct {
 	changed  chan struct{}         // closed and replaced when cur or err changes; guarded by mu
 	err      error                 // why there will be no other incarnation; guarded by mu
 	closing  error                 // why nothing new can begin; guarded by mu
-	state    State                 // guarded by mu
+	state    ConnState             // guarded by mu
 	feeds    map[listener]struct{} // the listeners for states; guarded by mu
-	untold   []Event               // events that the observer has not received yet; guarded by mu
+	untold   []Report              // events that the observer has not received yet; guarded by mu
 	telling  bool                  // a goroutine is passing events; guarded by mu
 	dialErr  error                 // the last failure to reach a server; guarded by mu
 	lately   error                 // why the last server failed; nil once a server executes a request; guarded by mu
@@ -115,8 +115,8 @@ func (m *Manager) run() {
 		// uses the old one.
 		m.expiries.Add(1)
 		cause := context.Cause(inc.Ctx)
-		m.enter(nil, StateExpired, Event{Kind: EventExpired, Err: cause})
-		m.enter(nil, StateConnecting, Event{})
+		m.enter(nil, StateExpired, Report{Kind: EventExpired, Err: cause})
+		m.enter(nil, StateConnecting, Report{})
 		m.Spawn(inc.shut)
 		// The loss is logged here and not at the place that found it, because its caller may hold
 		// a lock.
@@ -124,7 +124,7 @@ func (m *Manager) run() {
 		m.Log.Warn("zsync: session lost", "session", Text(inc.ID.Load()), "reason", cause)
 		m.tell()
 	}
-	m.enter(nil, StateClosed, Event{})
+	m.enter(nil, StateClosed, Report{})
 	m.spawnMu.Lock()
 	m.sealed = true
 	m.spawnMu.Unlock()
@@ -285,7 +285,7 @@ func (m *Manager) Bare(p string) string {
 // that has ended changes nothing, and enter reports false: after that, only the manager itself
 // (inc is nil) changes the state. Both hold mu, so a change by an ending incarnation comes before
 // the manager's own.
-func (m *Manager) enter(inc *Incarnation, s State, e Event) bool {
+func (m *Manager) enter(inc *Incarnation, s ConnState, e Report) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.state == StateClosed || inc != nil && (inc != m.cur || inc.Ctx.Err() != nil) {
@@ -325,7 +325,7 @@ func (m *Manager) tell() {
 
 // Observe passes an event to the observer. The caller holds no lock. An event of a hold without
 // an operation is left out: that hold is a part of another.
-func (m *Manager) Observe(e Event) {
+func (m *Manager) Observe(e Report) {
 	if m.Config.Observe != nil && (e.Op != "" || e.Path == "") {
 		m.Config.Observe(e)
 	}
@@ -432,7 +432,7 @@ func (m *Manager) Explained(ctx context.Context, err error) error {
 
 // Waited reports to the observer how a wait for a hold ended.
 func (m *Manager) Waited(op, path string, start time.Time, err error) {
-	e := Event{Kind: EventAcquired, Op: op, Path: path, Wait: time.Since(start)}
+	e := Report{Kind: EventAcquired, Op: op, Path: path, Wait: time.Since(start)}
 	if err != nil {
 		e.Kind, e.Err = EventGaveUp, err
 	}

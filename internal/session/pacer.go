@@ -15,7 +15,7 @@ import (
 // most once a second: if connections break all the time, the holds depend on many attempts.
 type pacer struct {
 	hosts []string
-	retry Backoff
+	retry RetryPolicy
 
 	Mu        sync.Mutex
 	Next      int       // index of the next server

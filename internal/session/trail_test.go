@@ -80,7 +80,7 @@ func TestWritesAloneDoHarmWhenTheyAreCarriedOutLate(t *testing.T) {
 
 func TestAPacerPassesOverServersThatMayNotBeUsedAndWaitsARoundIfNoneMay(t *testing.T) {
 	harness.VirtualTime(t, func(t *testing.T) {
-		p := pacer{hosts: []string{"a", "b", "c"}, retry: Backoff{Min: time.Second, Max: time.Second, Factor: 1}}
+		p := pacer{hosts: []string{"a", "b", "c"}, retry: RetryPolicy{Min: time.Second, Max: time.Second, Factor: 1}}
 		not := func(addrs ...string) func(string) bool {
 			return func(addr string) bool {
 				for _, a := range addrs {

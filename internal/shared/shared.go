@@ -1,4 +1,4 @@
-// Package shared holds the state that the values of one Session have in common. Map finds it, by path or another
+// Package shared holds the state that the values of one Session have in common. WeakMap finds it, by path or another
 // key; Names makes goroutines take turns at a name; Pace limits how often work is done. Nothing here holds a
 // lock or sends a request.
 package shared
@@ -9,16 +9,16 @@ import (
 	"weak"
 )
 
-// A Map finds the shared value of a key, as long as any user of it exists, or Keep keeps it. The zero
+// A WeakMap finds the shared value of a key, as long as any user of it exists, or Keep keeps it. The zero
 // value is ready for use.
-type Map[K comparable, V any] struct {
+type WeakMap[K comparable, V any] struct {
 	mu   sync.Mutex
 	in   map[K]weak.Pointer[V] // guarded by mu
 	kept map[K]*V              // kept even while unused; guarded by mu
 }
 
 // Of returns the value that all users of key share; v becomes it if there is none yet.
-func (s *Map[K, V]) Of(key K, v *V) *V {
+func (s *WeakMap[K, V]) Of(key K, v *V) *V {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if old := s.in[key].Value(); old != nil {
@@ -33,7 +33,7 @@ func (s *Map[K, V]) Of(key K, v *V) *V {
 }
 
 // drop removes the entry of a value that the garbage collector has freed.
-func (s *Map[K, V]) drop(key K) {
+func (s *WeakMap[K, V]) drop(key K) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.in[key].Value() == nil { // not made anew
@@ -42,7 +42,7 @@ func (s *Map[K, V]) drop(key K) {
 }
 
 // Keep keeps v, the shared value of key, even while no one uses it, until a call with hold false.
-func (s *Map[K, V]) Keep(key K, v *V, hold bool) {
+func (s *WeakMap[K, V]) Keep(key K, v *V, hold bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !hold {
@@ -56,7 +56,7 @@ func (s *Map[K, V]) Keep(key K, v *V, hold bool) {
 }
 
 // Kept returns the number of kept values.
-func (s *Map[K, V]) Kept() int {
+func (s *WeakMap[K, V]) Kept() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.kept)

@@ -25,7 +25,7 @@ var ErrNegativeCounter = errors.New("negative counter")
 // Tallies holds the tallies of one Session: one for each path that is in use or owes a
 // change. The zero value is ready for use.
 type Tallies struct {
-	m shared.Map[key, Tally]
+	m shared.WeakMap[key, Tally]
 }
 
 // Of returns the tally of dir, the path as the server knows it. With keep, tasks

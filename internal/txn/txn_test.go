@@ -47,8 +47,8 @@ func connectWith(t testing.TB, addrs []string, dial zk.Dialer, acl []zk.ACL, aut
 		Auths:   auths,
 		Log:     slog.New(slog.DiscardHandler),
 		Owner:   "test",
-		Retry:   session.Backoff{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
-		Lost: func(why session.LossReason, _ int64, _ time.Time) error {
+		Retry:   session.RetryPolicy{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
+		Lost: func(why session.LossCause, _ int64, _ time.Time) error {
 			if why == session.LossClosed {
 				return errors.Join(session.ErrLost, session.ErrClosed)
 			}

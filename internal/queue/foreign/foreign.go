@@ -22,7 +22,7 @@ import (
 	txns "github.com/zsync/zsync/internal/txn"
 )
 
-// This file sends, takes and counts elements. Settling a taken element is the business of item.go;
+// This file sends, takes and counts elements. Settling a taken element is the business of delivery.go;
 // names and frames are in format.go.
 
 // An engine is the Engine of a layout.
@@ -30,7 +30,7 @@ type engine struct {
 	*format
 	queue.DeadLetters
 	m       *session.Manager
-	cfg     queue.Config
+	cfg     queue.Settings
 	dir     string
 	called  string // the program's name of the layout
 	sweeper *queue.Sweeper
@@ -41,19 +41,19 @@ type engine struct {
 	faults  sync.Map      // of chan error: receive the errors that keep consumers from consuming
 
 	mu        sync.Mutex
-	ready     []*item                                 // taken and not offered yet; guarded by mu
-	held      map[*session.Incarnation]map[*item]bool // taken and not settled; guarded by mu
-	consumers int                                     // guarded by mu
+	ready     []*delivery                                 // taken and not offered yet; guarded by mu
+	held      map[*session.Incarnation]map[*delivery]bool // taken and not settled; guarded by mu
+	consumers int                                         // guarded by mu
 }
 
 // New returns the Engine of another library's layout: Curator's SimpleDistributedQueue, Curator's
 // DistributedQueue, or kazoo's. It does no I/O.
-func New(m *session.Manager, cfg queue.Config, called string) queue.Engine {
+func New(m *session.Manager, cfg queue.Settings, called string) queue.Engine {
 	q := &engine{
 		format: formats[called], m: m, cfg: cfg, dir: m.Full(cfg.Path), called: called,
 		line:    lock.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-"),
 		sending: make(chan struct{}, 1), taking: make(chan struct{}, 1),
-		held: make(map[*session.Incarnation]map[*item]bool),
+		held: make(map[*session.Incarnation]map[*delivery]bool),
 	}
 	q.DeadLetters = queue.NewDeadLetters(m, cfg.Path, func(stored []byte) []byte {
 		if all, err := q.open(stored); err == nil && len(all) == 1 {
@@ -145,7 +145,7 @@ func (q *engine) commit(ctx context.Context, ops []any) error {
 
 // read reads the znode of an element, with the elements in it. If the servers refuse to let the client
 // read it, read returns nil without an error, and consumers skip the znode for a while.
-func (q *engine) read(ctx context.Context, inc *session.Incarnation, e element) (*item, error) {
+func (q *engine) read(ctx context.Context, inc *session.Incarnation, e elementName) (*delivery, error) {
 	data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.name))
 	if q.skips.Unreadable(e.name, 0, e.name, err) {
 		return nil, nil
@@ -153,7 +153,7 @@ func (q *engine) read(ctx context.Context, inc *session.Incarnation, e element) 
 	if err != nil {
 		return nil, err
 	}
-	it := &item{element: e, q: q, inc: inc, stored: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime)}
+	it := &delivery{elementName: e, q: q, inc: inc, stored: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime)}
 	if it.inside, it.fault = q.open(data); it.fault != nil {
 		it.inside = [][]byte{data}
 	}
@@ -163,13 +163,13 @@ func (q *engine) read(ctx context.Context, inc *session.Incarnation, e element) 
 	return it, nil
 }
 
-func (q *engine) deletion(it *item) *zk.DeleteRequest {
+func (q *engine) deletion(it *delivery) *zk.DeleteRequest {
 	return &zk.DeleteRequest{Path: session.ChildPath(q.dir, it.name), Version: it.version}
 }
 
 // list returns the elements among names, without skipped elements. left has the skipped elements that
 // did not decode.
-func (q *engine) list(names []string) (es, left []element) {
+func (q *engine) list(names []string) (es, left []elementName) {
 	for _, e := range q.elements(names) {
 		switch {
 		case !q.skips.Skipped(e.name, 0):
@@ -192,7 +192,7 @@ const maxSplit = 500
 // A client that has read the znode before finds a new version, or no znode. So does a second attempt
 // of split. No name is used again for other data: versions would restart at 0, and a client of another
 // library could delete an unread element.
-func (q *engine) split(ctx context.Context, inc *session.Incarnation, it *item) error {
+func (q *engine) split(ctx context.Context, inc *session.Incarnation, it *delivery) error {
 	path, all := session.ChildPath(q.dir, it.name), it.inside
 	size, n := q.m.SizeOf(path, it.stored), len(all)
 	ops := []any{nil}
@@ -226,7 +226,7 @@ func unlessOutrun(err error) error {
 // seize takes an element that was read: it deletes the znode. If the element does not decode, it
 // becomes a dead letter. seize returns nil without an error if this process has not got the element.
 // No caller's context ends it, because after the deletion only this process has the element.
-func (q *engine) seize(it *item) (ours *item, err error) {
+func (q *engine) seize(it *delivery) (ours *delivery, err error) {
 	ctx := session.Finishing
 	if len(it.inside) != 1 {
 		return nil, q.split(ctx, it.inc, it)
@@ -267,7 +267,7 @@ func (q *engine) Take(ctx context.Context) (e *queue.Element, err error) {
 		if err != nil || it == nil {
 			return nil, err
 		}
-		got, err := q.await(inner, func() (*item, error) { return q.seize(it) })
+		got, err := q.await(inner, func() (*delivery, error) { return q.seize(it) })
 		if err != nil {
 			return nil, err
 		}
@@ -279,9 +279,9 @@ func (q *engine) Take(ctx context.Context) (e *queue.Element, err error) {
 }
 
 // await calls take and waits for its result. If ctx ends first, await writes a taken element back.
-func (q *engine) await(ctx context.Context, take func() (*item, error)) (*item, error) {
+func (q *engine) await(ctx context.Context, take func() (*delivery, error)) (*delivery, error) {
 	type taken struct {
-		it  *item
+		it  *delivery
 		err error
 	}
 	done := make(chan taken)
@@ -311,7 +311,7 @@ func (q *engine) await(ctx context.Context, take func() (*item, error)) (*item, 
 
 // first reads the first element. It returns nil if there is none. With aside, for Peek, it passes over
 // a znode that holds no elements. Without, it returns the znode, and seize splits it.
-func (q *engine) first(ctx context.Context, aside bool) (found *item, err error) {
+func (q *engine) first(ctx context.Context, aside bool) (found *delivery, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) error {
 		for synced := false; ; {
 			names, err := inc.Names(ctx, q.dir)
@@ -362,7 +362,7 @@ func (q *engine) Peek(ctx context.Context) (*queue.Element, error) {
 	return &e, nil
 }
 
-func (q *engine) names(ctx context.Context) (es []element, err error) {
+func (q *engine) names(ctx context.Context) (es []elementName, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) error {
 		if err := inc.Sync(ctx, q.dir); err != nil {
 			return err
@@ -379,7 +379,7 @@ func (q *engine) Len(ctx context.Context) (int, error) {
 	return len(es), err
 }
 
-func (q *engine) Stats(ctx context.Context) (st queue.Stats, err error) {
+func (q *engine) Stats(ctx context.Context) (st queue.Totals, err error) {
 	es, err := q.names(ctx)
 	if err != nil {
 		return st, err
@@ -454,7 +454,7 @@ func (q *engine) Cancel(context.Context, string) (bool, error) { return false, q
 func (q *engine) Pause(context.Context) error                  { return q.lacks("Pause") }
 func (q *engine) Resume(context.Context) error                 { return q.lacks("Resume") }
 
-func (q *engine) List(context.Context, queue.State) iter.Seq2[queue.Listed, error] {
+func (q *engine) List(context.Context, queue.Status) iter.Seq2[queue.Listed, error] {
 	return func(yield func(queue.Listed, error) bool) { yield(queue.Listed{}, q.lacks("List")) }
 }
 
@@ -509,7 +509,7 @@ func (q *engine) fetch(ctx context.Context, n int) error {
 				if err != nil {
 					return err
 				}
-				got, err := q.await(ctx, func() (*item, error) { return q.seize(it) })
+				got, err := q.await(ctx, func() (*delivery, error) { return q.seize(it) })
 				switch {
 				case err != nil && ctx.Err() == nil && q.skips.Left(e.name, 0):
 					over = true // Complain has sent the error to the consumers with Odd
@@ -536,13 +536,13 @@ func (q *engine) fetch(ctx context.Context, n int) error {
 }
 
 // awaitSome lists the elements, without skipped and refused elements. If there are none, it waits.
-func (q *engine) awaitSome(ctx context.Context, inc *session.Incarnation, refused map[string]bool) ([]element, error) {
+func (q *engine) awaitSome(ctx context.Context, inc *session.Incarnation, refused map[string]bool) ([]elementName, error) {
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.dir})
 		names, _, err := inc.Children(ctx, q.dir)
 		again := q.skips.Next() // read before the call of list, during which a skip can end
 		es, _ := q.list(names)
-		es = slices.DeleteFunc(es, func(e element) bool { return refused[e.name] })
+		es = slices.DeleteFunc(es, func(e elementName) bool { return refused[e.name] })
 		switch {
 		case session.IsNoNode(err):
 			_, err = inc.Create(ctx, q.dir, []byte(marks.Dir))

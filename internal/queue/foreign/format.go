@@ -24,8 +24,8 @@ type format struct {
 func asIs(all ...[]byte) []byte             { return all[0] }
 func justOne(data []byte) ([][]byte, error) { return [][]byte{data}, nil }
 
-// An element is the parsed name of an element.
-type element struct {
+// An elementName is the parsed name of an element.
+type elementName struct {
 	name  string
 	class string // its priority
 	seq   int32
@@ -66,7 +66,7 @@ var formats = map[string]*format{
 
 // element parses a name. The text between the prefix and the number is the priority. All these
 // libraries compare it as text, and also the suffix that split appends to the number.
-func (f *format) element(name string) (e element, ok bool) {
+func (f *format) element(name string) (e elementName, ok bool) {
 	rest, ok := strings.CutPrefix(name, f.prefix)
 	if !ok || strings.Contains(rest, "|") { // names of Curator's delay and id queues have "|"
 		return e, false
@@ -81,7 +81,7 @@ func (f *format) element(name string) (e element, ok bool) {
 			continue
 		}
 		if seq, ok := session.ParseSeq(text); ok {
-			return element{name: name, class: rest[:len(rest)-n], seq: seq, part: part}, true
+			return elementName{name: name, class: rest[:len(rest)-n], seq: seq, part: part}, true
 		}
 	}
 	return e, false
@@ -95,14 +95,14 @@ func whole(name string) string {
 }
 
 // elements returns the elements among names, in order.
-func (f *format) elements(names []string) []element {
-	es := make([]element, 0, len(names))
+func (f *format) elements(names []string) []elementName {
+	es := make([]elementName, 0, len(names))
 	for _, name := range names {
 		if e, ok := f.element(name); ok {
 			es = append(es, e)
 		}
 	}
-	slices.SortFunc(es, func(a, b element) int {
+	slices.SortFunc(es, func(a, b elementName) int {
 		return cmp.Or(strings.Compare(a.class, b.class), cmp.Compare(a.seq-b.seq, 0), strings.Compare(a.part, b.part))
 	})
 	return es

@@ -203,12 +203,12 @@ func TestBackoffPacesWhateverItsLimits(t *testing.T) {
 	} {
 		_, err := zsync.Connect(over, "127.0.0.1:1", zsync.WithRetry(b))
 		harness.WantErr(t, err, context.Canceled) // and not for b
-		if d := session.Backoff(b).Delay(0); d != 0 {
+		if d := session.RetryPolicy(b).Delay(0); d != 0 {
 			t.Errorf("%+v: the first repetition waits %v", b, d)
 		}
 		for try := 1; try < 200; try++ {
 			least := time.Duration(float64(b.Min/2) * (1 - b.Jitter))
-			if d := session.Backoff(b).Delay(try); d < least || d > b.Max {
+			if d := session.RetryPolicy(b).Delay(try); d < least || d > b.Max {
 				t.Errorf("%+v: repetition %d waits %v", b, try, d)
 			}
 		}

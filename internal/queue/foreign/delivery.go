@@ -17,9 +17,9 @@ import (
 // This file is about taken elements: how a consumer gets them, and how they are settled or written
 // back. Taking them from the servers is not its business.
 
-// An item is an element that this process has read and then taken.
-type item struct {
-	element
+// A delivery is an element that this process has read and then taken.
+type delivery struct {
+	elementName
 	q       *engine
 	inc     *session.Incarnation // the session in which it was taken
 	stored  []byte
@@ -42,13 +42,13 @@ type item struct {
 	cancel context.CancelCauseFunc
 }
 
-// hold is called with an item that this process has taken. If the session ends, or the Session is
-// being closed, before the item is settled, the process writes it back.
-func (q *engine) hold(it *item) {
+// hold is called with a delivery that this process has taken. If the session ends, or the Session is
+// being closed, before it is settled, the process writes it back.
+func (q *engine) hold(it *delivery) {
 	q.mu.Lock()
 	first := q.held[it.inc] == nil
 	if first {
-		q.held[it.inc] = make(map[*item]bool)
+		q.held[it.inc] = make(map[*delivery]bool)
 	}
 	q.held[it.inc][it] = true
 	q.mu.Unlock()
@@ -75,15 +75,15 @@ func (q *engine) hold(it *item) {
 	})
 }
 
-// drop is called when an item is settled.
-func (q *engine) drop(it *item) {
+// drop is called when a delivery is settled.
+func (q *engine) drop(it *delivery) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.held[it.inc], it)
 }
 
-// lose writes an item back after its session has ended, unless the item is settled.
-func (it *item) lose(why error) {
+// lose writes a delivery back after its session has ended, unless it is settled.
+func (it *delivery) lose(why error) {
 	it.mu.Lock()
 	settled := it.settled
 	if !settled {
@@ -99,8 +99,8 @@ func (it *item) lose(why error) {
 	}
 }
 
-// settleLocked decides the Fate of the item.
-func (it *item) settleLocked(f queue.Fate) {
+// settleLocked decides the Fate of the delivery.
+func (it *delivery) settleLocked(f queue.Fate) {
 	it.settled, it.fate, it.done = true, f, make(chan struct{})
 	if it.inHand {
 		it.q.m.Holds.Add(-1)
@@ -120,7 +120,7 @@ func (it *item) settleLocked(f queue.Fate) {
 // putBack writes the element back to its position, exactly once. Only this process has the element.
 // So if the servers refuse, putBack tries again, until the Session is being closed, and then once
 // more.
-func (it *item) putBack() {
+func (it *delivery) putBack() {
 	q := it.q
 	leaving, stay := q.m.BeforeClose()
 	defer stay()
@@ -158,13 +158,13 @@ func (it *item) putBack() {
 	}
 }
 
-func (it *item) Element() queue.Element {
+func (it *delivery) Element() queue.Element {
 	it.mu.Lock()
 	defer it.mu.Unlock()
 	return queue.Element{ID: it.name, Data: it.data, Value: it.value, Fault: it.fault, Sent: it.sent}
 }
 
-func (it *item) Data() []byte {
+func (it *delivery) Data() []byte {
 	it.mu.Lock()
 	defer it.mu.Unlock()
 	if it.settled {
@@ -173,13 +173,13 @@ func (it *item) Data() []byte {
 	return it.data
 }
 
-func (it *item) Withdrawn() (down, over <-chan struct{}) {
+func (it *delivery) Withdrawn() (down, over <-chan struct{}) {
 	return it.inc.Disconnection(), it.inc.Ctx.Done()
 }
 
-func (it *item) Taken() { it.Settle(session.Finishing, queue.Settlement{Fate: queue.Remove}) }
+func (it *delivery) Taken() { it.Settle(session.Finishing, queue.Settlement{Fate: queue.Remove}) }
 
-func (it *item) Handed() {
+func (it *delivery) Handed() {
 	it.mu.Lock()
 	defer it.mu.Unlock()
 	if !it.settled {
@@ -188,12 +188,12 @@ func (it *item) Handed() {
 	}
 }
 
-func (it *item) PutBack() {
+func (it *delivery) PutBack() {
 	q := it.q
 	q.mu.Lock()
 	keep := q.consumers > 0 && it.inc.Alive()
 	if keep {
-		q.ready = append([]*item{it}, q.ready...)
+		q.ready = append([]*delivery{it}, q.ready...)
 	}
 	q.mu.Unlock()
 	if !keep {
@@ -201,9 +201,9 @@ func (it *item) PutBack() {
 	}
 }
 
-func (it *item) SetAside() {}
+func (it *delivery) SetAside() {}
 
-func (it *item) Settle(ctx context.Context, s queue.Settlement) error {
+func (it *delivery) Settle(ctx context.Context, s queue.Settlement) error {
 	switch s.Fate {
 	case queue.Bury:
 		return it.q.lacks("Reject")
@@ -235,11 +235,11 @@ func (it *item) Settle(ctx context.Context, s queue.Settlement) error {
 	return nil
 }
 
-func (it *item) Txn(context.Context, []any) ([]zk.MultiResponse, error) {
+func (it *delivery) Txn(context.Context, []any) ([]zk.MultiResponse, error) {
 	return nil, it.q.lacks("Txn")
 }
 
-func (it *item) Context() context.Context {
+func (it *delivery) Context() context.Context {
 	it.mu.Lock()
 	defer it.mu.Unlock()
 	if it.ctx == nil {
@@ -251,8 +251,8 @@ func (it *item) Context() context.Context {
 	return it.ctx
 }
 
-// A consumer takes elements when Next is called.
-type consumer struct {
+// A taker takes elements when Next is called.
+type taker struct {
 	q      *engine
 	ctx    context.Context
 	over   func()     // ends ctx, and no longer delays Session.Close
@@ -262,7 +262,7 @@ type consumer struct {
 }
 
 func (q *engine) Join(ctx context.Context, o queue.Joining) queue.Consumer {
-	c := &consumer{q: q, left: make(chan struct{})}
+	c := &taker{q: q, left: make(chan struct{})}
 	c.ctx, c.over = q.whileOpen(ctx)
 	if o.Odd {
 		c.faults = make(chan error, 1)
@@ -274,16 +274,16 @@ func (q *engine) Join(ctx context.Context, o queue.Joining) queue.Consumer {
 	return c
 }
 
-func (c *consumer) Leaving() <-chan struct{} { return c.ctx.Done() }
+func (c *taker) Leaving() <-chan struct{} { return c.ctx.Done() }
 
-func (c *consumer) Leave() {
+func (c *taker) Leave() {
 	if c.leaves.Swap(true) {
 		<-c.left
 		return
 	}
 	q := c.q
 	q.mu.Lock()
-	var back []*item
+	var back []*delivery
 	if q.consumers--; q.consumers == 0 {
 		back, q.ready = q.ready, nil
 	}
@@ -296,7 +296,7 @@ func (c *consumer) Leave() {
 	close(c.left)
 }
 
-func (c *consumer) Next() (queue.Claim, error) {
+func (c *taker) Next() (queue.Item, error) {
 	q := c.q
 	for try := 0; ; try++ {
 		select {
@@ -339,7 +339,7 @@ func (c *consumer) Next() (queue.Claim, error) {
 }
 
 // take returns a ready element. If there is none, it first fetches elements.
-func (c *consumer) take() (it *item, err error) {
+func (c *taker) take() (it *delivery, err error) {
 	if it = c.q.pop(); it == nil {
 		err = c.q.fetch(c.ctx, max(c.q.cfg.Prefetch, 1))
 		it = c.q.pop()
@@ -352,7 +352,7 @@ func (c *consumer) take() (it *item, err error) {
 }
 
 // pop returns the first ready element that is not settled or lost.
-func (q *engine) pop() *item {
+func (q *engine) pop() *delivery {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for len(q.ready) > 0 {
@@ -365,8 +365,8 @@ func (q *engine) pop() *item {
 	return nil
 }
 
-func (q *engine) Receive(ctx context.Context, n int, got func(queue.Claim)) error {
-	c := q.Join(ctx, queue.Joining{Hand: true}).(*consumer)
+func (q *engine) Receive(ctx context.Context, n int, got func(queue.Item)) error {
+	c := q.Join(ctx, queue.Joining{Hand: true}).(*taker)
 	defer c.Leave()
 	it, err := c.Next()
 	for ; err == nil; n-- {
