@@ -24,8 +24,8 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A Shared has what the connections of one session share, and how they report to it. Only
-// Watches, Xid, Requests and Seen change after the first connection.
+// A Shared has what the connections of one session share, and how they report to it. Only Watches,
+// Requests, Seen, xid and disowned change after the first connection.
 type Shared struct {
 	Ctx      context.Context // ends with the session: no request is sent after that
 	Spawn    func(f func())  // runs f in a goroutine for which Close waits
@@ -37,8 +37,8 @@ type Shared struct {
 
 	Sending  func() lease.Stamp                                // called when a packet gets its place in the order
 	Answered func(s lease.Stamp, p lease.Proof, now time.Time) // called with each reply, before its request learns of it
-	Moved    func(now time.Time)                               // called after a stride of a long packet
-	Confirm  func() bool                                       // whether a write must confirm the session ahead of all requests
+	Moved    func(now time.Time)                               // called when a stride of a long packet was sent or read
+	Confirm  func() bool                                       // reports whether a write must confirm the session ahead of all requests
 	Served   func()                                            // called when a server has executed the first request over a connection
 	Deleted  func(path string, zxid int64)                     // called for each deletion; nil if there is no trace
 
@@ -53,17 +53,17 @@ type Shared struct {
 type Seen struct {
 	Reply atomic.Int64 // the newest zxid of a reply to a request of the session
 	Zxid  atomic.Int64 // the newest transaction, events included, for the trace
-	Blind atomic.Bool  // a newer one was seen since, without its zxid
+	Blind atomic.Bool  // a newer transaction was seen since, without its zxid
 }
 
-// see records that a packet showed the state after transaction zxid. A zxid that is not positive
-// is unknown.
+// see records that a packet showed the state after transaction zxid. A zxid that is not positive is
+// unknown.
 func (s *Seen) see(xid int32, zxid int64) {
 	switch {
 	case zxid > s.Zxid.Load():
-		// A zxid that is newer than all before covers packets without a zxid: the packets of one
-		// connection come in the order of the states. The first replies of the next connection
-		// may be older.
+		// The packets of one connection come in the order of the states. So a zxid that is newer
+		// than all before covers the packets without a zxid, too. The first replies of the next
+		// connection may be older.
 		s.Zxid.Store(zxid)
 		s.Blind.Store(false)
 	case zxid <= 0 && xid < 0: // an event, before ZooKeeper 3.9
@@ -78,8 +78,8 @@ func (s *Seen) see(xid int32, zxid int64) {
 //
 // Pings, credentials and setWatches always have the xids that the protocol prescribes. No server
 // proposes a transaction for them, so they have no late results. After 2^31 requests, the xids
-// begin again; by then the first have long been answered. 0 is left out: the leader uses it for
-// the session's creation and for the expiry that it decides.
+// begin again. The first requests have long been answered by then. 0 is left out: the leader uses
+// it for the session's creation and for the expiry that it decides.
 func (s *Shared) NextXid() int32 {
 	for {
 		if xid := int32(s.xid.Add(1) & math.MaxInt32); xid != 0 {
@@ -137,11 +137,11 @@ type Conn struct {
 	Addr     string // of the server
 	CaughtUp bool   // the server has answered the sync of a continued session; only the reading goroutine uses it
 	s        *Shared
-	r        *bufio.Reader // of Conn; only the reading goroutine uses it
+	r        *bufio.Reader // reads from Conn; only the reading goroutine uses it
 	head     [replyHeader]byte
 	body     []byte // of the last reply; only the reading goroutine uses it
 
-	limit      time.Duration // for the server to be reached, and to answer the handshake
+	limit      time.Duration // time to reach the server, and for its answer to the handshake
 	hardLimit  time.Time     // when limit is over
 	id         int64         // of the session
 	timeout    time.Duration // of the session; it does not change after the handshake
@@ -152,7 +152,7 @@ type Conn struct {
 	closeError error
 	closed     chan struct{} // closed by Close
 
-	wmu   sync.Mutex // held while a packet is put in its place in the order; taken before Watches.mu
+	wmu   sync.Mutex // held while a packet is put in its place in the order; taken before Watches.Mu
 	out   []byte     // packets that are not written yet; guarded by wmu
 	spare []byte     // the empty buffer that replaces out; guarded by wmu
 	busy  bool       // a goroutine is writing packets taken from out; guarded by wmu
@@ -220,8 +220,8 @@ func Harms(r Request) bool {
 	return false
 }
 
-// New returns a connection over c. The server must answer the handshake until deadline, which is
-// at most limit from the beginning of the dialing.
+// New returns a connection over c. The server must answer the handshake before deadline, which is
+// at most limit after the dialing began.
 func New(s *Shared, c net.Conn, addr string, limit time.Duration, deadline time.Time) *Conn {
 	return &Conn{
 		Conn:      c,
@@ -236,7 +236,7 @@ func New(s *Shared, c net.Conn, addr string, limit time.Duration, deadline time.
 	}
 }
 
-// Open lets requests in. It is called when the session knows of the connection.
+// Open lets requests in. The session calls it when it knows of the connection.
 func (c *Conn) Open() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -245,8 +245,8 @@ func (c *Conn) Open() {
 	}
 }
 
-// Over is called when the connection has ended. Every request without a reply fails. Over reports
-// whether one of them does harm if the server executes it late.
+// Over is called when the connection has ended. It makes every request without a reply fail. It
+// reports whether such a request does harm if the server executes it late.
 func (c *Conn) Over() (harms bool) { return c.fail(zk.ErrConnectionClosed) }
 
 // fail stops the sending of requests. Requests without a reply fail with err.
@@ -268,7 +268,7 @@ func (c *Conn) fail(err error) (harms bool) {
 // requests; then it has sent none of them.
 func (c *Conn) Send(rs ...Request) bool {
 	if !c.began.Load() {
-		return false // not open yet; the handshake holds wmu even while a server is silent
+		return false // not open yet; put would wait for wmu, which the handshake holds even while a server is silent
 	}
 	mine, ok := c.put(rs)
 	if mine != nil {
@@ -292,10 +292,10 @@ const directly = 4 << 10
 
 // put appends requests to out. If it returns packets, the caller must write them.
 //
-// That is so only if every packet that was sent before has been answered, including the packets
-// sent with the handshake. So the server has read them, the socket's buffer is empty, and the
-// caller's write does not block, whatever the server does from now on. Requests that other
-// goroutines add during that write are left to the goroutine write: there may be many.
+// It returns packets only if every packet that was sent before has been answered, including the
+// packets sent with the handshake. So the server has read them, the socket's buffer is empty, and
+// the caller's write does not block, whatever the server does from now on. If other goroutines add
+// requests during that write, the goroutine write writes them: there may be many.
 func (c *Conn) put(rs []Request) (mine []byte, ok bool) {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -382,9 +382,9 @@ func (c *Conn) write() {
 func (c *Conn) writeOut(p []byte) {
 	err := c.writeAll(p, c.moved)
 	if err != nil {
-		// A part of the packets may have been written, so nothing can be written after them, and
-		// the connection ends. If the server has closed it, the reader first reads the server's
-		// last words: they say why.
+		// A part of the packets may be written. So no packet can follow them, and the connection
+		// ends. If the server has closed it, the reader first reads the server's last words: they
+		// say why.
 		time.AfterFunc(lastWords, func() { c.Close() })
 	}
 	c.wmu.Lock()
@@ -397,11 +397,11 @@ func (c *Conn) writeOut(p []byte) {
 	}
 }
 
-// Deadlines move with the bytes. With a fixed deadline, a packet that needs longer over a slow
+// Deadlines move with the bytes. If a deadline were fixed, a packet that needs longer over a slow
 // network would fail, be sent again in full, and fail again. So a long packet is sent or read in
-// strides, and each stride has as much time as a reply. A packet has about 64 strides at most. So
-// a server that trickles delays the replies to pings by at most 32 session timeouts. A stride
-// proves nothing about the session: holds rest on replies alone, see package lease.
+// strides, and each stride has as much time as a reply. A packet has about 64 strides at most. So a
+// server that trickles delays the replies to pings by at most 32 session timeouts. A stride proves
+// nothing about the session: holds rest on replies alone, see package lease.
 const stride = 16 << 10
 
 // strideOf is the stride of a packet of n bytes.
@@ -486,7 +486,7 @@ func (c *Conn) nextPacket() error {
 	}
 	xid, code := int32(binary.BigEndian.Uint32(c.head[4:])), int32(binary.BigEndian.Uint32(c.head[16:]))
 	now, n := time.Now(), int(size)-(replyHeader-4)
-	if xid != wire.XidEvent { // else the server may send it without receiving anything from us
+	if xid != wire.XidEvent { // a server can send events even if it receives nothing from us
 		// The present deadline may belong to this request or to another. A packet that has begun
 		// gets its own time.
 		c.deadline(now.Add(c.silence()))
@@ -510,8 +510,8 @@ func (c *Conn) nextPacket() error {
 		return c.event(body)
 	case wire.XidSetWatches:
 		if code != 0 {
-			// The server has set none of the watches. The next connection sets them again. Until
-			// then, no read may be answered.
+			// The server has set none of the watches. The next connection sets them again. Before
+			// that, no read may be answered.
 			return fmt.Errorf("the server refuses to set the watches again (code %d)", code)
 		}
 		c.reset++
@@ -537,13 +537,14 @@ const maxDisowned = 3
 // A server that serves a session may reply that the session has moved or has expired. It has not
 // executed that request, and it answers all later ones over this connection in the same way.
 //
-// A session has moved if another server's request to continue it reached the leader late. The
-// next handshake makes its own server the owner, so that always helps.
+// A session has moved if another server's request to continue it reached the leader late. The next
+// handshake makes its own server the owner of the session, so a new connection always helps.
 //
-// If the session has expired, the next handshake fails. disowned reports whether the connection must
-// end so that this handshake takes place. If three handshakes in a row succeed, within a second
-// each, the servers contradict themselves. A server with localSessionsEnabled does that, because
-// the leader does not know its sessions. Then the caller gets the reply.
+// If the session has expired, the next handshake fails. disowned reports whether the connection
+// must end so that this handshake takes place. If three handshakes in a row succeed, and each
+// connection ends in this way within a second, the servers contradict themselves. A server with
+// localSessionsEnabled does that, because the leader does not know its sessions. Then the caller
+// gets the reply.
 func (c *Conn) disowned() bool {
 	if time.Since(c.asked) >= Lasting {
 		c.s.disowned = 0
@@ -563,7 +564,7 @@ func (c *Conn) disowned() bool {
 func (c *Conn) readBody(n int, xid int32) ([]byte, error) {
 	body, step := c.body[:0], strideOf(n)
 	switch {
-	case n > wire.MaxAhead: // a size costs a server nothing, so allocate only as the bytes come
+	case n > wire.MaxAhead: // a server may announce any size, so allocate only as the bytes come
 		body = make([]byte, 0, keptBuffer)
 	case n > cap(body):
 		body = make([]byte, 0, n)
@@ -606,8 +607,8 @@ func (c *Conn) event(body []byte) error {
 	return nil
 }
 
-// received processes every packet except events. now is when the packet began to arrive: whatever
-// the packet says was true by then. It runs in the reading goroutine.
+// received processes every packet except events. now is when the packet began to arrive: the facts
+// that the packet reports were true by then. It runs in the reading goroutine.
 func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 	c.mu.Lock()
 	if xid == wire.XidPing {
@@ -631,7 +632,7 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 	c.order = c.order[:copy(c.order, c.order[done:])]
 	c.mu.Unlock()
 	if !ok {
-		return nil // a reply without a request of its own: credentials, watches
+		return nil // the reply to credentials or setWatches, which are not in sent
 	}
 	if info.r == nil {
 		return c.own(info, code, now)
@@ -640,7 +641,8 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 		c.s.Seen.Reply.Store(zxid)
 	}
 	if info.ask != nil {
-		// Even if the reply is malformed and the read fails: the server has set the watch.
+		// This is so even if the reply is malformed and the read fails: the server has set the
+		// watch.
 		c.s.Watches.answered(info.ask, code, ownerOf(code, body) == c.id)
 	}
 	// Watches and the lease are updated before the caller continues.
@@ -655,9 +657,10 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 	return nil
 }
 
-// own processes the reply to a request that the connection itself has made. Its zxid does not count as
-// seen. The next connection asks only for the events after the last zxid seen, and events before
-// this zxid may still be missing: the watches are set after the confirmation.
+// own processes the reply to a request that the connection itself has made. The zxid of the reply
+// does not count as seen. The next connection asks only for the events after the last zxid seen.
+// But events before this zxid may still be missing: the watches are set again after the
+// confirmation.
 func (c *Conn) own(info sentInfo, code int32, now time.Time) error {
 	switch info.op {
 	case wire.OpCloseSession:
@@ -666,7 +669,7 @@ func (c *Conn) own(info sentInfo, code int32, now time.Time) error {
 		}
 	case wire.OpSync:
 		if code != 0 {
-			// The connection ends before any later reply is used.
+			// So the connection ends before any later reply is used.
 			return fmt.Errorf("the server cannot catch up with its leader (code %d)", code)
 		}
 		c.CaughtUp = true
@@ -695,10 +698,10 @@ func (c *Conn) deleted(info sentInfo, code int32) {
 // RemoveWatch asks the server to drop a watch, unless a goroutine waits for it again. It reports
 // false if c is no longer the newest connection; then it has done nothing.
 //
-// It holds wmu from the decision until the request has its place in the order. So a read that
-// sets the watch again is sent after the removal. A handshake also holds wmu, from the packets
-// that set the watches again to its end. So a watch that was dropped before is not among them,
-// and a watch that is dropped after is removed on the new connection.
+// It holds wmu from the decision until the request has its place in the order. So a read that sets
+// the watch again is sent after the removal. A handshake also holds wmu, from the packets that set
+// the watches again to its end. So these packets do not contain a watch that was dropped before. A
+// watch that is dropped later is removed on the new connection.
 func (c *Conn) RemoveWatch(key WatchKey, newest func() bool) bool {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -715,7 +718,7 @@ func (c *Conn) RemoveWatch(key WatchKey, newest func() bool) bool {
 	return true
 }
 
-// silence is how long a connection can be without a reply before it is closed.
+// silence is how long a connection may have no reply before it is closed.
 func (c *Conn) silence() time.Duration { return time.Duration(float64(c.timeout) * lease.Silence) }
 
 // patience sets the deadline for the next packet. A silent server is noticed even if it sends
@@ -753,8 +756,8 @@ func (c *Conn) deadline(due time.Time) {
 }
 
 // Close closes the socket. Any goroutine may call it, any number of times. It sends no TLS
-// close_notify: that would wait for a server that does not answer, and nothing may be sent from
-// now on.
+// close_notify: that would wait for a server that does not answer, and nothing may be sent after
+// Close.
 func (c *Conn) Close() error {
 	c.closeOnce.Do(func() {
 		close(c.closed)
@@ -767,8 +770,9 @@ func (c *Conn) Close() error {
 	return c.closeError
 }
 
-// ownerOf returns the session that owns the znode that a read with a watch has found, or 0. The
-// reply to each such read ends with the Stat, which ends with the owner, two counts and a zxid.
+// ownerOf returns the owner of the znode that a read with a watch has found: a session, or 0. The
+// reply to each such read ends with the Stat, and the Stat ends with the owner, two counts and a
+// zxid.
 func ownerOf(code int32, body []byte) int64 {
 	const behind = 24
 	if code != 0 || len(body) < behind {

@@ -1,6 +1,7 @@
 package conn
 
-// This file reaches a server: by TCP, with TLS, or with the dialer of WithDialer.
+// This file reaches a server: by TCP, with TLS, or with the dialer of WithDialer. The choice of the
+// server (package session), and the handshake of ZooKeeper, are not its business.
 
 import (
 	"context"
@@ -50,8 +51,8 @@ func (d *Dialer) Dial(ctx context.Context, addr string, limit time.Duration) (ne
 }
 
 // tlsError explains the failure of a TLS handshake. A server that expects the ZooKeeper protocol
-// reads TLS's first bytes as the length of a packet. It is too large, so the server closes the
-// connection.
+// reads TLS's first bytes as the length of a packet. That length is too large, so the server closes
+// the connection.
 func tlsError(err error) error {
 	var record tls.RecordHeaderError
 	if errors.As(err, &record) || errors.Is(err, io.EOF) {
@@ -86,14 +87,14 @@ func dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 	})
 }
 
-// leastShare is the least time for one address, or a third of the total if that is less: in less
-// than a round trip, no server can be reached.
+// leastShare is the least time for one address, unless a third of the total is less. In less than a
+// round trip, no server can be reached.
 const leastShare = time.Second
 
-// dialEach connects to the first of several addresses that can be reached. The remaining
-// addresses share the remaining time equally. So a dead address costs only its share, and no
-// address is blamed for the time that others took. If there are so many that a share is less than
-// leastShare, the time ends before all are tried. The next attempt has them in another order.
+// dialEach connects to the first of several addresses that can be reached. The remaining addresses
+// share the remaining time equally. So a dead address costs only its share, and no address fails
+// because others took all the time. If there are too many for a share of leastShare, the time ends
+// before all are tried. The next attempt tries them in another order.
 func dialEach(ctx context.Context, addrs []string, dial func(ctx context.Context, addr string) (net.Conn, error)) (net.Conn, error) {
 	end, _ := ctx.Deadline()
 	least := min(leastShare, time.Until(end)/3)
@@ -119,8 +120,8 @@ func dialEach(ctx context.Context, addrs []string, dial func(ctx context.Context
 }
 
 // dialOwn connects with the dialer of WithDialer, which takes no context. If ctx ends first,
-// dialOwn returns, and closes a connection that still comes. Close waits for the dialer, but only
-// for limit.
+// dialOwn returns, and a connection that the dialer returns later is closed. Close waits for the
+// dialer, but only for limit.
 func (d *Dialer) dialOwn(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
 	type result struct {
 		c   net.Conn

@@ -1,5 +1,8 @@
 package conn
 
+// This file ends an abandoned session, so that its ephemeral znodes do not stay until it expires.
+// The decision to abandon a session is not its business: see package session.
+
 import (
 	"context"
 	"encoding/binary"
@@ -10,10 +13,10 @@ import (
 )
 
 // End ends an abandoned session over a connection of its own. It returns nil if the session has
-// ended, now or before. The client sends only the handshake and the request to end the session, in
-// one write, or with an exchange of SASL between the two. So a server that renews the session also
-// ends it, unless the connection breaks between the two. Then the session lives for one more
-// timeout.
+// ended, now or before. The client sends only the handshake, its credentials, and the request to
+// end the session, in one write. With SASL, the exchange comes after the handshake. So a server
+// that renews the session also ends it, unless the connection breaks between the handshake and the
+// request. Then the session lives for one more timeout.
 func (s *Shared) End(ctx context.Context, c io.ReadWriter, addr string, ask Hello) error {
 	out := wire.Connect(0, ask.Timeout, ask.ID, ask.Password) // zxid 0: any server will do, because nothing is read
 	last := s.NextXid()
@@ -46,7 +49,7 @@ func (s *Shared) End(ctx context.Context, c io.ReadWriter, addr string, ask Hell
 			return err
 		}
 	}
-	for { // the replies to the credentials and to the end of the session
+	for { // the replies to the credentials, and to the request to end the session
 		if body, err = readPacket(c, wire.MaxHandshake); err != nil {
 			return err
 		}

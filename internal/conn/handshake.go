@@ -1,8 +1,8 @@
 package conn
 
-// This file has the handshake: Connect, Authenticate, and then Begin, in the goroutine that reads
-// later, while no other goroutine uses the connection. Ahead of Begin the session decides whether
-// the reply continues it.
+// This file has the handshake: Connect, Authenticate, and then Begin. They run in the goroutine
+// that reads later, while no other goroutine uses the connection. Whether the reply to Connect
+// continues the session is not its business: package session decides that before Begin.
 
 import (
 	"bytes"
@@ -22,7 +22,7 @@ import (
 
 // A Hello is a client's request for a session, or a server's reply.
 type Hello struct {
-	ID       int64 // of the session; 0 asks for a new one, and in a reply says that it has expired
+	ID       int64 // of the session; a request with 0 asks for a new one, and a reply with 0 says that it has expired
 	Password []byte
 	Timeout  time.Duration
 }
@@ -34,10 +34,10 @@ func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
 	if ask.ID == 0 {
 		ask.Password = make([]byte, 16)
 	}
-	// Sending credentials with the handshake saves a round trip. A server reads them only after
-	// it has established the session, and answers in this order.
+	// The credentials are sent with the handshake, which saves a round trip. A server reads them
+	// only after it has established the session, and answers in this order.
 	out := wire.Connect(c.relative, ask.Timeout, ask.ID, ask.Password)
-	if c.s.SASL == nil { // else they follow the exchange
+	if c.s.SASL == nil { // with SASL, they follow the exchange
 		out = append(out, authPackets(c.s.Auths)...)
 	}
 	c.asked = asked
@@ -72,14 +72,14 @@ func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
 	return got, nil
 }
 
-// EndSession asks the server to end the session of this handshake, instead of Begin.
+// EndSession asks the server to end the session of this handshake. It is called instead of Begin.
 func (c *Conn) EndSession() {
 	c.Conn.Write(wire.AppendHeader(nil, c.s.NextXid(), wire.OpCloseSession))
 }
 
-// Begin completes the handshake of session id, which counts this timeout. It sends the packets
-// that come ahead of every request: the credentials with SASL, a write that confirms the session,
-// the watches, and a sync, in this order.
+// Begin completes the handshake of session id, which has this timeout. It sends the packets that
+// come ahead of every request: the credentials with SASL, a write that confirms the session, the
+// watches, and a sync, in this order.
 func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -123,10 +123,10 @@ func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 // portionsAhead is how many portions of watches are sent before the first is answered.
 const portionsAhead = 4
 
-// resendRest sets the remaining watches again. It sends each portion when an earlier one has been
-// answered, and gives each answer the usual time. So the handshake succeeds over a slow link,
-// however many watches there are. While the session has holds, each portion confirms it, because
-// requests, inquiries included, wait until the handshake is over.
+// resendRest sets the remaining watches again. It sends a portion each time that an earlier one has
+// been answered, and gives each answer the usual time. So the handshake succeeds over a slow link,
+// however many watches there are. While the session has holds, a write that confirms it is sent
+// with each portion: all other requests, inquiries included, wait until the handshake is over.
 func (c *Conn) resendRest(portions [][]byte) error {
 	for i, p := range portions {
 		for c.reset <= i {
@@ -148,13 +148,13 @@ func (c *Conn) resendRest(portions [][]byte) error {
 	return nil
 }
 
-// catchUpPacket is the sync with which a connection begins if it continues a session.
+// catchUpPacket is the sync that is sent at the beginning of a connection that continues a session.
 //
-// The handshake shows the next server the zxid of the last reply, but not the zxid of an event.
-// So a server whose state is older than an event could take over the session. Reads would then
-// show state that the event has ended, such as a deleted place or permits still in use. A new
-// session needs no sync: its server has applied the session's creation, which is later than
-// everything that the client has seen.
+// The handshake shows the next server the zxid of the last reply, but not the zxid of an event. So
+// a server whose state is older than an event could take over the session. Reads would then show
+// the state before the event: a place that was deleted, for example. A new session needs no sync:
+// its server has applied the session's creation, which is later than everything that the client has
+// seen.
 func (c *Conn) catchUpPacket() []byte {
 	return wire.EndPacket(wire.AppendString(c.begin(nil, wire.OpSync), "/"))
 }
@@ -164,16 +164,16 @@ func isTLS(c net.Conn) bool {
 	return ok
 }
 
-// confirmPacket is a write that confirms a session that is continued while it has holds: see
-// package lease. It deletes a znode that does not exist.
+// confirmPacket is a write that confirms a continued session with holds: see package lease. It
+// deletes a znode that does not exist.
 func (c *Conn) confirmPacket() []byte {
 	c.s.Requests.Add(1)
 	p := wire.AppendString(c.begin(nil, wire.OpDelete), c.s.Nobody)
 	return wire.EndPacket(binary.BigEndian.AppendUint32(p, math.MaxUint32)) // any version
 }
 
-// authenticated reads the replies to n credentials, which come before all others. A refusal is
-// final: its error is ErrAuthFailed.
+// authenticated reads the replies to n credentials, which come before all other replies. A refusal
+// is final: its error is ErrAuthFailed.
 func (c *Conn) authenticated(n int) error {
 	for range n {
 		var head [replyHeader]byte

@@ -18,8 +18,8 @@ import (
 // maxToken is the size of the largest packet with a token from a server.
 const maxToken = 64 << 10
 
-// Authenticate makes the exchange of SASL directly after the reply to the handshake. Without a
-// mechanism it does nothing, nor if id, the session in that reply, is 0. The deadline of the
+// Authenticate makes the exchange of SASL directly after the reply to the handshake. It does
+// nothing without a mechanism, or if id, the session in that reply, is 0. The deadline of the
 // handshake ends it.
 func (c *Conn) Authenticate(id int64) error {
 	if c.s.SASL == nil || id == 0 {
@@ -30,7 +30,7 @@ func (c *Conn) Authenticate(id int64) error {
 	return c.s.exchange(ctx, c.Addr, c.Conn, c.r)
 }
 
-// exchange makes an exchange over a connection whose handshake has been answered.
+// exchange makes an exchange of SASL over a connection whose handshake has been answered.
 func (s *Shared) exchange(ctx context.Context, addr string, out io.Writer, in io.Reader) error {
 	return s.SASL.Authenticate(ctx, s.Spawn, addr, func(token []byte) ([]byte, error) {
 		xid := s.NextXid()

@@ -1,5 +1,8 @@
 package conn
 
+// This file decides which watches the server has, and shares each of them among its waiters.
+// Conclusions from an event are not its business.
+
 import (
 	"cmp"
 	"maps"
@@ -48,15 +51,15 @@ type WatchKey struct {
 // A Watches shares the watches of one ZooKeeper session among all waiters.
 //
 // There is at most one watch on the server for each key, however many waiters there are, and each
-// waiter may leave at any time. To watch a znode, join, then read the znode, then wait for Fired.
-// The connection sets the watch flag of every read of a key that has a waiter and is not armed. So the
-// state that a waiter has read is never newer than the watch: either its own read set the watch,
-// or the server already had the watch. A watch fires once. To see the next
-// change, join and read again. A fired watch means "look again", and nothing more.
+// waiter may leave at any time. To watch a znode, join, then read the znode, then wait for Fired. A
+// watch is armed if the server has it. The connection sets the watch flag of every read of a key
+// that has a waiter, unless the watch is armed. So the state that a waiter has read is never newer
+// than the watch: either its own read set the watch, or the server already had it. A watch fires
+// once. To see the next change, join and read again. A fired watch means "look again", and nothing
+// more.
 //
 // When the connection is replaced, the armed watches are set again ahead of any call. The server
-// answers with the events that were missed. When the session is replaced, its Watches ends with
-// it.
+// answers with the events that were missed. When the session ends, its Watches ends with it.
 //
 // If the last waiter leaves, the watch stays for later waiters, up to a limit. Beyond the limit,
 // the server is asked to remove watches without a waiter.
@@ -66,20 +69,19 @@ type WatchKey struct {
 //
 //	ask        a read is written: with the flag, if the key has a waiter and is not armed
 //	answered   its reply has come: armed, unless a removal was written after the read
-//	forget     a removal is written: not armed, nor by any read before it
+//	forget     a removal is written: not armed, and no earlier read arms it
 //	fire       the event has come: not armed
 //	resend     a new connection: armed watches are set again before any other request
 //
 // So the server has every armed watch, or its event is on the way, or it is set again before any
-// other request. The opposite can happen and does no harm: an event without a waiter is ignored.
-//
-// Conclusions from an event are not the business of this file.
+// other request. The server may also have a watch that is not armed here. That does no harm: an
+// event without a waiter is ignored.
 type Watches struct {
 	remove func(WatchKey) // asks the server to remove an idle watch
 	spawn  func(func())   // runs a goroutine that Close waits for
 
 	Mu      sync.Mutex
-	conn    int64 // number of the present connection, from 1; guarded by mu
+	conn    int64 // number of the present connection, from 1; guarded by Mu, like all below
 	watches map[WatchKey]*Watch
 	Idle    map[WatchKey]struct{} // armed watches without a waiter
 	asks    map[serverWatch][]*ask
@@ -136,7 +138,7 @@ func NewWatches(remove func(WatchKey), spawn func(func())) *Watches {
 	}
 }
 
-// Join adds the caller to the waiters for a change of key. It must call Leave.
+// Join adds the caller to the waiters for a change of key. The caller must call Leave later.
 func (h *Watches) Join(key WatchKey) *Watch {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -253,9 +255,9 @@ func (h *Watches) forget(key WatchKey) bool {
 	if key.Kind != WatchChildren && h.watches[other] != nil {
 		return false // removing this watch would remove the other
 	}
-	// Reads that were written earlier carry the flag, but the removal also removes their watch.
-	// They have no waiter, or there would be a watch here. A waiter that comes from now on sends
-	// a read after the removal.
+	// Reads that were written earlier carry the flag, but the removal also removes their watch. No
+	// waiter needs them: otherwise, forget would have returned above. A waiter that comes later
+	// sends its read after the removal.
 	for _, a := range h.asks[key.onServer()] {
 		a.void = true
 	}
@@ -307,7 +309,8 @@ func (h *Watches) fire(t zk.EventType, path string) {
 	switch t {
 	case zk.EventNodeCreated:
 		h.fireLocked(t, WatchKey{WatchExists, path})
-		// The server has one watch less, whether it is armed here for data or for existence.
+		// For the server, a watch on data and one on existence are the same watch. It has fired, so
+		// neither is armed.
 		if w := h.watches[WatchKey{WatchData, path}]; w != nil && w.armed {
 			h.fireLocked(t, w.Key)
 		}
@@ -337,9 +340,9 @@ func (h *Watches) fireLocked(t zk.EventType, key WatchKey) {
 	delete(h.Idle, key)
 }
 
-// Connection returns the number of the present connection, or of the last. Events and replies
-// arrive in the order of the transactions that they show, within one connection. An event comes
-// before every reply that is at least as new.
+// Connection returns the number of the present connection, or of the last one if there is none.
+// Within one connection, events and replies arrive in the order of the transactions that they show.
+// An event comes before every reply that is at least as new.
 func (h *Watches) Connection() int64 {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -361,30 +364,31 @@ func (h *Watches) Waiting(w *Watch) (waiters, functions int) {
 }
 
 // ArmedOnOurs reports whether w was armed by a read that has found an ephemeral znode of this
-// session. A watch shows that a znode exists, but not its session. Another waiter
-// of this session may have set the watch on a copy of our znode that another client has created.
+// session. A watch shows that a znode exists, but not which session has created it. Another client
+// may have created a copy of our znode, and another waiter of this session may have set the watch
+// on that copy.
 func (h *Watches) ArmedOnOurs(w *Watch) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return w.armed && w.ours
 }
 
-// Stands reports whether the server has w and w has not fired. Then a caller that has read the
-// znode since Join has seen its state as of the latest reply.
+// Stands reports whether the server has w and w has not fired. Then the znode's state in the latest
+// reply of the server is the state that a caller has read since Join.
 func (h *Watches) Stands(w *Watch) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return w.armed && !isClosed(w.Fired)
 }
 
-// ArmedOn returns the number of the connection on which w was set. Told returns the number of the
-// connection on which it fired.
+// ArmedOn returns the number of the connection on which w was set.
 func (h *Watches) ArmedOn(w *Watch) int64 {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return w.setOn
 }
 
+// Told returns the number of the connection on which w fired.
 func (h *Watches) Told(w *Watch) int64 {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -413,7 +417,7 @@ func (h *Watches) resend(zxid int64) (portions [][]byte) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	h.conn++
-	clear(h.asks) // no more replies come from the previous connection
+	clear(h.asks) // no reply comes from the previous connection now
 	var data, exist, child []string
 	size := 0
 	flush := func() {
@@ -437,7 +441,7 @@ func (h *Watches) resend(zxid int64) (portions [][]byte) {
 			continue
 		}
 		if size > 0 && size+4+len(key.Path) > wire.SetWatchesPortion {
-			flush() // a long path must not make the packet too long
+			flush() // so that a long path does not make the packet too long
 		}
 		size += 4 + len(key.Path)
 		switch {

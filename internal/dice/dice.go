@@ -1,5 +1,5 @@
 // Package dice draws the random numbers of the library: pauses, and choices among equals. A program
-// that must be repeatable seeds it.
+// that must be repeatable seeds it. Unique names and secrets are not its business.
 package dice
 
 import (
@@ -16,7 +16,7 @@ type source struct {
 
 var seeded source
 
-// Seed makes the following numbers depend on seed and on the order of the calls alone.
+// After Seed, the numbers depend only on seed and on the order of the calls.
 func Seed(seed uint64) {
 	seeded.mu.Lock()
 	defer seeded.mu.Unlock()
@@ -33,7 +33,8 @@ func (s *source) Uint64() uint64 {
 	return s.rnd.Uint64()
 }
 
-// draw has no state of its own.
+// draw returns a Rand that draws from seeded. It has no state of its own, so each number may have
+// another Rand.
 func draw() *rand.Rand { return rand.New(&seeded) }
 
 // Below returns a duration in [0, d). d must be positive.

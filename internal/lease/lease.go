@@ -1,8 +1,8 @@
 // Package lease computes until when a client may believe that its session lives.
 //
 // It knows only the packets that the client sends and receives, and their times. It has no clock,
-// no goroutine and no lock, and it sends nothing: the caller passes each instant and each answer,
-// and package session sends the requests that Next asks for.
+// no goroutine and no lock: the caller passes each instant and each answer. Sending is not its
+// business: package session sends the requests that Next asks for.
 package lease
 
 import (
@@ -19,21 +19,22 @@ import (
 // asks, every half tick. So a single reply proves little, but the order of packets on a
 // connection proves more:
 //
-//  1. A packet was sent at t and answered at q. So the learner had contact with the session before q.
+//  1. A packet was sent at t and answered at q. So the learner had contact with the session before
+//     q.
 //  2. A write that was sent half a tick after q, or later, is answered. The leader had a quorum, so
 //     it was the leader when the write was sent. It asked the learner between q and the write. The
-//     question reached the learner ahead of the write's result, and the learner has answered it:
-//     t is carried.
-//  3. A request that needs the leader, and was sent after that, is answered. The learner forwarded
-//     it to the leader after that answer. So the leader has renewed the session later than t:
-//     t is confirmed.
+//     question reached the learner ahead of the write's result, and the learner has answered it. So
+//     the contact is on its way to the leader: t is carried.
+//  3. A request that needs the leader was sent after the reply to the write, and is answered. The
+//     learner forwarded it to the leader after its answer to the question. So the leader has
+//     renewed the session later than t: t is confirmed.
 //
 // A session that is confirmed at t does not end before t plus its timeout, whatever happens to
 // connections, servers and leaders. docs/design.md has the argument and its assumptions.
 //
-// Step 3 accepts a sync only while the session is confirmed. Otherwise the leader may have begun
-// to end the session, and renewing comes too late. In that state it refuses a write, but not a
-// sync.
+// Step 3 accepts a sync only while the session is confirmed. Otherwise, the leader may have begun
+// to end the session, and a renewal comes too late. In that state, the leader refuses a write, but
+// answers a sync.
 //
 // A Lease is not safe for concurrent use.
 type Lease struct {
@@ -45,8 +46,8 @@ type Lease struct {
 	conn    int64         // value of events when the present connection began
 	moved   Instant       // when the latest part of a long packet was sent or read
 
-	// Time of an unanswered handshake for which the leader may now count a shorter timeout,
-	// least; nil if there is none.
+	// The time of an unanswered handshake, and the shorter timeout, least, that the leader may
+	// count since it received that handshake. tried is nil if there is none.
 	tried *Instant
 	least time.Duration
 	lower time.Duration // timeout of the session once asked is confirmed; 0 if it does not change
@@ -55,7 +56,7 @@ type Lease struct {
 	asked   *Stamp    // sending of the handshake that continued the session; nil once confirmed
 	pending bool      // the write that confirms it was sent with the handshake
 	seen    []contact // answered, not carried
-	carried []carried // not confirmed
+	carried []carried // carried, not confirmed
 }
 
 // A Stamp says when a packet was sent, by clock and by order.
@@ -68,8 +69,8 @@ type Stamp struct {
 // A contact is a packet that was answered.
 type contact struct{ sent, answered time.Time }
 
-// A carried is a packet, by its sending time, whose contact the learner has put on its way to the
-// leader.
+// A carried is a packet whose contact the learner has reported in an answer to the leader. It is
+// not known whether that answer has arrived.
 type carried struct {
 	sent  time.Time
 	event int64 // value of events when that became known
@@ -85,30 +86,28 @@ const (
 	Quorum               // a leader has committed it with a quorum
 )
 
-// The shares of the session timeout. The argument for gap and belief is at their functions.
+// Shares of the session timeout. Two more are the functions gap and belief.
 const (
-	// Silence is the part after which a connection without a reply is closed. It leaves time to
+	// Silence is the share after which a connection without a reply is closed. It leaves time to
 	// try another server.
 	Silence = 1.0 / 2
-	// patience is the part after which a session without holds is abandoned if no server answers.
+	// patience is the share after which a session without holds is abandoned if no server answers.
 	// Its waiters then continue in another session.
 	patience = 3.0 / 4
 )
 
-// PingEvery is the interval between pings. It is a little shorter than the gap, so each gap
-// contains a packet that is answered in it. A write at the end of the next gap carries that packet.
-// So each confirmation is followed by a later one at most two gaps after it, even in the first
-// cycle of a connection.
+// PingEvery is the interval between pings. It is a little shorter than the gap, so in each gap the
+// server answers a packet. A write at the end of the next gap carries that packet. So the next
+// confirmation comes at most two gaps after the last one, even in the first cycle of a connection.
 func PingEvery(timeout time.Duration) time.Duration { return timeout / 4 }
 
-// gap is the least time between a reply and a later write after which the leader has certainly
+// gap is the time that must pass between a reply and a later write. Then the leader has certainly
 // asked the learner between the two. The leader asks every half tick, and a session timeout is at
-// least two ticks. So gap is a quarter of the timeout, and a little more for a leader that is
-// late.
+// least two ticks. So gap is a quarter of the timeout, and a little more for a leader that is late.
 func (v *Lease) gap() time.Duration { return v.timeout / 40 * 11 }
 
-// belief is how long holds count as held after the latest t that is confirmed. It leaves a tenth of
-// the timeout to report the loss to holders, and for clocks whose rates differ.
+// belief is how long holds count as held after the latest t that is confirmed. The last tenth of
+// the timeout is time to report the loss to holders, and a margin for clocks whose rates differ.
 func (v *Lease) belief() time.Duration { return v.timeout / 10 * 9 }
 
 // New returns the lease of a session that will ask for this timeout.
@@ -126,8 +125,8 @@ func (v *Lease) Confirmed(now time.Time) time.Duration {
 	return left
 }
 
-// Left returns for how much longer the session counts as alive if no further reply comes. With
-// holds, that is while it is confirmed. Without holds, patience limits it.
+// Left returns for how much longer the session counts as alive if no further reply comes. A session
+// with holds counts as alive while it is confirmed. Without holds, patience limits the time.
 func (v *Lease) Left(now time.Time, holds bool) time.Duration {
 	timeout := v.timeout
 	if v.lower > 0 {
@@ -147,12 +146,12 @@ func (v *Lease) Left(now time.Time, holds bool) time.Duration {
 }
 
 // Moved records that a part of a long packet was sent or read. It keeps a session without holds
-// from being abandoned, and confirms nothing.
+// alive, and confirms nothing.
 func (v *Lease) Moved(now time.Time) { v.moved = At(now) }
 
-// Trying records that a handshake which continues the session is about to be sent to a server that
-// may grant as little as least. Of several unanswered handshakes, the one with the earliest
-// possible end of the session counts.
+// Trying records that a handshake is about to be sent. It continues the session, and the server may
+// grant as little as least. If several handshakes are unanswered, Trying keeps the handshake after
+// which the session can end first.
 func (v *Lease) Trying(now time.Time, least time.Duration) {
 	if least >= v.timeout || v.tried != nil && v.least-v.tried.Since(now) <= least {
 		return
@@ -161,13 +160,13 @@ func (v *Lease) Trying(now time.Time, least time.Duration) {
 	v.tried, v.least = &m, least
 }
 
-// Connected records that the handshake sent at asked has been answered. A quorum has committed a
-// new session after asked. A handshake that continues a session has reached a leader, which has
-// renewed the session; but another leader may have replaced it by then.
+// Connected records that the handshake sent at asked has been answered. If the session is new, a
+// quorum has committed it after asked. If the handshake continues the session, it has reached a
+// leader, which has renewed the session. But another leader may have replaced that leader before.
 func (v *Lease) Connected(asked time.Time, isNew bool, timeout time.Duration) {
 	v.heard(asked)
 	if v.tried != nil && v.tried.Mono.Equal(asked) {
-		v.tried = nil // this is the answer, and timeout is what it grants
+		v.tried = nil // this is the answer, and it grants timeout
 	}
 	switch {
 	case isNew:
@@ -190,8 +189,8 @@ func (v *Lease) Connected(asked time.Time, isNew bool, timeout time.Duration) {
 // Confirming records that the write that confirms the present handshake was sent with it.
 func (v *Lease) Confirming() { v.pending = true }
 
-// Wrote reports whether a write was answered over the present connection, or the connection began
-// the session.
+// Wrote reports whether a write was answered over the present connection. It also reports true if
+// the session began with this connection.
 func (v *Lease) Wrote() bool { return v.asked == nil }
 
 // Sending returns the stamp of a request that is about to be sent.
@@ -201,8 +200,8 @@ func (v *Lease) Sending(now time.Time) Stamp {
 }
 
 // Answered records that the request s was answered, and with which proof. It reports whether that
-// confirms a later time. It looks at the steps from the last to the first, so that one answer is not
-// two steps of the same packet.
+// confirms a later time. It takes the steps from the last to the first. So an answer never serves
+// as two steps for the same packet.
 func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	v.heard(s.At)
 	if s.conn != v.conn || p == Nothing {
@@ -212,16 +211,17 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	v.events++
 	if p == Quorum && v.asked != nil {
 		v.confirm(v.asked.At)
-		// The leader has this handshake, and counts the timeout that its server grants. An
-		// earlier unanswered handshake reached the leader before, or is lost. design.md names the
-		// exception.
+		// The leader has received this handshake, and counts the timeout that the server has
+		// granted. An earlier unanswered handshake has reached the leader before this one, or is
+		// lost. design.md names the exception.
 		v.asked, v.tried = nil, nil
 		if v.lower > 0 {
 			v.timeout, v.lower = v.lower, 0
 		}
 	}
-	// Step 3: s is the request behind the write. It confirms the time at which the carried packet was
-	// sent. Its own time is later, and the leader may not hear of s itself.
+	// Step 3: s is the request after the write. It confirms the time at which the carried packet
+	// was sent. It does not confirm its own time, which is later: the leader might never learn of
+	// the contact by s.
 	if p == Quorum || p == Leader && v.Confirmed(now) > 0 {
 		for i := len(v.carried) - 1; i >= 0; i-- {
 			if v.carried[i].event < s.event {
@@ -239,8 +239,9 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	}
 	// Step 1. A few packets, some time apart, are enough.
 	if n := len(v.seen); n == 0 || s.At.Sub(v.seen[n-1].sent) >= v.gap()/8 {
-		// Only the latest packet that the earliest open write would carry is needed; older ones
-		// are dropped. A connection is closed if a reply takes longer than that.
+		// A write without a reply was sent at most this long ago: otherwise, the connection would
+		// be closed by now. Of the packets that even the earliest such write would carry, only the
+		// latest is needed.
 		if i := v.ripe(now.Add(-time.Duration(Silence * float64(v.timeout)))); i > 0 {
 			v.seen = v.seen[i:]
 		}
@@ -275,14 +276,14 @@ func (v *Lease) heard(at time.Time) {
 }
 
 // Next returns which proof must be requested to confirm a later time, and how long that can wait.
-// If urgent is set, it waits only for packets that are not ripe yet.
+// If urgent is set, the only reason to wait is that no packet is ripe yet.
 func (v *Lease) Next(now time.Time, urgent bool) (p Proof, wait time.Duration) {
 	if v.Sure != nil && !urgent {
 		wait = 2*v.gap() - v.Sure.Since(now)
 	}
 	switch {
 	case v.asked != nil && v.pending && !urgent:
-		// If that reply is late, another write is due.
+		// The confirming write has no reply yet. If the reply is late, another write is due.
 		return Quorum, v.timeout/20 - now.Sub(v.asked.At)
 	case v.asked != nil:
 		return Quorum, 0
@@ -298,8 +299,8 @@ func (v *Lease) Next(now time.Time, urgent bool) (p Proof, wait time.Duration) {
 func (v *Lease) Timeout() time.Duration { return v.timeout }
 
 // ProofOf returns the proof in a reply with this code to a request of type op. For a transaction,
-// code is its code as a whole. A refusal that a server may make by itself, such as for lack of
-// permission, proves nothing. A refusal by the leader is committed like any write.
+// code is its code as a whole. If a server can refuse a request by itself, for lack of permission
+// for example, the refusal proves nothing. A refusal by the leader is committed like any write.
 func ProofOf(op, code int32) Proof {
 	switch op {
 	case wire.OpCreate, wire.OpCreateContainer, wire.OpDelete, wire.OpSetData, wire.OpMulti:
@@ -320,9 +321,9 @@ func ProofOf(op, code int32) Proof {
 }
 
 // An Instant is a time by two clocks. The monotonic clock is never set, but it stops while the
-// machine sleeps or migrates, and the servers do not stop. The wall clock continues, or is set
-// when the machine is back, but it may also be set at any other time. The later of the two
-// counts: abandoning a session without need does less harm than trusting a session that has
+// machine sleeps or migrates, and the servers do not stop. The wall clock continues, or is set when
+// the machine is back, but it may also be set at any other time. The clock that shows the later
+// time counts: to abandon a session without need does less harm than to trust a session that has
 // ended.
 type Instant struct{ Mono, Wall time.Time }
 

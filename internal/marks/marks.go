@@ -13,19 +13,20 @@ const (
 	Gate = "zsync: closed by "
 	// Map is the data of the znode whose children are the keys of a Map.
 	Map = "zsync map"
-	// Dir is the data of the parent znode of a primitive, or the end of the data: see [Mark].
+	// Dir is the data of the parent znode of a primitive. If that znode has other data, Dir is
+	// their last line: see [Mark].
 	Dir = "zsync directory"
 )
 
-// Mark returns the data of a parent znode that holds data.
+// Mark returns the data of the parent znode of a primitive that stores data there.
 func Mark(data []byte) []byte { return append(append(bytes.Clone(data), '\n'), Dir...) }
 
-// IsDir reports whether data is the data of a parent znode.
+// IsDir reports whether data is the data of the parent znode of a primitive.
 func IsDir(data []byte) bool {
 	return string(data) == Dir || bytes.HasSuffix(data, []byte("\n"+Dir))
 }
 
-// Unmark returns the data before Mark.
+// Unmark returns data without the mark.
 func Unmark(data []byte) []byte {
 	if string(data) == Dir {
 		return nil
@@ -33,8 +34,8 @@ func Unmark(data []byte) []byte {
 	return bytes.TrimSuffix(data, []byte("\n"+Dir))
 }
 
-// Within returns the owner of a session whose process was started under other sessions,
-// which wait for its end.
+// Within returns the owner of a session, followed by the sessions whose commands have started its
+// process. These commands wait for the end of the process.
 func Within(owner string, sessions []string) string {
 	if len(sessions) == 0 {
 		return owner
@@ -44,7 +45,7 @@ func Within(owner string, sessions []string) string {
 
 var within = regexp.MustCompile(`^(.*) within((?: 0x[0-9a-f]{1,16})+)$`)
 
-// Outer returns the arguments of [Within]: the owner and the sessions.
+// Outer returns the owner and the sessions from which [Within] has made data.
 func Outer(data string) (owner string, sessions []string) {
 	m := within.FindStringSubmatch(data)
 	if m == nil {

@@ -14,18 +14,19 @@ import (
 // This file has the client of DIGEST-MD5 (RFC 2831) as ZooKeeper uses it:
 //
 //   - The client begins with an empty token. The server's challenge follows.
-//   - The name of the service is fixed. It is not the server's own: every server is
-//     "zookeeper/zk-sasl-md5".
+//   - The name of the service is "zookeeper/zk-sasl-md5" for every server.
 //   - Only authentication is used (qop=auth). Later packets are not protected.
-//   - The realm is ZooKeeper's name for itself, but a server may offer others.
-//   - There is no authorization id: the server makes it from the user's name.
+//   - The realm is "zk-sasl-md5". If a server offers only other realms, the client takes the first
+//     of them.
+//   - The client sends no authorization id: the server makes it from the user's name.
 
 const (
 	digestService = "zookeeper/zk-sasl-md5"
 	digestRealm   = "zk-sasl-md5"
 )
 
-// A digest is a client of DIGEST-MD5. It is one exchange, too, if its user calls Start and Next.
+// A digest is a client of DIGEST-MD5. Exchange makes a digest for each exchange. A user may also
+// call Start and Next directly, for one exchange at a time.
 type digest struct {
 	user, password string
 	nonce          func() string
@@ -117,8 +118,8 @@ func digestKey(user, realm, password, nonce, cnonce string) string {
 	return hexMD5(string(secret[:]) + ":" + nonce + ":" + cnonce)
 }
 
-// digestResponses returns the client's response and the server's proof. They differ only in the
-// name of the method, which the proof lacks.
+// digestResponses returns the client's response and the server's proof. Both are computed in the
+// same way, but the proof without the name of the method.
 func digestResponses(key, nonce, cnonce, service string) (response, proof string) {
 	of := func(method string) string {
 		return hexMD5(key + ":" + nonce + ":00000001:" + cnonce + ":auth:" + hexMD5(method+":"+service))
@@ -131,8 +132,8 @@ func hexMD5(s string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// latin returns s in ISO 8859-1 if it has all characters, and s in UTF-8 otherwise. The secret is
-// made of that, whatever charset the exchange has.
+// latin returns s in ISO 8859-1 if that encoding has all its characters, and in UTF-8 otherwise.
+// The secret is computed from this form, whichever charset the exchange uses.
 func latin(s string) string {
 	b := make([]byte, 0, len(s))
 	for _, r := range s {
@@ -159,7 +160,7 @@ func (d directives) last(name string) string {
 	return ""
 }
 
-// parseDirectives parses name=value, with commas between them. A value may be quoted.
+// parseDirectives parses a list of name=value, separated by commas. A value may be quoted.
 func parseDirectives(s string) (directives, error) {
 	const most = 4096
 	if len(s) > most {
@@ -187,7 +188,7 @@ func parseDirectives(s string) (directives, error) {
 	return d, nil
 }
 
-// unquote returns the text before the closing quote, and the rest behind it.
+// unquote returns the text before the closing quote, and the rest after the quote.
 func unquote(s string) (text, rest string, ok bool) {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {

@@ -11,14 +11,15 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// A Mechanism is the client's side of a mechanism. See SASLMechanism of the public package.
+// A Mechanism is the client's side of a SASL mechanism. See SASLMechanism of the public package.
 type Mechanism interface {
 	Name() string
 	Start(server string) ([]byte, error)
 	Next(challenge []byte) ([]byte, error)
 }
 
-// An Exchanger is a mechanism that makes a Mechanism for each exchange, so exchanges may overlap.
+// An Exchanger is a mechanism that makes a new Mechanism for each exchange. So several exchanges
+// can run at the same time.
 type Exchanger interface {
 	Mechanism
 	Exchange() Mechanism
@@ -50,20 +51,20 @@ type RefusedError struct{ Err error }
 func (e *RefusedError) Error() string { return e.Err.Error() }
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// Is makes every such failure match the error of refused credentials.
+// Is makes every RefusedError match zk.ErrAuthFailed, the error of refused credentials.
 func (e *RefusedError) Is(err error) bool { return err == zk.ErrAuthFailed }
 
-// mostRounds is the number of tokens after which an exchange has failed. Mechanisms need up to
-// four.
+// mostRounds is the largest number of tokens that the client sends in one exchange. After that, the
+// exchange fails. Mechanisms need up to four.
 const mostRounds = 20
 
 // grace is how long Close waits for a mechanism that does not return.
 const grace = time.Second
 
 // Authenticate makes one exchange. send sends a token to the server and returns the token of its
-// answer, which is nil if there is none. If ctx ends first, Authenticate returns; the caller then
-// closes the connection, so that send ends. A function that spawn runs waits until the mechanism
-// has returned, but only for a second.
+// answer, which is nil if there is none. If ctx ends first, Authenticate returns. The caller must
+// then close the connection, so that send returns. spawn runs a function that waits for the
+// mechanism to return, for at most a second.
 func (c *Client) Authenticate(ctx context.Context, spawn func(func()), server string, send func(token []byte) ([]byte, error)) error {
 	if c.turn != nil {
 		select {
@@ -80,8 +81,8 @@ func (c *Client) Authenticate(ctx context.Context, spawn func(func()), server st
 			c.turn <- struct{}{}
 		}
 	}()
-	// Both may be ready, and either is right. Only done reports success. After the other case, the
-	// caller closes the connection, whatever the exchange has achieved.
+	// Both cases may be ready, and either is right. Only done reports success. After the other
+	// case, the caller closes the connection, even if the exchange has just succeeded.
 	select {
 	case err := <-done:
 		if err != nil {

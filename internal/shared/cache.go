@@ -1,8 +1,11 @@
 package shared
 
+// This file has a bounded memory for values that can be found out again. Values that must not be lost are not
+// its business.
+
 import "sync"
 
-// cacheSize is how many keys a Cache remembers.
+// cacheSize is the largest number of keys that a Cache remembers.
 const cacheSize = 2048
 
 // A Cache remembers values that its user can find out again. A full Cache forgets all of them, so

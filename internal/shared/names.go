@@ -1,18 +1,22 @@
 package shared
 
+// This file lets goroutines of one Session use a name one after another. Other processes are not its business:
+// they exclude each other by znodes.
+
 import (
 	"context"
 	"sync"
 )
 
-// Names makes the goroutines of one Session take turns at a name. The servers cannot do that: they see a single
-// session. The zero value is ready for use.
+// Names lets the goroutines of one Session take a name in turn. The servers cannot do that: to them, all these
+// goroutines are one session. The zero value is ready for use.
 type Names struct {
 	mu    sync.Mutex
-	taken map[string]chan struct{} // by name; closed when it is free; guarded by mu
+	taken map[string]chan struct{} // by name; each is closed when its name is free; guarded by mu
 }
 
-// Take waits until name is free, or ctx has ended, and takes it.
+// Take waits until name is free, and takes it. The caller calls free to free it. If ctx ends first, Take returns
+// without the name, and free does nothing.
 func (s *Names) Take(ctx context.Context, name string) (free func()) {
 	for {
 		s.mu.Lock()

@@ -1,5 +1,7 @@
 package shared
 
+// This file limits how often the work for a key is done. The work itself is not its business.
+
 import (
 	"maps"
 	"sync"
@@ -9,10 +11,10 @@ import (
 // A Pace limits how often the work for a key is done. The zero value is ready for use.
 type Pace struct {
 	mu   sync.Mutex
-	next map[string]time.Time // the time at which it is due again; guarded by mu
+	next map[string]time.Time // the time at which the work for a key is due again; guarded by mu
 }
 
-// Due reports whether the work of key is due. If it is, Due counts it as done; it is due again after wait.
+// Due reports whether the work for key is due. If it is, Due counts it as done: it is due again after wait.
 func (p *Pace) Due(key string, wait time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,15 +9,15 @@ import (
 	"weak"
 )
 
-// A WeakMap finds the shared value of a key, as long as any user of it exists, or Keep keeps it. The zero
-// value is ready for use.
+// A WeakMap finds the shared value of a key. It forgets the value when no user is left, unless Keep keeps it. The
+// zero value is ready for use.
 type WeakMap[K comparable, V any] struct {
 	mu   sync.Mutex
 	in   map[K]weak.Pointer[V] // guarded by mu
 	kept map[K]*V              // kept even while unused; guarded by mu
 }
 
-// Of returns the value that all users of key share; v becomes it if there is none yet.
+// Of returns the value that all users of key share. If there is none yet, it becomes v.
 func (s *WeakMap[K, V]) Of(key K, v *V) *V {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -36,12 +36,12 @@ func (s *WeakMap[K, V]) Of(key K, v *V) *V {
 func (s *WeakMap[K, V]) drop(key K) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.in[key].Value() == nil { // not made anew
+	if s.in[key].Value() == nil { // Of has not made a new one
 		delete(s.in, key)
 	}
 }
 
-// Keep keeps v, the shared value of key, even while no one uses it, until a call with hold false.
+// Keep keeps v, the shared value of key, even while it has no user. A call with hold false ends that.
 func (s *WeakMap[K, V]) Keep(key K, v *V, hold bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

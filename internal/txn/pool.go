@@ -1,5 +1,8 @@
 package txn
 
+// This file has the logs of transactions, and keeps the logs that no transaction uses now for the
+// next one. The use of a log by a transaction is not its business: see txn.go.
+
 import (
 	"bytes"
 	"context"
@@ -29,20 +32,21 @@ type client interface {
 	Pause(ctx context.Context, try int) error
 	Loss() error
 
-	drop(p *pool, l *log, later bool) // in the background; if later, the create may still arrive
+	drop(p *pool, l *log, later bool) // deletes l in the background; if later, its create may still arrive
 }
 
 // An incarnation is the client of a session.
 type incarnation struct{ *session.Incarnation }
 
-// A log is a znode that only we write.
+// A log is a znode that only this client writes.
 type log struct {
 	path    string
 	version int32 // before the transaction
 }
 
-// logACL is the session's ACL, with the permission to write for a client that may create. An
-// ACL may leave that out: nothing else that this client makes with it need be written.
+// logACL returns the session's ACL, in which each client that may create may also write. The
+// session's ACL may lack that permission, because no other znode that this client makes with it
+// needs to be written.
 func logACL(cfg session.Config) []zk.ACL {
 	acl := slices.Clone(cfg.ACL)
 	lacks := func(e zk.ACL) bool { return e.Perms&zk.PermCreate != 0 && e.Perms&zk.PermWrite == 0 }
@@ -60,7 +64,8 @@ func logACL(cfg session.Config) []zk.ACL {
 	return acl
 }
 
-// holds returns the data that the next write leaves in the log, with a transaction or without.
+// holds returns the data that the next write leaves in the log. The write belongs to a transaction,
+// or bars it.
 func (l *log) holds(transaction bool) []byte {
 	data := strconv.AppendInt(nil, int64(l.version), 10)
 	if !transaction {
@@ -74,9 +79,9 @@ func (l *log) write() any {
 	return &zk.SetDataRequest{Path: l.path, Data: l.holds(true), Version: l.version}
 }
 
-// wrote reports whether the next write, with a transaction or without, was the last one. A
-// Stat is enough for that, and needs no permission to read: the data of another client differ
-// in length.
+// wrote reports whether the latest write to the log is the next write of l, with a transaction or
+// without. A Stat is enough for that, and needs no permission to read: data that another client
+// writes differ in length.
 func (l *log) wrote(transaction bool, stat *zk.Stat) bool {
 	return stat.Version == l.version+1 && int(stat.DataLength) == len(l.holds(transaction))
 }
@@ -88,21 +93,22 @@ func IsLogName(name string) bool {
 	return ok && ok2 && len(guid) == 36 && uuid.Validate(guid) == nil
 }
 
-// IsLog reports whether a znode of that name holds the data of a log. It is new, or the last
-// write wrote the log, with a transaction or without.
+// IsLog reports whether a znode with the name of a log also has the data of one: none if it is new,
+// or the data that its last write left, with a transaction or without.
 func IsLog(data []byte, stat *zk.Stat) bool {
 	l := log{version: stat.Version - 1}
 	return stat.EphemeralOwner == 0 && (stat.Version == 0 && len(data) == 0 || bytes.Equal(data, l.holds(true)) || bytes.Equal(data, l.holds(false)))
 }
 
-// A pool holds the logs that no transaction uses now: of one session, or of all.
+// A pool has the logs that no transaction uses now: the ephemeral ones of one session, or the
+// persistent ones.
 type pool struct {
 	m     *session.Manager
 	flags int32 // of its znodes
 
 	mu    sync.Mutex
 	idle  map[string][]idleLog // by directory, in the order of their last use
-	shut  map[string]bool      // directories in which we may not make logs, or not write them
+	shut  map[string]bool      // directories in which the servers do not let us make or write logs
 	swept bool                 // sweep runs
 }
 
@@ -125,9 +131,9 @@ func newPool(m *session.Manager, flags int32) *pool {
 	return &pool{m: m, flags: flags, idle: make(map[string][]idleLog), shut: make(map[string]bool)}
 }
 
-// MaxIdle is the number of logs that are kept in a directory; others are deleted after use.
-// IdleTime is how long a persistent log is kept. At lastVersion a log is full: the version
-// must not become -1, which means any.
+// MaxIdle is the largest number of logs that are kept in a directory. Further logs are deleted
+// after use. IdleTime is how long a persistent log is kept. At lastVersion, a log is used up: its
+// version must not become -1, which means any version.
 const (
 	MaxIdle     = 16
 	IdleTime    = time.Minute
@@ -136,7 +142,7 @@ const (
 
 func (p *pool) ephemeral() bool { return p.flags == zk.FlagEphemeral }
 
-// suffix ends the names of logs. Tools know them by it.
+// suffix returns the end of the names of logs. Tools recognize a log by it.
 func (p *pool) suffix() string {
 	if p.ephemeral() {
 		return "txn"
@@ -144,7 +150,7 @@ func (p *pool) suffix() string {
 	return "receipt"
 }
 
-// take takes a log that lies in dir, or nil.
+// take takes a log in dir out of p. It returns nil if there is none.
 func (p *pool) take(dir string) *log {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -157,7 +163,7 @@ func (p *pool) take(dir string) *log {
 	return l
 }
 
-// closed reports whether no logs can be used in dir, which close says.
+// closed reports whether close was called for dir, because no logs can be used there.
 func (p *pool) closed(dir string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -190,7 +196,7 @@ func (p *pool) keep(inc client, l *log) {
 	case !kept:
 		inc.drop(p, l, false)
 	case sweep:
-		leaving, done := p.m.BeforeClose() // here, so that a Close right after the call waits for it
+		leaving, done := p.m.BeforeClose() // called here, so that a Close right after the call waits for the sweep
 		p.m.Spawn(func() {
 			defer done()
 			p.sweep(leaving)
@@ -198,8 +204,8 @@ func (p *pool) keep(inc client, l *log) {
 	}
 }
 
-// old removes the logs from p that were last used at until or before. next is the last use of
-// the oldest remaining log. more is false if no log remains.
+// old removes the logs from p whose last use was at until or before. next is the earliest last use
+// of a remaining log. more is false if no log remains.
 func (p *pool) old(until time.Time) (paths []string, next time.Time, more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -219,8 +225,8 @@ func (p *pool) old(until time.Time) (paths []string, next time.Time, more bool) 
 	return paths, next, more
 }
 
-// sweep deletes each log that no transaction has used for IdleTime, until none is left. When
-// the Session closes, it deletes all.
+// sweep deletes each log that no transaction has used for IdleTime, until none is left. When the
+// Session closes, sweep deletes all logs.
 func (p *pool) sweep(leaving <-chan struct{}) {
 	m := p.m
 	for over := false; ; {
@@ -234,7 +240,7 @@ func (p *pool) sweep(leaving <-chan struct{}) {
 				return m.During(session.Finishing, func(inc *session.Incarnation) error { return inc.RemoveNow(session.Finishing, some...) })
 			}
 			if over {
-				f() // here, as Close waits for this goroutine
+				f() // in this goroutine, because Close waits for it
 			} else if inc, err := m.Incarnation(session.Finishing); err == nil {
 				inc.Tidy(&session.Deletion{Paths: some, By: f})
 			}
@@ -257,17 +263,17 @@ func (inc incarnation) drop(p *pool, l *log, later bool) {
 		Drop(inc.Incarnation, l.path, later)
 		return
 	}
-	// If the servers refuse that, it is tried again: the session may live for long, and a directory
-	// with a log cannot be deleted.
+	// If the servers refuse the deletion, it is tried again: the session may live for long, and a
+	// directory that contains a log cannot be deleted.
 	d := inc.Tidy(&session.Deletion{Paths: []string{l.path}, By: func() error { return inc.RemoveNow(inc.Ctx, l.path) }})
 	if session.ParentPath(l.path) != p.m.Full("/") {
 		d.Await(session.ReleaseTime)
 	}
 }
 
-// Drop deletes a persistent znode in the background, in this session or, if that ends first, in
-// the next: at once, or later, when its create can no longer arrive. If the servers refuse, it
-// is tried again in this session alone.
+// Drop deletes a persistent znode in the background, in this session or, if that ends first, in the
+// next. If later, it first waits until the create of the znode can no longer arrive. If the servers
+// refuse the deletion, only this session tries again.
 func Drop(inc *session.Incarnation, path string, later bool) {
 	m := inc.Manager
 	drop := func() error {
@@ -284,7 +290,7 @@ func Drop(inc *session.Incarnation, path string, later bool) {
 		select {
 		case <-time.After(wait):
 			inc.Delete(&session.Deletion{Paths: []string{path}, By: drop, MayStay: true})
-		case <-leaving: // it is there most likely
+		case <-leaving: // the znode most likely exists by now
 			drop()
 		case <-m.Over:
 		}

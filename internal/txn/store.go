@@ -1,5 +1,8 @@
 package txn
 
+// This file applies a transaction that stores a value, and checks that the servers never remove the
+// znode of the value. Which values are stored is not its business.
+
 import (
 	"context"
 	"errors"
@@ -10,17 +13,18 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// Store applies ops exactly once, as [Across] does. They store something at at, or delete it. The
-// error is ErrMixed, and nothing is applied, if the servers may remove the znode there.
+// Store applies ops exactly once, as [Across] does. They write the stored value at, or delete it.
+// If the servers may remove the znode of at by themselves, nothing is applied, and the error is
+// ErrMixed.
 //
-// It reads the znode first, from a server that may lag. If the read finds no znode, a create makes
-// a persistent one, or is refused. For a write, Store sends nothing then and returns NoNode. If the
-// write changes a znode that Store did not read, the answer shows another czxid: see
-// [session.Incarnation.Wrote].
+// Store first reads the znode, from a server that may lag. If the read finds no znode, a create is
+// still safe: it makes a persistent znode, or the servers refuse it. A write is not sent then:
+// Store returns NoNode. If a write changes another znode than Store has read, the answer shows
+// another czxid: see [session.Incarnation.Wrote].
 func Store(ctx context.Context, m *session.Manager, dir string, at session.Stored, ops []any) error {
 	known := at
 	if _, ok := ops[0].(*zk.CreateRequest); ok {
-		known.Path = "" // a create is refused if there is a znode
+		known.Path = "" // the servers refuse a create if there is a znode
 	}
 	czxid, err := storable(ctx, m, known)
 	if err != nil {
@@ -34,7 +38,7 @@ func Store(ctx context.Context, m *session.Manager, dir string, at session.Store
 		return zk.ErrNoNode
 	}
 	rs, err := Across(ctx, m, dir, ops)
-	if session.IsNodeExists(err) && known.Path == "" { // a caller that tries again would not end
+	if session.IsNodeExists(err) && known.Path == "" { // without this check, a caller could try again without end
 		if _, e := storable(ctx, m, at); errors.Is(e, session.ErrMixed) {
 			return e
 		}

@@ -1,28 +1,29 @@
-// Package txn applies transactions exactly once, whatever happens to their replies.
+// Package txn applies transactions exactly once, whatever happens to their replies. The meaning of
+// their operations is not its business.
 //
-// A client cannot simply repeat a transaction without a reply: the servers may have applied it,
-// or may apply it later. So each transaction also writes a log: a znode of unique name that
-// only this client writes.
+// A client cannot simply repeat a transaction without a reply: the servers may have applied it, or
+// may apply it later. So each transaction also writes a log: a znode with a unique name that only
+// this client writes.
 //
-//  1. A log is made by a create of its own. If that has no reply, another log of another
-//     name is made. So no create of a log in use is under way, and a deleted log never
+//  1. A log is made by a create of its own. If the create has no reply, the client makes another
+//     log with another name. So no create of a log in use is under way, and a deleted log never
 //     comes back.
-//  2. A transaction writes its log as its first operation, at the version that the
-//     transaction before it has left. So at most one attempt at it is applied, at any time
-//     and through any server.
+//  2. A transaction writes its log as its first operation, at the version that the previous
+//     transaction has left. So at most one attempt at the transaction is applied, at any time and
+//     through any server.
 //  3. An attempt without a reply is sent again unchanged. If the answer is that the log is
 //     at another version, an attempt was applied.
-//  4. If the answer is another refusal, an earlier attempt may still arrive, and may then
-//     succeed. This can happen within one session: the connection can come back to a server
-//     that kept a request. So the log is written at the same version without the
-//     transaction. Either that or an attempt is applied, and the log's data say which. If the
-//     client may no longer write the log, it deletes the log at that version.
-//  5. A caller that does not wait for that has the log deleted: no attempt is applied after
+//  4. If the answer is another refusal, an earlier attempt may still arrive, and may then succeed.
+//     This can happen within one session: the connection can come back to a server that kept a
+//     request. So the client writes the log at the same version without the transaction. Either
+//     this write or an attempt is applied, and the log's data say which. If the client may no
+//     longer write the log, it deletes the log at that version.
+//  5. If the caller does not wait for that, the client deletes the log. No attempt is applied after
 //     the deletion.
 //
-// Logs that no transaction uses are pooled for the next. Within one session they are
-// ephemeral, and the end of the session ends all. Across sessions they are persistent, and
-// are deleted when no transaction has used them for a minute.
+// Logs that no transaction uses are pooled for the next. The logs of transactions within one
+// session are ephemeral, and end with the session. The logs of transactions across sessions are
+// persistent. The client deletes them when no transaction has used them for a minute.
 package txn
 
 import (
@@ -39,27 +40,27 @@ import (
 type transaction struct {
 	m    *session.Manager
 	pool *pool
-	dirs []string // for its log: the first that permits one
+	dirs []string // for its log: it is made in the first that permits one
 	ops  []any    // the paths are the server's
 	vet  bool     // a log is made only in a directory that no other client may change
-	bare bool     // applied without a log, as the servers permit none
+	bare bool     // applied without a log, because the servers permit none
 
 	log  *log
 	made bool               // log was made for it
 	open bool               // an attempt has no reply: it was or may be applied
-	why  refusal            // the refusal that is settled while an attempt is open
+	why  refusal            // the refusal that settle settles while an attempt is open
 	rs   []zk.MultiResponse // the answers to ops in the last attempt
 }
 
-// A refusal is an answer after which a transaction is not applied.
+// A refusal is the answer to an attempt that was not applied.
 type refusal struct {
 	err error
 	rs  []zk.MultiResponse
 	log bool // the operation on the log was refused, not the transaction
 }
 
-// Session applies ops in one transaction, exactly once, within one ZooKeeper session.
-// It is ErrLost if that session is lost while the outcome is open.
+// Session applies ops in one transaction, exactly once, within one ZooKeeper session. The error is
+// ErrLost if that session is lost while the outcome is open.
 func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResponse, error) {
 	ops, dir, err := m.CheckOps(ops)
 	if err != nil {
@@ -74,8 +75,8 @@ func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResp
 	return rs, err
 }
 
-// Within is Session within inc. dir is where a log is made if it cannot be at the root;
-// the paths of ops are the server's. It is ErrEnded only if nothing was sent.
+// Within is Session within inc. The log is made at the root or, if that is not permitted, in dir.
+// The paths of ops are the server's. The error is ErrEnded only if nothing was sent.
 func Within(ctx context.Context, inc *session.Incarnation, dir string, ops []any) ([]zk.MultiResponse, error) {
 	m := inc.Manager
 	t := &transaction{m: m, pool: poolOf(m, &inc.Attached, zk.FlagEphemeral), dirs: []string{m.Full("/"), dir}, ops: ops}
@@ -87,12 +88,11 @@ func (t *transaction) within(ctx context.Context, inc client) ([]zk.MultiRespons
 	return t.over(ctx, inc, err)
 }
 
-// Across applies ops in one transaction, exactly once, through as many sessions as it
-// takes. Its log is a persistent child of the container dir; that and the paths of ops
-// are the server's.
+// Across applies ops in one transaction, exactly once, through as many sessions as it takes. Its
+// log is a persistent child of the container dir. dir and the paths of ops are the server's.
 //
-// When ctx ends first, the outcome is unknown to the caller: all of ops or none. The error of
-// an unknown outcome says so. After any other error nothing was applied, nor will be.
+// If ctx ends first, the caller does not learn the outcome: all of ops or none. The error of an
+// unknown outcome says so. After any other error, nothing was applied, nor will be.
 func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]zk.MultiResponse, error) {
 	l := &log{path: session.ChildPath(dir, session.LogName)}
 	if err := session.CheckSize(append([]any{l.write()}, ops...)); err != nil {
@@ -104,8 +104,8 @@ func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]z
 	})
 }
 
-// across applies t. during calls a function in one session after another, while it returns
-// ErrEnded.
+// across applies t. during calls a function in one session after another, as long as the function
+// returns ErrEnded.
 func (t *transaction) across(ctx context.Context, during func(func(client) error) error) ([]zk.MultiResponse, error) {
 	var last client
 	err := during(func(inc client) error {
@@ -132,7 +132,7 @@ func (t *transaction) over(ctx context.Context, inc client, err error) ([]zk.Mul
 	case ctx.Err() != nil:
 		err = session.CtxErr(ctx)
 	case session.IsNoNode(err), session.IsNodeExists(err), session.IsBadVersion(err), errors.Is(err, session.ErrUnprotected):
-		err = fmt.Errorf("it may have been applied: %v", err) // else callers take it for the answer to ops
+		err = fmt.Errorf("it may have been applied: %v", err) // otherwise, callers would mistake it for the answer to ops
 	default:
 		err = fmt.Errorf("it may have been applied: %w", err)
 	}
@@ -187,7 +187,7 @@ func (t *transaction) during(ctx context.Context, inc client) error {
 // attempt is still open.
 func (t *transaction) settle(ctx context.Context, inc client, why refusal) (applied bool, err error) {
 	err = why.err
-	if !why.log || !session.IsBadVersion(err) { // else the log is known to be at another version
+	if !why.log || !session.IsBadVersion(err) { // otherwise, the log is known to be at another version
 		t.why = why
 		stat, e := inc.Set(ctx, t.log.path, t.log.holds(false), t.log.version)
 		switch {
@@ -221,10 +221,10 @@ func (t *transaction) settle(ctx context.Context, inc client, why refusal) (appl
 		case deleted:
 			return false, fmt.Errorf("its log %s can be neither written nor deleted: %w", path, err)
 		}
-		// The log is as it was, and its ACL does not let us write it. To delete it at this
-		// version says the same: if that succeeds, no attempt was applied before, and none
-		// will be. If an attempt is applied first, the answer is BadVersion. If the reply is
-		// lost, the answer to the repetition is NoNode, as if another client had deleted it.
+		// The log is unchanged, and its ACL does not let us write it. A deletion at this version
+		// decides as well: if it succeeds, no attempt was applied before, and none will be. If an
+		// attempt is applied first, the answer is BadVersion. If the reply to the deletion is lost,
+		// the answer to its repetition is NoNode, as if another client had deleted the log.
 		switch _, e := inc.Multi(ctx, &zk.DeleteRequest{Path: t.log.path, Version: t.log.version}); {
 		case e == nil:
 			t.log, t.open, t.why = nil, false, why
@@ -236,11 +236,11 @@ func (t *transaction) settle(ctx context.Context, inc client, why refusal) (appl
 	}
 }
 
-// begin takes a log, or makes one where the servers permit it. Within one session, it
-// otherwise applies t without a log.
+// begin takes a log from the pool, or makes one in the first directory in which the servers permit
+// it. If they permit none, begin applies t without a log, but only within one session.
 func (t *transaction) begin(ctx context.Context, inc client) (err error) {
 	_, deletes := t.ops[0].(*zk.DeleteRequest)
-	if t.vet && (!deletes || len(t.ops) > 1) { // a mere delete makes no directory
+	if t.vet && (!deletes || len(t.ops) > 1) { // a single delete makes no directory
 		if err := inc.Vet(ctx, session.Dir{Path: t.dirs[0]}); err != nil {
 			return err
 		}
@@ -271,7 +271,7 @@ func (t *transaction) make(ctx context.Context, inc client, dir string) (*log, e
 		l := &log{path: session.ChildPath(dir, session.ProtectedName(session.NewGUID(), t.pool.suffix()))}
 		_, err := inc.AttemptCreate(ctx, l.path, nil, t.pool.flags, logACL(t.m.Config))
 		if session.OutcomeOf(err) == session.Unknown {
-			inc.drop(t.pool, l, true) // it may be made yet
+			inc.drop(t.pool, l, true) // the create may still arrive
 		}
 		switch {
 		case err == nil:
@@ -285,8 +285,8 @@ func (t *transaction) make(ctx context.Context, inc client, dir string) (*log, e
 			return nil, err
 		default:
 			if first, ok := t.ops[0].(*zk.DeleteRequest); ok && t.vet {
-				// No container is made for a delete that finds nothing: the servers never
-				// remove a container that has had no child.
+				// A delete that finds no znode makes no container: the servers never remove a
+				// container that has had no child.
 				rs, err := inc.Multi(ctx, &zk.CheckVersionRequest{Path: first.Path, Version: -1})
 				if err != nil && !session.IsAnswer(err, zk.ErrNoAuth) { // NoAuth: it exists
 					t.rs = rs
@@ -317,7 +317,8 @@ func (t *transaction) once(ctx context.Context, inc client) error {
 	}
 }
 
-// again waits before the next attempt after one without an answer, unless there can be none.
+// again is called after an attempt without an answer. It waits before the next attempt, or returns
+// an error if there can be none.
 func again(ctx context.Context, inc client, try int, err error) error {
 	switch {
 	case errors.Is(err, session.ErrEnded):
@@ -328,10 +329,11 @@ func again(ctx context.Context, inc client, try int, err error) error {
 	return inc.Pause(ctx, try)
 }
 
-// renew drops the log, as it was refused with err, so that t takes another. If it was made for
-// t and may not be written, the other is in another directory.
+// renew drops the log, because the servers have refused the operation on it with err. Then t takes
+// another log. If the dropped log was made for t, and we are not permitted to write it, the other
+// must be in another directory.
 func (t *transaction) renew(inc client, err error) error {
-	if t.log == nil { // it was deleted to settle
+	if t.log == nil { // settle has deleted it
 		t.why = refusal{}
 		return nil
 	}

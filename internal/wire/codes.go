@@ -1,5 +1,8 @@
 package wire
 
+// This file has the error codes of a server and their meanings. The reaction to an error is not its
+// business.
+
 import (
 	"fmt"
 
@@ -15,7 +18,7 @@ var zkErrors = map[int32]error{
 	CodeSessionMoved: zk.ErrSessionMoved, -123: zk.ErrReconfigDisabled,
 }
 
-// Error returns the error for a server's code: go-zookeeper's, or a Code.
+// Error returns the error for a server's code: go-zookeeper's error or, if it has none, a Code.
 func Error(code int32) error {
 	if err, ok := zkErrors[code]; ok {
 		return err
@@ -51,5 +54,5 @@ func (e Code) Error() string {
 	return fmt.Sprintf("%s (server's code %d)", text, int32(e))
 }
 
-// Is makes a demand for credentials match the error of refused credentials.
+// Is makes the code of a demand for credentials match zk.ErrAuthFailed, the error of refused ones.
 func (e Code) Is(err error) bool { return e == CodeWantsAuth && err == zk.ErrAuthFailed }

@@ -1,6 +1,7 @@
 package wire
 
-// This file encodes requests and decodes the parts of replies.
+// This file encodes the bodies of requests and decodes the parts of replies. To send requests and
+// to match replies with them is not its business: see package conn.
 
 import (
 	"bytes"
@@ -15,7 +16,7 @@ import (
 // AppendInt32 appends n.
 func AppendInt32(p []byte, n int32) []byte { return binary.BigEndian.AppendUint32(p, uint32(n)) }
 
-// AppendBuffer appends bytes with their length, which is -1 for none.
+// AppendBuffer appends the length of b and then b. The length is -1 if b is nil.
 func AppendBuffer(p, b []byte) []byte {
 	if b == nil {
 		return AppendInt32(p, -1)
@@ -45,7 +46,7 @@ func AppendCreate(p, data []byte, acl []zk.ACL, flags int32) []byte {
 	return AppendInt32(p, flags)
 }
 
-// AppendOps appends the operations of a multi, which are go-zookeeper's.
+// AppendOps appends the operations of a multi. Their types are go-zookeeper's.
 func AppendOps(p []byte, ops []any) []byte {
 	head := func(op int32, path string) {
 		p = AppendString(appendOpHeader(p, op, false), path)
@@ -100,14 +101,14 @@ func (s *Scanner) Data() []byte {
 	return bytes.Clone(s.Take(int(n)))
 }
 
-// Strings takes a vector of names. It drops empty ones. The names share one piece of memory of
-// exactly their size, so a caller that stores few of many copies them.
+// Strings takes a vector of names and drops the empty ones. The names share one piece of memory. So
+// a caller that stores only a few of many names should copy them.
 func (s *Scanner) Strings() []string {
 	n := int(s.Int32())
 	if n <= 0 || s.Bad {
 		return nil
 	}
-	if n > len(s.Rest)/4 { // each has at least its length
+	if n > len(s.Rest)/4 { // each name has a length of 4 bytes
 		s.Bad = true
 		return nil
 	}
@@ -122,7 +123,7 @@ func (s *Scanner) Strings() []string {
 		return nil
 	}
 	var all strings.Builder
-	all.Grow(size) // so String never moves
+	all.Grow(size) // so that the builder never moves the bytes
 	out := make([]string, 0, names)
 	for range n {
 		if b := s.Buffer(); len(b) > 0 {
@@ -152,7 +153,7 @@ func (s *Scanner) ACL() (acl []zk.ACL) {
 }
 
 // Results takes the results of the n operations of a multi. code is the first error code, which
-// says why the multi failed, or 0.
+// says why the multi failed. It is 0 if the multi succeeded.
 func (s *Scanner) Results(n int, toError func(code int32) error) (rs []zk.MultiResponse, code int32) {
 	rs = make([]zk.MultiResponse, 0, n)
 	for op, more := s.Next(); more; op, more = s.Next() {

@@ -47,8 +47,8 @@ const (
 	CodeWantsAuth        = -124 // the client has not authenticated, but must
 	CodeThrottled        = -127
 	MaxHandshake         = 4096
-	MaxReply             = 256 << 20 // of a listing of millions
-	MaxAhead             = 1 << 20   // allocated before the bytes have come
+	MaxReply             = 256 << 20 // enough for a listing of millions of znodes
+	MaxAhead             = 1 << 20   // the most that is allocated before the bytes arrive
 	SetWatchesPortion    = 16 << 10
 )
 
@@ -85,7 +85,7 @@ func EndPacket(p []byte) []byte {
 // A Scanner decodes bytes that may be malformed.
 type Scanner struct {
 	Rest []byte // the bytes that are not taken yet
-	Bad  bool   // there were too few bytes
+	Bad  bool   // there were too few bytes, or they were malformed
 }
 
 // Take takes n bytes.
@@ -108,10 +108,11 @@ func (s *Scanner) Int32() int32 {
 	return int32(binary.BigEndian.Uint32(b))
 }
 
-// Buffer takes a string or a buffer, whose length may be -1.
+// Buffer takes a string or a buffer. A length of -1 counts as 0.
 func (s *Scanner) Buffer() []byte { return s.Take(max(0, int(s.Int32()))) }
 
-// Next takes the header of an operation in a multi, or of its result. more is false at the end.
+// Next takes the header of the next operation of a multi, or of its result. more is false after the
+// last one.
 func (s *Scanner) Next() (op int32, more bool) {
 	op = s.Int32()
 	done := s.Take(1)
