@@ -238,7 +238,7 @@ func passedOnStatus(e *commandError) error {
 func scheduleRunCommand(c *client) *cobra.Command {
 	h := newHolding(c)
 	var table timetable
-	missed, attempts, pause := "", 0, time.Minute
+	missed, r := "", retrying{pause: time.Minute}
 	cmd := &cobra.Command{
 		Use:   "run PATH [flags] -- CMD [ARG...]",
 		Short: "run a command at each scheduled time",
@@ -266,29 +266,58 @@ latest at once), skip, or all.`,
 			if !ok {
 				return fail(exitUsage, "--missed %s: want latest, skip or all", missed)
 			}
-			if attempts < 1 || pause <= 0 {
-				return fail(exitUsage, "--attempts %d, --pause %v: want at least one attempt, and a pause above 0", attempts, pause)
+			if r.attempts < 1 || r.pause <= 0 {
+				return fail(exitUsage, "--attempts %d, --pause %v: want at least one attempt, and a pause above 0", r.attempts, r.pause)
 			}
+			r.missed = policy
 			t, _, err := beginTask(h, cmd, args, false)
 			if err != nil {
 				return err
 			}
 			defer t.session.Close()
-			retries := zsync.WithRetries(attempts, zsync.Backoff{Min: pause, Max: max(pause, time.Hour)})
-			return t.runAll(zsync.NewSchedule(t.session, t.path, zsync.WithMissed(policy), retries), next)
+			retries := zsync.WithRetries(r.attempts, zsync.Backoff{Min: r.pause, Max: r.longest()})
+			return t.runAll(zsync.NewSchedule(t.session, t.path, zsync.WithMissed(r.missed), retries), next, r)
 		},
 	}
 	cmd.Flags().Var((*seconds)(&h.killAfter), "kill-after", "`TIME` from SIGTERM to SIGKILL, as with zsync lock")
 	cmd.Flags().StringVar(&h.onLost, "on-lost", "", "shell `COMMAND` to run when the hold is lost")
 	table.add(cmd)
-	cmd.Flags().IntVar(&attempts, "attempts", 5, "attempts for each scheduled time, on all machines together")
-	cmd.Flags().Var((*seconds)(&pause), "pause", "`TIME` before the second attempt, doubled for each further one up to an hour")
+	cmd.Flags().IntVar(&r.attempts, "attempts", 5, "attempts for each scheduled time, on all machines together")
+	cmd.Flags().Var((*seconds)(&r.pause), "pause", "`TIME` before the second attempt, doubled for each further one up to an hour")
 	cmd.Flags().StringVar(&missed, "missed", "latest", "`POLICY` for missed times: latest, skip or all")
 	return cmd
 }
 
+// A retrying is what becomes of an instant whose command fails.
+type retrying struct {
+	attempts int
+	pause    time.Duration // before the second attempt
+	missed   zsync.MissedPolicy
+}
+
+// longest is the longest pause.
+func (r retrying) longest() time.Duration { return max(r.pause, time.Hour) }
+
+// outlook says which attempt of the instant at has failed now, and when the next one is.
+func (r retrying) outlook(attempt int, next zsync.Timetable, at, now time.Time) string {
+	wait := r.pause
+	for n := 1; n < attempt && wait < r.longest(); n++ {
+		wait *= 2
+	}
+	wait = min(wait, r.longest())
+	said := fmt.Sprintf("attempt %d of %d", attempt, r.attempts)
+	later := next.Next(at.Local())
+	switch {
+	case attempt >= r.attempts:
+		return said + ", no other follows"
+	case r.missed != zsync.MissedAll && !later.IsZero() && !later.After(now.Add(wait)):
+		return said + ", no other follows: " + instant(later) + " is due before"
+	}
+	return said + ", the next in " + wait.String()
+}
+
 // runAll runs the command at each instant, until a signal comes.
-func (t *task) runAll(schedule *zsync.Schedule, next zsync.Timetable) error {
+func (t *task) runAll(schedule *zsync.Schedule, next zsync.Timetable, retries retrying) error {
 	t.stop()
 	if t.waiting.Err() != nil { // a signal came while it connected
 		return verdict(context.Cause(t.waiting), t.busy)
@@ -305,11 +334,33 @@ func (t *task) runAll(schedule *zsync.Schedule, next zsync.Timetable) error {
 		}
 		err := t.doing(ctx, at, r.passed)
 		if err != nil {
-			t.say(fmt.Errorf("%s: %s is not done: %w", t.path, instant(at), err))
+			said := ""
+			if attempt, ok := attemptOf(ctx, schedule, at); ok {
+				said = "; " + retries.outlook(attempt, next, at, time.Now())
+			}
+			t.say(fmt.Errorf("%s: %s is not done: %w%s", t.path, instant(at), err, said))
 		}
 		return err
 	})
 	return verdict(err, t.busy)
+}
+
+// attemptOf returns the number of the attempt of the instant at that has just failed, unless a loss ended it:
+// then it does not count. The schedule records a failure after its function has returned. Until then, this process
+// holds the schedule's lock, so no other process records one. If the servers do not answer soon, it is unknown.
+func attemptOf(ctx context.Context, schedule *zsync.Schedule, at time.Time) (attempt int, ok bool) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	failure, err := schedule.LastFailure(ctx)
+	switch {
+	case errors.Is(err, zsync.ErrNoValue):
+		return 1, true
+	case err != nil:
+		return 0, false
+	case failure.At.Equal(at):
+		return failure.Attempts + 1, true
+	}
+	return 1, true
 }
 
 // A relay passes signals to the command while it runs. A signal that ends programs ends ctx: at once if no

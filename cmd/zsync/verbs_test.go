@@ -255,10 +255,39 @@ func TestScheduleRunsEachInstantOnce(t *testing.T) {
 			t.Errorf("after %s came %s", done[i], done[i+1])
 		}
 	}
-	if all := runs[0].stderr.String() + runs[1].stderr.String(); strings.Count(all, "is not done: exit status 3") != 1 {
+	if all := runs[0].stderr.String() + runs[1].stderr.String(); strings.Count(all, "is not done: exit status 3; attempt 1 of 5, no other follows: ") != 1 {
 		t.Errorf("it says\n%s", all)
 	}
 	start(t, srv.Addr(), "", "schedule", "last", "/r").want(0, done[len(done)-1]+"\n")
+}
+
+func TestAScheduleSaysWhichAttemptFailedAndWhenTheNextIs(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"--attempts", "3"}, []string{"10:00", "attempt 1 of 3, the next in 1m0s", "10:00", "attempt 2 of 3, the next in 2m0s", "10:00", "attempt 3 of 3, no other follows", "20:00", "attempt 1 of 3, the next in 1m0s"}},
+		{[]string{"--pause", "4m"}, []string{"10:00", "attempt 1 of 5, the next in 4m0s", "10:00", "attempt 2 of 5, no other follows: 2000-01-01T00:20:00Z is due before"}},
+		{[]string{"--pause", "4m", "--missed", "all"}, []string{"10:00", "attempt 1 of 5, the next in 4m0s", "10:00", "attempt 2 of 5, the next in 8m0s"}},
+	} {
+		inMemory(t, func(t *testing.T, srv *zktest.Server) {
+			args := append([]string{"schedule", "run", "/s", "--every", "10m"}, tt.args...)
+			r := start(t, srv.Addr(), "", append(args, "--", "false")...)
+			want := ""
+			for i := 0; i < len(tt.want); i += 2 {
+				want += "zsync: /s: 2000-01-01T00:" + tt.want[i] + "Z is not done: exit status 1; " + tt.want[i+1] + "\n"
+			}
+			time.Sleep(20*time.Minute - time.Second)
+			if len(tt.want) == 8 {
+				time.Sleep(2 * time.Second) // the attempts of the first instant are over
+			}
+			r.signal(syscall.SIGTERM)
+			r.wait()
+			if got := r.stderr.String(); got != want {
+				t.Errorf("%v says\n%s, want\n%s", tt.args, got, want)
+			}
+		})
+	}
 }
 
 func TestSignalToAScheduleGoesToItsCommandAndEndsIt(t *testing.T) {
