@@ -20,20 +20,20 @@ func barrierCommand(c *client) *cobra.Command {
 		Short: "make programs wait for each other",
 		Long: `There are two kinds of barrier, which must not share a path.
 
-A gate blocks callers of wait while it is closed: close, wait and open. It
-is a zsync.Barrier, and shared with Curator's DistributedBarrier and kazoo's
+A gate has the commands close, wait and open: while it is closed, wait blocks. It is a
+zsync.Barrier, and can share its path with Curator's DistributedBarrier and kazoo's
 Barrier.
 
-A double barrier lets N parties begin together and end together, round after
-round: enter and leave. It is the Enter and Leave of a zsync.WaitGroup.`,
+A double barrier has the commands enter and leave: N parties begin together and end
+together, round after round. It is the Enter and Leave of a zsync.WaitGroup.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(
 		enterCommand(c),
 		leaveCommand(c),
-		gateCommand(c, "close", "close the gate: from now on wait waits", (*zsync.Barrier).Close),
-		gateCommand(c, "wait", "wait while the gate is closed", (*zsync.Barrier).Wait),
-		gateCommand(c, "open", "open the gate, for all who wait", (*zsync.Barrier).Open),
+		gateCommand(c, "close", "close the gate: from now on, wait blocks", (*zsync.Barrier).Close),
+		gateCommand(c, "wait", "wait until the gate is open", (*zsync.Barrier).Wait),
+		gateCommand(c, "open", "open the gate: every wait ends", (*zsync.Barrier).Open),
 	)
 	return cmd
 }
@@ -94,7 +94,7 @@ func enterCommand(c *client) *cobra.Command {
 and each zsync ends when the commands of all have ended. A party that dies before
 the round begins does not count; a party that dies later counts as having left.
 If a party loses its session, it is no longer a member, and zsync stops its
-command. --timeout limits only the entering.
+command. --timeout limits only the wait to enter.
 
 Without a command, enter ends when N parties are there. This is a rendezvous: a
 membership ends with its process, so the next N parties can enter.`,
@@ -122,11 +122,12 @@ func leaveCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "leave -n N PATH [flags]",
 		Short: "wait until N parties are ready to leave",
-		Long: `leave waits until N parties are ready to leave at PATH. After an enter and some
-work, it does for a script what enter does with a command.
+		Long: `leave waits until N parties are ready to leave at PATH. A script can call enter before
+its work and leave after it, so that the parties begin and end together.
 
-But between enter and leave, the script is no member. If another party dies then,
-leave waits for it indefinitely: set --timeout, or make enter run the command.`,
+But between enter and leave, the script is not a member. If another party dies then,
+leave waits for it indefinitely: set --timeout, or make enter run the work as its
+command.`,
 		Example: `  zsync barrier enter -n 3 /job && ./work; zsync barrier leave -n 3 --timeout 1h /job`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {

@@ -47,9 +47,9 @@ func newClient(h *host, root *cobra.Command) *client {
 	flags.Lookup("servers").DefValue = "" // help does not show what the environment says
 	c.session, c.connect = 10*time.Second, connectTimeout
 	flags.Var((*seconds)(&c.session), "session", "session `TIMEOUT`: how long others wait for a lock whose holder died")
-	flags.Var((*seconds)(&c.connect), "connect-timeout", "longest `TIME` to reach a server at first; 0: no limit")
-	flags.StringVar(&c.owner, "owner", "", "`NAME` in the znodes, for other people (default host:pid)")
-	flags.StringArrayVar(&c.auth, "auth", nil, "`SCHEME:CREDENTIALS`, such as digest:user:password; may be repeated; every user of the machine sees it (environment, which is hidden: ZSYNC_AUTH)")
+	flags.Var((*seconds)(&c.connect), "connect-timeout", "wait at most `TIME` for the first connection; 0: no limit")
+	flags.StringVar(&c.owner, "owner", "", "`NAME` of this process in the znodes, for people (default host:pid)")
+	flags.StringArrayVar(&c.auth, "auth", nil, "`SCHEME:CREDENTIALS`, such as digest:user:password; may be repeated; every user of the machine can see it (environment, which others cannot see: ZSYNC_AUTH)")
 	flags.StringVar(&c.authIn, "auth-file", "", "`FILE` with SCHEME:CREDENTIALS, one a line")
 	flags.StringArrayVar(&c.acl, "acl", nil, "ACL of created znodes: `SCHEME:ID:PERMS` with PERMS from cdrwa, open, or creator; may be repeated (default: creator with credentials, open without)")
 	c.sasl.add(root)

@@ -57,24 +57,23 @@ reports
     needs the admin server
   clocks of servers that are ahead of this machine's
 
-A circle is a deadlock unless a process of it waits in one thread and can release in
-another. doctor reports a circle only if a second look confirms it.
+A circle is a deadlock, unless one of its processes waits in one thread and can release
+in another. doctor reports a circle only if it sees the circle twice.
 
 Without --clean, doctor changes nothing. With --clean, it deletes leftovers that
 are certainly zsync's: empty parents and receipts, by their names, their data and
-the mark of their parent. It asks first, unless --yes is given, and deletes each
-only if it is unchanged. It names the leftovers that it leaves, with the reason.
+the mark of their parent. It asks first, unless --yes is given, and deletes a leftover
+only if it has not changed. It lists the leftovers that it keeps, with the reason.
 
-With --ensemble, or --servers without a value, doctor asks each server for what
-zsync rests on, over connections of its own, and prints a line for each check:
+With --ensemble, or --servers without a value, doctor checks on each server what zsync
+depends on, over separate connections, and prints a line for each check:
 
   ok    what was found
-  warn  zsync works, but worse; or what could not be checked, and why
+  warn  what makes zsync work worse, or could not be checked, and why
   fail  what must be changed before zsync can keep its promises
 
-Run it before the first deployment, with the session timeout (--session) and the
-credentials of the programs, and the PATH that they use. It looks at the way to each
-server, the timeouts that they grant, versions, settings, read-only mode, containers,
+Run it before the first deployment, with the PATH, the session timeout (--session) and
+the credentials of your programs. It checks the way to each server, the timeouts, versions, settings, read-only mode, containers,
 the order of replies and events, sync, transactions, multiRead, the size of packets,
 quotas, authentication, names, clocks, and how long a write takes. It writes only
 below one znode of its own in PATH, zsync-doctor-…, which it deletes at the end.
@@ -131,11 +130,11 @@ The exit status is 1 if doctor finds a problem.`,
 		},
 	}
 	h.addTimeout(cmd)
-	cmd.Flags().BoolVar(&ensemble, wordless, false, "ask each server for what zsync rests on; --servers without a value is the same")
+	cmd.Flags().BoolVar(&ensemble, wordless, false, "check on each server what zsync depends on; --servers without a value is the same")
 	cmd.Flags().BoolVar(&d.clean, "clean", false, "delete leftovers that are certainly zsync's")
 	cmd.Flags().BoolVar(&d.yes, "yes", false, "do not ask before deleting")
 	cmd.Flags().Var((*seconds)(&d.older), "older", "`TIME` without a write after which a znode can be a leftover")
-	cmd.Flags().IntVar(&d.admin, "admin-port", 8080, "`PORT` of the servers' admin server; 0 to leave it out")
+	cmd.Flags().IntVar(&d.admin, "admin-port", 8080, "`PORT` of the servers' admin server; 0 to skip it")
 	return cmd
 }
 

@@ -56,6 +56,6 @@ long time. SIGINT and SIGTERM end it in any case.`,
 	h.addFlags(cmd)
 	h.addKazoo(cmd, "Election", "LeaderLatch")
 	cmd.Flags().BoolVar(&selector, "selector", false, "share the path with Curator's LeaderSelector, not its LeaderLatch")
-	cmd.Flags().BoolVar(&again, "again", false, "after a loss, campaign again and run the command again")
+	cmd.Flags().BoolVar(&again, "again", false, "after a loss, campaign again, and run the command again")
 	return cmd
 }

@@ -19,7 +19,7 @@ func genCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gen",
 		Short: "write man pages and completions, for packagers",
-		Long:  "gen writes the man pages, or the completions of the shells, as files: zsync completion --help explains how to use completions without files.",
+		Long:  "gen writes man pages or shell completions as files. zsync completion --help explains how\nto use completions without files.",
 		RunE:  wantSubcommand,
 	}
 	cmd.AddCommand(

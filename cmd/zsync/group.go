@@ -22,9 +22,9 @@ func groupCommand(c *client) *cobra.Command {
 		Short: "join a group, and list its members",
 		Long: `A group lists its members. Each has an id, and some text (INFO), such as an
 address. It is a zsync.Group with the default codec, zsync.JSON: INFO that is JSON is
-stored unchanged, other text as a JSON string, and its text is printed. With --raw,
-INFO is bytes, as with zsync.Raw, and as Curator's GroupMember has it. With --kazoo,
-the path is shared with kazoo's Party.`,
+stored unchanged, other text as a JSON string, whose text is printed. With --raw, INFO
+is bytes, as with zsync.Raw and in Curator's GroupMember. With --kazoo, the group can
+share its path with kazoo's Party.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(joinCommand(c), membersCommand(c), groupWatchCommand(c))
@@ -61,11 +61,11 @@ func joinCommand(c *client) *cobra.Command {
 		Use:   "join PATH ID [INFO] [flags] [-- CMD [ARG...]]",
 		Short: "be a member while a command runs",
 		Long: `join makes ID a member of the group at PATH until the command ends or, without a
-command, until a signal ends zsync. While another process is the member ID, join
-waits, for at most --timeout; it then exits with status 75.
+command, until a signal ends zsync. While another process has that ID, join
+waits. After --timeout, it exits with status 75.
 
 If the session is lost, the member joins again and the command continues: a group
-lists processes, but does not exclude them from each other.`,
+is a list of processes, not a lock.`,
 		Example: `  zsync group join /services/billing "$(hostname)" 10.0.0.7:8080 -- ./billing`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			n, argv := len(args), []string(nil)

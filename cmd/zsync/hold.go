@@ -61,7 +61,7 @@ const tryTimeout = 5 * time.Second
 func newHolding(c *client) *holding { return &holding{client: c, busy: exitBusy} }
 
 func (h *holding) addTimeout(cmd *cobra.Command) {
-	cmd.Flags().VarP((*waitLimit)(&h.timeout), "timeout", "w", "longest wait, a `TIME` (default: no limit)")
+	cmd.Flags().VarP((*waitLimit)(&h.timeout), "timeout", "w", "wait at most `TIME` (default: no limit)")
 }
 
 // A waitLimit is the flag for the longest wait. The zero value is no limit, and the
@@ -93,7 +93,7 @@ func (h *holding) addFlags(cmd *cobra.Command) {
 }
 
 func (h *holding) addBusy(cmd *cobra.Command) {
-	cmd.Flags().IntVarP(&h.busy, "conflict-exit-code", "E", exitBusy, "exit `STATUS` if it is not acquired")
+	cmd.Flags().IntVarP(&h.busy, "conflict-exit-code", "E", exitBusy, "exit `STATUS` if the wait ends without success")
 }
 
 // addTry adds --try to a command that can try, with a short flag if that is free.

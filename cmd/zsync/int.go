@@ -23,8 +23,8 @@ func intCommand(c *client) *cobra.Command {
 		Use:   "int",
 		Short: "read, change and watch a shared number",
 		Long: `An int is a whole number that programs on different machines share. It is a
-zsync.Int64, and shared with kazoo's Counter; with --curator, with Curator's
-DistributedAtomicLong and SharedCount. A new int is 0.`,
+zsync.Int64, and can share its path with kazoo's Counter or, with --curator, with
+Curator's DistributedAtomicLong. A new int is 0.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(
@@ -141,7 +141,7 @@ func intSetCommand(c *client) *cobra.Command {
 		},
 	}
 	n.addFlags(cmd)
-	cmd.Flags().Int64Var(&expect, "if", 0, "set it only if it is `OLD`")
+	cmd.Flags().Int64Var(&expect, "if", 0, "set the number only if it is `OLD`")
 	return cmd
 }
 

@@ -21,22 +21,22 @@ func lockCommand(c *client) *cobra.Command {
 		Short: "run a command under a lock",
 		Long: `lock runs a command while no other process holds the lock at PATH, on any machine.
 Waiters are served in the order in which they came. With several PATHs, lock holds
-all of them; two commands that name the same paths, in any order, do not deadlock.
+all of them. Commands that name the same paths in different orders do not deadlock.
 
 A lock does not make a job run once: five machines that run this command run the
 job five times, one after another. For a nightly job, use zsync schedule.
 
-The lock is a zsync.Mutex. With --rw it is the write lock of a zsync.RWMutex, which
+The lock is a zsync.Mutex. With --rw, it is the write lock of a zsync.RWMutex, which
 also excludes the readers of zsync rlock. The two are different locks: if one is in
-use at PATH, zsync refuses the other. With --kazoo the two look alike, so it cannot
-refuse.
+use at PATH, zsync refuses the other. With --kazoo, zsync cannot distinguish the two,
+and does not refuse.
 
 A script locks itself with its second line:
 
   [ "${ZSYNC_HELD-}" = "/locks/x $PPID" ] || exec zsync lock -n /locks/x -- "$0" "$@"
 
-In the environment of the command, ZSYNC_HELD has the path and the process number
-of zsync. So the script sees whether this zsync, and no other, runs it.`,
+In the command's environment, ZSYNC_HELD has the path and the process ID of zsync. So
+the script can check whether its parent is a zsync that holds /locks/x.`,
 		Example: `  zsync lock /locks/backup -- ./backup.sh
   zsync lock /locks/backup --try -E 0 -- ./backup.sh
   zsync lock /accounts/1 /accounts/2 --timeout 5 -- ./transfer.sh
@@ -62,7 +62,7 @@ of zsync. So the script sees whether this zsync, and no other, runs it.`,
 	h.addFlags(cmd)
 	h.addTry(cmd, "n")
 	h.addKazoo(cmd, "Lock or WriteLock", "InterProcessMutex or InterProcessReadWriteLock")
-	cmd.Flags().BoolVar(&rw, "rw", false, "take the write lock for the readers of zsync rlock")
+	cmd.Flags().BoolVar(&rw, "rw", false, "take the write lock, which also excludes the readers of zsync rlock")
 	return cmd
 }
 

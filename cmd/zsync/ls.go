@@ -39,13 +39,14 @@ func lsCommand(c *client) *cobra.Command {
 		Short: "list all primitives below a path, with holders and waiters",
 		Long: `ls lists every primitive at PATH and below it (default: /), one per line: how many
 hold it and wait, the holder and the time of its hold, and the longest wait. A <
-before the time means "at most": the contender came then, and part of that time may
-be a wait. zsync's command, and programs that take a token, record the time of the
-grant; --watch also sees handoffs. Times are converted from the servers' clocks. ls
-costs a request for each znode and a few for each line, at most eight at once.
+before the time means that it includes the holder's wait, because the moment of the
+grant is unknown. The command zsync, and programs that take a token, record it, and
+--watch sees handoffs. Times are converted from the servers' clocks. ls costs a request
+for each znode and a few for each line, at most eight at once.
 
-zsync status explains a line. With --watch, ls refreshes its output, and says when the
-servers stop answering and when they answer again; zsync top does that in a terminal.`,
+zsync status PATH shows all contenders of one path. With --watch, ls refreshes its
+output, and says when the servers stop answering and when they answer again. zsync top
+does that in a terminal.`,
 		Example: "  zsync ls\n  zsync ls /jobs --watch",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -95,8 +96,8 @@ servers stop answering and when they answer again; zsync top does that in a term
 	}
 	h.addTimeout(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&watch, "watch", false, "refresh it until a signal comes")
-	cmd.Flags().Var(&every, "interval", "`TIME` between two looks")
+	cmd.Flags().BoolVar(&watch, "watch", false, "refresh the output until a signal comes")
+	cmd.Flags().Var(&every, "interval", "`TIME` between two refreshes")
 	return cmd
 }
 

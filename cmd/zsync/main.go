@@ -37,36 +37,36 @@ const (
 const about = `zsync coordinates programs on different machines, with Apache ZooKeeper.
 
 Name the servers with --servers or ZSYNC_SERVERS, as a connect string:
-zk1:2181,zk2:2181,zk3:2181. A path after it puts all paths below that.
+zk1:2181,zk2:2181,zk3:2181. With zk1:2181,zk2:2181/app, all paths are below /app.
 
-lock, rlock, semaphore, elect, once, schedule and barrier enter run a command
-while they hold something. Standard input, output and error are the command's
-own. zsync forwards signals to the command. A signal that zsync ignores from its
-start, as under nohup, is ignored by the command, too. If the hold is lost, zsync
-notices before another process can hold, and sends the command SIGTERM and, a
-little later, SIGKILL.
+lock, rlock, semaphore, elect, once, schedule and barrier enter run a command, and
+hold the lock, or what they are named after, while it runs. The command has zsync's
+standard input, output and error. zsync forwards signals to the command. If zsync was
+started with a signal ignored, as by nohup, the command ignores that signal, too. If
+the hold is lost, zsync sends the command SIGTERM and, a little later, SIGKILL. With
+the default --kill-after, the command has ended before another process holds.
 
 With lock, rlock and elect, the command's environment has ZSYNC_TOKEN, a number
 greater than the token of every earlier holder: storage that remembers the greatest
-number can refuse late writes. With several locks it is ZSYNC_TOKENS, a number
+number can refuse late writes. With several locks, it has ZSYNC_TOKENS, one number
 for each, in the order of the paths.
 
 With a terminal, the command shares zsync's process group, as with flock(1).
-Otherwise it has its own group, and signals are sent to that group. On Linux,
-Ctrl-Z stops zsync when the command has stopped; a loss ends the command and all
-processes that it started; and if zsync is killed, the kernel kills the command.
+Otherwise it has its own group, and zsync sends signals to that group. On Linux,
+Ctrl-Z stops the command first, and then zsync. After a loss, zsync ends all processes
+that the command started, too. If zsync is killed, the kernel kills the command.
 
 Times are seconds, or have a unit: 5, 0.5, 5s, 1m30s, 2h.
 
 Exit status:
   64    bad command line
-  69    ZooKeeper cannot be used: no server answers, or it fails
-  74    standard input cannot be read, or standard output not written
-  75    not acquired, or not done: --try, --timeout or queue recv --count; -E
-        names another
+  69    ZooKeeper cannot be used: no server answers, or a request fails
+  74    standard input cannot be read, or standard output cannot be written
+  75    not acquired in time (--try, --timeout; -E sets another status), or not
+        there: no value, no element, no instant; see the command's help
   76    the hold was lost, and the command was stopped
-  77    the servers refuse: credentials are wrong or missing; or zsync refuses,
-        because other clients than --acl names may change the znode
+  77    credentials are wrong or missing; or the ACL of an existing znode permits
+        more clients to change it than --acl does
   78    no servers are named, a file is wrong, or the path is in use for
         something else
   126   the command cannot be executed

@@ -19,7 +19,7 @@ func mapCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "map",
 		Short: "read, write and watch a shared map",
-		Long: `A map has values by keys: each key, any text, is a znode below PATH. It is a
+		Long: `A map has a value for each key. A key is any text, and a znode below PATH. It is a
 zsync.Map with the default codec, zsync.JSON. set stores JSON unchanged, and other
 text as a JSON string; get, list and watch print the text of a JSON string, and other
 JSON unchanged. So NewMap[string] shares the path with the command. With --raw, values
@@ -258,7 +258,7 @@ up. It ends with a signal, with --timeout, or after --count lines.`,
 }
 
 func addCount(cmd *cobra.Command, n *int, what string) {
-	cmd.Flags().IntVarP(n, "count", "n", 0, "write `N` "+what+" (default: all)")
+	cmd.Flags().IntVarP(n, "count", "n", 0, "end after `N` "+what+" (default: no limit)")
 }
 
 // follow writes n values from watch, or all until ctx ends if n is 0.

@@ -17,12 +17,12 @@ func onceCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "once PATH [flags] -- CMD [ARG...]",
 		Short: "run a command once among all machines",
-		Long: `once runs a command, unless it has succeeded at PATH before. If it is running on
-another machine, once waits. If the command succeeds, it is done for every machine,
-forever. If it fails, once exits with its status, and the next waiting machine runs
-its own. If it was done before, once succeeds and runs nothing.
+		Long: `once runs a command that must succeed once, on all machines together. If it has
+succeeded at PATH before, once succeeds and runs nothing. While another machine runs
+its command, once waits. If the command fails, once exits with its status, and the next
+waiting machine runs its own.
 
-It is a zsync.Once. --reset, without a command, forgets that it was done.`,
+It is a zsync.Once. --reset, without a command, forgets the success.`,
 		Example: `  zsync once /migrations/0042 -- ./migrate.sh 0042
   zsync once /migrations/0042 --reset`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -50,7 +50,7 @@ It is a zsync.Once. --reset, without a command, forgets that it was done.`,
 		},
 	}
 	h.addFlags(cmd)
-	cmd.Flags().BoolVar(&reset, "reset", false, "forget that the command has run")
+	cmd.Flags().BoolVar(&reset, "reset", false, "forget the success, so that the next once runs its command")
 	return cmd
 }
 

@@ -21,15 +21,14 @@ func queueCommand(c *client) *cobra.Command {
 		Use:   "queue",
 		Short: "send lines from one machine to another",
 		Long: `A queue keeps elements in the order in which they were sent, until a consumer
-receives them. For the command, an element is a line, or with --null the text before
-a zero byte; neither end is stored.
+receives them. In the shell, an element is a line, without its newline. With --null,
+each element ends in a zero byte instead.
 
 It is a zsync.Queue with the default codec, zsync.JSON. send stores a line that is
 JSON unchanged, and other text as a JSON string; recv and peek print the text of a
 JSON string, and other JSON unchanged. So NewQueue[string] and NewQueue[Job] share
 the path with the command. With --raw, elements are bytes, as with zsync.Raw. With
---layout, the path is shared with programs that use other libraries, and elements
-are bytes too.`,
+--layout, programs of other libraries can share the path; elements are bytes, too.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(
@@ -114,8 +113,8 @@ With --key, the elements of a KEY are received in the order in which they were s
 one at a time. Elements of other keys are received at the same time.
 
 With --id, send stores its one ELEMENT (or line) only if no element with this ID was
-sent within --id-memory; otherwise it says so and succeeds. After an unclear failure,
-run the same command again. zsync queue cancel removes the element by its ID.`,
+sent within --id-memory; otherwise it says so and succeeds. If it is unknown whether a
+send has succeeded, run the same command again. zsync queue cancel removes the element by its ID.`,
 		Example: `  zsync queue send /jobs one "and another"
   zsync queue send /jobs '{"id": 7}' '{"id": 8}'
   zsync queue send /jobs "at once" --priorities 3 --priority 0
@@ -178,9 +177,9 @@ run the same command again. zsync queue cancel removes the element by its ID.`,
 	q.addNull(cmd)
 	q.addRaw(cmd, "elements")
 	q.addText(cmd, "each element")
-	cmd.Flags().IntVar(&priorities, "priorities", 1, "number of priorities, `N`: the same for all producers")
-	cmd.Flags().IntVar(&priority, "priority", 0, "priority `N`, from 0 (first) to below --priorities (default: the middle)")
-	cmd.Flags().Var(&delay, "delay", "`TIME` before which no consumer receives it")
+	cmd.Flags().IntVar(&priorities, "priorities", 1, "the queue has `N` priorities; all producers must name the same N")
+	cmd.Flags().IntVar(&priority, "priority", 0, "priority `N`: 0 is received first, --priorities less 1 last (default: the middle)")
+	cmd.Flags().Var(&delay, "delay", "`TIME` from now in which no consumer receives the elements")
 	cmd.Flags().StringVar(&key, "key", "", "`KEY` whose elements are received in order, one at a time")
 	cmd.Flags().StringVar(&id, "id", "", "`ID` of the element, such as an order number: it is sent once")
 	cmd.Flags().Var(&memory, "id-memory", "`TIME` for which the ID is remembered")

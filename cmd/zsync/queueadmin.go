@@ -133,9 +133,9 @@ func statsCommand(c *client) *cobra.Command {
 		Short: "count elements, and list the consumers that claimed them",
 		Long: `stats prints how many elements of the queue at PATH are ready, claimed, delayed or
 dead letters; how long the oldest ready element has waited; the highest number of
-attempts of an element at the front or delayed; and the consumers, with the number
-of elements that each has claimed. Elements that move during the count can be
-counted twice or not at all. A last line says if the queue is paused.
+attempts of one unclaimed element; and the consumers, with the number of elements that
+each has claimed. An element that moves during the count can be counted twice or not
+at all. If the queue is paused, a last line says so.
 
 With --json it prints an object with ready, claimed, delayed, dead, attempts, oldest
 (a time), paused and holders (an array of objects with owner and claimed).`,
@@ -204,8 +204,8 @@ func orderCommand(c *client, name, short, long string, do func(*zsync.Queue[[]by
 func pauseCommand(c *client) *cobra.Command {
 	return orderCommand(c, "pause", "stop all consumers until zsync queue resume",
 		`pause stops all consumers of the queue at PATH, programs and commands, until zsync
-queue resume. Elements that are claimed already are finished: wait until zsync queue
-stats shows none claimed. Elements can still be sent. A pause outlasts this command.`,
+queue resume. Work on claimed elements continues; it has ended when zsync queue stats
+shows none claimed. Elements can still be sent. A pause outlasts this command.`,
 		(*zsync.Queue[[]byte]).Pause)
 }
 
@@ -235,11 +235,11 @@ func itemsCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls PATH [flags]",
 		Short: "list the elements",
-		Long: `ls lists the elements of the queue at PATH, and leaves them there: the ready, the
-claimed and the delayed ones, and the dead letters. Each line has the state, the ID,
-the attempts that have ended, the time of sending, a note, and the element. The note is
-the consumer of a claimed element, the time for which a delayed one waits, or the reason
-of a dead letter. An element that moves during the list can be missing, or be
+		Long: `ls lists the elements of the queue at PATH, and leaves them there: ready, claimed and
+delayed elements, and dead letters. Each line has the state, the ID, the number of
+attempts that have ended, the time of sending, a note, and the element. The note is the
+consumer of a claimed element, the time until which a delayed element waits, or the
+reason of a dead letter. An element that moves during the list can be missing, or be
 listed twice.
 
 With --json it prints an object in each line, with id, state, attempts, sent, due,
@@ -371,7 +371,7 @@ func lettersCommand(c *client, name, short, long string, do func(*zsync.Queue[[]
 	cmd := &cobra.Command{
 		Use:   name + " PATH [ID...] [flags]",
 		Short: short,
-		Long:  long + "\n\nzsync queue dead prints the IDs; --all takes all. The command prints how many dead\nletters it has changed.",
+		Long:  long + "\n\nName dead letters by their IDs, which zsync queue dead prints, or all of them with\n--all. The command prints how many there were.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 || all != (len(args) == 1) {
 				return fail(exitUsage, "want: zsync queue %s PATH ID..., or zsync queue %s PATH --all", name, name)

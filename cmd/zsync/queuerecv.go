@@ -32,25 +32,26 @@ when the queue is empty or paused, or after --count elements; with --follow it w
 for more.
 
 An element is removed after it was written; if it cannot be written, it returns to
-its place. If recv is killed, or loses its session, between the two, the element is
-received again; recv then prints the number of such elements, if it can, and exits
+its place. If recv is killed, or loses its session, between the two steps, the element
+is received again. After a loss, recv prints the number of such elements, and exits
 with status 76. In the layouts of other libraries, an element that recv has taken is
 lost if recv is killed.
 
 With a command, recv writes nothing. It runs the command for each element, --jobs at
-once, with the element as standard input, its name in ZSYNC_ID and the number of the
-attempt in ZSYNC_ATTEMPT (in another library's layout always 1). If the command
+once, with the element as standard input, its ID in ZSYNC_ID and the number of the attempt in
+ZSYNC_ATTEMPT (in another library's layout always 1). If the command
 succeeds, the element is removed.
 
-If the command fails, the element is tried again after --backoff, then after twice
-that, up to a minute; recv continues with other elements. After --max-attempts
-failures the element is a dead letter, with the command's exit status as the reason:
-see zsync queue dead. Without --max-attempts, it is tried again indefinitely. When
-recv ends by itself, it exits with the status of the last failed command, unless all
-failed elements succeeded later. With --max-attempts, it first
-waits for the retries of its elements. Without --max-attempts, a failure ends recv in
-two cases: with --backoff 0, and in the layouts of other libraries. The element then
-returns to its place.
+If the command fails, recv tries the element again after --backoff, which doubles with
+each failure, up to a minute. It continues with other elements until then. After
+--max-attempts failures, the element is a dead letter, with the command's exit status
+as the reason: see zsync queue dead. Without --max-attempts, recv tries again
+indefinitely; but with --backoff 0, and in the layouts of other libraries, the first
+failure ends recv, and the element returns to its place.
+
+When recv ends by itself, it exits with status 0 if every element that failed has
+succeeded later, and otherwise with the status of the last command that failed. With
+--max-attempts, it first waits for the retries of its elements.
 
 A command that does not exist or cannot be executed ends recv. recv forwards signals
 to all commands; elements whose commands then fail return to their places and use no
@@ -108,9 +109,9 @@ Exit status 75 means that fewer than --count elements came.`,
 	q.addRaw(cmd, "elements")
 	cmd.Flags().IntVarP(&n, "count", "n", 0, "receive at most `N` elements (default: all)")
 	cmd.Flags().IntVarP(&w.jobs, "jobs", "j", 1, "run the command for `N` elements at once")
-	cmd.Flags().IntVar(&w.attempts, "max-attempts", 0, "failures after which an element is a dead letter, `N` (default: no limit)")
+	cmd.Flags().IntVar(&w.attempts, "max-attempts", 0, "make an element a dead letter after `N` failures (default: no limit)")
 	cmd.Flags().Var((*seconds)(&w.backoff), "backoff", "`TIME` before the second attempt, doubled for each further one up to a minute")
-	cmd.Flags().StringVarP(&w.replace, "replace", "I", "", "give the element as an argument: `TEXT`, such as {}, stands for it in the command, which reads nothing then")
+	cmd.Flags().StringVarP(&w.replace, "replace", "I", "", "replace `TEXT`, such as {}, in the command by the element, and leave its standard input empty")
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "wait for more elements")
 	return cmd
 }

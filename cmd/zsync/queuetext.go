@@ -21,7 +21,7 @@ type form struct{ raw, text bool }
 
 // addRaw adds --raw for what, in the plural.
 func (f *form) addRaw(cmd *cobra.Command, what string) {
-	cmd.Flags().BoolVar(&f.raw, "raw", false, what+" are stored bytes, for zsync.Raw, not JSON")
+	cmd.Flags().BoolVar(&f.raw, "raw", false, what+" are bytes, as with zsync.Raw, not JSON")
 }
 
 // addText adds --text for what, in the singular. The command has --raw, too.

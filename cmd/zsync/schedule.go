@@ -27,7 +27,7 @@ many. It is a zsync.Schedule.
 The timetable is --every TIME: the multiples of TIME since the year 1 in UTC, the
 same on every machine. Or it is --cron: the five fields of crontab(5), or @hourly
 and the like, in this machine's zone or in the zone of a leading CRON_TZ=ZONE. A job
-with a fixed minute or hour runs once each day, even when the clocks change.
+with a fixed hour and minute runs once on each of its days, even when the clocks change.
 
 The command's environment has the instant as ZSYNC_INSTANT, in the form
 2006-01-02T15:04:05Z.`,
@@ -142,13 +142,14 @@ func scheduleDoCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "do PATH [flags] -- CMD [ARG...]",
 		Short: "run a command for one scheduled time, unless it has run",
-		Long: `do runs a command for one instant. If that or a later instant was done, it succeeds
+		Long: `do runs a command for one instant. If that or a later instant was done, do succeeds
 and runs nothing. While another machine runs its command for the instant, do waits.
-If the command fails, nothing is recorded, do exits with its status, and the next
-waiting machine runs its own.
+If the command fails, the instant is not done: do exits with the command's status, and
+the next waiting machine runs its own.
 
-The instant is --at, or the last instant of the timetable. So a job that cron(8) starts on
-every machine runs on one, and if it fails there, on another.`,
+The instant is --at, or the latest instant of the timetable that is not in the future.
+So a job that cron(8) starts on every machine runs on one, and if it fails there, on
+another.`,
 		Example: "  zsync schedule do /jobs/nightly --cron '0 3 * * *' -- ./nightly.sh\n  zsync schedule do /jobs/report --at 2026-01-31T00:00:00Z -- ./report.sh",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, _, err := pathsAndCommand(cmd, args, false); err != nil {
@@ -243,10 +244,12 @@ func scheduleRunCommand(c *client) *cobra.Command {
 		Use:   "run PATH [flags] -- CMD [ARG...]",
 		Short: "run a command at each scheduled time",
 		Long: `run runs a command at each instant of the timetable, on one machine of many, until a
-signal comes. If the command fails, it runs again, here or on
-another machine: --attempts times in all, after a --pause that doubles up to an hour,
-and not after the next instant is due. run forwards a signal to the command, and ends
-with it.
+signal comes. run forwards the signal to the command, and ends after it.
+
+If the command fails, it runs again, here or on another machine: --attempts times in
+all, after a --pause that doubles up to an hour, and not after the next instant is due
+(except with --missed all). Standard error has the reason, the number of the attempt,
+and when the next attempt is.
 
 --missed decides about instants at which no machine ran the command: latest (run the
 latest at once), skip, or all.`,
@@ -445,7 +448,7 @@ func scheduleLastCommand(c *client) *cobra.Command {
 		Short: "print the last scheduled time that was done",
 		Long: `last prints the last instant that was done, in the form 2006-01-02T15:04:05Z. Exit
 status 75 means that there is none. If a later instant has failed, standard error
-has the instant, the time, the machine and the reason.`,
+has that instant, and when, where and why it failed.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())

@@ -182,9 +182,9 @@ func (f *tlsFlags) add(cmd *cobra.Command) {
 	flags := cmd.PersistentFlags()
 	flags.BoolVar(&f.on, "tls", false, "encrypt the connections, and check the servers' certificates")
 	flags.StringVar(&f.ca, "tls-ca", "", "PEM `FILE` of the authorities that sign the servers' certificates (default: the system's)")
-	flags.StringVar(&f.cert, "tls-cert", "", "PEM `FILE` of our own certificate")
-	flags.StringVar(&f.key, "tls-key", "", "PEM `FILE` of its key")
-	flags.StringVar(&f.name, "tls-name", "", "`NAME` that the servers' certificates must have (default: that of the address)")
+	flags.StringVar(&f.cert, "tls-cert", "", "PEM `FILE` of this client's certificate")
+	flags.StringVar(&f.key, "tls-key", "", "PEM `FILE` of the key of --tls-cert")
+	flags.StringVar(&f.name, "tls-name", "", "`NAME` that the servers' certificates must have (default: the host of the address)")
 }
 
 // config is nil without TLS. Each of the flags asks for it.

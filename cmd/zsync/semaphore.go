@@ -17,11 +17,11 @@ func semaphoreCommand(c *client) *cobra.Command {
 		Use:   "semaphore -n LIMIT PATH [flags] -- CMD [ARG...]",
 		Short: "run a command under permits of a semaphore",
 		Long: `semaphore runs a command while it holds permits of the semaphore at PATH, which has
-LIMIT permits. So at most LIMIT commands that need one permit run at once, on all
-machines together. Waiters are served in the order in which they came, for any number
-of permits. All must name the same LIMIT.
+LIMIT permits. If each command needs one permit, at most LIMIT commands run at once, on
+all machines together. Waiters are served in the order in which they came, however many
+permits they need. All commands at PATH must name the same LIMIT.
 
-It is a zsync.Semaphore. It has no ZSYNC_TOKEN.`,
+It is a zsync.Semaphore. The command's environment has no ZSYNC_TOKEN.`,
 		Example: `  zsync semaphore -n 3 /jobs/import -- ./import.sh
   zsync semaphore -n 16 --permits 4 /cores -- make -j4`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -46,7 +46,7 @@ It is a zsync.Semaphore. It has no ZSYNC_TOKEN.`,
 	h.addFlags(cmd)
 	h.addTry(cmd, "")
 	h.addKazoo(cmd, "Semaphore", "InterProcessSemaphoreV2")
-	cmd.Flags().Int64VarP(&limit, "limit", "n", 0, "number of permits")
+	cmd.Flags().Int64VarP(&limit, "limit", "n", 0, "number of permits of the semaphore")
 	cmd.Flags().Int64Var(&permits, "permits", 1, "permits that the command needs")
 	return cmd
 }

@@ -30,9 +30,9 @@ Everything is in memory and lost at the end: use it for development and tests.
 
 Try programs in any language against the faults of production: --latency delays every
 packet; --disconnect-every drops all connections at that interval; --expire-every ends
-all sessions; --partition-every cuts off the oldest session, so that neither it nor
-the server notices; --lose-replies carries out a percentage of the requests, and drops
-the connection before the reply. server reports each fault on standard error.`,
+all sessions; --partition-every cuts off the oldest session, and neither its client nor
+the server notices. --lose-replies picks requests at random: each is carried out, and
+its connection drops before the reply. server reports each fault on standard error.`,
 		Example: `  zsync server --listen 127.0.0.1:2181
   zsync server --latency 20ms --disconnect-every 30s --lose-replies 1`,
 		Args: noArgs,
@@ -42,13 +42,13 @@ the connection before the reply. server reports each fault on standard error.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.listen, "listen", "127.0.0.1:2181", "`ADDRESS` to listen on; port 0: any that is free")
-	flags.Var(&f.shortest, "min-session", "the shortest session timeout that is granted, a `TIME` (default: 40ms, or none with --max-session)")
-	flags.Var(&f.longest, "max-session", "the longest session timeout that is granted, a `TIME` (default: 1m, or none with --min-session)")
-	flags.Var(&f.latency, "latency", "a `TIME` by which every packet comes later")
+	flags.Var(&f.shortest, "min-session", "grant session timeouts of at least `TIME` (default: 40ms, or no limit with --max-session)")
+	flags.Var(&f.longest, "max-session", "grant session timeouts of at most `TIME` (default: 1m, or no limit with --min-session)")
+	flags.Var(&f.latency, "latency", "delay every packet by `TIME`")
 	flags.Var(&f.disconnect, "disconnect-every", "drop all connections every `TIME`")
 	flags.Var(&f.expire, "expire-every", "end all sessions every `TIME`")
 	flags.Var(&f.partition, "partition-every", "cut off the oldest session every `TIME`")
-	flags.Float64Var(&f.loseReplies, "lose-replies", 0, "in how many of a hundred requests the reply is lost, a `PERCENTAGE`")
+	flags.Float64Var(&f.loseReplies, "lose-replies", 0, "lose the reply to a `PERCENTAGE` of the requests")
 	return cmd
 }
 

@@ -27,21 +27,20 @@ func statusCommand(c *client) *cobra.Command {
 elections, double barriers and conds; the elements, waiting consumers and dead letters
 of a queue; the tasks of a wait group; whether a once is done; the last instant of a
 schedule. Times are from the servers' clocks: the time of the grant or, if that is not
-recorded, the time at which the contender came. A path or an owner that status may not
-read does not affect the others; the exit status is then 77.
+recorded, the time at which the contender came. If status may not read a path or an
+owner, it shows the rest, and exits with status 77.
 
-status recognizes a closed gate and a map by zsync's marks; the children of a map are
-entries. For an unused semaphore, it shows the limit if it recognizes the znode as a
-semaphore's. For any other znode with data, it shows the data: a Value, a gate closed
-by Curator, or a map of an older zsync. Otherwise the path is free, or a gate closed by
-kazoo.
+Some znodes are not certain. status recognizes a closed gate and a map only by the data
+that zsync stores in them, and an unused semaphore by the znodes around it. It shows
+any other data as it is: of a Value, a gate closed by Curator, or a map of an older zsync.
+A gate closed by kazoo has no data, and is shown as free.
 
 --json prints an array of objects, one for each line of the table, with the
 fields path, kind (empty if the path is free), mode, state, holding, owner,
 since (when it came), held (since when it holds, if that is known), session and
-node; and count, of elements, tasks or shards, dead, of dead letters, layout, of a
-queue, info, of a member, failure, of a schedule, and value, the data, which is a
-string if it is not JSON itself.`,
+node. Some kinds have more fields: count (of elements, tasks or shards), dead (the
+number of dead letters), layout (of a queue), info (of a member), failure (of a
+schedule), and value (the data; a string if it is not JSON).`,
 		Example: "  zsync status /jobs/nightly /services/scheduler",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {

@@ -56,7 +56,7 @@ wait first. Its keys:
 			return t.top(in, out, root, time.Duration(every))
 		},
 	}
-	cmd.Flags().Var(&every, "interval", "`TIME` between two looks")
+	cmd.Flags().Var(&every, "interval", "`TIME` between two refreshes")
 	return cmd
 }
 

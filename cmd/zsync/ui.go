@@ -26,14 +26,13 @@ func uiCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ui [PATH] [flags]",
 		Short: "serve a page with holders and waiters, live",
-		Long: `ui serves a web page that shows everything at PATH and below it (default: /): lines
-at locks, deadlocks, leaders, queues, groups, schedules, and the handoffs while the
-page is served. It loads nothing from elsewhere, and works without JavaScript.
+		Long: `ui serves a web page that shows everything at PATH and below it (default: /): holders
+and waiters, deadlocks, leaders, queues, groups, schedules, and each handoff that ui
+sees. The page loads nothing from elsewhere, and works without JavaScript.
 
-By default it listens on this machine only, and changes nothing. With --writable,
-every visitor of the page can break locks. It has no passwords of its own: if --listen
-names an address that other machines can reach, put a proxy with authentication before
-it. Programs can serve the same page: see package ui.`,
+By default, ui listens on this machine only, and changes nothing. With --writable,
+every visitor of the page can break locks. ui asks for no password: if --listen names
+an address that other machines can reach, put a proxy with authentication in front. Programs can serve the same page: see package ui.`,
 		Example: "  zsync ui\n  zsync ui /jobs --listen 127.0.0.1:9000 --timetable '/jobs/nightly=0 3 * * *'",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			opts := ui.Options{ReadOnly: !writable, Root: "/", Interval: time.Duration(every)}
@@ -83,7 +82,7 @@ it. Programs can serve the same page: see package ui.`,
 	}
 	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:8042", "`ADDRESS` to listen on; port 0 takes a free one")
 	cmd.Flags().BoolVar(&writable, "writable", false, "let visitors of the page break locks")
-	cmd.Flags().Var(&every, "interval", "`TIME` between two looks")
+	cmd.Flags().Var(&every, "interval", "`TIME` between two refreshes")
 	cmd.Flags().StringArrayVar(&timetables, "timetable", nil, "timetable of a schedule, `PATH=FIELDS`, as in zsync schedule --cron; may be repeated")
 	return cmd
 }

@@ -181,7 +181,7 @@ values.`,
 	h.addTimeout(cmd)
 	addCount(cmd, &n, "values")
 	f.addRaw(cmd, "values")
-	cmd.Flags().BoolVarP(&null, "null", "0", false, "end each with a zero byte, not with a newline")
+	cmd.Flags().BoolVarP(&null, "null", "0", false, "end each value with a zero byte, not with a newline")
 	return cmd
 }
 

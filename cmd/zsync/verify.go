@@ -27,12 +27,12 @@ one process or of many, and checks that
 
   - no two exclusive holds overlap, by ZooKeeper's transactions and by the clocks;
     readers may overlap, and permits up to the limit
-  - each loss was reported before the next grant
+  - each process noticed its loss before the next grant
   - fencing tokens grow from holder to holder
-  - each release or loss has one grant
+  - each release and each loss has its grant
   - each element of a queue had one owner at a time, and was removed once
 
-Give it the traces of all processes that used the paths; - is standard input. It needs
+Name the traces of all processes that used the paths; - is standard input. verify needs
 no server.
 
 Exit status:
@@ -76,7 +76,7 @@ Exit status:
 			return nil
 		},
 	}
-	cmd.Flags().Var((*seconds)(&tolerance), "tolerance", "largest difference of two machines' clocks, a `TIME`")
+	cmd.Flags().Var((*seconds)(&tolerance), "tolerance", "`TIME` by which the clocks of two machines differ at most")
 	return cmd
 }
 
