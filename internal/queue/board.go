@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// This file reads and writes boards: the record of the claimed elements of a bucket. It decides
-// about no claim, and does no I/O.
+// This file reads and writes boards: the record of the claimed elements of a bucket. It does not
+// decide which elements are claimed, and does no I/O.
 
 // A board is the data of a bucket. It records which mark has claimed which numbers:
 //
@@ -17,23 +17,25 @@ import (
 //	gone 0-16,18-20                  numbers that are never used again
 //	tried 17:2,40:1                  for each number, how often its element was delivered and came back
 //
-// Claims and attempts are recorded only here. A line can contain the number of an element that
-// has been deleted.
+// Claims and attempts are recorded only here. An element is in hand if the program may have
+// received it: if its mark is then deleted, the element counts as tried. A line can contain the
+// number of a deleted element.
 type board struct {
 	lines map[string]hold
 	gone  spans
 	tried map[int32]int
 }
 
-// A hold is the numbers of a bucket that a mark has claimed, and which of them are in hand.
+// A hold is one line of a board: the numbers that a mark has claimed, and the numbers among them
+// that are in hand.
 type hold struct{ claimed, hand spans }
 
 func (h hold) equal(o hold) bool {
 	return slices.Equal(h.claimed, o.claimed) && slices.Equal(h.hand, o.hand)
 }
 
-// parseBoard parses the result of marshal. It ignores text that it does not understand: a program
-// that knows another layout, or an operator, has written that.
+// parseBoard parses the result of marshal. It ignores text that it does not understand. An
+// operator, or a program with another layout, may have written such text.
 func parseBoard(data []byte) *board {
 	b := &board{lines: make(map[string]hold), tried: make(map[int32]int)}
 	for line := range strings.SplitSeq(string(data), "\n") {

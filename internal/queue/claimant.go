@@ -20,8 +20,8 @@ import (
 // replies are lost. It does not find the free elements: see find.go. It does not decide the fate of
 // a claimed element: see settle.go.
 
-// A claimant is a Queue value in one ZooKeeper session, together with its claims. It loses them
-// when the session ends, or when another client deletes its mark.
+// A claimant has the claims of a Queue value in one ZooKeeper session. The claims are lost when the
+// session ends, or when another client deletes the claimant's mark.
 //
 // Every transaction of a claimant checks its mark. A transaction that writes a board also expects
 // the version of that board, and only one such transaction is under way at a time. So, while the
@@ -50,9 +50,9 @@ type claimant struct {
 	queue   []*entry                   // entries for deletions; guarded by mu
 	running bool                       // a goroutine settles the queue; guarded by mu
 	refused map[*entry]bool            // entries that the claimant tries again later; guarded by mu
-	stake   *session.Stake             // from the first offer until the claimant has no items; guarded by mu
-	silent  bool                       // the servers do not let the claimant ring the bell; guarded by mu
-	blind   bool                       // the servers do not let the claimant ask whether the queue is paused; guarded by mu
+	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items; guarded by mu
+	silent  bool                       // the servers refuse to let the claimant ring the bell; guarded by mu
+	blind   bool                       // the servers refuse to let the claimant create and delete "paused", so claims leave that out; guarded by mu
 	empty   chan struct{}              // if not nil, closed when the claimant has no items; guarded by mu
 
 	watch *session.OwnWatch // watch of the mark; used only with the turn
@@ -91,8 +91,9 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	q.m.Spawn(func() {
 		defer stay()
 		defer unhook()
-		// Between Closing and leaving, Close waits for the program's functions. They settle their
-		// elements, so the claimant leaves these elements in hand until then.
+		// Between Closing and leaving, Close waits for the program's functions, which still settle
+		// their elements. So the claimant returns the elements in hand only after leaving is
+		// closed.
 		select {
 		case <-c.held.Done():
 		case <-q.m.Closing:
@@ -219,7 +220,7 @@ func (c *claimant) path() string { return session.ChildPath(c.q.live, c.mark) }
 // Vanished is called when another client has deleted the mark.
 func (c *claimant) Vanished(*session.OwnWatch) { c.lose(c.inc.Deleted()) }
 
-// lost returns why the claims are lost, or nil.
+// lost returns the reason if the claims are lost, and otherwise nil.
 func (c *claimant) lost() error {
 	if !c.inc.Alive() {
 		c.lose(c.inc.Loss()) // the hook of enlist might not have run yet
@@ -227,7 +228,7 @@ func (c *claimant) lost() error {
 	return context.Cause(c.held)
 }
 
-// ending returns why c must claim nothing more, or nil.
+// ending returns an error if c must claim nothing more.
 func (c *claimant) ending() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -245,12 +246,12 @@ func (c *claimant) ending() error {
 // claim claims es, which are free elements of t. If the bucket was written since t was read, claim
 // returns no items and no error.
 //
-// The claim also notes some elements as in hand: the first hand elements of es, and each untried
-// element among the first quick.
+// The same write notes some elements as in hand: the first elements of es, as many as hand, and
+// each untried element among the first elements, as many as quick.
 func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error) {
 	c.turn <- struct{}{}
 	defer func() { <-c.turn }()
-	c.flush() // a returned element may come before es
+	c.flush() // first write the notes that return elements, because these may come before es
 	if err := c.ending(); err != nil {
 		return nil, err
 	}
@@ -306,12 +307,13 @@ func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error)
 	return items, nil
 }
 
-// errBarred means that the servers do not let this client write a bucket. The consumer passes over
-// the bucket for a while.
+// errBarred means that the servers refuse to let this client write a bucket. Consumers skip the
+// bucket for a while.
 var errBarred = errors.New("zsync: BUG: the bucket is passed over")
 
-// outdated reports whether c has written the board of t since t was read. If so, c may have
-// claimed es already. Then c's line would not show whether a claim without a reply was applied.
+// outdated reports whether c has written the board of t since t was read. If so, c may have claimed
+// es already, and its line has these numbers. Then the line could not show whether a new claim
+// without a reply was applied.
 func (c *claimant) outdated(t *lot, es []element) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -321,8 +323,8 @@ func (c *claimant) outdated(t *lot, es []element) bool {
 	return slices.ContainsFunc(es, func(e element) bool { return c.items[t.name][e.seq] != nil || c.past[t.name].has(e.seq) })
 }
 
-// next returns the board to write after the board of t, with c's new line. That line no longer has
-// past, c's settled numbers: the new board lists them among the removed elements.
+// next returns the board to write after the board of t, with c's new line. past is the numbers that
+// c has settled. The new line leaves them out, and the new board lists them as gone.
 func (c *claimant) next(t *lot) (next *board, past spans) {
 	next = t.next()
 	c.mu.Lock()
@@ -342,7 +344,8 @@ func (c *claimant) next(t *lot) (next *board, past spans) {
 	return next, past
 }
 
-// wroteLocked records that c has written the board of t, and that c's line no longer has past.
+// wroteLocked records that c has written the board of t, and that c's line no longer has the
+// numbers of past.
 func (c *claimant) wroteLocked(t *lot, past spans) {
 	c.known[t.name] = &lot{bucket: t.bucket, version: t.version, board: t.board}
 	if c.past[t.name] = c.past[t.name].minus(past); len(c.past[t.name]) == 0 {
@@ -391,7 +394,7 @@ func (c *claimant) write(bucket string, version int32, next *board, with ...any)
 			return nil, nil // an earlier attempt was applied: it has created the mark
 		}
 		if open {
-			if !outrun(err) { // the board has its version still, so an earlier attempt may be applied later
+			if !outrun(err) { // the board still has the expected version, so the servers may yet apply an earlier attempt
 				if e := c.fence(ctx); e != nil {
 					return nil, e
 				}
@@ -408,7 +411,8 @@ func (c *claimant) write(bucket string, version int32, next *board, with ...any)
 	}
 }
 
-// look reads a znode as it is after the last answer. If the znode does not exist, Stat is nil.
+// look reads a znode. The result is not older than the call. If the znode does not exist, Stat is
+// nil.
 func (c *claimant) look(ctx context.Context, path string) (n session.Node, err error) {
 	n.Data, n.Stat, err = c.inc.GetFresh(ctx, path)
 	if session.IsNoNode(err) {
@@ -449,7 +453,7 @@ func (c *claimant) unchecked(op any, err error, open bool) (again bool, _ error)
 		return false, nil
 	case makes && session.IsNoNode(err):
 		return true, c.inc.MakeDir(session.Finishing, session.Dir{Path: c.q.live})
-	case !makes && session.IsBadVersion(err): // fence has written it, or another client, which does no harm
+	case !makes && session.IsBadVersion(err): // fence has written the mark; or another client has, which does no harm
 		stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
 		if err == nil && stat != nil {
 			c.wrote(stat)
@@ -463,7 +467,8 @@ func (c *claimant) unchecked(op any, err error, open bool) (again bool, _ error)
 }
 
 // fence writes the mark, or creates it. From then on, the servers refuse every earlier attempt
-// without a reply, because it expects the old version of the mark, or creates the mark.
+// without a reply, because such an attempt expects the old version of the mark, or creates the
+// mark.
 func (c *claimant) fence(ctx context.Context) error {
 	c.mu.Lock()
 	version, made := c.version, c.made
@@ -498,8 +503,8 @@ func (c *claimant) wrote(stat *zk.Stat) {
 	c.version = max(c.version, stat.Version)
 }
 
-// note begins to write on the board that items of one bucket are in hand. The entry is done when
-// the board says so.
+// note begins to record on the board that items of one bucket are in hand. When the servers have
+// applied the write, the entry is done.
 func (c *claimant) note(items []*item) *entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -598,7 +603,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 			return rs, nil
 		case with != nil && errors.Is(err, zk.ErrNoAuth) && session.FailedOp(rs) != 1:
 			c.mu.Lock()
-			c.silent = true // the bell only wakes other consumers sooner
+			c.silent = true // the bell is not necessary: it only wakes other consumers sooner
 			c.mu.Unlock()
 		case !outrun(err):
 			return nil, err
@@ -630,8 +635,8 @@ func (c *claimant) posted(es []*entry, rs []zk.MultiResponse, err error) {
 	c.traceDone(trace.Release, trace.Returned, back, zxidOf(rs))
 }
 
-// dropLocked removes an item from the claimed items. If its element was deleted, c's line has the
-// number until c writes the board again.
+// dropLocked removes an item from the claimed items. gone means that its element was deleted. Then
+// c's line still has the number until c writes the board again.
 func (c *claimant) dropLocked(it *item, gone bool) {
 	if delete(c.items[it.bucket], it.seq); len(c.items[it.bucket]) == 0 {
 		delete(c.items, it.bucket)
@@ -656,8 +661,9 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 	c.restLocked()
 }
 
-// prune forgets the past of deleted buckets. all is a listing that began after from. If it lacks a
-// bucket that had a past before from, the bucket was deleted, and its name never comes again.
+// prune forgets the past of deleted buckets. all is a listing that began after from. If the listing
+// lacks a bucket that had a past before from, the bucket was deleted, and its name is never used
+// again.
 func (c *claimant) prune(all []bucket, from time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -680,8 +686,8 @@ func (c *claimant) forgetLocked(name string) {
 	delete(c.pastAt, name)
 }
 
-// stands reports whether the session, and with it every claim, is confirmed. While c has items, its
-// stake keeps the session confirmed.
+// stands reports whether the session is confirmed: if so, every claim of c is valid. While c has
+// items, its stake keeps the session confirmed.
 func (c *claimant) stands(ctx context.Context) bool {
 	c.mu.Lock()
 	staked := c.stake != nil
@@ -713,8 +719,8 @@ func (c *claimant) traceLine(event string, items []*item) trace.Record {
 	return t
 }
 
-// traceDone writes to the trace what the transaction zxid did to items. If the caller does not know
-// the zxid, it is 0.
+// traceDone writes to the trace how the transaction zxid has changed items. If the caller does not
+// know the zxid, it passes 0.
 func (c *claimant) traceDone(event, fate string, items []*item, zxid int64) {
 	if c.q.trace != nil && len(items) > 0 {
 		t := c.traceLine(event, items)

@@ -74,9 +74,10 @@ func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, i
 	}
 }
 
-// takeLast returns the operations that remove matching elements: unclaimed, with so(e) true. They
-// remove the last n of the first bucket that has any. n is limited by the size of a transaction. more
-// reports whether that bucket has further matching elements.
+// takeLast returns operations that remove matching elements. An element e matches if no consumer
+// has claimed it and so(e) is true. The operations remove the last n matching elements of the first
+// bucket that has any, as many as fit into a transaction. more reports whether that bucket has
+// further matching elements.
 func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets []bucket, so func(element) bool) (ops []any, n int, more bool, err error) {
 	lots, err := q.lots(ctx, inc, buckets)
 	if err == nil {
@@ -140,9 +141,10 @@ func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error)
 		if err != nil {
 			return nil, err
 		}
-		// The element is in its first bucket or, if a consumer has returned it for later, in a delayed
-		// bucket. Only a consumer that has claimed it can move it. So if it is in neither, read in this
-		// order, a consumer has claimed or removed it.
+		// The element is in its first bucket or, if a consumer has returned it for later, in a
+		// delayed bucket. Only a consumer that has claimed it can move it. Cancel reads the first
+		// bucket before the delayed buckets. So if it finds the element in neither, a consumer has
+		// claimed or removed it.
 		buckets := slices.DeleteFunc(parseBuckets(names), func(o bucket) bool { return o.name != b.name && (o.prio != b.prio || !o.delayed) })
 		slices.Reverse(buckets)
 		ops, _, _, err := q.takeLast(ctx, inc, buckets, func(e element) bool { return strings.HasSuffix(e.tag, tag) })

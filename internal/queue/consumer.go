@@ -78,8 +78,9 @@ func (c *consumer) Next() (Item, error) {
 	}
 }
 
-// present reports whether the consumer may offer an item. If not, back reports whether the caller
-// must put the item back, to be offered later. If neither, present has set the item aside.
+// present reports whether the consumer may offer an item. If it may not, back reports whether the
+// caller must put the item back, to be offered later. If offer and back are both false, present has
+// set the item aside.
 func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bool) {
 	if !it.decoded && it.fault == nil {
 		q.check(it)
@@ -88,8 +89,9 @@ func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bo
 		q.setAside(it)
 		return false, false
 	}
-	// A consumer offers no element without a connection. If the program took it, the removal could
-	// not reach the servers. If the session then expires, another consumer can get the element too.
+	// A consumer offers no element without a connection. If the program took the element, the
+	// removal could not reach the servers. If the session then expired, another consumer could get
+	// the element too.
 	if it.c.inc.Connection(ctx) != nil || !it.c.stands(ctx) {
 		return false, true
 	}
@@ -109,16 +111,16 @@ func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bo
 	return false, true
 }
 
-// noteAtLeast is how many items noting notes at once, at least, if so many are ready.
+// noteAtLeast is the smallest number of items that noting notes at once, if so many are ready.
 const noteAtLeast = 8
 
-// noting notes on the board that an item is in hand, before a consumer offers the item. It returns
-// a channel that is closed when the board says so.
+// noting records on the board that an item is in hand, before a consumer offers the item. It
+// returns a channel that is closed when the servers have applied the write.
 //
-// The same write notes the next items too, because a write for each would take a round trip for
-// each. If the process crashes, these items count as tried, although the program never had them.
-// That happens to an item at most once: noting notes an item alone if it was tried before. It also
-// notes each item alone if only one attempt is allowed, or if the pace is not known yet.
+// The same write notes the next items too, because a separate write would cost a round trip for
+// each item. If the process crashes, these items count as tried, although the program never had
+// them. That happens to an item at most once: noting notes an item alone if it was tried before. It
+// also notes each item alone if only one attempt is allowed, or if the pace is not known yet.
 func (p *pump) noting(it *item) <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -138,7 +140,7 @@ func (p *pump) noting(it *item) <-chan struct{} {
 	switch {
 	case !noted:
 		return c.note(items).done
-	case note == nil: // the claim says so
+	case note == nil: // the claim has recorded it already
 		return session.ClosedChan
 	}
 	return note

@@ -14,9 +14,9 @@ import (
 	txns "github.com/zsync/zsync/internal/txn"
 )
 
-// This file is the part of the engine of zsync's own layout that its other files share: how it
-// is made, and how it decodes elements, commits transactions and reports errors. Sending,
-// claiming and settling are not its business.
+// This file creates the engine of zsync's own layout, and has the parts that the other files share:
+// decoding elements, committing transactions and reporting errors. Sending, claiming and settling
+// are not its business.
 
 // A core is the Engine of zsync's own layout, see layout.go.
 type core struct {
@@ -29,7 +29,7 @@ type core struct {
 	slots   *slots
 	gate    gate
 	sweeper *Sweeper
-	faults  sync.Map                            // of chan error: receive the errors that keep consumers from consuming
+	faults  sync.Map                            // a set of chan error, which receive the errors that keep consumers from consuming
 	vetted  atomic.Pointer[session.Incarnation] // the last session in which vet accepted the queue
 
 	mu       sync.Mutex
@@ -57,7 +57,7 @@ func (q *core) complain(err error) {
 	q.faults.Range(func(c, _ any) bool {
 		select {
 		case c.(chan error) <- err:
-		default: // the consumer has not read the previous error
+		default: // the previous error is still unread
 		}
 		return true
 	})
@@ -120,10 +120,9 @@ func (q *core) letter(it *item, fault error, attempts int) []any {
 	return q.DeadLetters.Make(fmt.Sprintf("%05d%s", it.prio, keyOf(it.tag)), it.data, it.sent, attempts, fault)
 }
 
-// vet refuses the queue if other clients may change the znodes below its parent znodes. If the
-// Session has an ACL of its own, vet also creates the missing parent znodes, so that no other
-// client creates one between this check and its use. Without such an ACL, vet does nothing. It
-// checks once in each session.
+// vet refuses the queue if its parent znodes let other clients change the znodes below them. vet
+// also creates missing parent znodes, so that no other client creates one between this check and
+// its use. It checks once in each session. If the Session has no ACL of its own, vet does nothing.
 func (q *core) vet(ctx context.Context, inc *session.Incarnation) error {
 	if q.vetted.Load() == inc {
 		return nil
@@ -137,7 +136,7 @@ func (q *core) vet(ctx context.Context, inc *session.Incarnation) error {
 	return nil
 }
 
-// synced returns the result of f. It syncs with the leader before it calls f. If the session ends, it
+// synced syncs with the leader, calls f and returns the result of f. If the session ends first, it
 // repeats both in the next session.
 func synced[R any](ctx context.Context, q site, f func(ctx context.Context, inc *session.Incarnation) (R, error)) (r R, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {

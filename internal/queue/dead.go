@@ -45,7 +45,8 @@ func NewDeadLetters(m *session.Manager, path string, unframe func([]byte) []byte
 }
 
 // letterDigits is the number of random digits in the name of a dead letter. They make the name
-// unique: the servers delete the parent znode when it is empty, and then sequence numbers restart.
+// unique: sequence numbers alone are not unique, because they restart after the servers have
+// deleted the empty parent znode.
 const letterDigits = 16
 
 // maxReason is the largest length of the reason of a dead letter, in bytes.
@@ -58,8 +59,8 @@ type circumstance struct {
 	First    int64  `json:"first"` // Unix milliseconds
 }
 
-// Make returns the operations that create a dead letter with the data stored. class is the priority.
-// The caller must create the parent znode if it does not exist.
+// Make returns the operations that create a dead letter. stored is its data. class is its priority,
+// as the layout writes it. The caller must create the parent znode if it does not exist.
 func (q *DeadLetters) Make(class string, stored []byte, sent time.Time, attempts int, fault error) []any {
 	digits := strings.ReplaceAll(session.NewGUID(), "-", "")[:letterDigits]
 	letter := &zk.CreateRequest{Path: session.ChildPath(q.Dir, "dead-"+class+"-"+digits+"-"), Data: stored, Acl: q.Manager.Config.ACL, Flags: zk.FlagSequence}
@@ -155,8 +156,8 @@ func (q *DeadLetters) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 	}
 }
 
-// read reads a dead letter and its reason. If the servers refuse to let the client read the data, it
-// returns the rest with zk.ErrNoAuth.
+// read reads a dead letter and its reason. If the servers refuse to let the client read the data,
+// the result is a Letter without data and the error zk.ErrNoAuth.
 func (q *DeadLetters) read(ctx context.Context, name deadName) (*Letter, error) {
 	d := &Letter{ID: name.id, Priority: name.class}
 	paths := []string{session.ChildPath(q.Dir, name.id), session.ChildPath(q.Dir, whyName(name.digits))}

@@ -11,8 +11,8 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// This file is the interface between Queue and the engines. How an engine stores elements is
-// not its business.
+// This file defines the interface between Queue and the engines, one engine for each layout of
+// znodes. How an engine stores elements is not its business.
 
 // Errors of engines, in addition to the errors of internal/session and internal/lock.
 var (
@@ -24,21 +24,21 @@ var (
 	ErrKnown = errors.New("an element with this ID was sent before")
 )
 
-// Settings configure an engine. The caller has checked it.
+// Settings configure an engine. The caller has checked them.
 type Settings struct {
 	Path string // as the program knows it, for messages
 
-	// Decode is called for each claim before it is offered, and by Take before it
-	// removes the element. Its result becomes Element.Value. An element for which it
-	// returns an error is a misfit and becomes a dead letter. After several misfits in
-	// a row, the consumer itself may be at fault: the engine then leaves further
-	// misfits in the queue for a while, and reports that.
+	// The engine calls Decode for each claimed element before a consumer offers it, and Take calls
+	// it before it removes the element. Its result becomes Element.Value. If it returns an error,
+	// the element is a misfit, and becomes a dead letter. After several misfits in a row, the
+	// consumer itself may be at fault: the engine then leaves further misfits in the queue for a
+	// while, and reports that.
 	Decode func(data []byte) (any, error)
 
 	Prefetch      int           // elements that the consumers may claim ahead, at most
 	PrefetchBytes int           // bytes of these elements, at most
-	MaxLen        int           // Send waits while the queue would become longer; 0: no limit
-	MaxAttempts   int           // an element becomes a dead letter after so many attempts; 0: no limit
+	MaxLen        int           // Send waits while the queue has no room for its elements; 0: no limit
+	MaxAttempts   int           // after so many attempts, an element becomes a dead letter; 0: no limit
 	Priorities    int           // the priority of a Batch is below this
 	IDMemory      time.Duration // the engine remembers an ID for this long
 	KeepDead      time.Duration // the engine keeps a dead letter for this long; 0: no limit
@@ -64,15 +64,15 @@ type Engine interface {
 	// The caller must call Leave.
 	Join(ctx context.Context, o Joining) Consumer
 
-	// Receive waits for an element that decodes, and claims it and up to n-1 more that
-	// are ready. It calls got with each claim, and then Handed. Not before: a claim in
-	// hand can be lost, and then has no Value. Receive claims nothing ahead. If it
-	// fails, it has claimed nothing.
+	// Receive waits for an element that decodes. It claims this element and up to n-1 more that are
+	// ready. For each Item, it calls got, and after that Handed: if the Session is closed after
+	// Handed, the claim ends and the Item has no Value. Receive claims nothing ahead. If it fails,
+	// it has claimed nothing.
 	Receive(ctx context.Context, n int, got func(Item)) error
 
-	// Take removes the first element that no consumer has claimed, and returns it; nil
-	// if there is none. It does not wait for new elements. If ctx ends and Take does not
-	// return the element, the element returns to its position. Session.Close waits for that.
+	// Take removes the first element that no consumer has claimed, and returns it. If there is no
+	// such element, it returns nil: it does not wait for new elements. If ctx ends and Take does
+	// not return the element, the element returns to its position. Session.Close waits for that.
 	Take(ctx context.Context) (*Element, error)
 
 	// Peek returns the element that Take would have returned a moment ago, and writes
@@ -99,9 +99,9 @@ type Engine interface {
 	// have removed some.
 	Clear(ctx context.Context) (int, error)
 
-	// Letters yields the dead letters, the oldest first. It lists them once, and leaves
-	// out a letter that is removed before it reads it. If the servers refuse to let the
-	// client read a letter, Letters yields its metadata with zk.ErrNoAuth, and
+	// Letters yields the dead letters, the oldest first. It lists the letters once. If another
+	// client removes a letter before Letters reads it, Letters leaves it out. If the servers refuse
+	// to let the client read a letter, Letters yields its metadata with zk.ErrNoAuth, and
 	// continues. On any other error, the caller should stop.
 	Letters(ctx context.Context) iter.Seq2[*Letter, error]
 
@@ -117,13 +117,13 @@ type Engine interface {
 // Middle is the priority of a Batch for which the program names no priority.
 const Middle = -1
 
-// A Batch holds the elements of a Send.
+// A Batch is the elements of one Send.
 type Batch struct {
 	Data     [][]byte  // at least one
 	Keys     []string  // one for each element, or nil: elements with one key are delivered in order, one at a time
 	Priority int       // 0 is served first; or Middle
-	Due      time.Time // no consumer claims an element before, by the consumer's clock; zero: at once
-	ID       string    // if not empty, Data has one element, which is sent once for the ID, see ErrKnown
+	Due      time.Time // no consumer claims an element before this time, by the consumer's clock; zero: no delay
+	ID       string    // if not empty, Data has one element, and Send stores it only once for this ID: see ErrKnown
 	NoWait   bool      // Send returns ErrFull instead of waiting for room
 }
 
@@ -133,10 +133,10 @@ type Outgoing struct {
 	Batch  Batch
 }
 
-// An Element is an element of the queue, or was one.
+// An Element is an element that is or was in the queue.
 type Element struct {
 	ID       string // unique within the queue, and never used again
-	Data     []byte // without the frame of a foreign layout
+	Data     []byte // as the producer sent it, without the frame of a foreign layout
 	Value    any    // the result of Decode
 	Fault    error  // the error of Decode, if the element has no Value
 	Sent     time.Time
@@ -149,26 +149,25 @@ type Joining struct {
 	// engine removes an element when the program takes it.
 	Hand bool
 
-	// Odd means that the consumer is also offered misfits, with their Fault, and that
-	// Next returns the errors that keep it from consuming.
+	// Odd means that the consumer also offers misfits, with their Fault. Next then also returns the
+	// errors that keep the consumer from consuming.
 	Odd bool
 }
 
-// A Consumer is offered elements, in order. Its methods may be called concurrently. All
-// consumers of one Engine share the elements that are claimed ahead.
+// A Consumer offers claimed elements to the program, in order. Its methods may be called
+// concurrently. All consumers of one Engine share the elements that are claimed ahead.
 type Consumer interface {
-	// Next waits for a claimed element that may be offered now: the client is connected
-	// and the claim is valid. If attempts are limited and the consumer has Hand, the
-	// attempt is also on the board.
+	// Next waits for a claimed element that the caller may offer now: the client is connected and
+	// the claim is valid. If attempts are limited and the consumer has Hand, the servers have also
+	// recorded the attempt.
 	//
-	// Next fails if the consumer's context has ended or the Session is being closed. With
-	// Odd, it also returns other errors, see there.
+	// Next fails if the consumer's context has ended or the Session is being closed. With Odd, it
+	// also returns the errors that keep the consumer from consuming.
 	//
-	// Call Next only when the program is ready for the element. An element that is
-	// offered while the program works on another counts as tried if the process is killed.
+	// Call Next only when the program is ready for the element. If the program still works on
+	// another element and the process is killed, both elements count as tried.
 	//
-	// The caller must call Taken, Handed or PutBack of the claim before it calls Next
-	// again.
+	// The caller must call Taken, Handed or PutBack of the Item before it calls Next again.
 	Next() (Item, error)
 
 	// Leaving is closed when the consumer's context has ended or the Session is
@@ -187,46 +186,47 @@ type Item interface {
 	// Element returns the element. Once it is settled, it has no Data and Value.
 	Element() Element
 
-	// Data returns Element().Data, or nil once the claim is settled. The claim does not
-	// retain the bytes then.
+	// Data returns Element().Data, or nil once the Item is settled. The Item does not retain the
+	// bytes then.
 	Data() []byte
 
-	// Withdrawn returns two channels. Once either is closed, the claim must no longer be
-	// offered: down means that the connection is lost, over that the claim is.
+	// Withdrawn returns two channels: down is closed when the connection is lost, and over when the
+	// claim is lost. Once either is closed, the caller must no longer offer the Item.
 	Withdrawn() (down, over <-chan struct{})
 
-	// Taken removes the element in the background: a program has taken it. If the session
-	// ends before the removal is applied, another consumer can receive the element too.
+	// Taken is called when the program has taken the element. It removes the element in the
+	// background. If the session ends before the removal is applied, another consumer can receive
+	// the element too.
 	Taken()
 
-	// Handed is called when the program has the element and will settle it. If the claim
-	// is lost after this call, the delivery counts as an attempt.
+	// Handed is called when the program has taken the element and will settle it. If the claim is
+	// lost after this call, the delivery counts as an attempt.
 	Handed()
 
-	// PutBack is called if the program did not take the element. The Engine offers it to
-	// its other consumers next, or returns it to its position in the queue if it has
-	// none. That is no attempt.
+	// PutBack is called if the program did not take the element. One of the Engine's consumers
+	// offers the element next. If the Engine has no consumers, it returns the element to its
+	// position in the queue. That does not count as an attempt.
 	PutBack()
 
-	// SetAside moves a misfit, which was offered, to the dead letters, unless it is settled.
+	// SetAside moves an offered misfit to the dead letters, unless the misfit is settled.
 	SetAside()
 
 	// Settle decides the Fate of the element. Only the first decision counts: Settle with
 	// the same Fate again returns its result, and with another Fate it returns
 	// lock.ErrNotLocked.
 	//
-	// The engine carries the decision out as long as the claim is valid. If the servers
-	// refuse, or ctx ends, Settle returns that error, and the engine continues in the
-	// background. While the client is disconnected, Return and Later do not wait for the
-	// result. If the claim is lost, the error is session.ErrLost with its reason: another
-	// consumer may have the element.
+	// The engine carries the decision out as long as the claim is valid. If the servers refuse, or
+	// ctx ends, Settle returns that error, and the engine continues in the background. While the
+	// client is disconnected, Return and Later do not wait for the result. If the claim is lost,
+	// the error is session.ErrLost with the reason of the loss: another consumer may have the
+	// element.
 	Settle(ctx context.Context, s Settlement) error
 
-	// Txn removes the element in one transaction with ops, exactly once. An operation is
-	// one of go-zookeeper's Multi, or an *Outgoing. Txn returns the response to each
-	// operation that is not an Outgoing. If the servers refuse an operation, the element
-	// stays claimed, and Txn returns the error of the first refused operation. Otherwise,
-	// it returns the errors of Settle.
+	// Txn removes the element in one transaction with ops, exactly once. An operation is a request
+	// that go-zookeeper's Multi accepts, or an *Outgoing. Txn returns the response to each
+	// operation that is not an Outgoing. If the servers refuse an operation, the element stays
+	// claimed, and Txn returns the error of the first refused operation. Otherwise, it returns the
+	// errors of Settle.
 	Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error)
 
 	// Context returns a context that ends with the claim. If the claim was lost, the
@@ -278,7 +278,7 @@ type Totals struct {
 	Delayed  int       // elements that are not due yet, by the clock of this machine
 	Dead     int       // dead letters
 	Attempts int       // the most deliveries of one element, among the unclaimed elements
-	Oldest   time.Time // when the oldest ready element that never was delayed was stored; zero if there is none
+	Oldest   time.Time // time at which the oldest ready element was stored, not counting elements that were delayed; zero: none
 	Holders  []Holder  // consumers with claims, the most claims first
 	Paused   bool      // no consumer claims an element
 }
@@ -299,6 +299,6 @@ type Letter struct {
 	First    time.Time // when the producer sent it
 	Priority string    // as the layout writes it
 
-	Framed []byte   // as it is stored
+	Framed []byte   // the data as the queue stores it
 	paths  []string // of its znode, and of the znode with the reason, if that exists
 }

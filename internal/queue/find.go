@@ -62,8 +62,8 @@ func numbers(es []element) []int32 {
 	return ns
 }
 
-// free returns up to n elements that have no claim and that may allows. It stops at the first
-// element that is not due yet, and returns the due time of that element.
+// free returns up to n elements that no consumer has claimed and for which may returns true. It
+// stops at the first element that is not due yet, and returns the due time of that element.
 func (t *lot) free(n int, may func(element) bool) (es []element, due time.Time) {
 	now, taken := time.Now().UnixMilli(), t.board.taken()
 	for _, e := range t.elements {
@@ -80,9 +80,9 @@ func (t *lot) free(n int, may func(element) bool) (es []element, due time.Time) 
 	return es, due
 }
 
-// next returns the board to write after the board of t. It has no lines of deleted marks, and
-// counts an attempt for each element that a deleted mark had in hand. It lists the numbers that
-// have no element as removed.
+// next returns the board to write after the board of t. The new board has no lines of deleted
+// marks, and counts an attempt for each element that a deleted mark had in hand. It lists the
+// numbers without an element as gone.
 func (t *lot) next() *board {
 	next := t.board.clone()
 	there := numbers(t.elements)
@@ -109,10 +109,10 @@ func (t *lot) next() *board {
 type finding struct {
 	lot    *lot
 	es     []element // free elements of lot; empty if the queue has none
-	due    time.Time // next time at which an element may become free without the bell
+	due    time.Time // time at which an element may next become free without a ring of the bell
 	more   bool      // another bucket may have free elements
 	others bool      // the boards have, or had, lines of other marks
-	left   *finding  // a lot and an otherwise free element of it that is passed over as a misfit, or nil; valid if es is empty
+	left   *finding  // if es is empty: an element that would be free, but is skipped as a misfit, with its lot; or nil
 	at     time.Time // when the search ended
 	all    []bucket  // all buckets of the queue
 	from   time.Time // a time before the buckets were listed
@@ -145,7 +145,7 @@ func earlier(a, b time.Time) time.Time {
 // A quest says how to search.
 type quest struct {
 	n      int  // the most elements to find, all in one bucket
-	spread int  // number of first buckets of one priority to choose from at random, so that competing consumers spread
+	spread int  // choose at random among the first buckets of one priority, as many as spread, so that competing consumers spread
 	aside  bool // write nothing
 	watch  bool // if other marks are on the boards, list the marks, even if the last listing is fresh
 }
@@ -184,8 +184,9 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 		if f.at = time.Now(); keys != nil || !slices.ContainsFunc(f.es, func(e element) bool { return keyOf(e.tag) != "" }) {
 			return f, nil
 		}
-		// The search has found a key without "keys". Since it looked for "keys", a producer has
-		// sent the first element with a key; or another client has deleted "keys".
+		// The search has found an element with a key, but not the znode "keys". Either a producer
+		// has sent the first such element since the search looked for "keys", or another client has
+		// deleted "keys".
 		if how.aside { // the first consumer creates the znode
 			return f, nil
 		}
@@ -229,7 +230,7 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 				return err
 			}
 		}
-		for i := pick(lots, how.spread); i >= 0; i = pick(lots, 1) { // if the choice has none, the first
+		for i := pick(lots, how.spread); i >= 0; i = pick(lots, 1) { // after a random choice without free elements, take the lots in order
 			t := lots[i]
 			if err := q.list(ctx, inc, t); err != nil {
 				return err
@@ -361,9 +362,9 @@ func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket
 	}
 }
 
-// list lists the elements of a lot. It remembers the listing, which serves until an element is
-// added: the board shows which elements were removed. If the lot has lines of deleted marks, or the
-// queue has keys, the finder must see the removals themselves. Then it lists a changed lot again.
+// list lists the elements of a lot. It remembers the listing, and uses it until an element is
+// added: the board shows the removals. If the lot has lines of deleted marks, or the queue has
+// keys, the board is not enough. Then the finder lists the lot again after each removal too.
 func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
 	if before, ok := q.listings.Load(t.name); ok {
 		before := before.(contents)
@@ -452,9 +453,9 @@ func (w ward) bar(e element, owner string) {
 	}
 }
 
-// guard returns may, which reports whether the key of an element allows a claim. The caller must
-// call may in the order of the lots. guard lists each lot with claimed elements, because only the
-// name of an element shows its key.
+// guard returns the function may, which reports whether the key of an element allows a claim. The
+// caller must call may in the order of the lots. guard lists each lot with claimed elements,
+// because only the name of an element shows its key.
 func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lot, keys int32) (may func(element) bool, err error) {
 	w := make(ward)
 	for _, t := range lots {
@@ -480,7 +481,7 @@ func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lo
 		skip := q.skips.Skipped(e.bucket, e.seq)
 		ok := !skip && w.allows(e)
 		if ok || skip {
-			w.bar(e, nobody) // a skipped element stays before the others of its key
+			w.bar(e, nobody) // a skipped element keeps its position before the other elements of its key
 		}
 		return ok
 	}, nil
@@ -494,8 +495,8 @@ func claims(b *board) map[string][]span {
 	return all
 }
 
-// exclusion returns the operations that fail if another claim was made, or an element was moved,
-// since the lot was read. Without keys, there are none.
+// exclusion returns operations that fail if, since the lot was read, another claim was made or an
+// element was moved. A queue without keys needs none.
 func (t *lot) exclusion(dir string) []any {
 	if !t.keyed {
 		return nil

@@ -21,7 +21,7 @@ import (
 // turnBase is the name of a place, before its number.
 const turnBase = "turn-"
 
-// secondAfter is the time by which the second in the line searches later than the first.
+// secondAfter is how much later than the first in the line the second searches.
 const secondAfter = 10 * time.Millisecond
 
 // A place is a position in the line of idle consumers.
@@ -78,7 +78,7 @@ func (p *place) await(ctx context.Context) (err error) {
 	return nil
 }
 
-// awaitEither waits until one of two znodes is deleted.
+// awaitEither waits until either of two znodes is deleted.
 func (p *place) awaitEither(ctx context.Context, paths ...string) error {
 	var watches []*conn.Watch
 	for _, path := range paths {
@@ -112,8 +112,8 @@ func (p *place) othersWait(ctx context.Context) bool {
 	return err == nil && len(lock.ParseChildren(names, turnBase)) > 1
 }
 
-// idle waits in the line until p.found has free elements. It leaves the line and returns earlier if
-// no consumer of this pump waits and another pump does.
+// idle waits in the line until p.found has free elements. If no consumer of this pump waits and
+// another pump waits in the line, idle leaves the line and returns earlier.
 func (p *pump) idle(inc *session.Incarnation) (err error) {
 	q := p.q
 	if p.place == nil {

@@ -29,29 +29,34 @@ import (
 //	keys                             exists if elements may have keys: every claim writes it
 //	paused                           exists while the queue is paused: no consumer claims
 //
-// A tag can precede the number of an element: k and a hash of its key, i and a hash of its ID.
-// The history of an element that was delivered before has the number of its attempts, the time
-// at which it was first sent, and its first name.
+// A tag can precede the number of an element: k and a hash of its key, i and a hash of its ID. If a
+// consumer has returned an element for later, its name has a history: the number of its attempts,
+// the time at which it was first sent, and its first name.
 //
 // # Board
 //
-// The data of a bucket is its board: the claimed numbers of the bucket, and the mark of each. An
-// element is free if it exists and its number is not on the board. ZooKeeper gives numbers in
-// order and never twice. So if a number has no element and a higher number has one, the number
-// is never used again.
+// The data of a bucket is its board: the claimed numbers of the bucket, and the mark that has
+// claimed each. An element is free if it exists and its number is not claimed on the board.
+// ZooKeeper gives numbers in order and never twice. So if a number has no element and a higher
+// number has one, the number is never used again.
 //
 // # Mark
 //
-// A mark is an ephemeral znode, <path>-live/<digits>. Each Queue value has one in each session
-// in which it claims. The name of a mark is never used again. When the mark no longer exists,
-// the elements that it has claimed are free.
+// A mark is an ephemeral znode, <path>-live/<digits>. Each Queue value has one in each session in
+// which it claims. The name of a mark is never used again. When the mark no longer exists, the
+// elements that it has claimed are free.
+//
+// # Bell
+//
+// The bell is the data of the queue's znode. A client writes it, or "rings the bell", when an
+// element may have become free. That wakes the first idle consumers, see idle.go.
 //
 // # Names
 //
 // No element gets the name of an earlier element, even if an operator deletes the queue with all
-// its elements and a client creates it again: the number of a first bucket is the zxid that
-// created the queue's path. So a process that still has an element of the deleted queue cannot
-// remove an element of the new queue.
+// its elements and a client creates it again: the number of the first bucket is the zxid of the
+// transaction that created the queue's znode. So a process that still has an element of the deleted
+// queue cannot remove an element of the new queue.
 //
 // A producer that finds a bucket full creates the next bucket and writes its number into the
 // tail, in one transaction. Every Send checks the version of the tail. From that follows:
@@ -66,8 +71,8 @@ import (
 // # Delay
 //
 // A delayed element is stored in a bucket for a short time around its due time, see slotOf. The
-// digits are random, so no such bucket is created twice either. A consumer reads only buckets
-// that are due.
+// digits in the bucket's name are random, so no such bucket is created twice either. A consumer
+// reads only buckets that are due.
 
 // A site is the location of a queue: the Session that reaches it, and the paths of its znodes as
 // the servers know them.
@@ -83,7 +88,7 @@ func newSite(m *session.Manager, path string) site {
 	return site{m, path, dir, dir + "-live", dir + "-senders", dir + "-receipts", dir + "-ids", dir + "-dead"}
 }
 
-// maxPost is the number of elements that one transaction settles, at most.
+// maxPost is the largest number of elements that a transaction settles.
 const maxPost = 500
 
 // bucketSize is the number of elements after which a producer creates the next bucket. The last
@@ -94,14 +99,14 @@ const bucketSize = 1000
 type bucket struct {
 	name    string
 	prio    int
-	number  int64 // if delayed: no element is due before, in Unix milliseconds
+	number  int64 // if delayed: the earliest time at which an element can be due, in Unix milliseconds
 	delayed bool
 }
 
 func bucketName(prio int, number int64) string { return fmt.Sprintf("b-%05d-%010d", prio, number) }
 func tailName(prio int) string                 { return fmt.Sprintf("t-%05d", prio) }
 
-// A slot is a period. Delayed elements that are due in it share buckets.
+// A slot is a period of time. Delayed elements that are due in the same slot share buckets.
 type slot struct {
 	prio  int
 	start int64 // in Unix milliseconds
@@ -136,8 +141,8 @@ func parseBucket(name string) (bucket, bool) {
 }
 
 // parseBuckets returns the buckets among names in the order in which consumers serve them: by
-// priority, and within a priority the delayed buckets first. A delayed element that is due
-// precedes the others, which came later.
+// priority, and within a priority the delayed buckets first. So once a delayed element is due, it
+// precedes all elements without a delay.
 func parseBuckets(names []string) []bucket {
 	return parseAll(names, parseBucket, func(a, b bucket) int {
 		return cmp.Or(cmp.Compare(a.prio, b.prio), firstIf(a.delayed, b.delayed), cmp.Compare(a.number, b.number), cmp.Compare(a.name, b.name))
@@ -209,8 +214,8 @@ const markDigits = 16
 // randomDigits returns random hexadecimal digits, at most 32.
 func randomDigits(n int) string { return strings.ReplaceAll(session.NewGUID(), "-", "")[:n] }
 
-// The lengths of hashes. zsync treats two keys with the same hash as one key, which does no other
-// harm. Two IDs must not have the same hash.
+// The lengths of hashes. If two keys have the same hash, zsync treats them as one key, which does
+// no other harm. Two IDs must not have the same hash, so the hash of an ID is longer.
 const (
 	keyDigits = 8
 	idDigits  = 32
@@ -324,13 +329,14 @@ func dueAt(t time.Time) int64 {
 	return max(t.UnixMilli(), 1)
 }
 
-// A transaction that stores an element with an ID also creates a note:
+// A note is the record of an ID. A transaction that stores an element with an ID also creates the
+// note:
 //
 //	<path>-ids/<2 digits>/<30 digits>   of the ID's hash
 //
-// Its data are how long the queue remembers the ID, and the bucket of the element. While the
-// note exists, the servers refuse to create it again. A producer replaces a note that has expired
-// by the servers' clock. The Sweeper deletes expired notes.
+// Its data are the time for which the queue remembers the ID, and the bucket of the element. While
+// the note exists, the servers refuse the transaction of a second Send with this ID. A producer
+// replaces a note that has expired by the servers' clock. The Sweeper deletes expired notes.
 
 // A note is the data of the znode of an ID.
 type note struct {
@@ -347,6 +353,6 @@ func parseNote(data []byte) (n note) {
 	return n
 }
 
-// over reports whether a note with this Stat has expired. now is the Stat of a znode that the
-// client has just written: its Mtime is the servers' time.
+// over reports whether a note with this Stat has expired. now is the Stat from a recent write of
+// this client: its Mtime is the servers' time.
 func (n note) over(stat, now *zk.Stat) bool { return now.Mtime-stat.Mtime >= n.memory.Milliseconds() }

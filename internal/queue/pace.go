@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// This file measures how fast consumers work. The pump uses that to decide how many elements to
-// claim ahead.
+// This file measures how fast consumers work. It does not decide how many elements to claim ahead:
+// see pump.go.
 
 // A pace measures how many elements the consumers of a pump take in a second. Time in which a
 // consumer waits for an element does not count.
@@ -23,7 +23,8 @@ func (c *pace) asked(now time.Time) {
 	if c.last.IsZero() {
 		return
 	}
-	// The estimate follows slower consumers quickly, and faster consumers a little later.
+	// The estimate adapts quickly if the consumers become slower, and less quickly if they become
+	// faster.
 	if d := now.Sub(c.last); d > c.each {
 		c.each = (c.each + d) / 2
 	} else {

@@ -15,9 +15,9 @@ import (
 // It does not wait for elements to be sent: see idle.go. How an element is offered and settled is
 // not its business: see consumer.go and settle.go.
 
-// A pump claims elements for the consumers of one Queue value: see step. It begins with one element
-// claimed ahead. If a consumer has waited, it doubles the number after a claim that filled all
-// room, up to the prefetch. So a slow consumer leaves the rest to other clients.
+// A pump claims elements for the consumers of one Queue value: see step. At first, it claims one
+// element ahead. After a claim that filled all room, it doubles this number if a consumer had to
+// wait, up to the prefetch. So a slow consumer leaves the rest to other clients.
 type pump struct {
 	q      *core
 	most   int // limit of ahead; 0: the pump claims only elements that consumers wait for
@@ -66,9 +66,9 @@ func (q *core) join(of **pump, most int) *pump {
 	return *of
 }
 
-// leave ends a consumer. After the last one, leave waits a moment for the pump, which returns the
-// elements claimed ahead. So the next consumer finds them in their places. While there is no session, no
-// element is claimed, and leave does not wait for a session: the caller's context may have ended.
+// leave ends a consumer. When the last consumer leaves, the pump returns the elements that are
+// claimed ahead. leave waits a moment for that, so that the next consumer finds the elements in
+// their positions. Without a session, no element is claimed, and leave does not wait.
 func (p *pump) leave() {
 	p.q.mu.Lock()
 	p.consumers--
@@ -84,7 +84,7 @@ func (p *pump) leave() {
 	p.q.mu.Unlock()
 	p.mu.Lock()
 	running := p.running
-	p.running = true // so run never begins
+	p.running = true // so that run never begins
 	p.mu.Unlock()
 	if last && running {
 		if inc := p.q.m.Present(); inc != nil {
@@ -99,8 +99,8 @@ func (p *pump) changeLocked() {
 }
 
 // next returns the next item for a consumer to offer. The consumer must call done when the program
-// has taken the item, or when the consumer has put it back. Until next returns, the caller waits
-// for n items. An error from faults ends the wait.
+// has taken the item, or when the consumer has put it back. Until next returns, the pump counts the
+// caller as waiting for n items. An error from faults ends the wait.
 func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) (*item, error) {
 	p.mu.Lock()
 	if p.waiting == 0 {
@@ -161,7 +161,7 @@ func (p *pump) poll() *item {
 	return p.takeLocked()
 }
 
-// takeLocked returns the first ready item whose claim still holds, or nil.
+// takeLocked returns the first ready item with a valid claim, or nil.
 func (p *pump) takeLocked() *item {
 	for len(p.ready) > 0 {
 		it := p.ready[0]
@@ -175,8 +175,8 @@ func (p *pump) takeLocked() *item {
 	return nil
 }
 
-// done ends an offer. It does not wake the pump, although there may be room now: the consumer's
-// call of next does.
+// done ends an offer. There may be room now, but done does not wake the pump: the consumer wakes it
+// when it calls next again.
 func (p *pump) done() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -195,7 +195,7 @@ func (p *pump) putBack(it *item) {
 		it.c.decide(it, entry{fate: Return})
 		return
 	}
-	// The item comes after the earlier items that other consumers have put back.
+	// Other consumers may have put back earlier items. The item comes after these.
 	i := 0
 	for i < len(p.ready) && p.ready[i].before(it.element) {
 		i++
@@ -256,7 +256,8 @@ func (p *pump) session(inc *session.Incarnation) error {
 	return err
 }
 
-// staleAfter is how long a finding counts as the first free elements.
+// staleAfter is the age from which the pump does not use a finding: other elements may be the first
+// by then.
 const staleAfter = 50 * time.Millisecond
 
 // maxBatch is how many elements the pump claims at once.
@@ -310,14 +311,14 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	if r == nil {
 		r = p.read(inc, es)
 	}
-	// 4. Hand them over.
+	// 4. Give the items to the consumers.
 	items, err = p.fetch(c, items, r)
 	if p.fill(items, len(es) == room); err != nil {
 		return err
 	}
 	p.q.sweeper.Sweep(inc, sweepEvery)
-	// 5. Leave the line if there are more elements than room, so that the consumers behind can claim
-	// them. Leave it also after maxClaims claims, if another consumer waits.
+	// 5. Leave the line if there are more elements than room, so that the next consumers in the
+	//    line can claim them. Leave it also after maxClaims claims, if another consumer waits.
 	if p.claims++; p.place != nil && (len(p.found.es) > 0 || p.found.more || p.claims >= maxClaims && p.place.othersWait(p.ctx)) {
 		p.leavePlace()
 	}
@@ -332,8 +333,8 @@ const (
 	maxPause   = 128 * time.Millisecond
 )
 
-// makeWay prepares the next search after a refused claim, whose bucket was written between the
-// search and the claim. If other clients have marks on the boards, the next search chooses among
+// makeWay prepares the next search after a refused claim: another transaction has written the
+// bucket since the search. If other clients have marks on the boards, the next search chooses among
 // more buckets. If there is no other bucket, the pump waits a little. An only client stays at the
 // first bucket, to keep the order.
 func (p *pump) makeWay(inc *session.Incarnation) error {
@@ -428,8 +429,8 @@ func (p *pump) fill(items []*item, most bool) {
 }
 
 // roomLocked returns how many more elements the pump may claim. An offered item counts as claimed
-// ahead. But each waiting consumer gets an item, even if the limit is lower. Consumers that leave
-// together put back more items than there is room for. Then the room is 0, and never negative.
+// ahead. But each waiting consumer gets an item, even if the limit is lower. The result is never
+// negative, although consumers that leave together can put back more items than there is room for.
 func (p *pump) roomLocked() int {
 	ahead := min(p.ahead, p.slowedLocked())
 	if p.size > 0 {
@@ -442,12 +443,12 @@ func (p *pump) roomLocked() int {
 	return n
 }
 
-// patience is how long a pump holds its place while it has no room, or no consumer waits. A fast
-// consumer comes back sooner.
+// patience is how long a pump stays in its place in the line while it has no room, or no consumer
+// waits. A fast consumer calls next again before that.
 const patience = 5 * time.Millisecond
 
-// awaitRoom waits until there is room, and returns how much. hands is how many of the items the
-// program is to settle itself.
+// awaitRoom waits until there is room, and returns how much. hands is the number of items among
+// them that the program settles itself.
 func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) {
 	err = p.until(inc, func() bool {
 		room, hands = p.roomLocked(), max(p.hands-len(p.ready), 0)
@@ -463,7 +464,7 @@ func (p *pump) wanted(inc *session.Incarnation) bool {
 	return p.wait(limited, inc, func() bool { return p.waiting > 0 }) == nil
 }
 
-// until waits for so to return true. If that takes longer than patience, the pump leaves its place
+// until waits until so returns true. If that takes longer than patience, the pump leaves its place
 // in the line. It calls so with mu held.
 func (p *pump) until(inc *session.Incarnation, so func() bool) error {
 	if p.place != nil {
@@ -497,9 +498,9 @@ func (p *pump) wait(ctx context.Context, inc *session.Incarnation, so func() boo
 func (p *pump) slowedLocked() int { return p.pace.perSecond(time.Now(), p.waiting == 0) }
 
 // quick returns the number of items that a claim may note as in hand at once. Consumers take this
-// number within noteAfter. More would be wrong: if the process crashes, every noted item counts as
-// tried. At first the number is 0, because the pace is not known yet (see paced). It is always 0
-// without a limit of attempts, and with a limit of one.
+// number within noteAfter. A larger number would be wrong: if the process crashes, every noted item
+// counts as tried. At first the number is 0, because the pace is not known yet, see pacedLocked. It
+// is always 0 without a limit of attempts, and with a limit of one.
 func (p *pump) quick(hands int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -511,12 +512,13 @@ func (p *pump) quick(hands int) int {
 	return n
 }
 
-// pacedLocked reports whether the pace is known. The first return says nothing: the program may
-// have received an element from a channel, and not yet have begun to work on it.
+// pacedLocked reports whether the pace is known. A consumer must have come back twice. The first
+// time says nothing about the pace, because the program may have received an element from a channel
+// and not yet have begun to work on it.
 func (p *pump) pacedLocked() bool { return p.returns > 1 }
 
 const (
-	// noteAhead is how many items the pump notes at once, at most.
+	// noteAhead is the largest number of items that the pump notes at once.
 	noteAhead = 128
 
 	// noteAfter is the time in which consumers take the items that the pump notes at once.
@@ -531,7 +533,7 @@ func (p *pump) presented() {
 	p.pace.took(time.Now())
 }
 
-// shedEvery is how often a pump looks whether its consumers have become slow.
+// shedEvery is the time between two checks whether the consumers of a pump have become slow.
 const shedEvery = time.Second
 
 // watchPaceLocked makes a timer call shed, so that the pump returns elements if its consumers

@@ -19,7 +19,7 @@ import (
 type gate struct {
 	site
 	limit int           // 0: no limit
-	turn  chan struct{} // has a token: the goroutine that has put it there may count
+	turn  chan struct{} // a goroutine puts a token in before it counts, and takes it out after
 
 	mu      sync.Mutex
 	have    int       // elements at the last count, plus elements sent since by this producer; guarded by mu
@@ -69,7 +69,7 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 		}
 		if waits > 0 && p.id != "" {
 			if known, err := g.knows(ctx, p.id); err != nil || known {
-				return err // if known, the transaction of p finds that out and returns ErrKnown
+				return err // if the ID is known, the transaction of p fails with ErrKnown
 			}
 		}
 		switch {
@@ -109,8 +109,8 @@ func (g *gate) count(ctx context.Context) (have, buckets int, err error) {
 			for _, b := range all {
 				have += int(b.children)
 			}
-			// An element that moves to another bucket during the count may be missing in it. So if there is
-			// little room, two counts in a row must be equal.
+			// If an element moves to another bucket during the count, the count may miss it. So if
+			// there is little room, two counts in a row must be equal.
 			near := have < g.limit && have > g.limit-g.limit/10-10
 			switch {
 			case near && !slices.Equal(all, before):

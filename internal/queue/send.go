@@ -35,9 +35,9 @@ type parcel struct {
 
 	// Of a parcel with an ID; used only by the goroutine that sends.
 
-	stale *zk.Stat // of the ID's note, if the note has expired and must be replaced
+	stale *zk.Stat // Stat of the ID's note, if the note has expired and the transaction must replace it
 	swept int32    // version of ids before the note was read: no sweep has deleted the note while ids has this version
-	err   error    // why it is not sent
+	err   error    // if not nil, the reason for which the outbox does not send it
 }
 
 // keyed reports whether an element of p has a key.
@@ -102,9 +102,9 @@ func (q producer) overhead() int {
 	return 64 + 2*q.m.SizeOf(q.senders+"/"+noGUID, nil) + 3*q.m.SizeOf(q.dir+"/"+bucketName(0, math.MaxInt64), nil)
 }
 
-// spare returns the bytes that a request with one element must leave free. A consumer or operator
-// that returns, buries or requeues the element needs them for the paths of other znodes in the same
-// transaction, which can be long.
+// spare returns the bytes that a request with one element must leave free. To return or requeue the
+// element, or to make it a dead letter, a client needs a transaction that also has the paths of
+// other znodes, which can be long.
 func (q producer) spare() int { return 96 + 12*max(0, len(q.dir)-32) }
 
 // An outbox stores the parcels of all goroutines, one transaction after another, in the order in
@@ -121,7 +121,7 @@ type outbox struct {
 
 	// The fields below are used only by the goroutine that sends.
 
-	brief bool          // it is for one transaction: it does not read how full a bucket is, to save a round trip
+	brief bool          // it is for one transaction, and saves the round trip that reads how full a bucket is
 	first int64         // the number of a first bucket
 	tails map[int]*tail // the known tails, by priority
 }
@@ -136,8 +136,8 @@ type tail struct {
 	last    int   // of the tail after a transaction: index of the step that creates its last element
 }
 
-// maxGroup is the number of elements that one transaction stores, at most. A single Send can have
-// more.
+// maxGroup is the largest number of elements of several Sends that a transaction stores. A single
+// Send can have more.
 const maxGroup = 1000
 
 // send puts a parcel into the outbox, and waits until it is stored or refused, or its context ends.
@@ -210,7 +210,7 @@ func (o *outbox) take() (group []*parcel) {
 
 // post stores a group, and returns the session of its last attempt.
 func (o *outbox) post(group []*parcel) (inc *session.Incarnation, err error) {
-	// One Send that ends early must not stop the others of its group. So ctx ends only when the
+	// If one Send ends early, the other Sends of its group must continue. So ctx ends only when the
 	// contexts of all these Sends have ended.
 	ctx, cancel := context.WithCancel(session.Finishing)
 	defer cancel()
@@ -242,7 +242,7 @@ func (o *outbox) post(group []*parcel) (inc *session.Incarnation, err error) {
 		}
 		i := session.FailedOp(rs)
 		if i < 0 || session.OutcomeOf(err) != session.Answered {
-			o.forget() // it may have been applied, and then the versions have changed
+			o.forget() // the transaction may have been applied, and then the versions have changed
 			return inc, err
 		}
 		err = o.m.During(ctx, func(now *session.Incarnation) error {
@@ -352,8 +352,8 @@ func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 }
 
 // fathom finds out which of the newest buckets of these priorities are full. A producer that has
-// filled a bucket creates the next with its next Send. But each producer may send only once, and then
-// the tail still has the full bucket.
+// filled a bucket creates the next with its next Send. But if each producer sends only once, none
+// creates the next bucket, and the tail still names the full bucket.
 func (o *outbox) fathom(ctx context.Context, inc *session.Incarnation, prios []int) error {
 	var known []int
 	var paths []string
@@ -378,8 +378,8 @@ func (o *outbox) fathom(ctx context.Context, inc *session.Incarnation, prios []i
 	return nil
 }
 
-// newestBucket finds the newest bucket of a priority by a listing. That is needed if the tail does not
-// exist, or an operator has written it.
+// newestBucket finds the newest bucket of a priority by a listing. That is needed if the tail does
+// not exist, or an operator has changed its data.
 func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, prio int) (number int64, err error) {
 	names, err := inc.Names(ctx, o.dir)
 	number = -1
@@ -476,8 +476,9 @@ func (g *posted) open(prio int) *tail {
 	}
 	number := []byte(strconv.FormatInt(t.bucket, 10))
 	if t.made && t.bucket > g.o.first && !t.gone {
-		// Another client may have deleted the queue and created it again, and the new tail may have this
-		// version too. But the new queue has no bucket of this name: its numbers begin with its own zxid.
+		// Another client may have deleted the queue and created it again, and the new tail may have
+		// this version too. But then this check fails, because the new queue has no bucket of this
+		// name: its numbers begin with its own zxid.
 		g.add(&zk.CheckVersionRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket-1)), Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
 			return g.o.missing(inc, prio)
 		}))
@@ -539,7 +540,8 @@ func (g *posted) identify(p *parcel, bucket string) {
 func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel, err error) error {
 	switch {
 	case session.IsNoNode(err) && p.stale == nil:
-		// ids is never deleted: created again, it would begin at version 0, and so would a note.
+		// MakeDir creates ids as a persistent znode. A znode that is deleted and created again has
+		// version 0 again, and then the checks of versions would prove nothing.
 		return inc.MakeDir(ctx, session.Dir{Path: session.ParentPath(g.o.idPath(p.id))})
 	case outrun(err), session.IsNodeExists(err):
 		return g.reread(ctx, inc)
@@ -547,9 +549,10 @@ func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel,
 	return err
 }
 
-// reread reads the notes of all IDs of the group, also the notes that the group replaces. If it read
-// only one note for each refusal, a sweep that runs at the same time could outrun every attempt.
-// A parcel whose ID the queue remembers gets the error ErrKnown, and leaves the group.
+// reread reads the notes of all IDs of the group, also the notes that the group replaces. It does
+// not read only the refused note, because a sweep that runs at the same time could then outrun
+// every attempt. A parcel whose ID the queue remembers gets the error ErrKnown, and leaves the
+// group.
 func (g *posted) reread(ctx context.Context, inc *session.Incarnation) error {
 	q := g.o
 	ids, err := inc.Exists(ctx, q.ids)

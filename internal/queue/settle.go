@@ -23,14 +23,15 @@ import (
 //
 //	check(mark) + delete(element) + operations of the fate
 //
-// The deletion is the receipt: no element's name comes again, and no other client deletes the
-// element while the claimant's mark exists. If a reply is lost, the claimant sends the transaction
-// again. If the servers refuse it then, the claimant first writes its mark: from then on the
-// servers refuse every earlier attempt. Then it looks at the element, and after that at the mark.
-// If the element does not exist and the mark does, the claimant itself has deleted the element.
+// The deletion itself proves that the transaction was applied: no element's name is used again, and
+// no other client deletes the element while the claimant's mark exists. If a reply is lost, the
+// claimant sends the transaction again. If the servers refuse it then, the claimant first writes
+// its mark: from then on the servers refuse every earlier attempt. Then it looks at the element,
+// and after that at the mark. If the element does not exist and the mark does, the claimant itself
+// has deleted the element.
 
-// Fates that the program does not decide on.
-const fateHand = Bury + 1 // not a fate: the entry notes on the board that the item is in hand
+// fateHand is not a decision: its entry only records on the board that an item is in hand.
+const fateHand = Bury + 1
 
 // A stage is a step of a claimed item on its way to the program.
 type stage int
@@ -56,13 +57,13 @@ type item struct {
 	decoded  bool
 
 	place  stage           // guarded by claimant.mu, like all fields below
-	note   <-chan struct{} // closed when the board says that the item is in hand
-	noted  bool            // the board says so, or will
-	back   bool            // a write of the board returns it now
+	note   <-chan struct{} // closed when the board shows that the item is in hand
+	noted  bool            // the board shows it, or a write that will show it is under way
+	back   bool            // a write of the board that returns it is under way
 	posted bool            // its fate is carried out
 	final  *entry          // its fate; nil until it is decided
-	then   *entry          // its fate if final is a txn that the servers refuse, or nil
-	lost   error           // reason, if the end of the claimant returns it
+	then   *entry          // its fate if final is a txn and the servers refuse that; or nil
+	lost   error           // reason of the loss, if the end of the claimant has returned it
 
 	ctx    context.Context         // context of the claim; nil until the first call of context
 	cancel context.CancelCauseFunc // ends ctx
@@ -115,7 +116,7 @@ func (c *claimant) decide(it *item, e entry) (_ *entry, ok bool) {
 	if it.final == nil {
 		c.enterLocked(it, e)
 	} else if it.final.with != nil && e.fate != Remove {
-		it.then = &e // the program gives the element up, although its txn has no result yet
+		it.then = &e // the program returns or rejects the element although its txn has no result yet
 	}
 	return it.final, it.final.fate == e.fate
 }
@@ -150,7 +151,7 @@ func (c *claimant) sendLocked(e *entry) {
 	}
 }
 
-// handed records that the program has taken an item, and is to settle it.
+// handed records that the program has taken an item and will settle it.
 func (c *claimant) handed(it *item) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -228,7 +229,7 @@ func (c *claimant) next500() []*entry {
 // settle carries out entries in one transaction. If the servers refuse an entry, settle cures the
 // cause or leaves the entry out, and sends the rest again.
 func (c *claimant) settle(es []*entry) {
-	open := false // an attempt without a reply was perhaps applied, or the servers may still apply it
+	open := false // the servers may have applied an attempt without a reply, or may apply it later
 	for try := 0; len(es) > 0; {
 		steps, owners, err := c.steps(es)
 		if err == nil {
@@ -238,7 +239,7 @@ func (c *claimant) settle(es []*entry) {
 		var rs []zk.MultiResponse
 		if !unsent {
 			first := c.check()
-			if es[0].with != nil { // the write leaves the zxid in the mark: without a reply, Recall needs it
+			if es[0].with != nil { // the mark then has the zxid of the transaction, which Recall needs if the reply is lost
 				first = &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Version: first.(*zk.CheckVersionRequest).Version}
 			}
 			rs, open, err = c.attempt(append([]any{first}, opsOf(steps)...), open)
@@ -279,7 +280,7 @@ func (c *claimant) settle(es []*entry) {
 				c.orphaned(es, false)
 				return
 			}
-		case i < 0 && len(es) > 1: // settle sends each alone next, which shows the faulty entry
+		case i < 0 && len(es) > 1: // settle next sends each alone, to find the faulty entry
 			c.mu.Lock()
 			for _, e := range es {
 				e.alone = true
@@ -293,7 +294,7 @@ func (c *claimant) settle(es []*entry) {
 				e, err = owners[i-1], steps[i-1].cure(c.inc, err)
 			}
 			if d, ok := opAt(steps, i-1).(*zk.DeleteRequest); ok && session.IsNoNode(err) && d.Path == session.ChildPath(c.q.dir, e.item.key()) {
-				err = errMissing // another client has deleted it, although it had no claim
+				err = errMissing // another client has deleted the element without a claim
 			}
 			if isOver(err) {
 				c.orphaned(es, false)
@@ -375,8 +376,9 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 	return steps, owners, nil
 }
 
-// applied reports whether an attempt without a reply was applied. If not, it never will be. If the
-// transaction has written the mark, zxid is the zxid of the transaction.
+// applied reports whether an attempt without a reply was applied. If the result is false, the
+// servers will not apply it later either. If the transaction has written the mark, zxid is the zxid
+// of the transaction.
 func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
 	if n, err := c.look(session.Finishing, c.path()); err != nil {
 		return false, 0, err
@@ -452,9 +454,9 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 	}
 }
 
-// refuse handles an entry that the servers have refused; they have applied nothing of it. A refused
-// txn fails, and its item stays in hand, undecided. Every other fate stays decided. The claimant
-// tries it again, because the servers may allow it later.
+// refuse handles an entry that the servers have refused. They have applied none of its operations.
+// A refused txn fails, and its item stays in hand, undecided. Every other fate stays decided. The
+// claimant tries it again, because the servers may allow it later.
 func (c *claimant) refuse(e *entry, err error) {
 	c.mu.Lock()
 	missing := err == errMissing
@@ -559,7 +561,7 @@ func opAt(steps []step, i int) any {
 
 var errNotApplied = errors.New("zsync: BUG: it was not applied")
 
-// loss returns why the claims are lost. The caller knows that they are.
+// loss returns the reason of the loss. Call it only if the claims are lost.
 func (c *claimant) loss() error { return cmp.Or(c.lost(), c.inc.Loss()) }
 
 func (c *claimant) closeAll(es []*entry, err error) {
@@ -611,7 +613,7 @@ func (c *claimant) await(ctx context.Context, e *entry) error {
 	case !session.IsClosed(c.q.m.Over):
 		return session.CtxErr(ctx)
 	case e.fate == Return:
-		return c.inc.EndError(session.ErrClosed) // the element returns when the mark is deleted, at the latest
+		return c.inc.EndError(session.ErrClosed) // if the write was not applied, the element is free when the mark is deleted
 	}
 	// The servers may have carried out the fate. ErrLost would say that another consumer gets the
 	// element, so the error is ErrClosed.

@@ -9,9 +9,9 @@ import (
 )
 
 // This file keeps bad elements from blocking the queue: it remembers the elements that a consumer
-// skips for a while. There are two kinds: elements that the servers do not let this client read, and
-// elements that do not decode while no other element decodes either. Moving elements to the dead
-// letters is not its business.
+// skips for a while. There are two kinds. The servers refuse to let this client read the element;
+// or the element does not decode, after several elements in a row that did not decode either.
+// Moving elements to the dead letters is not its business.
 
 // skipFor is how long a consumer skips an element. Within that time, an operator may repair the cause.
 const skipFor = time.Minute
@@ -75,14 +75,14 @@ func (s *Skipper) Left(b string, n int32) bool {
 	return x.misfits.has(n) && !x.hidden.has(n)
 }
 
-// Next returns when to look again at a skipped element, or the zero time if there is none.
+// Next returns the earliest time at which a skip ends, or the zero time if there is none.
 func (s *Skipper) Next() (at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	for name, x := range s.buckets {
 		if !now.Before(x.until) {
-			delete(s.buckets, name) // the caller looks again, if the bucket still exists
+			delete(s.buckets, name) // the caller looks at the element again, if its bucket still exists
 		} else {
 			at = earlier(at, x.until)
 		}
@@ -90,8 +90,8 @@ func (s *Skipper) Next() (at time.Time) {
 	return at
 }
 
-// Fits is called when an element has decoded. So the consumer works, and each misfit is at fault
-// itself: Fits ends the skips of misfits.
+// Fits is called when an element has decoded. That shows that the consumer is not at fault, but the
+// misfits are: Fits ends the skips of misfits.
 func (s *Skipper) Fits() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,8 +114,8 @@ func (s *Skipper) Misfit(b string, n int32, fault error) error {
 		s.mu.Unlock()
 		return nil
 	}
-	// The mutex is not released before this: another goroutine could call Fits first, and the new
-	// skip would survive that.
+	// Misfit holds the mutex until the skip is recorded. Otherwise, another goroutine could call
+	// Fits first, and the new skip would survive that call.
 	s.skipLocked(b, n, true)
 	quiet := !s.told.IsZero() && time.Since(s.told) < skipFor
 	if !quiet {

@@ -9,8 +9,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file finds a bucket for a delayed element. Which slot that element belongs to is decided
-// in layout.go.
+// This file finds a bucket for a delayed element. It does not choose the slot of the element: see
+// slotOf in layout.go.
 
 // A slots remembers one bucket for each slot of delayed elements.
 type slots struct {
@@ -76,7 +76,8 @@ func (s *slots) forget(at slot) {
 	delete(s.known, at)
 }
 
-// cure returns the cure for a slot whose bucket has been deleted.
+// cure returns the cure for a transaction that the servers refuse because the bucket of a slot was
+// deleted.
 func (s *slots) cure(at slot) func(*session.Incarnation, error) error {
 	return when(session.IsNoNode, func(*session.Incarnation) error {
 		s.forget(at)

@@ -58,7 +58,7 @@ func spansOf(numbers []int32) spans {
 // one by one would copy s for each.
 func (s spans) union(t spans) spans { return setOf(slices.Concat(s, t)) }
 
-// minus returns the numbers of s that are not in t, also in one pass.
+// minus returns the numbers of s that are not in t. It needs one pass.
 func (s spans) minus(t spans) (u spans) {
 	for _, x := range s {
 		for len(t) > 0 && t[0].b < x.a {
@@ -98,8 +98,8 @@ func (s spans) String() string {
 	return b.String()
 }
 
-// parseSpans parses the result of String. It ignores text that it does not understand, which an
-// operator has written by hand.
+// parseSpans parses the result of String. It ignores text that it does not understand, because an
+// operator may have written that text.
 func parseSpans(text string) spans {
 	var all []span
 	for part := range strings.SplitSeq(text, ",") {

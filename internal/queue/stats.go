@@ -11,10 +11,10 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file counts the elements of a queue and its holders, and pauses the consumers. Counting for
-// WithMaxLen is in room.go.
+// This file counts the elements of a queue and the claims of each consumer, and pauses the
+// consumers. Counting for WithMaxLen is in room.go.
 
-// maxCounts is the number of counts after which Len no longer waits for two equal counts.
+// maxCounts is the largest number of counts that Len makes after its first.
 const maxCounts = 20
 
 // Len counts until two counts in a row are the same: the queue had that length at a moment between
@@ -136,7 +136,8 @@ func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front [
 	return nil
 }
 
-// holders returns the holders, the most claims first. owned has the number of claims of each mark.
+// holders returns the consumers with claims, the most claims first. owned has the number of claims
+// of each mark.
 func (q *core) holders(ctx context.Context, inc *session.Incarnation, owned map[string]int) (hs []Holder, err error) {
 	marks := slices.Sorted(maps.Keys(owned))
 	paths := make([]string, len(marks))

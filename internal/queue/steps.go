@@ -10,7 +10,8 @@ import (
 // This file has the parts from which the other files build transactions: operations, and the cure
 // for the refusal of each. It sends no request.
 
-// ring returns the operation that writes the queue's znode, which wakes waiting consumers.
+// ring returns the operation that rings the bell: it writes the queue's znode, which wakes waiting
+// consumers.
 func ring(dir string) *zk.SetDataRequest {
 	return &zk.SetDataRequest{Path: dir, Data: []byte(marks.Dir), Version: -1}
 }
@@ -22,11 +23,12 @@ func (q site) unpaused() []any {
 	return []any{&zk.CreateRequest{Path: path, Acl: q.m.Config.ACL}, &zk.DeleteRequest{Path: path, Version: -1}}
 }
 
-// ours reports whether data, of the queue's znode, is empty except for zsync's mark of a parent
-// znode. A producer refuses a path with other data, because the bell would overwrite the data.
+// ours reports whether the data of the queue's znode has nothing but zsync's mark of a parent
+// znode. A producer refuses a path with other data, because the bell would overwrite it.
 func ours(data []byte) bool { return len(marks.Unmark(data)) == 0 }
 
-// outrun reports whether another client was faster, and deleted or wrote a znode.
+// outrun reports whether err means that another client was faster: it has deleted or written a
+// znode.
 func outrun(err error) bool { return session.IsNoNode(err) || session.IsBadVersion(err) }
 
 // A step is an operation of a transaction. Its cure is called if the servers have refused the

@@ -17,7 +17,7 @@ import (
 // and expired dead letters. Empty buckets and marks are not its business.
 
 // A Sweeper sweeps the znodes of a queue, once in sweepEvery, or more often if dead letters expire
-// sooner. These start a sweep that is due:
+// sooner. A sweep that is due is started by:
 //
 //   - a consumer at the front of the line, if no element is free,
 //   - a producer, after each transaction,
@@ -41,7 +41,7 @@ const (
 	// sweepEvery is the longest time until the next sweep of a process is due.
 	sweepEvery = 6 * time.Hour
 
-	// sweepAtOnce is the largest number of notes that one transaction deletes.
+	// sweepAtOnce is the largest number of notes that a transaction deletes.
 	sweepAtOnce = 500
 )
 
@@ -64,7 +64,7 @@ func (s *Sweeper) begin(late time.Duration) bool {
 	return true
 }
 
-// again makes a sweep due now, after one was interrupted.
+// again makes a sweep due now, after a sweep was interrupted.
 func (s *Sweeper) again() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,8 +87,8 @@ func (s *Sweeper) Sweep(inc *session.Incarnation, late time.Duration) {
 	})
 }
 
-// read reads the children of dir for whose names of returns true. now is the Stat of dir, which read
-// has written after the listing: its Mtime is the servers' time.
+// read reads each child of dir if of returns true for its name. After the listing, read writes dir.
+// now is the Stat from that write: its Mtime is the servers' time.
 func (s *Sweeper) read(ctx context.Context, inc *session.Incarnation, dir string, of func(name string) bool) (paths []string, nodes []session.Node, now *zk.Stat, err error) {
 	names, err := inc.Names(ctx, dir)
 	for _, name := range names {
@@ -105,19 +105,20 @@ func (s *Sweeper) read(ctx context.Context, inc *session.Incarnation, dir string
 	return paths, nodes, now, err
 }
 
-// sweepIDs deletes the notes of expired IDs, and only as it has read them. To write a note changes
-// its version, which each deletion names. To create a note again, a client has to delete it first,
-// and only sweeps do that. Each sweep writes the shard that contains the note, and each deletion
-// checks the version of the shard.
+// sweepIDs deletes the notes of expired IDs. It must not delete a note that has changed since it
+// was read. If a producer has written the note, the note has a new version, and each deletion names
+// the version. If another sweep has deleted the note and a producer has created it again, that
+// sweep has written the shard, the parent znode of the note; and each deletion checks the version
+// of the shard.
 //
-// A SendID that reads the servers' time writes the shard too. After either write, the notes that are
-// left in this shard wait for the next sweep.
+// A SendID that finds a note writes the shard too, to read the servers' time. After either write,
+// the notes that are left in this shard wait for the next sweep.
 func (s *Sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
 	if s.ids == "" {
 		return nil
 	}
 	shards, stat, err := inc.Children(ctx, s.ids)
-	// One process is enough, and for this the clock of any machine is exact enough.
+	// It is enough if one process sweeps. To decide that, the clock of any machine is exact enough.
 	if err != nil || time.Since(time.UnixMilli(stat.Mtime)) < sweepEvery/2 {
 		return err
 	}
@@ -132,13 +133,13 @@ func (s *Sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error 
 		}
 		var old []any
 		for i, n := range nodes {
-			if n.Stat != nil && len(n.Data) > 0 && parseNote(n.Data).over(n.Stat, now) { // an unreadable note stays
+			if n.Stat != nil && len(n.Data) > 0 && parseNote(n.Data).over(n.Stat, now) { // a note that the client cannot read stays
 				old = append(old, &zk.DeleteRequest{Path: paths[i], Version: n.Stat.Version})
 			}
 		}
 		for some := range slices.Chunk(old, sweepAtOnce) {
-			// The write gives ids a new version, which producers check. So the servers refuse a producer
-			// that has read one of these notes.
+			// The write gives ids a new version, which producers check. So if a producer has read
+			// one of these notes, the servers refuse its transaction.
 			ops := []any{&zk.CheckVersionRequest{Path: dir, Version: now.Version}, &zk.SetDataRequest{Path: s.ids, Version: -1}}
 			_, err := inc.Multi(ctx, append(ops, some...)...)
 			if session.OutcomeOf(err) != session.Answered {
@@ -178,8 +179,8 @@ func (s *Sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 
 // abandoned returns a function that deletes the receipts in dir that no client has written for
 // session.SweptAfter. A running process writes its receipt with each transaction, and deletes it a
-// moment after the last. Only a process that was cut off for that long finds its receipt deleted. It
-// then returns an error that says that the outcome is unknown.
+// moment after the last. So a process finds its receipt deleted only if it was cut off for that
+// long. Its call then returns an error that says that the outcome is unknown.
 //
 // Each deletion names the version that was read. If the process writes its receipt after that, the
 // servers refuse the deletion.

@@ -28,8 +28,8 @@ func (q *core) Take(ctx context.Context) (*Element, error) {
 	}
 }
 
-// takeOne is one attempt of Take. again means that there may be another element: the element has
-// become a dead letter, or the claim was lost before the removal.
+// takeOne is one attempt of Take. again means that Take must try again: the element has become a
+// dead letter, or the claim was lost before the removal.
 func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) {
 	it, err := q.seize(ctx)
 	if err != nil || it == nil {
@@ -47,17 +47,18 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 		return nil, err == nil, err
 	}
 	e = &Element{ID: it.id(), Data: it.data, Value: it.value, Sent: it.sent, Attempts: it.attempts}
-	// The removal is a txn, so a refusal by the servers ends it. Otherwise, the claimant would try again and remove
-	// an element that the caller does not get.
+	// The removal is a txn, so it fails if the servers refuse it. As another kind of entry, the
+	// claimant would try it again later, and would remove an element that the caller does not get.
 	removal, err := c.settleNow(ctx, it, entry{fate: Remove, alone: true, with: &txn{load: &load{m: q.m}}})
 	switch {
 	case err == nil, session.IsNoNode(err):
-		return e, false, nil // NoNode: this client may have removed it, and two deliveries are better than none
+		return e, false, nil // NoNode: this client may have removed the element, and two deliveries are better than none
 	case errors.Is(err, session.ErrClosed) && !errors.Is(err, session.ErrLost) && session.IsClosed(removal.done):
 		return e, false, nil // the Session was closed before the reply: the removal may be applied
 	case !session.IsClosed(removal.done):
-		// The servers may apply the removal, now or later. So the caller gets the element, although ctx has ended. If the
-		// removal is never applied, the element comes again.
+		// The servers may have applied the removal, or may apply it later. So the caller gets the
+		// element, although ctx has ended. If the servers never apply the removal, another call
+		// gets the element too.
 		q.m.Spawn(func() {
 			_, stay := q.m.BeforeClose()
 			defer stay()
@@ -100,7 +101,7 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 					}
 					return nil
 				}
-				f = f.left // a skipped misfit, so that the caller gets its error again
+				f = f.left // it has a skipped misfit: the caller gets the misfit's error again
 			}
 			switch it, err = q.claimNow(ctx, inc, f); {
 			case errors.Is(err, session.ErrVanished), err == errBarred:

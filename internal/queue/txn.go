@@ -30,9 +30,9 @@ type load struct {
 	size  int         // upper bound, in bytes
 }
 
-// A shipment is all elements that a load sends to one queue. It is one posted, because each posted
-// checks the version of the tail, and a second posted in the same transaction would find the version
-// that the first has changed.
+// A shipment is all elements that a load sends to one queue. They are one posted, because a
+// transaction can have only one posted for a queue: each checks the version of the tail, and the
+// first could change the version that the second checks.
 //
 // A shipment has its own outbox, which keeps its knowledge of the queue from the first attempt to the
 // last. That knowledge can be stale. Then the servers refuse the attempt, because a Send checks
@@ -44,8 +44,8 @@ type shipment struct {
 	at int   // index of its first step in the load
 }
 
-// newLoad returns the load of ops: operations of go-zookeeper's Multi, and *Outgoing. It fails if they
-// need more than limit bytes.
+// newLoad returns the load of ops, which are requests of go-zookeeper's Multi and *Outgoing. It
+// fails if they need more than limit bytes.
 func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *load, err error) {
 	x = &load{m: m}
 	for i, op := range ops {
@@ -90,8 +90,8 @@ func (x *load) send(q *core, p *parcel, op int) {
 	}
 }
 
-// awaitRoom waits until there is room in all queues. The transaction removes one element of the queue
-// at home, so one element fewer needs room there.
+// awaitRoom waits until there is room in all queues. home is the path of the queue whose element
+// the transaction removes, or "". One element fewer needs room there.
 func (x *load) awaitRoom(ctx context.Context, home string) error {
 	for _, s := range x.sends {
 		p := &parcel{}
@@ -176,10 +176,10 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 	return nil, err
 }
 
-// Through applies ops: operations of go-zookeeper's Multi, and *Outgoing. It calls commit to apply
-// them in one transaction, with the program's paths. If the servers refuse the transaction, the
-// responses of commit must show which operation is to blame. Through returns the response to each
-// operation that is not an *Outgoing.
+// Through applies ops, which are requests of go-zookeeper's Multi and *Outgoing. It calls commit to
+// apply them in one transaction. The paths in the argument of commit are the program's. If the
+// servers refuse the transaction, the responses of commit must show which operation is to blame.
+// Through returns the response to each operation that is not an *Outgoing.
 func Through(ctx context.Context, m *session.Manager, ops []any, commit func(ops []any) ([]zk.MultiResponse, error)) ([]zk.MultiResponse, error) {
 	x, err := newLoad(ctx, m, ops, session.MaxPacket)
 	if err == nil {
@@ -214,7 +214,7 @@ func Through(ctx context.Context, m *session.Manager, ops []any, commit func(ops
 			s.o.forget()
 		}
 		if err := m.During(ctx, func(inc *session.Incarnation) error { return steps[i].cure(inc, rs[i].Error) }); err != nil {
-			return nil, err // not the refusal: it would say that an operation of the program was at fault
+			return nil, err // not the error of the refusal, which would mean that an operation of the program was at fault
 		}
 	}
 }

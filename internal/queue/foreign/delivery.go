@@ -14,8 +14,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file is about taken elements: how a consumer gets them, and how they are settled or written
-// back. Taking them from the servers is not its business.
+// This file gives taken elements to consumers, and settles them or writes them back. Taking
+// elements from the servers is not its business.
 
 // A delivery is an element that this process has read and then taken.
 type delivery struct {
@@ -35,7 +35,7 @@ type delivery struct {
 	fate    queue.Fate    // guarded by mu
 	inHand  bool          // guarded by mu
 	lost    error         // guarded by mu
-	done    chan struct{} // made by settleLocked; closed when the first attempt of a Return is over, else at once
+	done    chan struct{} // made by settleLocked; closed after the first attempt of a Return, and at once for another Fate
 	err     error         // of the first attempt; read it only after done is closed
 
 	ctx    context.Context // nil until the first call of Context; guarded by mu
@@ -118,8 +118,8 @@ func (it *delivery) settleLocked(f queue.Fate) {
 }
 
 // putBack writes the element back to its position, exactly once. Only this process has the element.
-// So if the servers refuse, putBack tries again, until the Session is being closed, and then once
-// more.
+// So if the servers refuse, putBack tries again until the Session is being closed, and then one
+// last time.
 func (it *delivery) putBack() {
 	q := it.q
 	leaving, stay := q.m.BeforeClose()
@@ -129,7 +129,7 @@ func (it *delivery) putBack() {
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		create := &zk.CreateRequest{Path: session.ChildPath(q.dir, it.name), Data: it.stored, Acl: q.m.Config.ACL}
 		var err error
-		if queue.Oversized(q.m, q.Receipts, create) { // too large for a receipt: another library has stored it
+		if queue.Oversized(q.m, q.Receipts, create) { // there is no room for a receipt, because another library has stored it without one
 			err = q.m.During(ctx, func(inc *session.Incarnation) error {
 				_, err := inc.Create(ctx, create.Path, create.Data)
 				return err

@@ -1,6 +1,6 @@
-// Package foreign is a queue in the znodes of another library, which cannot represent claims. A
-// consumer takes an element by deleting it, and writes it back to return it. If the process crashes
-// between the two, the element is lost.
+// Package foreign stores a queue in the znodes of another library. These znodes cannot record
+// claims. A consumer takes an element by deleting it, and writes it back to return it. If the
+// process crashes between the two, the element is lost.
 package foreign
 
 import (
@@ -36,9 +36,9 @@ type engine struct {
 	sweeper *queue.Sweeper
 	skips   queue.Skipper
 	line    lock.Line     // of consumers that wait for elements
-	sending chan struct{} // has a token: the goroutine that has put it there may send
-	taking  chan struct{} // has a token: the goroutine that has put it there may take
-	faults  sync.Map      // of chan error: receive the errors that keep consumers from consuming
+	sending chan struct{} // a goroutine puts a token in before it sends, and takes it out after
+	taking  chan struct{} // a goroutine puts a token in before it takes, and takes it out after
+	faults  sync.Map      // a set of chan error, which receive the errors that keep consumers from consuming
 
 	mu        sync.Mutex
 	ready     []*delivery                                 // taken and not offered yet; guarded by mu
@@ -143,8 +143,9 @@ func (q *engine) commit(ctx context.Context, ops []any) error {
 	}
 }
 
-// read reads the znode of an element, with the elements in it. If the servers refuse to let the client
-// read it, read returns nil without an error, and consumers skip the znode for a while.
+// read reads the znode of an element, with the elements in it. If the servers refuse to let the
+// client read the znode, read returns nil without an error, and consumers skip the znode for a
+// while.
 func (q *engine) read(ctx context.Context, inc *session.Incarnation, e elementName) (*delivery, error) {
 	data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.name))
 	if q.skips.Unreadable(e.name, 0, e.name, err) {
@@ -185,13 +186,14 @@ func (q *engine) list(names []string) (es, left []elementName) {
 const maxSplit = 500
 
 // split moves each element of a znode to its own znode, <name>#<i>. It is called for a znode that
-// holds several elements, as Curator's putMulti creates it, or none. All these libraries order
-// elements by name, so the new znodes keep the positions. If the elements do not fit into one
-// transaction, split takes out the last elements first, so that the others keep their i.
+// holds several elements, which Curator's putMulti creates, or no element. All these libraries
+// order elements by name, so the elements keep their positions. If the elements do not fit into one
+// transaction, split moves the last elements first, so that the others keep their i.
 //
-// A client that has read the znode before finds a new version, or no znode. So does a second attempt
-// of split. No name is used again for other data: versions would restart at 0, and a client of another
-// library could delete an unread element.
+// If a client has read the znode before the split, its deletion fails, because the version is new
+// or the znode does not exist. A second attempt of split fails too. split never uses a name again
+// for other data: versions would restart at 0, and a client of another library could delete an
+// element that it has not read.
 func (q *engine) split(ctx context.Context, inc *session.Incarnation, it *delivery) error {
 	path, all := session.ChildPath(q.dir, it.name), it.inside
 	size, n := q.m.SizeOf(path, it.stored), len(all)
@@ -224,8 +226,9 @@ func unlessOutrun(err error) error {
 }
 
 // seize takes an element that was read: it deletes the znode. If the element does not decode, it
-// becomes a dead letter. seize returns nil without an error if this process has not got the element.
-// No caller's context ends it, because after the deletion only this process has the element.
+// becomes a dead letter. seize returns nil without an error if this process has not got the
+// element. It takes no context from the caller and cannot be stopped, because after the deletion
+// only this process has the element.
 func (q *engine) seize(it *delivery) (ours *delivery, err error) {
 	ctx := session.Finishing
 	if len(it.inside) != 1 {
@@ -288,7 +291,7 @@ func (q *engine) await(ctx context.Context, take func() (*delivery, error)) (*de
 	leaving, stay := q.m.BeforeClose()
 	if session.IsClosed(leaving) {
 		stay()
-		return nil, session.ErrClosed // Close would not wait for an element that take takes now
+		return nil, session.ErrClosed // Close would not wait for an element that is taken now
 	}
 	q.m.Spawn(func() {
 		defer stay()
@@ -309,8 +312,9 @@ func (q *engine) await(ctx context.Context, take func() (*delivery, error)) (*de
 	}
 }
 
-// first reads the first element. It returns nil if there is none. With aside, for Peek, it passes over
-// a znode that holds no elements. Without, it returns the znode, and seize splits it.
+// first reads the first element. It returns nil if there is none. With aside, it skips a znode that
+// holds no elements, because Peek writes nothing. Without aside, it returns such a znode, and seize
+// removes it.
 func (q *engine) first(ctx context.Context, aside bool) (found *delivery, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) error {
 		for synced := false; ; {
@@ -442,7 +446,7 @@ func (q *engine) Clear(ctx context.Context) (n int, err error) {
 }
 
 func (q *engine) Requeue(ctx context.Context, d *queue.Letter) error {
-	if err := q.makeQueue(ctx); err != nil { // other libraries create a container, which the servers delete
+	if err := q.makeQueue(ctx); err != nil { // a container of another library may have been deleted when it was empty
 		return err
 	}
 	remove, _ := q.Removal(d)
@@ -512,7 +516,7 @@ func (q *engine) fetch(ctx context.Context, n int) error {
 				got, err := q.await(ctx, func() (*delivery, error) { return q.seize(it) })
 				switch {
 				case err != nil && ctx.Err() == nil && q.skips.Left(e.name, 0):
-					over = true // Complain has sent the error to the consumers with Odd
+					over = true // Complain has already sent the error to the consumers with Odd
 				case err != nil && ctx.Err() == nil && refusal(err):
 					refused[e.name] = true
 					q.complain(err)
@@ -540,7 +544,7 @@ func (q *engine) awaitSome(ctx context.Context, inc *session.Incarnation, refuse
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.dir})
 		names, _, err := inc.Children(ctx, q.dir)
-		again := q.skips.Next() // read before the call of list, during which a skip can end
+		again := q.skips.Next() // call it before list, because a skip can end between the two
 		es, _ := q.list(names)
 		es = slices.DeleteFunc(es, func(e elementName) bool { return refused[e.name] })
 		switch {

@@ -29,7 +29,7 @@ type elementName struct {
 	name  string
 	class string // its priority
 	seq   int32
-	part  string // its position in the znode from which split has taken it, or empty
+	part  string // its position in the znode from which split has moved it, or empty
 }
 
 // formats has the format of each layout, by the program's name of the layout.
@@ -65,7 +65,7 @@ var formats = map[string]*format{
 }
 
 // element parses a name. The text between the prefix and the number is the priority. All these
-// libraries compare it as text, and also the suffix that split appends to the number.
+// libraries compare the whole name as text, also the suffix that split appends to the number.
 func (f *format) element(name string) (e elementName, ok bool) {
 	rest, ok := strings.CutPrefix(name, f.prefix)
 	if !ok || strings.Contains(rest, "|") { // names of Curator's delay and id queues have "|"
@@ -87,8 +87,8 @@ func (f *format) element(name string) (e elementName, ok bool) {
 	return e, false
 }
 
-// whole returns the name of the znode from which split has taken an element, by the element's name.
-// If split has not, it returns name.
+// whole returns the name of the znode from which split has moved the element name. If split has not
+// moved the element, whole returns name.
 func whole(name string) string {
 	name, _, _ = strings.Cut(name, "#")
 	return name
