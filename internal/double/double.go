@@ -1,5 +1,5 @@
-// Package double is the double barrier of a WaitGroup: parties enter together and leave
-// together, round after round. The counter of a WaitGroup is package tally.
+// Package double is the double barrier of a WaitGroup: parties enter together and leave together,
+// round after round. The counter of a WaitGroup is not its business: see package tally.
 package double
 
 import (
@@ -24,12 +24,11 @@ import (
 
 // A Rendezvous is the double barrier of one path. Each value keeps its own memberships.
 //
-// The parties are ephemeral, sequential children of one znode, the room. The room's data say
-// up to which number parties have been let in. So no round leaves a marker that could
-// confuse the next. The party that completes a round lets all of it in with one transaction,
-// which the servers apply only if each party of the round still exists. That party becomes
-// the round's keeper: it creates an ephemeral znode, by which the others learn that all have
-// left.
+// The parties are ephemeral, sequential children of one znode, the room. The room's data say up to
+// which number parties have been let in. So no round leaves a marker that could confuse the next.
+// The party that completes a round lets the whole round in with one transaction. The servers apply
+// it only if each party of the round still exists. That party becomes the round's keeper: it
+// creates an ephemeral znode, by which the other parties learn that all have left.
 //
 // Enter:
 //
@@ -37,20 +36,20 @@ import (
 //  2. Read the room, with a watch. Its Stat contains the number of children. The
 //     first time, this takes one round trip together with step 1.
 //  3. If our number has been let in, we are inside.
-//  4. Compare our number with the last one let in. If it is the n'th after that or a later
-//     one, and the room has at least n children, list them. If at least n-1 of the waiting
-//     parties are ahead of us, let the first n in; if we are the n'th, be their keeper. If
-//     that fails, or we are not among the first n, go to 2.
-//  5. Wait until the room is written. After a second, wait for the deletion of our child too;
-//     if it is deleted, start again. If we were among the next n in any case, we are inside;
-//     otherwise go to 2.
+//  4. Compare our number with the last number that was let in. If ours is greater by n or more, and
+//     the room has at least n children, list them. If at least n-1 waiting parties are ahead of us,
+//     let the first n waiting parties in. If we are the n'th, become their keeper. If that fails,
+//     or we are not among the first n, go to 2.
+//  5. Wait until the room is written. After a second, also wait for the deletion of our child, and
+//     start again if it is deleted. When the room is written, we are inside if at most n-1 waiting
+//     parties can have been ahead of us. Otherwise, go to 2.
 //
 // Leave:
 //
 //  6. Read the keeper's znode, with a watch. If we are the keeper, go to 10.
 //  7. Delete our child, unless that is done. Together with step 6, this takes one
 //     round trip.
-//  8. If there is no keeper, be the keeper: create the znode. Go to 6.
+//  8. If there is no keeper, become the keeper: create the znode. Go to 6.
 //  9. Wait for the keeper's znode. If it is written, all have left. If it is deleted without
 //     a write, the keeper has died: go to 6. Go to 6 also if the connection was replaced
 //     since the watch was set, because the znode may be the next keeper's.
@@ -58,15 +57,15 @@ import (
 //  11. Write and delete the keeper's znode, and delete our child if it still
 //     exists, in one transaction.
 //
-// In step 4, only a party with the n'th number or a later one looks at the line. That is
-// enough: of any n waiting parties, the last has such a number, and it sees the others, which
-// came before it. Such a party never waits in step 5 for a party ahead, so none must be woken
-// when a party ahead dies.
+// In step 4, only a party with the n'th number or a later one looks at the line. That is enough: of
+// any n waiting parties, the last has such a number, and it sees the others, which came before it.
+// Such a party never waits in step 5 for a party ahead of it. So no party must be woken when a
+// party ahead of it dies.
 //
-// Step 6 comes before step 7 because the keeper waits for the deletion of our child. So while
-// the keeper lives, its znode cannot be deleted before we watch it.
+// Step 6 comes before step 7 because the keeper waits for the deletion of our child. So while the
+// keeper lives, it does not delete its znode before we watch it.
 type Rendezvous struct {
-	line lock.Line // only says where the holds are
+	line lock.Line // names only the path of the holds
 	room string    // the parent of the parties, as the server knows it
 	dir  string    // the path of the WaitGroup, as the server knows it
 
@@ -81,8 +80,8 @@ type Leftovers struct {
 	m shared.WeakMap[string, leftovers]
 }
 
-// leftovers identifies parties whose Enter is over but whose znodes may still exist. All
-// Rendezvous values of a path in a Session share them: the caller may come again with another value.
+// leftovers identifies parties whose Enter is over but whose znodes may still exist. All Rendezvous
+// values of a path in a Session share them: the caller may enter again by another value.
 type leftovers struct {
 	all *Leftovers
 	dir string
@@ -91,7 +90,7 @@ type leftovers struct {
 	guids []string // guarded by mu
 }
 
-// A party enters, is inside, or leaves.
+// A party is a membership from Enter to Leave: it enters, is inside, or leaves.
 type party struct {
 	name  string // of its child
 	path  string
@@ -109,7 +108,7 @@ type party struct {
 	going  <-chan struct{} // if not nil, closed when it has deleted its child, or has failed to
 }
 
-// A roundID identifies a round, and no other at any time: the room, and the version of its
+// A roundID identifies one round, and never another: it has the room, and the version of the room's
 // data that let the round in.
 type roundID struct {
 	room    int64 // czxid
@@ -125,8 +124,8 @@ type round struct {
 
 func (r round) has(seq int32) bool { return r.after < seq && seq <= r.last }
 
-// roomState is the data of a room: "<n> <version>:<after>:<last>...", with the
-// rounds that may not have left, the latest one last.
+// roomState is the data of a room: "<n> <version>:<after>:<last>...", with the rounds whose parties
+// may still be inside, the latest round last.
 type roomState struct {
 	n      int
 	rounds []round
@@ -140,7 +139,7 @@ func (s roomState) admitted() int32 {
 	return s.rounds[len(s.rounds)-1].last
 }
 
-// find returns the round that fits, if it is remembered.
+// find returns the round that fits, if the room remembers it.
 func (s roomState) find(fits func(round) bool) (round, bool) {
 	i := slices.IndexFunc(s.rounds, fits)
 	if i < 0 {
@@ -219,14 +218,15 @@ func partyOf(n int) string { return strconv.Itoa(n) + "-" + partyBase }
 
 func isPartyOf(n int, name string) bool { return strings.Contains(name, "-"+partyOf(n)) }
 
-// LastParty is the number at which a new room replaces a room. It is long before the numbers are
-// used up: after that, a server may give a number to many parties. If a round reaches it, the
+// LastParty is the number at which a new room replaces a room. A server may give one number to many
+// parties when the numbers are used up, which is much later. If a round reaches LastParty, the
 // party that lets the round in also closes the room for all others. So no party waits there for
-// parties of the next room. Between two rounds, 2^30 parties may come and give up. Any further
-// parties must leave before the others can proceed.
+// parties of the next room. Between two rounds, 2^30 parties may come and leave again. If there are
+// more, they must leave before the others can proceed.
 const LastParty = 1 << 30
 
-// keeperPath is the same for all parties of a round, and never used again.
+// keeperPath returns the path of the keeper of a round. It is the same for all parties of the
+// round, and no other round uses it.
 func (b *Rendezvous) keeperPath(id roundID) string {
 	return session.ChildPath(b.dir, fmt.Sprintf("keeper-%x-%d", id.room, id.version))
 }
@@ -283,8 +283,8 @@ func (b *Rendezvous) Leave(ctx context.Context) error {
 	return err
 }
 
-// Membership returns the hold of the earliest membership, the next that Leave would end, and
-// its round. It returns nil if there is none.
+// Membership returns the hold of the membership that Leave would end next, and its round. It
+// returns nil if there is none.
 func (b *Rendezvous) Membership() (hold *lock.Grant, round any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -297,7 +297,7 @@ func (b *Rendezvous) Membership() (hold *lock.Grant, round any) {
 // enter is Enter within one session. It returns ErrVanished if the room or our child was
 // deleted, and Enter must start again.
 func (b *Rendezvous) enter(ctx context.Context, inc *session.Incarnation, n int) (*party, error) {
-	// Create nothing without a connection: a caller that gives up then leaves no ghost.
+	// Without a connection, create nothing. So if ctx ends before there is one, no znode is left.
 	if err := inc.Connection(ctx); err != nil {
 		return nil, err
 	}
@@ -344,10 +344,10 @@ func (b *Rendezvous) enter(ctx context.Context, inc *session.Incarnation, n int)
 	return nil, err
 }
 
-// leaveBehind remembers a party that does not wait, or no longer waits, but may have a znode:
-// its deletion is under way, or its session is lost to us and still alive at the servers. The
-// same caller may enter again, or continue in the next session. The old znode must not count
-// as a party beside its new one.
+// leaveBehind remembers a party that does not wait, or no longer waits, but may have a znode: its
+// deletion is under way, or its session is lost to us and still alive at the servers. The same
+// caller may enter again, or continue in the next session. Then the old znode must not count as a
+// party in addition to the new one.
 func (b *Rendezvous) leaveBehind(guid string) {
 	l := b.leftovers
 	l.mu.Lock()
@@ -356,12 +356,12 @@ func (b *Rendezvous) leaveBehind(guid string) {
 	l.all.m.Keep(l.dir, l, true)
 }
 
-// removeLeftovers deletes the znodes of ghosts. A ghost remains in the list until its znode is
-// deleted. Each party that enters before then tries too.
+// removeLeftovers deletes the znodes of leftover parties, the ghosts. A ghost remains in the list
+// until its znode is deleted. Each party that enters tries to delete it.
 //
-// Within a session, Find is exact. A create of an earlier session can still arrive after Find
-// only if it was held up for longer than we can take that session to be alive. To the servers,
-// its znode is then a party that dies.
+// Within a session, Find is exact. A create of an earlier session can arrive after Find only if it
+// was delayed for longer than that session counted as alive. Then its znode looks like a party that
+// enters and dies.
 func (b *Rendezvous) removeLeftovers(ctx context.Context, inc *session.Incarnation) error {
 	l := b.leftovers
 	l.mu.Lock()
@@ -390,9 +390,9 @@ func (b *Rendezvous) removeLeftovers(ctx context.Context, inc *session.Incarnati
 // keeper.
 func (b *Rendezvous) withdraw(inc *session.Incarnation, p *party) *session.Deletion {
 	return inc.Delete(&session.Deletion{Paths: []string{p.path}, By: func() error {
-		ctx := inc.Ctx // no other goroutine can do this
+		ctx := inc.Ctx // not the caller's: no other goroutine can do this
 		if p.going != nil {
-			// A Leave that was given up continues in the background. If we deleted its znode
+			// A Leave whose ctx has ended continues in the background. If we deleted its znode
 			// first, it would report a loss.
 			select {
 			case <-p.going:
@@ -406,8 +406,8 @@ func (b *Rendezvous) withdraw(inc *session.Incarnation, p *party) *session.Delet
 		if !p.asked {
 			return nil
 		}
-		// We may have let a round in without knowing it. Our child is deleted, so we cannot do
-		// so from now on. If we have, another party must be the keeper.
+		// We may have let a round in without knowing it. From now on, we cannot, because our child
+		// is deleted. If we have, another party must become the keeper.
 		if p.making != nil {
 			select {
 			case <-p.making:
@@ -501,7 +501,7 @@ func (b *Rendezvous) await(ctx context.Context, inc *session.Incarnation, room s
 func (b *Rendezvous) look(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) (inside bool, _ error) {
 	switch err := room.err; {
 	case session.IsNoNode(err), err == nil && p.round.room != 0 && p.round.room != room.Stat.Czxid:
-		return false, session.ErrVanished // another client deleted the room, and us with it
+		return false, session.ErrVanished // another client deleted the room, and our child with it
 	case err != nil:
 		return false, err
 	}
@@ -516,8 +516,8 @@ func (b *Rendezvous) look(ctx context.Context, inc *session.Incarnation, room se
 	if r, ok := state.find(func(r round) bool { return r.has(p.seq) }); ok { // Step 3.
 		p.round.version = r.version
 		if int(r.last-r.after) > n {
-			// A party with such a number may have been deleted before the round was let in. If
-			// our child still exists, ours was not.
+			// Some parties with such numbers were deleted before the round was let in. If our child
+			// still exists, it was not one of them.
 			if err := p.mustStand(ctx, inc); err != nil {
 				return false, err
 			}
@@ -527,7 +527,7 @@ func (b *Rendezvous) look(ctx context.Context, inc *session.Incarnation, room se
 	if state.admitted() >= LastParty || (lock.Child{Seq: p.seq}).Exhausted() {
 		return false, errUsedUp
 	}
-	nth := int(p.seq - state.admitted()) // at most: parties before us may have left
+	nth := int(p.seq - state.admitted()) // our place is at most nth: parties before us may have left
 	if nth >= n && int(room.Stat.NumChildren) >= n {
 		place, inside, err := b.letIn(ctx, inc, state, p) // Step 4.
 		if err != nil || inside || place >= n {
@@ -535,18 +535,19 @@ func (b *Rendezvous) look(ctx context.Context, inc *session.Incarnation, room se
 		}
 		nth = place
 	}
-	// Others may have joined the watch before, so it may be older than our read. Then it has
-	// fired by now, for a change that we have read already. If the room was written just now,
-	// we read it once more for nothing; that is the price.
+	// Other parties may have joined the watch earlier. So it may be older than our read, and have
+	// fired for a change that we have read already. Therefore, we read the room again if the watch
+	// has fired by now. If the watch fired only for a write after our read, the second read was not
+	// necessary: that is the price.
 	if session.IsClosed(room.watch.Fired) {
 		return false, nil
 	}
 	if err := b.awaitWritten(ctx, inc, room.watch, p); err != nil { // Step 5.
 		return false, err
 	}
-	// The room is written only to let the next n in. If there were fewer than n ahead of us,
-	// we are among them. There is one exception: another client has deleted our child before
-	// we have watched it. Then Leave reports the loss.
+	// The room is written only to let the next n in. If fewer than n were ahead of us, we are among
+	// these n. There is one exception: another client has deleted our child before we watched it.
+	// Then Leave reports the loss.
 	return room.watch.Event == zk.EventNodeDataChanged && nth <= n, nil
 }
 
@@ -554,16 +555,16 @@ func (b *Rendezvous) look(ctx context.Context, inc *session.Incarnation, room se
 // patient before its first look.
 const ownAfter = time.Second
 
-// awaitWritten waits until the room is written. It returns ErrVanished if another client
-// deletes our child, even after a party let the round in. For us, it is as if our session had
-// ended then.
+// awaitWritten waits until the room is written. It returns ErrVanished if another client deletes
+// our child, even after a party let the round in. To us, that is as if our session had ended at
+// that moment.
 func (b *Rendezvous) awaitWritten(ctx context.Context, inc *session.Incarnation, room *conn.Watch, p *party) error {
 	err := inc.AwaitAny(ctx, []*conn.Watch{room}, time.Now().Add(ownAfter))
 	watched := room
 	if err == nil && !session.IsClosed(room.Fired) {
 		watched = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: p.path})
 		defer inc.Watches.Leave(watched)
-		// It is set already for a party that has waited for another round before.
+		// The watch is set already if the party has waited for another round before.
 		if !inc.Watches.Stands(watched) || !inc.Watches.ArmedOnOurs(watched) {
 			var stat *zk.Stat
 			_, stat, err = inc.Children(ctx, p.path)
@@ -634,7 +635,8 @@ func (b *Rendezvous) letIn(ctx context.Context, inc *session.Incarnation, state 
 		}
 	}
 	if nth == state.n {
-		// A party behind the round would keep it only until it is inside itself.
+		// A party behind the round does not become its keeper: it would be that only until it is
+		// inside itself.
 		ops = append(ops, &zk.CreateRequest{Path: b.keeperPath(p.round), Data: []byte(p.name), Flags: zk.FlagEphemeral, Acl: inc.Manager.Config.ACL})
 	}
 	if size > session.MaxPacket {
@@ -647,7 +649,7 @@ func (b *Rendezvous) letIn(ctx context.Context, inc *session.Incarnation, state 
 		p.keeps, p.others = true, others
 		return nth, true, nil
 	case err == nil, session.IsNoNode(err), session.IsBadVersion(err):
-		// Done; or a party has left; or another party was quicker. Look again.
+		// The round is in, or a party has left, or another party was quicker. Look again.
 		return state.n, false, nil
 	case errors.Is(err, session.ErrEnded), session.OutcomeOf(err) == session.Answered:
 		return nth, false, err
@@ -704,8 +706,8 @@ func (b *Rendezvous) follow(ctx context.Context, inc *session.Incarnation, w *co
 	case unread == nil && string(keeper.Data) == p.name && keeper.Stat.EphemeralOwner == inc.ID.Load():
 		return true, b.keep(ctx, inc, p)
 	case session.IsNoNode(unread): // Step 8.
-		// The keeper has died, or it wrote its znode when all had left, and the event was lost
-		// with the connection. As the keeper, p finds out.
+		// The keeper has died, or it wrote its znode when all had left, and the event was lost with
+		// the connection. p becomes the keeper, and finds out which.
 		return b.succeed(ctx, inc, p)
 	case unread != nil:
 		return false, unread
@@ -714,8 +716,8 @@ func (b *Rendezvous) follow(ctx context.Context, inc *session.Incarnation, w *co
 		return false, err
 	}
 	// The event proves a write only if it came over the connection on which the watch was set.
-	// After an outage, the servers report a change even if the znode was deleted and another
-	// keeper has created it. Then p looks again.
+	// After an outage, the servers report a change even if the keeper's znode was deleted and the
+	// next keeper has created its own. Then p looks again.
 	told := inc.Watches.Told(w) == inc.Watches.ArmedOn(w)
 	return w.Event == zk.EventNodeDataChanged && told, nil
 }
@@ -724,8 +726,8 @@ func (b *Rendezvous) follow(ctx context.Context, inc *session.Incarnation, w *co
 // deletes p's child. err means that p was no longer inside; unread is the error of the read.
 // If ctx ends, both requests continue in the background.
 //
-// If the connection is lost under both, the read may come after the deletion. Then the
-// keeper's znode may be deleted already; step 8 finds that out.
+// If the connection is lost before both replies, the read may come after the deletion. Then the
+// keeper's znode may be deleted already. Step 8 finds that out.
 func (b *Rendezvous) readKeeper(ctx context.Context, inc *session.Incarnation, p *party) (keeper session.Node, unread, err error) {
 	path := b.keeperPath(p.round)
 	if p.left {
@@ -779,9 +781,9 @@ func (b *Rendezvous) succeed(ctx context.Context, inc *session.Incarnation, p *p
 		// Even if our server lagged, it has now caught up to this create.
 		return true, b.keep(ctx, inc, p)
 	case session.IsNoNode(err):
-		return true, nil // another party was quicker
+		return true, nil // the path of the WaitGroup is deleted, so all parties have left
 	case session.IsNodeExists(err):
-		return false, nil // somebody was quicker
+		return false, nil // another party was quicker
 	case errors.Is(err, session.ErrEnded), session.OutcomeOf(err) == session.Answered:
 		return false, err
 	case ctx.Err() != nil:
@@ -867,7 +869,7 @@ func (b *Rendezvous) tell(ctx context.Context, inc *session.Incarnation, p *part
 				return err
 			}
 		}
-		if p.left = true; gone && !open { // so another client did it; but all others have left
+		if p.left = true; gone && !open { // another client has deleted our child; but all other parties have left
 			p.hold.Claim.Lose(inc.Deleted())
 			lost = p.hold.Release()
 		} else {
@@ -889,9 +891,9 @@ func (b *Rendezvous) Parties(ctx context.Context, inc *session.Incarnation) (nam
 	}
 	all := lock.ParseChildren(names, partyBase)
 	if len(all) == 0 {
-		return nil, nil, nil // and perhaps the room has no data yet
+		return nil, nil, nil // and the room may have no data yet
 	}
-	data, _, err := inc.Get(ctx, b.room) // after the listing, so that no inside party seems to wait
+	data, _, err := inc.Get(ctx, b.room) // after the listing, so that no party that is inside seems to wait
 	if err != nil {
 		return nil, nil, err
 	}
