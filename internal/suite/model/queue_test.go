@@ -138,7 +138,8 @@ func (m *queueModel) received(how string, v, attempt int, claim context.Context,
 		m.fault(v, "was received from among the dead letters")
 	case m.limit > 0 && attempt > m.limit:
 		m.fault(v, "was delivered more often than %d times", m.limit)
-	case attempt > 0 && attempt <= e.attempt && !e.back:
+	case attempt > 0 && !e.back && (attempt < e.attempt || attempt == e.attempt && m.limit > 0):
+		// Without a limit, an attempt that ends with its session may not be counted.
 		m.fault(v, "attempt %d comes after %d", attempt, e.attempt)
 	}
 	for u, other := range m.all {
