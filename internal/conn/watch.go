@@ -53,10 +53,10 @@ type WatchKey struct {
 // There is at most one watch on the server for each key, however many waiters there are, and each
 // waiter may leave at any time. To watch a znode, join, then read the znode, then wait for Fired. A
 // watch is armed if the server has it. The connection sets the watch flag of every read of a key
-// that has a waiter, unless the watch is armed. So the state that a waiter has read is never newer
-// than the watch: either its own read set the watch, or the server already had it. A watch fires
-// once. To see the next change, join and read again. A fired watch means "look again", and nothing
-// more.
+// that has a waiter, unless the watch is armed. So every change after the state that a waiter has
+// read fires the watch: either its own read set the watch, or the server already had it. A watch
+// fires once. To see the next change, join and read again. A fired watch means "look again", and
+// nothing more.
 //
 // When the connection is replaced, the armed watches are set again ahead of any call. The server
 // answers with the events that were missed. When the session ends, its Watches ends with it.
