@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A judge is a test binary with arguments. It has all chosen mutants in it, and the environment switches one on.
+type judge struct {
+	name    string
+	dir     string // the package of the tests
+	only    string // the one package whose mutants it judges, or ""
+	args    []string
+	reached []byte // by number of mutant: 1 if the judge reaches it
+	took    time.Duration
+}
+
+// first returns the judges of all mutants, in the order of their cost.
+func first(dirs []string) (all []*judge) {
+	for _, dir := range dirs {
+		all = append(all, &judge{name: "own tests", dir: dir, only: dir, args: []string{"-test.skip=EveryWay"}})
+	}
+	all = append(all, &judge{name: "random programs", dir: "internal/fleet", args: []string{"-test.run=RandomPrograms"}})
+	for _, dir := range []string{"internal/lock", "internal/txn", "internal/lease"} {
+		all = append(all, &judge{name: "exhaustive tests", dir: dir, args: []string{"-test.run=EveryWay"}})
+	}
+	return append(all, &judge{name: "models", dir: "internal/suite/model", args: []string{"-test.run=TestModelOf"}})
+}
+
+// others are the packages whose tests judge the mutants that survive: each test is a judge.
+var others = []string{
+	".", "internal/suite/cancel", "internal/suite/cases", "internal/suite/closing", "internal/suite/doublebarrier", "internal/suite/lag",
+	"internal/suite/linear", "internal/suite/locks", "internal/suite/loss", "internal/suite/model", "internal/suite/observe", "internal/suite/queue",
+	"internal/suite/semaphore", "internal/suite/session", "internal/suite/state", "internal/suite/strangers", "internal/suite/txn",
+}
+
+// build builds the test binary of each package.
+func build(dirs []string, overlay, folder string) error {
+	for _, dir := range dirs {
+		name := binary(dir, folder)
+		out, err := exec.Command("go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", name, "./"+dir).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s: %w\n%s", dir, err, out)
+		}
+	}
+	return nil
+}
+
+func binary(dir, folder string) string {
+	return filepath.Join(folder, strings.ReplaceAll(dir, "/", "+")+".test")
+}
+
+var errorAt = regexp.MustCompile(`(?m)^(\S+?\.go):(\d+):(\d+): `)
+
+// compilable drops the chosen mutants that do not compile, and returns the rest. If several mutants are in a line with an
+// error, it drops them all.
+func compilable(dirs []string, chosen []*mutant, total int, folder string) (rest []*mutant, overlay string, err error) {
+	for range 50 {
+		if overlay, err = switchable(dirs, chosen, total, folder); err != nil {
+			return nil, "", err
+		}
+		args := []string{"build", "-o", os.DevNull, "-gcflags=-e", "-overlay", overlay}
+		for _, dir := range dirs {
+			args = append(args, "./"+dir)
+		}
+		out, err := exec.Command("go", args...).CombinedOutput()
+		if err == nil {
+			return chosen, overlay, nil
+		}
+		rest = slices.Clone(chosen)
+		for _, at := range errorAt.FindAllStringSubmatch(string(out), -1) {
+			line, _ := strconv.Atoi(at[2])
+			rest = slices.DeleteFunc(rest, func(m *mutant) bool {
+				return filepath.Base(at[1]) == strings.ReplaceAll(m.dir+"/"+m.file, "/", "+") && (m.line <= line && line <= m.last || line == m.end)
+			})
+		}
+		if len(rest) == len(chosen) {
+			return nil, "", fmt.Errorf("not because of a mutant: %s", out)
+		}
+		chosen = rest
+	}
+	return nil, "", errors.New("still does not compile")
+}
+
+// record runs a judge without a mutant. It must pass. Afterwards it is known which mutants it reaches, and how
+// long it takes.
+func (j *judge) record(total int) error {
+	name := filepath.Join(*folder, "record")
+	if err := os.WriteFile(name, make([]byte, total), 0o644); err != nil {
+		return err
+	}
+	began := time.Now()
+	if v := j.run(-1, 10*time.Minute, "ZSYNC_MUTANT_RECORD="+name); v.killed {
+		return fmt.Errorf("%s of %s fails without a mutant: %s", j.name, j.dir, v.by)
+	}
+	j.took = time.Since(began)
+	var err error
+	j.reached, err = os.ReadFile(name)
+	return err
+}
+
+// each returns a judge for each test of a package. A test that fails without a mutant is left out.
+func each(dir string, total int) (all []*judge) {
+	cmd := exec.Command(binary(dir, *folder), "-test.list=^Test")
+	cmd.Dir = dir
+	out, err := cmd.Output()
+	if err != nil {
+		log.Printf("%s: %v", dir, err)
+	}
+	for test := range strings.FieldsSeq(string(out)) {
+		j := &judge{name: "other tests", dir: dir, args: []string{"-test.run=^" + test + "$"}}
+		if err := j.record(total); err != nil {
+			log.Print(test, " ", err)
+			continue
+		}
+		all = append(all, j)
+	}
+	return all
+}
+
+// A verdict is a judge's answer about a mutant.
+type verdict struct {
+	killed bool
+	by     string // the test that failed, or how the tests ended
+	output []byte
+}
+
+var failed = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
+var panicked = regexp.MustCompile(`(?m)^(?:panic|fatal error): (.*)`)
+
+// run runs the judge on a mutant.
+func (j *judge) run(number int, limit time.Duration, env ...string) verdict {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	// A mutant may allocate without end. The tests need 1 GB, and Go reserves more than it uses.
+	cmd := exec.CommandContext(ctx, "sh", append([]string{"-c", `ulimit -v 8000000; exec "$@"`, "sh", binary(j.dir, *folder), "-test.failfast"}, j.args...)...)
+	cmd.Dir = j.dir
+	cmd.Env = append(append(os.Environ(), fmt.Sprintf("ZSYNC_MUTANT=%d", number)), env...)
+	cmd.WaitDelay = time.Second
+	out, err := cmd.CombinedOutput()
+	v := verdict{killed: err != nil, output: out}
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		v.by = "timeout"
+	default:
+		v.by = err.Error()
+		if at := panicked.FindSubmatch(out); at != nil {
+			v.by = "panic: " + string(at[1])
+		}
+		if at := failed.FindSubmatch(out); at != nil {
+			v.by = string(at[1])
+		}
+	}
+	return v
+}
+
+// limit is how long the judge may take for a mutant. A test that hangs exceeds it. A test that is slow, because the
+// machine has other work, does not.
+func (j *judge) limit() time.Duration {
+	return 10*time.Second + 6*j.took
+}

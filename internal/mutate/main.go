@@ -1,0 +1,295 @@
+// Command mutate measures whether the tests find small faults of the library. It changes one place of the
+// library at a time, a mutant, and runs the tests:
+//
+//	go run ./internal/mutate -n 440 -seed 1 -results FILE
+//
+// # Mutants
+//
+// Each mutant is a change of a kind in this list, in the code of conn, lease, session, txn, lock or queue:
+//
+//   - negate: a condition, or one operand of && or ||, is negated.
+//   - omit: a statement is left out (a call, an assignment, go, defer, send, break, continue, return).
+//   - bound: a bound moves by one (< is <=, <= is <, > is >=, >= is >; a number that is added or subtracted is
+//     one less).
+//   - return: a bool that is returned is negated; nil is returned for an error, or an error for nil.
+//
+// The seed chooses the mutants among all places of all six packages, so a package with more code has more of them.
+// A mutant that does not compile does not count.
+//
+// All chosen mutants are compiled into the tests together, each switched off, by an overlay of the go command.
+// The environment switches one on (ZSYNC_MUTANT). So each test binary is built once, and the tree stays as it is.
+//
+// # Judges
+//
+// The judges are tests, tried in the order of their cost: the package's own tests, random programs of internal/fleet
+// (its 120 programs), the exhaustive tests, and the models. The first that fails kills the mutant; a panic and a
+// timeout kill as well. The other tests judge the survivors, one test at a time: the tests of the primitives and
+// the suites. The tests that take least time come first, and -budget bounds the time for each mutant.
+//
+// First, each judge runs without a mutant: it must pass, and shows which mutants it reaches. A judge is not asked
+// about the others. After each 50 mutants, the first judges run again without a mutant. The results say if one
+// failed, for then it kills by chance.
+//
+// # Results
+//
+// Each mutant has a line in the file of results, and a second if it is judged by the other tests, too. A run
+// skips the mutants that have a line there. The command prints a table of them at the end, or by -table alone.
+package main
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+var packages = []string{"internal/conn", "internal/lease", "internal/session", "internal/txn", "internal/lock", "internal/queue"}
+
+var (
+	n       = flag.Int("n", 420, "judge so many `mutants`, less those that do not compile")
+	seed    = flag.Uint64("seed", 1, "the `seed` chooses the mutants")
+	results = flag.String("results", "mutants.txt", "the `file` of results; a run skips the mutants in it")
+	table   = flag.Bool("table", false, "only print the table of the results")
+	only    = flag.Int("only", -1, "judge only the mutant of this `number`, and print what the judges print")
+	budget  = flag.Duration("budget", time.Minute, "the `time` of the other tests for each mutant that survives the first judges")
+	folder  = flag.String("work", filepath.Join(os.TempDir(), "mutate"), "the `folder` for binaries")
+)
+
+func main() {
+	log.SetFlags(log.Ltime)
+	flag.Parse()
+	if !*table {
+		if err := run(); err != nil {
+			log.Fatal(err)
+		}
+	}
+	if err := printTable(os.Stdout, *results); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run() error {
+	possible, err := find(packages)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(*folder, 0o755); err != nil {
+		return err
+	}
+	chosen := choose(possible, *n, *seed)
+	log.Printf("%d of %d possible mutants, seed %d", len(chosen), len(possible), *seed)
+	mutants, overlay, err := compilable(packages, chosen, len(possible), *folder)
+	if err != nil {
+		return err
+	}
+	log.Printf("%d do not compile", len(chosen)-len(mutants))
+	r, err := openResults(*results, fmt.Sprintf("# seed %d, %d possible, sources %s", *seed, len(possible), fingerprint()))
+	if err != nil {
+		return err
+	}
+	if err := r.judgeFirst(mutants, overlay, len(possible)); err != nil {
+		return err
+	}
+	return r.judgeSurvivors(mutants, overlay, len(possible))
+}
+
+// choose picks n mutants. They are in a random order, so that a run that is stopped has judged a random sample.
+func choose(possible []*mutant, n int, seed uint64) []*mutant {
+	chosen := slices.Clone(possible)
+	rand.New(rand.NewPCG(seed, 0)).Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
+	return chosen[:min(n, len(chosen))]
+}
+
+// fingerprint is a hash of the sources. Results are valid for one state of the sources.
+func fingerprint() string {
+	h := sha256.New()
+	for _, dir := range packages {
+		names, _ := sources(dir)
+		for _, name := range names {
+			text, _ := os.ReadFile(name)
+			h.Write(text)
+		}
+	}
+	return fmt.Sprintf("%x", h.Sum(nil)[:6])
+}
+
+// judgeFirst has the first judges judge the mutants that have no result yet.
+func (r *record) judgeFirst(mutants []*mutant, overlay string, total int) error {
+	mutants = slices.DeleteFunc(slices.Clone(mutants), func(m *mutant) bool { return r.verdict[m.String()] != "" && m.number != *only })
+	if len(mutants) == 0 {
+		return nil
+	}
+	all, dirs := first(packages), []string{}
+	for _, j := range all {
+		dirs = append(dirs, j.dir)
+	}
+	slices.Sort(dirs)
+	if err := build(slices.Compact(dirs), overlay, *folder); err != nil {
+		return err
+	}
+	for _, j := range all {
+		if err := j.record(total); err != nil {
+			return err
+		}
+		log.Printf("%-20s %-24s %6.1f s", j.name, j.dir, j.took.Seconds())
+	}
+	for i, m := range mutants {
+		if *only >= 0 && m.number != *only {
+			continue
+		}
+		if err := r.judge(m, all, "not reached first", "survived first", 0); err != nil {
+			return err
+		}
+		if (i+1)%50 == 0 {
+			if err := r.control(all); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// control runs the judges without a mutant.
+func (r *record) control(all []*judge) error {
+	red := 0
+	for _, j := range all {
+		if v := j.run(-1, j.limit()); v.killed {
+			red++
+			fmt.Fprintf(r.file, "# without a mutant, %s of %s failed: %s\n", j.name, j.dir, v.by)
+		}
+	}
+	_, err := fmt.Fprintf(r.file, "# without a mutant, %d of %d judges failed\n", red, len(all))
+	return err
+}
+
+// judgeSurvivors has the other tests judge the mutants that survived the first judges.
+func (r *record) judgeSurvivors(mutants []*mutant, overlay string, total int) error {
+	mutants = slices.DeleteFunc(slices.Clone(mutants), func(m *mutant) bool {
+		v := r.verdict[m.String()]
+		return v != "survived first" && v != "not reached first"
+	})
+	if len(mutants) == 0 {
+		return nil
+	}
+	if err := build(others, overlay, *folder); err != nil {
+		return err
+	}
+	var all []*judge
+	for _, dir := range others {
+		all = append(all, each(dir, total)...)
+		log.Printf("%d tests, up to %s", len(all), dir)
+	}
+	slices.SortStableFunc(all, func(a, b *judge) int { return cmp.Compare(a.took, b.took) })
+	for _, m := range mutants {
+		if *only >= 0 && m.number != *only {
+			continue
+		}
+		unreached := "not reached"
+		if r.verdict[m.String()] == "survived first" {
+			unreached = "survived"
+		}
+		if err := r.judge(m, all, unreached, "survived", *budget); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// judge has judges judge a mutant, and appends its line. The verdict is "killed", unreached if no judge reaches it, or
+// survived. A budget bounds the judges' time, as measured without a mutant.
+func (r *record) judge(m *mutant, all []*judge, unreached, survived string, budget time.Duration) error {
+	began, verdict, by, which := time.Now(), unreached, "", ""
+	var used time.Duration
+	for _, j := range all {
+		if j.only != "" && j.only != m.dir || j.reached[m.number] == 0 {
+			continue
+		}
+		if used += j.took; budget > 0 && used > budget {
+			break
+		}
+		verdict = survived
+		v := j.run(m.number, j.limit())
+		if *only >= 0 {
+			fmt.Printf("%s: %s of %s %v\n%s\n", m, j.name, j.dir, j.args, v.output)
+		}
+		if v.killed {
+			verdict, which, by = "killed", j.name, j.dir+" "+v.by
+			break
+		}
+	}
+	r.verdict[m.String()] = verdict
+	_, err := fmt.Fprintln(r.file, strings.Join([]string{m.String(), verdict, which, by, fmt.Sprintf("%.1f s", time.Since(began).Seconds()), m.where, m.text}, "\t"))
+	return err
+}
+
+// A record is the file of results, and the last verdict of each mutant in it.
+type record struct {
+	file    *os.File
+	verdict map[string]string
+}
+
+// openResults opens the file of results for appending.
+func openResults(name, head string) (*record, error) {
+	text, err := os.ReadFile(name)
+	if err != nil && !os.IsNotExist(err) {
+		return nil, err
+	}
+	head += "\n"
+	if len(text) > 0 && !strings.HasPrefix(string(text), head) {
+		return nil, fmt.Errorf("%s has the results of another run: %.80s", name, text)
+	}
+	r := &record{verdict: map[string]string{}}
+	for line := range strings.Lines(string(text)) {
+		if field := strings.Split(line, "\t"); len(field) > 1 {
+			r.verdict[field[0]] = field[1]
+		}
+	}
+	if r.file, err = os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err == nil && len(text) == 0 {
+		_, err = r.file.WriteString(head)
+	}
+	return r, err
+}
+
+// printTable prints how many mutants of each package each judge was the first to kill.
+func printTable(out io.Writer, name string) error {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	last := map[string][]string{} // by mutant, the fields of its last line
+	for line := range strings.Lines(string(text)) {
+		if field := strings.Split(line, "\t"); len(field) > 2 {
+			last[field[0]] = field
+		}
+	}
+	columns := []string{"own tests", "random programs", "exhaustive tests", "models", "other tests", "survived", "survived first", "not reached", "not reached first"}
+	rows := append(slices.Clone(packages), "together")
+	count := map[[2]string]int{} // by row and column
+	for id, field := range last {
+		column := field[1]
+		if column == "killed" {
+			column = field[2]
+		}
+		row := packages[slices.IndexFunc(packages, func(dir string) bool { return strings.Contains(id, " "+dir+"/") })]
+		count[[2]string{row, column}]++
+		count[[2]string{"together", column}]++
+	}
+	fmt.Fprintf(out, "| package | mutants | %s |\n|---%s|\n", strings.Join(columns, " | "), strings.Repeat("|---", len(columns)+1))
+	for _, row := range rows {
+		total, cells := 0, ""
+		for _, c := range columns {
+			total += count[[2]string{row, c}]
+			cells += fmt.Sprintf(" | %d", count[[2]string{row, c}])
+		}
+		fmt.Fprintf(out, "| %s | %d%s |\n", strings.TrimPrefix(row, "internal/"), total, cells)
+	}
+	return nil
+}
