@@ -118,20 +118,20 @@ func (c *conn) forget() {
 // serve is the reader.
 func (c *conn) serve() {
 	defer c.forget()
-	var first [4]byte
-	if _, err := io.ReadFull(c.r, first[:]); err != nil {
+	first, err := c.r.Peek(4)
+	if err != nil {
 		return
 	}
 	if !c.lockUnpartitioned(0) {
 		return
 	}
 	c.s.mu.Unlock()
-	if answer, ok := c.s.fourLetter(string(first[:])); ok {
+	if answer, ok := c.s.fourLetter(string(first)); ok {
 		_ = c.nc.SetWriteDeadline(time.Now().Add(lastWords))
 		_, _ = c.nc.Write([]byte(answer))
 		return
 	}
-	frame, ok := c.readFrame(first)
+	frame, ok := c.readFrame()
 	if !ok {
 		return
 	}
@@ -148,11 +148,7 @@ func (c *conn) serve() {
 // next reads one request and carries it out. It reports whether there may be
 // another.
 func (c *conn) next() bool {
-	var length [4]byte
-	if _, err := io.ReadFull(c.r, length[:]); err != nil {
-		return false
-	}
-	frame, ok := c.readFrame(length)
+	frame, ok := c.readFrame()
 	if !ok {
 		c.kill()
 		return false
@@ -172,10 +168,15 @@ func (c *conn) next() bool {
 	return c.carryOut(&r)
 }
 
-// readFrame reads a packet after its length. The buffer for a packet that claims
-// to be large grows only as bytes arrive.
-func (c *conn) readFrame(length [4]byte) ([]byte, bool) {
-	n := int(int32(binary.BigEndian.Uint32(length[:])))
+// readFrame reads a packet. The buffer for a packet that claims to be large grows
+// only as bytes arrive.
+func (c *conn) readFrame() ([]byte, bool) {
+	length, err := c.r.Peek(4)
+	if err != nil {
+		return nil, false
+	}
+	n := int(int32(binary.BigEndian.Uint32(length)))
+	_, _ = c.r.Discard(len(length))
 	if n < 0 || n > c.s.maxBuffer {
 		return nil, false
 	}

@@ -66,7 +66,7 @@ func (s *Server) write(c *conn, r *Request, b []byte) ([]byte, int32) {
 	ch, code := s.leader.tree.check(c.who(), r)
 	if code == CodeOK && ch.kind != changeNone {
 		s.leader.tree.apply(x, &ch)
-		x.changes = []change{ch}
+		x.changes = append(x.one[:0], ch)
 	}
 	s.commit(x)
 	c.at.catchUp(s)

@@ -177,6 +177,7 @@ type txn struct {
 	zxid    int64
 	time    int64 // milliseconds since 1970
 	changes []change
+	one     [1]change // storage for changes, while there is one
 
 	// An ensemble agrees upon a transaction before it applies it.
 	code   int32      // why it failed

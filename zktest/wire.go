@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/binary"
-	"maps"
 	"slices"
 	"strings"
 )
@@ -178,17 +177,20 @@ func appendChildren(b []byte, n *node) []byte {
 // listing returns the names of the children in the order of a hash, as ZooKeeper does. A client
 // must not rely on it, and the same tree has the same order each time.
 func (n *node) listing() []string {
+	names := make([]string, 0, len(n.children))
 	hashes := make(map[string]uint64, len(n.children))
 	for name := range n.children {
 		h := uint64(14695981039346656037) // FNV-1a
 		for i := range len(name) {
 			h = (h ^ uint64(name[i])) * 1099511628211
 		}
+		names = append(names, name)
 		hashes[name] = h ^ h>>32
 	}
-	return slices.SortedFunc(maps.Keys(n.children), func(a, b string) int {
+	slices.SortFunc(names, func(a, b string) int {
 		return cmp.Or(cmp.Compare(hashes[a], hashes[b]), strings.Compare(a, b))
 	})
+	return names
 }
 
 // frameStart is the room that a packet's length and reply header take.

@@ -122,7 +122,7 @@ type Claim struct {
 	recall  func()        // gives up the place if no goroutine has it; nil if it was never kept
 }
 
-func (l *Line) ranks(r *session.Roll) *ranks { return ranksOf(r, l.Strict, l.Bases) }
+func (l *Line) ranks(r *session.Roll) *ranks { return ranksOf(r, l.Bases) }
 
 // confirm is the last step before a caller learns of the turn: see Place.acquire.
 func (c *Claim) confirm() error {
@@ -252,7 +252,9 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 	var err error
 	if me, ok := ParseChild(session.BaseName(path), l.Bases...); ok {
 		c.Child = me
-		err = unmixed(l.Bases, rk.mixed, &me)
+		if l.Strict {
+			err = unmixed(l.Bases, rk.mixed, &me)
+		}
 	} else { // no server with this protocol answers so
 		err = fmt.Errorf("%w: created %q as %q", conn.ErrProtocol, name, path)
 	}

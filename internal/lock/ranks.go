@@ -21,24 +21,20 @@ type ranks struct {
 	in    []Child // the contenders that a number orders, in the order of their numbers
 	told  bool    // that is the order of arrival, and all others are behind
 	sure  bool    // also, there are no others, and all numbers differ
-	mixed []Child // contenders of other kinds, if the line is strict
+	mixed []Child // contenders of other kinds
 
 	once  sync.Once
 	heads []string // the first names of in; set by once
 }
 
-func ranksOf(r *session.Roll, strict bool, bases []string) *ranks {
-	key := struct {
-		bases  string
-		strict bool
-	}{strings.Join(bases, "/"), strict}
-	return r.Make(key, func(names []string) any {
+func ranksOf(r *session.Roll, bases []string) *ranks {
+	return r.Make(strings.Join(bases, "/"), func(names []string) any {
 		in, exhausted, told := split(ParseChildren(names, bases...))
 		rk := &ranks{in: in, told: told, sure: told && len(exhausted) == 0}
 		for i := 1; i < len(in); i++ {
 			rk.sure = rk.sure && in[i-1].Seq != in[i].Seq
 		}
-		if strict && len(in)+len(exhausted) < len(names) {
+		if len(in)+len(exhausted) < len(names) {
 			rk.mixed = strangers(names, bases)
 		}
 		return rk

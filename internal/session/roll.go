@@ -31,7 +31,10 @@ type Roll struct {
 }
 
 // A madeOf is a value that Make has derived from a Roll.
-type madeOf struct{ key, v any }
+type madeOf struct {
+	key string
+	v   any
+}
 
 // Names returns the listed names. They share memory: see [wire.Scanner.Strings].
 func (r *Roll) Names() []string { return r.val.names }
@@ -52,7 +55,7 @@ func (r *Roll) Has(name string) bool {
 }
 
 // Make returns the result of f for r. f is called once for all users of r with this key.
-func (r *Roll) Make(key any, f func(names []string) any) any {
+func (r *Roll) Make(key string, f func(names []string) any) any {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, m := range r.made {
