@@ -9,8 +9,8 @@ import (
 )
 
 // This file has the access control of znodes: the identities that clients
-// prove, the check of a list, and the rules for a new list. It does not decide
-// which permission a request needs; see ops.go and reads.go.
+// prove, the check of an ACL, and the rules for a new ACL. The permission that
+// a request needs is the business of ops.go and reads.go.
 
 // Permissions of an ACL.
 const (
@@ -22,7 +22,7 @@ const (
 	permAll    int32 = 31
 )
 
-// An identity names a client under an authentication scheme.
+// An identity is a client's id under an authentication scheme.
 type identity struct {
 	scheme, id string
 }
@@ -39,8 +39,7 @@ var (
 	openACLBytes = appendACLs(nil, openACL)
 )
 
-// allowed reports whether list grants any of the permissions perms to a client
-// that has the identities ids.
+// allowed reports whether list grants a permission in perms to a client with the identities ids.
 func allowed(list []acl, perms int32, ids []identity) bool {
 	if len(list) == 0 {
 		return true
@@ -56,8 +55,8 @@ func allowed(list []acl, perms int32, ids []identity) bool {
 	return false
 }
 
-// matches reports whether the id of an ACL entry covers who: an equal identity, or
-// an address in its network.
+// matches reports whether id, of an ACL entry, covers the identity who. Either both are equal, or
+// id is a network that contains the address.
 func (id identity) matches(who identity) bool {
 	if id.scheme != who.scheme {
 		return false
@@ -73,8 +72,7 @@ func (id identity) matches(who identity) bool {
 	return err == nil && network.Contains(addr.Unmap())
 }
 
-// parseNetwork parses the id of an ip ACL: an address, or one with a number of
-// bits.
+// parseNetwork parses the id of an ip ACL: an address, or an address, a slash and a number of bits.
 func parseNetwork(s string) (netip.Prefix, error) {
 	if strings.Contains(s, "/") {
 		p, err := netip.ParsePrefix(s)
@@ -89,11 +87,11 @@ func parseNetwork(s string) (netip.Prefix, error) {
 }
 
 // fixACL returns list as the server stores it for a client with the identities
-// ids: without duplicates, and with "auth" replaced by the identities that the
-// client has proved. It reports false if list is empty or an entry is invalid.
+// ids: without duplicates, and with all proved identities of the client in
+// place of "auth". It reports false if list is empty or an entry is invalid.
 func fixACL(list []acl, ids []identity) ([]acl, bool) {
 	if len(list) == 1 && list[0] == openACL[0] {
-		return openACL, true // by far the most common, and then shared
+		return openACL, true // the most common list, shared by its znodes
 	}
 	var fixed []acl
 	add := func(a acl) {
@@ -146,8 +144,8 @@ func authenticate(scheme string, data []byte, ip string) (identity, bool) {
 	return identity{}, false
 }
 
-// redact returns list as a client sees it that may read but not administer:
-// without the passwords' hashes.
+// redact returns list without the hashes of passwords, for a client with the permission to read but
+// not to administer.
 func redact(list []acl) []acl {
 	list = slices.Clone(list)
 	for i, a := range list {
@@ -158,7 +156,7 @@ func redact(list []acl) []acl {
 	return list
 }
 
-// userName returns the part of id that whoAmI shows.
+// userName returns the user of id in the reply to whoAmI.
 func (id identity) userName() string {
 	if id.scheme == "digest" {
 		user, _, _ := strings.Cut(id.id, ":")

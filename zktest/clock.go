@@ -6,13 +6,12 @@ import (
 	"time"
 )
 
-// This file does the work of a single server that is due at a time: sessions
-// expire, containers are removed, lagging addresses catch up. An ensemble has
-// an agenda of its own; see way.go.
+// This file does the timed work of a single server: sessions expire, containers
+// are removed, lagging addresses catch up. The timed work of an ensemble is the
+// business of way.go.
 
 // clock ends sessions, reaps containers and lets lagging addresses catch up,
-// each at its time. It sleeps until the next thing to do, so that an idle
-// server is idle.
+// each at its time. Between them it sleeps, so an idle server uses no CPU.
 func (s *Server) clock() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -36,7 +35,7 @@ func (s *Server) clock() {
 	}
 }
 
-// rearm makes the clock look again no later than at. Server.mu is held.
+// rearm makes the clock call elapse no later than at. Server.mu is held.
 func (s *Server) rearm(at time.Time) {
 	if s.armed.IsZero() || at.Before(s.armed) {
 		s.armed = at
@@ -44,8 +43,8 @@ func (s *Server) rearm(at time.Time) {
 	}
 }
 
-// elapse does all that is due and returns the time of the next task, or zero
-// for none. Server.mu is held.
+// elapse does all work that is due. It returns the time of the next work, or zero if there is none.
+// Server.mu is held.
 func (s *Server) elapse(now time.Time) (next time.Time) {
 	sooner := func(at time.Time) {
 		if next.IsZero() || at.Before(next) {
@@ -82,8 +81,8 @@ func (s *Server) elapse(now time.Time) (next time.Time) {
 	return next
 }
 
-// reap removes the containers that had children and have none, and the
-// childless nodes whose time to live is over.
+// reap deletes each childless node that is a container and has had children, or whose time to live
+// is over.
 func (s *Server) reap(now time.Time) {
 	t := s.leader.tree
 	for _, path := range slices.Sorted(maps.Keys(t.reapable)) {
@@ -101,7 +100,7 @@ func (s *Server) reap(now time.Time) {
 	}
 }
 
-// oldestFirst returns paths in the order in which they were created.
+// oldestFirst returns paths in the order of the creation of their nodes.
 func oldestFirst(t *tree, paths map[string]struct{}) []string {
 	return slices.SortedFunc(maps.Keys(paths), func(a, b string) int {
 		x, y := t.nodes[a], t.nodes[b]

@@ -10,12 +10,12 @@ import (
 )
 
 // This file serves one connection of a client: it reads requests, applies the
-// faults of fault.go to them, and writes replies and events in order. It does
-// not carry requests out; see ops.go, reads.go and session.go.
+// faults of fault.go to them, and writes replies and events in order. The
+// execution of the requests is the business of ops.go, reads.go and session.go.
 
-// A conn is one connection of a client. Two goroutines serve it: the reader
-// takes requests one by one and carries each out under Server.mu; the writer
-// sends the bytes in output.
+// A conn is one connection of a client. Two goroutines serve it. The reader
+// takes requests one by one and carries out each under Server.mu. The writer
+// sends the bytes in out.
 type conn struct {
 	s      *Server
 	nc     net.Conn
@@ -28,22 +28,22 @@ type conn struct {
 	done   chan struct{} // closed by kill
 	killed sync.Once
 
-	reply []byte    // the reader's, for building replies
-	ops   []Request // the reader's, for decoding multis
+	reply []byte    // buffer for replies; only the reader uses it
+	ops   []Request // buffer for decoding multis; only the reader uses it
 
 	// Guarded by Server.mu.
 	session   *session              // nil before the handshake
 	ids       []identity            // the identities that the client has proved
-	nonce     string                // of an exchange of SASL that has begun
-	watched   map[watchKey]struct{} // what it watches, in at.view.watches
-	lastEvent int64                 // the last event that was sent to it
+	nonce     string                // of the SASL exchange that has begun, or ""
+	watched   map[watchKey]struct{} // the keys of its watches in at.view.watches
+	lastEvent int64                 // the last event sent to it, see nextEvent
 	closing   bool                  // no further request is carried out
-	now       string                // the step that the reader is at, for Dump and a Close that hangs
+	now       string                // the current step of the reader, for Dump and for a Close that hangs
 	received  int64                 // packets
 	sent      int64                 // packets
 }
 
-// start serves nc, which a client opened to e.
+// start serves nc, a connection from a client to e.
 func (s *Server) start(nc net.Conn, e *endpoint) {
 	c := &conn{
 		s: s, nc: nc, at: e, remote: nc.RemoteAddr().String(),
@@ -78,22 +78,21 @@ func (c *conn) kill() {
 	})
 }
 
-// finish ends the connection once everything queued for the client has left.
-// Server.mu is held.
+// finish ends the connection after all queued bytes are sent to the client. Server.mu is held.
 func (c *conn) finish() {
 	if c.closing {
 		return
 	}
 	c.closing = true
 	if c.session == nil || c.s.partitions[c.session.id] == nil {
-		// A client that does not read must not keep the connection open.
+		// Without a deadline, a client that does not read would keep the connection open.
 		_ = c.nc.SetWriteDeadline(time.Now().Add(lastWords + c.s.latency))
 	}
 	c.out.finish()
 }
 
-// send queues a packet for the client. Server.mu is held, which makes the
-// order of the packets on every connection the order of the transactions.
+// send queues a packet for the client. Server.mu is held, so packets on every connection have the
+// order of the transactions.
 func (c *conn) send(b []byte) {
 	c.sent++
 	if c.out.append(b, c.s.latency) > outputLimit {
@@ -101,7 +100,7 @@ func (c *conn) send(b []byte) {
 	}
 }
 
-// forget takes the connection, which has ended, out of the server.
+// forget removes a connection that has ended from the server.
 func (c *conn) forget() {
 	c.kill()
 	s := c.s
@@ -140,13 +139,12 @@ func (c *conn) serve() {
 		for c.next() {
 		}
 	}
-	// Stay until the writer has sent the last words or the client has closed the
-	// connection. Further requests are thrown away.
+	// Wait until the writer has sent the last bytes or the client has closed the connection.
+	// Discard further requests.
 	_, _ = io.Copy(io.Discard, c.r)
 }
 
-// next reads one request and carries it out. It reports whether there may be
-// another.
+// next reads one request and carries it out. It reports whether another request may follow.
 func (c *conn) next() bool {
 	frame, ok := c.readFrame()
 	if !ok {
@@ -168,8 +166,8 @@ func (c *conn) next() bool {
 	return c.carryOut(&r)
 }
 
-// readFrame reads a packet. The buffer for a packet that claims to be large grows
-// only as bytes arrive.
+// readFrame reads a packet. The buffer for a large packet grows only as bytes arrive, because its
+// length may be wrong.
 func (c *conn) readFrame() ([]byte, bool) {
 	length, err := c.r.Peek(4)
 	if err != nil {
@@ -233,7 +231,7 @@ func (c *conn) write() {
 	}
 }
 
-// sleep waits for d and reports whether the connection is still there.
+// sleep waits for d, or until the connection ends. It reports whether the connection is still open.
 func (c *conn) sleep(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -245,8 +243,8 @@ func (c *conn) sleep(d time.Duration) bool {
 	}
 }
 
-// carryOut carries out one request, faults included. It reports whether the
-// connection takes another.
+// carryOut carries out one request, with the faults for it. It reports whether another request may
+// follow.
 func (c *conn) carryOut(r *Request) bool {
 	s := c.s
 	if !c.lockConnected() {
@@ -303,8 +301,8 @@ func (c *conn) carryOut(r *Request) bool {
 	return action.kind.repeats() && !c.closing
 }
 
-// answer sends b, the reply to r. If action drops or cuts the reply, it sends that
-// part only.
+// answer sends b, the reply to r, or nothing or only a part of it if action says so. It ends the
+// connection if no request may follow.
 func (c *conn) answer(r *Request, action Action, b []byte, code int32) {
 	switch action.kind {
 	case actDropReply:
@@ -321,16 +319,15 @@ func (c *conn) answer(r *Request, action Action, b []byte, code int32) {
 	}
 }
 
-// repeats reports whether the connection may take a request after one with
-// such an action.
+// repeats reports whether another request may follow a request with such an action.
 func (k actionKind) repeats() bool { return k == actPass || k == actFail }
 
-// fails reports whether such an action answers with a code instead of carrying
-// the request out.
+// fails reports whether the server answers a request with such an action with a code, without
+// carrying it out.
 func (k actionKind) fails() bool { return k == actFail || k == actRefuse }
 
-// lockConnected locks Server.mu when the network lets the connection's bytes
-// through. It reports false, without the lock, if the connection is over.
+// lockConnected waits for the end of a freeze or a partition that affects the connection, and locks
+// Server.mu. If the connection ends first, it reports false and has not locked it.
 func (c *conn) lockConnected() bool {
 	s := c.s
 	for {
@@ -355,7 +352,7 @@ func (c *conn) lockConnected() bool {
 	}
 }
 
-// hang makes the connection deaf and dumb, but leaves it open. Server.mu is held.
+// hang leaves the connection open, but sends nothing more on it. Server.mu is held.
 func (c *conn) hang() {
 	c.now = "hanging"
 	c.out.silence()

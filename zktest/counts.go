@@ -5,24 +5,23 @@ import (
 	"slices"
 )
 
-// This file counts requests, events, watches and the like, so that a test can
-// assert the cost of a piece of code.
+// This file counts requests, events, watches, sessions, znodes and connections, so that a test can
+// check the cost of a piece of code. It does not limit them.
 
-// Counts says how much a server has done since it was made, and how much it holds
-// now.
+// Counts has counters of the work of a server since its start, and the sizes of its state now.
 type Counts struct {
-	// Requests is how many requests of each kind have arrived, by the names
-	// of [Op.String], intercepted ones included, pings not. A handshake
-	// counts as "connect", a multi as one.
+	// Requests has the number of requests of each kind that have arrived, by
+	// the names of [Op.String]. Intercepted requests count, and pings do not. A
+	// handshake counts as "connect", and a multi as one request.
 	Requests map[string]int64
 
 	Pings         int64
 	Notifications int64 // watch events sent to clients
 
-	Watches     int // set now: each path once for each connection and kind
-	Sessions    int // not ended
-	Znodes      int // the 4 that are always there included
-	Connections int // open
+	Watches     int // current watches: one for each connection, path and kind
+	Sessions    int // sessions that have not ended
+	Znodes      int // including the 4 that every server has
+	Connections int // open connections
 }
 
 // Counts returns the present counts. To see what a piece of code costs, take
@@ -80,8 +79,8 @@ func (c Counts) Sub(earlier Counts) Counts {
 	return d
 }
 
-// count notes the arrival of a request. All unknown kinds count as one kind;
-// otherwise a client could fill the memory with them. Server.mu is held.
+// count counts a request that has arrived. All unknown kinds count as one kind; otherwise a client
+// could fill the memory with them. Server.mu is held.
 func (s *Server) count(op Op) {
 	if _, ok := opNames[op]; !ok {
 		op = 0
@@ -89,15 +88,15 @@ func (s *Server) count(op Op) {
 	s.requests[op]++
 }
 
-// A Watch names a change that a client has asked the server to report.
+// A Watch is a watch of a client, on a node or on the list of its children.
 type Watch struct {
 	Path     string
-	Children bool // the list of the node's children; otherwise the node itself, there or not yet there
+	Children bool // true: on the list of the node's children; false: on the node, which may not exist
 }
 
-// Watches returns the watches that the connection of a session has set here,
-// sorted by path. A session without a connection has none: clients set them again
-// after they reconnect.
+// Watches returns the watches that a session has at this server, sorted by path.
+// A session without a connection has none, because its client sets them again
+// after it reconnects.
 func (s *Server) Watches(session int64) []Watch {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -7,99 +7,98 @@
 //
 // # Faults
 //
-// A test can cause the faults of real servers here, at a chosen moment:
-// [Server.Expire], [Server.Disconnect], [Server.Partition], [Server.Stop],
-// [Server.SetLatency], [Server.Freeze]. [Server.Intercept] acts on a single
-// request, and can lose either the request or its reply. [Server.Counts] counts
-// the requests that a piece of code sends; [Server.Dump] prints the znodes that it
-// leaves.
+// A test can cause the faults of real servers at a chosen moment: [Server.Expire],
+// [Server.Disconnect], [Server.Partition], [Server.Stop], [Server.SetLatency],
+// [Server.Freeze]. [Server.Intercept] acts on a single request: it can lose the
+// request or only its reply. [Server.Counts] counts the requests of a piece of
+// code, and [Server.Dump] prints the znodes that the code has left.
 //
 // # Ensembles
 //
-// An [Ensemble] is several such servers that agree as ZooKeeper's do. It can show
-// a test the states that a single server never has: a follower that lags, a
-// follower that has lost its leader and still answers, a leader that has lost its
-// majority and does not know it yet, a new leader.
+// An [Ensemble] is several such servers that agree on their writes, as
+// ZooKeeper's servers do. A test can see states that a single server never has: a
+// follower that lags, a follower that has lost its leader and still answers, a
+// leader that has lost its majority without having noticed, and a new leader.
 //
 //	e := zktest.StartEnsemble(t, 3, zktest.WithTick(2*time.Second))
 //	conn, _, err := zk.Connect(e.Addrs(), 10*time.Second, zk.WithDialer(e.Dial))
 //	e.Isolate(e.MemberOf(conn.SessionID()))
 //
-// What is modelled:
+// The ensemble has the following behaviour of ZooKeeper's:
 //
-//   - A follower answers pings and reads from its own tree. Writes, sync and
-//     handshakes go to the leader; a client's replies keep their order.
-//   - A majority logs every write before it is committed, failed writes too. A
-//     member applies a write when the leader reports it as committed. Beginning
-//     and ending a session are writes. A sync waits for all earlier proposals;
-//     if there are none, it needs no majority.
-//   - Only the leader ends sessions, a timeout after it has last heard of the
-//     client, rounded up to a tick. It hears of other members' clients in two
-//     ways: the members answer its ping, twice a tick, and a client comes to a
-//     member with its session. A write that a follower passes on does not
-//     count.
-//   - A follower that hears nothing from its leader for the sync limit closes
-//     its clients' connections and looks for a leader. So does a leader with no
-//     majority for that time. A majority whose members reach each other elects
-//     the member with the latest log. The new leader gives every session its
-//     whole timeout. A member that comes back drops all that only a minority
-//     had logged.
-//   - A member refuses clients that have seen more than it has. A write through
-//     a connection whose session has moved to another member closes it.
-//   - The leader looks at requests behind a queue ([Ensemble.SetBacklog]), and
-//     checks only then which member the session belongs to. A handshake changes
-//     that at once. So a request through a member that the session has left is
-//     still carried out if the session has returned to that member by then.
-//   - A follower recognises its own requests by session and xid alone. If a
+//   - A follower answers pings and reads from its own tree. It sends writes, syncs and handshakes
+//     to the leader. A client's replies keep their order.
+//   - A majority logs every write before the leader commits it, even a failed
+//     write. A member applies a write when the leader reports it as committed.
+//     The begin and the end of a session are writes. A sync waits for all
+//     earlier proposals. If there are none, it needs no majority.
+//   - Only the leader ends sessions: a session timeout after the last sign of
+//     life of the client, rounded up to a tick. Signs of life at other members
+//     reach the leader in their answers to its pings, twice a tick, and with
+//     handshakes. A write that a follower sends to the leader is no sign of
+//     life.
+//   - If no message from the leader reaches a follower for the sync limit, the
+//     follower closes its clients' connections and looks for a leader. A leader
+//     without a majority for that time does the same. A majority whose members
+//     reach each other elects the member with the latest log. The new leader
+//     gives every session its whole timeout. A member that joins a leader drops
+//     all transactions that the leader does not have.
+//   - A member refuses a client that has seen a newer transaction. If a session has moved to
+//     another member, a write through its old connection closes that connection.
+//   - Requests wait in the leader's queue ([Ensemble.SetBacklog]). Only at the
+//     end of the wait does the leader check that the request came through the
+//     session's current member. A handshake changes the current member at once.
+//     So if a session moves to another member and returns in time, the leader
+//     carries out its old requests.
+//   - A follower identifies its own requests only by session and xid. If a
 //     client uses an xid twice in a session, a follower may answer the second
 //     request with the result of the first.
 //   - A member grants session timeouts by its own limits
-//     ([Server.SetSessionTimeouts]). With each handshake, the leader begins to
-//     count the timeout that this member grants. A new leader begins with the
-//     timeout that the session was granted first.
+//     ([Server.SetSessionTimeouts]). After each handshake, the leader counts
+//     the timeout that this member granted. A new leader counts the first
+//     timeout of the session.
 //
-// Some parts are simpler than in ZooKeeper. An election takes a fixed time, at
-// whose end the new leader and its followers agree in an instant. Only the log
-// survives a crash; it is written at once and never fails. A member that comes
-// back always gets the whole tree. A thawed member looks at its clocks before
-// it looks at its messages.
+// Some parts are simpler than in ZooKeeper. An election takes a fixed time, and
+// at its end the followers have the leader's tree at once. A write to the log
+// takes no time and never fails. A member that joins a leader always gets the
+// whole tree. A thawed member runs its timers before it reads its messages.
 //
 // # Time
 //
-// The server takes time from package time and is idle when nothing is due, so
-// that it works in a testing/synctest bubble. There it does not listen on the
-// network; use [Server.Dial].
+// The server uses package time and sleeps between its tasks, so it works in a
+// testing/synctest bubble. There it does not listen on the network; use
+// [Server.Dial].
 //
 // # Served
 //
-// Sessions, with expiry on ticks and reconnection by id and password. create,
-// create2, createContainer, createTTL, delete, exists, getData, setData,
-// getACL, setACL, getChildren, getChildren2, getAllChildrenNumber,
-// getEphemerals, sync, check, multi, multiRead, ping, auth (digest and ip), sasl
-// (DIGEST-MD5, see [WithSASL]), whoAmI, setWatches, setWatches2, addWatch, checkWatches, removeWatches,
-// closeSession. ACLs are enforced, with the schemes world, ip, digest,
-// sasl, x509 and auth. The four-letter words ruok, srvr, stat, mntr, cons, conf, wchs, isro,
-// envi.
+// The server has sessions, which expire on ticks and which a client continues by id and password.
+// It serves these requests: create, create2, createContainer, createTTL, delete, exists, getData,
+// setData, getACL, setACL, getChildren, getChildren2, getAllChildrenNumber, getEphemerals, sync,
+// check, multi, multiRead, ping, auth (digest and ip), sasl (DIGEST-MD5, see [WithSASL]), whoAmI,
+// setWatches, setWatches2, addWatch, checkWatches, removeWatches, closeSession. It enforces ACLs
+// with the schemes world, ip, digest, sasl, x509 and auth. It answers the four-letter words ruok,
+// srvr, stat, mntr, cons, conf, wchs, isro and envi.
 //
 // # Different
 //
-//   - Nothing is stored: [Server.Restart] finds the tree and the sessions in memory.
+//   - The server stores nothing on disk. [Server.Restart] uses the tree and the sessions in memory.
 //   - Sessions may be far shorter; see [WithTick].
-//   - Nodes with a TTL are served without a setting that enables them.
-//   - If a client has watches of different kinds on a path, they are kept
-//     apart. In ZooKeeper 3.8, the latest decides how all behave.
-//   - checkWatches looks for watches of its own client only. ZooKeeper 3.8 also
-//     finds watches of other clients.
+//   - Nodes with a TTL need no setting that enables them.
+//   - If a client has watches of different kinds on a path, each behaves by its own kind. In
+//     ZooKeeper 3.8, all of them behave like the latest.
+//   - checkWatches finds only watches of its own client. ZooKeeper 3.8 also finds watches of other
+//     clients.
 //   - After 2^31 children of a parent, sequence numbers continue at
-//     -2147483648, as they did before ZooKeeper 3.6. Newer versions stay at
-//     2147483647, and -2147483648 comes up only while that create is under way.
-//   - Ephemerals of a session that ends are deleted in the order of their creation.
+//     -2147483648, as they did before ZooKeeper 3.6. In newer versions the
+//     number remains 2147483647, and -2147483648 appears only while that create
+//     is in progress.
+//   - The end of a session deletes its ephemerals in the order of their creation.
 //   - Latencies in the answers to four-letter words are zero.
 //
 // # Missing
 //
-// reconfig answers that it is disabled; deleteContainer answers
-// Unimplemented. So do unknown kinds of request, which also end the
-// connection. There are no quotas, no super user, no read-only mode, no TLS,
-// no observers, no limit on the number of connections.
+// The answer to reconfig is that it is disabled. The answer to deleteContainer
+// is Unimplemented. An unknown kind of request gets the same answer and ends
+// the connection. There are no quotas, no super user, no read-only mode, no
+// TLS, no observers, no limit on the number of connections.
 package zktest

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// This file prints the state of a server for people. No test should parse it.
+// This file prints the state of a server for people. The format may change, so only tests of this
+// module may parse it.
 
 // Dump writes the tree, the sessions and the watches to w, for the log of a
 // test that failed or hangs. The format is for people and may change.
@@ -21,10 +22,10 @@ func (s *Server) Dump(w io.Writer) {
 	s.mu.Lock()
 	text := s.dump()
 	s.mu.Unlock()
-	_, _ = b.WriteString(text) // w may be slow, and is not waited for with the lock
+	_, _ = b.WriteString(text) // after the unlock, because w may be slow
 }
 
-// dump returns what Dump writes. Server.mu is held.
+// dump returns the text of Dump. Server.mu is held.
 func (s *Server) dump() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "zktest server, zxid %d", s.leader.tree.zxid)
@@ -97,7 +98,7 @@ func compareKeys(a, b watchKey) int {
 	return -1
 }
 
-// String says what is unusual about m.
+// String returns the modes of m except watchOnce, for Dump.
 func (m watchMode) String() string {
 	text := ""
 	if m&watchPersistent != 0 {

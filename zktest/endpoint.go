@@ -13,22 +13,22 @@ import (
 )
 
 // This file has the addresses of a server: it accepts connections over TCP or
-// in memory, and takes addresses down and up. The connections themselves are
-// in conn.go.
+// in memory, and opens and closes addresses. The connections are the business
+// of conn.go.
 
 // An endpoint is one address that clients connect to. Server.mu guards it.
 type endpoint struct {
 	addr   string // never changes once the server is made
 	up     bool
-	listen net.Listener // nil in a bubble, and while it is down
+	listen net.Listener // nil in a bubble, and while the address is down
 	view   *view
 
-	// Of an endpoint that lags.
-	lag     time.Duration // how far behind; frozen means without end
+	// Only for an endpoint that lags.
+	lag     time.Duration // how far it is behind; frozen is a lag without end
 	backlog []late        // transactions not yet applied to view
 }
 
-// A late is a transaction that an endpoint has yet to apply.
+// A late is a transaction that a lagging endpoint has not applied yet.
 type late struct {
 	txn *txn
 	at  time.Time // when the leader committed it
@@ -36,8 +36,8 @@ type late struct {
 
 const frozen = time.Duration(1<<63 - 1)
 
-// inBubble reports whether the caller runs in a testing/synctest bubble. No
-// function reports that, but the first line of a stack trace does.
+// inBubble reports whether the caller runs in a testing/synctest bubble. No function of Go reports
+// it, but the first line of a stack trace has it.
 func inBubble() bool {
 	b := make([]byte, 256)
 	b = b[:runtime.Stack(b, false)]
@@ -45,17 +45,17 @@ func inBubble() bool {
 	return bytes.Contains(header, []byte("synctest bubble"))
 }
 
-// lastPort is the last port that was made up, for servers in bubbles and for
-// the client's end of connections in memory. It counts from 20000 to 60000 and
-// over again.
+// lastPort counts the invented ports, for servers in bubbles and for the
+// client's end of connections in memory. They run from 20000 to 59999, and then
+// from 20000 again.
 var lastPort atomic.Int32
 
 func madeUpPort() int {
 	return 20000 + int(uint32(lastPort.Add(1))%40000)
 }
 
-// listen makes e ready for connections. It sets e.addr to the address that is
-// listened on, which is the same each time.
+// listen opens e for connections. The first time, it sets e.addr to the address with the real port.
+// Later times use the same address.
 func (s *Server) listen(e *endpoint) error {
 	if s.bubble {
 		host, port, err := net.SplitHostPort(e.addr)
@@ -72,7 +72,7 @@ func (s *Server) listen(e *endpoint) error {
 	if err != nil {
 		return err
 	}
-	// The second time this is the same address, and others may be reading it.
+	// Later times do not write e.addr, because other goroutines may read it.
 	if addr := l.Addr().String(); addr != e.addr {
 		e.addr = addr
 	}
@@ -80,7 +80,8 @@ func (s *Server) listen(e *endpoint) error {
 	return nil
 }
 
-// accept starts taking connections from e's listener, until it is closed.
+// accept starts a goroutine that accepts connections from e's listener until the listener is
+// closed.
 func (s *Server) accept(e *endpoint) {
 	l := e.listen
 	if l == nil {
@@ -96,7 +97,7 @@ func (s *Server) accept(e *endpoint) {
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
-			// The process may be out of file descriptors: wait, and try again.
+			// The process may be out of file descriptors, so wait and try again.
 			select {
 			case <-time.After(10 * time.Millisecond):
 			case <-s.quit:
@@ -106,8 +107,8 @@ func (s *Server) accept(e *endpoint) {
 	})
 }
 
-// shut refuses connections to e from now on. Server.mu is held, or s not yet
-// shared.
+// shut closes e, which then refuses connections. Server.mu is held, or no other goroutine has the
+// server yet.
 func (e *endpoint) shut() {
 	e.up = false
 	if e.listen != nil {
@@ -122,11 +123,11 @@ func (s *Server) shutListeners() {
 	}
 }
 
-// reopen takes connections to e again. Another process may have taken the port;
-// then reopen panics, after a while, as NewServer does.
+// reopen opens e again. If another process keeps the port for a minute, reopen panics, as NewServer
+// does.
 func (s *Server) reopen(e *endpoint) {
 	var err error
-	for range 3000 { // for a minute: a connection of another process may have the port
+	for range 3000 { // for a minute: another process may use the port for a short connection
 		s.mu.Lock()
 		if s.closed || e.up {
 			s.mu.Unlock()
@@ -143,8 +144,8 @@ func (s *Server) reopen(e *endpoint) {
 	panic("zktest: cannot listen again: " + err.Error())
 }
 
-// find returns the endpoint that address leads to, or nil. "localhost" is as
-// good as "127.0.0.1".
+// find returns the endpoint with the address, or nil. The host "localhost" leads to each address
+// with the port, and any host leads to an address such as 0.0.0.0.
 func (s *Server) find(address string) *endpoint {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -159,7 +160,8 @@ func (s *Server) find(address string) *endpoint {
 	return nil
 }
 
-// mustFind is find for an address that the caller of the API gave.
+// mustFind is find for an argument of an exported method. It panics if the server does not have the
+// address.
 func (s *Server) mustFind(addr string) *endpoint {
 	e := s.find(addr)
 	if e == nil {
@@ -168,10 +170,10 @@ func (s *Server) mustFind(addr string) *endpoint {
 	return e
 }
 
-// Dial connects to the server in memory, without the network. It can be given to
-// go-zookeeper as a zk.Dialer. Like TCP, it refuses an address that is stopped or
-// that the server does not have. Dial never waits, so it ignores timeout. A server
-// made in a [testing/synctest] bubble must be dialled from within that bubble.
+// Dial connects to the server in memory, without the network. It is a zk.Dialer
+// for go-zookeeper. Like TCP, it returns an error if the address is stopped or is
+// not the server's. Dial never waits, so it ignores timeout. A server made in a
+// [testing/synctest] bubble must be dialled from within that bubble.
 func (s *Server) Dial(network, address string, timeout time.Duration) (net.Conn, error) {
 	s.mu.Lock()
 	e := s.find(address)
@@ -190,7 +192,7 @@ func (s *Server) Dial(network, address string, timeout time.Duration) (net.Conn,
 	return near, nil
 }
 
-// A textAddr is an address in any text.
+// A textAddr is the net.Addr of an address in text form.
 type textAddr string
 
 func (a textAddr) Network() string { return "tcp" }

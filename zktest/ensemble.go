@@ -13,30 +13,30 @@ import (
 	"time"
 )
 
-// This file has the methods by which a test makes, breaks and heals an
-// ensemble. How the members agree is in member.go and quorum.go, and the
-// network between them in way.go.
+// This file has the methods with which a test makes, breaks and heals an
+// ensemble. The agreement of the members is the business of member.go and
+// quorum.go, and the network between them is the business of way.go.
 
-// An Ensemble is several servers that keep one tree as ZooKeeper's do: one
-// leads, the others follow, and a majority agrees to every transaction. Members
-// count from 0. Its methods may be called by many goroutines at once.
+// An Ensemble is several servers with one tree. As in ZooKeeper, one leads, the
+// others follow, and a majority logs every transaction. Members are numbered
+// from 0. Its methods are safe for concurrent use.
 //
-// Each member is a [Server] with an address of its own; the methods of that
-// Server concern the clients of that member. [Server.Stop] and
-// [Server.Restart] are [Ensemble.Crash] and [Ensemble.Restart] of the member,
-// [Server.SetLag] and [Server.Freeze] are [Ensemble.SetLag].
+// Each member is a [Server] with an address of its own, and the methods of this
+// Server affect only the clients of the member. For a member, [Server.Stop] and
+// [Server.Restart] do the same as [Ensemble.Crash] and [Ensemble.Restart];
+// [Server.SetLag] and [Server.Freeze] do the same as [Ensemble.SetLag].
 //
-// A test breaks the members themselves (Crash, Freeze, SetLag) and the ways
-// between two of them, each direction by itself (Cut, SetDelay). A way is an
-// ordered stream, like a TCP connection: a message that is sent during a cut
-// arrives when the cut is healed, if neither member has closed the connection.
+// A test can break a member (Crash, Freeze, SetLag), or the way from one member
+// to another (Cut, SetDelay). A way is one direction of an ordered stream, like
+// a TCP connection. A message sent during a cut arrives after the cut is
+// healed, unless a member has closed the connection by then.
 type Ensemble struct {
 	tick         time.Duration
 	syncLimit    time.Duration
 	syncTicks    int
 	electionTime time.Duration
 	members      []*member
-	ways         [][]*way // from, to
+	ways         [][]*way // by the sending and the receiving member
 
 	wake chan struct{} // has room for one
 	quit chan struct{} // closed by Close
@@ -44,12 +44,12 @@ type Ensemble struct {
 
 	mu     sync.Mutex // guards all below, and is Server.mu of every member
 	agenda agenda
-	nth    int       // the number of the last event put on the agenda
-	armed  time.Time // the next look at the agenda
+	nth    int       // the number of events put on the agenda so far
+	armed  time.Time // the time of the next event; zero: none
 	secret [passwordLen]byte
 	closed bool
 
-	backlog time.Duration // how long a request waits at the leader before it is looked at
+	backlog time.Duration // see SetBacklog
 }
 
 const (
@@ -58,10 +58,9 @@ const (
 	defaultDelay        = time.Millisecond
 )
 
-// WithSyncLimit sets for how many ticks the members of an ensemble wait for
-// one another before they give each other up. The default is 5, as in the
-// configuration that comes with ZooKeeper. It has no effect on a single
-// server.
+// WithSyncLimit sets how many ticks a leader and a follower wait for messages
+// of each other before they close the connection. The default is 5, as in
+// ZooKeeper's sample configuration. It has no effect on a single server.
 func WithSyncLimit(ticks int) Option {
 	return func(s *Server) {
 		rule(ticks > 0, "WithSyncLimit: the limit is %d ticks; want more than 0", ticks)
@@ -70,7 +69,7 @@ func WithSyncLimit(ticks int) Option {
 }
 
 // WithElectionTime sets how long the members of an ensemble take to elect a
-// leader, or to find the present one. The default is 200 ms. It has no effect
+// leader, or to find the current one. The default is 200 ms. It has no effect
 // on a single server.
 func WithElectionTime(d time.Duration) Option {
 	return func(s *Server) {
@@ -81,8 +80,8 @@ func WithElectionTime(d time.Duration) Option {
 
 // NewEnsemble starts an ensemble of n members, each on a free port of the
 // loopback interface. In a [testing/synctest] bubble they do not listen; see
-// [NewServer]. The options hold for every member, but WithAddr and WithAddrs
-// are not allowed. The last member leads at first.
+// [NewServer]. The options apply to every member. WithAddr and WithAddrs are
+// not allowed. The last member is the first leader.
 func NewEnsemble(n int, opts ...Option) *Ensemble {
 	rule(1 <= n && n <= 63, "NewEnsemble: %d members; want 1 to 63", n)
 	e := &Ensemble{wake: make(chan struct{}, 1), quit: make(chan struct{})}
@@ -122,8 +121,8 @@ func NewEnsemble(n int, opts ...Option) *Ensemble {
 	return e
 }
 
-// StartEnsemble is [NewEnsemble] for a test or benchmark, and closes the
-// ensemble at its end.
+// StartEnsemble is [NewEnsemble] for a test or benchmark. It closes the ensemble at the end of the
+// test.
 func StartEnsemble(tb testing.TB, n int, opts ...Option) *Ensemble {
 	tb.Helper()
 	e := NewEnsemble(n, opts...)
@@ -155,7 +154,7 @@ func (e *Ensemble) Close() error {
 	return nil
 }
 
-// Size returns how many members there are.
+// Size returns the number of members.
 func (e *Ensemble) Size() int { return len(e.members) }
 
 // Server returns member i as its clients see it.
@@ -173,8 +172,8 @@ func (e *Ensemble) Addrs() []string {
 // Addr returns the connect string of the whole ensemble.
 func (e *Ensemble) Addr() string { return strings.Join(e.Addrs(), ",") }
 
-// Dial connects in memory to the member that has the address. It can be given
-// to go-zookeeper as a zk.Dialer; see [Server.Dial].
+// Dial connects in memory to the member with the address. It is a zk.Dialer for go-zookeeper; see
+// [Server.Dial].
 func (e *Ensemble) Dial(network, address string, timeout time.Duration) (net.Conn, error) {
 	for _, m := range e.members {
 		if m.s.find(address) != nil {
@@ -191,8 +190,8 @@ func (e *Ensemble) member(i int) *member {
 
 func (e *Ensemble) majority() int { return len(e.members)/2 + 1 }
 
-// Leader returns the member that leads, or -1 if none does. If an older leader
-// has not yet noticed that it was replaced, Leader returns the newer one.
+// Leader returns the member that leads, or -1 if none does. If there is also an older leader that
+// has not noticed its replacement, Leader returns the newer leader.
 func (e *Ensemble) Leader() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -213,16 +212,16 @@ func (e *Ensemble) leading() *leadership {
 	return newest
 }
 
-// Serving reports whether member i leads or follows, as far as it knows, and
-// so answers its clients. It may be frozen, or be cut off and not know it yet.
+// Serving reports whether member i leads or follows in its own view, so that it serves clients. It
+// may be frozen, or cut off without having noticed.
 func (e *Ensemble) Serving(i int) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.member(i).serving()
 }
 
-// MemberOf returns the member that the client of a session is connected to, or -1.
-// A connection that is cut off counts until it is closed.
+// MemberOf returns the member to which the client of a session is connected, or -1. A connection
+// without traffic counts until it is closed.
 func (e *Ensemble) MemberOf(session int64) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -236,8 +235,8 @@ func (e *Ensemble) MemberOf(session int64) int {
 	return at
 }
 
-// Expire ends a session as the leader does when it has heard nothing of it for
-// its timeout. The members learn of it as they do of every transaction.
+// Expire makes the leader end a session, as if the client had been silent for the session timeout.
+// The members learn of it as of every transaction.
 func (e *Ensemble) Expire(session int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -260,8 +259,8 @@ func (e *Ensemble) setSequence(path string, next int32) {
 }
 
 // Crash ends member i as SIGKILL does. Its connections to clients and to other
-// members are closed, and the others learn of that as fast as the ways between
-// them allow. [Ensemble.Restart] finds its log.
+// members are closed. The other members learn of it with the delays of the
+// ways. The log of member i survives until [Ensemble.Restart].
 func (e *Ensemble) Crash(i int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -269,8 +268,8 @@ func (e *Ensemble) Crash(i int) {
 }
 
 // Restart starts member i after a crash. The member looks for the leader, or
-// for enough others to elect one, and then takes over the transactions that it
-// has missed.
+// for enough members to elect one. Then it gets the transactions that it has
+// missed.
 func (e *Ensemble) Restart(i int) {
 	e.mu.Lock()
 	m := e.member(i)
@@ -281,72 +280,70 @@ func (e *Ensemble) Restart(i int) {
 	}
 }
 
-// Freeze stops member i as SIGSTOP does: it does nothing, and its connections stay
-// open and silent. It reads the messages that it is sent after [Ensemble.Thaw].
+// Freeze stops member i as SIGSTOP does: it does nothing, and its connections stay open and silent.
+// It reads the messages to it after [Ensemble.Thaw].
 func (e *Ensemble) Freeze(i int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.member(i).freeze()
 }
 
-// Thaw lets a frozen member continue. First it runs the timers that have
-// fired, then it reads the messages that it was sent.
+// Thaw lets a frozen member continue. First it runs the timers that have fired, then it reads the
+// messages to it.
 func (e *Ensemble) Thaw(i int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.member(i).thaw()
 }
 
-// SetLag makes member i apply each transaction d after it has heard that it is
-// committed; 0 ends that. During the lag, the member answers pings and reads from
-// its older tree, and still agrees to transactions. A leader that lags answers a
-// sync of its own client at once, as ZooKeeper's does. A lag longer than the test
-// keeps the member at a chosen transaction.
+// SetLag makes member i apply each transaction d after the leader has reported it
+// as committed; 0 ends the lag. During the lag, the member answers pings and
+// reads from its older tree, and still logs transactions. A leader that lags
+// answers a sync of its own client at once, like ZooKeeper's leader. A lag longer
+// than the test keeps the member at a chosen transaction.
 func (e *Ensemble) SetLag(i int, d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.member(i).setLag(max(d, 0))
 }
 
-// SetDelay sets how long a message from one member takes to another. The
-// default is 1 ms. Messages keep their order.
+// SetDelay sets the duration of a message from one member to another. The default is 1 ms. Messages
+// keep their order.
 func (e *Ensemble) SetDelay(from, to int, d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.way(from, to).delay = max(d, 0)
 }
 
-// SetBacklog sets how long each request waits at the leader, in order, between
-// its arrival and the moment at which the leader looks at it. The default is 0.
-// Only then does the leader see whether the session is still the client of the
-// member that passed the request on. A handshake that continues a session does
-// not wait: the session may move to another member, and back, before the leader
-// looks at a request.
+// SetBacklog sets how long each request waits in the leader's queue before the
+// leader looks at it. The default is 0. Only when it looks does the leader
+// check that the session's client is still connected to the member that sent
+// the request. A handshake that continues a session does not wait, so the
+// session can move to another member and back before that check.
 func (e *Ensemble) SetBacklog(d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.backlog = max(d, 0)
 }
 
-// Cut stops the messages from one member to another: nothing that it sends from
-// now on arrives before [Ensemble.Heal]. Messages that it has already sent still
-// arrive; see [Ensemble.CutLosing]. Neither member learns of the cut.
+// Cut stops the messages from one member to another: later messages do not
+// arrive before [Ensemble.Heal]. Earlier messages still arrive; see
+// [Ensemble.CutLosing]. Neither member learns of the cut.
 func (e *Ensemble) Cut(from, to int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.way(from, to).shut(false)
 }
 
-// CutLosing is as [Ensemble.Cut], and also holds up what is already on its
-// way.
+// CutLosing is like [Ensemble.Cut], and also stops the messages that are already on their way.
 func (e *Ensemble) CutLosing(from, to int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.way(from, to).shut(true)
 }
 
-// Isolate cuts a member off from all others, in both directions. Clients can
-// still reach it.
+// Isolate cuts all ways between a member and the others, in both directions. Clients can still
+// reach the member.
 func (e *Ensemble) Isolate(i int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -8,9 +8,9 @@ import (
 
 // This file has the faults of a single server: sessions that expire, lost
 // requests and replies, partitions, latency, crashes. The faults between the
-// members of an ensemble are in ensemble.go.
+// members of an ensemble are the business of ensemble.go.
 
-// An Action is the treatment of an intercepted request. The zero value is [Pass].
+// An Action says what happens to an intercepted request. The zero value is [Pass].
 type Action struct {
 	kind  actionKind
 	code  int32
@@ -33,60 +33,60 @@ var (
 	// Pass carries out the request normally.
 	Pass = Action{}
 
-	// DropRequest loses the request: it is not carried out. The server sends the
-	// replies before it and closes the connection.
+	// DropRequest loses the request: the server does not carry it out. It sends the earlier replies
+	// and closes the connection.
 	DropRequest = Action{kind: actDropRequest}
 
-	// DropReply loses the reply: the request is carried out. The server sends the
-	// replies before it and closes the connection.
+	// DropReply loses the reply: the server carries out the request. It sends the earlier replies
+	// and closes the connection.
 	DropReply = Action{kind: actDropReply}
 
-	// Hang does not carry out the request, and sends nothing more on its
-	// connection, which stays open until the client or a disconnection ends it.
-	// The server throws away all further requests on it, so the session expires in
-	// the end.
+	// Hang makes the server not carry out the request, discard all later requests
+	// on the connection, and send nothing more on it. The connection stays open
+	// until the client or [Server.Disconnect] closes it. The session expires after
+	// its timeout.
 	Hang = Action{kind: actHang}
 
-	// HangReply carries out the request and sends four bytes of the reply,
-	// its length; then it is as [Hang].
+	// HangReply carries out the request and sends the first four bytes of the reply, its length.
+	// Then it acts like [Hang].
 	HangReply = Action{kind: actHangReply}
 )
 
 // Fail does not carry out the request and answers with code, such as [CodeNoNode].
-// To a connect request, ZooKeeper can only answer that the session has expired; so
-// does Fail, with any code.
+// For a connect request, the only error in ZooKeeper's protocol is an expired
+// session, so Fail with any code answers with it.
 func Fail(code int32) Action {
 	return Action{kind: actFail, code: code}
 }
 
-// Delay carries out the request after d. The requests behind it on the same
-// connection wait too; other connections do not.
+// Delay carries out the request after d. Later requests on the same connection wait too; requests
+// on other connections do not.
 func Delay(d time.Duration) Action {
 	return Action{delay: d}
 }
 
-// Intercept makes f decide about every request from now on, including pings,
-// handshakes and auth; nil ends that. f is called on the goroutine of the
-// connection, and so concurrently for many connections. f may call the
-// server's methods except Close. It must not change anything that the request
-// points to.
+// Intercept makes the server call f for every later request, including pings,
+// handshakes and auth, and act as f returns. A nil f ends this. f is called on
+// the goroutine of the connection, so concurrently for different connections. f
+// may call the server's methods except Close. It must not change anything that
+// the request points to.
 func (s *Server) Intercept(f func(Request) Action) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.intercept = f
 }
 
-// Sessions returns the ids of the sessions that have not ended, in ascending order.
+// Sessions returns the ids of all current sessions, in ascending order.
 func (s *Server) Sessions() []int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Sorted(maps.Keys(s.sessions))
 }
 
-// Expire ends a session at once, as if the server had heard nothing of it for its
-// timeout: it deletes its ephemerals and closes its connection. If the client
-// comes back, the server answers that the session has expired. If there is no such
-// session, Expire does nothing.
+// Expire ends a session at once, as if its client had been silent for the session
+// timeout. The server deletes the session's ephemerals and closes its connection.
+// If the client reconnects, the server answers that the session has expired. If
+// there is no such session, Expire does nothing.
 func (s *Server) Expire(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,8 +97,8 @@ func (s *Server) Expire(session int64) {
 	}
 }
 
-// Disconnect closes the connection of a session. The session lives on, and its
-// client may come back to it until it expires.
+// Disconnect closes the connection of a session. The client may reconnect and continue the session
+// until it expires.
 func (s *Server) Disconnect(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,15 +109,15 @@ func (s *Server) Disconnect(session int64) {
 	}
 }
 
-// Partition cuts off the client of a session: nothing passes in either direction,
-// though its connection stays open and neither side learns of the cut. If the
+// Partition cuts off the client of a session: its connection stays open, but no
+// packet arrives in either direction, and neither side learns of the cut. If the
 // client connects again and asks for the same session, it gets no answer. The
-// session expires when its timeout is over, and the client does not hear of that
-// either. The client's packets are kept until [Server.Heal].
+// session expires after its timeout, and the client does not learn of it. The
+// server reads the client's packets after [Server.Heal].
 //
-// A client that asks for a new session gets through: the server cannot know
-// that it is the same client. A client that has no session at the moment has the
-// id 0, and Partition does nothing.
+// If the client asks for a new session, it gets one, because the server cannot
+// recognize it. Partition does nothing for the session id 0, which a client
+// without a session has.
 func (s *Server) Partition(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,7 +133,7 @@ func (s *Server) Partition(session int64) {
 	}
 }
 
-// Heal ends a partition. Everything that was on its way arrives.
+// Heal ends a partition. All packets that it stopped arrive.
 func (s *Server) Heal(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -143,28 +143,28 @@ func (s *Server) Heal(session int64) {
 	}
 }
 
-// ChangeSession makes the server grant a new session when the client next comes
-// back to this one, expired or not. ZooKeeper would resume the session or answer
-// that it has expired; other servers that speak its protocol do as ChangeSession
-// does. A session that has not expired remains.
+// ChangeSession makes the server grant a new session when the client next asks
+// to continue this session. ZooKeeper would continue the session or answer that
+// it has expired. But some other servers with ZooKeeper's protocol grant a new
+// session. The old session remains until it expires.
 func (s *Server) ChangeSession(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.changeling[session] = true
 }
 
-// SetLatency delays every packet that the server sends by d, as a long link
-// does: replies come later, but a client may still send requests without
-// waiting for replies.
+// SetLatency delays every packet from the server by d, as a long network link
+// does. A client can still send requests without waiting for the replies to
+// earlier ones.
 func (s *Server) SetLatency(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.latency = d
 }
 
-// Stop crashes the server: all connections are dropped at once, even of
-// partitioned clients, and no address accepts new ones. The tree and the sessions
-// survive, and no session expires before [Server.Restart].
+// Stop crashes the server: it closes all connections at once, including
+// connections of partitioned clients, and no address accepts new ones. The tree
+// and the sessions survive, and no session expires before [Server.Restart].
 func (s *Server) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,9 +177,10 @@ func (s *Server) Stop() {
 	s.dropConns(nil)
 }
 
-// Restart accepts connections again, on all addresses. Each session gets its
-// whole timeout for its client to come back. On a server that was not stopped
-// it only brings back the addresses that [Server.StopAddr] took down.
+// Restart makes all addresses accept connections again. Each session then lasts
+// at least its whole timeout, so that its client can reconnect. If the server
+// was not stopped, Restart only reopens the addresses that [Server.StopAddr]
+// closed.
 func (s *Server) Restart() {
 	s.mu.Lock()
 	if s.member != nil {
@@ -190,7 +191,7 @@ func (s *Server) Restart() {
 		for _, x := range s.sessions {
 			x.touch(s)
 		}
-		s.rearm(s.epoch) // in the past: look now
+		s.rearm(s.epoch) // the epoch is in the past: call elapse now
 	}
 	s.mu.Unlock()
 	for _, e := range s.endpoints {
@@ -198,8 +199,8 @@ func (s *Server) Restart() {
 	}
 }
 
-// StopAddr takes one address down: its connections are dropped, and it accepts
-// no new ones. The sessions live on and can move to the other addresses.
+// StopAddr closes one address and its connections. The sessions remain and can move to the other
+// addresses.
 func (s *Server) StopAddr(addr string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,7 +209,7 @@ func (s *Server) StopAddr(addr string) {
 	s.dropConns(e)
 }
 
-// RestartAddr brings back an address that [Server.StopAddr] took down.
+// RestartAddr reopens an address that [Server.StopAddr] closed.
 func (s *Server) RestartAddr(addr string) {
 	s.reopen(s.mustFind(addr))
 }

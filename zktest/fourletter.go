@@ -6,15 +6,16 @@ import (
 	"strings"
 )
 
-// This file answers the four-letter words, in the format of ZooKeeper 3.8.
+// This file answers the four-letter words, in the format of ZooKeeper 3.8. Requests of clients with
+// a session are the business of conn.go.
 
 // version is the version of ZooKeeper whose protocol the server speaks.
 const version = "3.8.0-zktest"
 
-// built is a time in the format that clients parse, and no real one.
+// built is a dummy for the build time of the server, in the format that clients parse.
 const built = "01/01/2022 00:00 UTC"
 
-// fourLetter answers a four-letter word. It reports false for anything else.
+// fourLetter returns the answer to a four-letter word. It reports false if word is none.
 func (s *Server) fourLetter(word string) (string, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -47,7 +48,7 @@ func (s *Server) fourLetter(word string) (string, bool) {
 	return "", false
 }
 
-// traffic returns how many packets were received and sent on open connections.
+// traffic returns the number of packets received and sent on the connections that are open now.
 func (s *Server) traffic() (received, sent int64) {
 	for c := range s.conns {
 		received += c.received
@@ -56,8 +57,8 @@ func (s *Server) traffic() (received, sent int64) {
 	return received, sent
 }
 
-// nodeCount returns the number of znodes by ZooKeeper's count. It has the root
-// twice, as "" and as "/".
+// nodeCount returns the number of znodes as ZooKeeper counts them: the root counts twice, as "" and
+// as "/".
 func (s *Server) nodeCount() int {
 	return len(s.leader.tree.nodes) + 1
 }
@@ -75,7 +76,7 @@ func (s *Server) wordSrvr(clients bool) string {
 	return b.String()
 }
 
-// mode returns what the server is: standalone, or its part in an ensemble.
+// mode returns the server's mode: standalone, leader or follower.
 func (s *Server) mode() string {
 	switch m := s.member; {
 	case m == nil:
@@ -86,7 +87,7 @@ func (s *Server) mode() string {
 	return "follower"
 }
 
-// wordClients lists the connections, one a line.
+// wordClients returns a line for each connection.
 func (s *Server) wordClients() string {
 	var b strings.Builder
 	for c := range s.conns {

@@ -9,43 +9,41 @@ import (
 	"time"
 )
 
-// This file has the part of an ensemble's member that does not depend on
-// leading: its life and death, elections, the log of a follower, and the
-// service of its own clients. The leader's part is in quorum.go.
+// This file has the work of every member of an ensemble: its start and end,
+// elections, the log, and the service of its own clients. The work of a leader
+// is the business of quorum.go.
 
-// A member is one server of an ensemble, as the others see it. Ensemble.mu
-// guards it.
+// A member is one server of an ensemble, as the other members see it. Ensemble.mu guards it.
 //
-// It is looking for a leader unless it leads (ld) or has one (tie).
+// A running member leads (ld is set), follows a leader (tie is set), or looks for a leader.
 type member struct {
 	e     *Ensemble
-	s     *Server // as its clients see it; s.leader is the tree as this member knows it
+	s     *Server // the member as its clients see it; s.leader has this member's copy of the tree
 	index int
 
-	// A crash spares the tree (in s) and these two.
-	epoch  int64  // of the last leader that it had, or was
-	logged []*txn // transactions that it has logged and not yet applied
+	// The tree (in s) and these two fields survive a crash.
+	epoch  int64  // of the last leadership that it took part in
+	logged []*txn // the transactions that it has logged but not applied
 
 	up      bool
-	life    int       // how often it was started
-	looks   time.Time // since when it has been looking for a leader
-	overdue []func()  // of a frozen member: the timers that have fired
-	inbox   []func()  // of a frozen member: the messages to it
+	life    int       // how many times it was restarted
+	looks   time.Time // the time at which it began to look for a leader
+	overdue []func()  // the timers that fired while it was frozen
+	inbox   []func()  // the messages that arrived while it was frozen
 
 	ld  *leadership // nil unless it leads
 	tie *tie        // nil unless it follows
-	// synced says that a follower has what its leader had when they met.
+	// synced says that a follower has installed its leader's tree and serves clients.
 	synced bool
 
-	table   map[int64]time.Duration // sessions heard of since the leader last asked, and their timeouts
-	writes  []*pending              // of a follower: requests that wait for the leader, in order
-	commits []news                  // not yet applied, for the lag
+	table   map[int64]time.Duration // the sessions with a sign of life since the leader's last ping, and their timeouts
+	writes  []*pending              // only a follower: the requests that wait for the leader, in order
+	commits []news                  // messages from the leader that the lag delays
 	lag     time.Duration
 }
 
 // news is a message from a leader, in the order of the transactions. If answer is
-// nil, the next transaction is committed; otherwise the sync that it answers has
-// reached this point.
+// nil, it commits the next logged transaction. Otherwise it answers a sync.
 type news struct {
 	at     time.Time
 	answer *pending
@@ -59,11 +57,11 @@ type pending struct {
 	action Action
 	who    requester
 
-	waits bool // for the leader
-	done  bool // the leader's word has come: body and code are the reply
+	waits bool // the reply needs a message from the leader
+	done  bool // the leader has decided: body and code are the reply
 	body  []byte
 	code  int32
-	ready chan bool // of a handshake; has room for one
+	ready chan bool // only for a handshake: receives whether requests may follow; has room for one
 }
 
 func (m *member) wayTo(o *member) *way { return m.e.ways[m.index][o.index] }
@@ -90,7 +88,7 @@ func (m *member) describe() string {
 	return fmt.Sprintf("%s, epoch %d, applied %#x, %d logged", text, m.epoch, m.s.leader.tree.zxid, len(m.logged))
 }
 
-// receive runs do, a message to m. If m is frozen, do runs after it thaws.
+// receive runs do, which is a message to m. If m is frozen, do runs after Thaw.
 func (m *member) receive(do func()) {
 	if m.frozen() {
 		m.inbox = append(m.inbox, do)
@@ -99,7 +97,7 @@ func (m *member) receive(do func()) {
 	do()
 }
 
-// at schedules do by m's clock. A crash of m cancels it.
+// at runs do at the time t, or after Thaw if m is frozen then. A crash of m cancels it.
 func (m *member) at(t time.Time, do func()) {
 	life := m.life
 	m.e.at(t, func() {
@@ -113,7 +111,7 @@ func (m *member) at(t time.Time, do func()) {
 	})
 }
 
-// before reports whether an election prefers o to m.
+// before reports whether o precedes m as a candidate in an election.
 func (m *member) before(o *member) bool {
 	if m.epoch != o.epoch {
 		return m.epoch < o.epoch
@@ -176,8 +174,7 @@ func (m *member) thaw() {
 		return
 	}
 	m.unstall()
-	// A socket with unread data does not time out, even if the member reads it
-	// late.
+	// The unread messages count as received now, so m does not treat the other members as silent.
 	if m.tie != nil {
 		m.tie.follow.heard = time.Now()
 	}
@@ -199,8 +196,7 @@ func (m *member) thaw() {
 	m.e.look()
 }
 
-// leave ends m's part in the ensemble: its connections are closed, to the
-// members and to its clients.
+// leave makes m neither leader nor follower, and closes its connections to members and to clients.
 func (m *member) leave() {
 	if t := m.tie; t != nil && t.follow.open {
 		t.follow.open = false
@@ -223,8 +219,7 @@ func (m *member) leave() {
 	}
 }
 
-// orphaned makes m look for a leader, after it has lost its leader or its
-// followers.
+// orphaned makes m look for a leader after the loss of its leader or of its followers.
 func (m *member) orphaned() {
 	m.leave()
 	m.looks = time.Now()
@@ -239,9 +234,9 @@ func (e *Ensemble) look() {
 	e.at(time.Now().Add(e.electionTime), e.elect)
 }
 
-// elect gives a leader to each member that looks for one and can have one. A
-// leader in reach takes it as a follower. Otherwise, the best member that reaches
-// a majority of lookers begins to lead.
+// elect gives a leader to each member that looks for one, if possible. A leader
+// that it can reach takes it as a follower. The other members that look elect the
+// best among them that reaches a majority.
 func (e *Ensemble) elect() {
 	var lookers []*member
 	for _, m := range e.members {
@@ -260,9 +255,9 @@ func (e *Ensemble) elect() {
 		}
 		return -1
 	})
-	// The member with the longer log is preferred. A transaction that a majority
-	// had logged is in the log of at least one member of any majority, and so in
-	// the longest.
+	// The member with the longest log leads, so no committed transaction is
+	// lost: a majority has logged it, any other majority has a member with it,
+	// and so the longest log of that majority has it.
 	for i, m := range lookers {
 		var group []*member
 		for _, o := range lookers[i+1:] {
@@ -277,7 +272,7 @@ func (e *Ensemble) elect() {
 	}
 }
 
-// reach reports whether two members can talk to each other.
+// reach reports whether messages pass between two members in both directions.
 func (e *Ensemble) reach(a, b *member) bool {
 	return !a.wayTo(b).cut && !b.wayTo(a).cut
 }
@@ -292,7 +287,7 @@ func (e *Ensemble) leaderFor(m *member) *leadership {
 	return best
 }
 
-// install gives m the tree and the sessions of a leader.
+// install replaces the tree and the sessions of m with copies of its leader's.
 func (m *member) install(t *tree, sessions map[int64]*session, epoch int64) {
 	m.s.leader.tree = t
 	m.s.sessions = map[int64]*session{}
@@ -306,7 +301,7 @@ func (m *member) install(t *tree, sessions map[int64]*session, epoch int64) {
 
 // Following.
 
-// watchLeader gives the leader up when nothing has come from it for the sync limit.
+// watchLeader makes m leave its leader if no message from it arrives for the sync limit.
 func (m *member) watchLeader(t *tie) {
 	m.at(t.follow.heard.Add(m.e.syncLimit), func() {
 		switch {
@@ -325,7 +320,7 @@ func (m *member) log(t *tie, x *txn) {
 	t.toLeader(func() { t.ld.ack(m, x) })
 }
 
-// ping answers the leader's ping with the sessions that m has heard of.
+// ping answers the leader's ping with the sessions in m.table.
 func (m *member) ping(t *tie) {
 	table := m.table
 	m.table = map[int64]time.Duration{}
@@ -336,13 +331,13 @@ func (m *member) ping(t *tie) {
 	})
 }
 
-// hear notes a commit, or the answer to a sync that follows it.
+// hear takes a message of the leader: a commit if answer is nil, otherwise the answer to a sync.
 func (m *member) hear(answer *pending) {
 	m.commits = append(m.commits, news{time.Now(), answer})
 	m.advance()
 }
 
-// advance applies the committed transactions that are due.
+// advance handles the messages of the leader that are due.
 func (m *member) advance() {
 	for len(m.commits) > 0 {
 		n := m.commits[0]
@@ -358,7 +353,7 @@ func (m *member) advance() {
 		m.commits = m.commits[1:]
 		if n.answer == nil {
 			m.apply()
-		} else if len(m.writes) > 0 && m.writes[0] == n.answer { // else m has lost its leader after it asked
+		} else if len(m.writes) > 0 && m.writes[0] == n.answer { // otherwise m has lost that leader since
 			m.writes = m.writes[1:]
 			n.answer.body = appendString(nil, n.answer.r.Path)
 			n.answer.finish()
@@ -371,10 +366,10 @@ func (m *member) setLag(d time.Duration) {
 	m.advance()
 }
 
-// asked returns the request of m's clients that x answers, or nil. The leader has
-// the very request that x came from. A follower does as ZooKeeper's
-// CommitProcessor: it takes its first waiting request if session and xid are
-// equal. If a client uses an xid twice, the match can be wrong.
+// asked returns the request of m's clients that x answers, or nil. The leader
+// knows the request from which it made x. A follower acts as ZooKeeper's
+// CommitProcessor: it takes its first waiting request if the session and the xid
+// are equal. If a client uses an xid twice, this can be the wrong request.
 func (m *member) asked(x *txn) *pending {
 	if m.ld != nil {
 		if x.origin != nil && x.origin.m == m {
@@ -393,8 +388,8 @@ func (m *member) asked(x *txn) *pending {
 	return p
 }
 
-// request returns the session and the xid by which followers know x. If the
-// leader itself ends a session, the xid is 0.
+// request returns the session and the xid by which followers identify x. The xid is 0 if the leader
+// ends a session by itself.
 func (x *txn) request() (session int64, xid int32) {
 	if x.origin == nil {
 		return x.closed, 0
@@ -402,8 +397,8 @@ func (x *txn) request() (session int64, xid int32) {
 	return x.origin.who.session, x.origin.r.Xid
 }
 
-// apply applies the first transaction of the log, fires the watches, and answers
-// m's client if it sent the request.
+// apply applies the first transaction of the log and fires the watches. If a client of m sent the
+// request, apply answers it.
 func (m *member) apply() {
 	x := m.logged[0]
 	m.logged = m.logged[1:]
@@ -420,7 +415,7 @@ func (m *member) apply() {
 	}
 	if o := x.opened; o == nil {
 	} else if known := s.sessions[o.id]; known != nil {
-		known.timeout = o.timeout // its client has come to m before the news of the session
+		known.timeout = o.timeout // the client connected to m before this transaction reached m
 	} else {
 		s.sessions[o.id] = &session{id: o.id, password: o.password, timeout: o.timeout, granted: o.timeout}
 	}
@@ -439,14 +434,14 @@ func (m *member) apply() {
 		}
 	}
 	if ended != nil {
-		ended.finish() // a client that asked for this has its reply by now
+		ended.finish() // after the reply, if the client asked for the end of the session
 	}
 	if m.ld != nil {
 		m.ld.applied(x)
 	}
 }
 
-// start begins the body of the reply that x makes to p.
+// start begins the body of the reply to p, which x answers.
 func (p *pending) start(x *txn) []byte {
 	if p == nil || !p.fits(x) || p.r.Op != OpMulti || x.code == CodeOK {
 		return nil
@@ -454,7 +449,7 @@ func (p *pending) start(x *txn) []byte {
 	return appendFailed(nil, len(x.origin.r.Ops), x.failed, x.code)
 }
 
-// result adds the result of change i of x, which has just been made.
+// result adds the result of change i of x, right after the change.
 func (p *pending) result(b []byte, x *txn, i int) []byte {
 	switch {
 	case p == nil || !p.fits(x) || p.r.Op == OpCloseSession:
@@ -464,19 +459,19 @@ func (p *pending) result(b []byte, x *txn, i int) []byte {
 		b = appendMultiHeader(b, op.resultInMulti(), 0)
 		return p.m.s.appendResult(b, op, &x.changes[i])
 	case p.m.s.leader.tree.get(x.changes[i].path) == nil && p.r.Op != OpCreate:
-		return nil // no znode is left to return a Stat of
+		return nil // there is no znode, so no Stat
 	}
 	return p.m.s.appendResult(b, p.r.Op, &x.changes[i])
 }
 
-// fits reports whether p can be answered with the result of x. If a client has
-// used an xid twice, p and x can be different requests.
+// fits reports whether the result of x has the form of a reply to p. If a client has used an xid
+// twice, p may not be the request of x.
 func (p *pending) fits(x *txn) bool {
 	return x.origin != nil && (x.origin.r.Op == OpMulti) == (p.r.Op == OpMulti)
 }
 
-// end ends the body and returns it with the code of the reply. A multi is answered
-// with OK even if it failed, unless its client may not write at all.
+// end ends the body and returns it with the code of the reply. The code for a failed multi is OK,
+// unless the session may not write at all.
 func (p *pending) end(b []byte, x *txn) ([]byte, int32) {
 	switch {
 	case p.r.Op != OpMulti || x.connection():
@@ -489,15 +484,14 @@ func (p *pending) end(b []byte, x *txn) ([]byte, int32) {
 	return nil, CodeMarshallingError
 }
 
-// connection reports whether x failed because of its client, not because of its
-// request.
+// connection reports whether x failed because of the session, not because of the request.
 func (x *txn) connection() bool {
 	return x.code == CodeSessionExpired || x.code == CodeSessionMoved
 }
 
 // Serving clients.
 
-// touch notes that the client of a session was heard of.
+// touch records a sign of life of a session's client.
 func (m *member) touch(id int64, timeout time.Duration) {
 	if m.ld != nil {
 		m.ld.touch(id, timeout)
@@ -506,8 +500,8 @@ func (m *member) touch(id int64, timeout time.Duration) {
 	m.table[id] = timeout
 }
 
-// take takes a request. m answers reads itself; all requests of a session are
-// answered in order. It reports whether another may follow.
+// take accepts a request. m answers reads itself, and answers all requests of a session in order.
+// take reports whether another request may follow.
 func (m *member) take(c *conn, r *Request, action Action) bool {
 	p := &pending{m: m, c: c, r: *r, action: action, who: c.who()}
 	if r.Op.proves() {
@@ -518,7 +512,8 @@ func (m *member) take(c *conn, r *Request, action Action) bool {
 	return action.kind.repeats() && !c.closing && r.Op != OpCloseSession
 }
 
-// inTurn calls do after all waiting requests at m. Only a leader has such a queue.
+// inTurn calls do after all earlier requests in the leader's queue if m leads, and otherwise at
+// once.
 func (m *member) inTurn(do func()) {
 	if m.ld != nil {
 		m.ld.enqueue(do)
@@ -565,16 +560,16 @@ func (m *member) ask(p *pending) {
 	t.toLeader(func() { t.ld.enqueue(func() { t.ld.request(p) }) })
 }
 
-// finish notes that the leader has decided about p.
+// finish records that p.body and p.code are the reply to p, and sends it in its turn.
 func (p *pending) finish() {
 	p.done = true
 	p.c.session.drain()
 }
 
-// drain answers the requests at the head of x's queue, in order, until one still
-// waits for the leader. A request that is left from an ended connection blocks the
-// later ones too, and at the leader, so does a request through a follower. So a
-// client that reconnects sees the effect of all that it has asked this member for.
+// drain answers the requests of x's queue in order, up to the first that waits for
+// the leader. Requests of an earlier connection also block later requests; at the
+// leader, requests through a follower do, too. So after a reconnection to this
+// member, a client sees the effects of all its earlier requests there.
 func (x *session) drain() {
 	for len(x.queue) > 0 {
 		p := x.queue[0]
@@ -588,7 +583,7 @@ func (x *session) drain() {
 	}
 }
 
-// settle answers p.
+// settle answers p, or does what its action says.
 func (c *conn) settle(p *pending) {
 	s := c.s
 	switch p.action.kind {
@@ -604,7 +599,7 @@ func (c *conn) settle(p *pending) {
 	switch {
 	case p.action.kind.fails():
 	case p.waits && p.code == CodeSessionMoved:
-		c.finish() // as ZooKeeper does: the client has moved to another server
+		c.finish() // like ZooKeeper: the client has moved to another server
 		return
 	case p.waits:
 		b, code = append(b, p.body...), p.code
@@ -622,7 +617,7 @@ func (c *conn) settle(p *pending) {
 	c.answer(&p.r, p.action, b, code)
 }
 
-// connect takes a handshake. See conn.greet.
+// connect carries out a handshake; see conn.greet.
 func (m *member) connect(c *conn, r *Request, action Action) (wait <-chan bool, ok bool) {
 	s := m.s
 	if !m.serving() {
@@ -664,15 +659,14 @@ func (m *member) connect(c *conn, r *Request, action Action) (wait <-chan bool, 
 	return p.ready, false
 }
 
-// resume continues a handshake once the leader has said whether the session is
-// still valid.
+// resume continues a handshake. valid is the leader's answer whether the session exists.
 func (m *member) resume(p *pending, id int64, timeout time.Duration, valid bool) {
 	if !valid {
 		m.welcome(p, nil)
 		return
 	}
 	x := m.s.sessions[id]
-	if x == nil { // m lags: the news of the session is still to come
+	if x == nil { // m has yet to apply the begin of the session
 		x = &session{id: id, password: m.e.password(id)}
 		m.s.sessions[id] = x
 	}
@@ -680,10 +674,11 @@ func (m *member) resume(p *pending, id int64, timeout time.Duration, valid bool)
 	m.welcome(p, x)
 }
 
-// welcome ends a handshake.
+// welcome ends a handshake: the client gets the session x, or learns that its session has expired
+// if x is nil.
 func (m *member) welcome(p *pending, x *session) {
 	if p.c.closing {
-		return // its reader has ended, or is about to
+		return // the reader of the connection ends by itself
 	}
 	if x != nil {
 		x.leave(p.c)
@@ -692,7 +687,7 @@ func (m *member) welcome(p *pending, x *session) {
 	p.ready <- p.c.welcome(x, &p.r, p.action)
 }
 
-// password returns the password of a session, which every member knows.
+// password returns the password of a session, which every member can compute.
 func (e *Ensemble) password(id int64) []byte {
 	sum := sha1.Sum(binary.BigEndian.AppendUint64(e.secret[:], uint64(id)))
 	return sum[:passwordLen]

@@ -5,16 +5,16 @@ import (
 	"strings"
 )
 
-// This file carries out writes: it checks each against the tree and turns it
-// into a change. Reads are in reads.go; the tree applies the changes in
-// tree.go.
+// This file carries out writes: it checks each write against the tree and turns
+// it into a change. Reads are the business of reads.go, and the application of
+// changes is the business of tree.go.
 
-// maxTTL is the longest time to live that ZooKeeper can store, in milliseconds.
+// maxTTL is ZooKeeper's longest time to live, in milliseconds.
 const maxTTL = 1<<40 - 1
 
-// handle carries out r for c, with Server.mu held. It appends the body of the
-// reply to b and returns it with the code of the reply; the body counts only
-// with CodeOK.
+// handle carries out r for c, with Server.mu held. It returns b with the body
+// of the reply appended, and the code of the reply. If the code is not CodeOK,
+// the caller ignores the body.
 func (s *Server) handle(c *conn, r *Request, b []byte) ([]byte, int32) {
 	if r.malformed {
 		return b, CodeMarshallingError
@@ -76,8 +76,8 @@ func (s *Server) write(c *conn, r *Request, b []byte) ([]byte, int32) {
 	return b, code
 }
 
-// multi carries out a transaction of many operations: all, or none. The reply
-// itself is always OK; the outcome of each operation is in its body.
+// multi carries out all operations of a transaction, or none. The code of the reply is always OK,
+// and its body has the result of each operation.
 func (s *Server) multi(c *conn, r *Request, b []byte) ([]byte, int32) {
 	t := s.leader.tree
 	x := s.begin()
@@ -97,7 +97,7 @@ func (s *Server) multi(c *conn, r *Request, b []byte) ([]byte, int32) {
 		}
 		undos = append(undos, u)
 		x.changes = append(x.changes, ch)
-		// The result is encoded now, while the node is as this operation left it.
+		// Encode the result now, before the next operation changes the node.
 		b = appendMultiHeader(b, r.Ops[i].Op.resultInMulti(), 0)
 		b = s.appendResult(b, r.Ops[i].Op, &ch)
 	}
@@ -113,7 +113,7 @@ func (s *Server) multi(c *conn, r *Request, b []byte) ([]byte, int32) {
 	return appendMultiEnd(b), CodeOK
 }
 
-// resultInMulti returns the kind of the result that op has in a multi.
+// resultInMulti returns the kind of op's result in the reply to a multi.
 func (op Op) resultInMulti() Op {
 	switch op {
 	case OpCreateContainer, OpCreateTTL:
@@ -122,9 +122,9 @@ func (op Op) resultInMulti() Op {
 	return op
 }
 
-// appendFailed appends the results of n operations. The failed one has the
-// code, the operations before it have no error, and the operations after it
-// have RuntimeInconsistency.
+// appendFailed appends the results of n operations of which one failed. The
+// failed operation has the code, earlier operations have OK, and later
+// operations have RuntimeInconsistency.
 func appendFailed(b []byte, n, failed int, code int32) []byte {
 	for i := range n {
 		result := int32(CodeOK)
@@ -152,7 +152,7 @@ func appendMultiEnd(b []byte) []byte {
 	return appendInt32(b, -1)
 }
 
-// appendResult appends the body of the reply to a write that was done by ch.
+// appendResult appends the body of the reply to a write that ch has carried out.
 func (s *Server) appendResult(b []byte, op Op, ch *change) []byte {
 	n := s.leader.tree.get(ch.path)
 	switch op {
@@ -167,7 +167,7 @@ func (s *Server) appendResult(b []byte, op Op, ch *change) []byte {
 	return b
 }
 
-// A requester is the client that asks for a write.
+// A requester is the client of a write: its session and its identities.
 type requester struct {
 	session int64
 	ids     []identity
@@ -175,7 +175,7 @@ type requester struct {
 
 func (c *conn) who() requester { return requester{c.session.id, c.ids} }
 
-// check decides whether t permits a write and, if so, returns the change.
+// check returns the change for a write, or the code of the refusal.
 func (t *tree) check(who requester, r *Request) (change, int32) {
 	switch r.Op {
 	case OpCreate, OpCreate2, OpCreateContainer, OpCreateTTL:
@@ -184,7 +184,7 @@ func (t *tree) check(who requester, r *Request) (change, int32) {
 		return t.checkDelete(who, r)
 	}
 	n := t.nodes[r.Path]
-	if n == nil && !validPath(r.Path) { // a node that is there has a valid path
+	if n == nil && !validPath(r.Path) { // the path of an existing node is valid
 		return change{}, CodeBadArguments
 	}
 	ch := change{path: r.Path}
@@ -222,7 +222,7 @@ func (t *tree) check(who requester, r *Request) (change, int32) {
 	}
 }
 
-// checkVersion compares the version that a request names with the node's.
+// checkVersion compares the version in a request with the version of the node.
 func checkVersion(want, have int32) int32 {
 	if want != -1 && want != have {
 		return CodeBadVersion
@@ -235,8 +235,8 @@ func (t *tree) checkCreate(who requester, r *Request) (change, int32) {
 	if r.Flags < 0 || r.Flags > lastFlag {
 		return ch, CodeBadArguments
 	}
-	// The flags say whether the node has a TTL, and the kind of request
-	// whether it carries one; they must agree.
+	// The flags say whether the node has a TTL, and r.ttl is not negative if the request has a
+	// field for one. Both must agree.
 	isTTL := r.Flags >= flagTTL
 	if isTTL != (r.ttl >= 0) || isTTL && (r.ttl == 0 || r.ttl > maxTTL) {
 		return ch, CodeBadArguments
@@ -262,8 +262,8 @@ func (t *tree) checkCreate(who requester, r *Request) (change, int32) {
 	if t.nodes[ch.path] != nil {
 		return ch, CodeNodeExists
 	}
-	// The parent exists, so its path is valid, and only the name needs a
-	// check. But "//name" also has the parent "/".
+	// The parent exists, so its path is valid and only the name needs a check. But the path
+	// "//name" also has the parent "/".
 	if above, name := split(ch.path); !validName(name) || above == "/" && len(ch.path) != 1+len(name) {
 		return ch, CodeBadArguments
 	}
@@ -309,7 +309,7 @@ func (t *tree) checkDelete(who requester, r *Request) (change, int32) {
 	return ch, CodeOK
 }
 
-// isSpecial reports whether path is a node that cannot be deleted.
+// isSpecial reports whether the node at path can never be deleted.
 func isSpecial(path string) bool {
 	switch path {
 	case "/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config":
@@ -318,8 +318,8 @@ func isSpecial(path string) bool {
 	return false
 }
 
-// SetSequence makes next the number of the next sequential node below path.
-// Otherwise, it is the number of children that path has ever had. After
+// SetSequence sets the number of the next sequential node below path. Without
+// it, that number is the number of children that path has ever had. After
 // math.MaxInt32, the following node gets -2147483648. It panics if there is no
 // such path.
 func (s *Server) SetSequence(path string, next int32) {

@@ -5,40 +5,39 @@ import (
 	"time"
 )
 
-// This file has the queue of bytes from the server to one client, with
-// latency, partitions and a limit for clients that do not read.
+// This file has the queue of bytes from the server to one client, with latency, partitions and a
+// limit for clients that do not read. The goroutine that sends the bytes is the business of
+// conn.go.
 
 const (
-	// outputHigh is the number of unsent bytes at which the connection's
-	// reader waits, so that a client that reads no replies cannot send more
-	// requests.
+	// outputHigh is the number of unsent bytes at which the connection's reader
+	// stops. So a client that reads no replies cannot send more requests.
 	outputHigh = 1 << 20
 
-	// outputLimit is the number of unsent bytes, by then of notifications, at
-	// which the connection ends.
+	// outputLimit is the number of unsent bytes at which the connection ends. Beyond outputHigh
+	// they are mostly watch events.
 	outputLimit = 64 << 20
 
-	// lastWords is how long a connection that ends may take to send the bytes
-	// in its output.
+	// lastWords is the time for a connection that ends to send its remaining bytes.
 	lastWords = 5 * time.Second
 )
 
-// An output is the queue of bytes on their way to a client. The reader of the
-// connection and the notifications of others append; one writer takes.
-// Appending never blocks.
+// An output is the queue of bytes to a client. The readers of this and other
+// connections append replies and events, and never block. The writer of the
+// connection takes the bytes.
 type output struct {
-	mu      sync.Mutex // guards all below but the channels; nothing is locked within
+	mu      sync.Mutex // guards all fields below except the channels; its holder locks nothing else
 	buf     []byte
-	marks   []mark            // the time for each stretch of buf to leave; nil: at once
-	gates   []<-chan struct{} // nothing leaves until all are closed
-	closing bool              // the connection ends with the last byte of buf
-	mute    bool              // append throws its bytes away
+	marks   []mark            // the times at which the parts of buf may leave; nil: at once
+	gates   []<-chan struct{} // no byte leaves before all of them are closed
+	closing bool              // the connection ends after the last byte of buf
+	mute    bool              // append discards its bytes
 
-	wake chan struct{} // has room for one; something was appended or changed
-	room chan struct{} // has room for one; buf was taken
+	wake chan struct{} // wakes the writer after a change; has room for one
+	room chan struct{} // wakes the reader after the writer took bytes; has room for one
 }
 
-// A mark says when the bytes of an output up to end may leave.
+// A mark is the time at which the bytes of buf before end may leave.
 type mark struct {
 	end int
 	due time.Time
@@ -48,8 +47,8 @@ func newOutput() output {
 	return output{wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 }
 
-// append queues b. It leaves after latency, and after all that is already queued.
-// append reports how many bytes are now queued.
+// append queues b, to leave after latency and after all bytes queued before. It returns the number
+// of bytes in the queue.
 func (o *output) append(b []byte, latency time.Duration) int {
 	o.mu.Lock()
 	if o.mute || o.closing {
@@ -66,7 +65,7 @@ func (o *output) append(b []byte, latency time.Duration) int {
 	return n
 }
 
-// finish ends the connection after all queued bytes.
+// finish makes the writer end the connection after all queued bytes.
 func (o *output) finish() {
 	o.mu.Lock()
 	o.closing = true
@@ -74,23 +73,23 @@ func (o *output) finish() {
 	poke(o.wake)
 }
 
-// silence throws away all bytes that are appended from now on.
+// silence makes append discard its bytes from now on.
 func (o *output) silence() {
 	o.mu.Lock()
 	o.mute = true
 	o.mu.Unlock()
 }
 
-// shut holds back all unsent bytes until gate, and every earlier gate, is closed.
+// shut stops all unsent bytes until gate and every earlier gate are closed.
 func (o *output) shut(gate <-chan struct{}) {
 	o.mu.Lock()
 	o.gates = append(o.gates, gate)
 	o.mu.Unlock()
 }
 
-// take returns the bytes that may leave now, and keeps spare as the next buffer.
-// If none may, it returns the gate or the time to wait for. It reports false when
-// nothing will ever follow.
+// take returns the bytes that may leave now. It uses spare as the next buffer. If
+// no byte may leave, it returns the gate or the time to wait for. It reports
+// false if no byte will follow.
 func (o *output) take(spare []byte) (b []byte, gate <-chan struct{}, wait time.Duration, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -125,14 +124,14 @@ func (o *output) take(spare []byte) (b []byte, gate <-chan struct{}, wait time.D
 	return b, nil, 0, true
 }
 
-// size returns how many bytes are queued.
+// size returns the number of queued bytes.
 func (o *output) size() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.buf)
 }
 
-// poke sends to a channel with room for one, unless it is full.
+// poke sends to ch, which has room for one, unless it is full.
 func poke(ch chan struct{}) {
 	select {
 	case ch <- struct{}{}:

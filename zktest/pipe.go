@@ -10,16 +10,16 @@ import (
 )
 
 // This file has connections in memory, for tests in a synctest bubble and for
-// clients in the same process. They behave as TCP does; they never lose or
-// reorder bytes.
+// clients in the same process. They behave like TCP, and never lose or reorder
+// bytes. Faults are the business of output.go and fault.go.
 
-// pipeLimit is how many bytes wait in one direction of a pipe before writes block.
+// pipeLimit is the number of unread bytes in one direction at which writes block.
 const pipeLimit = 4 << 20
 
-// A pipeEnd is one end of a connection in memory. It behaves as a TCP connection
-// does: a write returns before the other end reads it, the other end can still
-// read it after a Close, and deadlines hold. Inside a testing/synctest bubble, a
-// goroutine that waits for a pipe is durably blocked.
+// A pipeEnd is one end of a connection in memory. It behaves like a TCP
+// connection: a write returns before the other end has read the bytes, the other
+// end can still read them after a Close, and deadlines work. Inside a
+// testing/synctest bubble, a goroutine that waits for a pipe is durably blocked.
 type pipeEnd struct {
 	in, out       *stream
 	local, remote net.Addr
@@ -27,7 +27,7 @@ type pipeEnd struct {
 
 var _ net.Conn = (*pipeEnd)(nil)
 
-// newPipe returns the two ends of a connection, named by their addresses.
+// newPipe returns the two ends of a connection, with the addresses a and b.
 func newPipe(a, b net.Addr) (*pipeEnd, *pipeEnd) {
 	ab, ba := newStream(), newStream()
 	return &pipeEnd{in: ba, out: ab, local: a, remote: b}, &pipeEnd{in: ab, out: ba, local: b, remote: a}
@@ -43,7 +43,7 @@ func (p *pipeEnd) Write(b []byte) (int, error) {
 	return n, p.opError("write", err)
 }
 
-// opError wraps err as a network connection does. io.EOF stays as it is.
+// opError wraps err in a net.OpError, as a network connection does, except io.EOF.
 func (p *pipeEnd) opError(op string, err error) error {
 	if err == nil || err == io.EOF {
 		return err
@@ -79,12 +79,12 @@ func (p *pipeEnd) SetWriteDeadline(t time.Time) error {
 // A stream is one direction of a pipe.
 type stream struct {
 	mu      sync.Mutex // guards all below
-	changed *sync.Cond // broadcast at every change of a field below
-	buf     []byte     // buf[off:] was written and not yet read
+	changed *sync.Cond // signals every change of a field below
+	buf     []byte     // buf[off:] is written and not read
 	off     int
 
 	writerClosed, readerClosed bool
-	readBy, writeBy            time.Time // deadlines; zero is none
+	readBy, writeBy            time.Time // deadlines; zero: none
 }
 
 func newStream() *stream {
@@ -135,7 +135,7 @@ func (s *stream) write(b []byte) (int, error) {
 			return written, nil
 		case room > 0:
 			n := min(room, len(b)-written)
-			if s.off > len(s.buf)/2 { // keep buf from growing without end
+			if s.off > len(s.buf)/2 { // otherwise buf would grow without end
 				s.buf = s.buf[:copy(s.buf, s.buf[s.off:])]
 				s.off = 0
 			}
@@ -151,12 +151,11 @@ func (s *stream) write(b []byte) (int, error) {
 	}
 }
 
-// wait waits, with s.mu held, for a change of s or for the deadline.
+// wait waits for a change of s or for the deadline. The caller holds s.mu.
 func (s *stream) wait(deadline time.Time) {
 	if !deadline.IsZero() {
 		timer := time.AfterFunc(time.Until(deadline), func() {
-			// With the lock, this broadcast cannot come between the waiter's
-			// look at the clock and its sleep.
+			// The waiter holds the lock until it sleeps, so it does not miss the broadcast.
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.changed.Broadcast()

@@ -5,14 +5,13 @@ import (
 	"strconv"
 )
 
-// This file has ZooKeeper's protocol: the kinds of request, the codes, and the
-// decoding of requests. The encoding of fields is in wire.go.
+// This file has ZooKeeper's protocol: the kinds of request, the codes, and the decoding of
+// requests. The encoding of single fields is the business of wire.go.
 
-// An Op is the kind of a request, with the number that it has on the wire.
+// An Op is the kind of a request. Its value is ZooKeeper's number for it.
 type Op int32
 
-// The kinds of request. OpConnect is the handshake, which has no number of its
-// own on the wire.
+// The kinds of request. OpConnect is the handshake, for which the protocol has no number.
 const (
 	OpCreate               Op = 1
 	OpDelete               Op = 2
@@ -46,7 +45,7 @@ const (
 	OpConnect              Op = -10
 	OpCloseSession         Op = -11
 
-	opError Op = -1 // a result of multi
+	opError Op = -1 // a failed operation in the reply to a multi
 )
 
 var opNames = map[Op]string{
@@ -83,8 +82,8 @@ var opNames = map[Op]string{
 	OpCloseSession:         "closeSession",
 }
 
-// proves reports whether op carries credentials. A server answers it at once, and
-// as no transaction.
+// proves reports whether a request of the kind op carries credentials. A server answers it at once,
+// without a transaction.
 func (op Op) proves() bool { return op == OpAuth || op == OpSASL }
 
 // String returns ZooKeeper's name for op, such as "getChildren2".
@@ -95,7 +94,7 @@ func (op Op) String() string {
 	return "op" + strconv.Itoa(int(op))
 }
 
-// Codes that a reply can carry, for [Fail].
+// The codes of replies, for [Fail].
 const (
 	CodeOK                      = 0
 	CodeSystemError             = -1
@@ -122,7 +121,7 @@ const (
 	CodeThrottled               = -127
 )
 
-// Flags of a create.
+// The flags of a create.
 const (
 	flagEphemeral = 1 << iota
 	flagSequence
@@ -132,13 +131,13 @@ const (
 	lastFlag        int32 = flagTTLSequence
 )
 
-// Xids that are no request's own.
+// The xids of packets that a client does not number.
 const (
 	xidNotification int32 = -1
 	xidPing         int32 = -2
 )
 
-// Kinds of event.
+// The kinds of watch event.
 const (
 	eventCreated         int32 = 1
 	eventDeleted         int32 = 2
@@ -148,32 +147,31 @@ const (
 
 const stateSyncConnected int32 = 3
 
-// A Request is one request as a client sent it. Fields that its kind has no
-// use for are zero.
+// A Request is one request of a client. Fields that its kind does not use are zero.
 type Request struct {
-	Session int64     // the connection's session; for a connect, the one asked for, 0 for a new one
-	Xid     int32     // the client's number for the request
-	Op      Op        // what it asks
-	Path    string    // of the znode; of a sequential create, without the number
+	Session int64     // the session of the connection; for a connect, the requested session, or 0 for a new one
+	Xid     int32     // the client's number of the request
+	Op      Op        // the kind of the request
+	Path    string    // of the znode; for a sequential create, without the number
 	Data    []byte    // of create, setData and auth
-	Version int32     // of delete, setData, setACL and check; -1 is any
+	Version int32     // expected version of delete, setData, setACL and check; -1: any
 	Flags   int32     // of the creates: 1 ephemeral, 2 sequential, 3 both, 4 container, 5 and 6 with a TTL
-	Watch   bool      // whether it leaves a watch
-	Ops     []Request // of multi and multiRead
+	Watch   bool      // whether it sets a watch
+	Ops     []Request // the operations of a multi or multiRead
 
-	RemoteAddr string // the client's end of the connection
-	Addr       string // the server's address that the client dialled
+	RemoteAddr string // the client's address
+	Addr       string // the address that the client dialled
 
 	acl       []acl
 	ttl       int64
-	zxid      int64  // relative zxid of setWatches, last zxid seen of connect
+	zxid      int64  // the last zxid that the client has seen; of setWatches and connect
 	kind      int32  // mode of addWatch, type of checkWatches and removeWatches
 	scheme    string // of auth
 	timeout   int32  // of connect, milliseconds
 	password  []byte // of connect
-	readOnly  bool   // of connect: the client sent the byte that says whether read only will do
+	readOnly  bool   // of connect: the client sent the byte for read-only mode
 	watches   *watchLists
-	malformed bool // the body could not be decoded
+	malformed bool // the body cannot be decoded
 }
 
 // watchLists is the body of setWatches and setWatches2.
@@ -181,8 +179,8 @@ type watchLists struct {
 	data, exist, child, persistent, recursive []string
 }
 
-// decodeConnect decodes the first packet of a connection. It reports false if the
-// packet is too short to be a connect request.
+// decodeConnect decodes the first packet of a connection. It reports false if the packet is too
+// short.
 func decodeConnect(frame []byte) (Request, bool) {
 	d := decoder{b: frame}
 	d.int32() // protocol version
@@ -194,15 +192,14 @@ func decodeConnect(frame []byte) (Request, bool) {
 	if d.bad {
 		return r, false
 	}
-	// Clients from before 3.4 end here, and get no such byte back.
+	// Clients older than 3.4 do not send this byte, and expect none in the reply.
 	r.readOnly = len(d.b) > 0
 	return r, true
 }
 
-// decodeRequest decodes any packet after the first. It reports false if even
-// the header is incomplete. It collects the operations of a multi in spare,
-// which the next call may use again, and copies them when their number is
-// known.
+// decodeRequest decodes any packet after the first. It reports false if the
+// header is incomplete. It uses spare as a buffer for the operations of a
+// multi, and returns a copy of them.
 func decodeRequest(frame []byte, spare *[]Request) (Request, bool) {
 	d := decoder{b: frame, spare: spare}
 	r := Request{Xid: d.int32(), Op: Op(d.int32())}
@@ -244,7 +241,7 @@ func (r *Request) decodeBody(d *decoder) {
 	case OpMulti, OpMultiRead:
 		r.decodeOps(d)
 	case OpAuth:
-		d.int32() // unused by ZooKeeper too
+		d.int32() // ZooKeeper does not use it either
 		r.scheme = d.string()
 		r.Data = d.buffer()
 	case OpSASL:
@@ -268,7 +265,7 @@ func (r *Request) decodeOps(d *decoder) {
 	for !d.bad {
 		kind := Op(d.int32())
 		done := d.bool()
-		d.int32() // error, of results only
+		d.int32() // an error code, which only results use
 		if done || d.bad {
 			break
 		}
@@ -281,7 +278,7 @@ func (r *Request) decodeOps(d *decoder) {
 		op.decodeBody(d)
 		switch op.Op {
 		case OpCreate, OpCreate2, OpCreateContainer, OpCreateTTL:
-			// In a multi ZooKeeper looks at the flags alone.
+			// In a multi, ZooKeeper decides by the flags alone.
 			if op.Op == OpCreateTTL && op.Flags >= flagTTL {
 				break
 			}
@@ -299,7 +296,7 @@ func (r *Request) decodeOps(d *decoder) {
 	}
 }
 
-// within reports whether a multi or a multiRead can have op in it.
+// within reports whether multi, which is OpMulti or OpMultiRead, can contain op.
 func (op Op) within(multi Op) bool {
 	switch op {
 	case OpCreate, OpCreate2, OpCreateContainer, OpCreateTTL, OpDelete, OpSetData, OpCheck:

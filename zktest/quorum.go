@@ -9,35 +9,35 @@ import (
 )
 
 // This file has the leader of an ensemble: it proposes transactions, commits
-// each one after a majority has logged it, answers syncs, and alone ends
-// sessions. Elections are in member.go.
+// each after a majority has logged it, answers syncs, and ends sessions.
+// Elections and followers are the business of member.go.
 
 // A leadership is the state of a member that leads. Ensemble.mu guards it.
 type leadership struct {
 	m     *member
-	prep  *tree // m's tree with all that is proposed applied, which the next proposal is checked against
+	prep  *tree // m's tree with all proposals applied; the next request is checked against it
 	begun time.Time
 
-	proposed []*txn // not yet committed, in order
+	proposed []*txn // the proposals that are not committed, in order
 	ties     map[*member]*tie
-	deadline map[*member]int // the tick until which a follower counts as synced
+	deadline map[*member]int // the last tick at which a follower counts towards the majority
 	tick     int
 	half     bool
 	reaping  bool
 
 	sessions map[int64]*tracked
-	queued   time.Time // the time of the leader's look at the last waiting request
+	queued   time.Time // the time at which the leader will look at the last request in its queue
 }
 
-// tracked is a session as the leader keeps it. Only the leader ends sessions.
+// tracked is the leader's record of a session. Only the leader ends sessions.
 type tracked struct {
-	end     time.Time // the end if the client stays silent; a whole number of ticks after epoch
-	armed   time.Time // the next look at it on the agenda; zero: none
+	end     time.Time // the time at which a session with a silent client ends; a whole number of ticks after epoch
+	armed   time.Time // the time of the next check by arm; zero: none
 	owner   *member   // the member that its client is connected to
 	closing bool
 }
 
-// lead makes m the leader of group. They have agreed with m: they all have m's log.
+// lead makes m the leader of the members in group. All of them take over m's log.
 func (m *member) lead(group []*member) {
 	for _, f := range group {
 		m.epoch = max(m.epoch, f.epoch)
@@ -54,7 +54,7 @@ func (m *member) lead(group []*member) {
 	ld.prep.zxid = m.epoch << 32
 	m.ld = ld
 	for id, x := range m.s.sessions {
-		ld.track(id, x.timeout, nil) // each has its whole timeout again
+		ld.track(id, x.timeout, nil) // each session has its whole timeout again
 	}
 	for _, f := range group {
 		ld.bind(f)
@@ -64,12 +64,12 @@ func (m *member) lead(group []*member) {
 	ld.applied(nil)
 }
 
-// bind makes f a follower.
+// bind makes f a follower, which is not synced yet.
 func (ld *leadership) bind(f *member) *tie {
 	now := time.Now()
 	t := &tie{ld: ld, f: f, since: now, leader: tieEnd{true, now}, follow: tieEnd{true, now}}
 	if old := ld.ties[f]; old != nil {
-		old.leader.open = false // its end is still on its way
+		old.leader.open = false // the message that f has left is still on its way
 	}
 	ld.ties[f] = t
 	t.deadline()
@@ -78,12 +78,12 @@ func (ld *leadership) bind(f *member) *tie {
 	return t
 }
 
-// join makes f a follower, at its first or at a later attempt. f drops its
-// own log.
+// join makes f a follower and sends it the tree, in place of its own log, and all current
+// proposals.
 func (ld *leadership) join(f *member) {
 	t := ld.bind(f)
 	m := ld.m
-	for range m.commits { // the transactions that m is late to apply
+	for range m.commits { // the committed transactions that m has not applied because of its lag
 		m.apply()
 	}
 	m.commits = nil
@@ -98,20 +98,21 @@ func (ld *leadership) join(f *member) {
 	}
 }
 
-// lose gives up a follower.
+// lose closes the leader's end of a tie, so the leader no longer has this follower.
 func (ld *leadership) lose(t *tie) {
 	t.leader.open = false
-	if ld.ties[t.f] == t { // and has not followed anew
+	if ld.ties[t.f] == t { // the follower has no newer tie
 		delete(ld.ties, t.f)
 	}
 	t.farewell(ld.m, t.f)
 }
 
-// deadline notes that the follower was heard of.
+// deadline records a sign of life of the follower.
 func (t *tie) deadline() { t.ld.deadline[t.f] = t.ld.tick + t.ld.m.e.syncTicks }
 
-// pulse runs twice a tick. It checks that a majority still follows, and asks every
-// follower which sessions it has heard of.
+// pulse runs twice a tick. It makes the leader give up its leadership if it has no majority. It
+// drops silent followers, and pings the others, which answer with the sessions whose clients gave a
+// sign of life.
 func (ld *leadership) pulse() {
 	m := ld.m
 	m.at(time.Now().Add(m.e.tick/2), func() {
@@ -144,8 +145,8 @@ func (ld *leadership) pulse() {
 	})
 }
 
-// silent reports whether, for the sync limit, the leader has heard nothing of
-// a follower, or the follower has not agreed to a proposal.
+// silent reports whether, for the sync limit, no message of a follower has arrived or the follower
+// has not acknowledged a proposal.
 func (ld *leadership) silent(t *tie) bool {
 	limit := ld.m.e.syncLimit
 	if time.Since(t.leader.heard) >= limit {
@@ -161,7 +162,7 @@ func (ld *leadership) silent(t *tie) bool {
 
 // Transactions.
 
-// begin begins a transaction.
+// begin returns a new transaction with the next zxid.
 func (ld *leadership) begin() *txn {
 	ld.prep.zxid++
 	return &txn{zxid: ld.prep.zxid, time: time.Now().UnixMilli()}
@@ -175,7 +176,7 @@ func (ld *leadership) enqueue(do func()) {
 		return
 	}
 	if at.Before(ld.queued) {
-		at = ld.queued // the queue has become shorter
+		at = ld.queued // e.backlog has become shorter
 	}
 	ld.queued = at
 	ld.m.at(at, func() {
@@ -185,7 +186,8 @@ func (ld *leadership) enqueue(do func()) {
 	})
 }
 
-// request proposes the transaction of p, or its failure.
+// request proposes the transaction of p. If the request fails, it proposes a transaction without
+// changes and with the code.
 func (ld *leadership) request(p *pending) {
 	x := ld.begin()
 	x.origin = p
@@ -209,7 +211,8 @@ func (ld *leadership) request(p *pending) {
 	ld.propose(x)
 }
 
-// allowed returns the code for a write with a session by a client of from.
+// allowed returns the code for a write in the session id that comes from a client of the member
+// from.
 func (ld *leadership) allowed(id int64, from *member) int32 {
 	switch s := ld.sessions[id]; {
 	case s == nil || s.closing:
@@ -222,7 +225,7 @@ func (ld *leadership) allowed(id int64, from *member) int32 {
 	return CodeOK
 }
 
-// write fills x for p, with changes or with a code for its failure.
+// write fills x with the changes for p, or with the code of its failure.
 func (ld *leadership) write(x *txn, p *pending) {
 	t := ld.prep
 	if p.r.malformed {
@@ -257,7 +260,7 @@ func (ld *leadership) write(x *txn, p *pending) {
 	}
 }
 
-// close makes x the end of a session.
+// close makes x end a session and delete its ephemerals.
 func (ld *leadership) close(x *txn, id int64) {
 	x.closed = id
 	if s := ld.sessions[id]; s != nil {
@@ -283,8 +286,8 @@ func (ld *leadership) propose(x *txn) {
 	ld.ack(ld.m, x)
 }
 
-// ack notes that m has logged x. The leader commits the transactions that a
-// majority has logged.
+// ack records that m has logged x. Then it commits, in order, the proposals that a majority has
+// logged.
 func (ld *leadership) ack(m *member, x *txn) {
 	x.acks |= 1 << m.index
 	for len(ld.proposed) > 0 && ld.agreed(ld.proposed[0]) {
@@ -312,8 +315,8 @@ func (ld *leadership) agreed(x *txn) bool {
 	return n >= ld.m.e.majority()
 }
 
-// sync answers a follower's sync once all present proposals are committed.
-// Without proposals, it needs no majority.
+// sync answers a follower's sync after all current proposals are committed. If there are none, it
+// answers at once, without a majority.
 func (ld *leadership) sync(t *tie, p *pending) {
 	if n := len(ld.proposed); n > 0 {
 		ld.proposed[n-1].syncs = append(ld.proposed[n-1].syncs, p)
@@ -322,7 +325,7 @@ func (ld *leadership) sync(t *tie, p *pending) {
 	t.toFollower(func() { p.m.hear(p) })
 }
 
-// applied notes that the leader has applied x.
+// applied does the leader's work after it has applied x, which may be nil.
 func (ld *leadership) applied(x *txn) {
 	if x != nil && x.ahead != nil {
 		x.ahead.done = true
@@ -339,8 +342,8 @@ func (ld *leadership) applied(x *txn) {
 	}
 }
 
-// reap removes the containers that had children and have none, and the
-// childless nodes whose time to live is over.
+// reap proposes the deletion of each childless node that is a container and has had children, or
+// whose time to live is over.
 func (ld *leadership) reap() {
 	if ld.m.ld != ld {
 		return
@@ -365,7 +368,7 @@ func (ld *leadership) reap() {
 
 // Sessions.
 
-// track begins to count the time of a session.
+// track makes the leader count the timeout of a session, whose client is connected to owner.
 func (ld *leadership) track(id int64, timeout time.Duration, owner *member) {
 	if ld.sessions[id] == nil {
 		ld.sessions[id] = &tracked{}
@@ -374,8 +377,8 @@ func (ld *leadership) track(id int64, timeout time.Duration, owner *member) {
 	ld.touch(id, timeout)
 }
 
-// touch extends the session to its timeout from now, rounded up to the next
-// tick. It reports whether there is such a session.
+// touch extends the session to its timeout from now, rounded up to the next tick. It reports
+// whether the session exists.
 func (ld *leadership) touch(id int64, timeout time.Duration) bool {
 	s := ld.sessions[id]
 	if s == nil || s.closing {
@@ -387,8 +390,8 @@ func (ld *leadership) touch(id int64, timeout time.Duration) bool {
 	return true
 }
 
-// arm schedules the check of a session at the end of its time. That can be earlier
-// than it was: members may grant different timeouts.
+// arm schedules a check of a session at s.end, unless a check is scheduled before it. s.end can
+// move to an earlier time, because members may grant different timeouts.
 func (ld *leadership) arm(id int64, s *tracked) {
 	if !s.armed.IsZero() && !s.end.Before(s.armed) {
 		return
@@ -409,7 +412,7 @@ func (ld *leadership) arm(id int64, s *tracked) {
 	})
 }
 
-// end proposes the end of a session.
+// end proposes a transaction that ends a session.
 func (ld *leadership) end(id int64) {
 	if s := ld.sessions[id]; s != nil && !s.closing {
 		x := ld.begin()
@@ -418,8 +421,8 @@ func (ld *leadership) end(id int64) {
 	}
 }
 
-// resume reports to a member whether a session is valid whose client has come
-// to it. It also counts as a sign of life of the client.
+// resume reports whether a session exists whose client has connected to the member m. It records m
+// as the session's member, and counts as a sign of life.
 func (ld *leadership) resume(m *member, id int64, timeout time.Duration) bool {
 	if !ld.touch(id, timeout) {
 		return false

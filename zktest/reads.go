@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// This file carries out requests that change no znode, and leaves their watches.
+// This file carries out the requests that change no znode, and sets the watches of reads. The
+// events of watches are the business of watch.go.
 
-// read carries out a request that changes no znode, on the view of the address
-// that c is connected to.
+// read carries out a request that changes no znode, on the view of c's address.
 func (s *Server) read(c *conn, r *Request, b []byte) ([]byte, int32) {
 	v := c.at.view
 	switch r.Op {
@@ -63,8 +63,8 @@ func (s *Server) read(c *conn, r *Request, b []byte) ([]byte, int32) {
 	return b, CodeUnimplemented
 }
 
-// readNode reads data or children. If the client may read the node and asks
-// for a watch, readNode sets it.
+// readNode reads data or children. If the request asks for a watch and the client may read the
+// node, readNode sets the watch.
 func (s *Server) readNode(c *conn, r *Request, b []byte) ([]byte, int32) {
 	v := c.at.view
 	n := v.tree.get(r.Path)
@@ -90,7 +90,7 @@ func (s *Server) readNode(c *conn, r *Request, b []byte) ([]byte, int32) {
 	return b, CodeOK
 }
 
-// multiRead carries out many reads, each with its own outcome.
+// multiRead carries out several reads, each with its own result.
 func (s *Server) multiRead(c *conn, r *Request, b []byte) ([]byte, int32) {
 	for i := range r.Ops {
 		op := &r.Ops[i]

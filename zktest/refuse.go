@@ -2,33 +2,33 @@ package zktest
 
 import "slices"
 
-// This file makes a server refuse requests, as a server of another version or with another
-// configuration does.
+// This file makes a server refuse requests, like a server of another version or with another
+// configuration. Faults of the network are the business of fault.go.
 
-// Refuse does not carry out the request, answers with code, and closes the
+// Refuse answers the request with code, does not carry it out, and closes the
 // connection, as ZooKeeper does with a client that it does not accept. Later
-// requests on the connection get no answer.
+// requests on the connection get no reply.
 func Refuse(code int32) Action {
 	return Action{kind: actRefuse, code: code}
 }
 
 // WithRequiredAuth makes the server demand that clients authenticate, as
-// ZooKeeper's enforce.auth.enabled does. Until a client has given credentials
-// of one of the schemes (enforce.auth.schemes), or of any scheme that the server
-// knows if there are none, everything but a handshake and credentials is refused
-// with [CodeAuthRequired]. With the scheme "sasl", it is as
-// sessionRequireClientSASLAuth, too.
+// ZooKeeper does with enforce.auth.enabled. The server refuses all requests with
+// [CodeAuthRequired], except handshakes and credentials, until the client has
+// given credentials of a scheme in schemes (enforce.auth.schemes). If there are
+// no schemes, any credentials that the server accepts are enough. With the
+// scheme "sasl", it acts like sessionRequireClientSASLAuth.
 func WithRequiredAuth(schemes ...string) Option {
 	return func(s *Server) { s.authRequired, s.authSchemes = true, slices.Clone(schemes) }
 }
 
-// enforces reports whether the server demands credentials of this scheme.
+// enforces reports whether credentials of this scheme fulfil the demand of WithRequiredAuth.
 func (s *Server) enforces(scheme string) bool {
 	return s.authRequired && (len(s.authSchemes) == 0 || slices.Contains(s.authSchemes, scheme))
 }
 
-// WithoutRequests makes the server refuse these kinds of request with
-// [CodeUnimplemented], like a version from before they existed.
+// WithoutRequests makes the server refuse these kinds of request with [CodeUnimplemented], like an
+// older version that does not have them.
 func WithoutRequests(ops ...Op) Option {
 	return func(s *Server) {
 		for _, op := range ops {
@@ -38,8 +38,8 @@ func WithoutRequests(ops ...Op) Option {
 	}
 }
 
-// refuse returns the action for a request that the options refuse. It is asked
-// before the interceptor. Server.mu is held.
+// refuse returns the action for a request that the options refuse, or Pass. It precedes the
+// interceptor. Server.mu is held.
 func (c *conn) refuse(r *Request) Action {
 	switch {
 	case c.s.authRequired && !r.Op.proves() && !slices.ContainsFunc(c.ids, func(id identity) bool { return id.scheme != "ip" && c.s.enforces(id.scheme) }):

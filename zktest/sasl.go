@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// This file has the server's side of SASL with DIGEST-MD5, as Java's server has
-// it in ZooKeeper.
+// This file has the server's side of SASL with the mechanism DIGEST-MD5. Kerberos is not its
+// business: zktest does not have it.
 
 // WithSASL makes the server authenticate clients with SASL DIGEST-MD5, as
 // ZooKeeper does with a JAAS file. users has the password of each user. A client
@@ -26,18 +26,17 @@ func (s *Server) SetSASLUsers(users map[string]string) {
 	s.saslUsers = maps.Clone(users)
 }
 
-// WithClientCertificate makes the server take every client for one with this
-// subject in its certificate, such as "CN=me": it has the identity x509:SUBJECT,
-// as a client of a server with TLS.
+// WithClientCertificate gives every client the identity x509:SUBJECT, as if it
+// had connected with TLS and a certificate with this subject, such as "CN=me".
 func WithClientCertificate(subject string) Option {
 	return func(s *Server) { s.certificate = subject }
 }
 
-// saslRealm is the name that ZooKeeper gives itself for DIGEST-MD5.
+// saslRealm is ZooKeeper's name in DIGEST-MD5.
 const saslRealm = "zk-sasl-md5"
 
-// sasl carries out a step of an exchange. Like ZooKeeper, a server without users
-// answers without a token, as if all were well.
+// sasl carries out a step of a SASL exchange. Like ZooKeeper, a server without users answers OK
+// without a token.
 func (s *Server) sasl(c *conn, token, b []byte) ([]byte, int32) {
 	if s.saslUsers == nil {
 		return appendInt32(b, -1), CodeOK
@@ -64,7 +63,7 @@ func (s *Server) sasl(c *conn, token, b []byte) ([]byte, int32) {
 	return appendBuffer(b, []byte("rspauth="+proof)), CodeOK
 }
 
-// saslAnswers returns the response that a client must give, and the server's proof.
+// saslAnswers returns the expected response of a client, and the server's proof.
 func saslAnswers(user, password, realm, nonce, cnonce, uri string) (response, proof string) {
 	h := func(parts ...string) string {
 		sum := md5.Sum([]byte(strings.Join(parts, ":")))
@@ -78,7 +77,7 @@ func saslAnswers(user, password, realm, nonce, cnonce, uri string) (response, pr
 	return answer("AUTHENTICATE"), answer("")
 }
 
-// saslFields parses the response of a client. A value has no comma in it.
+// saslFields parses the response of a client. Its values must not contain commas.
 func saslFields(s string) map[string]string {
 	fields := map[string]string{}
 	for part := range strings.SplitSeq(s, ",") {

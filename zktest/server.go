@@ -10,75 +10,77 @@ import (
 	"time"
 )
 
-// This file makes, opens and closes a server, and has its options.
+// This file has the options of a server, and starts and closes it. Its connections are the business
+// of conn.go, and its faults are the business of fault.go.
 
-// A Server is a ZooKeeper server in memory, with one or more addresses. Its
-// methods may be called by many goroutines at once.
+// A Server is a ZooKeeper server in memory, with one or more addresses. Its methods are safe for
+// concurrent use.
 type Server struct {
 	tick           time.Duration
 	minTimeout     time.Duration
 	maxTimeout     time.Duration
 	containerCheck time.Duration
 	maxBuffer      int
-	addrs          []string      // as the options gave them
-	bubble         bool          // made in a testing/synctest bubble: no TCP
-	syncLimit      int           // of an ensemble, in ticks
-	electionTime   time.Duration // of an ensemble
-	member         *member       // nil for a server without an ensemble
+	addrs          []string      // the arguments of WithAddr or WithAddrs
+	bubble         bool          // it was made in a testing/synctest bubble, so it uses no TCP
+	syncLimit      int           // for an ensemble, in ticks
+	electionTime   time.Duration // for an ensemble
+	member         *member       // nil for a single server
 
 	wake chan struct{} // has room for one; see rearm
 	quit chan struct{} // closed by Close
 	wg   sync.WaitGroup
 
-	// mu guards everything below, and the fields elsewhere whose comments name it.
-	// It is the order of the transactions. No goroutine waits while it holds mu;
-	// the only locks taken under it are within outputs.
-	mu            *sync.Mutex // of a member, the ensemble's
-	epoch         time.Time   // ticks are counted from here
+	// mu guards all fields below, and other fields whose comments name it.
+	// Transactions happen under mu, so mu puts them in order. A goroutine that
+	// holds mu never waits, and locks only output.mu.
+	mu            *sync.Mutex // a member's is Ensemble.mu
+	epoch         time.Time   // the begin of the first tick
 	leader        *view
 	endpoints     []*endpoint
 	conns         map[*conn]struct{}
 	sessions      map[int64]*session
-	lastSession   int64 // the last id given
+	lastSession   int64 // the last session id
 	lastEvent     int64 // see nextEvent
 	scratch       []byte
-	armed         time.Time // the next look of the clock; zero: none
-	reapAt        time.Time // the next look at containers; zero: there are none
+	armed         time.Time // the time of the next call of elapse; zero: none
+	reapAt        time.Time // the time of the next call of reap; zero: none
 	latency       time.Duration
 	intercept     func(Request) Action
 	authRequired  bool
-	authSchemes   []string                // of WithRequiredAuth; none: any
-	saslUsers     map[string]string       // passwords; nil without SASL
+	authSchemes   []string                // the schemes of WithRequiredAuth; empty: any scheme
+	saslUsers     map[string]string       // by user: the password; nil without SASL
 	certificate   string                  // see WithClientCertificate
 	unknown       map[Op]bool             // see WithoutRequests
-	partitions    map[int64]chan struct{} // session to what Heal closes
-	changeling    map[int64]bool          // sessions that get another id at their next reconnect
+	partitions    map[int64]chan struct{} // by session: the channel that Heal closes
+	changeling    map[int64]bool          // the sessions of ChangeSession
 	requests      map[Op]int64
 	notifications int64
 	stopped       bool          // by Stop
 	closed        bool          // by Close
-	stalled       chan struct{} // not nil: nothing is carried out until it is closed
+	stalled       chan struct{} // not nil: the server is frozen until the channel is closed
 }
 
 // An Option changes how [NewServer] makes a server.
 type Option func(*Server)
 
-// rule panics if a value that an option was given breaks the option's rule.
+// rule panics if holds is false, because the argument of an option is invalid.
 func rule(holds bool, format string, args ...any) {
 	if !holds {
 		panic("zktest: " + fmt.Sprintf(format, args...))
 	}
 }
 
-// WithAddr sets the address that the server listens on, host:port; the port
-// may be 0. The default is "127.0.0.1:0".
+// WithAddr sets the server's address, as host:port; the port may be 0. The default is
+// "127.0.0.1:0".
 func WithAddr(addr string) Option {
 	return withAddrs("WithAddr", []string{addr})
 }
 
-// WithAddrs gives one tree several addresses, as the servers of an ensemble
-// are. A client may go from one to another with its session. Each can be taken
-// down by itself with [Server.StopAddr], or made to lag with [Server.Freeze].
+// WithAddrs gives the server several addresses with one tree, so that it looks
+// like an ensemble. A client can move from one address to another with its
+// session. [Server.StopAddr] closes a single address, and [Server.Freeze] makes
+// one lag.
 func WithAddrs(addrs ...string) Option {
 	return withAddrs("WithAddrs", slices.Clone(addrs))
 }
@@ -96,8 +98,8 @@ func withAddrs(option string, addrs []string) Option {
 
 // WithTick sets the length of a tick, to which session timeouts are rounded up.
 // Clients may ask for timeouts from 2 ticks to 20 ticks or 60 s, whichever is
-// longer, unless [WithSessionTimeouts] says otherwise. The default is 20 ms, so
-// sessions can be as short as 40 ms. ZooKeeper's ticks are far longer.
+// longer, unless [WithSessionTimeouts] says otherwise. The default is 20 ms,
+// far shorter than ZooKeeper's, so session timeouts can be as short as 40 ms.
 func WithTick(d time.Duration) Option {
 	return func(s *Server) {
 		rule(d > 0, "WithTick: the tick is %v; want more than 0", d)
@@ -105,8 +107,8 @@ func WithTick(d time.Duration) Option {
 	}
 }
 
-// WithSessionTimeouts sets the shortest and the longest session timeout that
-// is granted. A client that asks for less or more gets these.
+// WithSessionTimeouts sets the shortest and the longest session timeout that the server grants. A
+// client that asks for less gets the shortest, and a client that asks for more gets the longest.
 func WithSessionTimeouts(shortest, longest time.Duration) Option {
 	return func(s *Server) {
 		rule(0 < shortest && shortest <= longest, "WithSessionTimeouts: the timeouts are %v and %v; want 0 < shortest <= longest", shortest, longest)
@@ -115,9 +117,9 @@ func WithSessionTimeouts(shortest, longest time.Duration) Option {
 }
 
 // SetSessionTimeouts changes the limits of [WithSessionTimeouts], for later
-// handshakes: a client that continues its session at this server then gets a
-// new timeout too. So the members of an [Ensemble] can differ, as they do
-// while an administrator changes the configuration of servers one by one.
+// handshakes. A client that continues its session at this server gets a new
+// timeout, too. The members of an [Ensemble] can have different limits, as they
+// do while an operator changes the configuration of one server after another.
 func (s *Server) SetSessionTimeouts(shortest, longest time.Duration) {
 	rule(0 < shortest && shortest <= longest, "SetSessionTimeouts: the timeouts are %v and %v; want 0 < shortest <= longest", shortest, longest)
 	s.mu.Lock()
@@ -125,9 +127,9 @@ func (s *Server) SetSessionTimeouts(shortest, longest time.Duration) {
 	s.minTimeout, s.maxTimeout = shortest, longest
 }
 
-// WithMaxBuffer sets the longest packet that the server accepts from a client,
-// as ZooKeeper's jute.maxbuffer does. A longer one ends the connection. The
-// default is ZooKeeper's, 1,048,575 bytes.
+// WithMaxBuffer sets the maximum length of a packet from a client, as
+// ZooKeeper's jute.maxbuffer does. The server closes the connection of a client
+// that sends a longer packet. The default is ZooKeeper's, 1,048,575 bytes.
 func WithMaxBuffer(n int) Option {
 	return func(s *Server) {
 		rule(n > 0, "WithMaxBuffer: the longest packet is %d bytes; want more than 0", n)
@@ -135,8 +137,8 @@ func WithMaxBuffer(n int) Option {
 	}
 }
 
-// WithContainerCheck sets how often the server looks for containers to remove
-// and for nodes whose time to live is over. The default is ZooKeeper's, one minute.
+// WithContainerCheck sets the interval between two searches for empty containers and for nodes
+// whose time to live is over. The default is ZooKeeper's, one minute.
 func WithContainerCheck(d time.Duration) Option {
 	return func(s *Server) {
 		rule(d > 0, "WithContainerCheck: the interval is %v; want more than 0", d)
@@ -149,12 +151,12 @@ const (
 	defaultMaxBuffer = 0xfffff
 )
 
-// NewServer starts a server on a free port of the loopback interface. It
-// panics if it cannot listen, or if an option makes no sense.
+// NewServer starts a server on a free port of the loopback interface. It panics if it cannot
+// listen, or if the argument of an option is invalid.
 //
-// In a testing/synctest bubble it does not listen at all: a goroutine that
-// waits for the network would stop the bubble's clock. Use [Server.Dial]
-// there. Addr returns an address as usual.
+// In a testing/synctest bubble, the server does not listen, because a goroutine
+// that waits for the network would stop the bubble's clock. Use [Server.Dial]
+// with the address that Addr returns.
 func NewServer(opts ...Option) *Server {
 	s := newServer(new(sync.Mutex), opts)
 	s.open()
@@ -162,7 +164,7 @@ func NewServer(opts ...Option) *Server {
 	return s
 }
 
-// newServer returns a server that does not run yet.
+// newServer returns a server without starting it.
 func newServer(mu *sync.Mutex, opts []Option) *Server {
 	s := &Server{
 		mu:             mu,
@@ -191,13 +193,12 @@ func newServer(mu *sync.Mutex, opts []Option) *Server {
 		s.minTimeout = 2 * s.tick
 		s.maxTimeout = max(20*s.tick, time.Minute)
 	}
-	// As ZooKeeper does: the server's number in the first byte, then the time.
+	// As in ZooKeeper, a session id begins with a byte for the server, followed by the time.
 	s.lastSession = 1<<56 | int64(uint64(s.epoch.UnixMilli())<<24>>8)
 	return s
 }
 
-// open makes the server's endpoints and takes connections to them. It panics
-// if it cannot listen.
+// open makes the server's endpoints and accepts connections to them. It panics if it cannot listen.
 func (s *Server) open() {
 	for _, addr := range s.addrs {
 		e := &endpoint{addr: addr, view: s.leader}
@@ -212,8 +213,7 @@ func (s *Server) open() {
 	}
 }
 
-// Start is [NewServer] for a test or benchmark, and closes the server at its
-// end.
+// Start is [NewServer] for a test or benchmark. It closes the server at the end of the test.
 func Start(tb testing.TB, opts ...Option) *Server {
 	tb.Helper()
 	s := NewServer(opts...)
@@ -221,7 +221,7 @@ func Start(tb testing.TB, opts ...Option) *Server {
 	return s
 }
 
-// Addr returns the server's address, or the first of them, as "127.0.0.1:port".
+// Addr returns the server's first address, such as "127.0.0.1:port".
 func (s *Server) Addr() string {
 	return s.endpoints[0].addr
 }
@@ -235,10 +235,10 @@ func (s *Server) Addrs() []string {
 	return addrs
 }
 
-// Close drops all connections and returns when every goroutine of the server has
-// ended. After five seconds, Close writes to standard error which goroutines it
-// still waits for; a function given to [Server.Intercept] that does not return is
-// such a case. Later calls return at once.
+// Close closes all connections and returns when every goroutine of the server has
+// ended. A function of [Server.Intercept] that does not return keeps Close
+// waiting. After five seconds, Close lists the remaining connections on standard
+// error. Later calls return at once.
 func (s *Server) Close() error {
 	if s.member != nil {
 		return s.member.e.Close()
@@ -264,7 +264,7 @@ func (s *Server) close() error {
 	return nil
 }
 
-// complain reports the goroutines that keep Close from returning.
+// complain lists the connections whose goroutines keep Close from returning.
 func (s *Server) complain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -274,7 +274,7 @@ func (s *Server) complain() {
 	}
 }
 
-// doing describes the step that the connection is at. Server.mu is held.
+// doing describes the current step of the connection. Server.mu is held.
 func (c *conn) doing() string {
 	switch {
 	case c.now != "":
@@ -285,7 +285,7 @@ func (c *conn) doing() string {
 	return "waiting for requests"
 }
 
-// dropConns kills the connections to e, or all if e is nil. Server.mu is held.
+// dropConns kills the connections to e, or all connections if e is nil. Server.mu is held.
 func (s *Server) dropConns(e *endpoint) {
 	for c := range s.conns {
 		if e == nil || c.at == e {
@@ -294,7 +294,7 @@ func (s *Server) dropConns(e *endpoint) {
 	}
 }
 
-// cut kills one connection. Its session lives on. Server.mu is held.
+// cut kills one connection. The session remains. Server.mu is held.
 func (s *Server) cut(c *conn) {
 	c.closing = true
 	c.at.view.watches.removeAll(c)

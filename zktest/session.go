@@ -8,8 +8,8 @@ import (
 )
 
 // This file has the sessions of a single server: handshakes, expiry, and the
-// move of a session to another connection. In an ensemble, the leader decides
-// about sessions; see quorum.go.
+// move of a session to another connection. In an ensemble, sessions are the
+// business of the leader; see quorum.go.
 
 const passwordLen = 16
 
@@ -17,24 +17,24 @@ const passwordLen = 16
 type session struct {
 	id       int64
 	password []byte
-	timeout  time.Duration // that it began with
-	granted  time.Duration // by the server that it came to last, to which it is touched
-	deadline time.Time     // when it expires if nothing is heard, always on a tick
-	conn     *conn         // nil while it has none
+	timeout  time.Duration // granted at the session's first handshake
+	granted  time.Duration // granted at its latest handshake; touch uses it
+	deadline time.Time     // the time at which it expires if the client stays silent; always the end of a tick
+	conn     *conn         // nil while the client is not connected
 
-	// Of a member: the requests with this session that the member has not yet
-	// answered, over this connection and earlier ones.
+	// Only in a member: the session's requests that the member has not answered, from this
+	// connection and from earlier ones.
 	queue []*pending
 }
 
-// touch notes that the session was heard of now. As in ZooKeeper it expires at
-// the first tick after its timeout.
+// touch records a sign of life of the session. As in ZooKeeper, the session expires at the first
+// tick after its timeout.
 func (x *session) touch(s *Server) {
 	quiet := time.Since(s.epoch) + x.granted
 	x.deadline = s.epoch.Add((quiet/s.tick + 1) * s.tick)
 }
 
-// touch notes that the server has received a packet from the client of x.
+// touch records that the server has received a packet from the client of x.
 func (s *Server) touch(x *session) {
 	if s.member != nil {
 		s.member.touch(x.id, x.granted)
@@ -43,7 +43,7 @@ func (s *Server) touch(x *session) {
 	x.touch(s)
 }
 
-// newSession begins a session. It is a transaction.
+// newSession begins a session, which takes a zxid, like every transaction.
 func (s *Server) newSession(timeout time.Duration) *session {
 	s.lastSession++
 	x := &session{id: s.lastSession, password: make([]byte, passwordLen), timeout: timeout, granted: timeout}
@@ -55,8 +55,8 @@ func (s *Server) newSession(timeout time.Duration) *session {
 	return x
 }
 
-// endSession removes the session and, in one transaction, its ephemerals. It
-// leaves the connection alone.
+// endSession removes the session and, in one transaction, its ephemerals. It does not close the
+// connection.
 func (s *Server) endSession(x *session) {
 	delete(s.sessions, x.id)
 	t := s.leader.tree
@@ -118,8 +118,8 @@ func (c *conn) handshake(frame []byte) bool {
 	return ok
 }
 
-// greet carries out the handshake r, with Server.mu held. It reports whether
-// requests may follow, or returns a channel on which that will be reported.
+// greet carries out the handshake r, with Server.mu held. It reports whether requests may follow,
+// or returns a channel that receives this result later.
 func (c *conn) greet(r *Request, action Action) (wait <-chan bool, ok bool) {
 	s := c.s
 	if c.closing {
@@ -134,8 +134,8 @@ func (c *conn) greet(r *Request, action Action) (wait <-chan bool, ok bool) {
 		c.hang()
 		return nil, false
 	}
-	// A server that is behind the client must not serve it, or the client
-	// would see time run backwards. ZooKeeper closes without an answer.
+	// A server must not serve a client that has seen a newer transaction, because the client would
+	// then see an older state. ZooKeeper closes the connection without a reply.
 	if r.zxid > c.at.view.tree.zxid {
 		c.finish()
 		return nil, false
@@ -150,9 +150,9 @@ func (c *conn) greet(r *Request, action Action) (wait <-chan bool, ok bool) {
 	return nil, c.welcome(x, r, action)
 }
 
-// welcome answers the handshake r. The client has the session x now; a nil x
-// answers that its session has expired. welcome reports whether requests may
-// follow.
+// welcome answers the handshake r. If x is nil, the reply says that the session
+// has expired. Otherwise x is the client's session. welcome reports whether
+// requests may follow.
 func (c *conn) welcome(x *session, r *Request, action Action) bool {
 	b := connectReply(c.reply[:0], x, r.readOnly)
 	switch action.kind {
@@ -171,9 +171,9 @@ func (c *conn) welcome(x *session, r *Request, action Action) bool {
 	return x != nil
 }
 
-// resume returns the session that a connect request asks for, and moves it to c. A
-// request for no session gets a new one. If the session has expired or is another
-// client's, resume returns nil.
+// resume returns the session that a connect request asks for, and moves it to c.
+// If the request names no session, resume begins one. If the session has expired
+// or the password is wrong, resume returns nil.
 func (s *Server) resume(c *conn, r *Request) *session {
 	timeout := s.grant(r)
 	id := r.Session
@@ -202,7 +202,7 @@ func (s *Server) resume(c *conn, r *Request) *session {
 	return x
 }
 
-// leave closes the connection that x has had until c came.
+// leave closes the connection of x, unless it is c.
 func (x *session) leave(c *conn) {
 	if x.conn != nil && x.conn != c {
 		x.conn.finish()
@@ -219,13 +219,13 @@ func (c *conn) adopt(x *session) {
 	}
 }
 
-// grant returns the session timeout for a client that asks for r's.
+// grant returns the session timeout for the connect request r.
 func (s *Server) grant(r *Request) time.Duration {
 	return min(max(time.Duration(r.timeout)*time.Millisecond, s.minTimeout), s.maxTimeout)
 }
 
-// connectReply appends the reply to a connect request, for an expired session
-// if x is nil.
+// connectReply appends the reply to a connect request. If x is nil, the reply says that the session
+// has expired.
 func connectReply(b []byte, x *session, readOnly bool) []byte {
 	expired := session{password: make([]byte, passwordLen)}
 	if x == nil {
@@ -243,8 +243,8 @@ func connectReply(b []byte, x *session, readOnly bool) []byte {
 	return b
 }
 
-// lockUnpartitioned locks Server.mu when id is not partitioned. It reports
-// false, without the lock, if the connection is over.
+// lockUnpartitioned waits for the end of a freeze or of a partition of the session id, and locks
+// Server.mu. If the connection ends first, it reports false and has not locked it.
 func (c *conn) lockUnpartitioned(id int64) bool {
 	s := c.s
 	for {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// This file has the tree of znodes and applies changes to it, which earlier
-// checks have permitted; see ops.go.
+// This file has the tree of znodes and applies changes to it. The check whether a change is
+// permitted is the business of ops.go.
 
 // A node is one znode.
 type node struct {
@@ -18,16 +18,16 @@ type node struct {
 	czxid, mzxid, pzxid int64
 	ctime, mtime        int64 // milliseconds since 1970
 	version, aversion   int32
-	cversion            int32 // how many children were ever created: the next sequence number
+	cversion            int32 // the number of children ever created, which is the next sequence number
 
-	owner     int64 // session of an ephemeral, else 0
-	ttl       int64 // milliseconds, of a node with a TTL, else 0
+	owner     int64 // the session of an ephemeral, otherwise 0
+	ttl       int64 // the time to live in milliseconds, or 0
 	container bool
 }
 
-// statCversion returns the cversion that clients see. ZooKeeper stores the
-// number of children ever created and shows the number of changes, creations
-// and deletions together.
+// statCversion returns the cversion that clients see: the number of creations
+// and deletions of children. Like ZooKeeper, a node stores only the number of
+// creations.
 func (n *node) statCversion() int32 {
 	return n.cversion*2 - int32(len(n.children))
 }
@@ -35,9 +35,9 @@ func (n *node) statCversion() int32 {
 // A tree is one copy of all znodes. It belongs to a [view].
 type tree struct {
 	nodes      map[string]*node
-	ephemerals map[int64]map[string]struct{} // session to paths
-	reapable   map[string]struct{}           // paths of containers and of nodes with a TTL
-	zxid       int64                         // of the last transaction applied
+	ephemerals map[int64]map[string]struct{} // by session: the paths of its ephemerals
+	reapable   map[string]struct{}           // the paths of containers and of nodes with a TTL
+	zxid       int64                         // the zxid of the last applied transaction
 }
 
 func newTree() *tree {
@@ -46,7 +46,7 @@ func newTree() *tree {
 		ephemerals: map[int64]map[string]struct{}{},
 		reapable:   map[string]struct{}{},
 	}
-	// A new ZooKeeper has these znodes, which it does not count as created.
+	// A new ZooKeeper server has these znodes. The root does not count them as created children.
 	for _, path := range []string{"/zookeeper", "/zookeeper/config", "/zookeeper/quota"} {
 		t.nodes[path] = &node{acl: openACL, data: []byte{}}
 		parent, name := split(path)
@@ -56,7 +56,7 @@ func newTree() *tree {
 	return t
 }
 
-// get returns the node at path, or nil. As in ZooKeeper the empty path is the root.
+// get returns the node at path, or nil. As in ZooKeeper, the empty path is the root.
 func (t *tree) get(path string) *node {
 	if path == "" {
 		path = "/"
@@ -64,7 +64,8 @@ func (t *tree) get(path string) *node {
 	return t.nodes[path]
 }
 
-// aclOf returns the ACL of the node at path, or nil, which allows everything.
+// aclOf returns the ACL of the node at path, or nil if there is no node. A nil ACL allows
+// everything.
 func (t *tree) aclOf(path string) []acl {
 	if n := t.get(path); n != nil {
 		return n.acl
@@ -84,7 +85,7 @@ func (n *node) addChild(name string) {
 	n.children[name] = struct{}{}
 }
 
-// clone returns a copy of t that changes to t leave alone.
+// clone returns a copy of t that later changes of t do not affect.
 func (t *tree) clone() *tree {
 	c := &tree{
 		nodes:      make(map[string]*node, len(t.nodes)),
@@ -112,13 +113,13 @@ func split(path string) (parent, name string) {
 	return path[:i], path[i+1:]
 }
 
-// parentOf returns the path of path's parent.
+// parentOf returns the path of the parent.
 func parentOf(path string) string {
 	parent, _ := split(path)
 	return parent
 }
 
-// validPath reports whether path may name a znode.
+// validPath reports whether path is a valid path of a znode.
 func validPath(path string) bool {
 	if path == "/" {
 		return true
@@ -134,7 +135,7 @@ func validPath(path string) bool {
 	return true
 }
 
-// validName reports whether a znode may have this name.
+// validName reports whether name is a valid name of a znode.
 func validName(name string) bool {
 	if name == "" || name == "." || name == ".." {
 		return false
@@ -159,39 +160,39 @@ const (
 	changeSequence
 )
 
-// A change is one step of a transaction, with nothing left to decide: two
-// equal trees are equal after it too.
+// A change is one step of a transaction. Its effect depends only on the change and the tree, so
+// equal trees remain equal.
 type change struct {
 	kind      changeKind
 	path      string
 	data      []byte
-	acl       []acl // of a delete, the former ACL
-	version   int32 // the new version of data or ACL; of a create, the parent's new cversion
+	acl       []acl // of a deletion: the ACL of the deleted node
+	version   int32 // the new version of the data or ACL; of a creation: the new cversion of the parent
 	owner     int64
 	ttl       int64
 	container bool
 }
 
-// A txn is one transaction: all of its changes, or, when it failed, none.
+// A txn is one transaction. A failed transaction has no changes.
 type txn struct {
 	zxid    int64
 	time    int64 // milliseconds since 1970
 	changes []change
 	one     [1]change // storage for changes, while there is one
 
-	// An ensemble agrees upon a transaction before it applies it.
-	code   int32      // why it failed
-	failed int        // of a multi that failed, the operation to blame
-	opened *session   // the session that it begins: id, password and timeout
+	// These fields serve only an ensemble, which agrees on a transaction before it applies it.
+	code   int32      // the reason for its failure
+	failed int        // the index of the failed operation of a multi
+	opened *session   // the session that it begins, or nil
 	closed int64      // the session that it ends, or 0
 	origin *pending   // the request that it carries out, or nil
-	ahead  *pending   // the session's requests at the leader itself wait for this one, or nil
-	acks   uint64     // bit i: member i has logged it
-	at     time.Time  // when it was proposed
-	syncs  []*pending // to be answered once it is committed
+	ahead  *pending   // its place in the leader's queue for the session, if it comes from a follower; otherwise nil
+	acks   uint64     // bit i is set if member i has logged it
+	at     time.Time  // the time of the proposal
+	syncs  []*pending // the syncs that the leader answers after its commit
 }
 
-// apply makes one change of x.
+// apply makes the change ch of x.
 func (t *tree) apply(x *txn, ch *change) {
 	switch ch.kind {
 	case changeCreate:
@@ -223,7 +224,7 @@ func (t *tree) apply(x *txn, ch *change) {
 	}
 }
 
-// insert puts n at path and into the indexes.
+// insert adds the node n at path to the map and to the indexes.
 func (t *tree) insert(path string, n *node) {
 	t.nodes[path] = n
 	if n.owner != 0 {
@@ -239,7 +240,7 @@ func (t *tree) insert(path string, n *node) {
 	}
 }
 
-// remove takes the node at path out of the map and the indexes.
+// remove removes the node at path from the map and from the indexes.
 func (t *tree) remove(path string) {
 	n := t.nodes[path]
 	delete(t.nodes, path)
@@ -252,19 +253,19 @@ func (t *tree) remove(path string) {
 	}
 }
 
-// An undo holds what one change overwrote.
+// An undo has the old values that a change overwrites.
 type undo struct {
-	gone *node // the node that a deletion removed
+	gone *node // the deleted node
 
-	// Of the changed node; of a create or a delete, of its parent.
+	// These are values of the changed node or, for a creation or a deletion, of its parent.
 	data         []byte
 	acl          []acl
 	mzxid, pzxid int64
 	mtime        int64
-	version      int32 // of what has changed
+	version      int32 // the old version that the change replaces
 }
 
-// remember returns the undo of ch. Call it before ch is applied.
+// remember returns the undo of ch. The caller applies ch after it.
 func (t *tree) remember(ch *change) undo {
 	n := t.nodes[ch.path]
 	switch ch.kind {
@@ -283,7 +284,7 @@ func (t *tree) remember(ch *change) undo {
 	return undo{}
 }
 
-// revert undoes ch. Revert the latest change first.
+// revert undoes ch. The caller must revert the latest change first.
 func (t *tree) revert(ch *change, u undo) {
 	n := t.nodes[ch.path]
 	switch ch.kind {
@@ -308,7 +309,7 @@ func (t *tree) revert(ch *change, u undo) {
 	}
 }
 
-// descendants returns how many nodes lie below path.
+// descendants returns the number of nodes below path.
 func (t *tree) descendants(path string) int {
 	if path == "/" {
 		return len(t.nodes) - 1

@@ -2,31 +2,31 @@ package zktest
 
 import "time"
 
-// This file lets an address lag behind its server: each view has a tree and
-// the watches on it.
+// This file makes an address of a single server lag: the address then serves an older copy of the
+// tree. The lag of an ensemble's member is the business of member.go.
 
-// A view is a tree together with the watches left on it. The leader's view is
-// the truth; every address serves reads from it, unless the address lags (see
-// [Server.Freeze]), which gives it a view of its own.
+// A view is a tree with the watches on it. Server.leader is the current view,
+// from which addresses serve reads. An address that lags has a view of its own;
+// see [Server.Freeze].
 type view struct {
 	tree    *tree
 	watches *watchTable
 }
 
-// begin begins a transaction. Every one, a failed one too, has a zxid.
+// begin returns a new transaction with the next zxid. A failed transaction takes a zxid, too.
 func (s *Server) begin() *txn {
 	s.leader.tree.zxid++
 	return &txn{zxid: s.leader.tree.zxid, time: time.Now().UnixMilli()}
 }
 
-// commit publishes x, whose changes are already in the leader's tree: it fires the
-// watches on the leader's view now, and on a lagging endpoint when its time comes.
+// commit publishes x, whose changes are already in the current tree. It fires the watches on the
+// current view now, and adds x to the backlog of each endpoint that lags.
 func (s *Server) commit(x *txn) {
 	for i := range x.changes {
 		s.fire(s.leader, &x.changes[i])
 	}
 	if len(s.leader.tree.reapable) > 0 && s.reapAt.IsZero() {
-		s.rearm(s.epoch) // in the past: look now
+		s.rearm(s.epoch) // the epoch is in the past: call elapse now
 	}
 	for _, e := range s.endpoints {
 		if e.lag == 0 {
@@ -40,7 +40,7 @@ func (s *Server) commit(x *txn) {
 	}
 }
 
-// catchUp applies all transactions that e lags behind.
+// catchUp applies the backlog of e to its view.
 func (e *endpoint) catchUp(s *Server) {
 	for _, l := range e.backlog {
 		e.replay(s, l.txn)
@@ -48,7 +48,7 @@ func (e *endpoint) catchUp(s *Server) {
 	e.backlog = nil
 }
 
-// replay applies x to e's own view and fires the watches there.
+// replay applies x to e's own view and fires the watches on it.
 func (e *endpoint) replay(s *Server, x *txn) {
 	for i := range x.changes {
 		e.view.tree.apply(x, &x.changes[i])
@@ -59,7 +59,8 @@ func (e *endpoint) replay(s *Server, x *txn) {
 	}
 }
 
-// advance applies the transactions that are due and reports when the next one is.
+// advance applies the transactions that are due. It returns the time of the next one, and false if
+// there is none.
 func (e *endpoint) advance(s *Server, now time.Time) (next time.Time, ok bool) {
 	if e.lag == 0 || e.lag == frozen {
 		return next, false
@@ -74,7 +75,7 @@ func (e *endpoint) advance(s *Server, now time.Time) (next time.Time, ok bool) {
 	return next, false
 }
 
-// setLag makes e lag by d from now on; 0 ends it.
+// setLag makes e lag by d; 0 ends the lag.
 func (s *Server) setLag(e *endpoint, d time.Duration) {
 	if d == 0 {
 		e.catchUp(s)
@@ -83,10 +84,10 @@ func (s *Server) setLag(e *endpoint, d time.Duration) {
 		s.moveWatches(e, &view{tree: s.leader.tree.clone(), watches: newWatchTable()})
 	}
 	e.lag = d
-	s.rearm(s.epoch) // in the past: look now
+	s.rearm(s.epoch) // the epoch is in the past: call elapse now
 }
 
-// moveWatches gives e another view, which has applied the same transactions.
+// moveWatches gives e another view with an equal tree, and moves the watches of e's clients there.
 func (s *Server) moveWatches(e *endpoint, to *view) {
 	from := e.view
 	if from == to {
@@ -100,12 +101,11 @@ func (s *Server) moveWatches(e *endpoint, to *view) {
 	e.view = to
 }
 
-// SetLag makes reads through addr, an address of the server, return the tree of
-// d ago; 0 ends that. As on a
-// follower, a client never sees a state from before its own writes: a write, a new
-// session or a sync through addr brings addr up to that moment. Watches set
-// through addr fire when addr sees the change. addr refuses a client that has seen
-// newer transactions elsewhere.
+// SetLag makes reads through addr, an address of the server, return the state of d
+// ago; 0 ends the lag. As on a follower, a client never sees a state from before
+// its own writes: a write, a new session or a sync through addr updates the state
+// of addr. Watches set through addr fire when addr applies the change. addr
+// refuses a client that has seen newer transactions through another address.
 func (s *Server) SetLag(addr string, d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,9 +117,9 @@ func (s *Server) SetLag(addr string, d time.Duration) {
 	s.setLag(e, max(d, 0))
 }
 
-// Freeze makes addr lag without end, see [Server.SetLag]: until [Server.Thaw],
-// reads through addr see nothing new, except that the client's own requests
-// bring addr up to date.
+// Freeze makes addr lag until [Server.Thaw]; see [Server.SetLag]. Reads through
+// addr see no new transactions until a client of addr writes, syncs or begins a
+// session.
 func (s *Server) Freeze(addr string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,7 +131,7 @@ func (s *Server) Freeze(addr string) {
 	s.setLag(e, frozen)
 }
 
-// Thaw ends the lag of an address: it catches up at once.
+// Thaw ends the lag of an address, which applies all missing transactions at once.
 func (s *Server) Thaw(addr string) {
 	s.SetLag(addr, 0)
 }

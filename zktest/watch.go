@@ -1,9 +1,9 @@
 package zktest
 
-// This file has the watches: it keeps them by path and decides which client
-// gets which event.
+// This file has the watches: it keeps them by path, and sends each event to the clients that watch.
+// The changes of znodes are the business of ops.go.
 
-// A watchMode is a set of the ways in which one connection watches one path.
+// A watchMode is the set of kinds of watch that one connection has on one path.
 type watchMode uint8
 
 const (
@@ -12,26 +12,24 @@ const (
 	watchRecursive
 )
 
-// A watchKey says what is watched: a node itself, there or not yet there, or
-// its list of children.
+// A watchKey is the object of a watch: a node, which may not exist, or its list of children.
 type watchKey struct {
 	path     string
 	children bool
 }
 
-// A watchTable holds the watches left through one [view]. Server.mu guards it.
+// A watchTable has the watches on one [view]. Server.mu guards it.
 type watchTable struct {
 	byKey     map[watchKey]map[*conn]watchMode
-	recursive int // how many entries have watchRecursive
-	count     int // how many entries there are
+	recursive int // the number of entries with watchRecursive
+	count     int // the number of entries
 }
 
 func newWatchTable() *watchTable {
 	return &watchTable{byKey: map[watchKey]map[*conn]watchMode{}}
 }
 
-// add sets a watch. A second watch of a connection on the same key adds its mode
-// to the first.
+// add sets a watch. If the connection already has a watch on the key, add adds the mode to it.
 func (w *watchTable) add(c *conn, key watchKey, mode watchMode) {
 	watchers := w.byKey[key]
 	if watchers == nil {
@@ -41,8 +39,7 @@ func (w *watchTable) add(c *conn, key watchKey, mode watchMode) {
 	w.set(watchers, c, key, watchers[c]|mode)
 }
 
-// set makes mode the way in which c watches under key. An empty mode removes
-// the entry.
+// set gives the watch of c on key the mode. The mode 0 removes the watch.
 func (w *watchTable) set(watchers map[*conn]watchMode, c *conn, key watchKey, mode watchMode) {
 	old := watchers[c]
 	w.recursive += int(mode&watchRecursive)/int(watchRecursive) - int(old&watchRecursive)/int(watchRecursive)
@@ -63,7 +60,7 @@ func (w *watchTable) set(watchers map[*conn]watchMode, c *conn, key watchKey, mo
 	}
 }
 
-// mode returns how c watches key.
+// mode returns the mode of c's watch on key, or 0.
 func (w *watchTable) mode(c *conn, key watchKey) watchMode {
 	return w.byKey[key][c]
 }
@@ -84,7 +81,7 @@ func (w *watchTable) move(c *conn, to *watchTable) {
 	}
 }
 
-// fire notifies the watchers that ch concerns, by ZooKeeper's rules:
+// fire sends the events of the change ch, by ZooKeeper's rules:
 //
 //   - a creation fires watches on the missing node and on the parent's
 //     children;
@@ -115,15 +112,15 @@ func (s *Server) fire(v *view, ch *change) {
 	}
 }
 
-// nextEvent returns a number for one event on one path. A connection remembers the
-// last event that it was sent, and is sent each once.
+// nextEvent returns a number for a new event. Each connection has the number of its last event, so
+// it gets no event twice.
 func (s *Server) nextEvent() int64 {
 	s.lastEvent++
 	return s.lastEvent
 }
 
-// trigger notifies the watchers of key. If the change is not to the children, it
-// also notifies recursive watches on the ancestors. list is the node's ACL.
+// trigger sends an event to the watchers of a path. If children is false, it also sends the event
+// to recursive watchers of the ancestors. list is the node's ACL.
 func (s *Server) trigger(v *view, path string, children bool, kind int32, event int64, list []acl) {
 	w := v.watches
 	key := watchKey{path, children}
@@ -151,7 +148,7 @@ func (s *Server) trigger(v *view, path string, children bool, kind int32, event 
 	}
 }
 
-// notify sends c an event, once.
+// notify sends an event to c, unless c already has it.
 func (s *Server) notify(c *conn, path string, kind int32, event int64) {
 	if c.lastEvent == event || c.closing {
 		return
@@ -167,8 +164,8 @@ func (s *Server) notify(c *conn, path string, kind int32, event int64) {
 	c.send(b)
 }
 
-// setWatches sets the watches of a client that has reconnected. For each change
-// since the transaction zxid, it sends the event at once instead.
+// setWatches sets the watches of a client that has reconnected. If a znode has changed since the
+// transaction zxid, setWatches sends the event at once instead of setting the watch.
 func (s *Server) setWatches(c *conn, zxid int64, lists *watchLists) {
 	v := c.at.view
 	for _, path := range lists.data {
@@ -207,7 +204,7 @@ func (s *Server) setWatches(c *conn, zxid int64, lists *watchLists) {
 	}
 }
 
-// addWatch leaves a persistent watch.
+// addWatch sets a persistent watch.
 func (s *Server) addWatch(c *conn, path string, mode int32) int32 {
 	w := c.at.view.watches
 	switch mode {
@@ -222,15 +219,15 @@ func (s *Server) addWatch(c *conn, path string, mode int32) int32 {
 	return CodeOK
 }
 
-// Types of watch in checkWatches and removeWatches.
+// The types of watch in checkWatches and removeWatches.
 const (
 	watcherChildren int32 = 1
 	watcherData     int32 = 2
 	watcherAny      int32 = 3
 )
 
-// findWatches looks for watches of c on path, of the type kind, and removes
-// them if remove is set.
+// findWatches searches for watches of c on path of the type kind, and removes them if remove is
+// true.
 func (s *Server) findWatches(c *conn, path string, kind int32, remove bool) int32 {
 	if kind < watcherChildren || kind > watcherAny {
 		return CodeMarshallingError

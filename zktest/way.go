@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// This file has the network between the members of an ensemble, and the agenda
-// by which time passes for them.
+// This file has the network between the members of an ensemble, and the agenda of its timed events.
+// The messages are the business of member.go and quorum.go.
 
-// An agenda lists the tasks of an ensemble, with their times.
+// An agenda is a heap of the timed events of an ensemble.
 type agenda []event
 
 type event struct {
 	at time.Time
-	n  int // events of one moment come in the order in which they were put on the agenda
+	n  int // events at the same time run in this order, in which they were scheduled
 	do func()
 }
 
@@ -31,7 +31,7 @@ func (a *agenda) Pop() any {
 	return x
 }
 
-// at schedules do for the time t. Ensemble.mu is held when do runs.
+// at schedules do at the time t. Ensemble.mu is held while do runs.
 func (e *Ensemble) at(t time.Time, do func()) {
 	e.nth++
 	heap.Push(&e.agenda, event{t, e.nth, do})
@@ -41,8 +41,8 @@ func (e *Ensemble) at(t time.Time, do func()) {
 	}
 }
 
-// run does the work on the agenda. Between events it sleeps. So an ensemble needs
-// one goroutine, in addition to the goroutines of its clients' connections.
+// run runs the events of the agenda, each at its time. It is the only goroutine of an ensemble
+// besides the goroutines of the clients' connections.
 func (e *Ensemble) run() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -68,25 +68,24 @@ func (e *Ensemble) run() {
 	}
 }
 
-// A way leads from one member to another. Ensemble.mu guards it.
+// A way carries messages from one member to another. Ensemble.mu guards it.
 type way struct {
 	e       *Ensemble
 	to      *member
 	delay   time.Duration
 	cut     bool
-	parcels []*parcel // on their way, in order
-	last    time.Time // when the last parcel arrives
+	parcels []*parcel // the messages that have not arrived, in order
+	last    time.Time // the arrival of the last parcel
 }
 
-// A parcel is one packet on its way.
+// A parcel is one message on a way.
 type parcel struct {
 	at   time.Time
-	held bool // by a cut
+	held bool // a cut holds it up
 	open func()
 }
 
-// send schedules open at the far end of w, after the delay and after all earlier
-// parcels.
+// send schedules open at the receiving member, after the delay and after all earlier parcels.
 func (w *way) send(open func()) {
 	p := &parcel{held: w.cut, open: open}
 	w.parcels = append(w.parcels, p)
@@ -104,7 +103,7 @@ func (w *way) schedule(p *parcel) {
 	w.e.at(p.at, w.deliver)
 }
 
-// deliver delivers what is due.
+// deliver delivers the parcels that are due.
 func (w *way) deliver() {
 	for len(w.parcels) > 0 && !w.parcels[0].held && !w.parcels[0].at.After(time.Now()) {
 		p := w.parcels[0]
@@ -113,7 +112,7 @@ func (w *way) deliver() {
 	}
 }
 
-// shut cuts the way. If lose is set, parcels on their way are held up too.
+// shut cuts the way. If lose is true, the cut also holds up the parcels that are on the way.
 func (w *way) shut(lose bool) {
 	w.cut = true
 	for _, p := range w.parcels {
@@ -121,8 +120,7 @@ func (w *way) shut(lose bool) {
 	}
 }
 
-// open ends a cut. The parcels that were held are the last ones; they arrive after
-// the delay.
+// open ends a cut. The parcels that it held up arrive after the delay.
 func (w *way) open() {
 	w.cut = false
 	for _, p := range w.parcels {
@@ -133,8 +131,8 @@ func (w *way) open() {
 	}
 }
 
-// A tie is the connection of a follower to its leader. Each end is open until
-// that side closes it or learns that the other has.
+// A tie is the connection of a follower to its leader. Each member closes its end by itself, or
+// when it learns that the other end is closed.
 type tie struct {
 	ld     *leadership
 	f      *member
@@ -145,14 +143,14 @@ type tie struct {
 
 type tieEnd struct {
 	open  bool
-	heard time.Time // when something last came
+	heard time.Time // the time of the last message that arrived at this end
 }
 
 // toLeader sends do to the leader.
 func (t *tie) toLeader(do func()) {
 	t.f.wayTo(t.ld.m).send(func() {
 		if !t.leader.open {
-			t.farewell(t.ld.m, t.f) // as a packet for a closed connection is answered with a reset
+			t.farewell(t.ld.m, t.f) // like a TCP reset, the answer to a packet for a closed connection
 			return
 		}
 		t.leader.heard = time.Now()
@@ -173,7 +171,7 @@ func (t *tie) toFollower(do func()) {
 	})
 }
 
-// farewell notifies to that from has closed its end.
+// farewell sends the message that from has closed its end to the member to.
 func (t *tie) farewell(from, to *member) {
 	from.wayTo(to).send(func() {
 		switch {

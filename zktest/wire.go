@@ -8,20 +8,20 @@ import (
 	"strings"
 )
 
-// This file encodes and decodes the fields of packets. It does not know which
-// fields a packet has; see proto.go.
+// This file encodes and decodes the fields of packets. The list of fields of each packet is the
+// business of proto.go.
 
-// A decoder reads the fields of one packet. After the first field that does not
-// fit, bad is set and every later field reads as zero, so callers check bad once,
-// at the end. The decoder allocates nothing for a length or a count until it has
-// seen that many bytes.
+// A decoder reads the fields of one packet. If a field does not fit, the decoder
+// sets bad, and every later field reads as zero. So callers check bad once, at
+// the end. The decoder does not trust a length or a count: it allocates no memory
+// for bytes that are not in the packet.
 type decoder struct {
 	b     []byte
 	bad   bool
-	spare *[]Request // for the operations of a multi
+	spare *[]Request // a buffer for the operations of a multi
 }
 
-// take returns the next n bytes, which alias the packet.
+// take returns the next n bytes, as a slice of the packet.
 func (d *decoder) take(n int) []byte {
 	if d.bad || n < 0 || n > len(d.b) {
 		d.bad = true
@@ -53,8 +53,8 @@ func (d *decoder) int64() int64 {
 	return int64(binary.BigEndian.Uint64(p))
 }
 
-// buffer reads a byte buffer, which aliases the packet. A length of -1 is nil,
-// which ZooKeeper keeps apart from empty.
+// buffer reads a byte buffer, as a slice of the packet. For the length -1 it returns nil, because
+// ZooKeeper distinguishes null from empty.
 func (d *decoder) buffer() []byte {
 	n := d.int32()
 	if n == -1 {
@@ -72,8 +72,7 @@ func (d *decoder) string() string {
 }
 
 // count reads the length of a vector whose elements take at least size bytes
-// each. It refuses a vector that is longer than the rest of the packet, before
-// any memory is allocated for it.
+// each. If the rest of the packet is too short for the vector, it sets bad.
 func (d *decoder) count(size int) int {
 	n := int(d.int32())
 	if n == -1 {
@@ -99,7 +98,7 @@ func (d *decoder) strings() []string {
 }
 
 func (d *decoder) acls() []acl {
-	if !d.bad && bytes.HasPrefix(d.b, openACLBytes) { // by far the most common
+	if !d.bad && bytes.HasPrefix(d.b, openACLBytes) { // the most common ACL
 		d.b = d.b[len(openACLBytes):]
 		return openACL
 	}
@@ -174,8 +173,8 @@ func appendChildren(b []byte, n *node) []byte {
 	return b
 }
 
-// listing returns the names of the children in the order of a hash, as ZooKeeper does. A client
-// must not rely on it, and the same tree has the same order each time.
+// listing returns the names of the children in the order of a hash, as ZooKeeper does. The order
+// looks random, so that clients do not rely on it, but equal trees have the same order.
 func (n *node) listing() []string {
 	names := make([]string, 0, len(n.children))
 	hashes := make(map[string]uint64, len(n.children))
@@ -193,16 +192,16 @@ func (n *node) listing() []string {
 	return names
 }
 
-// frameStart is the room that a packet's length and reply header take.
+// frameStart is the size of a packet's length and reply header.
 const frameStart = 4 + 4 + 8 + 4
 
-// startFrame makes room in b for the length and header that finishFrame fills in.
+// startFrame appends space for the length and the header to b.
 func startFrame(b []byte) []byte {
 	var room [frameStart]byte
 	return append(b, room[:]...)
 }
 
-// finishFrame fills in the length and header of the packet that is all of b.
+// finishFrame writes the length and the header of the packet b.
 func finishFrame(b []byte, xid int32, zxid int64, code int32) {
 	binary.BigEndian.PutUint32(b, uint32(len(b)-4))
 	binary.BigEndian.PutUint32(b[4:], uint32(xid))
