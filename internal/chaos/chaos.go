@@ -1,12 +1,13 @@
 //go:build linux
 
-// Package chaos runs real ZooKeeper servers in a network of its own and cuts them off from each other, in one
-// direction at a time if need be. It is for the test of the library's central promise: a process that loses a
-// lock learns of it before the next process is granted the lock.
+// Package chaos runs real ZooKeeper servers in a network of its own, and stops packets from one
+// server to another. It serves the test of the library's central promise: a process that loses a
+// lock learns of it before the next process is granted the lock. The sessions are the business of
+// that test.
 //
-// Each server is in a network namespace, out of sight of the machine's own network. All of it disappears when
-// the process ends, even if it is killed. If the system allows no namespaces, the servers are on loopback, with
-// proxies between them.
+// Each server runs in a network namespace, separate from the machine's network. The namespaces and
+// the servers end with this process, even if it is killed. If the system does not allow namespaces,
+// the servers run on loopback, with proxies between them.
 package chaos
 
 import (
@@ -23,7 +24,7 @@ import (
 	"time"
 )
 
-// Servers is how many there are in an ensemble; they count from 1.
+// Servers is the number of servers in an ensemble. They are numbered from 1.
 const Servers = 3
 
 const classpath = "/usr/share/java/zookeeper.jar:/usr/share/java/zookeeper-jute.jar:/usr/share/java/slf4j-simple.jar"
@@ -32,11 +33,11 @@ const classpath = "/usr/share/java/zookeeper.jar:/usr/share/java/zookeeper-jute.
 type network interface {
 	// client returns the address at which clients reach server i.
 	client(i int) string
-	// members returns the lines of server i's configuration that say where the servers are.
+	// members returns the lines of server i's configuration with the addresses of the servers.
 	members(i int) string
-	// command returns a command that runs argv at server i's place in the network.
+	// command returns a command that runs argv in the network of server i.
 	command(i int, argv ...string) *exec.Cmd
-	// set lets packets from one server to another pass, or stops them.
+	// set lets packets from the first server of each way to the second pass, or stops them.
 	set(ways [][2]int, pass bool) error
 	close()
 }
@@ -45,7 +46,7 @@ type network interface {
 type Config struct {
 	Tick      time.Duration
 	SyncLimit int  // in ticks
-	Proxies   bool // do without namespaces
+	Proxies   bool // use proxies instead of namespaces
 }
 
 // An Ensemble is a group of running servers.
@@ -53,13 +54,13 @@ type Ensemble struct {
 	dir     string
 	net     network
 	running [Servers + 1]*exec.Cmd
-	jobs    chan func() // see starter
+	jobs    chan func() // for starter
 	cut     map[[2]int]bool
 }
 
 // Start starts an ensemble with its data and logs below dir, and waits until
-// every server serves. With namespaces the caller must run in a network
-// namespace of its own, as [Namespaced] starts it.
+// every server serves. Unless cfg.Proxies is set, the calling process must run
+// in a network namespace of its own; see [Namespaced].
 func Start(dir string, cfg Config) (_ *Ensemble, err error) {
 	e := &Ensemble{dir: dir, jobs: make(chan func()), cut: map[[2]int]bool{}}
 	go e.starter()
@@ -87,8 +88,8 @@ func Start(dir string, cfg Config) (_ *Ensemble, err error) {
 	return e, e.Await(3 * time.Minute)
 }
 
-// starter starts all processes from one thread, which lasts as long as this process. The kernel kills a child
-// when the thread that started it ends.
+// starter runs jobs, which start processes, in a single thread. This thread lasts as long as this
+// process, because the kernel kills a child process when the thread that started it ends.
 func (e *Ensemble) starter() {
 	runtime.LockOSThread()
 	for job := range e.jobs {
@@ -96,7 +97,7 @@ func (e *Ensemble) starter() {
 	}
 }
 
-// start starts cmd. The kernel kills it when this process ends.
+// start starts cmd. The kernel kills the process when this process ends.
 func (e *Ensemble) start(cmd *exec.Cmd) error {
 	done := make(chan error)
 	e.jobs <- func() {
@@ -186,7 +187,7 @@ func (e *Ensemble) mode(i int) string {
 
 // Leader returns the server that leads.
 func (e *Ensemble) Leader() (int, error) {
-	for until := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // a starved server does not answer for a while
+	for until := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // a server without CPU time does not answer for a while
 		for i := 1; i <= Servers; i++ {
 			if e.mode(i) == "leader" {
 				return i, nil
@@ -239,7 +240,7 @@ func (e *Ensemble) Repair() error {
 	return e.Await(3 * time.Minute)
 }
 
-// Close ends the servers and their network. Their logs stay.
+// Close ends the servers and their network. Their logs remain.
 func (e *Ensemble) Close() {
 	for i, cmd := range e.running {
 		if cmd != nil {

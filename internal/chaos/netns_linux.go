@@ -9,6 +9,8 @@ import (
 	"syscall"
 )
 
+// This file has the network of namespaces. The servers in it are the business of chaos.go.
+
 func dieWithParent(a *syscall.SysProcAttr) { a.Pdeathsig = syscall.SIGKILL }
 
 // Namespaced prepares cmd to run in a network namespace of its own, as root in it.
@@ -22,11 +24,12 @@ func Namespaced(cmd *exec.Cmd) {
 	cmd.SysProcAttr = a
 }
 
-// namespaces is a network with a namespace for each server. The clients use the caller's namespace. A bridge there joins them all. A process in each namespace keeps it alive; it ends with this
-// process.
+// namespaces is a network with a namespace for each server. The clients use the caller's namespace,
+// whose bridge connects all servers. A process in each namespace keeps the namespace alive, and
+// ends with this process.
 //
-// To cut the way from one server to another, the first gets a wrong hardware address for the second: packets
-// leave it and arrive at no server.
+// To stop the packets from one server to another, set gives the first server a wrong hardware
+// address for the second. Its packets then arrive at no server.
 type namespaces struct {
 	anchors [Servers + 1]*exec.Cmd
 	stdin   [Servers + 1]io.Closer
@@ -89,7 +92,8 @@ func neighbour(j int, right bool) string {
 	return fmt.Sprintf("neigh replace %s%d lladdr %s dev eth0 nud permanent", subnet, j, address)
 }
 
-// ip runs commands of ip in the namespace of server i; 0 is the caller's.
+// ip runs lines as commands of ip(8) in the namespace of server i, or in the caller's namespace if
+// i is 0.
 func (n *namespaces) ip(i int, lines ...string) error {
 	cmd := exec.Command("ip", "-batch", "-")
 	if i > 0 {

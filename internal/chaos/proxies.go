@@ -10,16 +10,20 @@ import (
 	"sync"
 )
 
-// proxies is a network on loopback: each server reaches each other through a proxy of its own. A server opens
-// some of its connections for votes to the advertised address of the other; these pass by the proxies.
+// This file has the network of proxies, for systems without namespaces. The servers in it are the
+// business of chaos.go.
+
+// proxies is a network on loopback with a proxy for each ordered pair of servers. A server opens
+// some connections for votes directly to the advertised address of the other server, so the proxies
+// do not see them.
 type proxies struct {
 	clients [Servers + 1]int // ports
 	quorum  [Servers + 1]int
 	votes   [Servers + 1]int
-	links   map[[2]int][2]*proxy // from, to: the proxies of the quorum and of the votes
+	links   map[[2]int][2]*proxy // by sending and receiving server: the proxies for the quorum and for the votes
 
 	mu    sync.Mutex
-	moved *sync.Cond // broadcast at every change of a field below
+	moved *sync.Cond // signals every change of a field below
 	shut  map[[2]int]bool
 	ended bool
 }
@@ -27,7 +31,7 @@ type proxies struct {
 func newProxies() (*proxies, error) {
 	p := &proxies{links: map[[2]int][2]*proxy{}, shut: map[[2]int]bool{}}
 	p.moved = sync.NewCond(&p.mu)
-	// Ports that were free a moment ago.
+	// Each listener finds a free port and releases it for the server.
 	for _, ports := range []*[Servers + 1]int{&p.clients, &p.quorum, &p.votes} {
 		for i := 1; i <= Servers; i++ {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -84,8 +88,8 @@ func (p *proxies) set(ways [][2]int, pass bool) error {
 	return nil
 }
 
-// wait waits until packets pass from one server to another. It reports false
-// when the network is closed.
+// wait waits until packets pass from one server to another. It reports false if the network is
+// closed first.
 func (p *proxies) wait(from, to int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,7 +111,7 @@ func (p *proxies) close() {
 	}
 }
 
-// A proxy passes on the connections from one server to another.
+// A proxy forwards the connections from one server to another.
 type proxy struct {
 	p        *proxies
 	from, to int
@@ -142,7 +146,7 @@ func (x *proxy) port() int { return x.l.Addr().(*net.TCPAddr).Port }
 func (x *proxy) serve(near net.Conn) {
 	defer x.release(near)
 	x.hold(near)
-	if !x.p.wait(x.from, x.to) || !x.p.wait(x.to, x.from) { // there and back, like a TCP handshake
+	if !x.p.wait(x.from, x.to) || !x.p.wait(x.to, x.from) { // like a TCP handshake, in both directions
 		return
 	}
 	far, err := net.Dial("tcp", x.upstream)
@@ -170,7 +174,7 @@ func (x *proxy) release(c net.Conn) {
 	x.mu.Unlock()
 }
 
-// pump passes on all bytes from src. The end of the stream takes as long as its bytes.
+// pump forwards all bytes from src, and then the end of the stream.
 func (x *proxy) pump(dst, src net.Conn, from, to int) {
 	buf := make([]byte, 32<<10)
 	for {

@@ -1,12 +1,14 @@
-// Package ensemble lets a test run over a real ZooKeeper ensemble, and hurt it.
+// Package ensemble lets a test use a real ZooKeeper ensemble, and pause, kill and restart its
+// servers. Faults of the network are the business of packages netproxy and chaos.
 //
-// The ensemble is started outside, by scripts/ensemble; the environment says where it is:
+// The script scripts/ensemble starts the ensemble before the test. Two variables of the environment
+// describe it:
 //
 //	ZSYNC_TEST_SERVERS   its connect string
 //	ZSYNC_TEST_ENSEMBLE  the directory given to scripts/ensemble start, which allows faults
 //
-// All tests of a run share the one ensemble, so a test that hurts it must not be
-// parallel, and test binaries of several packages must not run at once (go test -p 1).
+// All tests of a run share the ensemble. So a test that causes faults must not be parallel, and
+// test binaries of different packages must not run at the same time (go test -p 1).
 package ensemble
 
 import (
@@ -20,18 +22,18 @@ import (
 	"time"
 )
 
-// An Ensemble is a group of real ZooKeeper servers that the tests share.
-// Servers count from 1, as in their configuration.
+// An Ensemble is a group of real ZooKeeper servers that the tests share. The servers are numbered
+// from 1, as in their configuration.
 type Ensemble struct {
 	tb      testing.TB
 	servers string
-	dir     string       // "" when the servers may be used but not hurt
+	dir     string       // "" if a test must not cause faults
 	paused  map[int]bool // servers that this test stopped and has not resumed
 	killed  map[int]bool // servers that this test killed and has not restarted
 }
 
-// FromEnv returns the ensemble named by the environment and reports whether there is one.
-// At the end of the test every server that the test paused or killed serves again.
+// FromEnv returns the ensemble of the environment, and reports whether there is one. At the end of
+// the test, it makes every server that the test has paused or killed serve again.
 func FromEnv(tb testing.TB) (e *Ensemble, ok bool) {
 	tb.Helper()
 	servers := os.Getenv("ZSYNC_TEST_SERVERS")
@@ -49,8 +51,8 @@ func FromEnv(tb testing.TB) (e *Ensemble, ok bool) {
 	return e, true
 }
 
-// Faults returns the ensemble named by the environment for a test that is going to hurt it. It skips
-// the test if there is none, or none that may be hurt.
+// Faults returns the ensemble of the environment, for a test that causes faults. It skips the test
+// if there is no ensemble, or if the environment does not allow faults.
 func Faults(tb testing.TB) *Ensemble {
 	tb.Helper()
 	e, ok := FromEnv(tb)
@@ -66,10 +68,10 @@ func (e *Ensemble) Servers() string { return e.servers }
 // Addrs returns the address of each server; server i is at index i-1.
 func (e *Ensemble) Addrs() []string { return strings.Split(e.servers, ",") }
 
-// MayBeHurt reports whether the environment allows the faults below.
+// MayBeHurt reports whether the environment allows faults.
 func (e *Ensemble) MayBeHurt() bool { return e.dir != "" }
 
-// Pause stops servers i as SIGSTOP does: their connections stay open, and nothing is answered.
+// Pause stops servers i with SIGSTOP: their connections stay open, but they answer nothing.
 func (e *Ensemble) Pause(i ...int) {
 	e.tb.Helper()
 	e.run("pause", i)
@@ -83,7 +85,7 @@ func (e *Ensemble) Resume(i ...int) {
 	mark(e.paused, i, false)
 }
 
-// Kill ends servers i as SIGKILL does.
+// Kill ends servers i with SIGKILL.
 func (e *Ensemble) Kill(i ...int) {
 	e.tb.Helper()
 	e.run("kill", i)
@@ -91,8 +93,9 @@ func (e *Ensemble) Kill(i ...int) {
 	mark(e.paused, i, false)
 }
 
-// Restart starts killed servers again, on their old data, and returns once each of them serves. It
-// first kills a server that still runs. Name enough servers for a quorum: a single one never serves.
+// Restart starts servers again with their old data, and returns when each of them serves. It first
+// kills a server that still runs. Together with the running servers, they must be a quorum,
+// because a server without a quorum never serves.
 func (e *Ensemble) Restart(i ...int) {
 	e.tb.Helper()
 	e.run("restart", i)
@@ -100,7 +103,8 @@ func (e *Ensemble) Restart(i ...int) {
 	mark(e.paused, i, false)
 }
 
-// Leader returns the server that leads now. A starved server does not answer, so Leader asks for up to a minute.
+// Leader returns the current leader. A server without CPU time does not answer, so Leader retries
+// for up to a minute.
 func (e *Ensemble) Leader() int {
 	e.tb.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
@@ -120,7 +124,7 @@ func (e *Ensemble) Leader() int {
 	}
 }
 
-// repair ends the faults that the test has left.
+// repair ends the remaining faults of the test.
 func (e *Ensemble) repair() {
 	if len(e.paused) > 0 {
 		e.Resume(keys(e.paused)...)
@@ -130,7 +134,7 @@ func (e *Ensemble) repair() {
 	}
 }
 
-// run runs a command of the copy of scripts/ensemble that lies in the ensemble's directory.
+// run runs a command of scripts/ensemble, from the copy in the ensemble's directory.
 func (e *Ensemble) run(command string, servers []int) string {
 	e.tb.Helper()
 	if e.dir == "" {

@@ -10,13 +10,16 @@ import (
 	"testing"
 )
 
-// Own is a set of real servers for one test alone. They end with the test.
+// This file starts servers for a single test. The ensemble that all tests share is the business of
+// ensemble.go.
+
+// An Own is a set of real servers for a single test. The servers end with the test.
 type Own struct {
 	tb                 testing.TB
 	script, dir, flags string
 }
 
-// Start starts n servers whose JVMs have these flags, and returns their connect string.
+// Start starts n servers, with flags for their JVMs, and returns their connect string.
 func Start(tb testing.TB, n int, flags string) (o *Own, servers string) {
 	tb.Helper()
 	o = &Own{tb, script(tb), filepath.Join(tb.TempDir(), "ensemble"), flags}
@@ -61,9 +64,9 @@ func (o *Own) run(args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// Process starts a command of the shell, and returns what ends it. The command ends with this process, too:
-// the shell waits for the end of its standard input, a pipe that the kernel closes then. If the
-// command does not end in 15 minutes, timeout kills it.
+// Process starts a command of the shell, and returns a function that ends it. The command also ends
+// with this process: the shell waits for the end of its standard input, a pipe that the kernel
+// closes with this process. After 15 minutes, timeout kills the command.
 func Process(tb testing.TB, command string, output *os.File, env ...string) (stop func()) {
 	tb.Helper()
 	cmd := exec.Command("timeout", "--kill-after=1", "900", "sh", "-c", command+` </dev/null & read -r _; kill $!; wait $!`)
@@ -78,6 +81,6 @@ func Process(tb testing.TB, command string, output *os.File, env ...string) (sto
 	}
 	return func() {
 		in.Close()
-		cmd.Wait() // it reports how the signal ended the command
+		cmd.Wait() // its error is the signal that ended the command
 	}
 }

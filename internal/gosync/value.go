@@ -5,8 +5,10 @@ import (
 	"strconv"
 )
 
-// Text writes a key or a value of Go's tests, which is of any type, as zsync
-// keeps it: a letter for its type, and the value.
+// This file converts the keys and values of Go's tests, which have any type, to the texts that
+// zsync stores.
+
+// Text returns the text of v: a letter for its type, followed by the value.
 func Text(v any) string {
 	switch v := v.(type) {
 	case nil:
@@ -18,7 +20,7 @@ func Text(v any) string {
 	case int64:
 		return "l" + strconv.FormatInt(v, 10)
 	}
-	return fmt.Sprintf("p%p", v) // of a pointer, which never comes back
+	return fmt.Sprintf("p%p", v) // a pointer: no test reads its value back
 }
 
 // Value is the inverse of Text.

@@ -6,7 +6,10 @@ import (
 	"strings"
 )
 
-// Asking returns ctx, which calls ask each time that it is asked for a value or its end.
+// This file has a context that notices its use, and an exact count of goroutines. Contexts with a
+// deadline are the business of harness.go.
+
+// Asking returns a copy of ctx that calls ask at each call of Value or Done.
 func Asking(ctx context.Context, ask func()) context.Context { return asking{ctx, ask} }
 
 type asking struct {
@@ -17,8 +20,8 @@ type asking struct {
 func (c asking) Value(key any) any     { c.ask(); return c.Context.Value(key) }
 func (c asking) Done() <-chan struct{} { c.ask(); return c.Context.Done() }
 
-// Goroutines returns the number of goroutines. Unlike [runtime.NumGoroutine], it does not
-// count a goroutine that has just ended.
+// Goroutines returns the number of goroutines. Unlike [runtime.NumGoroutine], it never counts a
+// goroutine that has just ended.
 func Goroutines() int {
 	buf := make([]byte, 4<<20)
 	return strings.Count(string(buf[:runtime.Stack(buf, true)]), "\n\ngoroutine ")

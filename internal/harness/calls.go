@@ -14,10 +14,10 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// This file helps tests with calls: to start one and see that it waits, to collect results, to count
-// requests.
+// This file helps tests with calls: it starts a call and checks that it waits, collects results,
+// and counts requests. The faults of a test are the business of faults.go and network.go.
 
-// Arrive runs f in a goroutine, and returns the channel of its result once f waits.
+// Arrive runs f in a goroutine. When f waits, Arrive returns the channel of its result.
 func Arrive(t testing.TB, f func() error) <-chan error {
 	t.Helper()
 	c := Async(f)
@@ -25,7 +25,7 @@ func Arrive(t testing.TB, f func() error) <-chan error {
 	return c
 }
 
-// Eventually waits until f returns nil.
+// Eventually calls f until it returns nil, for about ten seconds at most.
 func Eventually(t testing.TB, f func() error) {
 	t.Helper()
 	var err error
@@ -79,7 +79,7 @@ func Counted(n int) []int {
 	return vs
 }
 
-// Requests returns how many requests f costs, including the work that f leaves to the background.
+// Requests returns the number of requests that f sends, including work in the background after it.
 func Requests(srv *zktest.Server, f func()) int64 {
 	synctest.Wait()
 	before := srv.Counts()
@@ -89,8 +89,8 @@ func Requests(srv *zktest.Server, f func()) int64 {
 	return srv.Counts().Sub(before).Total()
 }
 
-// Standing returns a function that reports whether the server of a bubble still has a session. If [Chaos] ends
-// the session, its client learns of that a little later.
+// Standing returns a function that reports whether srv still has a session. If [Chaos] ends a
+// session, the function reports false before the client learns of it.
 func Standing(srv *zktest.Server) func(session int64) bool {
 	return func(session int64) bool { return slices.Contains(srv.Sessions(), session) }
 }
@@ -106,8 +106,8 @@ func Pause(t testing.TB, d time.Duration) {
 	}
 }
 
-// StoodStill returns a function that reports the longest time for which the process can have been stopped since
-// the last call.
+// StoodStill returns a function that returns the longest time for which the process may have been
+// stopped since its last call.
 func StoodStill(t testing.TB) func() time.Duration {
 	const tick = 10 * time.Millisecond
 	var longest atomic.Int64
@@ -129,7 +129,7 @@ func StoodStill(t testing.TB) func() time.Duration {
 	return func() time.Duration { return time.Duration(longest.Swap(0)) }
 }
 
-// Raise makes v at least n, whichever goroutine raises it at the same time.
+// Raise makes v at least n. Several goroutines may raise v at the same time.
 func Raise(v *atomic.Int64, n int64) {
 	for old := v.Load(); old < n && !v.CompareAndSwap(old, n); old = v.Load() {
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 // This file has the faults for tests over the in-memory server, at a chosen request or at random.
-// The faults for real servers are in network.go.
+// The faults for real servers are the business of network.go.
 
 // First returns an interceptor that applies a to the first request that match
 // accepts, and passes all others.
@@ -31,8 +31,8 @@ func Op(want zktest.Op) func(zktest.Request) bool {
 	return func(r zktest.Request) bool { return r.Op == want }
 }
 
-// OneByOne intercepts requests with f, one at a time. It returns a function that reads variables of f
-// without a race.
+// OneByOne intercepts requests with f, one at a time. It returns a function that never runs at the
+// same time as f, so that a test can read variables of f.
 func OneByOne(srv *zktest.Server, f func(r zktest.Request) zktest.Action) (read func(func())) {
 	var mu sync.Mutex
 	srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -47,8 +47,9 @@ func OneByOne(srv *zktest.Server, f func(r zktest.Request) zktest.Action) (read 
 	}
 }
 
-// EachSeed runs f in a bubble of its own with one random source after another: 40, 8 under the race detector, or
-// 1,000 in a long run. It ends at the first failure and names the seed; ZSYNC_TEST_SEED runs a single seed.
+// EachSeed runs f for 40 seeds, for 8 under the race detector, or for 1,000 in a long run. Each run
+// has a bubble and a random source of its own. EachSeed stops at the first failure and logs the
+// seed; ZSYNC_TEST_SEED runs a single seed.
 func EachSeed(t *testing.T, f func(t *testing.T, srv *zktest.Server, rnd *rand.Rand)) {
 	t.Helper()
 	t.Parallel()
@@ -61,9 +62,9 @@ func EachSeed(t *testing.T, f func(t *testing.T, srv *zktest.Server, rnd *rand.R
 	}
 }
 
-// Chaos hurts sessions at random until the channel is closed: it expires them, drops their connections,
-// partitions them for a while, and loses requests and replies. Before it returns, it repairs everything. rnd is
-// Chaos's own.
+// Chaos disturbs sessions at random until the channel is closed: it expires them, drops their
+// connections, partitions them for a while, and loses requests and replies. It ends all faults
+// before it returns. No other goroutine may use rnd.
 func Chaos[S interface{ ID() int64 }](t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []S, until <-chan struct{}) {
 	t.Helper()
 	var mu sync.Mutex
@@ -116,21 +117,21 @@ func Chaos[S interface{ ID() int64 }](t testing.TB, srv *zktest.Server, rnd *ran
 	}
 }
 
-// UnderChaos runs f while [Chaos] hurts sessions.
+// UnderChaos runs f while [Chaos] disturbs sessions.
 func UnderChaos[S interface{ ID() int64 }](t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []S, f func()) {
 	t.Helper()
 	until, over := make(chan struct{}), make(chan struct{})
 	fate := rand.New(rand.NewPCG(rnd.Uint64(), 0))
 	go func() { defer close(over); Chaos(t, srv, fate, sessions, until) }()
-	defer func() { // even if f ends the test
+	defer func() { // deferred, because f may end the test
 		close(until)
 		<-over
 	}()
 	f()
 }
 
-// Hasty is [Chaos] without a silence that outlasts a session: during such a silence, other consumers
-// may get the elements that Recv has given out.
+// Hasty is like [Chaos], but never cuts off a client for longer than its session timeout. After
+// such a time, other consumers may get elements that Recv has delivered.
 func Hasty[S interface{ ID() int64 }](t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []S, until <-chan struct{}) {
 	t.Helper()
 	var mu sync.Mutex

@@ -1,5 +1,6 @@
-// Package harness helps the tests of all layers: bubbles of virtual time with a server, contexts, errors, and
-// calls that wait. It knows the test server and nothing of zsync, so the tests of every layer can use it.
+// Package harness helps the tests of all layers: bubbles of virtual time with a server, contexts,
+// errors, and calls that wait. It imports zktest but not zsync, so the tests of every layer can use
+// it.
 package harness
 
 import (
@@ -21,17 +22,18 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// Timeout is the session timeout of tests in a bubble. It is long, so that a test that waits in real
-// time is noticed.
+// Timeout is the session timeout of tests in a bubble. It is so long that a wait in real time would
+// be noticed.
 const Timeout = 10 * time.Second
 
 // Main runs the tests of a package, and fails if they leave a goroutine behind.
 //
-// Each session's client of go-zookeeper takes 1.5 MB, and the rest of the heap is small. With the usual GOGC,
-// the collector runs for every second or third session and takes a third of the time of these tests. So Main
-// makes it run less often, unless the environment sets GOGC.
+// Main makes the garbage collector run less often, unless the environment sets GOGC. Each client of
+// go-zookeeper takes 1.5 MB of an otherwise small heap. So with the default GOGC, the collector
+// runs for every second or third session, and takes a third of the time of these tests.
 //
-// Sessions log nothing unless a test sets a logger: they would warn of the faults that the tests cause.
+// Sessions log nothing unless a test sets a logger. Otherwise, they would warn of the faults that
+// the tests cause.
 func Main(m *testing.M) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	if os.Getenv("GOGC") == "" {
@@ -46,8 +48,8 @@ func Main(m *testing.M) {
 // Long reports whether ZSYNC_TEST_LONG asks for the long run of a test.
 func Long() bool { return os.Getenv("ZSYNC_TEST_LONG") != "" }
 
-// InMemory marks a test that runs in memory even if ZSYNC_SERVERS names servers. ZSYNC_TEST_ONLY=servers skips
-// it.
+// InMemory marks a test that always runs in memory, even if ZSYNC_SERVERS names servers. It skips
+// the test if ZSYNC_TEST_ONLY is "servers".
 func InMemory(t testing.TB) {
 	t.Helper()
 	if os.Getenv("ZSYNC_TEST_ONLY") == "servers" {
@@ -62,9 +64,9 @@ func Bubble(t *testing.T, f func(t *testing.T, srv *zktest.Server), opts ...zkte
 	VirtualTime(t, func(t *testing.T) { f(t, zktest.Start(t, opts...)) })
 }
 
-// VirtualTime runs f in a synctest bubble. After ten days of virtual time, it ends the tests and
-// prints the stacks of all goroutines. A goroutine that never ends would otherwise keep a core busy
-// until the tests' timeout: sessions send pings, so virtual time never stops.
+// VirtualTime runs f in a synctest bubble. After ten days of virtual time, it panics with the
+// stacks of all goroutines. Without this limit, a goroutine that never ends would keep a core busy
+// until the tests' timeout, because virtual time advances with the pings of the sessions.
 func VirtualTime(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -91,7 +93,7 @@ func Must(t testing.TB, err error) {
 	}
 }
 
-// WantErr ends the test unless got is each of want.
+// WantErr ends the test unless got matches each error in want.
 func WantErr(t testing.TB, got error, want ...error) {
 	t.Helper()
 	for _, w := range want {
@@ -108,7 +110,7 @@ func Async(f func() error) <-chan error {
 	return c
 }
 
-// PendingStill fails if c has a result after everything in the bubble has become idle.
+// PendingStill ends the test if c has a result when all goroutines of the bubble wait.
 func PendingStill(t testing.TB, c <-chan error) {
 	t.Helper()
 	synctest.Wait()
@@ -119,9 +121,8 @@ func PendingStill(t testing.TB, c <-chan error) {
 	}
 }
 
-// Patient is an option of a server whose test runs in real time and expects no loss: a session ends a minute
-// after its last request, at any timeout that its client asks for. A busy machine can stop for seconds, and
-// server and client notice that in any order.
+// Patient makes a server grant session timeouts of at least a minute. It is for tests in real time
+// that expect no loss, because a busy machine can stop a process for seconds.
 var Patient = zktest.WithSessionTimeouts(time.Minute, time.Hour)
 
 // Plain returns a client of go-zookeeper, for the requests that zsync does not send.
@@ -136,13 +137,14 @@ func Plain(t testing.TB, srv *zktest.Server, credentials ...string) *zk.Conn {
 	return c
 }
 
-// Dial connects a client of go-zookeeper's own over TCP. By default, such a client waits one second for a server
-// and then fails its requests, which is too short on a busy machine.
+// Dial connects a plain client of go-zookeeper over TCP, and waits a minute for the server. By
+// default, such a client waits one second and then fails its requests, which is too short on a busy
+// machine.
 func Dial(network, addr string, _ time.Duration) (net.Conn, error) {
 	return net.DialTimeout(network, addr, time.Minute)
 }
 
-// DialUnless returns a dialer that reaches srv only while cut is false.
+// DialUnless returns a dialer to srv that fails while cut is true.
 func DialUnless(cut *atomic.Bool, srv *zktest.Server) zk.Dialer {
 	return func(network, addr string, timeout time.Duration) (net.Conn, error) {
 		if cut.Load() {
@@ -152,15 +154,15 @@ func DialUnless(cut *atomic.Bool, srv *zktest.Server) zk.Dialer {
 	}
 }
 
-// SetACL gives a znode another ACL.
+// SetACL sets the ACL of a znode.
 func SetACL(t testing.TB, srv *zktest.Server, path string, acl []zk.ACL) {
 	t.Helper()
 	_, err := Plain(t, srv).SetACL(path, acl, -1)
 	Must(t, err)
 }
 
-// Children lists the children of a znode, sorted, for a client of go-zookeeper's own. A znode that does not
-// exist has none.
+// Children returns the sorted children of a znode, through a plain client of go-zookeeper. If the
+// znode does not exist, it returns none.
 func Children(t testing.TB, c *zk.Conn, path string) []string {
 	t.Helper()
 	names, _, err := c.Children(path)

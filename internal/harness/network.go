@@ -14,28 +14,29 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// This file has the faults for tests over real servers, which cannot be asked to fail: it breaks the
-// connections to them.
+// This file has the faults for tests over real servers: it breaks the connections to them. Faults
+// of the in-memory server are the business of faults.go.
 
-// A Network sits between sessions and real servers. It drops connections, often after it has lost requests and
-// replies, cuts sessions off for a while, and ends them at the servers.
+// A Network is between sessions and real servers. It loses requests and replies, closes
+// connections, cuts clients off for a while, and ends sessions at the servers.
 type Network struct {
 	mu    sync.Mutex
 	conns []*cable       // guarded by mu
-	ended map[int64]bool // sessions that were ended, or are about to be; guarded by mu
+	ended map[int64]bool // the sessions that the network has ended or is about to end; guarded by mu
 }
 
-// A cable is a connection that can lose what passes.
+// A cable is a connection that can lose packets.
 type cable struct {
 	net.Conn
-	cut   *atomic.Bool // whether the client is cut off
+	cut   *atomic.Bool // the client is cut off; shared by all its connections
 	deaf  atomic.Bool  // packets from the server are lost
 	mute  atomic.Bool  // packets from the client are lost
-	hello []byte       // the server's first packet, as far as it has come; guarded by Network.mu
+	hello []byte       // the bytes of the server's first packet so far; guarded by Network.mu
 	n     *Network
 }
 
-// A connect response: length, protocol, timeout, session, length of the password, password.
+// helloSize is the size of a connect response: length, protocol, timeout, session, length of the
+// password, password.
 const helloSize = 4 + 4 + 4 + 8 + 4 + 16
 
 // Client returns the dialer of one Session.
@@ -76,22 +77,22 @@ func (w *cable) Write(p []byte) (int, error) {
 	return w.Conn.Write(p)
 }
 
-// Stands reports that the network has not ended a session.
+// Stands reports whether the network has neither ended a session nor is about to.
 func (n *Network) Stands(session int64) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return !n.ended[session]
 }
 
-// Ended returns how many sessions it has ended.
+// Ended returns the number of sessions that it has ended.
 func (n *Network) Ended() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.ended)
 }
 
-// Hurt causes faults until the channel is closed. Then it has dropped each connection with a loss, so no client
-// waits for a lost reply.
+// Hurt causes faults until the channel is closed. It closes each connection that has lost packets,
+// so no client waits for a lost reply.
 func (n *Network) Hurt(until <-chan struct{}) {
 	var cutting sync.WaitGroup
 	defer cutting.Wait()
@@ -131,7 +132,7 @@ func (n *Network) Hurt(until <-chan struct{}) {
 	}
 }
 
-// take picks a connection and forgets it.
+// take removes a random connection from n.conns, and returns it.
 func (n *Network) take() *cable {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -144,8 +145,8 @@ func (n *Network) take() *cable {
 	return w
 }
 
-// end ends the session of w as its client could: it continues the session on another connection, and
-// closes it there.
+// end ends the session of w without its client: it continues the session on another connection, and
+// closes the session there.
 func (n *Network) end(w *cable) {
 	n.mu.Lock()
 	whole := len(w.hello) == helloSize
@@ -171,6 +172,6 @@ func (n *Network) end(w *cable) {
 	c.Write(hello)
 	if _, err := io.ReadFull(c, make([]byte, helloSize)); err == nil {
 		c.Write([]byte{0, 0, 0, 8, 0, 0, 0, 1, 0xff, 0xff, 0xff, 0xf5}) // closeSession
-		io.Copy(io.Discard, c)                                          // until it is done
+		io.Copy(io.Discard, c)                                          // until the server closes the connection
 	}
 }

@@ -2,6 +2,6 @@
 
 package harness
 
-// UnderRace reports whether the race detector is on. It makes a test several
-// times slower, and needs fewer runs of it to find what it looks for.
+// UnderRace reports whether the race detector is on. The detector makes a test several times
+// slower, but needs fewer runs of it to find a race.
 const UnderRace = true

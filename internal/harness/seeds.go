@@ -7,11 +7,12 @@ import (
 	"testing"
 )
 
-// This file repeats random tests with different seeds, and lets a user repeat a single run.
+// This file runs a random test with one seed after another, or with a single seed that a user has
+// chosen. The random choices are the business of the test.
 
-// Seeds yields the seeds of a random test: 0 to short-1; as many as race under the race detector, or
-// as long in a long run. ZSYNC_TEST_SEED names a single seed to run. After a failure, Seeds reports
-// the seed and stops.
+// Seeds yields the seeds of a random test, from 0. Their number is short, or race under the race
+// detector, or long in a long run. If ZSYNC_TEST_SEED is set, Seeds yields only this seed. After a
+// failure, Seeds logs the seed and stops.
 func Seeds(t testing.TB, short, race, long int) iter.Seq[int] {
 	n := short
 	switch {
@@ -37,7 +38,8 @@ func Seeds(t testing.TB, short, race, long int) iter.Seq[int] {
 	}
 }
 
-// try yields a seed. The test may end in it.
+// try yields a seed, and logs it if the test fails. yield may not return, because the test can end
+// in it.
 func try(t testing.TB, seed int, yield func(int) bool) (goOn bool) {
 	defer func() {
 		if t.Failed() {

@@ -1,6 +1,6 @@
-// Package inside shows unexported fields of the root package to tests outside of it. The
-// suites of a mechanism use it. The suites of a guarantee may not
-// (TestTheSuitesUseThePublicAPIAndSayWhatTheyHold).
+// Package inside gives tests in other packages access to unexported fields of the root
+// package. It serves the suites of a mechanism. The suites of a guarantee must not use
+// it (TestTheSuitesUseThePublicAPIAndSayWhatTheyHold).
 package inside
 
 import (
@@ -17,7 +17,7 @@ import (
 // Manager returns the manager of s.
 func Manager(s *zsync.Session) *session.Manager { return field[session.Manager](s, "m") }
 
-// Live returns the present incarnation of s.
+// Live returns the current incarnation of s.
 func Live(t testing.TB, s *zsync.Session) *session.Incarnation {
 	t.Helper()
 	inc, err := Manager(s).Incarnation(t.Context())
@@ -35,8 +35,8 @@ func Session(primitive interface{ Path() string }) *zsync.Session {
 	return field[zsync.Session](primitive, "s")
 }
 
-// SemaphoreZnodes returns the parents of the znodes of the permits of m, and of the waiters
-// at its gate.
+// SemaphoreZnodes returns two parent znodes: of the permits of m, and of the waiters for its
+// internal lock.
 func SemaphoreZnodes(m *zsync.Semaphore) (leases, gate string) {
 	v := reflect.ValueOf(m).Elem().FieldByName("leases")
 	if v.Kind() != reflect.String {
@@ -45,14 +45,14 @@ func SemaphoreZnodes(m *zsync.Semaphore) (leases, gate string) {
 	return Manager(Session(m)).Bare(v.String()), field[zsync.Mutex](m, "gate").Path()
 }
 
-// Leases lists the znodes of the permits of m.
+// Leases returns the names of the znodes of m's permits.
 func Leases(t testing.TB, m *zsync.Semaphore) []string {
 	t.Helper()
 	leases, _ := SemaphoreZnodes(m)
 	return suite.ChildrenOf(t, Session(m), leases)
 }
 
-// field returns the pointer to a T in a field of what v points to.
+// field returns the field with this name of the struct at v. The field is a pointer to a T.
 func field[T any](v any, name string) *T {
 	f := reflect.ValueOf(v).Elem().FieldByName(name)
 	if !f.IsValid() || f.Type() != reflect.TypeFor[*T]() {

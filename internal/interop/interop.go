@@ -1,15 +1,17 @@
-// Package interop runs ZooKeeper programs written in other languages, for tests that they and
-// zsync, or they and zktest, get along: kazoo (Python), Apache Curator (Java) and ZooKeeper's own
-// zkCli.sh, all as Debian packages them.
+// Package interop runs ZooKeeper programs in other languages, so that tests can check that they
+// work together with zsync and with zktest. The programs are kazoo (Python), Apache Curator
+// (Java) and ZooKeeper's own zkCli.sh, from Debian's packages. The checks are the business of the
+// tests.
 //
-// The programs run only if CI_INTEROP=1 is set, as in .ci/run: each test of them takes
-// seconds. Then a program that is not installed fails its test.
+// The programs run only if CI_INTEROP=1 is set, as in .ci/run, because each test takes seconds. If
+// it is set, a test whose program is not installed fails.
 //
-// The programs lie in testdata. driver.py and Driver.java hold a conversation: they take one command
-// a line, in the same words in both languages (see driver.py for the list), and answer each with one line.
+// The programs are in testdata. driver.py and Driver.java read a command from each line, and answer
+// each with one line. Their commands are the same; driver.py has the list.
 //
-// A JVM takes longer to start than most tests run, so one JVM holds all conversations with
-// Driver.java, except a conversation that its test will end by Kill. See [Main].
+// The start of a JVM takes longer than most tests, so one JVM serves all tests with Driver.java,
+// each in a conversation of its own. Only a test that calls Kill needs a JVM of its own. See
+// [Main].
 package interop
 
 import (
@@ -33,19 +35,19 @@ import (
 var programs embed.FS
 
 const (
-	python = "/usr/bin/python3" // Debian's own, which has the kazoo package
+	python = "/usr/bin/python3" // the Python of Debian's package python3-kazoo
 	zkCli  = "/usr/share/zookeeper/bin/zkCli.sh"
 	jars   = "/usr/share/java/"
 )
 
-// patience is how long a program may take over one answer.
+// patience is the time limit for one answer.
 const patience = 3 * time.Minute
 
-// dir has the compiled Driver.java, and the programs.
+// dir is a temporary directory with the programs and the compiled Driver.java.
 var dir string
 
-// Main runs the tests of a package and returns the exit status. It is for TestMain of the packages that
-// run foreign programs: it ends the shared JVM and removes the shared files.
+// Main runs the tests of a package and returns the exit status. Then it ends the shared JVM and
+// removes dir. TestMain of each package that runs these programs calls Main.
 func Main(m *testing.M) int {
 	var err error
 	if dir, err = os.MkdirTemp("", "zsync-interop-"); err != nil {
@@ -61,19 +63,19 @@ func Main(m *testing.M) int {
 	return m.Run()
 }
 
-// A Program is a running program of another language, or one conversation with a program that holds
-// several. Its methods fail the test when the program does not do as asked; they are for one goroutine.
+// A Program is a running program in another language, or one conversation with the shared JVM. Its
+// methods fail the test if the program fails or does not answer. Only one goroutine may call them.
 type Program struct {
 	tb     testing.TB
 	name   string
 	stdin  io.WriteCloser
-	stdout chan string // closed by the reader when the output ends
+	stdout chan string // the lines of the output; closed at its end
 	stderr *syncBuffer
-	kill   func()     // nil where a conversation cannot be ended as by SIGKILL
-	ended  chan error // gets how it ended, once
+	kill   func()     // ends the program like SIGKILL; nil for a conversation with the shared JVM
+	ended  chan error // receives the result of the program's end, once
 }
 
-// Kazoo starts driver.py with the arguments given. It is killed when the test ends.
+// Kazoo starts driver.py with args. The program is killed at the end of the test.
 func Kazoo(tb testing.TB, args ...string) *Program {
 	tb.Helper()
 	wanted(tb, "kazoo")
@@ -85,15 +87,15 @@ func Kazoo(tb testing.TB, args ...string) *Program {
 
 var kazooThere = sync.OnceValue(func() error { return exec.Command(python, "-c", "import kazoo").Run() })
 
-// CuratorAlone starts Driver.java with the arguments given, in a JVM of its own. It is killed when the test
-// ends.
+// CuratorAlone starts Driver.java with args, in a JVM of its own. The JVM is killed at the end of
+// the test.
 func CuratorAlone(tb testing.TB, args ...string) *Program {
 	tb.Helper()
 	return start(tb, "java", append(javaFlags(tb), args...)...)
 }
 
-// Curator begins a conversation with the Driver.java that all tests share, with the arguments given. It is
-// ended when the test ends.
+// Curator begins a conversation with Driver.java in the shared JVM, with args. The conversation
+// ends with the test.
 func Curator(tb testing.TB, args ...string) *Program {
 	tb.Helper()
 	flags := javaFlags(tb)
@@ -112,17 +114,17 @@ func Curator(tb testing.TB, args ...string) *Program {
 	return p
 }
 
-// A halfCloser is a connection whose Close ends the output only.
+// A halfCloser is a connection whose Close closes only the direction to the program.
 type halfCloser struct{ *net.TCPConn }
 
 func (c halfCloser) Close() error { return c.CloseWrite() }
 
-// shared is the JVM that holds several conversations, each on a connection of its own.
+// shared is the JVM that all tests share. Each conversation with it has a TCP connection.
 var shared host
 
 type host struct {
 	once   sync.Once
-	cmd    *exec.Cmd // nil if it was not started
+	cmd    *exec.Cmd // nil if the JVM was not started
 	addr   string
 	stderr syncBuffer
 	err    error
@@ -131,7 +133,7 @@ type host struct {
 func (h *host) start(flags []string) error {
 	cmd := exec.Command("java", append(flags, "serve")...)
 	cmd.Stderr = &h.stderr
-	_, err1 := cmd.StdinPipe() // the JVM ends when its input does, and so not after us
+	_, err1 := cmd.StdinPipe() // the JVM ends at the end of its input, so at the latest with this process
 	stdout, err2 := cmd.StdoutPipe()
 	if err := errors.Join(err1, err2); err != nil {
 		return err
@@ -153,7 +155,8 @@ func (h *host) end() {
 	}
 }
 
-// javaFlags returns the arguments of java that run Driver, which it compiles at the first call.
+// javaFlags returns the arguments of java that run Driver. It compiles Driver.java at the first
+// call.
 func javaFlags(tb testing.TB) []string {
 	tb.Helper()
 	wanted(tb, "Curator")
@@ -190,8 +193,8 @@ var compiled struct {
 	err  error
 }
 
-// ZkCli runs commands in one zkCli.sh session and returns all the lines that it
-// printed, its own messages included.
+// ZkCli runs commands in one session of zkCli.sh. It returns all lines of the output, including
+// zkCli's messages.
 func ZkCli(tb testing.TB, servers string, commands ...string) []string {
 	tb.Helper()
 	wanted(tb, "ZooKeeper's zkCli.sh")
@@ -212,7 +215,7 @@ func ZkCli(tb testing.TB, servers string, commands ...string) []string {
 	return strings.Split(strings.TrimSpace(string(out)), "\n")
 }
 
-// Send gives the program a command without waiting for the answer.
+// Send sends a command to the program. It does not wait for the answer.
 func (p *Program) Send(format string, args ...any) {
 	p.tb.Helper()
 	if _, err := fmt.Fprintf(p.stdin, format+"\n", args...); err != nil {
@@ -235,16 +238,16 @@ func (p *Program) Answer() string {
 	}
 }
 
-// Do gives the program a command and returns the answer without its leading "ok",
-// which it must have.
+// Do sends a command to the program, and returns the answer without the leading "ok". An answer
+// without "ok" fails the test.
 func (p *Program) Do(format string, args ...any) string {
 	p.tb.Helper()
 	p.Send(format, args...)
 	return p.Ok()
 }
 
-// Ok returns the next answer without its leading "ok", which it must have. It is for a command
-// given with Send.
+// Ok returns the answer to a command of Send, without the leading "ok". An answer without "ok"
+// fails the test.
 func (p *Program) Ok() string {
 	p.tb.Helper()
 	answer := p.Answer()
@@ -255,8 +258,8 @@ func (p *Program) Ok() string {
 	return strings.TrimSpace(rest)
 }
 
-// Lines closes the program's input, waits until it ends, as it must without an error, and
-// returns the lines it printed that no Answer took.
+// Lines closes the program's input and waits for its end, which must be without an error. It
+// returns the lines of the output that no call of Answer has returned.
 func (p *Program) Lines() []string {
 	p.tb.Helper()
 	p.stdin.Close()
@@ -281,7 +284,7 @@ func (p *Program) Lines() []string {
 	}
 }
 
-// Kill ends the program as SIGKILL does: its ZooKeeper session is left to expire.
+// Kill ends the program with SIGKILL, so its ZooKeeper session ends only when it expires.
 func (p *Program) Kill() {
 	if p.kill == nil {
 		p.tb.Fatal("BUG: a conversation in the shared JVM cannot be killed; see CuratorAlone")
@@ -290,7 +293,7 @@ func (p *Program) Kill() {
 	p.awaitEnd()
 }
 
-// awaitEnd waits until the reader has seen the end of the output.
+// awaitEnd waits for the end of the output.
 func (p *Program) awaitEnd() {
 	for range p.stdout {
 	}
@@ -301,12 +304,12 @@ func (p *Program) fail(format string, args ...any) {
 	p.tb.Helper()
 	what := fmt.Sprintf(format, args...)
 	if p.kill != nil {
-		p.Kill() // so that its standard error is complete
+		p.Kill() // after that, p.stderr is complete
 	}
 	p.tb.Fatalf("%s: %s\n%s", p.name, what, p.stderr)
 }
 
-// start runs a program of its own, which is killed when the test ends.
+// start runs a program, and kills it at the end of the test.
 func start(tb testing.TB, command string, args ...string) *Program {
 	tb.Helper()
 	cmd := exec.Command(command, args...)
@@ -325,7 +328,8 @@ func start(tb testing.TB, command string, args ...string) *Program {
 	return p
 }
 
-// talk begins the conversation. end is called when out ends.
+// talk connects p to the program's input and output. At the end of out, it calls end for the
+// result.
 func (p *Program) talk(in io.WriteCloser, out io.Reader, end func() error) {
 	p.stdin, p.stdout, p.ended = in, make(chan string, 1024), make(chan error, 1)
 	go func() {
@@ -338,7 +342,7 @@ func (p *Program) talk(in io.WriteCloser, out io.Reader, end func() error) {
 	}()
 }
 
-// A syncBuffer is a bytes.Buffer for several goroutines.
+// A syncBuffer is a bytes.Buffer that is safe for concurrent use.
 type syncBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -356,7 +360,7 @@ func (b *syncBuffer) String() string {
 	return b.b.String()
 }
 
-// wanted skips the test unless the foreign programs are asked for.
+// wanted skips the test unless CI_INTEROP=1 is set.
 func wanted(tb testing.TB, who string) {
 	tb.Helper()
 	if os.Getenv("CI_INTEROP") != "1" {
@@ -364,7 +368,7 @@ func wanted(tb testing.TB, who string) {
 	}
 }
 
-// missing fails the test for want of a program.
+// missing fails the test because a program is not installed.
 func missing(tb testing.TB, what string) {
 	tb.Helper()
 	tb.Fatalf("CI_INTEROP=1, and %s is missing", what)

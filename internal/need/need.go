@@ -1,4 +1,5 @@
-// Package need is for tests that use programs and devices which may not be there.
+// Package need is for tests that use programs and devices of the machine. If one is missing, it
+// skips the test, or fails it. It installs nothing.
 package need
 
 import (
@@ -10,13 +11,12 @@ import (
 	"unicode"
 )
 
-// Env names the variable that lists, with blanks between them, the programs
-// and devices that are known to be there. A test that lacks a listed program
-// fails: .ci/run installs the programs, and names all here.
+// Env names the variable with a list of programs and devices, separated by
+// blanks, that must exist. A test without a listed program fails. .ci/run
+// installs the programs and sets the variable.
 const Env = "CI_INSTALLED"
 
-// Command returns where a program is. If it is not there the test is skipped,
-// or fails where it is known to be installed.
+// Command returns the path of a program. If the program does not exist, Command calls Missing.
 func Command(tb testing.TB, name string) string {
 	tb.Helper()
 	path, err := exec.LookPath(name)
@@ -26,8 +26,8 @@ func Command(tb testing.TB, name string) string {
 	return path
 }
 
-// Missing skips the test for want of a program, or fails it where that is known
-// to be installed. A test that is skipped says what it would have shown.
+// Missing skips the test because a program is missing. If the variable Env lists the program, it
+// fails the test instead. The message of a skipped test has its name as a sentence.
 func Missing(tb testing.TB, name, why string) {
 	tb.Helper()
 	if slices.Contains(strings.Fields(os.Getenv(Env)), name) {
@@ -36,11 +36,11 @@ func Missing(tb testing.TB, name, why string) {
 	tb.Skipf("%s cannot be used (%s), so this is not shown: %s", name, why, sentence(tb.Name()))
 }
 
-// sentence makes a sentence of the name of a test.
+// sentence returns the name of a test as a sentence.
 func sentence(name string) string {
 	name, rest, _ := strings.Cut(strings.TrimPrefix(name, "Test"), "/")
 	letters := []rune(name)
-	begins := func(i int) bool { // reports whether a word begins there
+	begins := func(i int) bool { // reports whether a word begins at i
 		return unicode.IsUpper(letters[i]) && i > 0 && (!unicode.IsUpper(letters[i-1]) || i+1 < len(letters) && unicode.IsLower(letters[i+1]))
 	}
 	var words []string

@@ -5,20 +5,21 @@ import (
 	"io"
 )
 
-// This file cuts a stream into the frames of ZooKeeper's protocol. It does not decode the frames.
+// This file splits a stream into the frames of ZooKeeper's protocol. The meaning of a frame is the
+// business of link.go.
 
-// maxFrame is the longest frame taken for one. ZooKeeper's own limit is 1 MiB unless configured,
-// and a four-letter word read as a length is over a gigabyte.
+// maxFrame is the length above which a stream is not ZooKeeper's protocol. ZooKeeper's default
+// limit is 1 MiB, and a four-letter word, read as a length, is over a gigabyte.
 const maxFrame = 64 << 20
 
-// A unit passes in one piece: a whole frame of the ZooKeeper protocol with its length prefix, or any bytes of
-// another stream.
+// A unit is a piece of a stream that is forwarded as a whole: a frame of ZooKeeper's protocol with
+// its length prefix, or some bytes of another stream.
 type unit struct {
 	data   []byte
 	framed bool
 }
 
-// word returns the i'th int32 of a frame's body, and 0 beyond its end.
+// word returns the i'th int32 of a frame's body, or 0 after its end.
 func (u unit) word(i int) int32 {
 	at := 4 + 4*i
 	if len(u.data) < at+4 {
@@ -27,15 +28,15 @@ func (u unit) word(i int) int32 {
 	return int32(binary.BigEndian.Uint32(u.data[at:]))
 }
 
-// A splitter cuts a stream into units. After an implausible length, as in a four-letter word, it
-// passes the rest of the stream on as it comes.
+// A splitter splits a stream into units. After a length over maxFrame, such as a four-letter word,
+// it returns the rest of the stream as units without frames.
 type splitter struct {
 	r   io.Reader
 	raw bool
 }
 
-// next returns the next unit. At the end of the stream it returns what was left
-// of a frame together with the error.
+// next returns the next unit. At the end of the stream, it returns an incomplete frame together
+// with the error.
 func (s *splitter) next() (unit, error) {
 	if s.raw {
 		buf := make([]byte, 32<<10)

@@ -7,16 +7,17 @@ import (
 	"time"
 )
 
-// This file carries one client's connection, and applies the proxy's faults to it.
+// This file forwards one client's connection, and applies the proxy's faults to it. The choice of
+// the faults is the business of netproxy.go.
 
-// underWay is how many units may be between a link's two ends in one direction.
+// underWay is the maximum number of units that a link holds in one direction.
 const underWay = 256
 
-// A link is one client's connection together with the connection made for it to a server.
+// A link is one client's connection, with the connection to a server for it.
 type link struct {
 	p      *Proxy
 	client net.Conn
-	ctx    context.Context // done when the link is dropped
+	ctx    context.Context // ends when the link is dropped
 	drop   context.CancelFunc
 
 	mu        sync.Mutex
@@ -30,7 +31,8 @@ func newLink(p *Proxy, client net.Conn) *link {
 	return l
 }
 
-// run carries bytes both ways until the link is dropped, then closes both connections.
+// run forwards bytes in both directions until the link is dropped, and then closes both
+// connections.
 func (l *link) run() {
 	defer l.client.Close()
 	defer l.drop()
@@ -39,7 +41,7 @@ func (l *link) run() {
 	}
 	server, err := l.p.dial(l.ctx)
 	if err != nil {
-		return // for the client, as if the server hung up
+		return // the client sees that the server has closed the connection
 	}
 	defer server.Close()
 
@@ -53,20 +55,21 @@ func (l *link) run() {
 	server.Close()
 }
 
-// A sent unit is under way since at; the unit that ends the stream has last set.
+// A sent is a unit with the time at which the proxy received it. last is true for the unit at the
+// end of the stream.
 type sent struct {
 	unit
 	at   time.Time
 	last bool
 }
 
-// pump carries units from one connection to the other, in order, as the faults in force allow, until either
-// ends; then it drops the link. For every frame, inspect gets the frame and its number and reports whether the
-// frame may pass.
+// pump forwards units in order, with the latency and the partitions of the proxy. When either
+// connection ends, it drops the link. For each frame, it calls inspect with the number of the
+// frame; if inspect returns false, pump drops the link instead of forwarding the frame.
 func (l *link) pump(to, from net.Conn, inspect func(n int, u unit) bool) {
 	way := make(chan sent, underWay)
 	var reading sync.WaitGroup
-	defer reading.Wait() // run closes from once the link is dropped, which frees the reader
+	defer reading.Wait() // the reader ends because run closes from when the link is dropped
 	defer l.drop()
 	reading.Go(func() { l.read(from, way) })
 
@@ -89,7 +92,7 @@ func (l *link) pump(to, from net.Conn, inspect func(n int, u unit) bool) {
 	}
 }
 
-// read cuts what from receives into units and puts them on their way.
+// read splits the bytes from the connection from into units, and sends them to way.
 func (l *link) read(from net.Conn, way chan<- sent) {
 	cut := splitter{r: from}
 	for {
@@ -105,8 +108,8 @@ func (l *link) read(from net.Conn, way chan<- sent) {
 	}
 }
 
-// arrived waits until a unit that was sent at the given time has been under way for the latency in force. It
-// reports whether the link is still open.
+// arrived waits until the proxy's latency has passed since at. It reports whether the link is still
+// open.
 func (l *link) arrived(at time.Time) bool {
 	wait := time.Until(at.Add(l.p.delay()))
 	if wait <= 0 {
@@ -138,8 +141,8 @@ func (l *link) passable() bool {
 	}
 }
 
-// request decides about the client's n'th frame. The first is the connect
-// request; every other has the header {xid, op}.
+// request reports whether the client's n'th frame may pass. The first frame is the connect request;
+// every other frame has the header {xid, op}.
 func (l *link) request(n int, u unit) bool {
 	xid, op := u.word(0), u.word(1)
 	if n == 0 {
@@ -160,8 +163,8 @@ func (l *link) request(n int, u unit) bool {
 	return l.ctx.Err() == nil
 }
 
-// reply decides about the server's n'th frame. The first answers the connect
-// request; every other has the header {xid, zxid, err}.
+// reply reports whether the server's n'th frame may pass. The first frame is the reply to the
+// connect request; every other frame has the header {xid, zxid, err}.
 func (l *link) reply(n int, u unit) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,6 +1,6 @@
-// Package netproxy is a TCP proxy between a ZooKeeper client and a real server. It causes the faults that a
-// server cannot be asked for: a partition, a dropped connection, a refused one, latency, a lost request, a lost
-// reply.
+// Package netproxy is a TCP proxy between a ZooKeeper client and a real server. It causes
+// partitions, closed and refused connections, latency, and lost requests and replies. Faults of the
+// server itself, such as a crash, are not its business.
 package netproxy
 
 import (
@@ -13,27 +13,27 @@ import (
 	"time"
 )
 
-// A Proxy listens on loopback and passes what it gets to an upstream server.
-// Its methods may be called from any goroutine.
+// A Proxy listens on loopback and forwards its connections to an upstream server. Its methods are
+// safe for concurrent use.
 type Proxy struct {
 	tb       testing.TB
 	addr     string
 	upstream []string
-	ctx      context.Context // done when the proxy is closed
+	ctx      context.Context // ends when the proxy is closed
 	close    context.CancelFunc
-	running  sync.WaitGroup // every goroutine of the proxy
+	running  sync.WaitGroup // counts the goroutines of the proxy
 
 	mu        sync.Mutex
-	listener  net.Listener // nil while connections are refused
+	listener  net.Listener // nil while the proxy refuses connections
 	links     map[*link]struct{}
 	accepted  int
-	next      int           // index of the upstream server that the next connection tries first
-	latency   time.Duration // that every byte spends under way
+	next      int           // the index of the upstream server that the next connection tries first
+	latency   time.Duration // the delay of every byte
 	healed    chan struct{} // closed while there is no partition
 	onRequest func(op, xid int32) Verdict
 }
 
-// A Verdict is the treatment of a client's request.
+// A Verdict says what the proxy does with a client's request.
 type Verdict int
 
 const (
@@ -41,17 +41,18 @@ const (
 	Pass Verdict = iota
 	// DropRequest drops the connection without forwarding the request: the server never sees it.
 	DropRequest
-	// DropReply forwards the request and drops the connection when the reply comes, without
-	// forwarding that: the server has carried the request out, and the client cannot know.
+	// DropReply forwards the request, and drops the connection instead of forwarding the reply. The
+	// server has carried out the request, but the client cannot know it.
 	DropReply
 )
 
-// OpConnect is the op given to the [Proxy.OnRequest] function for a connect request,
-// which has no header and so no op or xid of its own.
+// OpConnect is the op for a connect request in [Proxy.OnRequest]. A connect request has no header,
+// so it has neither op nor xid.
 const OpConnect int32 = -10
 
-// Start returns a running proxy in front of upstream: "host:port", or several, separated by commas. With
-// several, each connection uses the next server that answers. The proxy is closed when the test ends.
+// Start returns a running proxy in front of upstream: "host:port", or several, separated by commas.
+// With several, each connection uses the next server that answers. The proxy is closed at the end
+// of the test.
 func Start(tb testing.TB, upstream string) *Proxy {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -86,9 +87,9 @@ func (p *Proxy) Close() {
 	p.running.Wait()
 }
 
-// Partition lets nothing pass in either direction from now on. Connections stay open, and new ones are
-// accepted and stay silent. Neither side learns when the other hangs up. Bytes that have left the
-// proxy already may still arrive.
+// Partition stops all bytes in both directions. Connections stay open. The proxy accepts new
+// connections, but forwards nothing on them. Neither side learns if the other closes its
+// connection. Bytes that the proxy has already sent may still arrive.
 func (p *Proxy) Partition() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -97,7 +98,7 @@ func (p *Proxy) Partition() {
 	}
 }
 
-// Heal ends a partition. It delivers the bytes that were sent during the partition, as TCP does.
+// Heal ends a partition. The bytes sent during the partition arrive now, as with TCP.
 func (p *Proxy) Heal() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -106,7 +107,7 @@ func (p *Proxy) Heal() {
 	}
 }
 
-// Disconnect drops all present connections, at once and on both sides.
+// Disconnect closes all current connections at once, on both sides.
 func (p *Proxy) Disconnect() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -115,7 +116,7 @@ func (p *Proxy) Disconnect() {
 	}
 }
 
-// Refuse stops listening: new connections fail as if no server ran. Present connections stay.
+// Refuse stops listening: new connections fail as if no server ran. Current connections remain.
 func (p *Proxy) Refuse() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,7 +135,7 @@ func (p *Proxy) Accept() {
 		return
 	}
 	l, err := net.Listen("tcp", p.addr)
-	for i := 0; err != nil && i < 6000; i++ { // a connection of another process may have the port for a while
+	for i := 0; err != nil && i < 6000; i++ { // another process may use the port for a short connection
 		time.Sleep(10 * time.Millisecond)
 		l, err = net.Listen("tcp", p.addr)
 	}
@@ -145,25 +146,25 @@ func (p *Proxy) Accept() {
 	p.serveLocked(l)
 }
 
-// SetLatency delays everything by d, in each direction, from now on. Order is kept,
-// and many requests may be under way at once.
+// SetLatency delays all bytes by d in each direction. They stay in order, and a client can send
+// requests without waiting for earlier replies.
 func (p *Proxy) SetLatency(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.latency = d
 }
 
-// OnRequest makes the proxy ask f about every request from now on; nil lets all pass. The proxy calls f before
-// it passes the request on: in order for each connection, and concurrently for several. f may call any method of
-// p except Close. If f begins a partition, this request passes and nothing after it does, so the reply stays
-// away.
+// OnRequest makes the proxy call f before it forwards a request; a nil f lets all requests pass.
+// The calls for one connection are in order, and calls for different connections may be concurrent.
+// f may call any method of p except Close. If f begins a partition, the proxy still forwards this
+// request, but no later bytes, so the reply does not arrive.
 func (p *Proxy) OnRequest(f func(op, xid int32) Verdict) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.onRequest = f
 }
 
-// Conns returns the number of client connections now open.
+// Conns returns the number of open client connections.
 func (p *Proxy) Conns() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -242,21 +243,21 @@ func (p *Proxy) partitionedLocked() bool {
 	}
 }
 
-// open returns a channel that is closed when there is no partition.
+// open returns a channel that is closed at the end of the current partition, or is closed already.
 func (p *Proxy) open() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.healed
 }
 
-// delay returns the latency in force.
+// delay returns the current latency.
 func (p *Proxy) delay() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.latency
 }
 
-// judge asks the test about a request.
+// judge returns the verdict of the test's function on a request.
 func (p *Proxy) judge(op, xid int32) Verdict {
 	p.mu.Lock()
 	f := p.onRequest

@@ -16,29 +16,33 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// The library's defaults and limits.
+// This file has constants, znodes and errors that several suites use. Faults are the business of
+// faults.go and route.go.
+
+// Copies of defaults and limits of the library.
 const (
 	DefaultHandoffs = 16
 	MaxUnits        = 1000
 )
 
-// In a test in which days pass, the sessions have long timeouts: each pings three times in its
-// timeout, and with the usual timeout most of the test is pings.
+// LongSession and LongSessions give sessions a long timeout, for tests in which days pass. A
+// session pings three times in each timeout, so with a short one such a test would mostly process
+// pings.
 var (
 	LongSession  = zsync.WithSessionTimeout(10 * time.Minute)
-	LongSessions = zktest.WithSessionTimeouts(40*time.Millisecond, time.Hour) // the server grants it
+	LongSessions = zktest.WithSessionTimeouts(40*time.Millisecond, time.Hour) // makes the server grant the timeout of LongSession
 )
 
 // AwaitLogs waits until the logs of earlier transactions are deleted.
 func AwaitLogs() { time.Sleep(txn.IdleTime + time.Second) }
 
-// Noon is an instant of a schedule.
+// Noon is a scheduled time.
 var Noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// Quickly is how soon a schedule tries a failed instant again.
+// Quickly is the backoff of a schedule whose function has failed.
 var Quickly = zsync.Backoff{Min: 10 * time.Millisecond, Max: 2 * time.Second}
 
-// A Timetable is a list of instants.
+// A Timetable is a list of scheduled times.
 type Timetable []time.Time
 
 func (l Timetable) Next(t time.Time) time.Time {
@@ -50,7 +54,7 @@ func (l Timetable) Next(t time.Time) time.Time {
 	return time.Time{}
 }
 
-// LossOf returns the reason of a loss.
+// LossOf returns the reason of a loss, or 0 if err is none.
 func LossOf(err error) zsync.LossReason {
 	var lost *zsync.LostError
 	if !errors.As(err, &lost) {
@@ -59,8 +63,7 @@ func LossOf(err error) zsync.LossReason {
 	return lost.Reason
 }
 
-// IsAnswer reports whether a server has returned the error answer. It is false for the end of a
-// context.
+// IsAnswer reports whether err is the error answer of a server, and not the error of a context.
 func IsAnswer(err, answer error) bool {
 	return errors.Is(err, answer) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
 }
@@ -82,7 +85,7 @@ func Create(t testing.TB, s *zsync.Session, path, data string) {
 	harness.Must(t, err)
 }
 
-// Delete deletes znodes, as an administrator would.
+// Delete deletes znodes, as an operator would.
 func Delete(t testing.TB, s *zsync.Session, paths ...string) {
 	t.Helper()
 	for _, path := range paths {
@@ -91,7 +94,7 @@ func Delete(t testing.TB, s *zsync.Session, paths ...string) {
 	}
 }
 
-// DeleteContender deletes the i'th contender of path, as an administrator would.
+// DeleteContender deletes the znode of the i'th contender at path, as an operator would.
 func DeleteContender(t testing.TB, s *zsync.Session, path string, i int) {
 	t.Helper()
 	names := ChildrenOf(t, s, path)
@@ -99,7 +102,7 @@ func DeleteContender(t testing.TB, s *zsync.Session, path string, i int) {
 	Delete(t, s, path+"/"+names[i])
 }
 
-// WantEmptyRoom fails if the double barrier at /w has left a znode but its containers.
+// WantEmptyRoom fails if znodes of the double barrier at /w remain, except its containers.
 func WantEmptyRoom(t testing.TB, s *zsync.Session) {
 	t.Helper()
 	names := ChildrenOf(t, s, "/w/parties")
@@ -113,11 +116,11 @@ func WantEmptyRoom(t testing.TB, s *zsync.Session) {
 	}
 }
 
-// SemaphoreForms are the ways in which permits are stored.
+// SemaphoreForms has the ways to store permits: layouts, and a znode with a weight.
 var SemaphoreForms = []struct {
 	Name   string
 	Limit  int64
-	Unit   int64 // so that limit is 4 of it
+	Unit   int64 // Limit is four times Unit
 	Layout zsync.Layout
 }{
 	{"curator", 4, 1, zsync.LayoutCurator},

@@ -13,10 +13,13 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// RequestsOf has f decide about the requests of a session, one by one, which are counted
-// from 1. f may wait for what another session does.
+// This file causes faults at chosen requests of a session. Random faults are the business of
+// package harness.
+
+// RequestsOf calls f for each request of a session, one at a time, with its number from 1. f
+// returns the action for it. f may wait for another session.
 func RequestsOf(srv *zktest.Server, s *zsync.Session, f func(n int, r zktest.Request) zktest.Action) {
-	var mu sync.Mutex // a session has one connection after another
+	var mu sync.Mutex // because requests of an old and of a new connection can be concurrent
 	id, n := s.ID(), 0
 	srv.Intercept(func(r zktest.Request) zktest.Action {
 		switch {
@@ -30,8 +33,8 @@ func RequestsOf(srv *zktest.Server, s *zsync.Session, f func(n int, r zktest.Req
 	})
 }
 
-// MultisOf has act decide about the multis of all sessions but one, by their
-// number from 1.
+// MultisOf calls act for each multi of all sessions except but, with its number from 1. act returns
+// the action for it.
 func MultisOf(srv *zktest.Server, but *zsync.Session, act func(n int, session int64) zktest.Action) {
 	var n atomic.Int32
 	srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -42,7 +45,7 @@ func MultisOf(srv *zktest.Server, but *zsync.Session, act func(n int, session in
 	})
 }
 
-// A mishap is what befalls a request of a session.
+// A mishap is a fault at a single request of a session.
 type mishap struct {
 	name   string
 	strike func(srv *zktest.Server, session int64) zktest.Action
@@ -66,9 +69,9 @@ var mishaps = []mishap{
 	}},
 }
 
-// EachRequest runs f once for each mishap and each request that it can befall.
-// These are the requests of the session, as it was then, for which f calls arm,
-// in their order from there on.
+// EachRequest runs f once for each mishap and each request: in the k'th run,
+// the mishap hits the k'th request after f calls arm. Only requests of the
+// ZooKeeper session that the argument of arm has at that moment count.
 func EachRequest(t *testing.T, f func(t *testing.T, srv *zktest.Server, arm func(*zsync.Session))) {
 	t.Helper()
 	for _, m := range mishaps {
@@ -96,10 +99,10 @@ func EachRequest(t *testing.T, f func(t *testing.T, srv *zktest.Server, arm func
 	}
 }
 
-// AfterEvent runs f with two sessions of different servers. Once strike has
-// been called, the server of the first fails at its next read, which is lost,
-// and the session goes on at a server that has seen nothing since strike was
-// called, until mend is. Each request passes hook, if there is one, before it is carried out.
+// AfterEvent runs f with two sessions, w and p, at different servers. After f has called
+// strike, the server of w loses the next read of w and stops. Then w continues at another
+// server, whose tree does not change between the calls of strike and mend. If hook is not
+// nil, it gets each request before the server carries it out.
 func AfterEvent(t *testing.T, hook func(zktest.Request), f func(t *testing.T, w, p *zsync.Session, strike func() (mend func()))) {
 	t.Helper()
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
@@ -136,7 +139,7 @@ func AfterEvent(t *testing.T, hook func(zktest.Request), f func(t *testing.T, w,
 	}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
 }
 
-// isRead accepts the requests that read one znode, or list it.
+// isRead accepts requests that read a znode or its children.
 func isRead(r zktest.Request) bool {
 	return r.Op == zktest.OpExists || r.Op == zktest.OpGetData || r.Op == zktest.OpGetChildren2
 }

@@ -11,6 +11,9 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
+// This file controls which member of an ensemble a session can reach. Faults at single requests are
+// the business of faults.go.
+
 // A Route lets a session reach one member of an ensemble at a time, or none.
 type Route struct {
 	E *zktest.Ensemble
@@ -18,7 +21,7 @@ type Route struct {
 	mu   sync.Mutex
 	to   int // -1 for none
 	deaf bool
-	nc   net.Conn // the last
+	nc   net.Conn // the last connection
 }
 
 // NewRoute returns a route to member to.
@@ -42,10 +45,10 @@ func (r *Route) Dial(network, addr string, timeout time.Duration) (net.Conn, err
 	return nc, nil
 }
 
-// Move ends the connection, and lets the session reach member to alone, or none if to is -1.
+// Move closes the connection. Then the session can reach only the member to, or none if to is -1.
 func (r *Route) Move(to int) { r.move(to, false) }
 
-// MoveDeaf is Move, but nothing that the member sends arrives.
+// MoveDeaf is like Move, but the session receives nothing from the member.
 func (r *Route) MoveDeaf(to int) { r.move(to, true) }
 
 func (r *Route) move(to int, deaf bool) {
@@ -57,7 +60,7 @@ func (r *Route) move(to int, deaf bool) {
 	}
 }
 
-// A deaf connection loses all that comes.
+// A deaf connection loses all bytes from the member.
 type deaf struct{ net.Conn }
 
 func (d deaf) Read([]byte) (int, error) {
@@ -69,7 +72,7 @@ func (d deaf) Read([]byte) (int, error) {
 	}
 }
 
-// AwaitConnected waits until a session has a connection, for at most d.
+// AwaitConnected waits for at most d until a session has a connection.
 func AwaitConnected(t testing.TB, s *zsync.Session, d time.Duration) {
 	t.Helper()
 	for end := time.Now().Add(d); s.State() != zsync.StateConnected; time.Sleep(time.Millisecond) {

@@ -1,6 +1,7 @@
-// Package suite is what tests through the public API have in common: sessions of
-// a test server, or of a real ensemble. Each folder below it holds one guarantee
-// of docs/guarantees.md for all primitives, and its doc.go says which.
+// Package suite helps tests through the public API: it connects sessions to a
+// test server or to a real ensemble. Each folder below it tests one guarantee of
+// docs/guarantees.md for all primitives; its doc.go says which. Helpers without
+// a Session are the business of package harness.
 package suite
 
 import (
@@ -42,7 +43,7 @@ func OpenEach(t testing.TB, srv *zktest.Server, n int) (sessions []*zsync.Sessio
 	return sessions
 }
 
-// OpenAt opens a session that knows one server alone.
+// OpenAt connects a session to a single server of srv.
 func OpenAt(t testing.TB, srv *zktest.Server, server int) *zsync.Session {
 	t.Helper()
 	s, err := zsync.Connect(t.Context(), srv.Addrs()[server], zsync.WithDialer(srv.Dial), zsync.WithSessionTimeout(harness.Timeout))
@@ -51,13 +52,14 @@ func OpenAt(t testing.TB, srv *zktest.Server, server int) *zsync.Session {
 	return s
 }
 
-// OpenAs opens a session with credentials, and with an ACL for the znodes that it creates.
+// OpenAs connects a session with credentials, and with an ACL for its znodes.
 func OpenAs(t testing.TB, srv *zktest.Server, user string, acl []zk.ACL) *zsync.Session {
 	t.Helper()
 	return Open(t, srv, zsync.WithAuth("digest", []byte(user+":secret")), zsync.WithACL(acl))
 }
 
-// ChildrenOf lists the children of a znode, in order; none if that is not there.
+// ChildrenOf returns the children of a znode, in order. If the znode does not exist, it returns
+// none.
 func ChildrenOf(t testing.TB, s *zsync.Session, path string) []string {
 	t.Helper()
 	names, _, err := s.Children(t.Context(), path)
@@ -67,10 +69,10 @@ func ChildrenOf(t testing.TB, s *zsync.Session, path string) []string {
 	return names
 }
 
-// Anywhere runs f against an in-process server or, if ZSYNC_TEST_SERVERS names
-// an ensemble, against that. connect makes a session below a chroot that is
-// f's own; timing is real. The session timeout is longer than a busy machine pauses a process,
-// so a session ends only if its test ends it.
+// Anywhere runs f in real time, against the ensemble in ZSYNC_TEST_SERVERS or, if there is
+// none, against an in-process server. connect connects a session with a chroot that only this
+// call of Anywhere uses. The session timeout is so long that a session ends only if its test
+// ends it, even on a busy machine.
 func Anywhere(t *testing.T, f func(t *testing.T, connect func(opts ...zsync.Option) *zsync.Session)) {
 	t.Helper()
 	servers := os.Getenv("ZSYNC_TEST_SERVERS")
@@ -92,11 +94,10 @@ func Anywhere(t *testing.T, f func(t *testing.T, connect func(opts ...zsync.Opti
 	})
 }
 
-// OnServers runs f on the ensemble that ZSYNC_TEST_SERVERS names, next to other hammers. f is a
-// hammer of about a minute; [harness.Network] hurts the sessions that connect opens. stands reports
-// whether the servers can still know a session. They can know a session that was cut off: its
-// holders must learn of the loss first. All sessions write a trace. When they are closed, the trace
-// is judged as by zsync verify.
+// OnServers runs f against the ensemble in ZSYNC_TEST_SERVERS, in parallel with other tests. f is a
+// hammer of about a minute. [harness.Network] disturbs the sessions that connect opens. stands
+// returns false only for a session that the Network has ended or is about to end. All sessions
+// write a trace. After they are closed, OnServers checks the trace as zsync verify does.
 func OnServers(t *testing.T, f func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(session int64) bool)) {
 	t.Helper()
 	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || !harness.Long() {
@@ -120,7 +121,7 @@ func OnServers(t *testing.T, f func(t *testing.T, connect func(...zsync.Option) 
 	})
 }
 
-// SendAll sends vs in requests that are not too large.
+// SendAll sends vs in several requests, none of which is too large.
 func SendAll[T any](t testing.TB, q *zsync.Queue[T], vs []T) {
 	t.Helper()
 	for part := range slices.Chunk(vs, 500) {
@@ -128,7 +129,7 @@ func SendAll[T any](t testing.TB, q *zsync.Queue[T], vs []T) {
 	}
 }
 
-// WantLen ends the test unless q has so many elements.
+// WantLen ends the test unless q has want elements.
 func WantLen[T any](t testing.TB, q *zsync.Queue[T], want int) {
 	t.Helper()
 	if n, err := q.Len(t.Context()); n != want || err != nil {
@@ -136,7 +137,7 @@ func WantLen[T any](t testing.TB, q *zsync.Queue[T], want int) {
 	}
 }
 
-// WantCount ends the test unless wg has so many open tasks.
+// WantCount ends the test unless wg has want open tasks.
 func WantCount(t testing.TB, wg *zsync.WaitGroup, want int) {
 	t.Helper()
 	got, err := wg.Count(t.Context())
@@ -145,7 +146,7 @@ func WantCount(t testing.TB, wg *zsync.WaitGroup, want int) {
 	}
 }
 
-// RollCall writes members as one text.
+// RollCall returns the IDs and the information of members as a text.
 func RollCall(members []zsync.Member[string]) string {
 	var all []string
 	for _, m := range members {
@@ -154,13 +155,13 @@ func RollCall(members []zsync.Member[string]) string {
 	return strings.Join(all, " ")
 }
 
-// Remove deletes a dead letter of q, and reports whether it was there.
+// Remove deletes a dead letter of q, and reports whether it existed.
 func Remove[T any](ctx context.Context, q *zsync.Queue[T], d zsync.DeadLetter) (bool, error) {
 	n, err := q.PurgeDead(ctx, func(other zsync.DeadLetter) bool { return other.ID == d.ID })
 	return n == 1, err
 }
 
-// Requeue puts a dead letter of q back, and reports whether it was there.
+// Requeue puts a dead letter back into q, and reports whether it existed.
 func Requeue[T any](ctx context.Context, q *zsync.Queue[T], d zsync.DeadLetter) (bool, error) {
 	n, err := q.RequeueDead(ctx, func(other zsync.DeadLetter) bool { return other.ID == d.ID })
 	return n == 1, err

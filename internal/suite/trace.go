@@ -15,6 +15,9 @@ import (
 	"github.com/zsync/zsync/internal/verify"
 )
 
+// This file keeps the traces of sessions and checks them. The rules for a trace are the business of
+// package verify.
+
 // A TraceBuffer keeps the trace of a Session.
 type TraceBuffer struct {
 	mu sync.Mutex
@@ -38,21 +41,22 @@ func (t *TraceBuffer) File(tb testing.TB, name string) *verify.File {
 	return f
 }
 
-// String returns all that was written.
+// String returns the whole trace.
 func (t *TraceBuffer) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.b.String()
 }
 
-// traceFile returns a file for the traces of all sessions that the test opens. After these are closed, it judges the
-// traces, as zsync verify does. It leaves out sessions for which alive returns false: the test has ended them without
-// their clients, which can learn of that too late.
+// traceFile returns a file for the traces of all sessions that the test opens. After these are
+// closed, it checks the traces as zsync verify does. It ignores violations of sessions for which
+// alive returns false: the test has ended them at the servers, so their clients can learn of the
+// end too late.
 func traceFile(t *testing.T, alive func(session int64) bool) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(t.TempDir(), "trace"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
 	harness.Must(t, err)
-	t.Cleanup(func() { // after the cleanups that close the sessions, which are registered later
+	t.Cleanup(func() { // runs after the cleanups that close the sessions, because they are registered later
 		defer f.Close()
 		if _, err := f.Seek(0, 0); err != nil {
 			t.Fatal(err)

@@ -1,9 +1,10 @@
-// Package isync stands in for Go's internal/sync, which none but Go's own
-// packages may import. Its map, on which Go's sync.Map is built, is to Go's
-// tests what a Map must be like; here that is Go's sync.Map itself.
+// Package isync replaces Go's internal/sync, which only Go's own packages can
+// import. Go's tests compare the results of a Map with the results of
+// internal/sync.HashTrieMap, so isync has this type. The other types of
+// internal/sync are not its business.
 package isync
 
 import "sync"
 
-// A HashTrieMap is Go's [sync.Map].
+// A HashTrieMap is a [sync.Map] of Go.
 type HashTrieMap[K comparable, V any] struct{ sync.Map }

@@ -1,5 +1,5 @@
-// Package semaphore looks like golang.org/x/sync/semaphore to its tests, and is
-// zsync.
+// Package semaphore has the API of golang.org/x/sync/semaphore, and calls zsync. The tests of the
+// original package run against it.
 package semaphore
 
 import (
@@ -11,16 +11,16 @@ import (
 	"github.com/zsync/zsync/internal/gosync"
 )
 
-// A Weighted is a [zsync.Semaphore].
+// A Weighted uses a [zsync.Semaphore].
 type Weighted struct {
 	limit  int64
 	shared gosync.Shared[*zsync.Semaphore]
 
 	mu   sync.Mutex
-	held []int64 // the permits of each session; guarded by mu
+	held []int64 // by session: the number of its permits; guarded by mu
 }
 
-// NewWeighted returns a Weighted of n permits.
+// NewWeighted returns a Weighted with n permits.
 func NewWeighted(n int64) *Weighted { return &Weighted{limit: n} }
 
 func (w *Weighted) all() []*zsync.Semaphore {
@@ -29,8 +29,8 @@ func (w *Weighted) all() []*zsync.Semaphore {
 	})
 }
 
-// Acquire acquires n permits. None are always there, which zsync does not allow
-// to ask for.
+// Acquire acquires n permits. For 0 permits it does not call zsync, which does not allow that
+// number.
 func (w *Weighted) Acquire(ctx context.Context, n int64) error {
 	if n == 0 {
 		return ctx.Err()
@@ -43,7 +43,7 @@ func (w *Weighted) Acquire(ctx context.Context, n int64) error {
 		w.has(i, n)
 		return nil
 	case errors.Is(err, zsync.ErrInvalid) && n > w.limit:
-		// Where zsync refuses, the model waits for what will never be.
+		// zsync refuses to acquire more than the limit, but the original waits for the end of ctx.
 		<-ctx.Done()
 		return ctx.Err()
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
@@ -74,7 +74,7 @@ func (w *Weighted) has(session int, n int64) {
 	w.held[session] += n
 }
 
-// Release releases n permits, of whichever sessions have some.
+// Release releases n permits, of any sessions that hold some.
 func (w *Weighted) Release(n int64) {
 	for session, part := range w.share(n) {
 		err := w.all()[session].Release(part)
@@ -85,8 +85,8 @@ func (w *Weighted) Release(n int64) {
 	}
 }
 
-// share says how many of n permits each session releases. What nobody has is
-// for one of them to refuse.
+// share returns how many of n permits each session releases. If the sessions hold fewer than n, the
+// first session also gets the excess, so that its Release fails.
 func (w *Weighted) share(n int64) map[int]int64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()

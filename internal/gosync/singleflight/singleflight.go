@@ -1,5 +1,5 @@
-// Package singleflight looks like golang.org/x/sync/singleflight to its tests,
-// and is zsync.
+// Package singleflight has the API of golang.org/x/sync/singleflight, and calls zsync. The tests of
+// the original package run against it.
 package singleflight
 
 import (
@@ -11,20 +11,19 @@ import (
 	"github.com/zsync/zsync/internal/gosync"
 )
 
-// A Group is a [zsync.Flight] that keeps no results: those share one who have
-// waited for it.
+// A Group uses a [zsync.Flight] that keeps no results, so only the waiting calls share a result.
 type Group struct {
 	shared gosync.Shared[*zsync.Flight[string]]
 }
 
-// A Result is what DoChan sends.
+// A Result is the result of Do, as DoChan sends it.
 type Result struct {
 	Val    any
 	Err    error
 	Shared bool
 }
 
-// Do is that of the model.
+// Do has the behaviour of the original.
 func (g *Group) Do(key string, fn func() (any, error)) (v any, err error, shared bool) { //nolint:staticcheck // the order is the model's
 	all := g.shared.All(func(s *zsync.Session, path string) *zsync.Flight[string] {
 		return zsync.NewFlight[string](s, path, 0, zsync.WithCodec(zsync.Raw))
@@ -35,7 +34,7 @@ func (g *Group) Do(key string, fn func() (any, error)) (v any, err error, shared
 		return gosync.Text(v), own
 	})
 	if own != nil && errors.Is(err, own) {
-		err = own // which zsync wraps, to say of which key
+		err = own // zsync wraps the function's error to add the key
 	}
 	if text == "" {
 		return nil, err, shared
@@ -43,7 +42,7 @@ func (g *Group) Do(key string, fn func() (any, error)) (v any, err error, shared
 	return gosync.Value(text), err, shared
 }
 
-// DoChan is that of the model.
+// DoChan has the behaviour of the original.
 func (g *Group) DoChan(key string, fn func() (any, error)) <-chan Result {
 	ch := make(chan Result, 1)
 	go func() {
@@ -53,8 +52,8 @@ func (g *Group) DoChan(key string, fn func() (any, error)) <-chan Result {
 	return ch
 }
 
-// A panicError is what the model panics with for a function that has panicked.
-// A Flight lets the function's own panic go on.
+// A panicError is the value with which the original panics if the function has panicked. A Flight
+// panics with the function's own value.
 //
 //lint:ignore U1000 the tests of the model use it
 type panicError struct{ value any }

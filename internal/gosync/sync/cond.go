@@ -8,7 +8,9 @@ import (
 	"github.com/zsync/zsync/internal/gosync"
 )
 
-// A Cond is a [zsync.Cond].
+// This file adapts zsync.Cond to the API of package sync.
+
+// A Cond uses a [zsync.Cond].
 type Cond struct {
 	_      noCopy
 	L      Locker
@@ -22,16 +24,16 @@ func (c *Cond) one() *zsync.Cond {
 	return one(&c.shared, func(s *zsync.Session, path string) *zsync.Cond { return zsync.NewCond(s, path, locker{c.L}) })
 }
 
-// Wait unlocks c.L, waits to be woken, and locks c.L again.
+// Wait unlocks c.L, waits for Signal or Broadcast, and locks c.L again.
 func (c *Cond) Wait() { gosync.Must(c.one().Wait(context.Background())) }
 
-// Signal wakes one that waits.
+// Signal wakes one waiter.
 func (c *Cond) Signal() { gosync.Must(c.one().Signal(context.Background())) }
 
-// Broadcast wakes all that wait.
+// Broadcast wakes all waiters.
 func (c *Cond) Broadcast() { gosync.Must(c.one().Broadcast(context.Background())) }
 
-// A locker is a Locker of package sync as zsync wants it.
+// A locker makes a Locker of package sync a zsync.Locker.
 type locker struct{ sync.Locker }
 
 func (l locker) Lock(context.Context) error { l.Locker.Lock(); return nil }

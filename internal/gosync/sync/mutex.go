@@ -1,4 +1,5 @@
-// Package sync looks like Go's package sync to its tests, and is zsync.
+// Package sync has the API of Go's package sync, and calls zsync. The tests of Go's package run
+// against it.
 package sync
 
 import (
@@ -11,14 +12,14 @@ import (
 	"github.com/zsync/zsync/internal/gosync"
 )
 
-// A Locker is Go's.
+// A Locker is Go's sync.Locker.
 type Locker = sync.Locker
 
-// A Mutex is a [zsync.Mutex].
+// A Mutex uses a [zsync.Mutex].
 type Mutex struct {
 	_      noCopy
 	shared gosync.Shared[*zsync.Mutex]
-	holder atomic.Int64 // which session holds it, counted from 1; 0 if none
+	holder atomic.Int64 // the number of the session that holds it, from 1; 0 if none
 }
 
 type noCopy struct{}
@@ -50,14 +51,13 @@ func (m *Mutex) TryLock() bool {
 	return ok
 }
 
-// Unlock unlocks m. If it is not locked the process ends.
+// Unlock unlocks m. If m is not locked, the process ends.
 func (m *Mutex) Unlock() {
 	i := max(m.holder.Swap(0)-1, 0)
 	misuse(m.all()[i].Unlock(), "sync: unlock of unlocked mutex")
 }
 
-// misuse ends the process with what package sync says if err is that something
-// is not locked.
+// misuse ends the process with the message of package sync if err is ErrNotLocked.
 func misuse(err error, says string) {
 	if errors.Is(err, zsync.ErrNotLocked) {
 		gosync.Fatal(says)

@@ -8,13 +8,15 @@ import (
 	"github.com/zsync/zsync/internal/gosync"
 )
 
-// A Once is a [zsync.Once].
+// This file adapts zsync.Once, OnceFunc and the like to the API of package sync.
+
+// A Once uses a [zsync.Once].
 type Once struct {
 	_      noCopy
 	shared gosync.Shared[*zsync.Once]
 }
 
-// Do calls f if it is the first. If f panicked it has been called.
+// Do calls f if no Do has called its function before. A function that panics counts as called.
 func (o *Once) Do(f func()) {
 	err := one(&o.shared, zsync.NewOnce).Do(context.Background(), func(context.Context) error { f(); return nil })
 	if !errors.Is(err, zsync.ErrPanicked) {
@@ -27,9 +29,9 @@ func one[T any](s *gosync.Shared[T], make func(s *zsync.Session, path string) T)
 	return all[gosync.Next(len(all))]
 }
 
-// A call is f of a OnceFunc and its like, and what it panicked with: sync
-// panics with that again, zsync, whose caller may be another process, returns
-// an error instead.
+// A call has the value with which the function of a OnceFunc panicked. Package
+// sync panics with this value at each call. zsync returns an error instead,
+// because the caller may be in another process.
 type call struct{ panicked any }
 
 func (c *call) run(f func()) {
@@ -51,7 +53,7 @@ func (c *call) check(err error) {
 	gosync.Must(err)
 }
 
-// OnceFunc is [zsync.OnceFunc].
+// OnceFunc uses [zsync.OnceFunc].
 func OnceFunc(f func()) func() {
 	c, shared := new(call), new(gosync.Shared[func(context.Context) error])
 	return func() {
@@ -61,7 +63,7 @@ func OnceFunc(f func()) func() {
 	}
 }
 
-// OnceValue is [zsync.OnceValue].
+// OnceValue uses [zsync.OnceValue].
 func OnceValue[T any](f func() T) func() T {
 	c, shared := new(call), new(gosync.Shared[func(context.Context) (T, error)])
 	return func() T {
@@ -76,7 +78,7 @@ func OnceValue[T any](f func() T) func() T {
 	}
 }
 
-// OnceValues is [zsync.OnceValues].
+// OnceValues uses [zsync.OnceValues].
 func OnceValues[T1, T2 any](f func() (T1, T2)) func() (T1, T2) {
 	c, shared := new(call), new(gosync.Shared[func(context.Context) (T1, T2, error)])
 	return func() (T1, T2) {

@@ -9,14 +9,16 @@ import (
 	"github.com/zsync/zsync/internal/gosync"
 )
 
-// An RWMutex is a [zsync.RWMutex].
+// This file adapts zsync.RWMutex to the API of package sync.
+
+// An RWMutex uses a [zsync.RWMutex].
 type RWMutex struct {
 	_      noCopy
 	shared gosync.Shared[*zsync.RWMutex]
-	writer atomic.Int64 // which session holds it for writing, counted from 1; 0 if none
+	writer atomic.Int64 // the number of the session that holds it for writing, from 1; 0 if none
 
 	mu      sync.Mutex
-	readers []int // the sessions that hold it for reading, one for each time; guarded by mu
+	readers []int // the session of each reader; guarded by mu
 }
 
 func (rw *RWMutex) all() []*zsync.RWMutex {
@@ -43,7 +45,7 @@ func (rw *RWMutex) TryLock() bool {
 	return ok
 }
 
-// Unlock unlocks rw for writing. If it is not locked so, the process ends.
+// Unlock unlocks rw for writing. If rw is not locked for writing, the process ends.
 func (rw *RWMutex) Unlock() {
 	i := max(rw.writer.Swap(0)-1, 0)
 	misuse(rw.all()[i].Unlock(), "sync: Unlock of unlocked RWMutex")
@@ -69,12 +71,12 @@ func (rw *RWMutex) TryRLock() bool {
 	return ok
 }
 
-// RUnlock undoes one RLock. If there is none, the process ends.
+// RUnlock releases one RLock. If there is none, the process ends.
 func (rw *RWMutex) RUnlock() {
 	misuse(rw.all()[rw.leaves()].RUnlock(), "sync: RUnlock of unlocked RWMutex")
 }
 
-// RLocker returns a Locker whose methods are those of reading.
+// RLocker returns a Locker with the methods RLock and RUnlock.
 func (rw *RWMutex) RLocker() Locker { return (*rlocker)(rw) }
 
 type rlocker RWMutex
@@ -88,7 +90,7 @@ func (rw *RWMutex) reads(session int) {
 	rw.readers = append(rw.readers, session)
 }
 
-// leaves takes one session off those that read; if none does it is any.
+// leaves removes a session from readers and returns it. If there is none, it returns 0.
 func (rw *RWMutex) leaves() int {
 	rw.mu.Lock()
 	defer rw.mu.Unlock()

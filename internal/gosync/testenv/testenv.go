@@ -1,5 +1,5 @@
-// Package testenv stands in for Go's internal/testenv, which only Go itself can
-// import.
+// Package testenv replaces Go's internal/testenv, which only Go's own packages can import. It has
+// only the functions that the tests of package sync call.
 package testenv
 
 import (
@@ -16,9 +16,8 @@ func Executable(t testing.TB) string {
 	return exe
 }
 
-// MustHaveExec does nothing: the test binary is a child process itself.
+// MustHaveExec does nothing, because the system can start processes: the test binary is one.
 func MustHaveExec(testing.TB) {}
 
-// SkipIfOptimizationOff does nothing: it goes before a count of allocations,
-// which is not made here.
+// SkipIfOptimizationOff does nothing, because the adapters do not count allocations.
 func SkipIfOptimizationOff(testing.TB) {}

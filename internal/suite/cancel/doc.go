@@ -1,7 +1,7 @@
-// Package cancel holds what docs/guarantees.md promises of contexts:
+// Package cancel tests the promises of docs/guarantees.md about contexts:
 //
-//   - A context decides within milliseconds, whatever the servers do.
-//   - An error of a context is never taken for a server's answer, whatever its
-//     cause.
-//   - Nothing is left behind by a wait that was cancelled or timed out.
+//   - A call returns within milliseconds after its context ends, even if no server answers.
+//   - zsync never mistakes the error of a context for the answer of a server, even if the cause of
+//     the context is such an error.
+//   - A wait that was cancelled or timed out leaves no znode behind.
 package cancel

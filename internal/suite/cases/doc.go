@@ -1,4 +1,4 @@
-// Package cases holds docs/guarantees.md against the faults of other libraries, and against
-// faults at, and changes between, any two requests of an operation. Its tests see the inside
-// of the library.
+// Package cases tests docs/guarantees.md in the situations of known faults of other
+// libraries. It also causes faults at each request of an operation, and changes of znodes
+// between two requests. Its tests use the inside of the library.
 package cases

@@ -1,3 +1,3 @@
-// Package doublebarrier holds what docs/guarantees.md promises of Enter and Leave of a
-// WaitGroup. Its tests see the inside of the library.
+// Package doublebarrier tests the promises of docs/guarantees.md about Enter and Leave of a
+// WaitGroup. Its tests use the inside of the library.
 package doublebarrier

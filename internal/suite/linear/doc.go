@@ -1,6 +1,6 @@
-// Package linear tests that zsync's values are linearizable: their answers are
-// possible for values of one process, in some order of the overlapping calls. See
-// docs/guarantees.md. A Queue is linearizable in Send and TryRecv together, and in
-// Send with one Recv. Writes of a Value do not depend on an up-to-date server, and
-// its Watch never returns to an older value.
+// Package linear tests that zsync's values are linearizable, as docs/guarantees.md
+// promises: the results of the calls are possible for a value in one process, in
+// some order of overlapping calls. A Queue is linearizable in Send and TryRecv,
+// and in Send and a single Recv. A write of a Value is correct at a server that
+// lags. A Watch never yields an older value after a newer one.
 package linear

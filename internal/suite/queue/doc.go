@@ -1,3 +1,3 @@
-// Package queue holds what docs/guarantees.md promises of a Queue: its order, claims,
-// losses, limits, costs and layouts.
+// Package queue tests the promises of docs/guarantees.md about a Queue: its order, claims, losses,
+// limits, costs and layouts.
 package queue

@@ -1,5 +1,5 @@
-// Package repo holds that the code and its documents agree: the tests, errors and files that
-// docs/guarantees.md and the other documents name exist, README's commands and programs work,
-// the reference is complete, and the packages keep their layers and bounds. Its tests run in
-// the root folder of the repository.
+// Package repo tests that the code and its documents agree. The tests, errors and files in
+// docs/guarantees.md and in the other documents exist. The commands and programs of the
+// README work, and the reference is complete. Each package imports only lower layers and
+// keeps its bounds. The tests run in the root folder of the repository.
 package repo

@@ -1,3 +1,3 @@
-// Package session holds what docs/guarantees.md promises of a Session whose connection or
-// servers fail, hang or send garbage. Its tests see the inside of the library.
+// Package session tests the promises of docs/guarantees.md about a Session whose connection or
+// servers fail, hang or send garbage. Its tests use the inside of the library.
 package session

@@ -1,4 +1,4 @@
 // Package state tests a guarantee of docs/guarantees.md: confirmed state lasts, even if
-// another primitive has its directory at the same path. Either the state is never in a
-// znode that the servers may remove, or zsync refuses the call.
+// another primitive uses the same path for the parent of its znodes. Either no state is
+// in a container, which the servers may remove, or zsync refuses the call.
 package state

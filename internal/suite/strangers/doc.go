@@ -1,4 +1,4 @@
-// Package strangers holds what docs/guarantees.md promises whatever other clients of
-// the servers make, or delete, at a path: znodes with chosen numbers, copies of
-// znodes of ours, contenders of other libraries.
+// Package strangers tests the promises of docs/guarantees.md while other clients
+// create and delete znodes at the same path: znodes with chosen numbers, copies of
+// zsync's znodes, and contenders of other libraries.
 package strangers
