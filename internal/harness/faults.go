@@ -31,8 +31,8 @@ func Op(want zktest.Op) func(zktest.Request) bool {
 	return func(r zktest.Request) bool { return r.Op == want }
 }
 
-// OneByOne intercepts requests with f, one at a time. It returns a function that never runs at the
-// same time as f, so that a test can read variables of f.
+// OneByOne intercepts requests with f, one at a time. With the function that it returns, a test can
+// read variables of f without a race.
 func OneByOne(srv *zktest.Server, f func(r zktest.Request) zktest.Action) (read func(func())) {
 	var mu sync.Mutex
 	srv.Intercept(func(r zktest.Request) zktest.Action {

@@ -172,6 +172,6 @@ func (n *Network) end(w *cable) {
 	c.Write(hello)
 	if _, err := io.ReadFull(c, make([]byte, helloSize)); err == nil {
 		c.Write([]byte{0, 0, 0, 8, 0, 0, 0, 1, 0xff, 0xff, 0xff, 0xf5}) // closeSession
-		io.Copy(io.Discard, c)                                          // until the server closes the connection
+		io.Copy(io.Discard, c)                                          // wait for the end of the connection
 	}
 }

@@ -1,4 +1,4 @@
-// Package locks tests the promises of docs/guarantees.md about every lock: who holds it, whose
-// session owns its znode, and how a hold ends. It also tests several locks together, limits,
-// revocation, transfer and retention. Its tests use the inside of the library.
+// Package locks tests the promises of docs/guarantees.md about every lock: its holder, the
+// session that owns its znode, and the end of a hold. It also tests several locks together,
+// limits, revocation, transfer and retention. Its tests use the inside of the library.
 package locks
