@@ -1,4 +1,5 @@
-// Package tally is the counter of a WaitGroup.
+// Package tally is the counter of a WaitGroup: it adds tasks, ends them, and waits until
+// none is open. The double barrier of a WaitGroup is not its business: see package double.
 package tally
 
 import (
@@ -22,8 +23,9 @@ import (
 // ErrNegativeCounter means a WaitGroup's counter would have become negative.
 var ErrNegativeCounter = errors.New("negative counter")
 
-// Tallies holds the tallies of one Session: one for each path that is in use or owes a
-// change. The zero value is ready for use.
+// Tallies has the tallies of one Session, one for each path. A tally exists while a
+// WaitGroup uses it, and while it must remember tasks: see rememberLocked. The zero value
+// is ready for use.
 type Tallies struct {
 	m shared.WeakMap[key, Tally]
 }
@@ -34,7 +36,7 @@ func (ts *Tallies) Of(m *session.Manager, dir string, keep bool) *Tally {
 	return ts.m.Of(key{dir, keep}, &Tally{m: m, all: ts, dir: dir, keep: keep})
 }
 
-// Kept returns the number of tallies that are kept because they owe a change.
+// Kept returns the number of tallies that exist because they must remember tasks.
 func (ts *Tallies) Kept() int { return ts.m.Kept() }
 
 // A Tally is the counter of one path as one process sees it. All WaitGroups
@@ -44,14 +46,15 @@ func (ts *Tallies) Kept() int { return ts.m.Kept() }
 //
 //  1. A caller puts its change into the queue. If no goroutine applies changes now, one
 //     starts.
-//  2. That goroutine takes the whole queue. The changes in it are all under way at once,
-//     so any order is right; additions come first.
-//  3. If this process has enough open tasks, its own znode is created,
-//     written or deleted, once for all of them.
-//  4. Otherwise the goroutine reads the znodes of other sessions, and writes or deletes
-//     them in one transaction with ours. The transaction checks the version of each.
-//  5. A change fails if there are too few tasks anywhere.
-//  6. If the queue has filled since, go to 2.
+//  2. That goroutine takes all changes from the queue. Their callers wait at the same time,
+//     so any order is right. Additions come first.
+//  3. If this process has enough open tasks, the goroutine creates, writes or deletes the
+//     znode of this process, once for all these changes.
+//  4. Otherwise, the goroutine reads the znodes of other sessions, and writes or deletes
+//     them in one transaction with its own znode. The transaction checks the version of
+//     each.
+//  5. A change fails if all sessions together have too few tasks.
+//  6. If the queue has new changes, continue with step 2.
 type Tally struct {
 	m    *session.Manager
 	all  *Tallies // the tallies of the Session
@@ -62,9 +65,9 @@ type Tally struct {
 	queue []*change            // not taken yet; guarded by mu
 	busy  bool                 // a goroutine applies changes; guarded by mu
 	lost  int                  // tasks that ended with a session and still expect their Done; guarded by mu
-	why   error                // the end of the last such session; guarded by mu
-	own   openTasks            // written with mu held, by the goroutine that applies or, if there is none, by submit
-	inc   *session.Incarnation // the session of own's znode; nil if it has none; as own
+	why   error                // the reason why the last such session ended; guarded by mu
+	own   openTasks            // written with mu held: by the goroutine that applies changes or, if there is none, by submit
+	inc   *session.Incarnation // the session of own's znode, or nil; written like own
 }
 
 type key struct {
@@ -77,10 +80,10 @@ type change struct {
 	delta     int
 	done      chan struct{} // closed when err is set
 	err       error
-	repaid    int  // number of its tasks that ended with their session; written with Tally.mu held, as Tally.own
-	abandoned bool // its caller has left; guarded by Tally.mu
-	insist    bool // a refusal by the servers is tried again: the change releases a task
-	owed      bool // the caller has returned, so a refusal is tried again; guarded by Tally.mu
+	repaid    int  // number of its tasks that ended with their session; written like Tally.own
+	abandoned bool // its caller has returned the end of ctx; guarded by Tally.mu
+	insist    bool // try again if the servers refuse, because the change ends a task
+	owed      bool // try again after a refusal, because the caller has returned; guarded by Tally.mu
 	tries     int  // number of refusals; guarded by Tally.mu
 }
 
@@ -91,8 +94,8 @@ type openTasks struct {
 	version int32
 }
 
-// Add adds delta, which is not 0, to the counter. If ctx ends first, delta is not added, or
-// is taken back.
+// Add adds delta, which is not 0, to the counter. If ctx ends first, Add does not add
+// delta, or takes it back.
 func (t *Tally) Add(ctx context.Context, delta int) error {
 	c := t.submit(&change{delta: delta})
 	select {
@@ -104,9 +107,10 @@ func (t *Tally) Add(ctx context.Context, delta int) error {
 	}
 }
 
-// Done ends one task; after a while, in the background. heard is false if the caller will
-// not call Done again after an error. Then Done also continues in the background if the
-// servers refuse or another program's znode is in the way.
+// Done ends one task. If that takes long, Done returns and continues in the background.
+// heard is false if the caller will not call Done again after an error. Then Done also
+// continues in the background if the servers refuse or another program's znode is in the
+// way.
 func (t *Tally) Done(heard bool) error {
 	c := t.submit(&change{delta: -1, insist: true, owed: !heard})
 	select {
@@ -126,7 +130,7 @@ func (t *Tally) Wait(ctx context.Context) error {
 	m.Waiters.Add(1)
 	defer m.Waiters.Add(-1)
 	return m.During(ctx, func(inc *session.Incarnation) error {
-		// A server that lags might not have the tasks yet.
+		// The first listing must be fresh: a server that lags might not have the tasks yet.
 		list := inc.ChildrenFresh
 		for {
 			names, _, err := list(ctx, dir)
@@ -137,8 +141,8 @@ func (t *Tally) Wait(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			// One listing shows all sessions with open tasks at one instant:
-			// if there is none, that was the instant to wait for.
+			// One listing shows all sessions with open tasks at one instant. If it shows
+			// none, no task was open at that instant.
 			paths := t.pathsOf(names)
 			if len(paths) == 0 {
 				return nil
@@ -148,8 +152,8 @@ func (t *Tally) Wait(ctx context.Context) error {
 			if _, err := readTasks(ctx, inc, paths); err != nil {
 				return err
 			}
-			// Waiting for one znode after the other costs an event each, and none for changes of the
-			// numbers before zero.
+			// Wait waits for one znode after the other. So the client gets one event for
+			// each znode, and none for a change that leaves tasks open.
 			for _, path := range paths {
 				if err := inc.AwaitGone(ctx, path); err != nil {
 					return err
@@ -176,7 +180,7 @@ func (t *Tally) Count(ctx context.Context) (total int, err error) {
 	return total, err
 }
 
-// submit begins a change. Step 1.
+// submit begins a change (step 1).
 func (t *Tally) submit(c *change) *change {
 	c.done = make(chan struct{})
 	t.mu.Lock()
@@ -199,15 +203,14 @@ func (t *Tally) queueLocked(c *change) {
 	t.queue = append(t.queue, c)
 	if !t.busy {
 		t.busy = true
-		// A Done may have returned before its task has ended, in several round trips. A Close
-		// right after it would end no persistent task and no task of another session, so Close
-		// waits for the change.
+		// A Done can return before its task has ended. The end of this session ends neither
+		// a persistent task nor a task of another session. So Close waits for the change.
 		_, stay := t.m.BeforeClose()
 		t.m.Spawn(func() { defer stay(); t.run() })
 	}
 }
 
-// abandon handles the end of a change's ctx.
+// abandon is called when the ctx of a change has ended.
 func (t *Tally) abandon(c *change) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -232,8 +235,8 @@ func (t *Tally) takeBackLocked(c *change) {
 	}
 }
 
-// owe returns the result of c. If there is none yet, it returns nil, and c is tried again
-// after refusals.
+// owe returns the result of c. If there is none yet, it returns nil, and from then on c is
+// tried again after a refusal.
 func (t *Tally) owe(c *change) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -244,9 +247,9 @@ func (t *Tally) owe(c *change) error {
 	return nil
 }
 
-// postponeLocked queues the owed changes of cs that were refused, for later or for the
-// moment before Close, and returns the other changes. A Session that has ended owes
-// nothing.
+// postponeLocked handles a refusal of cs. It returns the changes that fail. The other
+// changes must be tried again: it queues them after a delay, and at the latest when the
+// Session begins to close. When the Session is closed, all changes fail.
 func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 	if err == nil || errors.Is(err, ErrNegativeCounter) || session.IsClosed(t.m.Over) {
 		return cs
@@ -267,12 +270,13 @@ func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 	if len(owed) > 0 {
 		leaving, stay := t.m.BeforeClose()
 		if session.IsClosed(leaving) {
-			leaving = nil // it was tried at once when Close began
+			leaving = nil // the attempt at the beginning of Close has failed: wait
 		}
 		t.m.Spawn(func() {
 			defer stay()
-			// Close waits for the next attempt, within its usual limit. If the limit ends at the
-			// same instant, the attempt is still made.
+			// Close waits for the next attempt, within its usual limit. If the limit ends
+			// at the same instant, select may choose either case: a further attempt fails
+			// too.
 			select {
 			case <-time.After(wait):
 			case <-leaving:
@@ -283,7 +287,7 @@ func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 			defer t.mu.Unlock()
 			for _, c := range owed {
 				if leaving != nil && session.IsClosed(leaving) {
-					c.tries = 1 // there is a second left
+					c.tries = 1 // a second is left: begin with short delays again
 				}
 				t.queueLocked(c)
 			}
@@ -298,7 +302,7 @@ func (t *Tally) finish(cs []*change, err error) {
 	defer t.mu.Unlock()
 	for _, c := range t.postponeLocked(cs, err) {
 		switch c.err = err; {
-		case err != nil && !c.owed: // only owed changes end again without a caller
+		case err != nil && !c.owed: // no caller ends the tasks of an owed change again
 			t.unpayLocked(c)
 		case err == nil && c.repaid > 0:
 			c.err = t.why
@@ -310,7 +314,7 @@ func (t *Tally) finish(cs []*change, err error) {
 	}
 }
 
-// forfeitLocked handles the end of own's session.
+// forfeitLocked records that own's session has ended, and its open tasks with it.
 func (t *Tally) forfeitLocked() {
 	t.lost += t.own.count
 	t.why = t.inc.Loss()
@@ -318,14 +322,15 @@ func (t *Tally) forfeitLocked() {
 	t.rememberLocked()
 }
 
-// rememberLocked keeps the tally while tasks belong, or belonged, to a session of this
-// process. Their Done may come when every WaitGroup that added them is garbage, and must
-// end no other task in their place. Persistent tasks belong to no session.
+// rememberLocked keeps the tally in memory while it has tasks of a session of this process,
+// or tasks that ended with such a session. A Done for these tasks can come when every
+// WaitGroup that added them is garbage, and must not end another task instead. Persistent
+// tasks belong to no session.
 func (t *Tally) rememberLocked() {
 	t.all.m.Keep(key{t.dir, t.keep}, t, !t.keep && t.own.count+t.lost > 0)
 }
 
-// repayLocked subtracts from c the tasks that have ended already.
+// repayLocked subtracts from c the tasks that have already ended with their session.
 func (t *Tally) repayLocked(c *change) {
 	if c.delta < 0 && t.lost > 0 {
 		n := min(t.lost, -c.delta)
@@ -337,7 +342,7 @@ func (t *Tally) repayLocked(c *change) {
 }
 
 // unpayLocked undoes repayLocked for a change whose caller got an error: no part of it was
-// applied, so its tasks are ended another time.
+// applied, so the caller ends its tasks later.
 func (t *Tally) unpayLocked(c *change) {
 	t.lost += c.repaid
 	c.repaid = 0
@@ -377,7 +382,7 @@ func (t *Tally) run() {
 //
 // If the session ends during a write of its own znode, the outcome of the write does not
 // matter: the znode is deleted with the session. Additions are applied again in the next
-// session, and ended tasks have ended.
+// session. The tasks of this session have ended.
 func (t *Tally) apply(inc *session.Incarnation, batch *[]*change) error {
 	ctx := session.Finishing
 	t.mu.Lock()
@@ -405,7 +410,7 @@ func (t *Tally) apply(inc *session.Incarnation, batch *[]*change) error {
 				t.finish(*batch, nil)
 				*batch = nil
 			case session.IsNoNode(err), session.IsBadVersion(err):
-				// Another process has ended tasks of ours.
+				// Another process has ended tasks of this process.
 				if err := t.readOwn(ctx, inc); err != nil {
 					return err
 				}
@@ -421,8 +426,8 @@ func (t *Tally) apply(inc *session.Incarnation, batch *[]*change) error {
 	return nil
 }
 
-// writeOwn makes next the number of our own open tasks. It returns NoNode or BadVersion if
-// another client has written the znode.
+// writeOwn sets the number of open tasks of this process to next. It returns NoNode or
+// BadVersion if another client has written the znode.
 func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int) error {
 	own, data := t.own, strconv.AppendInt(nil, int64(next), 10)
 	var op any
@@ -477,13 +482,13 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 	return nil
 }
 
-// look finds out whether data was written to our own znode, if the receipt was deleted or
-// cannot be read. Only this process writes the znode for more tasks. If another process
-// left the same number there, by ending tasks of ours when our reply was lost, look cannot
-// notice that.
+// look finds out whether data was written to the znode of this process, if the receipt was
+// deleted or cannot be read. Other processes write this znode too, when they end tasks of
+// this process. If the write of this process was not applied, and another process has
+// written the same number instead, look cannot notice that.
 //
-// If the znode cannot be read either, the outcome is unknown: look returns err and deletes
-// the znode.
+// If the znode cannot be read either, the outcome is unknown: look returns err. If the
+// write was to create the znode, look also deletes the znode.
 func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTasks, data []byte, err error) (written bool, _ error) {
 	var found []byte
 	var stat *zk.Stat
@@ -507,7 +512,7 @@ func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTask
 	case session.IsNoNode(e):
 		return false, e
 	case e == nil && made:
-		return true, nil // another process may have ended a part of it since; the next write finds that
+		return true, nil // another process may have ended some of these tasks since; the next write notices that
 	case e == nil && stat.Version == own.version:
 		return false, nil
 	case e == nil && stat.Version == own.version+1 && string(found) == string(data):
@@ -518,8 +523,8 @@ func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTask
 	return false, err
 }
 
-// commit applies a change of our own znode exactly once. It returns ErrEnded if the
-// session, and the znode with it, ended first.
+// commit applies a change of the znode of this process exactly once. It returns ErrEnded if
+// the session, and the znode with it, ended first.
 func (t *Tally) commit(ctx context.Context, inc *session.Incarnation, op any) error {
 	if t.keep {
 		_, err := txn.Across(ctx, t.m, t.dir+"-receipts", []any{op})
@@ -532,7 +537,7 @@ func (t *Tally) commit(ctx context.Context, inc *session.Incarnation, op any) er
 	return err
 }
 
-// readOwn reads our own znode again.
+// readOwn reads the znode of this process again.
 func (t *Tally) readOwn(ctx context.Context, inc *session.Incarnation) error {
 	if t.own.path == "" {
 		return nil
@@ -544,9 +549,9 @@ func (t *Tally) readOwn(ctx context.Context, inc *session.Incarnation) error {
 	return err
 }
 
-// reach applies the changes of a batch for which there are enough open tasks anywhere. If
-// there are none for any change, it fails them. If another process was quicker, it does
-// nothing. Steps 4 and 5.
+// reach applies the changes of a batch for which all sessions together have enough open
+// tasks. If there are too few for each change, the changes fail. If another process was
+// quicker, reach does nothing (steps 4 and 5).
 func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*change) error {
 	all, err := t.read(ctx, inc)
 	if err != nil {
@@ -610,9 +615,10 @@ func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*c
 	return err
 }
 
-// curtail divides changes that each end more than the total of the open tasks. It reduces
-// owed changes to the remaining total, and returns them first if any total remains: other
-// processes have ended the rest of a failed Add, and there is no caller for an error.
+// curtail handles changes of which each would end more tasks than are open. An owed change
+// takes back a failed Add, and no caller would get its error. So curtail reduces the first
+// owed change to the open tasks: other processes have ended the rest. The changes in rest
+// fail.
 func (t *Tally) curtail(cs []*change, total int) (owed, rest []*change) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -627,13 +633,13 @@ func (t *Tally) curtail(cs []*change, total int) (owed, rest []*change) {
 	return owed, rest
 }
 
-// divide divides changes of which one transaction has ended as many tasks as it could, and returns those
-// that are made. A change that ends the tasks of more sessions than fit into a transaction is made in
-// parts: what is left of it is in rest.
+// divide is called if a transaction has ended fewer tasks than the changes cs end, because
+// it had no room for more znodes. made are the complete changes. rest are the other
+// changes, reduced to the tasks that they must still end.
 func (t *Tally) divide(cs []*change, ended int) (made, rest []*change) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, c := range cs { // those that add are ahead of those that end
+	for _, c := range cs { // additions come first
 		k := min(-c.delta, ended)
 		if ended -= k; k == -c.delta {
 			made = append(made, c)
@@ -645,8 +651,9 @@ func (t *Tally) divide(cs []*change, ended int) (made, rest []*change) {
 	return made, rest
 }
 
-// writeOthers ends n open tasks: all of ours, and the rest among others. It ends fewer, and returns how
-// many, if they are of so many sessions that they do not fit into one transaction.
+// writeOthers ends n open tasks: all tasks of this process, and the rest among others. It
+// returns how many it has ended: fewer than n if the znodes do not fit into one
+// transaction.
 func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, others []openTasks, n int) (ended int, err error) {
 	var ops []any
 	size := 0
@@ -672,9 +679,9 @@ func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, other
 			end(a)
 		}
 	}
-	// These tasks outlive our session, so unlike a change of our own znode, this change must
-	// be completed. A failed attempt cannot be applied late: no znode has the same path and
-	// version twice.
+	// The tasks of other sessions outlive this session. So unlike a change of its own
+	// znode, this change must be completed. A failed attempt cannot be applied late: no
+	// znode has the same path and version twice.
 	if _, err := txn.Across(ctx, t.m, t.dir+"-receipts", ops); err != nil {
 		return 0, err
 	}
