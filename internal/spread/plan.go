@@ -8,14 +8,17 @@ import (
 	"strings"
 )
 
+// This file stores the result of Balance as a Plan, and makes it small enough for one znode. How
+// shards are spread is not its business: see spread.go.
+
 // A Plan has the owner of each shard.
 type Plan struct {
 	Owners map[string]string `json:"owners"` // by shard: the id of the member
 }
 
-// Fit returns the plan that Balance makes. If it does not fit, the plan leaves out some members, first
-// the members that own nothing, and returns their ids in out. The same owners and wants give the same
-// result in every process.
+// Fit returns the plan that Balance makes. If fits reports false for it, Fit leaves out as few
+// members as possible, first the members that own nothing, and returns their ids in out. The same
+// owners and wants give the same result in every process.
 func Fit(owners map[string]string, wants map[string][]string, fits func(Plan) bool) (plan Plan, out []string) {
 	if plan = (Plan{Balance(owners, wants)}); fits(plan) {
 		return plan, nil
@@ -41,8 +44,8 @@ func Fit(owners map[string]string, wants map[string][]string, fits func(Plan) bo
 	return of(n), ids[n:]
 }
 
-// A PlanCodec is JSON. It decodes other data, which another program may have written, as an
-// empty Plan, which is then replaced.
+// A PlanCodec is JSON. Another program may have written other data. PlanCodec decodes such data as
+// an empty Plan, so that a member replaces it.
 type PlanCodec struct{}
 
 func (PlanCodec) Marshal(v any) ([]byte, error) { return json.Marshal(v) }

@@ -1,4 +1,5 @@
-// Package spread assigns shards to members.
+// Package spread decides which member of a Partition owns which shard. It does no I/O. It
+// does not decide when a member takes or releases a shard.
 package spread
 
 import (
@@ -8,16 +9,17 @@ import (
 )
 
 // Balance returns the owner of each shard. wants has the shards that each member lists. A
-// shard keeps its owner if an even spread allows that. The result depends on the arguments
-// alone, and is a fixed point: Balance of its own result returns that result. Versions of
-// zsync that run side by side must agree on the fixed points.
+// shard keeps its owner if an even spread allows that. The result depends on the
+// arguments alone, and is a fixed point: if owners is the result of an earlier call with
+// the same wants, Balance returns owners. Versions of zsync that run at the same time
+// must have the same fixed points.
 //
 //  1. A shard loses its owner if no member lists it, or if its owner has left or does not
 //     list it.
 //  2. A shard without an owner is given to the member with the fewest shards that lists
 //     it.
-//  3. While a member has two shards more than another member that lists a shard of the
-//     first, that shard moves.
+//  3. While a member has at least two shards more than another member that lists any of
+//     its shards, such a shard moves.
 func Balance(owners map[string]string, wants map[string][]string) map[string]string {
 	b := newBalancing(wants)
 	for i, shard := range b.shards { // Step 1.
@@ -32,7 +34,7 @@ func Balance(owners map[string]string, wants map[string][]string) map[string]str
 			b.load[b.owner[i]]++
 		}
 	}
-	for b.move() { // Step 3. Each move lowers the sum of the squares of the loads.
+	for b.move() { // Step 3. Each move lowers the sum of the squares of the loads, so the loop ends.
 	}
 	now := make(map[string]string, len(b.shards))
 	for i, shard := range b.shards {
@@ -86,7 +88,9 @@ func (b *balancing) fewest(set int) int {
 	return slices.MinFunc(b.sets[set], func(m, n int) int { return b.load[m] - b.load[n] })
 }
 
-// move moves the shard that is the furthest from even, if there is one.
+// move moves one shard to the member with the fewest shards that lists it, if its owner
+// has at least two shards more. It chooses the shard with the greatest difference. It
+// reports false if there is none.
 func (b *balancing) move() bool {
 	for set := range b.sets {
 		b.least[set] = b.fewest(set)
