@@ -1,4 +1,4 @@
-// Package codec turns values into bytes and back.
+// Package codec turns values into bytes and back. It does not store the bytes.
 package codec
 
 import (
@@ -39,7 +39,7 @@ func (JSON) Unmarshal(data []byte, v any) error {
 	return json.Unmarshal(data, v)
 }
 
-// Gob is encoding/gob, each value with its type.
+// Gob is encoding/gob. Each value is stored with its type.
 type Gob struct{}
 
 func (Gob) Marshal(v any) ([]byte, error) {
@@ -58,7 +58,7 @@ type Raw struct{}
 func (Raw) Marshal(v any) ([]byte, error) {
 	switch v := v.(type) {
 	case []byte:
-		return bytes.Clone(v), nil // the caller may change it when a call has been cancelled
+		return bytes.Clone(v), nil // after a cancelled call, the caller may change v while the client still sends the bytes
 	case string:
 		return []byte(v), nil
 	case *any:
@@ -116,7 +116,7 @@ func (BigEndian) Unmarshal(data []byte, v any) error {
 }
 
 // A Zero decodes empty data as 0: other programs create the znode before they write it. It refuses
-// JSON's null, which would leave the number as it was.
+// null in JSON, because encoding/json would leave the number unchanged.
 type Zero struct{ Encoding }
 
 func (c Zero) Unmarshal(data []byte, v any) error {
@@ -170,7 +170,8 @@ type Pair[T1, T2 any] struct {
 	Second T2
 }
 
-// EncodePair encodes both.
+// EncodePair returns the length of the encoded first value, in four bytes, the first value, and the
+// second value.
 func EncodePair[T1, T2 any](c Encoding, v Pair[T1, T2]) ([]byte, error) {
 	first, err := Encode(c, v.First)
 	if err != nil {

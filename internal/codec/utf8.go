@@ -10,9 +10,13 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// replacement is the text that encoding/json writes for each byte that is not UTF-8, and for nothing
-// else: a U+FFFD in a string stays as it is. But a string with the characters \ufffd contains it too,
-// and so may the result of a Marshaler. checkUTF8 decides.
+// This file finds strings that are not UTF-8, which encoding/json would change silently. It encodes
+// nothing.
+
+// replacement is the text that encoding/json writes for each byte that is not UTF-8, and for
+// nothing else: a U+FFFD in a string stays as it is. But the text is also in the result for a
+// string with these six characters, and may be in the result of a Marshaler. So if the text is in a
+// result, checkUTF8 decides.
 const replacement = `\ufffd`
 
 var (
@@ -24,7 +28,7 @@ var (
 // whole value.
 func checkUTF8(at string, v reflect.Value) error {
 	if !v.IsValid() || isNil(v) || v.Type().Implements(marshaler) || v.CanAddr() && v.Addr().Type().Implements(marshaler) {
-		return nil // a Marshaler's text is taken as it is
+		return nil // the text of a Marshaler is not checked
 	}
 	if v.CanAddr() && v.Addr().Type().Implements(textMarshaler) {
 		v = v.Addr()
