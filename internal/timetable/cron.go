@@ -10,21 +10,21 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has the timetables of crontab(5): how their five fields are read, and which
-// instants they mean in a zone whose clocks change.
+// This file has the timetables of crontab(5): it parses their five fields, and finds their
+// instants in a zone whose clocks change. It does not decide which missed instants run.
 
 // A Cron is a timetable of crontab(5) in a zone.
 //
-// Clocks change, and crontab(5) has rules for that. A job whose minute or hour field
-// begins with a star is frequent: it runs at each minute of real time whose local time
-// matches. Every other job is daily: a local time that a change of less than three hours
-// leaves out runs at the change, and a local time that comes twice runs the first time.
+// Clocks change, and crontab(5) has rules for that. A job whose minute or hour field begins
+// with a star is frequent: it runs at each minute of real time whose local time matches.
+// Every other job is daily: if a change of less than three hours skips its local time, it
+// runs at the change, and if its local time comes twice, it runs the first time.
 type Cron struct {
 	spec                        string
 	loc                         *time.Location
-	minute, hour, dom, mon, dow uint64 // sets of numbers, a bit each
+	minute, hour, dom, mon, dow uint64 // sets of numbers, one bit for each number
 	frequent                    bool   // the minute or the hour begins with a star
-	bothDays                    bool   // a day must match both fields of days, as one begins with a star
+	bothDays                    bool   // a day must match both fields of days, because one of the fields begins with a star
 }
 
 // A field is a field of a crontab line, such as the hour.
@@ -140,7 +140,7 @@ func (c *Cron) String() string { return c.spec + " in " + c.loc.String() }
 
 // possible reports whether a day of the calendar matches: not February 30.
 func (c *Cron) possible() bool {
-	for d := (date{2000, 1, 1}); d.year < 2028; d = d.next() { // each weekday meets each date of the calendar
+	for d := (date{2000, 1, 1}); d.year < 2028; d = d.next() { // in 28 years, each date comes on each weekday
 		if c.matches(d) {
 			return true
 		}
@@ -183,14 +183,14 @@ func (c *Cron) matches(d date) bool {
 
 func has(set uint64, n int) bool { return set>>n&1 != 0 }
 
-// searched is for how many days an instant is sought: February 29 on a given weekday comes
-// once in 28 years, or in 40 around a year such as 2100.
+// searched is the number of days that Next tries: February 29 on a given weekday comes once
+// in 28 years, or in 40 around a year such as 2100.
 const searched = 41 * 366
 
 // Next returns the first instant after t, or the zero time if there is none.
 func (c *Cron) Next(t time.Time) time.Time {
 	t = t.In(c.loc)
-	// The day before may reach into the first hours of this one, if the clock was put back at midnight.
+	// If the clock was put back at midnight, an instant of the day before can be after t.
 	day := dateOf(t).plus(-1)
 	for range searched {
 		if c.matches(day) {
@@ -214,11 +214,11 @@ func (c *Cron) firstOf(d date, t time.Time) (first time.Time) {
 				}
 			}
 			if !first.IsZero() && !c.frequent {
-				return first // a daily job runs once for each local time, and so in their order
+				return first // a daily job runs once for each local time, so the first local time has the first instant
 			}
 		}
 		if !first.IsZero() && hour > first.Hour()+3 {
-			return first // no clock is put back by more: the later hours of this day come later
+			return first // no clock is put back by more than three hours, so the later hours of this day have later instants
 		}
 	}
 	return first
@@ -243,7 +243,7 @@ func (c *Cron) instants(d date, hour, minute int) []time.Time {
 	case len(found) == 2 && found[1].Before(found[0]):
 		found[0], found[1] = found[1], found[0]
 	case len(found) == 0 && !c.frequent && before < after && after-before < near:
-		return []time.Time{change(guess.Add(-near), guess.Add(near))} // the clock is put forward over this time
+		return []time.Time{change(guess.Add(-near), guess.Add(near))} // the clock skips this local time
 	}
 	if len(found) == 2 && !c.frequent {
 		found = found[:1]

@@ -1,5 +1,5 @@
 // Package timetable has the timetables of a Schedule. It decides which instant is next, and
-// which of the missed instants run.
+// which of the missed instants run. It runs no function, and does no I/O.
 package timetable
 
 import (
@@ -26,9 +26,9 @@ func (e Every) Next(t time.Time) time.Time {
 type Policy int
 
 const (
-	Latest Policy = iota // the latest of them is due
+	Latest Policy = iota // the latest missed instant is due
 	Skip                 // none is
-	All                  // the first is, and then the others
+	All                  // the first missed instant is due, and then each of the others
 )
 
 func (p Policy) String() string {
@@ -43,13 +43,14 @@ func (p Policy) String() string {
 	return "unknown"
 }
 
-// Recordable reports whether at can be written down so that every reader can parse it, and
-// is after the zero time.
+// Recordable reports whether at is after the zero time, and has a text form that every
+// reader can parse.
 func Recordable(at time.Time) bool { return at.After(time.Time{}) && at.UTC().Year() <= 9999 }
 
-// Check returns an error if next cannot be a timetable of fixed instants. It asks for the
-// first instant after t from two more moments before that instant. The delays of robfig/cron
-// (@every) give a later instant each time, so each process would have instants of its own.
+// Check returns an error if next cannot be a timetable of fixed instants. It calls next for
+// t, and for two moments between t and the result: a timetable of fixed instants returns
+// the same instant. The delays of robfig/cron (@every) return a later instant each time, so
+// each process would have its own instants.
 func Check(next Table, t time.Time) error {
 	if e, ok := next.(Every); ok && e <= 0 {
 		return session.Invalid("Every(%v) has no instant; want a duration above 0", time.Duration(e))
@@ -66,9 +67,9 @@ func Check(next Table, t time.Time) error {
 	return nil
 }
 
-// after returns the first instant after t, or the zero time if there is none. If the answer
-// of a timetable is not after t, it is asked from a little later on: robfig/cron gives such an
-// answer near a change of the clocks in Pacific/Chatham.
+// after returns the first instant after t, or the zero time if there is none. If the
+// timetable returns an instant that is not after t, after calls it again with a later time:
+// robfig/cron returns such an instant near a change of the clocks in Pacific/Chatham.
 func after(next Table, t time.Time) (time.Time, error) {
 	at := next.Next(t.Local())
 	for step := time.Minute; !at.IsZero() && !at.After(t) && step < 48*time.Hour; step *= 2 {
@@ -80,8 +81,8 @@ func after(next Table, t time.Time) (time.Time, error) {
 	return at, nil
 }
 
-// Due returns the next instant to run. from is the last instant that was done or given up, or
-// the zero time. began is when the caller began.
+// Due returns the next instant to run. from is the last instant that was done or given up,
+// or the zero time. began is the time at which the caller began.
 func Due(next Table, missed Policy, from, began, now time.Time) (time.Time, error) {
 	if from.IsZero() {
 		from = began
@@ -101,9 +102,9 @@ func Due(next Table, missed Policy, from, began, now time.Time) (time.Time, erro
 	return after(next, from)
 }
 
-// LatestDue returns the last instant after from and up to now, or the zero time if
-// there is none. It does not ask for each instant of a long time: it begins a little before
-// now, and doubles the distance until it finds one.
+// LatestDue returns the last instant after from and up to now, or the zero time if there is
+// none. It does not call next for each instant since from: it begins a little before now,
+// and doubles the distance until it finds an instant.
 func LatestDue(next Table, from, now time.Time) (last time.Time, err error) {
 	start := from
 	for back := time.Second; back > 0 && now.Add(-back).After(from); back *= 2 {
