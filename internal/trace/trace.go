@@ -22,7 +22,7 @@ const (
 	Grant   = "grant"   // a caller was granted the hold
 	Pass    = "pass"    // a goroutine released the hold, and the process keeps it for its next goroutine
 	Token   = "token"   // a caller has received a fencing token
-	Move    = "move"    // from here on, another znode has the hold: a downgrade, a part of a weight
+	Move    = "move"    // another znode continues the hold: after a downgrade, or for a part of a weight
 	Loss    = "loss"    // the holder learned that the hold is lost
 	Release = "release" // the hold has ended, and its znode is about to be deleted
 	Gone    = "gone"    // the servers have deleted the znode
@@ -63,20 +63,20 @@ type Record struct {
 	Path string `json:"path,omitempty"` // of the primitive, without the chroot
 	Hold string `json:"hold,omitempty"` // the name of the znode of the hold
 	Use  int    `json:"use,omitempty"`  // grant, pass: number of the use of the hold
-	From string `json:"from,omitempty"` // move: the hold that this one continues; grant: the hold of the same Do
+	From string `json:"from,omitempty"` // move: the earlier hold that this hold continues; grant: the other hold of the same Do
 
 	Elements []string `json:"elements,omitempty"` // names of elements of a queue, never used again
-	Claim    string   `json:"claim,omitempty"`    // of elements: the claimant in the process
+	Claim    string   `json:"claim,omitempty"`    // of elements: the claimant of the process that has claimed them
 	Fate     string   `json:"fate,omitempty"`     // release of elements: the end of the claim
 
 	Session string `json:"session,omitempty"`
 	Owner   string `json:"owner,omitempty"` // begin
 	Timeout string `json:"timeout,omitempty"`
 
-	// For a deletion and a token, Zxid is the transaction of that write. So it is for the grant
-	// and release of elements, or 0 if it is unknown. For other events it is the newest
-	// transaction that the session had seen. Blind says that the session has seen a newer state
-	// since, of an unknown transaction.
+	// For a deletion or a token, and for the grant or release of elements, Zxid is the transaction
+	// of that write; for elements, 0 means unknown. For other events, it is the newest transaction
+	// that the session had seen. Blind means that the session has seen a newer state since then,
+	// but does not know its transaction.
 	Zxid  int64 `json:"zxid,omitempty"`
 	Blind bool  `json:"blind,omitempty"`
 
@@ -84,8 +84,8 @@ type Record struct {
 	Permits int64      `json:"permits,omitempty"`
 	Limit   int64      `json:"limit,omitempty"`   // of the semaphore, at a grant
 	Reason  string     `json:"reason,omitempty"`  // of a loss, or for the end of a session
-	Since   *time.Time `json:"since,omitempty"`   // loss: since when the hold must not be trusted, if that is earlier
-	Dropped int64      `json:"dropped,omitempty"` // how many
+	Since   *time.Time `json:"since,omitempty"`   // loss: from this time on, the hold must not be trusted; set if it is before Time
+	Dropped int64      `json:"dropped,omitempty"` // number of dropped records
 }
 
 // A Writer writes the records of one Session, in order, in its own goroutine. Callers never wait
@@ -119,7 +119,7 @@ func NewWriter(w io.Writer, id, owner string, log func(error)) *Writer {
 	return t
 }
 
-// Line writes l, with the fields that every record has.
+// Line sets the fields that every record has, and writes l.
 func (t *Writer) Line(l Record) {
 	if t == nil {
 		return
@@ -199,7 +199,7 @@ func (t *Writer) Gone(full string, zxid int64) {
 	t.lineLocked(l)
 }
 
-// run writes pending records, until the end.
+// run writes pending records until the Writer is closed.
 func (t *Writer) run() {
 	defer close(t.ended)
 	failed := false
