@@ -1,7 +1,7 @@
 package lock
 
-// This file takes a contender from its create to its turn, across sessions. Holds begin after
-// that: see grant.go.
+// This file takes a contender from its create to its turn, across sessions. Holds are not its
+// business: they begin after the turn, see grant.go.
 
 import (
 	"context"
@@ -14,15 +14,15 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Place is a place in a line, on the way to a hold. It belongs to no goroutine: several may
-// call Take, one after another, for the same place.
+// A Place is a place in a line, on the way to a hold. It belongs to no goroutine: several
+// goroutines may call Take for the same place, one after another.
 type Place struct {
 	Line   *Line
 	Base   string // of the name of its znode
 	Data   []byte // of its znode
 	Rule   Rule
 	Behind *Ahead // if it is not nil, Take records the contenders ahead there
-	try    bool   // it does not wait, except for a contender that may only keep its place
+	try    bool   // it does not wait, except for a contender that perhaps only keeps its place
 
 	claim *Claim        // nil while no znode of p is in the line
 	roll  *session.Roll // a listing of the line that acquire has not used yet
@@ -31,30 +31,31 @@ type Place struct {
 
 	// While it waits for the deletion of a contender ahead, its blocker:
 	blocker string           // the path of its znode; "" if p waits for none
-	gone    *conn.Watch      // on blocker, joined and set; nil if it must be set
-	own     *conn.Watch      // on p's own znode, set; see Claim.watch
-	alone   bool             // no other contender blocks p, and none can come to
+	gone    *conn.Watch      // the watch on blocker, joined and set; nil if it must be set
+	own     *conn.Watch      // the watch on p's own znode, set; see Claim.watch
+	alone   bool             // no other contender blocks p, now or later
 	limit   <-chan time.Time // the end of the wait, if p tries
-	look    func()           // stops the reads of the first contender; nil if the caller does not ask
+	look    func()           // stops the reads of the first contender; nil if there are none
 	relist  *relisting       // nil if listings could prove nothing, or are not needed
 }
 
 var (
-	errDeferred = errors.New("zsync: others go before")           // the turn of a contender that lets others go first
+	errDeferred = errors.New("zsync: others go before")           // a contender whose turn has come lets others go first
 	errBlocked  = errors.New("zsync: somebody stands in the way") // a contender blocks a caller that does not wait
 )
 
-// acquire takes p from its create to its turn, in one session. (Line describes the steps.)
-// After the end of ctx, a later call continues the wait.
+// acquire takes p from its create to its turn, in one session. (Line describes the steps.) If ctx
+// ends, a later call continues the wait.
 //
-// It is our turn if our znode exists and no contender blocks us. Both must be true at one time, of
-// one server, and not before the last event that we received. A listing shows that by itself. After
-// the deletion of the only blocker, Claim.standsAfter shows it. A contender cannot come to be ahead later,
-// unless the rule says so. So the turn lasts while our znode exists and the session is alive.
-// confirm checks the session last: a caller learns of no turn of a session that has ended.
+// It is our turn if our znode exists and no contender blocks us. Both must be true at the same
+// moment, on one server, and that moment must not be before the last event that we received. A
+// listing shows that by itself. After the deletion of the only blocker, Claim.standsAfter shows it.
+// Later, no contender can come to be ahead of us, unless the rule says so. So the turn lasts while
+// our znode exists and the session is alive. confirm checks the session last, so no caller learns
+// of a turn in a session that has ended.
 //
-// The turn may come as acquire fails. Leaving is still right: the caller holds nothing, and the
-// deletion of our znode wakes the next contender.
+// The turn may come at the moment at which acquire fails. It is right to leave even then: the
+// caller holds nothing, and the deletion of our znode wakes the next contender.
 func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, error) {
 	if p.claim == nil {
 		if err := p.enter(ctx, inc); err != nil { // Steps 1 and 2.
@@ -86,9 +87,9 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 		if err != nil {
 			return nil, err
 		}
-		// If the relisting has shown that only the blocker was ahead, that is as good as alone. A
-		// contender that may defer lists the line in each case: a contender that it lets go first
-		// may be behind it (Line.Defers).
+		// A relisting that has shown only the blocker ahead is as good as alone. A contender that
+		// may defer always lists the line: a contender that it lets go first may be behind it
+		// (Line.Defers).
 		alone := p.alone || p.relist != nil && p.relist.end(ctx)
 		p.stop()
 		if alone && c.Line.Defers == nil { // Step 5.
@@ -106,8 +107,9 @@ func (p *Place) enter(ctx context.Context, inc *session.Incarnation) (err error)
 	return err
 }
 
-// list returns the contenders ahead of p, in the listing after its create. It lists the line again
-// if the blocker has left, or if ctx ended before the first listing was used.
+// list returns the contenders ahead of p. The first call uses the listing that was made with the
+// create. Later calls list the line again: the blocker has left, or ctx ended before the first
+// listing was used.
 func (p *Place) list(ctx context.Context) (ahead []Child, err error) {
 	c := p.claim
 	if p.roll == nil {
@@ -131,7 +133,7 @@ func (p *Place) wait(ahead []Child, blocker string, alone bool) {
 		p.limit = time.After(RecallTime)
 	}
 	p.blocker, p.alone = session.ChildPath(c.Line.Dir, blocker), alone
-	p.roll = nil // not kept during the wait
+	p.roll = nil // a listing is not kept in memory during the wait
 	if !alone && !p.try && p.trip >= relistTrip && p.lists > 0 && c.Line.Settled && c.Line.Defers == nil && rk.sure && !c.Child.Exhausted() {
 		p.relist = c.relist(blocker, len(ahead), p.lists, p.trip)
 	}
@@ -152,9 +154,9 @@ func (l *Line) listAhead(ctx context.Context, inc *session.Incarnation, me Child
 // shown the deletion, or 0 if that is uncertain. The error is ErrVanished if p's own znode is
 // deleted: then the wait is useless. After the end of ctx, awaitGone can be called again.
 //
-// Several events may have come; the order of the checks does not matter. The deletion of the
-// other znode proves nothing before Claim.standsAfter has checked the claim's own watch. And a claim
-// that leaves has not been granted.
+// If several events have come, the order of the checks does not matter. The deletion of the blocker
+// proves nothing before Claim.standsAfter has checked the claim's own watch. And a claim that
+// leaves has not been granted.
 func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 	inc := p.claim.Incarnation
 	for {
@@ -168,7 +170,7 @@ func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 		case p.gone == nil:
 			switch gone, proof, err := p.watch(ctx); {
 			case err != nil:
-				p.unwatch() // it may not be set; the next call sets it
+				p.unwatch() // the watch might not be set; the next call sets it
 				return 0, err
 			case gone:
 				return proof, nil
@@ -176,13 +178,13 @@ func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 			continue
 		case session.IsClosed(p.gone.Fired):
 			w := p.gone
-			p.unwatch() // if that was another event, the watch must be set again
+			p.unwatch() // if this was another event, the watch must be set again
 			if w.Event == zk.EventNodeDeleted {
 				return inc.Watches.Told(w), nil
 			}
 			continue
 		case session.IsClosed(p.own.Fired):
-			own := p.claim.watch() // the next watch, which this read sets
+			own := p.claim.watch() // the next watch, which the following read sets
 			if err := p.claim.mustStand(ctx); err != nil {
 				return 0, err
 			}
@@ -205,7 +207,7 @@ func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
 	c, inc, watches := p.claim, p.claim.Incarnation, p.claim.Incarnation.Watches
 	p.gone = watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: p.blocker})
-	p.blocker = p.gone.Key.Path // shared with other waits for the same znode
+	p.blocker = p.gone.Key.Path // the string that all waits for this znode share
 	p.own = c.watch()
 	paths := []string{p.blocker, c.Path}
 	if watches.ArmedOnOurs(p.own) {
@@ -225,7 +227,7 @@ func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
 		return false, 0, looks[0].Err
 	}
 	if watches.Connection() != over {
-		over = 0 // sent on one connection, and answered on another
+		over = 0 // perhaps sent on one connection, and answered on another
 	}
 	return true, over, nil
 }
@@ -254,7 +256,7 @@ func (p *Place) stop() {
 }
 
 // contend is acquire and, for a caller that will hold, a stake in the session. After an error, no
-// znode of p is in the line, unless ctx has ended: that says nothing against the place.
+// znode of p is in the line, unless ctx has ended: then the place is still good.
 func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds bool) (*Claim, error) {
 	c, err := p.acquire(ctx, inc)
 	if err == nil && holds {
@@ -265,7 +267,7 @@ func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds boo
 		p.stop()
 		p.claim, p.roll = nil, nil
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
-		p.roll = nil // it may be old at the next call
+		p.roll = nil // the listing may be old at the next call
 		return nil, err
 	default:
 		p.withdraw(err)
@@ -305,8 +307,8 @@ func (p *Place) Take(ctx context.Context) (c *Claim, err error) {
 			if !errors.Is(err, session.ErrVanished) && !errors.Is(err, errDeferred) {
 				return err
 			}
-			// The contender deferred to others, or another client deleted its znode. Its caller
-			// holds nothing yet, so it enters the line again, at the end.
+			// The contender deferred to others, or another client deleted its znode. The caller
+			// holds nothing yet, so the contender enters the line again, at the end.
 		}
 	}
 	err = session.ErrEnded
@@ -344,14 +346,14 @@ func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base strin
 	return c, err
 }
 
-// RecallTime is how long Try waits for a contender that may only keep its place: enough for an
-// event to reach its process, and for its deletion to come back.
+// RecallTime is how long Try waits for a contender that perhaps only keeps its place. In that time,
+// an event can reach its process, and the event of its deletion can come back.
 const RecallTime = 500 * time.Millisecond
 
 // Try takes its turn if it comes at once, and otherwise leaves the line. It first reads the line,
-// and does not enter if a contender blocks it. An exception is a contender that may only keep its
-// place: the create of Try recalls it, and Try waits for RecallTime. If it is not deleted by then,
-// a goroutine holds it, or its process does not answer.
+// and does not enter if a contender blocks it. There is one exception: if the contender perhaps
+// only keeps its place, the create of Try recalls it, and Try waits for RecallTime. If it is not
+// deleted by then, a goroutine holds it, or its process does not answer.
 func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (won *Claim, err error) {
 	err = l.Manager.During(ctx, func(inc *session.Incarnation) error {
 		if blocked, err := l.blocked(ctx, inc, rule); blocked || err != nil {
@@ -368,11 +370,11 @@ func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (wo
 	return won, err
 }
 
-// onlyKept reports whether exactly one contender is ahead, and may only keep its place.
+// onlyKept reports whether exactly one contender is ahead, and perhaps only keeps its place.
 func onlyKept(ahead []Child) bool { return len(ahead) == 1 && MayBeKept(ahead[0].Name) }
 
-// blocked reports whether a contender would block a newcomer. It reads after a sync. A lagging
-// server could show a contender that had left before the call.
+// blocked reports whether a contender would block a newcomer. It reads after a sync, because a
+// lagging server could show a contender that had left before the call.
 func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, rule Rule) (bool, error) {
 	names, _, err := inc.ChildrenFresh(ctx, l.Dir)
 	if err != nil && !session.IsNoNode(err) {

@@ -1,5 +1,8 @@
 package lock
 
+// This file records the contenders that a waiter waits for, for errors and reports. Turns are not
+// its business.
+
 import (
 	"context"
 	"sync"
@@ -9,9 +12,8 @@ import (
 )
 
 // An Ahead records the contenders that a waiter waits for, for errors and reports: which is the
-// first, and how many there are. It learns them from listings that the waiter makes anyway and,
-// in a long wait, from its own reads. It does not decide any turn. A zero Ahead is empty; all
-// methods may be called at any time.
+// first, and how many there are. It learns them from listings that the waiter makes anyway and, in
+// a long wait, from its own reads. A zero Ahead is empty. All methods may be called at any time.
 type Ahead struct {
 	mu    sync.Mutex
 	dir   string
@@ -19,7 +21,7 @@ type Ahead struct {
 	place int      // number of contenders at the listing
 	head  string   // the first contender that was read; "" before the first read
 	node  session.Node
-	timer *time.Timer // of the wait under way, if there are reads for it
+	timer *time.Timer // of the present wait, if it has reads
 }
 
 // A Behind says which contender a wait is for, as far as it is known, and how many are ahead.
@@ -31,8 +33,8 @@ type Behind struct {
 	Place int
 }
 
-// A wait is long after lookAfter. Then its Ahead reads the first contender, and again each time
-// that the wait has lasted twice as long, at most once in lookEvery.
+// An Ahead first reads the first contender when the wait has lasted for lookAfter. It reads again
+// each time that the wait has lasted twice as long, and in a longer wait once in lookEvery.
 const (
 	lookAfter = time.Second
 	lookEvery = time.Minute
@@ -52,7 +54,7 @@ func (a *Ahead) setLocked(names []string, place int) {
 	a.place = place
 	a.first = names[:min(len(names), lookAmong):min(len(names), lookAmong)]
 	if len(names) == 0 || names[0] != a.head {
-		a.head, a.node = "", session.Node{} // of another wait, or deleted
+		a.head, a.node = "", session.Node{} // the head belongs to another wait, or is deleted
 	}
 }
 
@@ -76,9 +78,10 @@ func (a *Ahead) Now() Behind {
 }
 
 // LookWhileWaiting reads the first contender after a second, and then at doubling intervals, up to
-// once a minute, until the caller stops it. The caller does not wait for the reads. If the
-// contenders that a knows have all left, list lists the line: it returns the names of the first
-// ones, and the number of all ahead. Between two reads it needs only a timer.
+// once a minute, until the caller stops it. The caller does not wait for the reads. If all
+// contenders that a knows have left, LookWhileWaiting calls list. list lists the line, and returns
+// the names of the first contenders and the number of all contenders ahead. Between two reads,
+// there is only a timer.
 func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context.Context) (first []string, place int, err error)) (stop func()) {
 	var timer *time.Timer // the wait continues while it is a.timer
 	wait := lookAfter

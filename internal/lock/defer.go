@@ -9,8 +9,9 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has the rules by which a candidate of an election defers to others, in addition to
-// the order of arrival: priorities, and a leader's wish for its successor.
+// This file has the rules by which a candidate of an election defers to others, in addition to the
+// order of arrival: priorities, and a leader's wish for its successor. The wait of a candidate is
+// not its business: see acquire.go.
 
 // priorityMark comes before a priority in the name of a candidate.
 const priorityMark = "p"
@@ -46,22 +47,22 @@ func priorityOf(c Child) int {
 
 func beforeBase(c Child) string { return c.Name[:strings.LastIndex(c.Name, c.Base)] }
 
-// wishMark begins the name of a leader's wish. Curator's and kazoo's candidates do not mistake it
-// for a candidate.
+// wishMark begins the name of a leader's wish. Curator and kazoo do not mistake such a znode for a
+// candidate.
 const wishMark = "transfer-"
 
 // guidSize is the length of a GUID as text.
 const guidSize = 36
 
-// WishFor returns a name for a wish that c should lead. It ends with the name of c up to the
-// base: with a base, Curator would sort it among the candidates.
+// WishFor returns a name for a wish that c should lead. It ends with the part of c's name before
+// the base. With the base, Curator would sort the wish among the candidates.
 func WishFor(c Child) string { return wishMark + session.NewGUID() + "-" + beforeBase(c) }
 
 // wishesFor returns the wishes for c among names.
 func wishesFor(c Child, names []string) (wishes []string) {
 	for _, name := range names {
-		// The mark is followed by a GUID and a dash. The rest must be all of the name before the
-		// base. For a candidate without a prefix, that is nothing.
+		// The mark is followed by a GUID and a dash. The rest must be the part of c's name before
+		// the base. That part is empty for a candidate without a prefix.
 		if id, ok := strings.CutPrefix(name, wishMark); ok && len(id) > guidSize && id[guidSize+1:] == beforeBase(c) {
 			wishes = append(wishes, strings.Clone(name))
 		}
@@ -71,15 +72,15 @@ func wishesFor(c Child, names []string) (wishes []string) {
 
 // Defers reports whether me, whose turn has come, defers to others: to a candidate that the last
 // leader has wished for, or to candidates of a higher priority, if me has a priority. A candidate
-// that defers enters behind all of them, so it does so once for each of them. Defers also returns
-// the wishes for me.
+// that defers enters the line again, behind all of them, so it defers to each of them once. Defers
+// also returns the wishes for me.
 //
-// Every candidate whose turn comes after the wishing leader reads the wish: it was created before
-// that leader's znode was deleted, and is read after. It stays until its candidate leads, or is
-// deleted, however late another candidate reads it. And it never keeps a candidate from leading
-// for long. A candidate defers only if it finds the wished candidate in the line, and is behind
-// it after that. So it waits for a contender like any other, which leads or ends with its
-// session.
+// Every candidate whose turn comes after the wishing leader finds the wish. The leader created the
+// wish before its own znode was deleted, and the candidate reads after that deletion. The wish
+// stays until the wished candidate leads, or is deleted. So a candidate may read it late. A wish
+// never keeps a candidate from leading for long. A candidate defers only if the wished candidate is
+// in the line, and then enters the line behind it. So it waits for a contender as usual: the wished
+// candidate leads, or ends with its session.
 func Defers(me Child, names, bases []string, priority *int) (defers bool, wishes []string) {
 	others := slices.DeleteFunc(ParseChildren(names, bases...), func(c Child) bool { return c.Name == me.Name })
 	wishes = wishesFor(me, names)

@@ -1,5 +1,8 @@
 package lock
 
+// This file has the use of a claim after its turn: grants, fencing tokens, and requests to release.
+// How the turn comes is not its business: see acquire.go.
+
 import (
 	"context"
 	"errors"
@@ -13,16 +16,15 @@ import (
 )
 
 // A Grant is one use of a claim whose turn has come: one goroutine's use of a lock, or a
-// leadership. A claim can have many grants, one after another or, if it can be shared, at the
-// same time. Each grant has its own Ending, because one grant says nothing about another. It ends
-// if the claim is lost during the grant, and never after it. How the turn comes is not the
-// business of this file: see acquire.go.
+// leadership. A claim can have many grants, one after another or, if it can be shared, at the same
+// time. Each grant has its own Ending, because the end of one grant says nothing about another. The
+// Ending ends if the claim is lost during the grant, and never after the grant.
 type Grant struct {
 	Claim  *Claim
 	lost   session.Ending
 	hook   session.Hook      // on the loss of the claim, during the grant
 	lasts  bool              // guarded by claim.mu
-	use    int               // number of this grant among the claim's, for the trace
+	use    int               // the number of this grant among the grants of the claim, for the trace
 	free   func()            // ends its limits; nil if it has none
 	Pinned bool              // a Do or Run releases it; guarded by the lock of its owner
 	within *session.Function // the function that has acquired it, or nil; guarded by claim.mu
@@ -31,7 +33,7 @@ type Grant struct {
 
 // Grant begins the next use of c, whose turn has come. op is for the observer. If the session has
 // ended, the grant is lost before the servers are asked to end the session. That is so because
-// begin, now or at the first grant, has added c to the hooks of that end.
+// begin adds c to the hooks of the session's end, at the first grant.
 func (c *Claim) Grant(op string) *Grant {
 	c.mu.Lock()
 	first := c.state == waiting
@@ -66,7 +68,8 @@ func (c *Claim) Grant(op string) *Grant {
 		c.begin()
 	}
 	if session.IsClosed(c.Incarnation.Manager.Closing) {
-		// Close may have passed c already. A function that has acquired it cannot begin.
+		// Close may have looked for bare holds already. A function that has acquired c cannot
+		// begin.
 		c.ReleaseBare()
 	}
 	return g
@@ -174,10 +177,11 @@ func (g *Grant) Release() error {
 }
 
 // ReleaseBy is Release by f, a transaction that deletes the znode at own. If f fails, ReleaseBy
-// deletes the znode itself, and returns the error of f. If that is ErrVanished, another client
-// had deleted the znode, which is a loss.
+// deletes the znode itself, and returns the error of f. If that error is ErrVanished, another
+// client had deleted the znode, and ReleaseBy returns the loss.
 //
-// When f begins, the znode is no longer watched: the event of its deletion is no loss.
+// When f begins, the znode is no longer watched. So the event of its deletion does not count as a
+// loss.
 func (g *Grant) ReleaseBy(f func(own string) error) error {
 	c := g.Claim
 	defer g.End()
@@ -223,7 +227,7 @@ func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 
 // touch writes the data of c's znode again, unchanged. It expects the version of its own last
 // write, so it never overwrites data of another client. Such data may ask the holder to release
-// (Mutex.Revoke), and the holder may not have read it yet.
+// (Mutex.Revoke), and the holder might not have read them yet.
 func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 	c.mu.Lock()
 	data, version := c.data, c.version
@@ -241,8 +245,8 @@ func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 		case !session.IsBadVersion(err):
 			return nil, err
 		}
-		// Another client has written it; or we have, and the reply was lost; or another goroutine
-		// has, for its token. Write back the present data.
+		// Another client has written the znode, or we have and the reply was lost, or another
+		// goroutine has for its token. Write back the present data.
 		if data, stat, err = c.Incarnation.Get(ctx, path); err != nil {
 			return nil, err
 		}
@@ -276,7 +280,8 @@ func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open
 // previous znode. Grants of c continue.
 //
 // If c is lost by now, Move changes nothing and deletes the other znode. The holder learns of the
-// loss of c. If the library gave c up, its znode exists for as long as the holder has to notice.
+// loss of c. If the library gave c up, its znode still exists for as long as the holder has to
+// notice.
 func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	c.mu.Lock()
 	if lost = c.lost.Cause(); lost != nil {
@@ -298,7 +303,7 @@ func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	}
 	c.renew()
 	c.guardLocked()
-	to.Stake.Drop()                                            // c has its own, in the same session
+	to.Stake.Drop()                                            // c has its own stake, in the same session
 	c.Line.Manager.Spawn(func() { c.Line.Manager.Observe(e) }) // the caller holds a lock
 	return former, nil
 }
@@ -319,8 +324,8 @@ func (c *Claim) Asked() <-chan struct{} {
 	return c.asked
 }
 
-// listen closes asked when the message is there. It returns when end is closed, or c is no longer
-// held.
+// listen closes asked when the znode contains RevokeMessage. It returns when end is closed, or c is
+// no longer held.
 func (c *Claim) listen(path string, asked chan struct{}, end <-chan struct{}) {
 	inc := c.Incarnation
 	for over := false; !over; {
@@ -340,7 +345,7 @@ func (c *Claim) listen(path string, asked chan struct{}, end <-chan struct{}) {
 			select {
 			case <-w.Fired:
 			case <-again:
-			case <-end: // the hold has ended, so a later message is for no one
+			case <-end: // the hold has ended, so a later message has no meaning
 				over = true
 			case <-inc.Ctx.Done():
 				over = true
@@ -357,8 +362,9 @@ func (c *Claim) WasAsked() bool {
 	return c.asked != nil && session.IsClosed(c.asked)
 }
 
-// HeldSince returns when the holder whose znode is n wrote it, which takes its token. It is zero
-// for a waiter, for a holder that has taken none, and after a Revoke, which writes the znode too.
+// HeldSince returns when the holder with the znode n has written it: a holder writes its znode to
+// take its token. The time is zero for a waiter, for a holder that has taken no token, and after a
+// Revoke, which writes the znode too.
 func HeldSince(holding bool, n session.Node) time.Time {
 	if !holding || n.Stat.Mzxid == n.Stat.Czxid || string(n.Data) == RevokeMessage {
 		return time.Time{}
@@ -380,8 +386,8 @@ func (c *Claim) path() string   { return c.Line.Manager.Bare(c.Line.Dir) }
 func (c *Claim) discard()       { c.Leave() }
 func (c *Claim) deleted(string) { c.Lose(c.Incarnation.Deleted()) }
 
-// inFunction reports whether a function has a grant of c. An Unwatched claim is released by its
-// owner, or with the session.
+// inFunction reports whether a function has a grant of c. It is also true for an Unwatched claim,
+// which its owner or the end of the session releases.
 func (c *Claim) inFunction() bool {
 	return c.Unwatched || c.lost.Any(func(owner any) bool {
 		g, ok := owner.(*Grant)
@@ -398,8 +404,8 @@ func (c *Claim) guardLocked() {
 	c.ownWatch.Made(c.own != nil)
 }
 
-// Vanished is called when another client has deleted the znode of o. Move may have exchanged that
-// znode before.
+// Vanished is called when another client has deleted the znode of o. If Move has exchanged that
+// znode before, c is not lost.
 func (c *Claim) Vanished(o *session.OwnWatch) {
 	c.lose(c.Incarnation.Deleted(), func() bool { return c.ownWatch == o && c.standing() })
 }
@@ -415,9 +421,9 @@ func (c *Claim) unwatch(gone bool) {
 	}
 }
 
-// traced reports whether c is traced: there is a trace, and c has an operation, so it is not a
-// part of another hold. Records of a claim come in the order in which callers learned of its
-// changes.
+// traced reports whether c is traced: there is a trace, and c has an operation. (A claim without an
+// operation is a part of another hold.) Records of a claim come in the order in which callers
+// learned of its changes.
 func (c *Claim) traced() bool {
 	return c.Line.Manager.Trace != nil && c.op != "" && c.Line.Kind != "" && c.granted > 0
 }
@@ -432,7 +438,7 @@ func (c *Claim) traceLine(event string) trace.Record {
 
 func (c *Claim) trace(event string) { c.traceUse(event, 0) }
 
-// traceUse is trace for an event of one use; trace.Pass is its end if the claim continues.
+// traceUse is trace for an event of one use. trace.Pass is the end of a use if the claim continues.
 func (c *Claim) traceUse(event string, use int) {
 	if !c.traced() {
 		return

@@ -1,5 +1,8 @@
 package lock
 
+// This file has a hold and its end: release, loss, limits, fencing tokens and transactions. How its
+// turn comes is not its business: see acquire.go.
+
 import (
 	"context"
 	"errors"
@@ -41,20 +44,21 @@ func (e *forgottenError) Error() string {
 func (e *forgottenError) Is(target error) bool { return target == ErrDeadlock }
 
 // A Hold is a lock, a leadership or some permits that a process holds through one session, by
-// ephemeral znodes of its own: one znode, or one for each permit. It begins and ends once.
+// ephemeral znodes of its own: one znode for a lock or a leadership, one or more for permits. It
+// begins and ends once.
 //
 // Every consequence of a loss is a hook on lost: the channels of Lost, the contexts of functions,
-// and waits that others must end. The goroutine that finds the loss runs the hooks, under mu. If
-// the session has ended, that is the goroutine that ended it. It runs them before it asks the
-// servers to end the session (session.Incarnation.end).
+// and waits of other goroutines that must end. The goroutine that finds the loss runs the hooks,
+// under mu. If the session has ended, that is the goroutine that ended it. It runs them before it
+// asks the servers to end the session (session.Incarnation.end).
 type Hold struct {
 	Incarnation *session.Incarnation
 	Stake       *session.Stake // nil until the grant
 	of          holding        // set at the first grant
 
-	// A primitive may take mu while it holds its own lock, and never the reverse. Under mu, only
-	// locks that never wait for a primitive are taken: of lost, whose hooks run under mu, of the
-	// session's watches, and of the trace.
+	// A primitive may take mu while it holds its own lock, and never the reverse. Under mu, code
+	// takes only locks that never wait for a primitive: the locks of lost (whose hooks run under
+	// mu), of the session's watches, and of the trace.
 	mu    sync.Mutex
 	state state
 	lost  session.Ending // ended by a loss
@@ -112,7 +116,8 @@ func (h *Hold) always() bool { return true }
 // Lose ends h by a loss, if h is held or kept.
 func (h *Hold) Lose(why error) bool { return h.lose(why, h.standing) }
 
-// lose ends h by a loss if so, called under mu, returns true. It reports whether it has ended h.
+// lose calls so, under mu, and ends h by a loss if so returns true. It reports whether it has ended
+// h.
 func (h *Hold) lose(why error, so func() bool) bool {
 	h.mu.Lock()
 	if h.lost.Cause() != nil || !so() {
@@ -164,13 +169,13 @@ func (h *Hold) event(kind session.ReportKind, why error) session.Report {
 func (h *Hold) Err() error {
 	if !h.Incarnation.Alive() {
 		why := h.Incarnation.Loss()
-		h.Lose(why) // the goroutine that ended the session may not have come to h yet
+		h.Lose(why) // the goroutine that ended the session might not have come to h yet
 		return why
 	}
 	return h.Loss()
 }
 
-// Loss returns why h is lost, or nil if it is not known to be.
+// Loss returns why h is lost, or nil if no loss is known.
 func (h *Hold) Loss() error {
 	h.mu.Lock() // so that every hook has run
 	defer h.mu.Unlock()
@@ -250,11 +255,11 @@ func (h *Hold) observeRelease() {
 	h.Incarnation.Manager.Observe(e)
 }
 
-// giveUp ends h by a loss, if so agrees. The holder need not do anything.
+// giveUp ends h by a loss, if so returns true. The holder need not do anything.
 //
 // As with every loss, the hooks run first. The znodes are deleted when the holder has released h,
-// or after LossTime. A holder that is cut off from the servers has the same time. Only then can
-// the servers grant the lock to another session.
+// or after LossTime. A holder that is cut off from the servers has the same time. The servers can
+// grant the lock to another session only after that.
 func (h *Hold) giveUp(l *Limits, why error, so func() bool) {
 	inc := h.Incarnation
 	if !h.lose(l.Lost(inc.ID.Load(), why, time.Now()), so) {
@@ -287,9 +292,9 @@ func (h *Hold) ReleaseBare() {
 	}
 }
 
-// fence returns the fencing token of h: the zxid of a write to a znode of h. It is greater than
-// the zxid of every write of earlier holders. Goroutines that share h share its token. If a
-// goroutine joins during such a write, the token is for its caller only. has reports whether the
+// fence returns the fencing token of h: the zxid of a write to a znode of h. It is greater than the
+// zxid of every write of earlier holders. Goroutines that share h share its token. If a goroutine
+// joins during such a write, only the caller of fence gets the token. has reports whether the
 // caller still holds h, and node returns the znode; both are called under mu.
 func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, write func(ctx context.Context, path string) (*zk.Stat, error)) (int64, error) {
 	for {
@@ -307,8 +312,8 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 		moved := path != node()
 		switch {
 		case !has():
-			// It was unlocked during the write. Another goroutine may hold it now, and its
-			// own write, and so its token, may be older than ours.
+			// h was unlocked during our write. Another goroutine may hold it now. Its write may be
+			// older than ours, and then its token is smaller.
 			h.mu.Unlock()
 			return 0, ErrNotLocked
 		case err != nil && !moved:
@@ -320,9 +325,9 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 		case h.token != 0: // another caller was first
 			tok = h.token
 		default:
-			// If another goroutine has joined during the write, the token may be too small for
-			// that goroutine. It is right for this caller, and told keeps smaller tokens from
-			// being returned.
+			// If another goroutine has joined during the write, the token may be too small for that
+			// goroutine. It is right for this caller, and h.told keeps fence from returning a
+			// smaller token later.
 			tok = stat.Mzxid
 			if h.told = tok; h.epoch == epoch {
 				h.token = tok
@@ -337,15 +342,16 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 	}
 }
 
-// renew drops the token, for the next goroutine that holds h. The previous goroutine may still
-// use it, and since then a reader in another process may have received a greater token.
+// renew drops the token, so that the next goroutine that holds h gets a new token. The previous
+// goroutine may still use the old token, and a reader in another process may have received a
+// greater token since.
 func (h *Hold) renew() {
 	h.token = 0
 	h.epoch++
 }
 
-// txn applies ops in one transaction with a check that the znodes at paths exist. If one does
-// not, missing is its path, and nothing was applied. If the outcome is unknown, open is true:
+// txn applies ops in one transaction with a check that the znodes at paths exist. If a znode does
+// not exist, missing is its path, and nothing was applied. If the outcome is unknown, open is true:
 // ops may be applied until these znodes are deleted or the session has ended.
 func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) (rs []zk.MultiResponse, missing string, open bool, err error) {
 	inc := h.Incarnation
@@ -362,7 +368,8 @@ func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) 
 		return nil, paths[i], false, rs[i].Error
 	}
 	if err == session.ErrEnded || errors.Is(err, session.ErrLost) {
-		// The goroutine that ended the session may not have come to h yet. Err runs the hooks of h first.
+		// The goroutine that ended the session might not have come to h yet. Err runs the hooks of
+		// h first.
 		if lost := h.Err(); lost != nil {
 			err = lost
 		}
@@ -377,9 +384,9 @@ type Limits struct {
 	Lost   func(session int64, why error, now time.Time) error // makes the ErrLost
 }
 
-// limited gives h up at a limit, if so agrees: after most, or when Health, which it calls every
-// third of the session timeout, fails or does not return before the next call is due. stop cancels
-// that.
+// limited gives h up at a limit, if so returns true then. One limit is the time most. The other is
+// Health, which limited calls every third of the session timeout: it must return nil before the
+// next call is due. stop cancels the limits.
 func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func()) {
 	inc := h.Incarnation
 	ctx, stop := context.WithCancel(inc.Ctx)

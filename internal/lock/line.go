@@ -1,5 +1,9 @@
 package lock
 
+// This file has the line of contenders, and a contender in it: how it enters and leaves, and how it
+// learns that its znode exists. The wait for a turn is not its business (acquire.go), nor are
+// holds.
+
 import (
 	"cmp"
 	"context"
@@ -18,8 +22,8 @@ import (
 )
 
 // A Line is the ephemeral, sequential children of one znode: contenders, in the order in which
-// ZooKeeper saw them arrive. Every primitive with waiters uses it. The conditions and limits of a
-// hold are not its business: see Rule and the primitives.
+// ZooKeeper saw them arrive. Every primitive with waiters uses it. A Rule has the condition of a
+// turn.
 //
 // The protocol is "Locks" from the ZooKeeper recipes:
 //
@@ -30,29 +34,30 @@ import (
 //  5. If no other contender blocked us, and our own child still exists, it is our turn. Otherwise
 //     continue with 2.
 //
-// Place.acquire is this protocol. If several contenders block us, the children are also listed during
-// step 4. Then step 5 knows that only the nearest was left: see relisting.
+// Place.acquire is this protocol. If several contenders block us, the children are also listed
+// during step 4. Such a listing may show that only the nearest is left, and step 5 then knows that:
+// see relisting.
 type Line struct {
 	Manager *session.Manager
 	Dir     string                         // the parent, as the server knows it
-	Bases   []string                       // mark a child as a contender, before its number
+	Bases   []string                       // each marks a child as a contender, before its number
 	name    func(guid, base string) string // returns a name up to the number
 
 	Part    bool // the znode above Dir belongs to the same primitive
 	Kept    bool // other programs rely on the parent: see [session.Dir]
 	Strict  bool // no contender enters after a contender of another kind
 	Settled bool // no contender can arrive ahead of an existing one
-	Keeps   bool // a contender of the first of Bases may keep its place while no goroutine holds it
+	Keeps   bool // a contender with the first of Bases may keep its place while no goroutine holds it
 
-	// Defers reports, if it is not nil, whether a contender whose turn has come defers to others,
-	// given all children. Then it enters again at the end of the line.
+	// Defers is nil, or reports whether the contender me, whose turn has come, defers to others.
+	// names are all children. A contender that defers enters again at the end of the line.
 	Defers func(me Child, names []string) bool
 
 	trip *atomic.Int64 // the shortest duration of a listing, or of entering, as waiters of this Line saw it
 	each *atomic.Int64 // duration of a handoff in their last wait; 0 if unknown
 
 	Limits *Limits // limits of holds, or nil
-	Kind   string  // its kind in the trace; for a read-write lock, a write
+	Kind   string  // its kind in the trace; for a read-write lock, the kind of a writer
 }
 
 // New returns the line of contenders below path, whose znodes name names.
@@ -63,9 +68,10 @@ func New(m *session.Manager, path string, name func(guid, base string) string, b
 // SessionDir returns the parent znode for its creation.
 func (l *Line) SessionDir() session.Dir { return session.Dir{Path: l.Dir, Part: l.Part, Kept: l.Kept} }
 
-// A Rule returns the contender that blocks another, given the contenders ahead in order: nil, or
-// the contender whose deletion is worth waiting for. alone means that no other contender blocks,
-// and none can come to. Then the deletion of the blocker proves that it is our turn.
+// A Rule decides which of the contenders ahead blocks a contender. They are in order. If none of
+// them blocks, blocker is nil. Otherwise, blocker is the contender whose deletion is worth waiting
+// for. alone means that no other contender blocks, now or later. Then the deletion of the blocker
+// proves that it is our turn.
 type Rule func(ahead []Child) (blocker *Child, alone bool)
 
 // EveryoneAhead is the rule of a mutex: every contender ahead blocks.
@@ -98,15 +104,15 @@ type Claim struct {
 	users     int32             // number of present grants; guarded by mu
 	Path      string            // of its znode, as the server knows it; guarded by mu once its turn has come
 	Child     Child             // guarded by mu once its turn has come
-	own       *conn.Watch       // on its znode, joined, if it is watched; guarded by mu
-	lineWatch *conn.Watch       // on the line, joined, if it was set while c was alone there; guarded by mu
+	own       *conn.Watch       // the watch on its znode, joined, or nil; guarded by mu
+	lineWatch *conn.Watch       // the watch on the line, joined, if it was set while c was alone there; guarded by mu
 	ownWatch  *session.OwnWatch // during the hold; nil if Unwatched; guarded by mu
-	leaveHeld func()            // of ownWatch.Drop: called when its znode is deleted; guarded by mu
+	leaveHeld func()            // from ownWatch.Drop; called when its znode is deleted; guarded by mu
 	asked     chan struct{}     // if not nil, closed when another client asks the holder to release; guarded by mu
 	granted   int               // number of all grants, for the trace; guarded by mu
 	first     Grant             // storage for its first grant
 
-	// In a Lock, which has granted it; guarded by Lock.mu:
+	// The fields of a claim that a Lock has granted; guarded by Lock.mu:
 	mode    HoldMode
 	listed  bool          // the line was listed once, and a watch set if c was alone
 	closed  bool          // no more readers may join
@@ -116,9 +122,9 @@ type Claim struct {
 	passed  int           // handoffs, or joins, since no other contender was known
 	listing chan struct{} // closed when the listing under way is answered; nil if there is none
 	moving  chan struct{} // closed at the end of the Downgrade under way; nil if there is none
-	stop    func()        // ends that without a downgrade, unless it is done already
-	keptAt  time.Time     // the release by its last goroutine, if it is kept
-	timer   *time.Timer   // for the time that it is kept; nil if it ended while a goroutine had c
+	stop    func()        // ends that Downgrade early, unless it is done already
+	keptAt  time.Time     // when its last goroutine released it, if it is kept
+	timer   *time.Timer   // ends the time for which it is kept; nil if it fired while a goroutine had c
 	recall  func()        // gives up the place if no goroutine has it; nil if it was never kept
 }
 
@@ -132,8 +138,8 @@ func (c *Claim) confirm() error {
 	return nil
 }
 
-// assure is confirm for a caller that will hold: the session must be confirmed, and be kept
-// confirmed.
+// assure is confirm for a caller that will hold: the session must be confirmed, and a stake keeps
+// it confirmed.
 func (c *Claim) assure(ctx context.Context) (err error) {
 	c.Stake, err = c.Incarnation.Stake(ctx)
 	return err
@@ -149,16 +155,16 @@ func (c *Claim) withdraw(err error) {
 	c.Leave().Await(session.Grace)
 }
 
-// standsAfter is confirm after the deletion of the only blocker, an event that connection proof has
-// delivered. It returns ErrVanished if c's znode did not exist then.
+// standsAfter is confirm after the deletion of the only blocker. proof is the number of the
+// connection that has delivered the event of that deletion, or 0. The error is ErrVanished if c's
+// znode did not exist then.
 //
 // The events of one connection come in the order of the changes, and before any reply that is as
 // new. So c existed under two conditions: a read on that same connection has found c and set its
 // watch, and the watch has not fired. Otherwise standsAfter reads the znode.
 //
-// If one transaction has deleted both znodes, our own event may still follow the other. That is
-// as if our znode had been deleted right after our turn: the holder learns of the loss by that
-// next event.
+// If one transaction has deleted both znodes, the event of our znode may still follow. That is as
+// if our znode had been deleted right after our turn: the holder learns of the loss by that event.
 func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 	own, watches := c.watch(), c.Incarnation.Watches
 	if proof == 0 || watches.ArmedOn(own) != proof || !watches.ArmedOnOurs(own) || session.IsClosed(own.Fired) {
@@ -169,9 +175,9 @@ func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 	return c.confirm()
 }
 
-// mustStand returns ErrVanished if c's znode does not exist. It sets the watch if that is joined and
-// not set. The watch is on the children. An ephemeral znode has none, so the watch fires only at
-// the deletion, and not at a change of data such as a fencing token.
+// mustStand returns ErrVanished if c's znode does not exist. It also sets the watch of c, if that
+// is joined and not set. The watch is on the znode's children. An ephemeral znode has none, so the
+// watch fires only at the deletion, and not at a change of data such as a fencing token.
 func (c *Claim) mustStand(ctx context.Context) error {
 	_, stat, err := c.Incarnation.Children(ctx, c.Path)
 	return c.standsBy(session.Look{Stat: stat, Err: err})
@@ -226,8 +232,8 @@ func (c *Claim) disownLocked() {
 	}
 }
 
-// Enter creates a claim at the end of the line, and lists the line. If it may keep its place, the
-// listing sets a watch on the line.
+// Enter creates a claim at the end of the line, and lists the line. If the claim may keep its
+// place, the listing sets a watch on the line.
 func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*Claim, *session.Roll, error) {
 	guid := session.NewGUID()
 	var lineWatch *conn.Watch
@@ -236,7 +242,7 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 	}
 	name := l.name(guid, base)
 	if i := len(name) - len(base); i > 0 {
-		guid = name[:i] // as it is in the name
+		guid = name[:i] // in the form that the name has
 	}
 	made := session.Creation{Dir: l.SessionDir(), Paths: []string{session.ChildPath(l.Dir, name)}, GUID: guid, Data: data, List: true}
 	if err := inc.CreateEphemeral(ctx, &made); err != nil {
@@ -255,7 +261,7 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 		if l.Strict {
 			err = unmixed(l.Bases, rk.mixed, &me)
 		}
-	} else { // no server with this protocol answers so
+	} else { // no correct server answers so
 		err = fmt.Errorf("%w: created %q as %q", conn.ErrProtocol, name, path)
 	}
 	if err != nil {
@@ -265,11 +271,12 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 	return c, roll, nil
 }
 
-// ahead returns the contenders ahead of me, in order. The listing must contain me: otherwise our
-// claim is deleted.
+// ahead returns the contenders ahead of me, in order. The error is ErrVanished if the listing does
+// not contain me, because then our znode is deleted.
 //
-// The name is enough. Another client may have created a znode of the same name. It blocks others
-// like ours, for as long as our session counts as alive. standsBy finds that it is not ours.
+// That the name is listed is enough, although another client may have created a znode of the same
+// name. Such a copy blocks others like our znode, for as long as our session counts as alive.
+// standsBy finds that it is not ours.
 func (l *Line) ahead(ctx context.Context, inc *session.Incarnation, roll *session.Roll, me Child) ([]Child, error) {
 	rk := l.ranks(roll)
 	if !rk.told || me.Exhausted() {
@@ -300,8 +307,8 @@ func (l *Line) aheadAmong(ctx context.Context, inc *session.Incarnation, names [
 }
 
 // InOrder returns the contenders among names in the order of their arrival. If the numbers do not
-// show the order, it is the order of the zxids of the creates, which every client can read. That
-// costs one request for every 128 of them.
+// show the order, it is the order of the zxids of the creates, which every client can read. To read
+// the zxids costs one request for every 128 contenders.
 func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []string) ([]Child, error) {
 	all := ParseChildren(names, l.Bases...)
 	in, exhausted, tell := split(all)
@@ -317,12 +324,12 @@ func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []st
 
 // byCreation sorts line by the zxids of the creates, without contenders that have left.
 //
-// A granted znode that shares the place of another comes first. The other may be deleted, and
-// with it the zxid of the place. But all contenders ahead of the place had left at the grant, or
-// may hold together with it. So they do no harm after it.
+// A granted znode that shares the place of another znode comes first. The zxid of its place is
+// unknown if the other znode is deleted. But first is right: at the grant, all contenders ahead of
+// the place had left, or may hold together with it. So it does no harm if they come after it.
 //
-// A persistent znode whose number is exhausted comes last. No contender is persistent, so a
-// client has chosen the number, and no session end would ever delete it.
+// A persistent znode whose number is exhausted comes last. No contender is persistent. So a client
+// has chosen the number, and no end of a session would ever delete the znode.
 func (l *Line) byCreation(ctx context.Context, inc *session.Incarnation, line []Child) ([]Child, error) {
 	paths := make([]string, len(line))
 	for i, c := range line {
@@ -354,10 +361,10 @@ func (l *Line) joinLineWatch(inc *session.Incarnation) *conn.Watch {
 	return inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: l.Dir})
 }
 
-// keepLineWatch gives c a watch on the line that was joined before the line was listed. alone
-// says that the listing has shown no other contender. A nil watch changes nothing, and neither
-// does a failed listing: a goroutine may be waiting for the watch that c has. If a listing shows
-// other contenders, it comes after the event of that watch, provided that the watch was armed.
+// keepLineWatch gives c a watch on the line that was joined before the line was listed. alone says
+// that the listing has shown no other contender. If the watch is nil or the listing has failed, c
+// keeps the watch that it has, because a goroutine may be waiting for it. If a listing shows other
+// contenders, that watch has fired before, provided that it was armed.
 func (c *Claim) keepLineWatch(w *conn.Watch, alone bool) {
 	if w == nil {
 		return
@@ -391,14 +398,14 @@ func (c *Claim) Leave() *session.Deletion {
 	return c.Incarnation.Delete(&session.Deletion{Paths: []string{c.Znode()}, Then: c.disown})
 }
 
-// askTime is how long a release waits for the answer whether there are waiters. Without an
-// answer, it assumes that there are.
+// askTime is how long a release waits for a listing that shows whether there are waiters. Without a
+// reply, it assumes that there are.
 const askTime = 200 * time.Millisecond
 
 // others reports whether a contender of these bases is in the line, except c and the znode that
 // shares its place: see RWMutex.Downgrade. If c itself is not in the listing, it is lost. With
-// watch, the listing sets a watch, and if there is no other contender, c.Alone reports it from then
-// on, until one comes or c is deleted; then bases must be all bases.
+// watch, bases must be all bases of the line, and the listing sets a watch. If there is no other
+// contender, c.Alone is true from then on, until another contender comes or c is deleted.
 //
 // It fails if there is no connection, or no answer within askTime: a release does not wait for the
 // next connection.
@@ -430,8 +437,8 @@ func (c *Claim) others(watch bool, bases ...string) (bool, error) {
 		return false, c.Explain(err) // without the parent there is no child
 	}
 	if child() != me {
-		// It was downgraded during the listing, which may show either znode or both, and says
-		// nothing about waiters. That is no loss.
+		// c was downgraded during the listing. So the listing may show either znode or both, and
+		// proves nothing about waiters. That is no loss.
 		return true, nil
 	}
 	if !slices.Contains(names, me.Name) {
@@ -460,9 +467,9 @@ func (l *Line) First(ctx context.Context, inc *session.Incarnation, list func(ct
 	return all[0].Name, nil
 }
 
-// ReadFirst returns the name of the first contender, not older than the call, and its znode; or
-// "". If the first contender is known, it takes one round trip, and otherwise two. known may be
-// "".
+// ReadFirst returns the name of the first contender, not older than the call, and its znode; or "".
+// If known is the name of the first contender, that takes one round trip, and otherwise two. known
+// may be "".
 func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known string) (name string, n session.Node, err error) {
 	list := inc.ChildrenFresh
 	if known != "" {
@@ -488,8 +495,8 @@ func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known st
 var errExhausted = errors.New("the path has had 2^31 children: the order is kept, but no read lock can be put in a writer's place")
 
 // Beside creates a child of another mode at the place of c in the line: its name ends in the same
-// number. The servers create it only if c's own child exists. If that is deleted, the error is
-// NoNode. If ctx ends, or after any other error, no child is left.
+// number. The servers create it only if c's own child exists; otherwise, the error is NoNode. If
+// ctx ends, or after any other error, no child is left.
 func (c *Claim) Beside(ctx context.Context, base string, data []byte) (*Claim, error) {
 	l, inc := c.Line, c.Incarnation
 	for {
@@ -500,7 +507,7 @@ func (c *Claim) Beside(ctx context.Context, base string, data []byte) (*Claim, e
 			return nil, errExhausted
 		}
 		number := me.Name[strings.LastIndex(me.Name, me.Base)+len(me.Base):]
-		name := l.name(session.NewMarkedGUID(), base) + number // the mark is what Child.beside reads
+		name := l.name(session.NewMarkedGUID(), base) + number // Child.beside recognizes the mark
 		b := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: session.ChildPath(l.Dir, name), data: data, Child: Child{Name: name, Base: base, Seq: me.Seq}, beside: me.Name}
 		err := inc.CreateEphemeral(ctx, &session.Creation{
 			Dir: l.SessionDir(), Paths: []string{b.Path}, Data: data,

@@ -1,6 +1,10 @@
 // Package lock has the contenders of one znode, in the order of their arrival: their way to a turn,
-// holds and their end, and the goroutines of one process that share a place in the line.
+// holds and their end, and the goroutines of one process that share a place in the line. The
+// methods that programs call are not its business.
 package lock
+
+// This file shares a place in the line among the goroutines of one process: it has their list of
+// waiters, and their holds. The order of processes is not its business: see line.go.
 
 import (
 	"cmp"
@@ -19,8 +23,8 @@ import (
 // An Entry is how contenders of one mode enter a line.
 type Entry struct {
 	Base string // of their names
-	Rule Rule   // who stands in their way
-	Op   string // for the observer; "" for a part of something else
+	Rule Rule   // which contender blocks them
+	Op   string // for the observer; "" if the lock is a part of another primitive
 }
 
 // A Lock is a Mutex, an RWMutex or an Election as the goroutines of one process use it. It is built like
@@ -31,27 +35,27 @@ type Entry struct {
 //     share. If there is none, it waits in the line itself, on behalf of the waiters behind it.
 //     If its context ends before its turn has come, the next waiter takes over its place.
 //   - Release gives an exclusive hold to the first waiter, without a request. While other
-//     contenders are in the line, or it is not known, that is done at most Handoffs times in a
-//     row. As often readers join a shared hold before the line is listed.
+//     contenders are in the line, or may be, it does so at most Handoffs times in a row. In the
+//     same way, at most Handoffs readers join a shared hold before the line is listed again.
 //
-// The zero value holds nothing, and can only say so.
+// The zero value holds nothing, and can only report that.
 type Lock struct {
 	Manager *session.Manager
 	Path    string
 	Line    Line
-	Entries *[Shared + 1]Entry // of all locks of a kind, so it is never written
+	Entries *[Shared + 1]Entry // shared by all locks of a kind, so it is never written
 
-	Handoffs int           // in a row, while others wait; 0: each goroutine has its own place in the line
+	Handoffs int           // most handoffs in a row while others wait; 0: each goroutine has its own place in the line
 	Data     []byte        // of its znodes in the line
-	Elects   bool          // an Election: a hold is not handed over, and a waiter does not wait for the release of a lost one
-	Retain   time.Duration // how long a place is kept that no goroutine has; 0 if none is
-	Kept     *atomic.Int64 // how many places the session keeps
+	Elects   bool          // an Election: it has no handoffs, and a waiter does not wait for the release of a lost hold
+	Retain   time.Duration // how long a place without a goroutine is kept; 0 if none is kept
+	Kept     *atomic.Int64 // the number of places that the session keeps
 
 	mu      sync.Mutex
 	owed    bool            // the release of a lost hold of an Election may still come
 	waiting []*waiter       // in the order in which they came
 	holds   []*Claim        // of this process, in the order in which they were granted, lost ones too, until they are released
-	idle    *Claim          // a place that is kept; then no goroutine waits, or holds exclusively
+	idle    *Claim          // the kept place, or nil; while there is one, no goroutine waits, or holds exclusively
 	reading *session.Ending // ended by the first loss of a shared hold; nil if there is none
 	watch   *time.Timer     // calls review; nil unless a goroutine waits for a hold of this process
 }
@@ -60,17 +64,17 @@ type Lock struct {
 type waiter struct {
 	mode  HoldMode
 	pin   bool          // it is in Do or RDo
-	ready chan struct{} // has a token when another goroutine has set a field below; nil until w waits for one
+	ready chan struct{} // has a token when another goroutine has set a field below; nil until w waits for a token
 
-	place  *Place // in the line; nil while w waits for goroutines of this process
-	first  Place  // the memory of the place with which w enters
+	place  *Place // its place in the line; nil while w waits for goroutines of this process
+	first  Place  // the place with which w enters; a field to save an allocation
 	ahead  Ahead  // of first
 	grant  *Grant
 	err    error
 	behind *Behind // with err
 }
 
-// maxKept is how many places a session keeps that no goroutine has.
+// maxKept is the largest number of places that a session keeps without a goroutine.
 const maxKept = 128
 
 // Entry returns how contenders enter the line in mode.
@@ -81,8 +85,8 @@ func (l *Lock) Entry(mode HoldMode) Entry {
 	return l.Entries[mode]
 }
 
-// Acquire waits for a grant; pin says that the caller is Do. If it fails, behind is whom it has
-// waited for.
+// Acquire waits for a grant. pin says that the caller is Do. If Acquire fails, behind describes the
+// contenders for which it has waited.
 func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, behind Behind, err error) {
 	l.mu.Lock()
 	if h := l.regain(mode); h != nil {
@@ -93,7 +97,7 @@ func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, 
 	w := &waiter{mode: mode, pin: pin}
 	l.waiting = append(l.waiting, w)
 	l.serve()
-	if w.place == nil { // else it waits in the line, and nowhere else
+	if w.place == nil { // with a place, w waits only in the line
 		w.ready = make(chan struct{}, 1)
 		if w.grant != nil {
 			w.wake()
@@ -102,8 +106,8 @@ func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, 
 	l.mu.Unlock()
 	for {
 		if w.ready != nil {
-			// If several are ready, any is right: leave looks whether w was let in, or has a
-			// place in the line.
+			// If several cases are ready, any choice is right: leave finds out whether w was let
+			// in, or has a place in the line.
 			select {
 			case <-w.ready:
 			case <-ctx.Done():
@@ -125,7 +129,7 @@ func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, 
 		switch {
 		case w.err != nil:
 			return nil, *w.behind, w.err
-		case session.IsClosed(l.Manager.Closing): // nothing new is held from then on
+		case session.IsClosed(l.Manager.Closing): // no new hold begins from then on
 			l.Manager.Spawn(func() { l.renounce(w) })
 			return nil, Behind{}, l.Manager.Failure()
 		}
@@ -133,9 +137,9 @@ func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, 
 	}
 }
 
-// take gives c, whose turn has come, to w and to the readers right behind it, if w is one. It
-// fails if a goroutine of this process has yet to notice that its hold is lost. Then w waits for
-// that, and c is given back, because other processes need not wait for it.
+// take gives c, whose turn has come, to w. If w is a reader, take also gives c to the readers right
+// behind w. take fails if a goroutine of this process has yet to notice that its hold is lost. Then
+// w waits for that goroutine, and c is given back, because other processes need not wait for it.
 func (l *Lock) take(ctx context.Context, c *Claim, w *waiter) bool {
 	l.mu.Lock()
 	w.place = nil
@@ -159,8 +163,8 @@ func (l *Lock) take(ctx context.Context, c *Claim, w *waiter) bool {
 	return h != nil
 }
 
-// leave takes w out of the list, as its ctx has ended or the Session is being closed. It returns
-// whom w has waited for.
+// leave takes w out of the list, because its ctx has ended or the Session is being closed. It
+// returns the contenders for which w has waited.
 func (l *Lock) leave(ctx context.Context, w *waiter) Behind {
 	l.mu.Lock()
 	behind, p := w.behind, w.place
@@ -168,10 +172,10 @@ func (l *Lock) leave(ctx context.Context, w *waiter) Behind {
 		behind = l.behind(w)
 	}
 	w.place = nil
-	if i := slices.Index(l.waiting, w); i >= 0 { // else it was let in, or has failed
+	if i := slices.Index(l.waiting, w); i >= 0 { // otherwise, w was let in, or has failed
 		l.waiting = slices.Delete(l.waiting, i, i+1)
 		if p != nil && i < len(l.waiting) && l.waiting[i].mode == w.mode && l.waiting[i].place == nil {
-			l.waiting[i].place = p // w was the first, and now this waiter is
+			l.waiting[i].place = p // w was the first, and now this waiter is the first
 			l.waiting[i].wake()
 			p = nil
 		}
@@ -181,14 +185,14 @@ func (l *Lock) leave(ctx context.Context, w *waiter) Behind {
 	switch {
 	case p != nil:
 		p.Leave()
-	case w.grant != nil: // it was let in at the same instant, and Acquire fails
+	case w.grant != nil: // w was let in at the same instant, but Acquire fails
 		l.Manager.GiveUp(ctx, func() error { return l.renounce(w) })
 	}
 	return *behind
 }
 
-// fail is for w, which could not enter the line or stay there. A new attempt does not cure that,
-// so the waiters behind w fail with it.
+// fail ends the wait of w, which could not enter the line or stay there. Another attempt would fail
+// in the same way, so the waiters behind w fail too.
 func (l *Lock) fail(w *waiter, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -211,8 +215,9 @@ func (w *waiter) wake() {
 	}
 }
 
-// serve lets in the first waiters that may be, and sends the next one to the line. It is called
-// whenever the list or a hold has changed, under mu, like all functions from here to behindAt.
+// serve lets in the first waiters as far as the holds of this process permit, and makes the next
+// waiter enter the line. It is called whenever the list or a hold has changed. Like all functions
+// from here to behindAt that do not lock mu, it is called under mu.
 func (l *Lock) serve() {
 	waits := false
 	switch {
@@ -247,8 +252,9 @@ func (l *Lock) enter(w *waiter) {
 	w.wake()
 }
 
-// room returns the hold by which the first waiter may be let in. If there is none, the waiter waits
-// for a goroutine of this process, or else enters the line.
+// room returns the hold by which the first waiter may be let in, in this mode. If there is none,
+// waits reports whether the waiter must wait for a goroutine of this process. Otherwise, it enters
+// the line.
 func (l *Lock) room(mode HoldMode) (h *Claim, waits bool) {
 	if h := l.regain(mode); h != nil {
 		return h, false
@@ -269,13 +275,14 @@ func (l *Lock) room(mode HoldMode) (h *Claim, waits bool) {
 	return h, false
 }
 
-// next reports whether the first waiter waits for mode, and not in the line. A waiter in the line
-// gets its turn there, even if a goroutine of this process has got the lock by Try since.
+// next reports whether the first waiter waits for mode, and has no place in the line. A waiter with
+// a place gets its turn there, even if a goroutine of this process has acquired the lock by Try
+// since.
 func (l *Lock) next(mode HoldMode) bool {
 	return len(l.waiting) > 0 && l.waiting[0].mode == mode && l.waiting[0].place == nil
 }
 
-// letIn lets the first waiter have h.
+// letIn grants h to the first waiter.
 func (l *Lock) letIn(h *Claim) {
 	w := l.waiting[0]
 	if l.waiting[0] = nil; len(l.waiting) == 1 {
@@ -300,13 +307,14 @@ func (l *Lock) admit(h *Claim, pin bool) *Grant {
 	return g
 }
 
-// hold makes a hold of c, whose turn has come, or returns nil if a lost hold of this process was
-// not released yet. A hold that excludes c is lost: else the servers had not let c's turn come.
+// hold makes c, whose turn has come, a hold of this process. It returns nil if a lost hold of this
+// process was not released yet. Every hold that excludes c is lost: otherwise, c's turn would not
+// have come.
 func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	if c.Err() != nil {
 		return nil // l.holds may be of the next session
 	}
-	l.discard() // a place that is kept would have kept c's turn from coming
+	l.discard() // c has its turn, so the znode of a kept place no longer exists
 	for _, h := range l.holds {
 		if mode == Exclusive || h.mode == Exclusive {
 			h.Lose(h.Incarnation.Deleted())
@@ -326,11 +334,11 @@ func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	return c
 }
 
-// forget drops the lost hold of an Election, as a waiter wants to enter the line. The goroutine that
-// had it has seen Lost closed, and need not release it. But its release may still come, and cannot
-// then be told from the release of the next hold: see depart. Run releases by its grant.
+// forget drops the lost hold of an Election, because a waiter wants to enter the line. Lost is
+// closed, so the goroutine that had the hold need not release it. But its release may still come,
+// and then looks like the release of the next hold: see depart. Only Run releases by its grant.
 func (l *Lock) forget() {
-	if !l.Elects || session.IsClosed(l.Manager.Closing) { // then no waiter will enter, and the release must see the loss
+	if !l.Elects || session.IsClosed(l.Manager.Closing) { // when it is closing, no waiter enters, and the release must see the loss
 		return
 	}
 	for _, h := range slices.Clone(l.holds) {
@@ -354,8 +362,9 @@ func (l *Lock) look() {
 	l.serve()
 }
 
-// read makes h, which is shared, a part of the present reading. A reader without a handle does
-// not know which of several shared holds is its own, so the loss of one is the loss of all.
+// read makes h, which is shared, a part of the present reading: all shared holds of the process. A
+// reader without a handle does not know which of them is its own, so the loss of one is the loss of
+// all.
 func (l *Lock) read(h *Claim) {
 	if l.reading == nil {
 		l.reading = new(session.Ending)
@@ -366,8 +375,8 @@ func (l *Lock) read(h *Claim) {
 
 // list finds out, in the background, whether other contenders are in the line. An exclusive hold
 // does so once: if it is alone, the listing sets a watch, and h.Alone is true until another
-// contender comes. Shared holds of other processes come and go and exclude no reader, so for a
-// shared hold a watch is of no use, and the listing counts writers.
+// contender comes. A shared hold needs no watch: the shared holds of other processes often change,
+// and exclude no reader. Its listing only looks for writers.
 func (l *Lock) list(h *Claim) {
 	if h.listing != nil {
 		return
@@ -388,17 +397,17 @@ func (l *Lock) list(h *Claim) {
 		if shared {
 			h.passed, h.closed = 0, h.closed || writers || err != nil
 		}
-		l.serve() // which lists again if h is shared only since a Downgrade
+		l.serve() // this lists again if h is shared only since a Downgrade
 	})
 }
 
-// review is called each session timeout while a waiter waits for a hold of this process. If one is
-// forgotten, the waiters fail.
+// review is called each session timeout while a waiter waits for a hold of this process. If such a
+// hold is forgotten, the waiters fail.
 func (l *Lock) review() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.watch = nil
-	inLine := l.Handoffs > 0 && len(l.waiting) > 0 && l.waiting[0].place != nil // then the others wait for it
+	inLine := l.Handoffs > 0 && len(l.waiting) > 0 && l.waiting[0].place != nil // if so, the other waiters wait for it
 	if err := l.forgotten(); err != nil && !inLine {
 		for _, w := range l.waiting {
 			if w.place == nil {
@@ -411,8 +420,8 @@ func (l *Lock) review() {
 	l.serve()
 }
 
-// behind returns whom w waits for: the contenders ahead of the place in the line, if the first
-// waiter has one, and the goroutines of this process that came before w.
+// behind returns the contenders for which w waits: the contenders ahead of the first waiter's place
+// in the line, if it has one, and the goroutines of this process that came before w.
 func (l *Lock) behind(w *waiter) *Behind {
 	if w.place != nil || len(l.waiting) == 0 {
 		return l.behindAt(w.place, 0)
@@ -441,14 +450,14 @@ func (l *Lock) Waited(mode HoldMode, start time.Time, err error) {
 	l.Manager.Waited(l.Entry(mode).Op, l.Path, start, err)
 }
 
-// Try makes one attempt. It returns nil if another contender is in the way.
+// Try makes one attempt. It returns nil if another contender blocks it.
 func (l *Lock) Try(ctx context.Context, mode HoldMode) (g *Grant, err error) {
 	start := time.Now()
 	l.mu.Lock()
 	g, busy := l.atOnce(mode)
 	l.mu.Unlock()
 	if busy {
-		return nil, l.Manager.Failure() // none unless the Session is closed
+		return nil, l.Manager.Failure() // nil unless the Session is closed
 	}
 	if g == nil {
 		e := l.Entry(mode)
@@ -470,8 +479,8 @@ func (l *Lock) Try(ctx context.Context, mode HoldMode) (g *Grant, err error) {
 	return g, nil
 }
 
-// atOnce lets the caller in by a hold of this process, if it can. busy says that a goroutine of this
-// process is in the way.
+// atOnce lets the caller in by a hold of this process, if it can. busy says that a goroutine of
+// this process blocks it.
 func (l *Lock) atOnce(mode HoldMode) (g *Grant, busy bool) {
 	h := l.regain(mode)
 	if h == nil {
@@ -497,8 +506,9 @@ func (l *Lock) BeginRelease(g *Grant) Departure {
 	return l.depart(true, func() (*Claim, int) { return l.useOf(g) })
 }
 
-// renounce ends the use of w, whose wait ended as it was let in. RUnlock has no handle: if it has
-// ended the use of w instead of its own, renounce ends the use of the caller of RUnlock.
+// renounce ends the use of w, which was let in at the moment at which its wait ended. RUnlock has
+// no handle, so it may have ended the use of w instead of the use of its own caller. Then renounce
+// ends the use of that caller.
 func (l *Lock) renounce(w *waiter) error {
 	return l.depart(true, func() (*Claim, int) {
 		h, i := l.useOf(w.grant)
@@ -518,11 +528,11 @@ type Departure struct {
 	grant  *Grant        // nil if there was no use to end
 	handle bool          // the caller has the grant, so the mode does not matter
 	stays  bool          // other goroutines have the hold
-	moving chan struct{} // if not nil, nothing has been done before this Downgrade is over
+	moving chan struct{} // if not nil, Finish does nothing before this Downgrade is over
 	stop   func()        // ends it
 }
 
-// depart takes the use that find returns, under mu, from its hold.
+// depart calls find under mu, and takes the use that it returns from its hold.
 func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -534,15 +544,15 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 	if d.moving != nil {
 		return d
 	}
-	h.uses = slices.Delete(h.uses, i, i+1) // at once, so that a second Unlock does not find it
+	h.uses = slices.Delete(h.uses, i, i+1) // at once, so that a second Unlock does not find the use
 	if l.owed {
-		// This may be the late release of a lost hold. Then it ends the present one, so the present
-		// leader must see a loss; its own release may also come late. A release that finds no hold
-		// does not clear owed: many programs resign twice, to be sure.
+		// This may be the late release of a lost hold, which now ends the present hold. So the
+		// present leader must see a loss. Its own release may also come late. A release that finds
+		// no hold does not clear owed: many programs resign twice, to be sure.
 		d.grant.Revoke()
 	}
 	if d.stays = h.used(); d.stays {
-		h.Err() // a loss ends the grant as a loss, for the tracer
+		h.Err() // so that a loss ends the grant as a loss, for the tracer
 		d.grant.End()
 	}
 	return d
@@ -554,10 +564,11 @@ func (d Departure) None() bool { return d.grant == nil }
 // Finish must be called once.
 func (d Departure) Finish() error {
 	for d.moving != nil {
-		d.stop() // servers may not answer, and Unlock does not wait for them
+		d.stop() // the servers might not answer, and Unlock does not wait for them
 		<-d.moving
 		d = d.lock.depart(d.handle, func() (*Claim, int) {
-			// A shared hold is not released by Unlock, which found an exclusive one.
+			// Unlock has found an exclusive hold. If the Downgrade has made it shared, Unlock does
+			// not release it.
 			if h, i := d.lock.useOf(d.grant); h != nil && (d.handle || h.mode == Exclusive) {
 				return h, i
 			}
@@ -574,24 +585,25 @@ func (d Departure) Finish() error {
 }
 
 // handOver ends g, the last use of h, and gives h to the first waiter of this process. If it must
-// not, it keeps the place, or gives it back to the servers.
+// not do that, it keeps the place, or deletes the znode.
 //
-// A hand-over needs no request: the znode of h stays, so h is granted to one goroutine after
-// another while every other contender waits behind it.
+// A handoff needs no request: the znode of h stays, so h is granted to one goroutine after another
+// while every other contender waits behind it.
 //
 //   - It is safe. mu is held from the look at the list to the grant, so no two goroutines get h.
-//     The znode may be deleted, or the session end, at any time: then the grant of the next
+//     The znode may be deleted, or the session may end, at any time. Then the grant of the next
 //     goroutine is lost, as g would have been (Claim.Grant).
 //   - No waiter is forgotten. A waiter joins the list under mu. Either it is in the list now, or
 //     it finds in serve that h is not held. A waiter whose ctx has ended leaves under mu
 //     too: before that it may be chosen, and then it renounces the grant.
-//   - It is fair. claim.Alone is true if a listing has shown no other contender and the watch that
-//     it has set has not fired. The create of a contender fires the watch, so it sees the event and
-//     at most Handoffs more hand-overs. A listing is under way from half of the limit on. It is
-//     waited for at the limit, once in each hold: without its watch a fast loop would give up its
-//     place though it is alone. Its answer takes at most 200 ms (askTime).
+//   - It is fair. Claim.Alone is true if a listing has shown no other contender, and the watch set
+//     by that listing has not fired. The create of another contender fires the watch. So that
+//     contender waits until the event has arrived, and then for at most Handoffs more handoffs. At
+//     half of the limit, handOver begins a listing. At the limit, it waits for that listing, once
+//     in each hold: without the watch, a fast loop would give up its place although it is alone.
+//     The answer takes at most 200 ms (askTime).
 //
-// mayPass says when a hold is not handed over at all.
+// mayPass says which holds are never passed on.
 func (l *Lock) handOver(h *Claim, g *Grant) error {
 	l.mu.Lock()
 	for l.next(Exclusive) && l.mayPass(h) {
@@ -625,15 +637,16 @@ func (l *Lock) handOver(h *Claim, g *Grant) error {
 	return g.Release()
 }
 
-// mayPass reports whether h, which no goroutine has, may go to another goroutine of this process.
+// mayPass reports whether h, which no goroutine has, may pass to another goroutine of this process.
 //
-// A transaction without a reply may be anywhere on its way, and is applied while the znode of h
-// exists. So that znode is deleted, and a transaction that was not applied by then never will be.
+// A transaction without a reply may be anywhere on its way, and can be applied while the znode of h
+// exists. So h does not pass on, and its znode is deleted. A transaction that was not applied
+// before that never will be.
 func (l *Lock) mayPass(h *Claim) bool {
 	return h.mode == Exclusive && l.Handoffs > 0 && !l.Elects && h.open == 0 && !isLost(h) && !h.WasAsked()
 }
 
-// drop takes h from the holds of this process. Like all functions from here to unkeep it is called
+// drop takes h from the holds of this process. Like all functions from here to unkeep, it is called
 // under mu.
 func (l *Lock) drop(h *Claim) {
 	l.holds = without(l.holds, h)
@@ -669,16 +682,17 @@ func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, kept bool) {
 	if h.timer == nil {
 		h.timer = time.AfterFunc(l.Retain, func() { l.expire(h) })
 	}
-	// A contender that comes at this same instant has fired the watch, and recall is called at once.
+	// If a contender comes at this same instant, it has fired the watch, and recall is called at
+	// once.
 	h.OnRecall(h.recall)
 	l.idle = h
 	l.drop(h)
 	return e, true
 }
 
-// regain returns the place that is kept, if it is good for mode: no other contender has come, and
-// the session is certain enough. Otherwise the caller gives the place up and enters the line: there
-// a grant waits until the session is that certain.
+// regain returns the kept place, if it is good for mode: no other contender has come, and the
+// session is confirmed for long enough (Incarnation.Assured). Otherwise, the caller gives the place
+// up and enters the line. There, a grant waits until the session is confirmed for long enough.
 func (l *Lock) regain(mode HoldMode) *Claim {
 	h := l.idle
 	if h == nil || mode != Exclusive || h.WasAsked() || h.Loss() != nil || session.IsClosed(h.recalled()) || !h.Incarnation.Assured() {
@@ -689,7 +703,7 @@ func (l *Lock) regain(mode HoldMode) *Claim {
 	return h
 }
 
-// discard gives up the place that is kept, if there is one.
+// discard gives up the kept place, if there is one.
 func (l *Lock) discard() {
 	if h := l.idle; h != nil {
 		l.unkeep(h)
@@ -719,13 +733,13 @@ func (l *Lock) recall(h *Claim) {
 	}
 }
 
-// expire is called by the timer of h. The timer is not stopped when a goroutine gets h: to set it
-// again for each use would cost more than the use.
+// expire is called by the timer of h. The timer is not stopped when a goroutine gets h, because to
+// set it again for each use would cost more than the use.
 func (l *Lock) expire(h *Claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.idle != h {
-		h.timer = nil // keep makes another
+		h.timer = nil // keep makes another timer
 		return
 	}
 	if left := l.Retain - time.Since(h.keptAt); left > 0 {
@@ -737,8 +751,8 @@ func (l *Lock) expire(h *Claim) {
 
 // Txn applies ops while g is held. If g was released, the error is ErrNotLocked.
 //
-// The transaction is counted under the mutex under which a release is decided: either the release
-// knows of the transaction, or the transaction is not begun.
+// The transaction is counted under mu, and a release decides about h under mu. So either the
+// release knows of the transaction, or the transaction is not begun.
 func (l *Lock) Txn(ctx context.Context, g *Grant, ops []any) ([]zk.MultiResponse, error) {
 	l.mu.Lock()
 	h, _ := l.useOf(g)
@@ -777,7 +791,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	if err != nil {
 		err = own.Explain(err)
 		switch ended := moving.Err() != nil && errors.Is(err, moving.Err()); {
-		case ended && ctx.Err() != nil: // by now; moving may have ended first
+		case ended && ctx.Err() != nil: // ctx has ended by now; moving may have ended before it
 			err = session.CtxErr(ctx)
 		case ended:
 			err = ErrNotLocked
@@ -786,8 +800,8 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	l.mu.Lock()
 	var former string
 	if err == nil {
-		// Since the read node was created no other contender could write, so it does not matter
-		// when, or by whom, the write node is deleted.
+		// Since the read znode was created, no other contender could get its turn to write. So it
+		// does not matter when, or by which client, the write znode is deleted.
 		former, err = own.Move(c, e.Op)
 	}
 	close(h.moving)
@@ -796,26 +810,26 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 		l.mu.Unlock()
 		return err
 	}
-	// If a transaction may be applied until the write node is deleted, the next reader must wait
-	// for that, in the line.
+	// If a transaction may be applied until the write znode is deleted, the next reader must wait
+	// for that deletion, in the line.
 	h.mode, h.passed, h.closed = Shared, 0, h.open > 0
 	l.read(h)
 	l.serve()
 	l.mu.Unlock()
 	l.Waited(Shared, start, nil)
 	r := c.Incarnation.Remove(former)
-	select { // the downgrade is done in each case; this waits for the deletion of the write node
+	select { // the downgrade is done in each case; this waits for the deletion of the write znode
 	case <-r.Done:
 	case <-r.Refused: // readers behind it wait until the deletion is permitted
 	case <-c.Incarnation.Disconnection():
-	case <-c.Incarnation.Ctx.Done(): // a loss is one of the new holders
+	case <-c.Incarnation.Ctx.Done(): // the new holders learn of the loss
 	case <-ctx.Done():
 	}
 	return nil
 }
 
-// Standing returns the end, by a loss, of the hold in the first of these modes in which there is
-// one. It has come if that is lost, or there is none.
+// Standing returns the end, by a loss, of the present hold in the first of these modes in which
+// there is one. That end has come already if the hold is lost, or if there is none.
 func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -833,8 +847,8 @@ func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	return over
 }
 
-// inUse returns the hold of a goroutine without a handle in the first of these modes in which there
-// is one, or nil.
+// inUse returns the hold that a goroutine without a handle uses, in the first of these modes in
+// which there is one. It returns nil if there is none.
 func (l *Lock) inUse(modes ...HoldMode) *Claim {
 	for _, mode := range modes {
 		if h := l.present(mode, (*Claim).used); h != nil {
@@ -844,14 +858,16 @@ func (l *Lock) inUse(modes ...HoldMode) *Claim {
 	return nil
 }
 
-// Wanted reports whether a goroutine of this process has the lock, or waits for it.
+// Wanted reports whether a goroutine of this process has the lock or waits for it, or whether a
+// place is kept.
 func (l *Lock) Wanted() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.holds) > 0 || len(l.waiting) > 0 || l.idle != nil
 }
 
-// Current returns what this process holds: exclusively, or else shared.
+// Current returns the newest grant of the hold of this process, and its mode. An exclusive hold
+// comes before a shared one.
 func (l *Lock) Current() (*Grant, HoldMode, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -891,8 +907,8 @@ func (c *Claim) anonymous() int {
 }
 
 // occupied reports whether a hold must be released before another goroutine can hold mode. A lost
-// hold must be, even before another reader comes: RUnlock has no handle, and would return the loss to
-// the wrong reader.
+// hold must be released even before another reader: RUnlock has no handle, and would return the
+// loss to the wrong reader.
 func (l *Lock) occupied(mode HoldMode) bool {
 	return slices.ContainsFunc(l.holds, func(h *Claim) bool {
 		return mode == Exclusive || h.mode == Exclusive || isLost(h)
@@ -914,13 +930,14 @@ func (l *Lock) joinable() *Claim {
 	return nil
 }
 
-// present returns the hold in mode, for which so is true, of a goroutine without a handle. That is a
-// lost hold, so that its loss is returned, or else the newest.
+// present returns the hold that a goroutine without a handle uses, among the holds in mode for
+// which so is true. It prefers a lost hold, so that its loss is returned. Otherwise, it returns the
+// newest.
 func (l *Lock) present(mode HoldMode, so func(h *Claim) bool) (found *Claim) {
 	for _, h := range slices.Backward(l.holds) {
 		switch {
 		case h.mode != mode || !so(h):
-		case len(l.holds) == 1 || isLost(h): // the only one is the answer either way
+		case len(l.holds) == 1 || isLost(h): // the only hold is the answer even if it is not lost
 			return h
 		case found == nil:
 			found = h
@@ -948,8 +965,8 @@ func (l *Lock) useOf(g *Grant) (*Claim, int) {
 	return nil, 0
 }
 
-// forgotten returns the error of a wait for a lost hold that was not released for a session timeout.
-// The hold of a Do is not forgotten: it is released when the function returns.
+// forgotten returns the error of a wait for a lost hold that was not released for a session
+// timeout. The hold of a Do never counts as forgotten: it is released when the function returns.
 func (l *Lock) forgotten() (err error) {
 	for _, h := range l.holds {
 		if isLost(h) && slices.ContainsFunc(h.uses, func(g *Grant) bool { return !g.Pinned }) {

@@ -1,5 +1,7 @@
 package lock
 
+// This file locks several locks, or none of them. A single lock is not its business.
+
 import (
 	"context"
 	"errors"
@@ -14,7 +16,7 @@ type Part struct {
 	Lock     func(ctx context.Context) error
 	Unlock   func() error
 	Ours     bool                   // Unlock does not panic, and may run in a goroutine of its own
-	Standing func() *session.Ending // the end of its hold by a loss; nil if that is not known
+	Standing func() *session.Ending // returns the end of its hold by a loss; nil if that is not known
 }
 
 // ErrPartLost means that a part was lost while LockAll waited for another. LockAll may be called
@@ -34,11 +36,11 @@ var ErrPartLost = errors.New("a lock was lost while another was waited for")
 func LockAll(ctx context.Context, parts []Part) (unlock func() error, err error) {
 	locked := 0
 	defer func() {
-		if unlock == nil { // one has failed, or panicked
+		if unlock == nil { // a part has failed, or has panicked
 			UnlockSoon(ctx, func() error { return unlockAll(parts[:locked]) })
 		}
 	}()
-	ours, rest := context.WithCancel(ctx) // a hook may end only a context of ours
+	ours, rest := context.WithCancel(ctx) // a hook must not end a context of the program
 	defer rest()
 	waiting, end := context.WithCancelCause(ours)
 	defer end(nil)

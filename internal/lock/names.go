@@ -99,18 +99,18 @@ func byNumbers(line []Child) []Child {
 	return sorted
 }
 
-// numberWindow is the difference of two numbers from which their order shows nothing.
+// numberWindow is the least difference of two numbers at which their order proves nothing.
 const numberWindow = 1 << 30
 
 // split divides line, which is sorted by number, into the contenders before the first exhausted
-// number, and the rest. tell reports whether in is in the order of arrival, and all of it ahead
-// of exhausted, whose own order is unknown.
+// number, and the rest. tell reports whether in is in the order of arrival, and ahead of all of
+// exhausted. The order within exhausted is unknown.
 //
 // A parent numbers its children one by one, until it has had 2^31 of them. After that, ZooKeeper
-// 3.6 and later gives 2147483647 to each, and -2147483648 and its successors while earlier
-// creates are under way. Before 3.6, it continues from -2147483648 through -1, and begins again
-// at 0. So numbers show no order if one is just below 0, or if they are far apart. Any client may
-// choose its number; with an exhausted number it is behind.
+// 3.6 and later gives 2147483647 to each child, or -2147483648 and its successors while earlier
+// creates are under way. Before 3.6, it continues from -2147483648 through -1, and then from 0. So
+// numbers show no order if one is just below 0, or if they are far apart. Any client may also
+// choose its own number. A contender with an exhausted number is behind the others.
 func split(line []Child) (in, exhausted []Child, tell bool) {
 	i := len(line)
 	for i > 0 && line[i-1].Exhausted() {
@@ -139,15 +139,15 @@ func (c Child) SamePlace(d Child) bool {
 	return c.Name == d.Name || c.Seq == d.Seq && !c.Exhausted()
 }
 
-// The UUID in a name may have a mark: see session.NewMarkedGUID. In a writer's name, the mark
-// says that the contender may only keep its place. In a reader's name, it says that the znode
+// The UUID in a name may have a mark: see session.NewMarkedGUID. In a writer's name, the mark says
+// that the contender perhaps only keeps its place. In a reader's name, it says that the znode
 // shares the place of another (Claim.Beside).
 
 // sharedBases are the contenderBases of readers.
 var sharedBases = []string{"__rlock__", "__READ__"}
 
-// MayBeKept reports whether the contender with this name may only keep its place, without a
-// goroutine that holds it.
+// MayBeKept reports whether the contender with this name perhaps only keeps its place, while no
+// goroutine holds the lock.
 func MayBeKept(name string) bool {
 	c, ok := ParseChild(name, contenderBases...)
 	return ok && !slices.Contains(sharedBases, c.Base) && marked(c)
@@ -176,7 +176,7 @@ func PermitsName(n int64) string {
 }
 
 // Without returns names except the znodes at paths. A caller compares the permits of others with
-// the rest of the limit, because a sum that includes its own could overflow.
+// the rest of the limit: a sum that includes its own permits could overflow.
 func Without(names, paths []string) []string {
 	ours := make(map[string]bool, len(paths))
 	for _, path := range paths {
@@ -196,7 +196,7 @@ func CountPermits(names []string, kazoo bool) (out int64) {
 				weight = n
 			}
 		}
-		if out += weight; out < 0 { // overflow: no client has so many
+		if out += weight; out < 0 { // the sum overflows; no semaphore has so many permits
 			return math.MaxInt64
 		}
 	}

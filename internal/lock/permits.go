@@ -1,5 +1,8 @@
 package lock
 
+// This file has the permits that a process holds, and their znodes. How permits are acquired is not
+// its business.
+
 import (
 	"context"
 	"errors"
@@ -13,8 +16,7 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A Pool is the place of the znodes of a semaphore's permits. How permits are acquired is not the
-// business of this file.
+// A Pool says where the znodes of a semaphore's permits are.
 type Pool struct {
 	Manager *session.Manager
 	Root    string // of the semaphore
@@ -24,8 +26,8 @@ type Pool struct {
 }
 
 // Permits are the permits of a Pool that one Semaphore value holds through one ZooKeeper session,
-// from the first acquired to the last released. Permits have no names, so a deleted znode is the
-// loss of all of them.
+// from the first acquired to the last released. Permits have no names, so no caller knows which are
+// its own. Therefore, the deletion of one znode is the loss of all.
 type Permits struct {
 	Hold
 	Pool   *Pool
@@ -99,7 +101,7 @@ func (p *Permits) Vanished(o *session.OwnWatch) { p.deleted(o.Path) }
 
 func (p *Permits) deleted(path string) {
 	if p.lose(p.Incarnation.Deleted(), func() bool { return p.standing() && p.has(path) }) {
-		p.withdraw() // the others
+		p.withdraw() // deletes the other znodes
 	}
 }
 
@@ -108,7 +110,8 @@ func (p *Permits) has(path string) bool {
 	return path == "" || slices.ContainsFunc(p.leases, func(l Permit) bool { return l.Path == path })
 }
 
-// limit gives p up when the permits acquired first have been held for the longest time allowed.
+// limit begins the limits of p again. The limit on time counts from the acquisition of the oldest
+// permits in p.
 func (p *Permits) limit() {
 	l := p.Pool.Limits
 	if l == nil {
@@ -121,7 +124,7 @@ func (p *Permits) limit() {
 	if len(p.taken) > 0 {
 		first := p.taken[0].at
 		p.free = p.limited(l, time.Until(first.Add(l.Max)), func() bool {
-			return p.standing() && len(p.taken) > 0 && p.taken[0].at.Equal(first) // else it was released at this moment
+			return p.standing() && len(p.taken) > 0 && p.taken[0].at.Equal(first) // otherwise, they were released at this moment
 		})
 	}
 }
@@ -166,12 +169,12 @@ func (p *Permits) Release(n int64) (left bool, r *session.Deletion, lost error) 
 	return left, r, lost
 }
 
-// Result returns the outcome of r, from Release. If it is a loss, p is lost when Result returns,
-// so Lost is closed first. The release of the last permit has ended p before.
+// Result returns the outcome of r, from Release. If it is a loss, p is lost before Result returns,
+// so Lost is closed first. If Release has released the last permit, it has ended p before.
 func (p *Permits) Result(r *session.Deletion) error {
 	err := r.Result()
 	if err != nil {
-		p.Err() // if some are left, the end of the session is their loss
+		p.Err() // if some permits are left, the end of the session is their loss
 		p.lose(err, func() bool { return p.state == released })
 	}
 	return err
@@ -200,8 +203,8 @@ func (p *Permits) give(n int64) *session.Deletion {
 }
 
 // change deletes the znodes of gone in the background. If there is a rest, change replaces the
-// znode of whole with it. If this change or the previous one replaces a znode, this one waits for
-// the previous: it may delete the znode that the previous creates.
+// znode of whole with it. If this change or the previous change replaces a znode, this change waits
+// for the previous: it may delete the znode that the previous change creates.
 func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 	inc := p.Incarnation
 	paths := PathsOf(gone)
@@ -224,7 +227,7 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 			if err := before.Outcome(context.Background()); !session.IsClosed(before.Done) {
 				return err
 			}
-			before = nil // and with it all earlier ones
+			before = nil // and with it all earlier changes are done
 		}
 		if whole != nil {
 			// In one transaction, so no client counts too few permits.
@@ -244,7 +247,7 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 	return p.last
 }
 
-// drop drops the watches of leases. The caller calls left when the znodes are deleted.
+// drop ends the watches of leases. The caller calls left when the znodes are deleted.
 func drop(leases []Permit) (left func()) {
 	var all []func()
 	for _, l := range leases {

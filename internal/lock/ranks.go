@@ -1,5 +1,8 @@
 package lock
 
+// This file has the order of the contenders in one listing, and finds contenders of other kinds in
+// it. Requests are not its business.
+
 import (
 	"cmp"
 	"fmt"
@@ -19,8 +22,8 @@ const lookAmong = 8
 // listing.
 type ranks struct {
 	in    []Child // the contenders that a number orders, in the order of their numbers
-	told  bool    // that is the order of arrival, and all others are behind
-	sure  bool    // also, there are no others, and all numbers differ
+	told  bool    // in is in the order of arrival, and all other contenders are behind
+	sure  bool    // told, there are no other contenders, and all numbers differ
 	mixed []Child // contenders of other kinds
 
 	once  sync.Once
@@ -61,7 +64,7 @@ func namesOf(all []Child) []string {
 	return names
 }
 
-// before returns the contenders ahead of c, and whether c is in the line, if numbers show the
+// before returns the contenders ahead of c, and whether c is in the line. Numbers must show the
 // order.
 func (rk *ranks) before(c Child) ([]Child, bool) {
 	i, _ := slices.BinarySearchFunc(rk.in, c, func(a, b Child) int {

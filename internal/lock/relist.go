@@ -1,5 +1,8 @@
 package lock
 
+// This file lists the line during a wait, so that a handoff takes one round trip. The wait itself
+// is not its business: see acquire.go.
+
 import (
 	"context"
 	"sync"
@@ -56,12 +59,12 @@ type relisting struct {
 	me      Child
 	blocker string
 	start   time.Time
-	first   int // number of contenders ahead at the start
+	first   int // the number of contenders ahead at the start
 
 	mu    sync.Mutex
 	timer *time.Timer   // fires when the next listing may be due; guarded by mu, as all below
 	ended bool          // the wait is over
-	over  chan struct{} // of the latest listing, closed behind it; nil if there was none
+	over  chan struct{} // closed when the latest listing is over; nil if there was none
 	alone bool          // a listing has shown no contender ahead except, perhaps, the blocker
 	lists int           // number of listings that may still be made
 	since time.Time     // the start, or the reply to the last listing
@@ -86,8 +89,8 @@ func (c *Claim) relist(blocker string, ahead, lists int, trip time.Duration) *re
 	return r
 }
 
-// due lists the line, in a goroutine of its own, if it is time. Other waiters may have found by now
-// that the line is faster.
+// due begins a listing, in a goroutine of its own, if it is time for one. It first checks the time
+// again: other waiters may have found since that the line is faster.
 func (r *relisting) due() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -104,7 +107,7 @@ func (r *relisting) due() {
 	r.claim.Incarnation.Manager.Spawn(r.list)
 }
 
-// early returns the time after which due must check again; 0 if it is time to list the line.
+// early returns the time after which due must check again, or 0 if it is time to list the line.
 func (r *relisting) early() time.Duration {
 	left := r.wait() - time.Since(r.since)
 	return max(left/2, min(left, r.trip/2), 0)
@@ -167,13 +170,15 @@ func (r *relisting) stop() (over <-chan struct{}) {
 
 // wait returns the time from the reply to a listing to the next request for one.
 //
-// The blocker becomes the first when ahead-1 contenders have left, and is that for one handoff. At the
-// last listing, the first contender was somewhere in its handoff, so the time is known to one handoff
-// only. The next listing is for half a round trip before the latest of these times, or for a quarter of
-// a handoff if that is longer. So it is not late if handoffs are a little faster than estimated. If it
-// is too early, the next one follows after one round trip, and the blocker is the first then. If no
-// contender has left since the last listing, the next one is sooner than the speed suggests, because
-// several may have left at once. But each contender ahead takes at least one round trip.
+// The blocker becomes the first when ahead-1 contenders have left, and stays the first for one
+// handoff. At the last listing, the first contender was somewhere within its handoff. So the time
+// at which the blocker becomes the first is known only to within one handoff. The next listing is
+// planned for half a round trip before the latest such time, or a quarter of a handoff if that is
+// longer. So the listing is not late if handoffs are a little faster than estimated. If it is too
+// early, another listing follows after one round trip, and the blocker is the first then. If no
+// contender has left since the last listing, the next listing comes sooner than the speed suggests,
+// because several contenders may leave at once. But each contender ahead takes at least one round
+// trip.
 func (r *relisting) wait() time.Duration {
 	gap := r.each*time.Duration(r.ahead-1) - max(r.trip/2, r.each/4)
 	if r.still {
@@ -183,7 +188,7 @@ func (r *relisting) wait() time.Duration {
 	return r.took - r.trip
 }
 
-// left records the number of contenders ahead at the next listing.
+// left records the number of contenders ahead at a new listing.
 func (r *relisting) left(ahead int) {
 	r.spent += r.took
 	if r.still = ahead >= r.ahead; r.still {
@@ -192,5 +197,5 @@ func (r *relisting) left(ahead int) {
 	}
 	r.gone += r.ahead - ahead
 	r.ahead = ahead
-	r.each = max(r.spent/time.Duration(r.gone+1), r.trip) // one more may be about to leave: too early is better than too late
+	r.each = max(r.spent/time.Duration(r.gone+1), r.trip) // +1, because one more may be about to leave: too early is better than too late
 }

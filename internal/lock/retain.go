@@ -20,8 +20,8 @@ import (
 //  3. Acquire in the same process: no request is sent.
 //  4. When the watch fires, the znode is deleted, at once if no goroutine holds it.
 //
-// Our own create does not fire the watch unless another contender of this session has set it
-// before. Then this place is not kept.
+// Our own create fires the watch only if another contender of this session has set it before. Then
+// this place is not kept.
 
 // recalled returns a channel that is closed when another contender may have come to the line of c,
 // or c itself was deleted. It is closed already if the process cannot learn of that.
@@ -41,8 +41,8 @@ func (c *Claim) Alone() bool {
 }
 
 // Keep ends g, the only use of its claim. The claim stays in its place until the next grant, or
-// Discard. Keep returns the event for the observer, which the caller passes on without locks. If
-// the claim is lost, Keep does nothing.
+// Discard. Keep returns the event for the observer. The caller passes it on without holding a lock.
+// If the claim is lost, Keep does nothing.
 func (g *Grant) Keep() (e session.Report, done bool) {
 	c := g.Claim
 	c.mu.Lock()
@@ -76,9 +76,9 @@ func (c *Claim) OnRecall(f func()) {
 	}
 }
 
-// Recall releases the place of a holder that may only keep it, and reports whether it has. If a
-// goroutine holds it, the place is not kept after that hold. So a later holder does not receive
-// this request.
+// Recall releases the place of holder if that contender only keeps it, and reports whether it has
+// released the place. If a goroutine holds the lock, its process does not keep the place after that
+// hold. So a later holder does not receive this request.
 func (l *Line) Recall(ctx context.Context, holder string) (recalled bool, err error) {
 	if !MayBeKept(holder) {
 		return false, nil
