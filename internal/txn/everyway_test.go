@@ -164,7 +164,7 @@ func (s *servers) state(where string) string {
 		for _, l := range s.pool.idle[dir] {
 			fmt.Fprint(&b, " idle ", s.log(l.path), l.version)
 		}
-		fmt.Fprint(&b, s.pool.shut[dir])
+		fmt.Fprint(&b, s.pool.closed(dir))
 	}
 	return b.String()
 }

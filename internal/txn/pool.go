@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/shared"
 )
 
 // A client is a session as a transaction uses it: an incarnation, or a model of it.
@@ -106,9 +107,11 @@ type pool struct {
 	m     *session.Manager
 	flags int32 // of its znodes
 
+	shut shared.Cache[bool] // directories in which the servers do not let us make or write logs
+
 	mu    sync.Mutex
 	idle  map[string][]idleLog // by directory, in the order of their last use
-	shut  map[string]bool      // directories in which the servers do not let us make or write logs
+	n     int                  // the number of logs in idle
 	swept bool                 // sweep runs
 }
 
@@ -128,14 +131,15 @@ func poolOf(m *session.Manager, attached *sync.Map, flags int32) *pool {
 }
 
 func newPool(m *session.Manager, flags int32) *pool {
-	return &pool{m: m, flags: flags, idle: make(map[string][]idleLog), shut: make(map[string]bool)}
+	return &pool{m: m, flags: flags, idle: make(map[string][]idleLog)}
 }
 
-// MaxIdle is the largest number of logs that are kept in a directory. Further logs are deleted
-// after use. IdleTime is how long a persistent log is kept. At lastVersion, a log is used up: its
-// version must not become -1, which means any version.
+// MaxIdle is the largest number of logs that are kept in a directory, and MaxIdleAll that of a pool.
+// Further logs are deleted after use. IdleTime is how long a persistent log is kept. At lastVersion,
+// a log is used up: its version must not become -1, which means any version.
 const (
 	MaxIdle     = 16
+	MaxIdleAll  = 1024
 	IdleTime    = time.Minute
 	lastVersion = math.MaxInt32 - 1
 )
@@ -160,21 +164,17 @@ func (p *pool) take(dir string) *log {
 	}
 	l := p.idle[dir][n-1].log
 	p.idle[dir] = p.idle[dir][:n-1]
+	p.n--
 	return l
 }
 
 // closed reports whether close was called for dir, because no logs can be used there.
 func (p *pool) closed(dir string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.shut[dir]
+	shut, _ := p.shut.Load(dir)
+	return shut
 }
 
-func (p *pool) close(dir string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.shut[dir] = true
-}
+func (p *pool) close(dir string) { p.shut.Store(dir, true) }
 
 // keep puts l back for the next transaction, or deletes it. An ephemeral log that is not at the
 // root is deleted before the caller continues: its directory could not be deleted otherwise.
@@ -185,10 +185,11 @@ func (p *pool) keep(inc client, l *log) {
 		return
 	}
 	p.mu.Lock()
-	kept := len(p.idle[dir]) < MaxIdle && l.version < lastVersion
+	kept := len(p.idle[dir]) < MaxIdle && p.n < MaxIdleAll && l.version < lastVersion
 	sweep := kept && !p.swept && !p.ephemeral()
 	if kept {
 		p.idle[dir] = append(p.idle[dir], idleLog{l, time.Now()})
+		p.n++
 	}
 	p.swept = p.swept || sweep
 	p.mu.Unlock()
@@ -215,6 +216,7 @@ func (p *pool) old(until time.Time) (paths []string, next time.Time, more bool) 
 			paths = append(paths, ls[n].path)
 			n++
 		}
+		p.n -= n
 		if p.idle[dir] = ls[n:]; n == len(ls) {
 			delete(p.idle, dir)
 		} else if !more || ls[n].used.Before(next) {

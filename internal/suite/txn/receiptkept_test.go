@@ -89,6 +89,41 @@ func TestManyStoresAtOnceKeepABoundedNumberOfReceipts(t *testing.T) {
 	})
 }
 
+// A program that writes each path once must not fill the memory and the servers with the logs of a minute.
+func TestStoresToManyPathsKeepABoundedNumberOfReceipts(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, o := suite.Open(t, srv), suite.Open(t, srv)
+		hot := zsync.NewValue[int](s, "/hot")
+		harness.Must(t, hot.Store(t.Context(), 0))
+		const paths = txn.MaxIdleAll + 100
+		kept := func() (n int) {
+			for _, name := range suite.ChildrenOf(t, o, "/") {
+				if strings.HasSuffix(name, "-receipts") {
+					n += len(suite.ChildrenOf(t, o, "/"+name))
+				}
+			}
+			return n
+		}
+		for i := range paths {
+			harness.Must(t, zsync.NewValue[int](s, fmt.Sprintf("/v%d", i)).Store(t.Context(), i))
+		}
+		time.Sleep(time.Second)
+		if n := kept(); n != txn.MaxIdleAll {
+			t.Errorf("%d receipts are kept after Stores to %d paths; want %d", n, paths, txn.MaxIdleAll)
+		}
+		before := s.Stats().Requests
+		harness.Must(t, hot.Store(t.Context(), 1))
+		harness.Must(t, hot.Store(t.Context(), 2))
+		if n := s.Stats().Requests - before; n > 3 { // the first reads the Value
+			t.Errorf("two Stores to a path that is written all the time cost %d requests", n)
+		}
+		suite.AwaitLogs()
+		if n := kept(); n != 0 {
+			t.Errorf("%d receipts are left", n)
+		}
+	})
+}
+
 // Somebody tidies up, or writes what is not his, between two Stores, or while one has
 // no reply.
 func TestAKeptReceiptThatSomebodyHasDeletedOrWrittenDoesNoHarm(t *testing.T) {
