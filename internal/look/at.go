@@ -20,13 +20,14 @@ import (
 	"github.com/zsync/zsync/internal/spread"
 )
 
-// This file finds out what is at a single path, through zsync's own primitives. The search for paths
-// is in look.go.
+// This file finds out which primitives are at a single path, and in which state, through zsync's
+// own types. It does not search for paths: see look.go.
 
 type rawJSON = json.RawMessage
 
-// At looks for every primitive that can be at path, even if the names of its children give no hint of it: that
-// costs some twenty requests. With an error, At returns the lines found before it.
+// At looks for primitives of every kind at path, also of kinds that the names of its children do
+// not show. That costs about twenty requests. If At fails, it also returns the lines that it has
+// found.
 func At(ctx context.Context, s *zsync.Session, path string) ([]Line, error) {
 	names, _, err := s.Children(ctx, path)
 	if err != nil && !errors.Is(err, zk.ErrNoNode) {
@@ -42,7 +43,7 @@ func At(ctx context.Context, s *zsync.Session, path string) ([]Line, error) {
 			return nil, err
 		}
 	}
-	if entry && !a.isMap { // all else beside it is an entry too
+	if entry && !a.isMap { // the neighbours of an entry are entries too, and show nothing about it
 		if a.all, a.kinds = false, kinds.Of(names); len(a.kinds) == 0 {
 			a.kinds = []kinds.Kind{kinds.Entry}
 		}
@@ -50,7 +51,7 @@ func At(ctx context.Context, s *zsync.Session, path string) ([]Line, error) {
 	return a.ask(ctx)
 }
 
-// look sends only the requests that the kinds of the place call for.
+// look sends only the requests that it needs for the kinds of the place.
 func (p *Place) look(ctx context.Context, s *zsync.Session) ([]Line, error) {
 	if len(p.Kinds) == 0 && !p.Data {
 		return nil, nil
@@ -59,15 +60,15 @@ func (p *Place) look(ctx context.Context, s *zsync.Session) ([]Line, error) {
 	return a.ask(ctx)
 }
 
-// An asker asks for the primitives at a path.
+// An asker reads the primitives at a path.
 type asker struct {
 	s     *zsync.Session
 	path  string
 	names []string // of the children
 	kinds []kinds.Kind
 	all   bool // ask for everything
-	isMap bool // so its children are entries, except for contenders
-	gated bool // it has the neighbour of kazoo's semaphore
+	isMap bool // its children are entries, except for contenders
+	gated bool // it has the neighbour that only kazoo's semaphore has
 }
 
 func (a *asker) wants(of ...kinds.Kind) bool {
@@ -121,7 +122,7 @@ func (a *asker) contenders(ctx context.Context) (lines []Line, err error) {
 				continue
 			}
 			if c.Session == 0 && (a.isMap || kind.name == kinds.KazooPermits || marks.IsDir([]byte(c.Owner))) {
-				continue // an entry, or a place of its own, that has such a name
+				continue // an entry of a map, or another path, that only has such a name
 			}
 			mode := c.Mode.String()
 			if kind.name == kinds.Cond {
@@ -133,14 +134,14 @@ func (a *asker) contenders(ctx context.Context) (lines []Line, err error) {
 	return lines, nil
 }
 
-// other reports whether err means that the path has another primitive, which merely shares a name with the one
-// asked for.
+// other reports whether err means that the path has another primitive: only the name of a znode is
+// the same.
 func other(err error) bool {
 	var noTime *time.ParseError
 	return errors.Is(err, zsync.ErrMixed) || errors.Is(err, zsync.ErrInvalid) || errors.As(err, &noTime)
 }
 
-// states are the states of the contenders whose waiting is normal.
+// states has the words for a waiter and a holder, for kinds in which waiting is no problem.
 var states = map[string][]string{string(kinds.Election): {"standby", "leads"}, "queue": {"idle", "holds"}}
 
 // lineOf describes a contender.
@@ -170,17 +171,17 @@ func lineOf(path, kind, mode string, c zsync.Contender) Line {
 // SessionText returns a session's id as ZooKeeper's own tools show it.
 func SessionText(id int64) string { return fmt.Sprintf("%#x", uint64(id)) }
 
-// permits describes the children of a znode as kazoo's semaphore does: each child is a permit that a holder has.
-// The waiters come after them.
+// permits lists the contenders of a znode as kazoo's semaphore does: each child is a permit that a
+// holder has, and the waiters come after the holders.
 func permits(s *zsync.Session, path string) func(context.Context) ([]zsync.Contender, error) {
 	return zsync.NewSemaphore(s, path, 1, zsync.WithLayout(zsync.LayoutKazoo)).Contenders
 }
 
-// kazooPermit matches a permit of a kazoo semaphore. kazoo itself accepts any name, but we do not know
-// that the path is a semaphore.
+// kazooPermit matches a permit of a kazoo semaphore. kazoo itself accepts any name, but here the
+// path may be something else.
 var kazooPermit = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// facts returns everything else about a path: all except its holders and waiters.
+// facts describes a wait group, a once and a schedule.
 func (a *asker) facts(ctx context.Context) (facts []Line, err error) {
 	if a.wants(kinds.WaitGroup) {
 		tasks, err := zsync.NewWaitGroup(a.s, a.path).Count(ctx)
@@ -235,12 +236,12 @@ func (a *asker) facts(ctx context.Context) (facts []Line, err error) {
 // queueConsumer matches a consumer that waits for elements.
 var queueConsumer = regexp.MustCompile(`-turn--?\d+$`)
 
-// queueLayouts are the layouts of queues by the names that flags have for them.
+// queueLayouts has the layouts of queues, by their names in flags.
 var queueLayouts = map[string]zsync.QueueLayout{
 	"zsync": zsync.LayoutZsync, "simple": zsync.LayoutSimpleQueue, "distributed": zsync.LayoutDistributedQueue, "kazoo": zsync.LayoutKazooQueue,
 }
 
-// queue describes a queue. In another library's layout, only the elements identify it.
+// queue describes a queue. A queue in another library's layout is recognized only by its elements.
 func (a *asker) queue(ctx context.Context) (lines []Line, err error) {
 	if !a.wants(kinds.Queue, kinds.ForeignQueue) {
 		return nil, nil
@@ -292,8 +293,8 @@ func (a *asker) queue(ctx context.Context) (lines []Line, err error) {
 // deadLetter matches the name of a dead letter.
 var deadLetter = regexp.MustCompile(`^dead-.*-[0-9a-f]{16}-\d{10}$`)
 
-// deadLetters counts the dead letters of the queue at path by their names, as they may be many. In every layout,
-// they are in the same place.
+// deadLetters counts the dead letters of the queue at path. It reads only their names, because
+// there may be many. All layouts have them at the same path.
 func deadLetters(ctx context.Context, s *zsync.Session, path string) (n int, err error) {
 	names, _, err := s.Children(ctx, path+"-dead")
 	if errors.Is(err, zk.ErrNoNode) {
@@ -307,7 +308,7 @@ func deadLetters(ctx context.Context, s *zsync.Session, path string) (n int, err
 	return n, err
 }
 
-// members describes the members of a group. Only a look at the whole tree can find out that there is a group.
+// members describes the members of a group. At cannot recognize a group: only Look can.
 func (a *asker) members(ctx context.Context) (lines []Line, err error) {
 	if a.all || !a.wants(kinds.Group) {
 		return nil, nil
@@ -334,7 +335,7 @@ func (a *asker) partition(ctx context.Context) (lines []Line, err error) {
 	if !slices.Contains(kinds.Of(a.names), kinds.Partition) {
 		return nil, nil
 	}
-	// With an error, members are those that can be decoded, or nil.
+	// If Members fails, its result has the members that it could decode, or is nil.
 	members, err := zsync.NewGroup[[]string](a.s, path.Join(a.path, "members")).Members(ctx)
 	if members == nil {
 		return nil, unlessOther(err)
@@ -363,7 +364,7 @@ func (a *asker) partition(ctx context.Context) (lines []Line, err error) {
 	}
 	n := len(shards)
 	if n == 0 {
-		return nil, nil // a znode that only has that name, most likely
+		return nil, nil // most likely another znode that only has that name
 	}
 	state := Count(n, "shard")
 	if n > owned {
@@ -389,8 +390,8 @@ func (a *asker) keys(ctx context.Context) ([]Line, error) {
 	return []Line{{Path: a.path, Kind: string(kinds.Map), State: Count(n, "key"), Count: &n}}, nil
 }
 
-// idle describes a semaphore without users: the limit is there, and so are the parents of the contenders'
-// znodes.
+// idle describes a semaphore without contenders: its znode has the limit, and the parent znodes for
+// contenders exist.
 func (a *asker) idle(ctx context.Context, data []byte) ([]Line, error) {
 	limit, err := strconv.ParseInt(strings.TrimSpace(string(marks.Unmark(data))), 10, 64)
 	if err != nil || limit <= 0 {
@@ -413,11 +414,11 @@ func (a *asker) idle(ctx context.Context, data []byte) ([]Line, error) {
 	return []Line{{Path: a.path, Kind: string(kind), State: "free, " + Count(int(limit), "permit")}}, nil
 }
 
-// value describes the data at a path where nothing else is.
+// value describes the data at a path that has no primitive.
 func (a *asker) value(ctx context.Context) ([]Line, error) {
 	entry := slices.Contains(a.kinds, kinds.Entry)
 	data, stat, err := a.s.Get(ctx, a.path)
-	if marks.IsDir(data) && !entry { // it holds nothing, or a limit
+	if marks.IsDir(data) && !entry { // it has no data, or the limit of a semaphore
 		if lines, err := a.idle(ctx, data); len(lines) > 0 || err != nil {
 			return lines, err
 		}
@@ -442,7 +443,7 @@ func (a *asker) value(ctx context.Context) ([]Line, error) {
 	}
 	value, err := json.Marshal(string(data))
 	l := Line{Path: a.path, Kind: kind, State: Printable(string(data)), Value: value}
-	// A closed gate is made, and not written.
+	// A closed gate is created with this data and never written, so its version is 0.
 	if owner, ok := strings.CutPrefix(string(data), marks.Gate); ok && !entry && len(a.names) == 0 && stat.Version == 0 {
 		l.Kind, l.State = string(kinds.Gate), "closed"
 		l.Owner, _ = marks.Outer(owner)

@@ -8,21 +8,22 @@ import (
 	"strings"
 )
 
-// This file finds deadlocks: circles of sessions that wait for each other.
+// This file finds deadlocks: circles of sessions that wait for each other. It reads nothing: other
+// files have read the holders and waiters.
 
-// A Graph says which session waits for which.
+// A Graph records which session waits for which other session.
 type Graph struct {
-	Names map[string]string // what sessions call themselves
+	Names map[string]string // by session: its owner
 	Waits map[string][]Wait // by the session that waits
 }
 
-// A Wait says that a session waits at a path for the holders there. If Path is empty, the session
-// waits for another session of its own command: a zsync lock that runs a zsync lock holds until the
-// inner one has ended.
+// A Wait records that a session waits at a path for the holders there. If Path is empty, the
+// session waits for the session of a command that it has started: if zsync lock runs another zsync
+// lock, it holds its lock until that command has ended.
 type Wait struct {
 	Path    string
 	Holders []string // sessions
-	Any     bool     // a single holder is enough: it waits for permits
+	Any     bool     // the session waits for permits, so the release of a single holder is enough
 }
 
 // Add adds the waits that lines show.
@@ -87,7 +88,7 @@ func (g *Graph) stuck() map[string]bool {
 	return stuck
 }
 
-// A Step of a circle: a session waits at a path for another.
+// A Step is a part of a circle: a session waits at a path for another session.
 type Step struct{ Session, Path, For string }
 
 // Circles returns each circle of sessions that wait for each other, once. They

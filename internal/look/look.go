@@ -21,18 +21,18 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 )
 
-// Atonce is how many requests, or places, are looked at together.
+// Atonce is the largest number of requests, or of places, in progress at the same time.
 const Atonce = 8
 
-// TooMany is how many znodes Explore looks at.
+// TooMany is the largest number of znodes that Explore visits.
 const TooMany = 20_000
 
 // A Place is a path at which a primitive may be.
 type Place struct {
 	Path  string
 	Kinds []kinds.Kind // by its mark, or else by the names of its children and neighbours
-	Names []string     // of its children; of a map's, only the children that are no entries
-	Made  int64        // how many children it has had, about
+	Names []string     // of its children; of a map, only the children that are not entries
+	Made  int64        // about the number of children that it has had
 	Data  bool         // it holds data
 	Gated bool         // it has the neighbour that holds the waiters for kazoo's permits
 	Lines []Line       // set by Look
@@ -41,13 +41,13 @@ type Place struct {
 // A Tree is the result of a look below a path.
 type Tree struct {
 	Places  []Place
-	Strays  []string // belong to a neighbour that is not there
-	Refused []string // may not be read
-	Znodes  int      // how many were looked at
-	Cut     bool     // there are more
+	Strays  []string // znodes that belong to a neighbour that does not exist
+	Refused []string // paths that the client may not read
+	Znodes  int      // the number of visited znodes
+	Cut     bool     // Explore left out the rest
 }
 
-// Look explores what is below root and looks at each place that it finds.
+// Look explores the tree below root, and reads the primitives at each place that it finds.
 func Look(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
 	t, err := Explore(ctx, s, root)
 	if err != nil {
@@ -78,8 +78,9 @@ func Look(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
 // last rounds.
 var rounds = regexp.MustCompile(`^\d+( -?\d+:-?\d+:-?\d+)+$`)
 
-// dropMarks removes the places that consist only of the marks that an unused once, schedule or double barrier
-// has left, and the group and the plan of a partition, whose place says all of them.
+// dropMarks removes places that show nothing new: the znodes that an unused once, schedule or
+// double barrier has left, and the group and the plan of a partition, which the place of the
+// partition already shows.
 func (t *Tree) dropMarks() {
 	marks := map[string]bool{}
 	for _, p := range t.Places {
@@ -100,7 +101,7 @@ func (t *Tree) dropMarks() {
 	})
 }
 
-// each calls f for 0 to n-1, some at once, until one fails.
+// each calls f for 0 to n-1, up to Atonce calls at the same time, until a call fails.
 func each(ctx context.Context, n int, f func(i int) error) error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -133,13 +134,13 @@ func each(ctx context.Context, n int, f func(i int) error) error {
 	return first
 }
 
-// Explore looks at everything below root. It sends one request for each znode that is not certainly
-// part of a primitive, and one more for root and for each possible map. A user may give a lock almost
-// any name. So a name alone makes a znode a part only if a library has made the name up. Explore
-// counts the entries of a map, but makes no places of them, unless an entry is root.
+// Explore finds the places below root. It sends one request for each znode that is not certainly
+// part of a primitive, and one more for root and for each possible map. A user may give a lock
+// almost any name. So Explore takes a znode as a part, by its name alone, only if a library has
+// generated the name. Explore counts the entries of a map. An entry is a place only if it is root.
 func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
 	x := &explorer{root: root, groups: map[string]bool{}, inMaps: map[string][]string{}, permits: map[string]bool{}, queues: map[string]bool{}}
-	if root == "" || root[0] != '/' { // it has no parent to ask first
+	if root == "" || root[0] != '/' { // an invalid path: the Session returns the error
 		_, _, err := s.Children(ctx, root)
 		return nil, err
 	}
@@ -166,7 +167,7 @@ func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) 
 			case errors.Is(err, zk.ErrNoNode):
 				return nil
 			case errors.Is(err, zk.ErrNoAuth) && (at.perhaps || at.of != ""):
-				return nil // most likely a part of a primitive that may not be read either
+				return nil // most likely part of a primitive that the client may not read either
 			case errors.Is(err, zk.ErrNoAuth):
 				x.tree.Refused = append(x.tree.Refused, at.path)
 				return nil
@@ -190,7 +191,7 @@ func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) 
 	return t, nil
 }
 
-// found is a znode to look at.
+// found is a znode that Explore must visit.
 type found struct {
 	path    string
 	perhaps bool   // by its name it may be part of the primitive at its parent
@@ -203,14 +204,15 @@ type found struct {
 type explorer struct {
 	root   string
 	tree   Tree
-	groups map[string]bool     // have ephemeral children that are nothing else
-	inMaps map[string][]string // the ephemeral children of maps that have the name of something
+	groups map[string]bool     // paths with ephemeral children that belong to no other primitive
+	inMaps map[string][]string // by path of a map: the ephemeral children whose names belong to a primitive
 
 	permits map[string]bool // paths of kazoo's semaphores with permits in use
 	queues  map[string]bool // paths that have the neighbours of a queue
 }
 
-// isMap reports whether a znode has the mark of a map. A znode that may not be read counts as none.
+// isMap reports whether a znode has the mark of a map. If the client may not read the znode, the
+// result is false.
 func isMap(ctx context.Context, s *zsync.Session, path string) (bool, error) {
 	data, _, err := s.Get(ctx, path)
 	if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth) {
@@ -270,7 +272,7 @@ func (x *explorer) add(at found, names []string, stat *zk.Stat) (below []found) 
 
 // children returns the children of at that explore must visit.
 func (x *explorer) children(at found, names []string) (below []found) {
-	if at.isMap { // whatever they are called
+	if at.isMap { // whatever their names are
 		for _, name := range names {
 			below = append(below, found{path: path.Join(at.path, name), entry: true})
 		}
@@ -306,7 +308,7 @@ func queueOnly(at string) bool {
 }
 
 // settle removes the places that are parts of a semaphore. It finds queues by their neighbours, and
-// adds the kind to them.
+// adds the kind to their places.
 func (x *explorer) settle() {
 	line, semaphore := map[string]bool{}, map[string]bool{}
 	for _, p := range x.tree.Places {
@@ -315,7 +317,7 @@ func (x *explorer) settle() {
 	for i := range x.tree.Places {
 		p := &x.tree.Places[i]
 		for _, name := range p.Names {
-			if line[path.Join(p.Path, name)] { // then it says nothing of p
+			if line[path.Join(p.Path, name)] { // the child is a primitive itself, so its name shows nothing about p
 				p.Kinds = slices.DeleteFunc(p.Kinds, func(k kinds.Kind) bool { return kinds.Is(name, k) && (k == kinds.Semaphore || k == kinds.Queue) })
 			}
 		}
@@ -341,8 +343,9 @@ func (x *explorer) holdInMaps() {
 	}
 }
 
-// group makes a place of each path whose children are members of a group. A gate, a value or a map has no
-// ephemeral znodes, and contenders have names of their own form.
+// group makes a place of each path whose children are members of a group. The ephemeral children
+// must be members: a gate, a value or a map has none, and the names of contenders have another
+// form.
 func (x *explorer) group() {
 	for dir := range x.groups {
 		if dir == "/" {
@@ -367,11 +370,11 @@ type Line struct {
 	Mode     string     `json:"mode,omitempty"`
 	State    string     `json:"state"` // in words
 	Holding  bool       `json:"holding"`
-	Retained bool       `json:"retained,omitempty"` // it may only keep its place, and hold nothing
+	Retained bool       `json:"retained,omitempty"` // it may only keep its place, and hold no lock
 	Owner    string     `json:"owner,omitempty"`
-	Within   []string   `json:"within,omitempty"` // sessions whose command has started this one's process
-	Since    *time.Time `json:"since,omitempty"`  // when it came
-	Held     *time.Time `json:"held,omitempty"`   // since when it holds, if that is known
+	Within   []string   `json:"within,omitempty"` // sessions whose commands have started the process of this session
+	Since    *time.Time `json:"since,omitempty"`  // when the contender came
+	Held     *time.Time `json:"held,omitempty"`   // when it was granted, if that is known
 	Session  string     `json:"session,omitempty"`
 	Node     string     `json:"node,omitempty"`
 	Count    *int       `json:"count,omitempty"`   // elements of a queue, tasks of a wait group
@@ -382,8 +385,8 @@ type Line struct {
 	Failure  string     `json:"failure,omitempty"` // of a schedule's last instant, in words
 }
 
-// HeldSince returns the time at which a holder was granted. If atMost is set, that time is unknown: since is
-// then the time at which the holder came, and it may have waited after that.
+// HeldSince returns the time at which a holder was granted. If atMost is set, that time is unknown.
+// Then since is the time at which the holder came, and the holder may have waited after that.
 func (l Line) HeldSince() (since *time.Time, atMost bool) {
 	switch {
 	case l.Held != nil:
@@ -398,7 +401,8 @@ func (l Line) HeldSince() (since *time.Time, atMost bool) {
 // this one was granted between the two.
 type Memory struct{ waited, held map[string]time.Time }
 
-// Note adds this look, which has just ended, to the memory, and completes its lines.
+// Note adds t, the result of a look that has just ended, to the memory, and sets Held in its lines
+// if the memory shows it.
 func (m *Memory) Note(t *Tree) {
 	now, before := time.Now(), *m
 	m.waited, m.held = map[string]time.Time{}, map[string]time.Time{}

@@ -6,11 +6,12 @@ import (
 	"unicode/utf8"
 )
 
-// Other users have written the owners, the paths, and the errors that quote them. Such text must not act on the
-// terminal of the person who reads it. The functions here print it safely.
+// This file makes text safe for a terminal. Other users have written the owners, the paths, and the
+// errors that quote them, and such text must not control the reader's terminal. The layout of the
+// output is not its business.
 
-// Plain returns s with special characters escaped: control characters, newlines, bytes that are not UTF-8, and
-// characters that turn the direction of the text around.
+// Plain returns s with special characters escaped: control characters, newlines, bytes that are not
+// UTF-8, and characters that change the direction of the text.
 func Plain(s string) string {
 	var b strings.Builder
 	for len(s) > 0 {
@@ -31,8 +32,8 @@ func Plain(s string) string {
 // Special reports whether a rune must be escaped to be printed.
 func Special(r rune) bool { return !strconv.IsPrint(r) }
 
-// Printable returns the data of a znode in a form for a table: cut to a length that fits, and quoted if a
-// character had to be escaped.
+// Printable returns the data of a znode for a table: cut to 60 bytes, and quoted if it has
+// characters that must be escaped.
 func Printable(s string) string {
 	const most = 60
 	if len(s) > most {
