@@ -1,5 +1,5 @@
-// Package probe speaks to one ZooKeeper server over one connection, and shows each packet in the order in which it
-// arrives. It never connects again, and it judges nothing.
+// Package probe sends requests to one ZooKeeper server over one connection, and returns the packets
+// in the order in which they arrive. It does not connect again, and does not judge the answers.
 package probe
 
 import (
@@ -23,11 +23,11 @@ type Config struct {
 	TLS     *tls.Config // nil: no TLS
 	Auths   []Auth
 	SASL    sasl.Mechanism // nil: no SASL
-	Timeout time.Duration  // of the session to ask for
-	Limit   time.Duration  // for the connection to be made, and for each answer
+	Timeout time.Duration  // session timeout to request
+	Limit   time.Duration  // time limit for making the connection, and for each reply
 }
 
-// An Auth has credentials.
+// An Auth has credentials for the server.
 type Auth struct {
 	Scheme      string
 	Credentials []byte
@@ -41,7 +41,7 @@ type Conn struct {
 	nc     net.Conn
 	limit  time.Duration
 	xid    int32
-	failed error // why the connection cannot be used, or nil
+	failed error // the reason why the connection cannot be used, or nil
 	stop   func() bool
 }
 
@@ -52,7 +52,7 @@ type Packet struct {
 	Body wire.Scanner
 }
 
-// A RefusedError is an answer with an error code of the server.
+// A RefusedError is a reply with an error code.
 type RefusedError struct{ Code int32 }
 
 func (e *RefusedError) Error() string {
@@ -269,7 +269,7 @@ func (c *Conn) read() ([]byte, error) {
 // Usable reports whether the connection can be used.
 func (c *Conn) Usable() bool { return c != nil && c.failed == nil }
 
-// Hung reports whether the connection failed because a request had no answer in time.
+// Hung reports whether the connection failed because the server did not reply in time.
 func (c *Conn) Hung() bool { return c != nil && errors.Is(c.failed, os.ErrDeadlineExceeded) }
 
 // Close ends the session and the connection.

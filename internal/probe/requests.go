@@ -1,6 +1,7 @@
 package probe
 
-// This file has the requests that checks need.
+// This file has a method for each request that checks of a server need. It does not judge the
+// replies.
 
 import (
 	"github.com/go-zookeeper/zk"
@@ -31,19 +32,19 @@ func (c *Conn) Get(path string) ([]byte, *zk.Stat, error) {
 	return data, stat, nil
 }
 
-// Exists returns an error with code wire.CodeNoNode if there is no such znode.
+// Exists returns an error with code wire.CodeNoNode if the znode does not exist.
 func (c *Conn) Exists(path string) error {
 	_, err := c.Call(wire.OpExists, Read(path, false))
 	return err
 }
 
-// Set writes data, of any version.
+// Set writes the data of a znode of any version.
 func (c *Conn) Set(path string, data []byte) error {
 	_, err := c.Call(wire.OpSetData, Write(path, data))
 	return err
 }
 
-// Delete deletes a znode of any version. It is no error if there is none.
+// Delete deletes a znode of any version. If the znode does not exist, Delete returns no error.
 func (c *Conn) Delete(path string) error {
 	_, err := c.Call(wire.OpDelete, wire.AppendInt32(wire.AppendString(nil, path), -1))
 	if Code(err) == wire.CodeNoNode {
@@ -52,7 +53,8 @@ func (c *Conn) Delete(path string) error {
 	return err
 }
 
-// Children returns the names of the children of a znode. It has none if it is not there.
+// Children returns the names of the children of a znode. If the znode does not exist, Children
+// returns none.
 func (c *Conn) Children(path string) ([]string, error) {
 	s, err := c.Call(wire.OpGetChildren2, Read(path, false))
 	if Code(err) == wire.CodeNoNode {
@@ -61,13 +63,14 @@ func (c *Conn) Children(path string) ([]string, error) {
 	return s.Strings(), err
 }
 
-// Sync makes the later reads of this connection see all earlier writes.
+// After Sync, reads of this connection see all earlier writes.
 func (c *Conn) Sync(path string) error {
 	_, err := c.Call(wire.OpSync, wire.AppendString(nil, path))
 	return err
 }
 
-// Multi makes a transaction. If it fails, the error has the code of the first operation that failed.
+// Multi applies ops in one transaction. If the server refuses it, the error has the code of the
+// first operation that failed.
 func (c *Conn) Multi(ops ...any) error {
 	s, err := c.Call(wire.OpMulti, wire.AppendOps(nil, ops))
 	if err != nil {
