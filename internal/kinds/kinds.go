@@ -28,19 +28,19 @@ const (
 	Schedule      Kind = "schedule"
 	Queue         Kind = "queue"
 	ForeignQueue  Kind = "foreign queue" // of another library
-	Group         Kind = "group"         // by its name only kazoo's
+	Group         Kind = "group"         // the names show only a group in kazoo's layout
 	Partition     Kind = "partition"
 )
 
 // These kinds are recognised by marks.
 const (
 	Gate  Kind = "gate"  // a closed Barrier
-	Map   Kind = "map"   // its children are entries, whatever they are called and hold
+	Map   Kind = "map"   // its children are entries, whatever their names and data are
 	Entry Kind = "entry" // a key of a Map and its value
 )
 
-// lines are the kinds that do not see each other at one path, although each uses
-// the whole path.
+// lines are the kinds that have holders and waiters. Each needs its path for itself, but
+// does not see contenders of another kind there.
 var lines = []Kind{Lock, RWLock, KazooLock, Election, Semaphore, KazooPermits, Cond}
 
 // of returns the kind that a znode belongs to by its name.
@@ -94,8 +94,8 @@ func cutNumber(name string) (base string, ok bool) {
 	return strings.TrimSuffix(base, "-") + suffix(base), len(name)-len(base) >= 10
 }
 
-// suffix keeps the dash before a number, but not the sign of one: Curator's
-// names end in a dash, kazoo's do not.
+// suffix returns the dash before a number, if it is a part of the name and not a minus
+// sign. In Curator's layout, the name ends in a dash. In kazoo's layout, it does not.
 func suffix(base string) string {
 	if strings.HasSuffix(base, "-") && !strings.HasSuffix(base, "__-") {
 		return "-"
@@ -111,18 +111,18 @@ func Of(children []string) (kinds []Kind) {
 		}
 	}
 	has := func(name string) bool { return slices.Contains(children, name) }
-	if has("plan") && (has("members") || has("shards")) { // the other two are containers
+	if has("plan") && (has("members") || has("shards")) { // members and shards are containers, so the servers may have deleted either
 		kinds = append(kinds, Partition)
 	}
 	slices.Sort(kinds)
 	return kinds
 }
 
-// Part reports whether a child, among siblings, is part of a primitive at its
-// parent. Then no other primitive can be there.
+// Part reports whether a child, among siblings, is part of a primitive at its parent. If
+// it is, no other primitive can be at the child.
 func Part(name string, siblings []string) bool {
 	switch name {
-	case "done", "last": // a directory may have that name too
+	case "done", "last": // a parent znode of a user may have that name too
 		return false
 	case "parties":
 		return slices.ContainsFunc(siblings, func(s string) bool { return strings.HasPrefix(s, "keeper-") })
@@ -135,11 +135,12 @@ func Part(name string, siblings []string) bool {
 	return ok || strings.HasPrefix(name, "_c_")
 }
 
-// made matches names that only a library gives: a GUID and the server's number.
+// made matches names that only a library generates: with a GUID, or with the server's
+// number.
 var made = regexp.MustCompile(`^(_c_[0-9a-f-]{36}-[\w-]+|[0-9a-f]{32}__r?lock__-?\d{10}|qn--?\d{10}|queue--?\d{10}|entry-\d+-\d{10})$`)
 
-// Certain reports whether a Part can be nothing else. Other parts have names that a person
-// may give to a lock.
+// Certain reports whether the name of a Part is enough to recognize it. A user may give
+// the names of other parts to a lock.
 func Certain(name string, siblings []string) bool {
 	return made.MatchString(name) || bucket.MatchString(name) && slices.ContainsFunc(siblings, tail.MatchString)
 }
@@ -150,13 +151,14 @@ func Is(name string, k Kind) bool {
 	return ok && got == k
 }
 
-// Own reports whether the only parts that have a name like this one are ephemeral.
+// Own reports whether every part with a name of this form is ephemeral.
 func Own(name string) bool {
 	k, _ := of(name)
 	return k == KazooPermits || k == Group
 }
 
-// InNeighbour reports whether a child of a znode that is [Beside] another is certainly part of it.
+// InNeighbour reports whether a child is certainly part of its parent, if the parent is a
+// znode that belongs to another znode, see [Beside].
 func InNeighbour(parent, name string) bool {
 	switch {
 	case strings.HasSuffix(parent, "-dead") && letter.MatchString(name), strings.HasSuffix(parent, "-ids") && len(name) == 2, strings.HasSuffix(parent, "-live") && mark.MatchString(name):
@@ -174,7 +176,7 @@ var letter = regexp.MustCompile(`^(dead-.*|why)-[0-9a-f]{16}`)
 // guid matches the name of a contender or receipt.
 var guid = regexp.MustCompile(`^(_c_)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(-.*)?$`)
 
-// Line reports whether there is one among kinds in which sessions hold and wait.
+// Line reports whether any of kinds has holders and waiters.
 func Line(kinds []Kind) bool {
 	return slices.ContainsFunc(kinds, func(k Kind) bool { return slices.Contains(lines, k) })
 }
@@ -193,8 +195,7 @@ func Mixed(kinds []Kind) bool {
 // besides are the endings of znodes that belong to the znode without that ending.
 var besides = []string{"-live", "-consumers", "-senders", "-receipts", "-dead", "-ids", "-__lock__", "-__resized__"}
 
-// Beside returns the name of the znode to which the one with this name belongs,
-// as its neighbour.
+// Beside returns the name of the neighbour to which a znode with this name belongs.
 func Beside(name string) (of string, ok bool) {
 	for _, end := range besides {
 		if of, ok := strings.CutSuffix(name, end); ok && of != "" {
