@@ -1,13 +1,16 @@
 // Package explore runs a model in every way that its choices allow. Exhaustive tests use it: they run
 // the library's own code against a small model of servers, networks and time.
 //
-// A model is a function that asks Pick at each choice: which message comes next, whether a reply is
-// lost. All calls it until each alternative of each choice has been taken. The
-// function must depend on nothing else.
+// A model is a function that calls Pick at each choice: for example, which message comes next, or
+// whether a reply is lost. All calls the model until it has tried each alternative of each choice.
+// The model must depend on nothing else.
 //
-// Most ways lead to states that other ways have reached before. A model names its state with At, and
-// a run ends when it comes to a known state, because all that can follow is known. So the state
-// must include all that the rest of the run depends on, in the code under test too.
+// Most runs reach states that earlier runs have reached. A model passes its state to At, and At
+// ends the run if the state is known, because other runs try everything that can follow that state.
+// So the state must include everything on which the rest of the run depends, also in the code under
+// test.
+//
+// Package explore does not judge states: a model calls Fail.
 package explore
 
 import (
@@ -15,11 +18,11 @@ import (
 	"hash/maphash"
 )
 
-// A Run is one way through a model.
+// A Run is one execution of a model.
 type Run struct {
 	search *search
 	picks  []pick
-	next   int    // the pick that follows
+	next   int    // index of the next pick
 	notes  []note // what has happened
 }
 
@@ -38,8 +41,8 @@ type search struct {
 // Found is the result of an exploration.
 type Found struct {
 	Runs, States int
-	Cut          bool   // there were more runs than the limit
-	Fault        string // the first violation, and what led to it
+	Cut          bool   // the limit ended the exploration
+	Fault        string // the first violation, with the notes of its run
 }
 
 func (f Found) String() string { return fmt.Sprintf("%d states, %d runs", f.States, f.Runs) }
@@ -47,7 +50,7 @@ func (f Found) String() string { return fmt.Sprintf("%d states, %d runs", f.Stat
 // ended is the value with which a run panics to end early.
 type ended struct{ fault string }
 
-// All makes all runs of model, at most limit.
+// All runs model with all choices, at most limit times.
 func All(limit int, model func(*Run)) Found {
 	s := &search{seed: maphash.MakeSeed(), seen: make(map[uint64]struct{})}
 	r := &Run{search: s}
@@ -77,7 +80,7 @@ func All(limit int, model func(*Run)) Found {
 	}
 }
 
-// once runs the model one time. It begins with the picks that are given.
+// once runs the model once. It first repeats the picks of r.
 func (r *Run) once(model func(*Run)) (fault string) {
 	r.next, r.notes = 0, r.notes[:0]
 	defer func() {
@@ -93,7 +96,7 @@ func (r *Run) once(model func(*Run)) (fault string) {
 	return ""
 }
 
-// Pick returns a number below n. The runs of an exploration return each.
+// Pick returns a number below n. Over all runs of an exploration, it returns each of these numbers.
 func (r *Run) Pick(n int) int {
 	if r.next == len(r.picks) {
 		r.picks = append(r.picks, pick{0, n})
@@ -106,7 +109,7 @@ func (r *Run) Pick(n int) int {
 	return p.taken
 }
 
-// At ends the run if an earlier one has been in this state.
+// At ends the run if an earlier run was in this state.
 func (r *Run) At(state func() string) {
 	if r.next < len(r.picks) { // it repeats the beginning of an earlier run
 		return
