@@ -1,7 +1,7 @@
 package verify
 
-// This file judges the part of a trace that is about elements of queues: each has one owner at a
-// time, and is removed once.
+// This file judges the records about elements of queues: each element has one owner at a time, and
+// is removed once. It does not judge holds: see verify.go.
 
 import (
 	"cmp"
@@ -17,7 +17,7 @@ func (c *claim) endedBefore(at time.Time) bool {
 	return c.fate != "" && c.ended.Before(at) || !c.lost.IsZero() && c.lost.Before(at)
 }
 
-// ofElements takes a record that is about elements.
+// ofElements handles a record about elements.
 func (j *judge) ofElements(t *one, l trace.Record) {
 	if l.Event == trace.Loss {
 		j.Losses++
@@ -59,8 +59,8 @@ func (j *judge) ofElements(t *one, l trace.Record) {
 // endClaims ends the claims of a trace that have no end.
 func (j *judge) endClaims(t *one) {
 	for _, c := range t.claimed {
-		// While its session still saw transactions, no other claimant can have taken it over,
-		// unless another client has deleted the record of its owner.
+		// While the session of the claimant still saw transactions, no other claimant can have
+		// claimed the element, unless another client has deleted the claimant's mark.
 		if c.why != "deleted" {
 			c.over = t.last[c.session].most
 		}
@@ -93,7 +93,7 @@ func (r *Report) element(all []*claim) {
 	}
 }
 
-// twoOwners judges two claims of one element. b is the later one.
+// twoOwners judges two claims of one element. b begins later.
 func (r *Report) twoOwners(a, b *claim) {
 	switch {
 	case a.from != 0 && b.from != 0 && b.from <= a.over:

@@ -1,8 +1,9 @@
 // Package verify judges the records of package trace: see [Files]. The library does not use it.
 package verify
 
-// This file passes the records of all traces to the judges of holds and of elements, in about the order of their
-// times. It forgets what it has judged, so that the memory does not grow with the traces.
+// This file passes the records of all traces to the judges of holds and of elements, in about the
+// order of their times. It forgets judged holds and claims, so that the memory does not grow with
+// the traces. The judgements are in verify.go and elements.go.
 
 import (
 	"cmp"
@@ -25,11 +26,11 @@ type Input struct {
 	Reader io.Reader
 }
 
-// Inputs is [Files] for traces of any length. It reads the inputs side by side, and needs about 30 MiB
-// of memory, and 64 KiB for each input. Long after their end, it forgets holds and claims. A later record may
-// overlap a forgotten hold: its hold is reported as missing. That
-// happens if one input has the traces of several processes one after another. Inputs fails if a reader fails, or
-// if an input is no trace.
+// Inputs is [Files] for traces of any length. It reads the inputs side by side, and needs about 30
+// MiB of memory, and 64 KiB for each input. It forgets a hold or a claim long after its end. If a
+// later hold may overlap a forgotten hold, Report.Missing says so. That happens if one input has
+// the traces of several processes one after another. Inputs fails if a reader fails, or if an input
+// is no trace.
 func Inputs(inputs []Input, tolerance time.Duration) (*Report, error) {
 	var sources []source
 	for _, in := range inputs {
@@ -38,23 +39,23 @@ func Inputs(inputs []Input, tolerance time.Duration) (*Report, error) {
 	return verify(sources, tolerance, mostRemembered)
 }
 
-// Files judges traces. They should come from all processes that use a path. It checks:
+// Files judges traces, which should come from all processes that use a path. It checks:
 //
-//   - Never two holders, neither by the order of transactions nor by the clocks,
+//   - Two exclusive holds never overlap, neither by the order of transactions nor by the clocks,
 //     within the tolerance. Read holds may overlap, and permits up to the limit.
 //   - By the clocks, a holder learns of a loss before the next is granted.
 //   - Fencing tokens increase from hold to hold.
-//   - Every end has a beginning, and there is only one end.
+//   - Every end of a hold has a grant, and no hold ends twice.
 //   - An element of a queue has one owner at a time, and is removed once.
 //
-// If another client has deleted the znode, or the process was stopped, no process can know of the
-// loss earlier. Then an overlap is only a note.
+// If another client has deleted the znode, or the process was stopped, the holder cannot learn of
+// the loss in time. Then an overlap is only a note.
 func Files(files []*File, tolerance time.Duration) *Report {
 	var sources []source
 	for _, f := range files {
 		sources = append(sources, &kept{File: f})
 	}
-	r, _ := verify(sources, tolerance, mostRemembered) // no reader, no error
+	r, _ := verify(sources, tolerance, mostRemembered) // without a reader, there is no error
 	return r
 }
 
@@ -82,10 +83,11 @@ func (k *kept) next() (trace.Record, error) {
 
 func (k *kept) end() (name string, cut bool, torn []int) { return k.Name, k.Cut, k.Torn }
 
-// mostRemembered is how many holds and claims are in memory, about 500 bytes each.
+// mostRemembered is the largest number of holds and claims in memory. Each takes about 500 bytes.
 const mostRemembered = 30_000
 
-// firstWindow is how long they are remembered at least, by the clocks, unless there are too many.
+// firstWindow is the least time for which holds and claims are remembered after their end, by the
+// clocks, unless there are too many.
 const firstWindow = 10 * time.Minute
 
 func verify(sources []source, tolerance time.Duration, most int) (*Report, error) {
@@ -121,7 +123,8 @@ func verify(sources []source, tolerance time.Duration, most int) (*Report, error
 	return j.Report, nil
 }
 
-// read passes on all records, in the order of their times as far as the inputs have them in order.
+// read passes on all records. They are in the order of their times if the records of each input
+// are.
 func (j *judge) read(sources []source) error {
 	type head struct {
 		source
@@ -158,19 +161,19 @@ func (j *judge) read(sources []source) error {
 	return nil
 }
 
-// word returns one copy of a text.
+// word returns text. Equal texts share one copy.
 func (j *judge) word(text string) string {
 	if w, ok := j.words[text]; ok {
 		return w
 	}
-	if len(j.words) > 10_000 { // most are of paths and sessions that have ended
+	if len(j.words) > 10_000 { // most of these belong to paths and sessions that are no longer used
 		clear(j.words)
 	}
 	j.words[text] = text
 	return text
 }
 
-// line takes the next record of a file.
+// line handles the next record of a file.
 func (j *judge) line(l trace.Record) {
 	j.Lines++
 	if l.Time.After(j.newest) {
@@ -211,11 +214,11 @@ func (j *judge) line(l trace.Record) {
 	}
 }
 
-// mostEarly is how many records of a trace may come before an earlier one, as from files that were rotated when the
-// clock was set.
+// mostEarly is the largest number of records of a trace that wait for an earlier record. Records
+// come in the wrong order if the clock was set while the files were rotated.
 const mostEarly = 1000
 
-// ready passes on the early records whose turn it is.
+// ready passes on the early records that no longer wait for an earlier record.
 func (j *judge) ready(t *one) {
 	for {
 		i := slices.IndexFunc(t.early, func(l trace.Record) bool { return l.N <= t.next })
@@ -232,7 +235,7 @@ func (j *judge) ready(t *one) {
 	}
 }
 
-// drain passes on the early records of a trace, although some before them are missing.
+// drain passes on the early records of a trace, although earlier records are missing.
 func (j *judge) drain(t *one) {
 	slices.SortStableFunc(t.early, func(a, b trace.Record) int { return cmp.Compare(a.N, b.N) })
 	for _, l := range t.early {
@@ -249,7 +252,7 @@ func (j *judge) drain(t *one) {
 	t.early = nil
 }
 
-// inOrder takes the record of a trace whose turn it is.
+// inOrder handles the next record of a trace.
 func (j *judge) inOrder(t *one, l trace.Record) {
 	t.next = l.N + 1
 	switch l.Event {
@@ -281,7 +284,7 @@ func (j *judge) finish(t *one) {
 // becomes shorter.
 func (j *judge) forget() {
 	for ; ; j.window /= 2 {
-		cut := j.newest.Add(-j.window) // later holds are not judged yet, so what is forgotten ended long before them
+		cut := j.newest.Add(-j.window) // holds that begin later are not judged yet, and the forgotten holds end long before these
 		old := cut.Add(-j.window)
 		for name, p := range j.places {
 			j.path(p, cut, old, false)
@@ -300,7 +303,7 @@ func (j *judge) forget() {
 		if j.remembered <= j.most/2 {
 			return
 		}
-		if j.window < 2*time.Second { // most have not ended, or have ended just now
+		if j.window < 2*time.Second { // most holds and claims have not ended, or ended just now
 			j.most = 2 * j.remembered
 			return
 		}

@@ -1,6 +1,6 @@
 package verify
 
-// This file reads traces from files. It does not judge them.
+// This file parses the records of traces in files. It does not judge them.
 
 import (
 	"bufio"
@@ -24,7 +24,8 @@ type File struct {
 	Torn []int
 }
 
-// longest is more than the longest record of a trace: ZooKeeper accepts no path of 1 MiB.
+// longest is the largest size of a line. A record of a trace is shorter, because ZooKeeper accepts
+// no path of 1 MiB.
 const longest = 2 << 20
 
 // Parse reads a file with the records of one or several traces. It fails if the file contains
@@ -49,7 +50,7 @@ func Parse(r io.Reader, name string) (*File, error) {
 type reader struct {
 	name string
 	in   *bufio.Reader
-	line []byte // the present line, if it is longer than the buffer of in
+	line []byte // the current line, if it is longer than the buffer of in
 	n    int    // its number
 	some bool   // there was a record
 	cut  bool   // see File
@@ -78,7 +79,7 @@ func (r *reader) next() (l trace.Record, err error) {
 				return trace.Record{}, fmt.Errorf("%s:%d: no line of a trace: %.60q", r.name, r.n, text)
 			case bad == nil:
 				r.some = true
-				return l, nil // if it was the last, the next read returns io.EOF
+				return l, nil // after the last record, the next read returns io.EOF
 			case !whole && r.some:
 				r.cut = true
 			case !r.some:
@@ -93,7 +94,7 @@ func (r *reader) next() (l trace.Record, err error) {
 	}
 }
 
-// read returns the next line. It is valid until the next call.
+// read returns the next line. The result is valid until the next call.
 func (r *reader) read() ([]byte, error) {
 	r.n++
 	r.line = r.line[:0]
@@ -112,7 +113,7 @@ func (r *reader) read() ([]byte, error) {
 	}
 }
 
-// named adds the name of the file to an error of reading it.
+// named adds the name of the file to a read error.
 func (r *reader) named(err error) error {
 	if err == nil || err == io.EOF {
 		return err

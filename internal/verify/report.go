@@ -7,7 +7,9 @@ import (
 	"time"
 )
 
-// A Report is the result of Verify.
+// This file has the result of a judgement, and prints it. It judges nothing.
+
+// A Report is the result of [Files] and [Inputs].
 type Report struct {
 	Violations []Finding // never allowed
 	Missing    []Finding // prevents a complete judgement
@@ -18,7 +20,7 @@ type Report struct {
 	Tolerance                                             time.Duration
 }
 
-// A Finding is an entry of a Report, with a path if it is about one.
+// A Finding is an entry of a Report. If it is about one path, it has the path.
 type Finding struct {
 	Path string
 	Text string

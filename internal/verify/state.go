@@ -1,6 +1,7 @@
 package verify
 
-// This file has the state of a judge between two records: the traces, and the holds and claims that it remembers.
+// This file has the state of a judge between two records: the traces, and the holds and claims that
+// it remembers. It judges nothing.
 
 import (
 	"cmp"
@@ -12,7 +13,7 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A judge has the state between two records.
+// A judge has the state between two records of the traces.
 type judge struct {
 	*Report
 	traces   map[string]*one
@@ -20,10 +21,10 @@ type judge struct {
 	seed     maphash.Seed
 	places   map[string]*place
 	elements map[string][]*claim // by path and name
-	words    map[string]string   // one copy of each text that comes often
+	words    map[string]string   // one copy of each text that is repeated
 
 	newest     time.Time // of all records
-	most       int       // the number of holds and claims at which some are forgotten
+	most       int       // if there are more holds and claims than this, some are forgotten
 	remembered int
 	window     time.Duration
 	forgotten  bool
@@ -32,18 +33,18 @@ type judge struct {
 // A place has the holds of one path.
 type place struct {
 	holds    []*hold
-	greatest *hold // by token
+	greatest *hold // the hold with the greatest token
 
 	// The latest end of the forgotten holds.
 	ended time.Time
 	over  int64
-	late  bool // a hold came that may have overlapped them
+	late  bool // a hold came late that may have overlapped the forgotten holds
 }
 
 // one is a trace: the records of one Session of one process.
 type one struct {
 	id       string
-	turn     int // by its first record
+	turn     int // number of the trace, in the order of the first records
 	owner    string
 	next     int64          // the number of the next record
 	early    []trace.Record // later records that were read already
@@ -54,10 +55,11 @@ type one struct {
 	last    map[string]sight  // by session
 }
 
-// A sight describes the last record of a session.
+// A sight describes the last record of a session: its time and its zxid. most is the greatest zxid
+// of all records of the session.
 type sight struct {
 	time       time.Time
-	zxid, most int64 // of the record; the greatest of all records of the session
+	zxid, most int64
 }
 
 func (t *one) name() string {
@@ -74,8 +76,8 @@ func (j *judge) odd(t *one, l trace.Record, what, of string) {
 	}
 }
 
-// A hold is one hold by one znode, from the holder's grant to its release or to the notice of its
-// loss.
+// A hold is one hold by one znode, from the grant to the release, or to the time at which the
+// holder learned of its loss.
 type hold struct {
 	path, kind, name string
 	who              string // for the report
@@ -85,13 +87,13 @@ type hold struct {
 	from  *hold // the hold that it continues, or nil
 	with  *hold // a write hold of the same Do, or nil
 	begun time.Time
-	ended time.Time // the time of the last record of its session, if there is no end
+	ended time.Time // without an end: the time of the last record of its session
 	end   string    // the event, or ""
 	why   string    // of a loss
 	token int64
 
-	// By the order of transactions, it was certainly held from sure on, and before over. sure is
-	// never if nothing is known of it.
+	// The hold was certainly held in the transactions from sure on and before over. If no such
+	// transaction is known, sure is never.
 	first int64 // zxid of the first record
 	sure  int64
 	over  int64
@@ -101,8 +103,9 @@ type hold struct {
 
 	judged bool
 
-	// The hold had no end while many others began on its path, as that of a process that was killed. Of these others,
-	// some are forgotten: the first began at passed, and certainly was held from transaction passedFrom on.
+	// skipped means that the hold had no end yet when many later holds had begun on its path, for
+	// example because its process was killed. Some of these later holds may be forgotten. The first
+	// of these began at passed, and none was certainly held before transaction passedFrom.
 	skipped    bool
 	passed     time.Time
 	passedFrom int64
@@ -114,8 +117,7 @@ func (h *hold) String() string {
 	return fmt.Sprintf("%s of %s (%s)", h.name, h.who, h.session)
 }
 
-// A claim is the time in which one element of a queue was claimed, from the claimant's notice to
-// the end; or the removal of an element without a claim.
+// A claim is one claim of one element of a queue, from the record of its grant to its end.
 type claim struct {
 	path, element string
 	who           string // for the report

@@ -1,6 +1,6 @@
 package verify
 
-// This file judges the holds in traces. Elements of queues are judged in elements.go.
+// This file judges the holds in traces. It does not judge elements of queues: see elements.go.
 
 import (
 	"cmp"
@@ -12,17 +12,17 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// excused reports whether no process could know of the end of h in time.
+// excused reports whether the holder could not learn of the end of h in time.
 func (h *hold) excused() bool {
 	return h.end == trace.Loss && (h.why == "deleted" || h.why == "paused")
 }
 
-// ofHold takes a record that is not about elements.
+// ofHold handles a record that is not about elements.
 func (j *judge) ofHold(t *one, l trace.Record) {
 	key := l.Path + "\x00" + l.Hold
 	h := t.open[key]
 	odd := func(what string) {
-		if l.Kind != trace.Party { // the coordinator also ends parties, together with its own
+		if l.Kind != trace.Party { // the coordinator also ends the parties of other processes, together with its own
 			j.odd(t, l, what, l.Hold)
 		}
 	}
@@ -112,7 +112,7 @@ func (j *judge) ofHold(t *one, l trace.Record) {
 	}
 }
 
-// add takes a hold that has begun.
+// add adds a hold that has begun.
 func (j *judge) add(h *hold) {
 	j.Holds++
 	p := j.places[h.path]
@@ -125,7 +125,7 @@ func (j *judge) add(h *hold) {
 	j.remembered++
 }
 
-// endHolds ends the holds of a trace that have no end.
+// endHolds is called at the end of a trace, and ends the holds that have no end.
 func (j *judge) endHolds(t *one) {
 	for _, key := range slices.Sorted(maps.Keys(t.open)) {
 		h := t.open[key]
@@ -142,10 +142,10 @@ func (j *judge) endHolds(t *one) {
 func (h *hold) finish(l trace.Record) {
 	h.end, h.why, h.ended, h.used = l.Event, l.Reason, l.Time, false
 	if l.Event != trace.Loss && !l.Blind && l.Zxid != 0 {
-		h.sure = min(h.sure, l.Zxid) // the znode still existed, because its deletion was sent later
+		h.sure = min(h.sure, l.Zxid) // the znode still existed: its deletion is sent after this record
 	}
-	// This holds until a record has the transaction of the deletion: the session had seen this
-	// transaction during the hold.
+	// The session has seen transaction l.Zxid during the hold. A later record can have the
+	// transaction of the deletion, which is then over.
 	h.over = l.Zxid + 1
 	if h.excused() {
 		h.over = 0
@@ -160,17 +160,17 @@ func (h *hold) until() time.Time {
 	return h.ended
 }
 
-// certain returns the transactions from which and until which h was certainly held.
+// certain returns the transactions between which h was certainly held: from from on, and before to.
 func (h *hold) certain() (from, to int64) {
 	from = h.sure
-	if h.from != nil { // until its znode was deleted, the earlier hold had the place
+	if h.from != nil { // the earlier hold had the place until its znode was deleted
 		from = max(from, h.from.over)
 	}
 	return from, h.over
 }
 
 // together reports whether a and b certainly overlapped, by the order of transactions or by the
-// clocks.
+// clocks. how describes the overlap, and is empty if there was none.
 func (r *Report) together(a, b *hold) (how string, excused bool) {
 	if a.kin(b) {
 		return "", false
@@ -219,8 +219,8 @@ func conflict(a, b *hold) bool {
 func (j *judge) path(p *place, cut, old time.Time, all bool) {
 	// If two began at the same time, the first to end counts as the first.
 	slices.SortStableFunc(p.holds, func(a, b *hold) int { return cmp.Or(a.begun.Compare(b.begun), a.until().Compare(b.until())) })
-	// firsts[i] is the first transaction in which a hold from i on was certainly held. A hold
-	// that ended before it cannot overlap them.
+	// firsts[i] is the first transaction in which any of the holds from index i on was certainly
+	// held. A hold that ended before that transaction cannot overlap these holds.
 	firsts := make([]int64, len(p.holds)+1)
 	firsts[len(p.holds)] = never
 	for i, h := range slices.Backward(p.holds) {
@@ -287,7 +287,7 @@ func (j *judge) path(p *place, cut, old time.Time, all bool) {
 	p.holds = kept
 }
 
-// comesLate reports that h may have overlapped holds that are forgotten.
+// comesLate adds an entry to the Report if h may have overlapped forgotten holds.
 func (j *judge) comesLate(p *place, h *hold) {
 	from, over := h.certain()
 	switch {
@@ -304,10 +304,11 @@ func (j *judge) comesLate(p *place, h *hold) {
 	j.missing("%s: a hold of %s, begun %s, lasted so long, or came so late, that others of its time are forgotten: give each trace as a file of its own", h.path, h, clock(h.begun))
 }
 
-// manyLater is how many holds begin after one without an end before they are judged without it.
+// If a hold has no end, the holds after it wait for that end. When manyLater holds wait, path skips
+// the hold and judges them without it.
 const manyLater = 100
 
-// compare judges h together with the holds before it.
+// compare judges whether h and the holds before it exclude each other.
 func (j *judge) compare(h *hold, before []*hold) {
 	var out int64
 	var with []*hold
@@ -332,7 +333,7 @@ func (j *judge) compare(h *hold, before []*hold) {
 	j.judge(h, with, how, out, excused)
 }
 
-// token compares the token of h with the greatest before.
+// token compares the token of h with the greatest earlier token.
 func (j *judge) token(p *place, h *hold) {
 	if h.token == 0 || h.begun.Before(p.greatest.begun) {
 		return
@@ -346,9 +347,9 @@ func (j *judge) token(p *place, h *hold) {
 	}
 }
 
-// mostAtOnce returns the holds among others that were held with h in one transaction, and their permits, for
-// the transaction with the most permits. Each of others overlaps h, but two of them need not overlap each
-// other. A hold that overlaps h by the clocks alone counts in every transaction.
+// mostAtOnce finds the transaction, during h, in which others had the most permits. It returns the
+// holds of that transaction and their permits. Each of others overlaps h, but two of them need not
+// overlap each other. If a hold overlaps h only by the clocks, it counts in every transaction.
 func mostAtOnce(h *hold, others []*hold) (most []*hold, out int64) {
 	from, to := h.certain()
 	for _, at := range append([]*hold{h}, others...) {
@@ -371,8 +372,9 @@ func mostAtOnce(h *hold, others []*hold) (most []*hold, out int64) {
 	return most, out
 }
 
-// judge reports a violation if h must not overlap the holds in with. Of a semaphore, these have
-// out permits, of which excused were lost in a way that no process could know in time.
+// judge reports a violation if h must not overlap the holds in with. In a semaphore, out is the
+// number of permits in with, and excused is how many of them were lost in a way that the holder
+// could not learn in time.
 func (r *Report) judge(h *hold, with []*hold, how string, out, excused int64) {
 	if len(with) == 0 {
 		return
