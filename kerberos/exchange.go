@@ -28,7 +28,9 @@ import (
 	"github.com/zsync/zsync/internal/sasl"
 )
 
-// This file has an exchange, GSSAPI of SASL (RFC 4752) over Kerberos (RFC 4121):
+// This file authenticates the client to one server, and chooses the ticket for that. It does not
+// get tickets from the KDC: see kerberos.go. An exchange is GSSAPI of SASL (RFC 4752) over Kerberos
+// (RFC 4121):
 //
 //	client                          server
 //	AP-REQ: ticket, authenticator
@@ -38,7 +40,8 @@ import (
 //	wrap: no layer
 //	                                empty, or nothing
 //
-// Mutual authentication is demanded: only a server with the principal's key can send the AP-REP.
+// The client demands mutual authentication: only a server with the key of its principal can send
+// the AP-REP.
 
 // An exchange is one exchange with a server.
 type exchange struct {
@@ -96,10 +99,11 @@ func (x *exchange) begin(g grant) ([]byte, error) {
 	return appendHeader(tokenRequest, b)
 }
 
-// wrapping has the encryption types whose tokens RFC 4121 defines, and which gokrb5 can make.
+// wrapping has the encryption types for which RFC 4121 defines tokens and gokrb5 can make them.
 var wrapping = []int32{17, 18, 19, 20}
 
-// contextFlags is the checksum of an authenticator (RFC 4121, section 4.1.1): no channel is bound.
+// contextFlags returns the checksum of an authenticator (RFC 4121, section 4.1.1), without a
+// channel binding.
 func contextFlags() []byte {
 	b := binary.LittleEndian.AppendUint32(nil, 16)
 	b = append(b, make([]byte, 16)...)
@@ -153,10 +157,10 @@ func (x *exchange) proof(challenge []byte) ([]byte, error) {
 	return []byte{}, nil
 }
 
-// noLayer is the security layer that is none (RFC 4752, section 3.3).
+// noLayer is the code for no security layer (RFC 4752, section 3.3).
 const noLayer = 1
 
-// layers chooses no security layer: ZooKeeper has none.
+// layers chooses no security layer, because ZooKeeper supports none.
 func (x *exchange) layers(challenge []byte) ([]byte, error) {
 	offer, err := x.unwrap(challenge)
 	if err != nil {
@@ -165,12 +169,12 @@ func (x *exchange) layers(challenge []byte) ([]byte, error) {
 	if len(offer) != 4 || offer[0]&noLayer == 0 {
 		return nil, fmt.Errorf("the server demands a security layer (% x)", offer)
 	}
-	token, err := x.wrap([]byte{noLayer, 0, 0, 0}) // and no authorization id: the server uses the principal
+	token, err := x.wrap([]byte{noLayer, 0, 0, 0}) // without an authorization id, so the server uses the principal
 	x.next = x.finished
 	return token, err
 }
 
-// finished ends the exchange. The server has nothing to add.
+// finished ends the exchange. The server must not send another token.
 func (x *exchange) finished(challenge []byte) ([]byte, error) {
 	if len(challenge) > 0 {
 		return nil, errors.New("the server sent a token after the end of the exchange")
@@ -227,7 +231,7 @@ const (
 	tokenError   = 0x0300
 )
 
-// appendHeader makes a token of a Kerberos message (RFC 2743, section 3.1).
+// appendHeader makes a token from a Kerberos message (RFC 2743, section 3.1).
 func appendHeader(kind uint16, message []byte) ([]byte, error) {
 	oid, err := asn1.Marshal(asn1.ObjectIdentifier(gssapi.OIDKRB5.OID()))
 	if err != nil {
@@ -254,7 +258,7 @@ func cutHeader(token []byte) (kind uint16, message []byte, err error) {
 	return binary.BigEndian.Uint16(message), message[2:], nil
 }
 
-// host returns the name of a server, host:port, in its principal.
+// host returns the name that the principal of a server has for it. server is host:port.
 func (m *mechanism) host(server string) (string, error) {
 	host, _, err := net.SplitHostPort(server)
 	if err != nil {
@@ -278,11 +282,11 @@ func (m *mechanism) host(server string) (string, error) {
 	return strings.ToLower(strings.TrimSuffix(host, ".")), nil
 }
 
-// patience is how long the KDC may take to answer if there is a ticket already.
+// patience is the time limit for the KDC's answer if the mechanism already has a ticket.
 const patience = time.Second
 
-// ticketFor returns a ticket for the server on host. It prefers a new one: the keys, or the rights
-// of the client, may have changed.
+// ticketFor returns a ticket for the server on host. It prefers a new ticket, because the keys, or
+// the rights of the client, may have changed.
 func (m *mechanism) ticketFor(host string) (grant, error) {
 	server, realm := types.ParseSPNString(strings.ReplaceAll(m.service, "_HOST", host))
 	if realm == "" {
@@ -310,7 +314,7 @@ func (m *mechanism) ticketFor(host string) (grant, error) {
 	if last.valid() {
 		late = time.After(patience)
 	}
-	// Both may be ready, and either is right: both tickets are valid.
+	// If both cases are ready, either is right, because both tickets are valid.
 	select {
 	case a := <-answers:
 		if a.err == nil {
@@ -326,11 +330,12 @@ func (m *mechanism) ticketFor(host string) (grant, error) {
 	}
 }
 
-// code finds the code of the KDC's answer in an error of gokrb5, which keeps the text alone.
+// code finds the code of the KDC's answer in the text of an error: gokrb5 does not return the code
+// itself.
 var code = regexp.MustCompile(`KRB Error: \((\d+)\)`)
 
-// judge explains an error of fetch, and decides whether it ends the Session: then it matches
-// ErrAuthFailed. again reports whether the client has had a ticket before.
+// judge adds an explanation to an error of fetch. If the error must end the Session, the result
+// matches ErrAuthFailed. again reports whether the KDC has given a ticket for a server before.
 func judge(err error, principal, server string, again bool) error {
 	answer := int32(-1)
 	if found := code.FindStringSubmatch(err.Error()); found != nil {
@@ -347,13 +352,13 @@ func judge(err error, principal, server string, again bool) error {
 	case errorcode.KDC_ERR_CLIENT_REVOKED, errorcode.KDC_ERR_KEY_EXPIRED, errorcode.KDC_ERR_NAME_EXP:
 		err = fmt.Errorf("the KDC refuses %s: %w", principal, err)
 	case errorcode.KDC_ERR_S_PRINCIPAL_UNKNOWN:
-		// It concerns this server alone.
+		// The error concerns only this server.
 		return &sasl.RefusedError{Err: fmt.Errorf("the KDC does not know the server %s (see kerberos.WithService): %w", server, err)}
 	case errorcode.KRB_AP_ERR_SKEW:
 		err = fmt.Errorf("the clocks of the KDC and of this machine differ by too much: %w", err)
 		fallthrough
 	default:
-		// Before the first ticket, a wrong setting is more likely than a fault that ends.
+		// Before the first ticket, a wrong setting is more likely than a temporary fault.
 		if silent {
 			return fmt.Errorf("no KDC answers: %w", err)
 		}

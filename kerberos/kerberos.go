@@ -9,18 +9,19 @@
 //
 // # Tickets
 //
-// Servers check a ticket when a connection begins. Its end does not end the connection, the session
-// or a hold. For each connection, the mechanism gets new tickets from the KDC: with a keytab or a
-// password it logs in, and a ticket cache it reads again. The owner of the cache renews it (kinit -R,
-// k5start, SSSD). If the KDC does not answer within a second, the mechanism uses the last ticket for
-// that server until its end. So a session survives the loss of a connection while no KDC runs.
+// Servers check a ticket when a connection begins. When the ticket ends, the connection, the
+// session and the holds continue. For each connection, the mechanism gets new tickets from the KDC:
+// it logs in with the keytab or the password, or reads the ticket cache again. The owner of the
+// cache must renew the ticket in it (kinit -R, k5start, SSSD). If the KDC does not answer within a
+// second, the mechanism uses the last ticket for that server until its end. So a session survives
+// the loss of a connection while the KDC is down.
 //
 // # Names
 //
 // The principal of a server is zookeeper/_HOST. _HOST is the server's name in the connect string,
-// in lower case. DNS is not asked, because its answers are not authenticated. See [WithService] and
-// [WithCanonicalNames]. krb5.conf gives the realm of that name (domain_realm); the default is the
-// client's.
+// in lower case. The mechanism does not use DNS, because DNS is not authenticated. See
+// [WithService] and [WithCanonicalNames]. krb5.conf gives the realm of that name (domain_realm).
+// The default is the client's realm.
 //
 // # Errors
 //
@@ -31,8 +32,9 @@
 //
 // # Limits
 //
-// Each server proves that it is the principal. Later packets are neither encrypted nor signed: use
-// TLS. The tickets must have keys of AES. Includes in krb5.conf are not read.
+// Each server proves that it has the key of its principal. After that, packets are neither
+// encrypted nor signed: use TLS. The tickets must have keys of AES. Includes in krb5.conf are not
+// read.
 package kerberos
 
 import (
@@ -57,7 +59,7 @@ import (
 	"github.com/zsync/zsync/internal/sasl"
 )
 
-// An Option changes what [Keytab], [Password] and [Cache] assume.
+// An Option changes a default of [Keytab], [Password] and [Cache].
 type Option func(*mechanism)
 
 // WithService sets the principal of the servers, such as zookeeper/_HOST@EXAMPLE.ORG. The name of
@@ -68,13 +70,14 @@ func WithService(principal string) Option { return func(m *mechanism) { m.servic
 // /etc/krb5.conf.
 func WithConfig(file string) Option { return func(m *mechanism) { m.configFile = file } }
 
-// WithCanonicalNames asks DNS for the name of the server's address, as ZooKeeper's Java client does,
-// and uses that for _HOST. A connect string may then have addresses and aliases. An attacker who
-// answers instead of DNS can send the client to another principal of the same service.
+// WithCanonicalNames looks the name of the server's address up in DNS, as ZooKeeper's Java client
+// does, and uses that name for _HOST. A connect string may then have addresses and aliases. But an
+// attacker who forges DNS answers can send the client to another principal of the same service.
 func WithCanonicalNames() Option { return func(m *mechanism) { m.canonical = true } }
 
 // Keytab authenticates as principal, such as billing@EXAMPLE.ORG, with the key in a keytab file,
-// which is read for each connection. Without a realm, the default realm of krb5.conf is used.
+// which is read for each connection. If the principal has no realm, it gets the default realm of
+// krb5.conf.
 func Keytab(principal, file string, opts ...Option) (zsync.SASLMechanism, error) {
 	m, err := newMechanism(principal, opts)
 	if err != nil {
@@ -101,8 +104,8 @@ func Keytab(principal, file string, opts ...Option) (zsync.SASLMechanism, error)
 	return m, nil
 }
 
-// Password authenticates as principal with a password. Without a realm, the default realm of
-// krb5.conf is used.
+// Password authenticates as principal with a password. If the principal has no realm, it gets the
+// default realm of krb5.conf.
 func Password(principal, password string, opts ...Option) (zsync.SASLMechanism, error) {
 	m, err := newMechanism(principal, opts)
 	if err != nil {
@@ -147,7 +150,7 @@ func Cache(file string, opts ...Option) (zsync.SASLMechanism, error) {
 	return m, nil
 }
 
-// A mechanism makes the exchanges of a Session.
+// A mechanism creates an exchange for each connection of a Session.
 type mechanism struct {
 	service, configFile string
 	canonical           bool
@@ -155,21 +158,21 @@ type mechanism struct {
 	user, realm         string
 
 	client   func() (*client.Client, error) // nil with a ticket cache
-	granting func() (grant, error)          // the ticket of a cache, or nil
+	granting func() (grant, error)          // reads the ticket of a cache; nil without a cache
 
 	mu      sync.Mutex
 	last    map[string]grant // by the server's principal
 	granted bool             // the KDC has given a ticket for a server
 }
 
-// A grant is a ticket, with its key, its end and its client.
+// A grant is a ticket with its key, the time of its end, and its client.
 type grant struct {
 	ticket messages.Ticket
 	key    types.EncryptionKey
 	end    time.Time
 	name   types.PrincipalName // the client's
 	realm  string
-	client *client.Client // gets more tickets with this one
+	client *client.Client // gets further tickets with this ticket
 }
 
 func (g grant) valid() bool { return time.Now().Before(g.end) }
@@ -216,10 +219,10 @@ func (m *mechanism) reachable(realm string) error {
 
 func (m *mechanism) Name() string { return "GSSAPI" }
 
-// Exchange makes [zsync.WithSASL] let exchanges overlap.
+// Because of Exchange, the exchanges of several connections may overlap, see [zsync.WithSASL].
 func (m *mechanism) Exchange() sasl.Mechanism { return &exchange{m: m} }
 
-// WithSASL uses the exchanges alone.
+// WithSASL does not call Start and Next of the mechanism: it uses exchanges.
 func (m *mechanism) Start(string) ([]byte, error) { return nil, errors.New("use Exchange") }
 func (m *mechanism) Next([]byte) ([]byte, error)  { return nil, errors.New("use Exchange") }
 
@@ -249,7 +252,7 @@ func (m *mechanism) fetch(server types.PrincipalName, realm string) (g grant, er
 	if err != nil {
 		return g, err
 	}
-	defer g.client.Destroy() // a referral starts a goroutine
+	defer g.client.Destroy() // a referral may have started a goroutine, which Destroy ends
 	if realm == "" {
 		realm = g.realm
 	}
@@ -295,7 +298,7 @@ func (m *mechanism) cached(file string) (grant, error) {
 	return g, err
 }
 
-// loadKeytab and loadCache return an error for a file at which gokrb5 panics.
+// If gokrb5 panics because a file is malformed, loadKeytab and loadCache return an error.
 func loadKeytab(file string) (kt *keytab.Keytab, err error) {
 	defer malformed(&err)
 	return keytab.Load(file)
