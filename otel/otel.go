@@ -2,7 +2,7 @@
 //
 //	tel, err := otel.New()
 //	s, err := zsync.Connect(ctx, servers, zsync.WithObserver(tel), zsync.WithTracer(tel))
-//	stop, err := tel.Watch(s)        // how long the session's holds are certain
+//	stop, err := tel.Watch(s)        // how long the session's holds are confirmed
 //	stop, err = tel.WatchQueue(q)    // length and age, in one process or few
 //	stop, err = tel.WatchSchedule(c) // the last success
 //
@@ -12,13 +12,13 @@
 //	zsync.hold.duration     s          how long they held, by outcome: released, lost
 //	zsync.hold.age          s          how long the oldest present hold has been held
 //	zsync.holds             {hold}     held at present
-//	zsync.holds.expiring    {hold}     of these, those that are lost within a quarter of the session timeout if nothing more is heard
+//	zsync.holds.expiring    {hold}     of these, holds that are lost within a quarter of the session timeout unless a server answers
 //	zsync.waiters           {waiter}   waiting for a hold at present
 //	zsync.losses            {loss}     holds lost, by zsync.reason
 //	zsync.leader            {leader}   1 while this process leads
 //	zsync.reconnects        {reconnect} connections replaced within a session
-//	zsync.expiries          {session}  sessions that ended with what was held through them
-//	zsync.session.margin    s          for how long what is held is certainly held: see [Telemetry.Watch]
+//	zsync.expiries          {session}  sessions that ended, and with them all their holds
+//	zsync.session.margin    s          for how long the holds are confirmed: see [Telemetry.Watch]
 //	zsync.dead_letters      {message}  elements of queues that went to the dead letters
 //	zsync.queue.length      {message}  elements of a watched queue, by zsync.state: ready, claimed, delayed, dead
 //	zsync.queue.age         s          the age of the oldest element that is ready
@@ -29,12 +29,12 @@
 // and for queues messaging.client.operation.duration, messaging.client.sent.messages
 // and messaging.client.consumed.messages, with messaging.system "zsync".
 //
-// Attributes are zsync.kind (mutex, rwmutex, election …), zsync.op and
-// zsync.path.template: the path without the parts that vary. A Telemetry reports at most
-// 100 templates ([WithMaxPaths]); all further ones are called "other". See [WithPathTemplate].
+// Attributes are zsync.kind (mutex, rwmutex, election …), zsync.op and zsync.path.template: the
+// path without the parts that vary. A Telemetry reports at most 100 templates ([WithMaxPaths]), and
+// calls all others "other". See [WithPathTemplate].
 //
-// Counters begin at 0: the losses of a lock when it is first held, the dead letters of
-// a queue when it is first used, expiries and reconnects with New. So increase(…) sees the first.
+// Counters begin at 0: the losses of a lock when it is first held, the dead letters of a queue when
+// it is first used, expiries and reconnects with New. So increase(…) also counts the first event.
 //
 // # Spans
 //
@@ -65,7 +65,7 @@ import (
 // Scope is the name of the instrumentation.
 const Scope = "github.com/zsync/zsync/otel"
 
-// A Telemetry is an observer of any number of Sessions. Make it with [New].
+// A Telemetry observes and traces any number of Sessions. Create it with [New].
 type Telemetry struct {
 	template func(path string) string
 	maxPaths int
@@ -86,13 +86,13 @@ type Telemetry struct {
 	begun   map[attribute.Set]bool       // the attributes whose counters have begun; guarded by mu
 }
 
-// A heldSince is a hold.
+// A heldSince is a present hold.
 type heldSince struct {
 	attrs attribute.Set
 	since time.Time
 }
 
-// A Telemetry observes and traces.
+// A Telemetry implements both interfaces.
 var (
 	_ zsync.Observer = (*Telemetry)(nil)
 	_ zsync.Tracer   = (*Telemetry)(nil)
@@ -108,10 +108,10 @@ type config struct {
 // An Option changes how [New] sets a Telemetry up.
 type Option func(*config)
 
-// WithMeterProvider reports metrics to p. The default is the global one.
+// WithMeterProvider reports metrics to p. The default is OpenTelemetry's global provider.
 func WithMeterProvider(p metric.MeterProvider) Option { return func(c *config) { c.meters = p } }
 
-// WithTracerProvider reports spans to p. The default is the global one.
+// WithTracerProvider reports spans to p. The default is OpenTelemetry's global provider.
 func WithTracerProvider(p trace.TracerProvider) Option { return func(c *config) { c.tracers = p } }
 
 // WithPathTemplate sets the function that removes the variable parts of a path, for
@@ -120,8 +120,8 @@ func WithPathTemplate(f func(path string) string) Option {
 	return func(c *config) { c.template = f }
 }
 
-// WithMaxPaths bounds how many values zsync.path.template has: the first n templates are reported by
-// name, and all others as "other". The default is 100.
+// WithMaxPaths limits the number of values of zsync.path.template: metrics name the first n
+// templates, and call all others "other". The default is 100.
 func WithMaxPaths(n int) Option { return func(c *config) { c.maxPaths = n } }
 
 var varies = regexp.MustCompile(`[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}|[0-9]+`)
@@ -234,7 +234,7 @@ func (t *Telemetry) path(path string) attribute.KeyValue {
 	return attribute.String("zsync.path.template", name)
 }
 
-// first reports whether attrs are seen for the first time.
+// first reports whether this call is the first with these attrs.
 func (t *Telemetry) first(attrs ...attribute.KeyValue) bool {
 	set := attribute.NewSet(attrs...)
 	t.mu.Lock()
@@ -269,8 +269,8 @@ func (t *Telemetry) Observe(e zsync.Event) {
 	}
 }
 
-// interrupted reports whether a run ended with its hold, its Session or its caller, which says nothing of the
-// function.
+// interrupted reports whether a run ended because its hold was lost, its Session was closed or its
+// context was canceled. The function did not fail then.
 func interrupted(err error) bool {
 	return errors.Is(err, zsync.ErrLost) || errors.Is(err, zsync.ErrClosed) || errors.Is(err, context.Canceled)
 }
@@ -288,7 +288,7 @@ func reason(err error) attribute.KeyValue {
 	return attribute.String("zsync.reason", word)
 }
 
-// began is the context key of a span's start time, and heldKey that of its hold.
+// began is the context key of a span's start time. heldKey is the context key of its hold.
 type (
 	began   struct{}
 	heldKey struct{}

@@ -12,7 +12,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file reports what no event says: it asks sessions and servers at each collection.
+// This file reports values that no event has: it reads them from Sessions and servers at each
+// collection of metrics. Metrics of events are in otel.go.
 
 // A Queue is any [zsync.Queue].
 type Queue interface {
@@ -20,22 +21,24 @@ type Queue interface {
 	Stats(ctx context.Context) (zsync.QueueStats, error)
 }
 
-// collecting is the time limit for the requests of one collection, and atOnce is how many are under way.
+// collecting is the time limit for the requests of one collection. atOnce is the largest number of
+// queues, or schedules, that a collection reads at the same time.
 const (
 	collecting = 5 * time.Second
 	atOnce     = 8
 )
 
-// A watch has the sessions, queues and schedules that each collection asks. It asks only the first queue, or
-// schedule, of a path.
+// A watch has the Sessions, queues and schedules that each collection reads. If several queues, or
+// schedules, have one path, it reads only the first.
 type watch struct {
 	sessions  []*zsync.Session
 	queues    []Queue
 	schedules []*zsync.Schedule
 }
 
-// Watch reports the margin of s, and how many of its holds are near their end, until stop is called. It reports
-// no margin while s holds nothing. For several sessions, the metrics are the lowest margin and the sum.
+// Watch reports the margin of s, and how many of its holds are near their end, until stop is
+// called. It reports no margin while s holds nothing. For several Sessions, the metrics are the
+// lowest margin and the total of these holds.
 func (t *Telemetry) Watch(s *zsync.Session) (stop func() error, err error) {
 	if s == nil {
 		return nil, errors.New("zsync/otel: the session is nil")
@@ -43,8 +46,9 @@ func (t *Telemetry) Watch(s *zsync.Session) (stop func() error, err error) {
 	return add(t, &t.watch.sessions, s), nil
 }
 
-// WatchQueue reports the length and the age of q until stop is called. Each collection of metrics calls Stats.
-// Call it in one process, or in few: all processes report the same numbers.
+// WatchQueue reports the length and the age of q until stop is called. Each collection of metrics
+// calls Stats. Call WatchQueue in one process, or in few, because all processes report the same
+// numbers.
 func (t *Telemetry) WatchQueue(q Queue) (stop func() error, err error) {
 	if q == nil {
 		return nil, errors.New("zsync/otel: the queue is nil")
@@ -129,7 +133,8 @@ func (t *Telemetry) collectSessions(o metric.Observer, sessions []*zsync.Session
 	}
 }
 
-// collectQueues adds up the queues of one template, and reports the age of their oldest element.
+// collectQueues reports the total length of the queues of each template, and the age of their
+// oldest element.
 func (t *Telemetry) collectQueues(ctx context.Context, o metric.Observer, queues []Queue) {
 	type sum struct {
 		ready, claimed, delayed, dead int
@@ -140,7 +145,7 @@ func (t *Telemetry) collectQueues(ctx context.Context, o metric.Observer, queues
 	each(firstOfPath(queues), func(q Queue) {
 		st, err := q.Stats(ctx)
 		if err != nil {
-			return // the queue is left out, and the log of the session says why
+			return // leave the queue out; the log of the Session has the reason
 		}
 		path := t.path(q.Path())
 		mu.Lock()
@@ -160,14 +165,15 @@ func (t *Telemetry) collectQueues(ctx context.Context, o metric.Observer, queues
 	}
 }
 
-// collectSchedules reports the oldest of the last successes of a template's schedules.
+// Each schedule has a last success. collectSchedules reports the oldest of these, for each
+// template.
 func (t *Telemetry) collectSchedules(ctx context.Context, o metric.Observer, schedules []*zsync.Schedule) {
 	var mu sync.Mutex
 	lasts := map[attribute.KeyValue]time.Time{}
 	each(firstOfPath(schedules), func(c *zsync.Schedule) {
 		last, err := c.Last(ctx)
 		if err != nil {
-			return // among others, there was no success yet
+			return // for example, no run has succeeded yet
 		}
 		path := t.path(c.Path())
 		mu.Lock()
@@ -181,7 +187,7 @@ func (t *Telemetry) collectSchedules(ctx context.Context, o metric.Observer, sch
 	}
 }
 
-// firstOfPath returns the first for each path.
+// firstOfPath returns the first element of all for each path.
 func firstOfPath[T interface{ Path() string }](all []T) (first []T) {
 	seen := map[string]bool{}
 	for _, x := range all {
@@ -193,7 +199,7 @@ func firstOfPath[T interface{ Path() string }](all []T) (first []T) {
 	return first
 }
 
-// each calls f for each element, for some at once.
+// each calls f for each element, up to atOnce calls at the same time.
 func each[T any](all []T, f func(T)) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, atOnce)
