@@ -1,10 +1,10 @@
-// Package fence makes writes fail that come too late.
+// Package fence refuses writes that come too late.
 //
 // No lock service can stop a process that held a lock, was paused, and
 // continues to write after another process has the lock. The resource itself
-// can stop it. Each hold has a fencing token
-// ([github.com/zsync/zsync.Mutex.Token] and its like), greater than the token
-// of every earlier hold. A writer sends its token with each write. The
+// can refuse its writes. Each hold has a fencing token
+// ([github.com/zsync/zsync.Mutex.Token] and similar methods), greater than the
+// token of every earlier hold. A writer sends its token with each write. The
 // resource keeps the greatest token that it has seen, and refuses writes with
 // smaller ones:
 //
@@ -12,12 +12,12 @@
 //   - [NewHandler], for an HTTP service;
 //   - [WriteFile] and [DoFile], for files.
 //
-// A refused write returns a [StaleError], which is [ErrStale], and leaves its
-// resource unchanged.
+// A refused write returns a [StaleError], which matches [ErrStale], and leaves
+// its resource unchanged.
 //
 // A resource is anything that a single lock protects: an account, a table, a
 // file. Its tokens must all come from the same path of the same ZooKeeper
-// ensemble. Tokens of etcd (revisions) or of a lock of your own work too: any
+// ensemble. Tokens of etcd (revisions) or of your own lock work too: any
 // positive numbers that grow from one holder to the next. A token may be used
 // for many writes.
 package fence
@@ -36,11 +36,11 @@ var ErrStale = errors.New("fence: stale token")
 // ErrInvalid means that an argument breaks a rule. Nothing was written.
 var ErrInvalid = errors.New("fence: invalid argument")
 
-// A StaleError says which write was refused. errors.Is(err, ErrStale) holds.
+// A StaleError describes a refused write. errors.Is(err, ErrStale) is true.
 type StaleError struct {
 	Resource string
 	Token    int64 // of the write
-	Newest   int64 // the greatest that is known to have been seen; 0 if that could not be read
+	Newest   int64 // the greatest token that the resource is known to have seen; 0 if it could not be read
 }
 
 // Error names the resource, the token and, if it is known, the newest one.
@@ -58,15 +58,15 @@ func (e *StaleError) Is(target error) bool { return target == ErrStale }
 // result of [Table.Store] are Stores.
 type Store interface {
 	// Advance records that a token was seen. If the store has seen a greater
-	// one, Advance changes nothing and returns a *StaleError.
+	// token, Advance changes nothing and returns a *StaleError.
 	Advance(ctx context.Context, resource string, token int64) error
 }
 
 // A Memory is a Store that lasts as long as its process. Its zero value is
 // ready for use.
 //
-// A new process knows no tokens, and accepts the first that comes, stale or
-// not. Use a Memory only for a resource that ends with the process too.
+// A new process knows no tokens, and accepts the first token, even if it is
+// stale. Use a Memory only for a resource that ends with the process too.
 type Memory struct {
 	mu     sync.Mutex
 	newest map[string]int64 // guarded by mu

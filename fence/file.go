@@ -14,29 +14,30 @@ import (
 	"time"
 )
 
-// This file fences files, for writers on one machine. It does not fence
-// writers on several machines: a lock of a file (flock) is local.
+// This file fences writes to files, for writers on one machine. It does not
+// fence writers on several machines, because a lock of a file (flock) is local.
 
-// WriteFile replaces the file called name, whole and at once, unless a greater
-// token has written to it; then it returns a [*StaleError] and leaves the file
-// as it is. Readers need no special code, and see either the old contents or
-// the new.
+// WriteFile replaces the whole file called name in one step. If a greater token
+// has written to the file, WriteFile leaves the file unchanged and returns a
+// [*StaleError]. Readers need no special code: they see the old contents or the
+// new contents.
 //
-// A second file, name.fence, keeps the greatest token. WriteFile locks it
-// (flock) during a write, so all writers must use this function or [DoFile].
-// The directory must be on a local file system.
+// A second file, name.fence, keeps the greatest token. During a write,
+// WriteFile locks the second file (flock). So all writers must use this
+// function or [DoFile]. The directory must be on a local file system.
 //
-// ctx governs the wait for another writer. If a process is paused during a
+// ctx limits the wait for another writer. If a process is paused during a
 // write, other writers wait until it continues or ends.
 //
-// It works on Linux, macOS and the BSDs; elsewhere the error is
+// WriteFile works on Linux, macOS and the BSDs. On other systems, the error is
 // errors.ErrUnsupported.
 func WriteFile(ctx context.Context, name string, data []byte, perm fs.FileMode, token int64) error {
 	return DoFile(ctx, name, token, func() error { return replace(name, data, perm) })
 }
 
-// DoFile calls write, which may change the file called name in any way, unless
-// the file has seen a greater token. See [WriteFile].
+// DoFile calls write, which may change the file called name in any way. If a
+// greater token was used for the file before, DoFile does not call write and
+// returns a [*StaleError]. See [WriteFile].
 func DoFile(ctx context.Context, name string, token int64, write func() error) error {
 	if write == nil {
 		return fmt.Errorf("%w: write is nil", ErrInvalid)
@@ -49,10 +50,10 @@ func DoFile(ctx context.Context, name string, token int64, write func() error) e
 
 const suffix = ".fence"
 
-// A Dir is a [Store] that keeps the token of each resource in a file of its
-// own, in the directory of that name, which must exist. The file's name is the
-// SHA-256 of the resource, because some file systems take "a" and "A" for the
-// same name.
+// A Dir is the name of a directory, which must exist. It is a [Store] that
+// keeps the token of each resource in its own file. The file's name is the
+// SHA-256 of the resource, because some file systems treat "a" and "A" as one
+// name.
 type Dir string
 
 // Advance implements [Store].
@@ -64,19 +65,19 @@ func (d Dir) Advance(ctx context.Context, resource string, token int64) error {
 	return advance(ctx, file, resource, token, func() error { return nil })
 }
 
-// width is the length of a token in its file. All tokens have this length, so
-// a single write replaces the old one.
+// width is the length of a token in its file. All tokens have this length, so a
+// single write replaces the old token.
 const width = 20
 
-// advance stores the token in its file, and calls write while it has the file
-// locked. The token is stored first. So a write that fails half way has
-// already stored its token, and a smaller token cannot write later.
+// advance stores the token in its file, and then calls write, while the file is
+// locked. The token comes first, because write can fail half way: a smaller
+// token must not write after that.
 func advance(ctx context.Context, file, resource string, token int64, write func() error) (err error) {
 	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }() // which unlocks
+	defer func() { err = errors.Join(err, f.Close()) }() // Close also unlocks f
 	if err := lock(ctx, f); err != nil {
 		return err
 	}
@@ -103,7 +104,7 @@ func advance(ctx context.Context, file, resource string, token int64, write func
 	return write()
 }
 
-// stored returns the token in a file; 0 if it is empty.
+// stored returns the token in a file. For an empty file, it returns 0.
 func stored(f *os.File) (int64, error) {
 	data, err := io.ReadAll(io.LimitReader(f, width+2))
 	if err != nil || len(data) == 0 {
@@ -117,7 +118,8 @@ func stored(f *os.File) (int64, error) {
 	return token, nil
 }
 
-// How often to retry a lock that another process has.
+// The shortest and the longest pause before the next try if another process has
+// the lock.
 const (
 	soon = time.Millisecond
 	late = 50 * time.Millisecond

@@ -7,7 +7,10 @@ import (
 	"syscall"
 )
 
-// tryLock locks f unless it is locked, and reports whether it did.
+// This file locks a file on systems that have flock. It does not wait: see lock in file.go.
+
+// tryLock locks f unless another process has locked it. It reports whether it
+// has locked f.
 func tryLock(f *os.File) (bool, error) {
 	for {
 		switch err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err {

@@ -9,11 +9,12 @@ import (
 	"sync"
 )
 
-// This file fences an HTTP service within one process. Several processes must
-// check the write itself; see sql.go.
+// This file fences an HTTP service within one process. It does not fence a
+// service of several processes: these must check the write itself, see sql.go.
 
 // Header is the header field of a request that has the token, in decimal
-// digits. A response that refuses a stale token has the newest in it.
+// digits. A response that refuses a stale token has the newest token in this
+// field.
 const Header = "Fencing-Token"
 
 // SetToken puts a token into the header of a request.
@@ -45,16 +46,18 @@ func Token(h http.Header) (int64, error) {
 //     name has more than 255 bytes;
 //   - 503 Service Unavailable: the store has failed.
 //
-// It serves a GET, HEAD or OPTIONS without a token: reads do no harm.
+// It serves a GET, HEAD or OPTIONS request without a token, because reads do no
+// harm.
 //
 // If a greater token arrives while next serves requests with smaller tokens,
 // the handler ends their contexts with the cause [ErrStale], and the new
 // request waits until next has returned from them. So next never serves two
 // tokens of one resource at once, and never a token after a greater one.
 //
-// The store keeps the greatest tokens; nil keeps them in memory, until the
-// process ends. resource returns the name of the resource that a request
-// writes to; nil takes the path of its URL.
+// The store keeps the greatest tokens. If store is nil, the handler keeps them
+// in memory, until the process ends. resource returns the name of the resource
+// that a request writes to. If resource is nil, the name is the path of the
+// request's URL.
 //
 // All this holds within one process. Several processes that serve the same
 // resource can share a store, but a request that one process has admitted can
@@ -76,18 +79,18 @@ type handler struct {
 	resource func(*http.Request) string
 
 	mu    sync.Mutex
-	doors map[string]*door // of the resources that there are requests for; guarded by mu
+	doors map[string]*door // by resource, if there are requests for it; guarded by mu
 }
 
 // A door admits the requests for one resource. The handler's mu guards its fields.
 type door struct {
-	requests int // all that are waiting or inside
+	requests int // number of requests that wait or are inside
 	newest   int64
 	inside   int
 	serving  int64             // the token of the requests inside
 	end      func(cause error) // ends the contexts of the requests inside
 	empty    chan struct{}     // closed when the last request has left
-	ctx      context.Context   // ends with the requests inside
+	ctx      context.Context   // of the requests inside
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -108,9 +111,9 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := h.resource(r)
 	d := h.come(name)
 	defer h.leave(name, d)
-	// Ask the store, and then enter a second time: between the two, a greater
-	// token may have entered and left. The door remembers that token, and
-	// exists as long as this request.
+	// Ask the store first. Before this request enters, a greater token may have
+	// entered and left. enter refuses this request then, because the door
+	// remembers the greater token, and exists as long as this request.
 	err = h.store.Advance(r.Context(), name, token)
 	if err == nil {
 		err = h.enter(r.Context(), name, d, token)
@@ -122,7 +125,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer h.exit(d)
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
-	inside := d.ctx // after the last of these has left, later requests get another context
+	inside := d.ctx // when the last request inside has left, d gets another context
 	stop := context.AfterFunc(inside, func() { cancel(context.Cause(inside)) })
 	defer stop()
 	h.next.ServeHTTP(w, r.WithContext(ctx))
@@ -178,17 +181,18 @@ func (h *handler) enter(ctx context.Context, resource string, d *door, token int
 		if d.inside == 0 || d.serving == token {
 			break
 		}
-		// The requests inside have a smaller token, as none is greater than newest.
+		// The requests inside have a smaller token, because no token inside is
+		// greater than newest.
 		d.end(&StaleError{resource, d.serving, token})
 		empty := d.empty
 		h.mu.Unlock()
 		select {
 		case <-empty:
-			// Since then, another request may have entered, or come with a
-			// greater token: look again.
+			// Another request may have entered, or come with a greater token:
+			// check again.
 		case <-ctx.Done():
-			// The door may have become free as well. To give up is right: the
-			// client no longer waits for this request, and nothing was
+			// The door may be empty at the same time. But it is right to stop:
+			// the client no longer waits for this request, and nothing was
 			// written.
 			h.mu.Lock()
 			return context.Cause(ctx)

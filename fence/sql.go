@@ -9,16 +9,16 @@ import (
 )
 
 // This file fences the writes of database transactions. It does not connect to
-// the database, and knows nothing of its drivers.
+// the database, and does not depend on a driver.
 
 // ErrUnknown means that the [Table] does not have the resource. Nothing was
 // written.
 var ErrUnknown = errors.New("fence: unknown resource")
 
-// A Dialect says which database it is.
+// A Dialect is a kind of database.
 type Dialect int
 
-// The databases that a Table can be in. MariaDB is MySQL.
+// The kinds of databases that a Table supports. For MariaDB, use MySQL.
 const (
 	PostgreSQL Dialect = iota + 1
 	MySQL
@@ -26,7 +26,7 @@ const (
 )
 
 // A Table of a database keeps the greatest token that has written to each
-// resource. One Table does for a whole database:
+// resource. One Table is enough for a whole database:
 //
 //	fences := fence.NewTable(fence.PostgreSQL, "fences")
 //	err := fences.Create(ctx, db) // once
@@ -36,36 +36,36 @@ const (
 //		return err
 //	})
 //
-// A transaction commits only if no greater token has committed before it, and
-// then no smaller one can commit after it. All of this rests on a single
-// statement. It is the same for all three databases except for its
-// placeholders, and other programs may use it too:
+// A transaction commits only if no transaction with a greater token has
+// committed before it. After it, no transaction with a smaller token can
+// commit. A single statement ensures that. It is the same for all three
+// databases except for its placeholders, and other programs may use it too:
 //
 //	UPDATE fences SET token = ?, writes = writes + 1 WHERE resource = ? AND token <= ?
 //
-// If it changes no row, the token is stale. (Because of the second assignment,
-// MySQL counts a row whose token stays the same.) The row stays locked until
-// the transaction ends. So of two transactions for one resource, the second
-// waits, and then sees the writes of the first.
+// If the statement changes no row, the token is stale. (Because of the second
+// assignment, MySQL counts a row whose token stays the same.) The row stays
+// locked until the transaction ends. So the second of two transactions for one
+// resource waits, and then sees the writes of the first.
 //
-// It holds at every isolation level. At levels above READ COMMITTED,
-// PostgreSQL may refuse a transaction that runs at the same time as another;
-// run it again.
+// This is true at every isolation level. At levels above READ COMMITTED,
+// PostgreSQL may refuse a transaction that runs at the same time as another.
+// Run it again then.
 //
 // # Pauses
 //
 // A process that is paused during a transaction keeps its row locked (with
-// SQLite, the whole database) until it continues or the database gives it up.
-// It writes nothing stale, but other writers wait. Set PostgreSQL's
-// idle_in_transaction_session_timeout, or innodb_lock_wait_timeout, to the
-// longest wait that you accept.
+// SQLite, the whole database) until it continues or the database aborts the
+// transaction. It writes nothing stale, but other writers wait. Set
+// PostgreSQL's idle_in_transaction_session_timeout, or MySQL's
+// innodb_lock_wait_timeout, to the longest wait that you accept.
 //
 // # Cost
 //
-// One statement per transaction. The first write to a resource takes three
-// more, and another transaction.
+// A transaction needs one additional statement. The first write to a resource
+// needs three more, and another transaction.
 type Table struct {
-	err    error // why it cannot be used
+	err    error // of NewTable, if an argument was bad
 	create string
 	update string
 	insert string
@@ -74,9 +74,9 @@ type Table struct {
 
 var identifier = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*\.)?[A-Za-z_][A-Za-z0-9_]*$`)
 
-// NewTable returns the Table of that name, which may have a schema before it:
-// "fences" or "audit.fences". It sends no statement. If an argument is bad,
-// the Table's methods return the error.
+// NewTable returns the Table called name. A schema may precede the name:
+// "fences" or "audit.fences". It sends no statement. If an argument is bad, the
+// Table's methods return the error.
 func NewTable(d Dialect, name string) *Table {
 	t := new(Table)
 	if !identifier.MatchString(name) {
@@ -89,7 +89,7 @@ func NewTable(d Dialect, name string) *Table {
 		text, p1, p2, p3 = `VARCHAR(255) COLLATE "C"`, "$1", "$2", "$3"
 		unless = " ON CONFLICT (resource) DO NOTHING"
 	case MySQL:
-		text = "VARBINARY(255)" // a VARCHAR takes "a" and "A" for the same
+		text = "VARBINARY(255)" // a VARCHAR treats "a" and "A" as equal
 		insert = "INSERT IGNORE"
 	case SQLite:
 		unless = " ON CONFLICT (resource) DO NOTHING"
@@ -103,7 +103,7 @@ func NewTable(d Dialect, name string) *Table {
 	return t
 }
 
-// Create creates the table unless it is there.
+// Create creates the table unless it exists.
 func (t *Table) Create(ctx context.Context, db *sql.DB) error {
 	if t.err != nil {
 		return t.err
@@ -122,10 +122,10 @@ func (t *Table) Add(ctx context.Context, db *sql.DB, resource string) error {
 	return err
 }
 
-// Do runs write in a transaction that commits only if token is not stale. If it
-// is, write is not called and Do returns a [*StaleError].
+// Do runs write in a transaction that commits only if token is not stale. If
+// token is stale, Do does not call write and returns a [*StaleError].
 //
-// An error of write is returned as it is, and the transaction rolled back. In
+// If write fails, Do rolls the transaction back and returns the same error. In
 // MySQL, write must not change tables (CREATE, ALTER and the like): MySQL then
 // commits, and later statements of the transaction are not fenced.
 func (t *Table) Do(ctx context.Context, db *sql.DB, resource string, token int64, write func(tx *sql.Tx) error) error {
@@ -136,9 +136,9 @@ func (t *Table) Do(ctx context.Context, db *sql.DB, resource string, token int64
 	if !errors.Is(err, ErrUnknown) {
 		return err
 	}
-	// The row is added in a transaction of its own. Otherwise, two
-	// transactions that look for a missing row and then insert it wait for
-	// each other in MySQL.
+	// Add the row in its own transaction. In one transaction, it would not be
+	// safe: in MySQL, two transactions that look for a missing row and then
+	// insert it wait for each other.
 	if err := t.Add(ctx, db, resource); err != nil {
 		return err
 	}
@@ -150,7 +150,7 @@ func (t *Table) do(ctx context.Context, db *sql.DB, resource string, token int64
 	if err != nil {
 		return err
 	}
-	defer tx.Rollback() // of no effect behind Commit
+	defer tx.Rollback() // has no effect after Commit
 	if err := t.Advance(ctx, tx, resource, token); err != nil {
 		return err
 	}
@@ -189,7 +189,8 @@ func (t *Table) Advance(ctx context.Context, tx *sql.Tx, resource string, token 
 	return stale
 }
 
-// advance reports whether the table has the resource, without a greater token.
+// advance records the token if the table has the resource without a greater
+// token. It reports whether it has recorded the token.
 func (t *Table) advance(ctx context.Context, tx *sql.Tx, resource string, token int64) (bool, error) {
 	result, err := tx.ExecContext(ctx, t.update, token, resource, token)
 	if err != nil {
@@ -199,10 +200,10 @@ func (t *Table) advance(ctx context.Context, tx *sql.Tx, resource string, token 
 	return n > 0, err
 }
 
-// Store returns a [Store] that keeps its tokens in the table, for
-// [NewHandler]. If the writes are to the same database, use Do instead: only a
-// write in the same transaction as the token is safe from a pause between the
-// two.
+// Store returns a [Store] that keeps its tokens in the table, for [NewHandler].
+// If the writes are to the same database, use Do instead: a process can be
+// paused between storing the token and writing, and then only a write in the
+// same transaction is safe.
 func (t *Table) Store(db *sql.DB) Store { return tableStore{t, db} }
 
 type tableStore struct {
