@@ -111,9 +111,9 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := h.resource(r)
 	d := h.come(name)
 	defer h.leave(name, d)
-	// Ask the store first. Before this request enters, a greater token may have
-	// entered and left. enter refuses this request then, because the door
-	// remembers the greater token, and exists as long as this request.
+	// Ask the store first. Before this request enters, a request with a greater
+	// token may have entered and left. Then enter refuses this request: the
+	// door remembers the greater token, and exists as long as this request.
 	err = h.store.Advance(r.Context(), name, token)
 	if err == nil {
 		err = h.enter(r.Context(), name, d, token)

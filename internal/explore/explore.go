@@ -5,10 +5,9 @@
 // whether a reply is lost. All calls the model until it has tried each alternative of each choice.
 // The model must depend on nothing else.
 //
-// Most runs reach states that earlier runs have reached. A model passes its state to At, and At
-// ends the run if the state is known, because other runs try everything that can follow that state.
-// So the state must include everything on which the rest of the run depends, also in the code under
-// test.
+// Most runs reach states that earlier runs have reached. A model passes its state to At. If the
+// state is known, At ends the run: other runs try everything that can follow. So the state must
+// include everything on which the rest of the run depends, also in the code under test.
 //
 // Package explore does not judge states: a model calls Fail.
 package explore
@@ -80,7 +79,7 @@ func All(limit int, model func(*Run)) Found {
 	}
 }
 
-// once runs the model once. It first repeats the picks of r.
+// once makes one run of the model. It first repeats the picks of r.
 func (r *Run) once(model func(*Run)) (fault string) {
 	r.next, r.notes = 0, r.notes[:0]
 	defer func() {

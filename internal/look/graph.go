@@ -18,8 +18,8 @@ type Graph struct {
 }
 
 // A Wait records that a session waits at a path for the holders there. If Path is empty, the
-// session waits for the session of a command that it has started: if zsync lock runs another zsync
-// lock, it holds its lock until that command has ended.
+// session waits for the session of a command that it has started: a zsync lock that runs another
+// zsync lock holds its lock until the other command ends.
 type Wait struct {
 	Path    string
 	Holders []string // sessions
@@ -61,9 +61,9 @@ func (g *Graph) Add(lines []Line) {
 	}
 }
 
-// stuck returns the sessions that cannot proceed by themselves, if each keeps its holds while it waits: the
-// sessions in a circle, and the sessions that wait for these. For a permit, a single holder that can proceed is
-// enough.
+// stuck returns the sessions in a circle, and the sessions that wait for these. No such session can
+// proceed by itself, if each keeps its holds while it waits. For a permit, a single holder that can
+// proceed is enough.
 func (g *Graph) stuck() map[string]bool {
 	stuck := map[string]bool{}
 	for s := range g.Waits {
