@@ -134,7 +134,7 @@ var messages = []struct {
 	{"Unlock without a lock", func(t *testing.T, z *zoo) error {
 		return zsync.NewMutex(z.b, "/m").Unlock()
 	}},
-	{"Release of more than is held", func(t *testing.T, z *zoo) error {
+	{"Release of too many permits", func(t *testing.T, z *zoo) error {
 		m := zsync.NewSemaphore(z.b, "/s", 3)
 		harness.Must(t, m.Acquire(t.Context(), 1))
 		return m.Release(2)
