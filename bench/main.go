@@ -1,11 +1,12 @@
-// Command bench measures zsync on real servers, in the words of other
-// libraries' benchmarks, so that the figures can be set side by side:
+// Command bench measures zsync on real servers. It prints the results in the format of
+// bench/compare, so that they can be compared with the results of other libraries:
 //
 //	bench -servers HOST:PORT -workload lock_uncontended [-n N] [-dur 3s] [-warm 1s] [-peer zsync]
 //
-// It prints a line for each measurement, "<peer>,<workload>,<n>,<operations per second>", and to standard error
-// the requests per operation. With -peer zk.Lock, it measures go-zookeeper in the same way; a workload that a
-// peer does not have ends with the exit code 64. To compare, see bench/compare.
+// It prints a line for each measurement, "<peer>,<workload>,<n>,<operations per second>", and the
+// requests per operation to standard error. With -peer zk.Lock, it measures go-zookeeper in the
+// same way. If a peer does not have the workload, the exit code is 64. The comparison is the
+// business of bench/compare.
 package main
 
 import (
@@ -25,7 +26,7 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// A workload measures one thing. The list below describes each.
+// A workload measures one kind of operation. The list below describes each workload.
 type workload struct {
 	name string
 	run  func(b *bench)
@@ -33,16 +34,16 @@ type workload struct {
 
 var workloads = []workload{
 	{"lock_uncontended", func(b *bench) { b.locks(1, false) }},                                // one session, one path: pairs of Lock and Unlock
-	{"lock_shared_session", func(b *bench) { b.locks(1, false) }},                             // n goroutines, one Mutex, one session: hand-overs
-	{"lock_retained", func(b *bench) { b.locks(1, false, zsync.WithRetention(time.Minute)) }}, // lock_uncontended, or lock_shared_session, WithRetention
-	{"lock_strict", func(b *bench) { b.locks(1, true) }},                                      // the same in strict global order: every goroutine in the line
-	{"lock_sessions", func(b *bench) { b.locks(b.n, false) }},                                 // n sessions, one path: hand-overs between processes
-	{"lock_rival", (*bench).rival},                                                            // lock_shared_session beside a process that always wants the lock
-	{"lock_waiters", func(b *bench) { b.waiters(1) }},                                         // n goroutines of a session wait, with a Mutex each: the hand-overs until the line is empty
-	{"lock_waiters_200", func(b *bench) { b.waiters(200) }},                                   // the same, of 200 sessions
-	{"queue", (*bench).queue},                                                                 // n elements of 100 bytes into the channel of In (queue_put), then out of Recv's (queue_take)
-	{"queue_send", (*bench).sends},                                                            // n elements of 100 bytes by Send, one after the other by one goroutine
-	{"sessions", (*bench).sessions},                                                           // n sessions connect, lock a path each and hold it: sessions, and requests of all while they hold
+	{"lock_shared_session", func(b *bench) { b.locks(1, false) }},                             // n goroutines with one Mutex of one session: handoffs
+	{"lock_retained", func(b *bench) { b.locks(1, false, zsync.WithRetention(time.Minute)) }}, // like lock_uncontended or lock_shared_session, by n, with WithRetention
+	{"lock_strict", func(b *bench) { b.locks(1, true) }},                                      // like lock_shared_session, but in the order of arrival: every goroutine has a znode in the line
+	{"lock_sessions", func(b *bench) { b.locks(b.n, false) }},                                 // n sessions, one path: handoffs between processes
+	{"lock_rival", (*bench).rival},                                                            // lock_shared_session, while another session locks all the time
+	{"lock_waiters", func(b *bench) { b.waiters(1) }},                                         // n goroutines of one session wait, each with a Mutex: the handoffs until the line is empty
+	{"lock_waiters_200", func(b *bench) { b.waiters(200) }},                                   // like lock_waiters, with 200 sessions
+	{"queue", (*bench).queue},                                                                 // n elements of 100 bytes into the channel of In (queue_put), then from the channel of Recv (queue_take)
+	{"queue_send", (*bench).sends},                                                            // n elements of 100 bytes with Send, one after another
+	{"sessions", (*bench).sessions},                                                           // n sessions connect and lock a path each: the rate of sessions, and the requests of all while they hold
 	{"barrier", (*bench).barrier},                                                             // rounds of a double barrier with n parties on one session
 }
 
@@ -54,7 +55,7 @@ type bench struct {
 	n         int
 	dur, warm time.Duration
 
-	requests func() int64 // sent so far, if that is known
+	requests func() int64 // the number of requests so far; nil: unknown
 }
 
 func main() {
@@ -97,19 +98,19 @@ func (b *bench) connect() *zsync.Session {
 // path returns a path that no other run uses.
 func (b *bench) path() string { return fmt.Sprintf("/zsync-bench-%d", time.Now().UnixNano()) }
 
-// session returns the only session of a run, and a counter of its requests.
+// session connects the only session of a run. It also returns a counter of its requests.
 func (b *bench) session() (s *zsync.Session, requests func() int64) {
 	s = b.connect()
 	return s, func() int64 { return s.Stats().Requests }
 }
 
-// report prints the rate of ops operations in d, and their cost.
+// report prints the rate of ops operations in the time d, and their requests.
 func (b *bench) report(workload string, ops float64, d time.Duration, requests int64) {
 	b.line(workload, ops/d.Seconds())
 	fmt.Fprintf(os.Stderr, "REQ,%s,%s,%d,%.2f\n", b.peer, workload, b.n, float64(requests)/ops)
 }
 
-// locks measures n goroutines that lock and unlock, spread over so many sessions.
+// locks measures n goroutines that lock and unlock, distributed over several sessions.
 func (b *bench) locks(sessions int, strict bool, opts ...zsync.LockOption) {
 	path := b.path()
 	if strict {
@@ -137,8 +138,8 @@ func (b *bench) locks(sessions int, strict bool, opts ...zsync.LockOption) {
 	b.drive(loops)
 }
 
-// rival counts the operations of n goroutines that share a Mutex, beside a session that locks and unlocks as
-// often as it can.
+// rival measures n goroutines that share a Mutex, while another session locks and unlocks as often
+// as it can.
 func (b *bench) rival() {
 	path := b.path()
 	s, other := b.connect(), b.connect()
@@ -166,8 +167,9 @@ func (b *bench) rival() {
 	fmt.Fprintf(os.Stderr, "RIVAL,%s,%s,%d,%v\n", b.peer, b.workload, b.n, time.Duration(longest.Load()))
 }
 
-// sessions measures how fast n sessions connect and lock a path each, and how many requests all of them send
-// while they hold it. The servers report their own cost (mntr).
+// sessions measures the rate at which n sessions connect and lock a path each, and the number of
+// requests of all of them while they hold. For the cost at the servers, ask them with the
+// four-letter word mntr.
 func (b *bench) sessions() {
 	path := b.path()
 	all, mutexes := make([]*zsync.Session, b.n), make([]*zsync.Mutex, b.n)
@@ -211,7 +213,7 @@ func (b *bench) together(f func(i int)) {
 	group.Wait()
 }
 
-// waiters measures the line of n waiting goroutines, spread over so many sessions.
+// waiters measures a line of n waiting goroutines, distributed over several sessions.
 func (b *bench) waiters(sessions int) {
 	path := b.path()
 	holder := b.connect()
@@ -247,8 +249,9 @@ func (b *bench) waiters(sessions int) {
 	}
 }
 
-// drain lets loops wait in line behind holder, and reports the rate of their hand-overs. standing returns the
-// number of contenders, and sent the requests of so many sessions, if known.
+// drain makes loops wait in line behind holder, and then reports the rate of their handoffs.
+// standing returns the number of contenders. sent returns the number of requests and of sessions;
+// it may be nil.
 func (b *bench) drain(holder closedLoop, loops []closedLoop, standing func() int, sent func() (requests, sessions int64)) {
 	must(holder.begin())
 	var before, after runtime.MemStats
@@ -272,10 +275,10 @@ func (b *bench) drain(holder closedLoop, loops []closedLoop, standing func() int
 		time.Sleep(50 * time.Millisecond)
 	}
 	entered := time.Since(start)
-	time.Sleep(b.warm) // they look who is ahead of them
+	time.Sleep(b.warm) // the waiters still read the znode ahead of them
 	for before, busy := int64(0), sent != nil; busy; {
 		requests, sessions := sent()
-		if busy = requests-before > sessions; busy { // each confirms its session now and then
+		if busy = requests-before > sessions; busy { // with at most one request per session, only the confirmations of sessions remain
 			before = requests
 			time.Sleep(b.warm / 2)
 		}
@@ -291,21 +294,22 @@ func (b *bench) drain(holder closedLoop, loops []closedLoop, standing func() int
 	b.line(b.workload, float64(n)/time.Since(start).Seconds())
 }
 
-// A closedLoop is the work that a goroutine repeats: begin and end are one operation. If excludes is set, a
-// single goroutine at a time is between the two.
+// A closedLoop is the work that a goroutine repeats: begin and end are one operation. If excludes
+// is true, drive checks that only one goroutine at a time is between the two.
 type closedLoop struct {
 	begin, end func() error
 	excludes   bool
 }
 
-// counted is an operation counter that has a cache line to itself, and the longest operation.
+// counted has the number of operations of one goroutine and the longest operation, in a cache line
+// of its own.
 type counted struct {
 	n       atomic.Int64
 	longest atomic.Int64
 	_       [48]byte
 }
 
-// drive runs loops at the same time, and reports how many operations they did.
+// drive runs loops at the same time, and reports the rate of their operations.
 func (b *bench) drive(loops []closedLoop) {
 	var stop atomic.Bool
 	var inside atomic.Int64
@@ -360,7 +364,8 @@ func (b *bench) drive(loops []closedLoop) {
 // element is the payload of the queues.
 var element = bytes.Repeat([]byte("x"), 100)
 
-// queue puts n elements, without a consumer, and then takes them: once to warm up, once measured.
+// queue sends n elements without a consumer, and then receives them: once to warm up, and once to
+// measure.
 func (b *bench) queue() {
 	s, requests := b.session()
 	defer s.Close()
@@ -394,7 +399,7 @@ func (b *bench) queue() {
 	}
 }
 
-// sends puts n elements, waiting for each.
+// sends sends n elements, and waits for each.
 func (b *bench) sends() {
 	s, requests := b.session()
 	defer s.Close()
@@ -408,7 +413,7 @@ func (b *bench) sends() {
 	must(err)
 }
 
-// barrier measures rounds of n goroutines. In a round, each of them enters and leaves.
+// barrier measures rounds of n goroutines. In a round, each goroutine enters and leaves.
 func (b *bench) barrier() {
 	s, requests := b.session()
 	defer s.Close()

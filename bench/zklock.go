@@ -11,10 +11,10 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// This file has the workloads of go-zookeeper, with which zsync is compared.
+// This file has the workloads of go-zookeeper, for comparisons with zsync. The workloads of zsync
+// are the business of main.go.
 
-// goZookeeper returns the workloads of go-zookeeper: zk.Lock and, below it, the
-// bare requests, with no recipe at all.
+// goZookeeper returns the workloads of go-zookeeper: zk.Lock, and bare requests without a lock.
 func goZookeeper() []workload {
 	return []workload{
 		{"lock_uncontended", func(b *bench) { b.drive(b.zkLocks(1)) }},
@@ -22,13 +22,13 @@ func goZookeeper() []workload {
 		{"lock_sessions", func(b *bench) { b.drive(b.zkLocks(b.n)) }},
 		{"lock_waiters", func(b *bench) { b.zkWaiters(1) }},
 		{"lock_waiters_200", func(b *bench) { b.zkWaiters(200) }},
-		{"raw_create_delete", func(b *bench) { b.drive(b.rawPairs()) }}, // an ephemeral, sequential znode made and deleted
+		{"raw_create_delete", func(b *bench) { b.drive(b.rawPairs()) }}, // creates and deletes an ephemeral, sequential znode
 		{"raw_get", func(b *bench) { b.drive(b.rawGets()) }},
 	}
 }
 
 func (b *bench) dialZK() *zk.Conn {
-	patient := func(network, addr string, _ time.Duration) (net.Conn, error) { // by itself it fails after a second
+	patient := func(network, addr string, _ time.Duration) (net.Conn, error) { // because go-zookeeper's dial fails after a second
 		return net.DialTimeout(network, addr, time.Minute)
 	}
 	c, events, err := zk.Connect(strings.Split(b.servers, ","), 20*time.Second, zk.WithDialer(patient), zk.WithLogInfo(false))
@@ -45,7 +45,7 @@ func (b *bench) dialZK() *zk.Conn {
 	return c
 }
 
-// zkLocks returns n locks of one path, over so many sessions.
+// zkLocks returns n locks of one path, distributed over several sessions.
 func (b *bench) zkLocks(sessions int) []closedLoop { return b.zkLocksOf(b.path(), sessions) }
 
 func (b *bench) zkLocksOf(path string, sessions int) []closedLoop {
@@ -61,7 +61,7 @@ func (b *bench) zkLocksOf(path string, sessions int) []closedLoop {
 	return all
 }
 
-// zkWaiters is waiters with zk.Lock.
+// zkWaiters is like waiters, with zk.Lock.
 func (b *bench) zkWaiters(sessions int) {
 	path, holder := b.path(), b.dialZK()
 	l := zk.NewLock(holder, path, zk.WorldACL(zk.PermAll))

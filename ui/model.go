@@ -1,7 +1,7 @@
 package ui
 
-// This file turns one look at the tree into a model: the data of the page. It compares the look
-// with the previous one, which gives the timeline. The time of a look is the business of
+// This file makes the data of the page, a model, from one look at the tree. For the timeline,
+// it compares the look with the previous look. The time of a look is the business of
 // watcher.go, and the HTML is the business of page.html.
 
 import (
@@ -18,24 +18,24 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
-// A model is the result of one look, with the memory of earlier looks.
+// A model is the data of the page: the result of one look, and a part of earlier results.
 type model struct {
 	Version   uint64
 	At        time.Time
 	Err       string
 	Cut       bool
-	Lines     []lineView // with waiters: locks, elections, semaphores
+	Lines     []lineView // the lines of locks, elections and semaphores
 	Queues    []queueView
 	Groups    []groupView
 	Schedules []scheduleView
 	Others    []look.Line
 	Refused   []string
 	Waits     *graphView
-	Timeline  []handOver // the latest first
+	Timeline  []handOver // the latest hand-over first
 
-	requests int                // the requests of the look, about
+	requests int                // about how many requests the look has sent
 	holds    map[string]held    // by path and node
-	samples  map[string][]count // of queues, the latest last
+	samples  map[string][]count // by queue: its counts, the latest last
 }
 
 // A who is a holder or a waiter.
@@ -44,7 +44,7 @@ type who struct {
 	Since                      time.Time
 	AtMost                     bool // Since may include the wait
 	Holding                    bool
-	Margin                     string // for how long the hold is confirmed; of our own session only
+	Margin                     string // for how long the hold is confirmed; only for the page's own session
 	Place                      int
 }
 
@@ -52,17 +52,17 @@ type who struct {
 type lineView struct {
 	Path, Kind       string
 	Holders, Waiters []who
-	Term             string // of a leader
+	Term             string // the number of a leader's term
 	State            string
 }
 
-// Ours reports whether our own session is a holder. Then the page shows for how long the hold is
-// confirmed.
+// Ours reports whether the page's own session is a holder. If so, the page shows for how long the
+// hold is confirmed.
 func (l lineView) Ours() bool {
 	return slices.ContainsFunc(l.Holders, func(w who) bool { return w.Margin != "" })
 }
 
-// Standby reports whether the waiters are candidates behind a leader, whose waiting is normal.
+// Standby reports whether the waiters are candidates behind a leader. Such a wait is normal.
 func (l lineView) Standby() bool { return l.Kind == string(kinds.Election) && len(l.Holders) > 0 }
 
 // Holds returns the verb for the holder.
@@ -73,8 +73,8 @@ func (l lineView) Holds() string {
 	return "holds"
 }
 
-// before orders lines: first lines with waiters for a lock, the longest wait first; then lines with
-// candidates on standby; then lines without waiters.
+// before orders lines: first the lines with waiters, by the longest wait; then the lines with
+// candidates on standby; then the lines without waiters.
 func (l lineView) before(other lineView) int {
 	rank := func(l lineView) int {
 		switch {
@@ -93,7 +93,7 @@ func (l lineView) before(other lineView) int {
 
 // A groupView is a group or a partition.
 type groupView struct {
-	Path, State string // of a partition
+	Path, State string // State is only for a partition
 	Members     []look.Line
 }
 
@@ -105,24 +105,24 @@ type scheduleView struct {
 // A count is the contents of a queue at one time.
 type count struct{ Ready, Claimed, Delayed, Dead int }
 
-// A queueView is a queue and its contents.
+// A queueView is a queue with its counts.
 type queueView struct {
 	Path, Layout, Err string
 	count
 	Oldest  time.Time
 	Holders []zsync.QueueHolder
-	Points  string // of the polyline in a picture of 120 by 24
+	Points  string // the points of a polyline, in a picture of 120 by 24
 	Most    int
 }
 
-// A held is a hold that has not ended.
+// A held is a hold that a look has found.
 type held struct {
 	path, kind, owner, session, node string
 	since                            time.Time
 	atMost                           bool
 }
 
-// A handOver is the end of a hold, which two looks have shown.
+// A handOver is the end of a hold: one look found the hold, and the next did not.
 type handOver struct {
 	Path, Kind, Owner, Next string
 	Why                     string // empty if it is not known
@@ -130,15 +130,15 @@ type handOver struct {
 	At                      time.Time
 }
 
-// A model keeps at most remembered hand-overs, and the counts of at most sampled looks at a queue.
-// It counts the elements of at most counted queues.
+// A model has at most remembered hand-overs. For a queue, it has the counts of at most sampled
+// looks. A look counts the elements of at most counted queues.
 const (
 	remembered = 200
 	sampled    = 120
 	counted    = 50
 )
 
-// newModel makes a model of the look t, or of its error, and of the previous model.
+// newModel makes a model from the look t or its error, and from the previous model.
 func newModel(ctx context.Context, s *zsync.Session, opts Options, before *model, t *look.Tree, err error, broken func(path, node string) bool) *model {
 	if err != nil {
 		return before.old(err)
@@ -154,7 +154,7 @@ func newModel(ctx context.Context, s *zsync.Session, opts Options, before *model
 	var g look.Graph
 	sessions := map[string]bool{}
 	for _, p := range t.Places {
-		m.requests += 3 + len(p.Lines)/100 // some kinds cost more
+		m.requests += 3 + len(p.Lines)/100 // some kinds need more requests
 		switch {
 		case slices.Contains(p.Kinds, kinds.Queue), slices.Contains(p.Kinds, kinds.ForeignQueue):
 			m.requests += 6
@@ -175,7 +175,7 @@ func newModel(ctx context.Context, s *zsync.Session, opts Options, before *model
 	return m
 }
 
-// old returns a copy of m with the error that makes it old. m may be nil.
+// old returns a copy of m with the error of a later look. m may be nil.
 func (m *model) old(err error) *model {
 	var old model
 	if m != nil {
@@ -268,7 +268,8 @@ func (m *model) line(s *zsync.Session, opts Options, kind string, lines []look.L
 	return v
 }
 
-// term returns the number of a leader's term. It is greater than the number of the previous term.
+// term returns the number of a leader's term, which is the number in its znode's name. Later terms
+// have greater numbers.
 func term(node string) string {
 	if len(node) < 10 {
 		return ""
@@ -320,8 +321,8 @@ func (m *model) queue(ctx context.Context, s *zsync.Session, before *model, p lo
 	m.Queues = append(m.Queues, q)
 }
 
-// remember adds to the timeline the holds that ended since the previous look. It misses a hold that
-// began and ended between the two looks.
+// remember adds the holds that have ended since the previous look to the timeline. It misses holds
+// that began and ended between the two looks.
 func (m *model) remember(before *model, sessions map[string]bool, broken func(path, node string) bool) {
 	var ended []handOver
 	for key, h := range before.holds {
@@ -336,7 +337,7 @@ func (m *model) remember(before *model, sessions map[string]bool, broken func(pa
 		case broken(h.path, h.node):
 			e.Why = "broken from this page"
 		case sessions[h.session]:
-			e.Why = "released" // the look has found its session
+			e.Why = "released" // the look has found its session, so the session has not ended
 		}
 		e.Next = m.newHolders(before, e.Path, e.Kind)
 		ended = append(ended, e)
@@ -344,8 +345,8 @@ func (m *model) remember(before *model, sessions map[string]bool, broken func(pa
 	slices.SortFunc(ended, func(a, b handOver) int { return cmp.Compare(a.Path, b.Path) })
 	m.Timeline = slices.Concat(ended, before.Timeline)
 	m.Timeline = m.Timeline[:min(len(m.Timeline), remembered)]
-	// A look in the middle of a hand-over shows the end of a hold, and only the next look shows the
-	// new holder.
+	// A look during a hand-over finds no new holder. If this look finds it, add it to the
+	// hand-overs of the previous look.
 	for i := len(ended); i < len(m.Timeline) && m.Timeline[i].At.Equal(before.At); i++ {
 		if e := &m.Timeline[i]; e.Next == "" {
 			e.Next = m.newHolders(before, e.Path, e.Kind)
@@ -353,7 +354,7 @@ func (m *model) remember(before *model, sessions map[string]bool, broken func(pa
 	}
 }
 
-// newHolders returns the names of the holders that the previous look did not show.
+// newHolders returns the names of the holders that the previous look did not find.
 func (m *model) newHolders(before *model, path, kind string) string {
 	var names []string
 	for key, n := range m.holds {
@@ -365,18 +366,19 @@ func (m *model) newHolders(before *model, path, kind string) string {
 	return strings.Join(names, ", ")
 }
 
-// A graphView is the deadlocks and the number of sessions that wait.
+// A graphView has the deadlocks and the number of waiting sessions.
 type graphView struct {
 	Circles []circleView
 	Waiting int
 }
 
-// A circleView is the members of a deadlock: each waits for the next, and the last for the first.
+// A circleView has the sessions of a deadlock: each waits for the next, and the last waits for the
+// first.
 type circleView struct{ Steps []stepView }
 
-type stepView struct{ Name, Path string } // without a path, the session runs the next one
+type stepView struct{ Name, Path string } // an empty Path: the session is the process that started the next session
 
-// circles describes the deadlocks.
+// circles returns the deadlocks for the page.
 func circles(g *look.Graph) *graphView {
 	v := &graphView{Waiting: len(g.Waits)}
 	for _, circle := range g.Circles() {

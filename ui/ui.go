@@ -1,19 +1,18 @@
-// Package ui is a web page that shows the primitives of zsync in ZooKeeper, live: the holders and
-// waiters of each lock, deadlocks, leaders, queues, groups and schedules.
+// Package ui is a live web page with the primitives of zsync in ZooKeeper: the holders and waiters
+// of each lock, deadlocks, leaders, queues, groups and schedules.
 //
 //	mux.Handle("/zsync/", http.StripPrefix("/zsync", ui.Handler(s, ui.Options{ReadOnly: true})))
 //
-// The page loads nothing from other hosts, its links are relative, and it can
-// be read without JavaScript. Everyone who can open it sees the names of owners
-// and the values of znodes, so put it behind the authentication that the rest of
-// your program has.
+// The page loads nothing from other hosts, its links are relative, and it works
+// without JavaScript. Every user who can open it sees the names of owners and
+// the values of znodes, so protect it with the authentication of your program.
 //
 // # Cost
 //
 // The page reads the tree once for all its viewers, every [Options.Interval]. It
-// reads a large tree less often: it sends at most about 200 requests a second,
-// eight at a time, and sets no watches. While no browser has the page open, it
-// reads the tree ten times less often, for the timeline.
+// sends at most about 200 requests a second, eight at a time, so it reads a
+// large tree less often. It sets no watches. While no browser has the page open,
+// it reads the tree ten times less often, for the timeline.
 package ui
 
 import (
@@ -40,12 +39,12 @@ import (
 
 // Options configure the page. The zero Options are valid.
 type Options struct {
-	// ReadOnly removes the forms that break locks, and refuses such requests.
-	// Set it, unless everyone who can open the page may break locks.
+	// ReadOnly removes the forms that break locks, and refuses such requests. Set it unless every
+	// user who can open the page may break locks.
 	ReadOnly bool
 
-	// Format, if not nil, returns the text that is shown in place of the owner of
-	// a contender, or of the info of a group's member, at path.
+	// Format, if not nil, returns the text to show for text, which is the owner of a contender at
+	// path or the info of a group's member at path.
 	Format func(path, text string) string
 
 	// Root limits the page to this path and the paths below it. The default is /,
@@ -55,8 +54,8 @@ type Options struct {
 	// Interval is the time between two looks at the tree. The default is one second.
 	Interval time.Duration
 
-	// Timetables has the timetables of schedules by path. With it, the page shows
-	// the time of the next run: ZooKeeper stores only the last.
+	// Timetables has the timetables of schedules, by path. With a timetable, the page shows the
+	// time of the next run. ZooKeeper stores only the last run.
 	Timetables map[string]zsync.Timetable
 }
 
@@ -75,7 +74,7 @@ var pages = template.Must(template.New("").Funcs(template.FuncMap{
 type page struct {
 	s     *zsync.Session
 	opts  Options
-	token string // proves that a form is from this page
+	token string // the page puts it into its forms and demands it from requests to break a lock
 	watch *watcher
 	mux   *http.ServeMux
 }
@@ -104,8 +103,7 @@ func Handler(s *zsync.Session, opts Options) http.Handler {
 			http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(data))
 		})
 	}
-	// A page of another site cannot read this page, which contains the token, nor
-	// send its forms.
+	// A page of another site can neither read the token in this page nor send its forms.
 	return http.NewCrossOriginProtection().Handler(p)
 }
 
@@ -134,7 +132,7 @@ func (p *page) shown(m *model) shown {
 
 func (p *page) index(w http.ResponseWriter, r *http.Request) {
 	m := p.watch.latest(r.Context())
-	if m == nil { // the client has disconnected, or the session is closed
+	if m == nil { // the client has disconnected or the session is closed
 		http.Error(w, "the session is closed", http.StatusServiceUnavailable)
 		return
 	}
@@ -152,11 +150,11 @@ func (p *page) render(w http.ResponseWriter, status int, name string, data any) 
 	b.WriteTo(w)
 }
 
-// sections are the parts of the page that events sends when they change.
+// sections are the names of the page's parts, which events sends after a change.
 var sections = []string{"summary", "deadlocks", "lines", "queues", "groups", "schedules", "others", "timeline"}
 
-// events sends the sections that have changed, in one event. Its data is a JSON object: HTML by
-// section.
+// events sends an event after each change. Its data is a JSON object with the HTML of each section
+// that has changed.
 func (p *page) events(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	out := http.NewResponseController(w)
@@ -165,8 +163,9 @@ func (p *page) events(w http.ResponseWriter, r *http.Request) {
 	sent := map[string]string{}
 	beat := time.NewTicker(15 * time.Second)
 	defer beat.Stop()
-	// A client that does not read is cut off: it would count as a viewer, and the watcher would
-	// look often. If the ResponseWriter supports no deadlines, as in tests, there is no limit.
+	// A deadline ends the connection of a client that does not read, because it would count as a
+	// viewer and make the watcher look often. A ResponseWriter without deadlines, as in tests, has
+	// no limit.
 	const slow = time.Minute
 	for seen := uint64(0); ; {
 		_ = out.SetWriteDeadline(time.Now().Add(slow))
@@ -175,7 +174,8 @@ func (p *page) events(w http.ResponseWriter, r *http.Request) {
 			seen = m.Version
 			news := map[string]string{}
 			for _, name := range sections {
-				// A section in which only ages have changed is not sent: the script counts them.
+				// Do not send a section in which only ages have changed. The script in the browser
+				// counts them.
 				var b, still bytes.Buffer
 				data := p.shown(m)
 				err := pages.ExecuteTemplate(&b, name, data)
@@ -212,7 +212,7 @@ func (p *page) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// A target is a contender to delete, as the page showed it to the user.
+// A target is a contender that the user wants to delete, as the page showed it.
 type target struct {
 	Path, Node, Owner, Session, Token string
 	Holding                           bool
@@ -237,7 +237,7 @@ func (p *page) znode(at, node string) string {
 	return ""
 }
 
-// confirm shows the contender that the user is about to delete, as it is now.
+// confirm shows the current state of the contender that the user wants to delete.
 func (p *page) confirm(w http.ResponseWriter, r *http.Request) {
 	if p.opts.ReadOnly {
 		http.Error(w, "this page is read-only", http.StatusForbidden)
@@ -264,9 +264,9 @@ func (p *page) confirm(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// breakLock deletes a contender if it is still the one on the page: a znode with the same creation
-// zxid and the same version. ZooKeeper gives each sequence number once in a line. So no other znode
-// can get this name between the read and the deletion, which names the version.
+// breakLock deletes the znode of a contender if it still has the creation zxid and the version on
+// the page. ZooKeeper gives each sequence number only once in a line. So between the read and the
+// deletion, no other znode can get this name, and the deletion also checks the version.
 //
 // The owner learns of the loss at once, because it watches its znode.
 func (p *page) breakLock(w http.ResponseWriter, r *http.Request) {
@@ -295,7 +295,7 @@ func (p *page) breakLock(w http.ResponseWriter, r *http.Request) {
 		err = zk.ErrBadVersion
 	}
 	if err == nil {
-		p.watch.breaks(at, node) // first: the watcher may see the deletion before our reply
+		p.watch.breaks(at, node) // before the deletion, because the watcher may see it before Txn returns
 		if _, err = p.s.Txn(r.Context(), &zk.DeleteRequest{Path: znode, Version: int32(version)}); err != nil {
 			p.watch.wasBroken(at, node)
 		}

@@ -1,7 +1,7 @@
 package ui
 
-// This file decides when to look at the tree, and publishes the latest model to all viewers. Making
-// the model is the business of model.go.
+// This file decides when to look at the tree, and publishes the latest model to all viewers. The
+// contents of the model are the business of model.go.
 
 import (
 	"context"
@@ -13,11 +13,11 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
-// perSecond is the greatest number of requests a second, on average.
+// perSecond is the maximum of the average number of requests per second.
 const perSecond = 200
 
-// patience is how long a look may take before the page calls its contents old. The look continues:
-// a large tree takes longer if the servers are far away.
+// patience is the duration of a look after which the page says that its contents are old. The look
+// continues, because a large tree on distant servers takes longer.
 const patience = 10 * time.Second
 
 var errSlow = fmt.Errorf("the present look has taken longer than %v: the servers do not answer, or there is much to read", patience)
@@ -25,29 +25,29 @@ var errSlow = fmt.Errorf("the present look has taken longer than %v: the servers
 // idle is the factor by which the pause between looks grows while no browser has the page open.
 const idle = 10
 
-// A watcher looks at the tree, once for all viewers.
+// A watcher looks at the tree for all viewers.
 type watcher struct {
 	s     *zsync.Session
 	opts  Options
 	once  sync.Once
-	ended chan struct{} // closed after the session
+	ended chan struct{} // closed after the end of the session
 
 	mu       sync.Mutex
 	model    *model        // the latest; guarded by mu
-	changed  chan struct{} // closed when there is another; guarded by mu
+	changed  chan struct{} // closed when a newer model replaces the latest; guarded by mu
 	viewers  int           // guarded by mu
-	asked    time.Time     // the time of the last request; guarded by mu
+	asked    time.Time     // the time of the last HTTP request; guarded by mu
 	wake     chan struct{} // has an element if the next look is due at once
 	brokenAt map[string]bool
-	seen     look.Memory // used by look alone
+	seen     look.Memory // only the method look uses it
 }
 
 func newWatcher(s *zsync.Session, opts Options) *watcher {
 	return &watcher{s: s, opts: opts, ended: make(chan struct{}), changed: make(chan struct{}), wake: make(chan struct{}, 1), brokenAt: map[string]bool{}}
 }
 
-// start starts run at the first request. If the watcher looks rarely, because the last request was
-// long ago, start waits for a new look.
+// start starts run at the first HTTP request. If the watcher looks rarely because the last request
+// was long ago, start waits for a new look.
 func (w *watcher) start(ctx context.Context) {
 	w.mu.Lock()
 	rarely, changed := w.rarely() && w.model != nil, w.changed
@@ -64,12 +64,13 @@ func (w *watcher) start(ctx context.Context) {
 	}
 }
 
-// rarely reports whether no browser has the page open. The caller holds w.mu.
+// rarely reports whether no browser has the page open, so that the watcher looks rarely. The caller
+// holds w.mu.
 func (w *watcher) rarely() bool {
 	return w.viewers == 0 && time.Since(w.asked) > idle*w.opts.Interval
 }
 
-// run looks until the session is closed.
+// run looks repeatedly until the session is closed.
 func (w *watcher) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -86,7 +87,7 @@ func (w *watcher) run() {
 	}()
 	defer func() { cancel(); <-closed }()
 	for {
-		if w.s.State() == zsync.StateClosed { // before States was called
+		if w.s.State() == zsync.StateClosed { // closed before the call of States
 			return
 		}
 		pause := w.look(ctx, closed)
@@ -118,7 +119,7 @@ func (w *watcher) look(ctx context.Context, closed <-chan struct{}) time.Duratio
 	slow := time.AfterFunc(patience, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if w.model == before { // else the look has ended at this moment
+		if w.model == before { // otherwise, the look has just ended
 			w.publish(before.old(errSlow))
 		}
 	})
@@ -172,14 +173,14 @@ func (w *watcher) latest(ctx context.Context) *model {
 	}
 }
 
-// now returns the latest model, and a channel that is closed when there is a later one.
+// now returns the latest model, and a channel that is closed when a newer model replaces it.
 func (w *watcher) now() (*model, <-chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.model, w.changed
 }
 
-// join adds a viewer, until it calls leave.
+// join adds a viewer. The viewer calls leave when it ends.
 func (w *watcher) join() (leave func()) {
 	w.mu.Lock()
 	w.viewers++
@@ -203,14 +204,14 @@ func (w *watcher) lookNow() {
 	}
 }
 
-// breaks notes that the page is about to break a hold.
+// breaks records that the page is about to break a hold.
 func (w *watcher) breaks(path, node string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.brokenAt[path+"/"+node] = true
 }
 
-// wasBroken reports whether the page has broken a hold, and forgets it.
+// wasBroken reports whether the page has broken a hold, and deletes the record.
 func (w *watcher) wasBroken(path, node string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

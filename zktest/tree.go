@@ -178,7 +178,7 @@ type txn struct {
 	zxid    int64
 	time    int64 // milliseconds since 1970
 	changes []change
-	one     [1]change // storage for changes, while there is one
+	one     [1]change // the storage of changes if there is only one
 
 	// These fields serve only an ensemble, which agrees on a transaction before it applies it.
 	code   int32      // the reason for its failure

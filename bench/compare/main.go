@@ -1,10 +1,11 @@
-// Command compare measures several clients with the same workloads on one server. The clients run one after the
-// other, in several rounds. The results are written as CSV, as tables in a Markdown file and as plots.
+// Command compare measures several clients with the same workloads on one server. The clients run
+// one after another, in several rounds. The command writes the results as CSV, as tables in a
+// Markdown file, and as plots. The workloads are the business of the clients.
 //
 //	compare -servers HOST:PORT -peer 'NAME=COMMAND' -peer … -do lock_uncontended:1,lock_sessions:8 -reps 5 -csv out.csv
 //
-// A peer is any command that measures one workload and prints lines
-// "name,workload,n,operations per second"; see bench/README.md.
+// A peer is a command that measures one workload and prints lines "name,workload,n,operations per
+// second"; see bench/README.md.
 package main
 
 import (
@@ -19,21 +20,21 @@ import (
 	"time"
 )
 
-// A plan is what to measure.
+// A plan describes the measurements.
 type plan struct {
 	servers   string
 	peers     []peer
 	jobs      []job
-	delays    []time.Duration // of the link, there and back
+	delays    []time.Duration // the round-trip delays of the link
 	reps      int
 	dur, warm time.Duration
-	limit     time.Duration // for one command
+	limit     time.Duration // the time limit of one command
 }
 
 // A peer is a command that measures a client.
 type peer struct{ name, command string }
 
-// A job is a workload and its size.
+// A job is a workload with its size.
 type job struct {
 	workload string
 	n        int

@@ -12,16 +12,16 @@ import (
 	"gonum.org/v1/plot/vg"
 )
 
-// This file draws the results as plots.
+// This file draws the results as plots. The tables are the business of table.go.
 
-// dots are medians with their spread.
+// dots are the points of a plot: medians with their spread.
 type dots struct {
 	plotter.XYs
 	plotter.YErrors
 }
 
-// writePlots writes one plot for each link, rates by workload, and one for each
-// workload that was measured in several sizes: time by size.
+// writePlots writes a plot of the rates of all workloads for each link. For each workload with
+// several sizes, it also writes a plot of the time by size.
 func (r *result) writePlots(dir string) error {
 	if dir == "" {
 		return nil
@@ -60,7 +60,7 @@ func (r *result) writePlots(dir string) error {
 	return nil
 }
 
-// plotSizes plots the workloads that have several sizes, on the first link.
+// plotSizes plots the workloads with several sizes, on the first link.
 func (r *result) plotSizes(dir string, jobs []job) error {
 	delay := r.plan.delays[0]
 	of := func(name string) (ns []int) {

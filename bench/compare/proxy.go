@@ -6,16 +6,17 @@ import (
 	"time"
 )
 
-// This file puts a link with latency between the clients and the server.
+// This file makes a link with latency between the clients and the server. The choice of the latency
+// is the business of main.go.
 
-// A chunk is the bytes of one read, and the time to pass them on.
+// A chunk has the bytes of one read, and the time to forward them.
 type chunk struct {
 	due   time.Time
 	bytes []byte
 }
 
-// startProxy listens on loopback and passes everything on to a server, in both directions, each byte after a
-// fixed time. It models a link of that latency: nothing is lost, and the link is never full.
+// startProxy listens on loopback and forwards all bytes to a server and back, each after the time
+// oneWay. It models a link with latency that loses nothing and is never full.
 func startProxy(to string, oneWay time.Duration) (addr string, stop func(), err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -41,7 +42,7 @@ func startProxy(to string, oneWay time.Duration) (addr string, stop func(), err 
 	return l.Addr().String(), func() { l.Close() }, nil
 }
 
-// carry passes on all bytes from one end to the other, until either is closed.
+// carry forwards all bytes from one end to the other, until either is closed.
 func carry(to, from net.Conn, oneWay time.Duration) {
 	under := make(chan chunk, 1<<14)
 	go func() {
@@ -50,7 +51,7 @@ func carry(to, from net.Conn, oneWay time.Duration) {
 			time.Sleep(time.Until(c.due))
 			if _, err := to.Write(c.bytes); err != nil {
 				from.Close()
-				for range under { // until the other has noticed
+				for range under { // discard the rest until the reader ends
 				}
 				return
 			}

@@ -16,30 +16,31 @@ import (
 	"time"
 )
 
-// This file runs the peers and collects the lines that they print.
+// This file runs the peers and collects their lines. The summary of the results is the business of
+// table.go and plot.go.
 
-// A sample is one line that a peer has printed.
+// A sample is one line of a peer's output.
 type sample struct {
 	delay time.Duration
 	job   job
 	peer  string
 	rep   int
 	rate  float64
-	load  float64 // of the machine when it was taken, if that is known
+	load  float64 // the load of the machine after the measurement, or -1
 }
 
 // A result holds the measurements of a plan.
 type result struct {
 	plan    plan
 	samples []sample
-	server  string // what it says of itself
+	server  string // the version that it reports
 	began   time.Time
 	about   string
 	failed  []string
 }
 
-// run carries out the plan. In each round every workload is measured once with each
-// peer, one right after the other, and each round begins with another peer.
+// run carries out the plan. In each round, it measures every workload once with each peer, one peer
+// right after another. Each round begins with another peer.
 func (p plan) run(ctx context.Context) (*result, error) {
 	r := &result{plan: p, server: srvr(p.servers), began: time.Now()}
 	for _, delay := range p.delays {
@@ -68,8 +69,8 @@ func (p plan) run(ctx context.Context) (*result, error) {
 	return r, nil
 }
 
-// measure runs the command of a peer. It skips a peer without the workload; a peer that fails or takes too long
-// is noted and skipped too.
+// measure runs the command of a peer. It skips a peer without the workload. It also skips a peer
+// that fails or takes too long, and notes it in r.failed.
 func (r *result) measure(ctx context.Context, addr string, s sample, p peer) error {
 	limited, cancel := context.WithTimeout(ctx, r.plan.limit)
 	defer cancel()
@@ -96,14 +97,14 @@ func (r *result) measure(ctx context.Context, addr string, s sample, p peer) err
 		r.failed = append(r.failed, fmt.Sprintf("%s, %s: %v: %s", p.name, s.job, err, lastLine(said.String())))
 		return nil
 	case err != nil:
-		return err // the command is not there
+		return err // the command could not be started
 	}
 	s.load = loadNow()
 	return r.take(out.String(), s, p)
 }
 
-// take reads the lines that a peer has printed. A line may name a part of the peer, or of the
-// workload: kazoo-Queue, or queue_put for queue.
+// take adds the lines of a peer's output to the samples. A line may name a part of the peer, such
+// as kazoo-Queue, or a part of the workload, such as queue_put of queue.
 func (r *result) take(out string, s sample, p peer) error {
 	rows, err := csv.NewReader(strings.NewReader(out)).ReadAll()
 	if err != nil || len(rows) == 0 {
@@ -134,7 +135,7 @@ func lastLine(s string) string {
 	return s[strings.LastIndex(s, "\n")+1:]
 }
 
-// srvr returns the version that a server answers to "srvr", or nothing.
+// srvr returns the version in a server's answer to "srvr", or "".
 func srvr(addr string) string {
 	c, err := net.DialTimeout("tcp", addr, time.Second)
 	if err != nil {

@@ -10,8 +10,9 @@ import (
 )
 
 // This file prints the results as Markdown tables, with the median and the spread of the rounds.
+// The plots are the business of plot.go.
 
-// A spread summarizes several measurements of one thing.
+// A spread summarizes the measurements of one thing in several rounds.
 type spread struct{ least, median, most float64 }
 
 func spreadOf(xs []float64) spread {
@@ -23,7 +24,7 @@ func spreadOf(xs []float64) spread {
 	return spread{xs[0], mid, xs[len(xs)-1]}
 }
 
-// rates returns the measurements of one peer in one row, by round.
+// rates returns the measurements of one peer and one job, by round.
 func (r *result) rates(delay time.Duration, j job, peer string) map[int]float64 {
 	m := make(map[int]float64)
 	for _, s := range r.samples {
@@ -41,7 +42,7 @@ func values(m map[int]float64) (xs []float64) {
 	return xs
 }
 
-// peers and jobs return the peers and jobs that have printed something, in their order.
+// peers and jobs return the peers and the jobs of the samples, in the order of their first samples.
 func (r *result) peers() []string {
 	return inOrder(r.samples, func(s sample) string { return s.peer })
 }
@@ -60,7 +61,7 @@ func inOrder[T comparable](samples []sample, key func(sample) T) (all []T) {
 	return all
 }
 
-// markdown returns the measurements as tables, a table for each link.
+// markdown returns the measurements as Markdown, with a table for each link.
 func (r *result) markdown() string {
 	var b strings.Builder
 	least, most := r.loads()
@@ -120,8 +121,8 @@ func rate(x float64) string {
 	return text
 }
 
-// ratio returns the speed of the first peer relative to the best of the others: the median of the ratios per
-// round. In a round, both ran one right after the other.
+// ratio returns the speed of the first peer relative to the best of the others: the median of the
+// ratios per round. In a round, both clients ran one right after the other, so their ratio is fair.
 func (r *result) ratio(delay time.Duration, j job, first string, peers []string) string {
 	mine := r.rates(delay, j, first)
 	best, of := 0.0, ""
@@ -155,8 +156,8 @@ func (r *result) loads() (least, most float64) {
 	return s.least, s.most
 }
 
-// command returns the command line that repeats the measurement. The reader must supply the paths of the peers'
-// programs.
+// command returns the command line that repeats the measurement. A reader must replace the paths of
+// the peers' programs.
 func (r *result) command() string {
 	var jobs, delays []string
 	for _, j := range r.plan.jobs {
@@ -172,7 +173,7 @@ func (r *result) command() string {
 	return fmt.Sprintf("go run ./bench/compare -servers HOST:PORT%s -do %s -delays %s -reps %d -dur %v", peers, strings.Join(jobs, ","), strings.Join(delays, ","), r.plan.reps, r.plan.dur)
 }
 
-// The marks around the measurements in a document.
+// The marks that surround the measurements in a document.
 const (
 	beginMark = "<!-- measured by bench/compare: begin -->"
 	endMark   = "<!-- measured by bench/compare: end -->"

@@ -1,5 +1,6 @@
-// Batch works in phases: no process begins a phase before all have ended the last
-// phase. A phase in which a process was killed is done again.
+// Batch works in phases: no process begins a phase before all processes have ended the previous
+// one. If a process is killed during a phase, all processes repeat it. The example shows the double
+// barrier of a WaitGroup.
 //
 //	go run ./examples/batch
 package main
@@ -17,7 +18,7 @@ import (
 	"github.com/zsync/zsync/examples/internal/demo"
 )
 
-// A step is a phase, and how often it has been begun.
+// A step is a phase and the number of its current try.
 type step struct{ Phase, Try int }
 
 func main() {
@@ -45,16 +46,17 @@ type batch struct {
 	takes   time.Duration
 	barrier *zsync.WaitGroup
 	step    *zsync.Value[step]
-	done    *zsync.Map[int] // the parts that are done, by step and process
+	done    *zsync.Map[int] // the parts that are done, by step and process id
 }
 
-// phase takes part in one phase, and returns what comes next.
+// phase takes part in one phase, and returns the next step.
 func (b *batch) phase(ctx context.Context) (next step, err error) {
 	b.Say("waits until %d are there", b.parties)
 	if err := b.barrier.Enter(ctx, b.parties); err != nil {
 		return next, err
 	}
-	// Inside, all see the same step: it is changed when all have left.
+	// Between Enter and Leave, all processes see the same step, because it changes only after all
+	// have left.
 	now, version, err := b.step.Load(ctx)
 	if errors.Is(err, zsync.ErrNoValue) {
 		now, err = step{1, 1}, nil
@@ -73,7 +75,7 @@ func (b *batch) phase(ctx context.Context) (next step, err error) {
 	if err := b.barrier.Leave(ctx); err != nil && !errors.Is(err, zsync.ErrLost) {
 		return next, err
 	}
-	// All have left, so all agree on the parts that are done.
+	// All processes have left, so all of them count the same parts.
 	parts := 0
 	err = b.done.Range(ctx, func(key string, _ int) bool {
 		if strings.HasPrefix(key, name+",") {
@@ -91,6 +93,6 @@ func (b *batch) phase(ctx context.Context) (next step, err error) {
 		next = step{now.Phase, now.Try + 1}
 		b.Say("%d of %d have ended phase %d: it is done again", parts, b.parties, now.Phase)
 	}
-	_, err = b.step.CompareAndSwap(ctx, version, next) // one of them does it
+	_, err = b.step.CompareAndSwap(ctx, version, next) // one process succeeds
 	return next, err
 }

@@ -1,4 +1,5 @@
-// Config shares settings: all processes follow them, and any may change them.
+// Config shares settings between processes: each process follows all changes, and each may change a
+// setting. The example shows Map, with Watch and CompareAndSwap.
 //
 //	go run ./examples/config
 //	go run ./examples/config --servers ADDRESS --set rate=7
@@ -26,7 +27,7 @@ func main() {
 			return change(ctx, settings, *set)
 		}
 		go tune(ctx, p, *every)
-		for now := range settings.Watch(ctx) { // the present settings, and each change
+		for now := range settings.Watch(ctx) { // the current settings, and then each change
 			p.Say("the settings are %v", now)
 		}
 		return ctx.Err()
@@ -43,7 +44,7 @@ func change(ctx context.Context, settings *zsync.Map[int], text string) error {
 	return settings.Store(ctx, name, n)
 }
 
-// tune counts a setting up, in one process at a time.
+// tune increases a setting regularly, in one process at a time.
 func tune(ctx context.Context, p *demo.Process, every time.Duration) error {
 	rate := zsync.NewMap[int](p.Session, "/examples/settings")
 	return zsync.NewElection(p.Session, "/examples/settings-tuner").Run(ctx, func(ctx context.Context) error {
@@ -53,7 +54,7 @@ func tune(ctx context.Context, p *demo.Process, every time.Duration) error {
 			if errors.Is(err, zsync.ErrNoValue) {
 				_, _, err = rate.LoadOrStore(ctx, "rate", 1)
 			} else if err == nil {
-				// If another process has changed it since, that change stays.
+				// If another process has changed the setting since the read, that change remains.
 				_, err = rate.CompareAndSwap(ctx, "rate", version, old+1)
 			}
 			if err != nil && ctx.Err() == nil {

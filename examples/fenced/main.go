@@ -1,5 +1,5 @@
-// Fenced writes to a database under a lock. If a process pauses while it holds the
-// lock, and continues when another process holds it, the database refuses its write.
+// Fenced writes to a database under a lock with a fencing token. If a process pauses while it holds
+// the lock, and continues after another process has got the lock, the database refuses its write.
 //
 //	go run ./examples/fenced
 package main
@@ -71,13 +71,12 @@ type account struct {
 	takes  time.Duration
 }
 
-// turn adds 1 to the balance under the lock: it reads, takes its time, and
-// writes.
+// turn adds 1 to the balance under the lock: it reads, sleeps, and writes.
 func (a *account) turn(ctx context.Context) error {
 	if err := a.lock.Lock(ctx); err != nil {
 		return err
 	}
-	defer a.lock.Unlock() // nothing rests on it: the fence has the last word
+	defer a.lock.Unlock() // its error does not matter, because the fence protects the database
 	token, err := a.lock.Token(ctx)
 	if errors.Is(err, zsync.ErrLost) {
 		return nil
@@ -93,7 +92,7 @@ func (a *account) turn(ctx context.Context) error {
 	if err := demo.Sleep(ctx, a.takes); err != nil {
 		return err
 	}
-	// This process may have paused just here, and another may hold the lock now.
+	// If this process was paused until now, another process may hold the lock.
 	err = a.fences.Do(ctx, a.db, "account", token, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, "UPDATE account SET balance = ?", balance+1)
 		return err

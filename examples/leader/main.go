@@ -1,4 +1,5 @@
-// Leader is a service in which one process leads and the others are on standby.
+// Leader is a service in which one process leads and the others are on standby. The example shows
+// Election.Run, and the end of a leadership.
 //
 //	ZSYNC_SERVERS=zk1:2181,zk2:2181,zk3:2181 leader
 package main
@@ -29,13 +30,14 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer s.Close() // a standby leads a round trip later; without Close, after the session timeout
+	defer s.Close() // after Close, a standby leads a round trip later; without it, a session timeout later
 	slog.Info("stands by")
 	return zsync.NewElection(s, "/services/scheduler").Run(ctx, lead)
 }
 
-// lead leads until ctx ends: at SIGTERM, or when the leadership is lost. At SIGTERM the next leader
-// begins when lead has returned. After a loss another process may lead at once, so lead must stop.
+// lead works as the leader until ctx ends, at SIGTERM or at the loss of the leadership. At SIGTERM,
+// the next leader begins after lead has returned. After a loss, another process may lead at once,
+// so lead must stop.
 func lead(ctx context.Context) error {
 	slog.Info("leads")
 	for {

@@ -1,5 +1,5 @@
-// Migration changes the schema of a database once, before any of several processes
-// continues.
+// Migration changes the schema of a database once, and lets several processes continue only after
+// the change. The example shows Once.
 //
 //	go run ./examples/migration
 package main

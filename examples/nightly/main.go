@@ -1,4 +1,5 @@
-// Nightly runs a job at 03:00 each night, on one machine of the fleet that runs this program.
+// Nightly runs a job at 03:00 each night, on one machine of a fleet in which all machines run this
+// program. The example shows Schedule.
 //
 //	ZSYNC_SERVERS=zk1:2181,zk2:2181,zk3:2181 nightly
 package main
@@ -44,8 +45,8 @@ func run(ctx context.Context, every time.Duration) error {
 	return zsync.NewSchedule(s, "/jobs/nightly").Run(ctx, when, report)
 }
 
-// report is the job. If it fails, it runs again after a minute, here or on another machine. ctx
-// ends at SIGTERM, and when the session is lost: then another machine may run the job.
+// report is the job. If it fails, it runs again after a minute, on this or another machine. ctx
+// ends at SIGTERM and at the loss of the session. After a loss, another machine may run the job.
 func report(ctx context.Context, at time.Time) error {
 	slog.Info("the report begins", "at", at)
 	select {

@@ -1,5 +1,5 @@
-// Pool bounds how many use something at once: here, two licences for all
-// processes together.
+// Pool limits the number of simultaneous users of something, here of two licences for all processes
+// together. The example shows Semaphore.
 //
 //	go run ./examples/pool
 package main

@@ -1,11 +1,11 @@
 // The tour shows what a zsync.Mutex is for.
 //
-// Four worker processes count to 400 together, in one file, by reading the
-// number and writing it back with 1 added. Without a lock, additions would be
-// lost. Half way, the process that holds the lock is killed with SIGKILL, in
-// the middle of its round: when its ZooKeeper session has expired, the lock
-// passes on to the next in line, and the others finish. In the end the tour
-// checks that everything was as promised, and exits with status 1 if not.
+// Four worker processes count to 400 together. Each reads the number in a file
+// and writes it back with 1 added. Without a lock, additions would be lost.
+// Half way, the tour kills the process that holds the lock with SIGKILL, in the
+// middle of its round. When its ZooKeeper session has expired, the next waiter
+// gets the lock, and the others finish. At the end, the tour checks the
+// promises of the lock, and exits with status 1 if one is broken.
 //
 //	go run ./examples/tour                                # on a server of its own, in memory
 //	go run ./examples/tour -servers zk1:2181,zk2:2181     # on an ensemble
@@ -33,7 +33,7 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// quiet silences the sessions: the tour prints the events itself.
+// quiet makes the sessions log nothing, because the tour itself prints the events.
 var quiet = zsync.WithLogger(slog.New(slog.DiscardHandler))
 
 func main() {
@@ -46,7 +46,7 @@ func main() {
 	}
 	var t tour
 	flag.StringVar(&t.servers, "servers", os.Getenv("ZSYNC_SERVERS"), "ZooKeeper connect `string`; if empty, a server in memory (environment: ZSYNC_SERVERS)")
-	flag.Lookup("servers").DefValue = "" // -help does not show what the environment says
+	flag.Lookup("servers").DefValue = "" // -help does not show the variable's value
 	flag.DurationVar(&t.timeout, "session", 2*time.Second, "session `timeout` of the workers; a dead one's lock passes on after it")
 	flag.IntVar(&t.goal, "rounds", 400, "how far to count")
 	flag.IntVar(&t.workers, "workers", 4, "how many `processes`")
@@ -56,7 +56,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "tour: want no arguments, at least 2 workers, and at least 10 rounds for each")
 		os.Exit(2)
 	}
-	// If its reader has ended, the tour must still clean up.
+	// If the reader of its output has ended, the tour must still clean up.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	ok, err := t.run(ctx)
@@ -69,53 +69,53 @@ func main() {
 	}
 }
 
-// patience is how long the tour may take. It takes seconds.
+// patience is the time limit for the tour, which takes seconds.
 const patience = 2 * time.Minute
 
-// A tour is one run.
+// A tour is one run of the tour.
 type tour struct {
 	servers string
 	timeout time.Duration
 	workers int
 	unsafe  bool
 
-	dir    string // for the counter
+	dir    string // the directory of the counter
 	mutex  *zsync.Mutex
 	screen screen
 	journal
 
 	running  map[string]*process
 	events   chan event
-	failed   context.CancelCauseFunc // ends it all
-	victim   string                  // the worker that lingers inside, by order
-	inside   time.Time               // the time of its report
-	killedAt time.Time               // when it was killed
-	killedOn int                     // the number of the counter then
+	failed   context.CancelCauseFunc // ends the tour with an error
+	victim   string                  // the worker that must stay inside
+	inside   time.Time               // the time at which the victim reported that it is inside
+	killedAt time.Time               // the time of the kill
+	killedOn int                     // the number of the counter at the kill
 }
 
-// A process is a worker as its parent sees it.
+// A process is a running worker.
 type process struct {
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
 	stderr bytes.Buffer
 }
 
-// An event is something that a worker reported, or its end.
+// An event is a worker's report or its end.
 type event struct {
 	name   string
 	report report
-	over   bool  // the process has ended, and all that it reported came before
-	err    error // how it ended
+	over   bool  // the process has ended; this is its last event
+	err    error // the error of the end
 }
 
-// A sighting is what an onlooker saw of the line.
+// A sighting is a list of the contenders, as the parent read it.
 type sighting struct {
 	asked      time.Time
 	contenders []zsync.Contender
 }
 
-// run takes the tour and reports whether every promise held. When it
-// returns, no worker is left, and no file.
+// run runs the tour, and reports whether every promise was kept. It leaves no worker and no file
+// behind.
 func (t *tour) run(ctx context.Context) (ok bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not finished after %v", patience))
 	defer cancel()
@@ -147,13 +147,14 @@ func (t *tour) run(ctx context.Context) (ok bool, err error) {
 	return ok, err
 }
 
-// How long the tour tries to reach a server, and when it says so.
+// connecting is the time limit for reaching a server. After saysSo, the tour prints that it still
+// tries.
 const (
 	connecting = 15 * time.Second
 	saysSo     = 3 * time.Second
 )
 
-// connect opens the onlooker's session.
+// connect connects the parent's session.
 func connect(ctx context.Context, servers string) (*zsync.Session, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, connecting, fmt.Errorf("no server answered within %v", connecting))
 	defer cancel()
@@ -164,7 +165,7 @@ func connect(ctx context.Context, servers string) (*zsync.Session, error) {
 	return zsync.Connect(ctx, servers, zsync.WithOwner("onlooker"), quiet)
 }
 
-// count has the workers count, and returns when all of them have ended.
+// count starts the workers, and returns when all of them have ended.
 func (t *tour) count(ctx context.Context) error {
 	ctx, t.failed = context.WithCancelCause(ctx)
 	defer t.failed(nil)
@@ -183,7 +184,7 @@ func (t *tour) count(ctx context.Context) error {
 	}
 	sightings := make(chan sighting)
 	go t.watch(ctx, sightings)
-	// When ctx ends every worker is killed, so this comes to an end.
+	// The end of ctx kills every worker, so this loop ends.
 	for len(t.running) > 0 {
 		select {
 		case e := <-t.events:
@@ -196,7 +197,7 @@ func (t *tour) count(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// start starts a worker process, which is killed when ctx ends.
+// start starts a worker process. The end of ctx kills it.
 func (t *tour) start(ctx context.Context, name string) error {
 	t.names = append(t.names, name)
 	self, err := os.Executable()
@@ -229,7 +230,7 @@ func (t *tour) start(ctx context.Context, name string) error {
 		for {
 			var r report
 			if err := lines.Decode(&r); err != nil {
-				break // the end; a line that was cut short by a kill was no report
+				break // the end of the output; a kill may have cut off the last line, which is then no report
 			}
 			t.events <- event{name: name, report: r}
 		}
@@ -240,13 +241,13 @@ func (t *tour) start(ctx context.Context, name string) error {
 	return nil
 }
 
-// watch looks at the line repeatedly, until ctx ends.
+// watch reads the contenders repeatedly, until ctx ends.
 func (t *tour) watch(ctx context.Context, sightings chan<- sighting) {
 	for every := time.NewTicker(50 * time.Millisecond); ; {
 		asked := time.Now()
 		contenders, err := t.mutex.Contenders(ctx)
 		if err != nil {
-			t.failed(err) // of no effect if ctx has ended
+			t.failed(err) // no effect if ctx has ended
 			return
 		}
 		select {
@@ -262,7 +263,7 @@ func (t *tour) watch(ctx context.Context, sightings chan<- sighting) {
 	}
 }
 
-// handle notes a worker's report.
+// handle handles an event of a worker.
 func (t *tour) handle(e event) {
 	p := t.running[e.name]
 	switch {
@@ -294,9 +295,9 @@ func (t *tour) handle(e event) {
 	}
 }
 
-// killHolder kills the worker that lingers inside, once it is seen to hold the
-// lock and all others to wait. If the tour never sees that, it kills the worker
-// after a while, and the finding is bad.
+// killHolder kills the victim when a sighting shows that it holds the lock and
+// that all others wait. If no sighting shows this for ten seconds, the tour
+// still kills the victim, but its check of the promise fails.
 func (t *tour) killHolder(s sighting) {
 	if t.inside.IsZero() || t.killed != "" || s.asked.Before(t.inside) {
 		return

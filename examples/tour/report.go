@@ -10,20 +10,23 @@ import (
 	"time"
 )
 
-// A journal holds the reports of the workers and the observations of the parent.
+// This file has the records of a run, the checks of the promises, and the final table. The run is
+// the business of main.go.
+
+// A journal has the reports of the workers and the observations of the parent.
 type journal struct {
 	goal    int
-	names   []string            // of the workers
+	names   []string            // the names of the workers
 	reports map[string][]report // by worker
 	counter int                 // the number in the file at the end
 	killed  string              // the worker that was killed
-	holding bool                // the parent saw it hold the lock then, and all others wait
-	passed  time.Duration       // from the kill to the next round's end
-	heir    string              // the worker of that round
+	holding bool                // at the kill, the parent saw that it held the lock and that all others waited
+	passed  time.Duration       // the time from the kill to the end of the next round
+	heir    string              // the worker of this round
 }
 
-// rounds returns the completed rounds of all workers, in the order of the numbers
-// that they wrote: the order in which they had the lock.
+// rounds returns the completed rounds of all workers, ordered by the numbers that the workers
+// wrote. This is also the order of their holds.
 func (j *journal) rounds() []report {
 	var all []report
 	for _, name := range j.names {
@@ -37,10 +40,10 @@ func (j *journal) rounds() []report {
 	return all
 }
 
-// A finding is a promise and whether it held.
+// A finding is the result of the check of one promise.
 type finding struct {
 	promise string
-	failure string // empty if it held
+	failure string // empty if the promise was kept
 }
 
 // findings checks every promise of the tour.
@@ -53,11 +56,12 @@ func (j *journal) findings() []finding {
 	}
 }
 
-// lostAddition compares the reported additions with the number in the file. When two workers are inside at once, both read a number and both write
-// the next, so there are more rounds than the file says, and one number twice.
+// lostAddition compares the reported additions with the number in the file. If two workers are
+// inside at once, both may read a number and write the next. Then the number in the file is less
+// than the number of rounds, and one number occurs twice.
 //
-// The worker that is killed does not blur this: it dies between reading and
-// writing, and has reported every round before.
+// The kill does not change this result: the worker dies between the read and the write, and has
+// reported every earlier round.
 func (j *journal) lostAddition() string {
 	rounds := j.rounds()
 	for i, r := range rounds {
@@ -71,9 +75,9 @@ func (j *journal) lostAddition() string {
 	return ""
 }
 
-// intrusion looks for a mark that was not the finder's own. A worker that died
-// inside, or left because it had lost the lock, could not remove its mark: that
-// mark is no intrusion.
+// intrusion searches for a round in which the worker found the mark of another
+// worker. A worker that died inside or had lost the lock could not remove its
+// mark. Such a mark is no intrusion.
 func (j *journal) intrusion() string {
 	left := map[string]bool{"": true}
 	for _, reports := range j.reports {
@@ -92,7 +96,7 @@ func (j *journal) intrusion() string {
 	return ""
 }
 
-// disorder looks for a token that is not greater than the token before it.
+// disorder searches for a token that is not greater than the previous token.
 func (j *journal) disorder() string {
 	last := int64(0)
 	for _, r := range j.rounds() {
@@ -104,7 +108,8 @@ func (j *journal) disorder() string {
 	return ""
 }
 
-// stuck says if the lock did not pass on from a holder that was killed.
+// stuck returns a text if no other worker got the lock after the kill of its holder, and otherwise
+// "".
 func (j *journal) stuck() string {
 	switch {
 	case j.killed == "":
@@ -117,8 +122,8 @@ func (j *journal) stuck() string {
 	return ""
 }
 
-// print writes the table and the findings, in width columns if that is not 0,
-// and reports whether all held.
+// print writes the table and the findings, in width columns unless width is 0. It reports whether
+// all promises were kept.
 func (j *journal) print(w io.Writer, width int) (ok bool) {
 	fates := j.fates()
 	beside := width == 0 || width >= besides
@@ -157,11 +162,11 @@ func (j *journal) print(w io.Writer, width int) (ok bool) {
 	return ok
 }
 
-// besides is the width of the table with the remarks beside it.
+// besides is the width of the table with the remarks next to it.
 const besides = 64
 
-// wrap breaks text into lines of width columns, if that is not 0, between its
-// words. The second line and the next begin where the words of the first do.
+// wrap breaks text between words into lines of width columns, unless width is 0. It indents the
+// later lines like the words of the first line.
 func wrap(text string, width int) string {
 	if width == 0 || len(text) <= width {
 		return text + "\n"

@@ -16,17 +16,20 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// A screen shows how the tour gets on.
+// This file prints the progress of the tour, on a terminal or line by line. The final table is the
+// business of report.go.
+
+// A screen shows the progress of the tour.
 type screen interface {
-	say(format string, args ...any)    // something happened
-	progress(rounds int)               // so many are done
-	line(contenders []zsync.Contender) // the holder and the waiters
-	close()                            // nothing more comes
+	say(format string, args ...any)    // prints an event
+	progress(rounds int)               // shows the number of completed rounds
+	line(contenders []zsync.Contender) // shows the holder and the waiters
+	close()                            // ends the output
 }
 
-// newScreen returns a screen of one bar and one live line if out is a terminal.
-// Otherwise, it returns a screen that prints line after line, and calls failed if
-// out cannot be written.
+// newScreen returns a screen with a bar and a line below it that changes, if out
+// is a terminal. Otherwise, it returns a screen that prints line by line, and
+// calls failed after an error of out.
 func newScreen(out *os.File, goal int, failed context.CancelCauseFunc) screen {
 	if cwriter.IsTerminal(int(out.Fd())) {
 		return newLiveScreen(out, goal)
@@ -34,8 +37,8 @@ func newScreen(out *os.File, goal int, failed context.CancelCauseFunc) screen {
 	return &plainScreen{out: out, goal: goal, failed: failed}
 }
 
-// describe puts a line in words, in width columns if that is not 0: all the
-// names if they fit, or else the number of waiters.
+// describe returns a text about the contenders, in width columns unless width is 0: all names if
+// they fit, and otherwise the number of waiters.
 func describe(contenders []zsync.Contender, width int) string {
 	holder, waiters := "nobody", []string(nil)
 	for _, c := range contenders {
@@ -55,7 +58,7 @@ func describe(contenders []zsync.Contender, width int) string {
 	return words
 }
 
-// columns returns how wide a terminal is, or 0 if out is none.
+// columns returns the width of a terminal, or 0 if out is none.
 func columns(out io.Writer) int {
 	if f, ok := out.(*os.File); ok {
 		if width, _, err := cwriter.GetSize(int(f.Fd())); err == nil {
@@ -82,15 +85,15 @@ func newLiveScreen(out io.Writer, goal int, opts ...mpb.ContainerOption) *liveSc
 	return s
 }
 
-// liveLine writes the line below the bar. It must not be wider than the
-// terminal, which would make two of it: only one is erased before the next.
+// liveLine writes the line below the bar. The line must not be wider than the terminal: the
+// terminal would break it into two lines, and the library erases only one.
 func (s *liveScreen) liveLine(w io.Writer, stat decor.Statistics) error {
 	words := ""
 	if contenders := s.last.Load().([]zsync.Contender); contenders != nil && !stat.Completed {
-		// There is nothing below a full bar: the library may draw it for the last time
-		// before the tour calls close.
+		// There is no line below a full bar, because the library may draw the full bar for the last
+		// time before the tour calls close.
 		words = describe(contenders, stat.AvailableWidth)
-		words = words[:min(len(words), stat.AvailableWidth)] // all of it is ASCII
+		words = words[:min(len(words), stat.AvailableWidth)] // the text is ASCII
 	}
 	_, err := fmt.Fprintln(w, words)
 	return err
@@ -103,12 +106,12 @@ func (s *liveScreen) say(format string, args ...any) {
 func (s *liveScreen) progress(rounds int) { s.bar.SetCurrent(int64(rounds)) }
 
 func (s *liveScreen) line(contenders []zsync.Contender) {
-	s.last.Store(append([]zsync.Contender{}, contenders...)) // not nil, even if the line is empty
+	s.last.Store(append([]zsync.Contender{}, contenders...)) // not nil, even without contenders
 }
 
 func (s *liveScreen) close() {
 	s.last.Store([]zsync.Contender(nil))
-	s.bar.Abort(false) // does nothing to a bar that is full
+	s.bar.Abort(false) // no effect on a full bar
 	s.bars.Wait()
 }
 

@@ -20,41 +20,44 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// An order is a worker's command line, which the parent writes.
+// This file is a worker process of the tour, and its messages to and from the parent. The parent is
+// the business of main.go.
+
+// An order is the argument of a worker's command line.
 type order struct {
-	Name    string        // of the worker, also in its znodes
+	Name    string        // the name of the worker, also in its znodes
 	Servers string        //
-	Timeout time.Duration // of its session
-	Lock    string        // path of the Mutex
-	Dir     string        // where the counter is
-	Goal    int           // the last number
-	Unsafe  bool          // do without the Mutex
+	Timeout time.Duration // its session timeout
+	Lock    string        // the path of the Mutex
+	Dir     string        // the directory of the counter
+	Goal    int           // the last number to count to
+	Unsafe  bool          // use no Mutex
 }
 
-// A report is a line on a worker's standard output.
+// A report is a JSON line on a worker's standard output.
 type report struct {
 	Kind  kind
 	Count int           `json:",omitempty"` // Done: the new number of the counter
 	Token int64         `json:",omitempty"` // Done: the fencing token of the hold
-	Wait  time.Duration `json:",omitempty"` // Done: how long the worker waited for the lock
-	Found string        `json:",omitempty"` // Done: whose mark there was at the beginning; "" is right
-	After string        `json:",omitempty"` // Done: whose mark there was at the end, if not the worker's own
+	Wait  time.Duration `json:",omitempty"` // Done: the time for which the worker waited for the lock
+	Found string        `json:",omitempty"` // Done: the mark at the begin of the round; it should be ""
+	After string        `json:",omitempty"` // Done: the mark at the end of the round, if it was not the worker's own
 	Mark  string        `json:",omitempty"` // Inside, Dropped: the mark that the worker leaves behind
 }
 
-// A kind says what a report is about.
+// A kind is the kind of a report.
 type kind string
 
 const (
 	done    kind = "done"    // a round: the worker has replaced the counter
-	inside  kind = "inside"  // the worker stays inside, by order of the parent
+	inside  kind = "inside"  // the worker stays inside, as the parent has ordered
 	dropped kind = "dropped" // a round that did not count, because the hold was lost
 )
 
-// linger is the parent's order to a worker to stay inside at its next turn.
+// linger is the parent's order to a worker to stay inside in its next round.
 const linger = "linger\n"
 
-// A worker counts to the goal, taking turns with the others.
+// A worker counts to the goal, in turn with the other workers.
 type worker struct {
 	order
 	mutex  *zsync.Mutex
@@ -63,7 +66,7 @@ type worker struct {
 	rounds int
 }
 
-// work is the life of a worker process.
+// work is the main function of a worker process.
 func work(args []string) error {
 	w := &worker{out: json.NewEncoder(os.Stdout)}
 	if len(args) != 1 {
@@ -72,8 +75,7 @@ func work(args []string) error {
 	if err := json.Unmarshal([]byte(args[0]), &w.order); err != nil {
 		return fmt.Errorf("the order: %w", err)
 	}
-	// Every process of the terminal gets the signal of Ctrl-C. The parent decides
-	// what to do about it.
+	// Ctrl-C sends a signal to every process of the terminal. Only the parent handles it.
 	signal.Ignore(os.Interrupt, syscall.SIGHUP)
 	go w.listen(os.Stdin)
 	ctx := context.Background()
@@ -91,8 +93,8 @@ func work(args []string) error {
 	return nil
 }
 
-// listen takes the parent's orders. Standard input ends when the parent ends,
-// even by a kill, so a worker does not outlive it.
+// listen reads the parent's orders. Standard input ends with the parent, even if the parent is
+// killed, and then the worker ends, too.
 func (w *worker) listen(in io.Reader) {
 	for lines := bufio.NewScanner(in); lines.Scan(); {
 		w.linger.Store(true)
@@ -100,8 +102,7 @@ func (w *worker) listen(in io.Reader) {
 	os.Exit(1)
 }
 
-// turn waits for the lock and does one round. It reports whether there are more
-// to do.
+// turn waits for the lock and does one round. It reports whether more rounds may follow.
 func (w *worker) turn(ctx context.Context) (more bool, err error) {
 	if w.Unsafe {
 		return w.round(report{Kind: done}, nil)
@@ -111,8 +112,8 @@ func (w *worker) turn(ctx context.Context) (more bool, err error) {
 		return false, err
 	}
 	defer func() {
-		// A round is done when the worker has replaced the counter. It counts
-		// even if the hold is lost after that.
+		// A round counts when the worker has replaced the counter, even if the hold is lost after
+		// that.
 		if e := w.mutex.Unlock(); e != nil && !errors.Is(e, zsync.ErrLost) {
 			err = e
 		}
@@ -126,12 +127,12 @@ func (w *worker) turn(ctx context.Context) (more bool, err error) {
 	return w.round(r, w.mutex.Lost())
 }
 
-// round reads the counter, takes its time, and writes it back with 1 added.
-// Two workers at once would lose one of their additions: the lock prevents that.
-// At the goal, round does nothing.
+// round reads the counter, sleeps, and writes the number back with 1 added. Two
+// workers at once would lose one of their additions. The lock prevents this. If
+// the number is the goal, round does nothing.
 //
-// The mark, a file with the worker's name, is a second witness. A worker that is
-// alone finds no mark when it comes, and its own mark when it leaves.
+// The mark, a file with the worker's name, is a second check. A worker that is alone finds no mark
+// at the begin of the round, and its own mark at the end.
 func (w *worker) round(r report, lost <-chan struct{}) (more bool, err error) {
 	n, err := readCounter(w.Dir)
 	if err != nil || n >= w.Goal {
@@ -148,7 +149,7 @@ func (w *worker) round(r report, lost <-chan struct{}) (more bool, err error) {
 		if err := w.out.Encode(report{Kind: inside, Mark: mark}); err != nil {
 			return false, err
 		}
-		select {} // until the parent kills this process, or ends
+		select {} // until the parent kills this process or ends
 	}
 	select {
 	case <-lost:
@@ -173,7 +174,7 @@ func (w *worker) round(r report, lost <-chan struct{}) (more bool, err error) {
 	return true, w.out.Encode(r)
 }
 
-// readCounter returns the number of the counter; before the first round, 0.
+// readCounter returns the number of the counter, or 0 before the first round.
 func readCounter(dir string) (int, error) {
 	data, err := os.ReadFile(filepath.Join(dir, "counter"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -185,8 +186,8 @@ func readCounter(dir string) (int, error) {
 	return strconv.Atoi(string(data))
 }
 
-// writeCounter replaces the counter in one step: a worker that is killed
-// leaves the old number or the new one, and nothing between.
+// writeCounter replaces the counter in one step, so a kill leaves either the old number or the new
+// number.
 func (w *worker) writeCounter(n int) error {
 	next := filepath.Join(w.Dir, "counter of "+w.Name)
 	if err := os.WriteFile(next, []byte(strconv.Itoa(n)), 0o600); err != nil {
@@ -195,8 +196,8 @@ func (w *worker) writeCounter(n int) error {
 	return os.Rename(next, filepath.Join(w.Dir, "counter"))
 }
 
-// swapMark replaces the mark and returns the mark before. Read and write are not
-// one step. They need not be: with a Mutex around, no other worker comes between.
+// swapMark replaces the mark and returns the previous mark. The read and the write are two steps.
+// This is correct under the Mutex, because no other worker is inside.
 func swapMark(dir, mark string) (old string, err error) {
 	path := filepath.Join(dir, "mark")
 	data, err := os.ReadFile(path)

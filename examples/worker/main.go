@@ -1,4 +1,5 @@
-// Worker takes jobs from a queue and does them, four at a time.
+// Worker takes jobs from a queue and does them, four at a time. The example shows Queue.Work, with
+// attempts and dead letters.
 //
 //	ZSYNC_SERVERS=zk1:2181,zk2:2181,zk3:2181 worker
 //	ZSYNC_SERVERS=zk1:2181,zk2:2181,zk3:2181 worker --send 100
@@ -38,8 +39,8 @@ func run(ctx context.Context, send int) error {
 		return err
 	}
 	defer s.Close()
-	// A job that fails comes back after a second, two, four and so on. After five attempts, it is
-	// a dead letter: zsync queue dead /queues/mail.
+	// A job that fails returns to the queue after one second, then after two, four and so on. After
+	// five attempts, it is a dead letter: zsync queue dead /queues/mail.
 	mails := zsync.NewQueue[Mail](s, "/queues/mail", zsync.WithMaxAttempts(5),
 		zsync.WithRetryBackoff(zsync.Backoff{Min: time.Second, Max: time.Minute}))
 	for i := range send {
@@ -50,11 +51,11 @@ func run(ctx context.Context, send int) error {
 	if send > 0 {
 		return nil
 	}
-	return mails.Work(ctx, 4, deliver) // at SIGTERM, Work takes no new jobs, and waits for its four
+	return mails.Work(ctx, 4, deliver) // after SIGTERM, Work takes no new jobs, and waits for the jobs that run
 }
 
-// deliver does a job. It may run twice for one job, if its process dies before the job is
-// acknowledged. So the work must bear that.
+// deliver does a job. If the process dies before it has acknowledged the job, another process does
+// the job again. So the work must allow a repetition.
 func deliver(ctx context.Context, m Mail) error {
 	slog.Info("delivers", "to", m.To)
 	time.Sleep(100 * time.Millisecond) // the work

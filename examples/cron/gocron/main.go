@@ -1,10 +1,11 @@
-// Gocron runs a job of gocron each second, on one machine of a fleet, with a Locker or with an Elector.
+// Gocron runs a job of the package gocron each second, on one machine of a fleet. It gives gocron a
+// Locker or an Elector of zsync.
 //
 //	ZSYNC_SERVERS=zk1:2181,zk2:2181,zk3:2181 gocron [-elector]
 //
-// The Locker guarantees that no two machines run the job at the same time. With the Elector, only the leader begins
-// runs. zsync.Schedule does better: it runs each instant until the first success and never after that, whatever the
-// clocks of the machines show.
+// The Locker guarantees that no two machines run the job at the same time. With the Elector, only
+// the leader begins runs. zsync.Schedule promises more: for each scheduled time, it runs the job
+// until the first success and never after it, even if the clocks of the machines differ.
 package main
 
 import (
@@ -24,7 +25,7 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// A locker is a gocron.Locker. The job of each name has a lock.
+// A locker is a gocron.Locker with a Mutex for each job.
 type locker struct{ s *zsync.Session }
 
 func (l locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
@@ -53,7 +54,7 @@ func (e *elector) IsLeader(context.Context) error {
 	return nil
 }
 
-// campaign leads as often as it can, until ctx ends.
+// campaign leads whenever it is elected, until ctx ends.
 func (e *elector) campaign(ctx context.Context, s *zsync.Session) error {
 	return zsync.NewElection(s, "/cron/leader").Run(ctx, func(ctx context.Context) error {
 		e.leads.Store(true)
@@ -95,7 +96,7 @@ func run(ctx context.Context, elect bool) error {
 	}
 	scheduler.Start()
 	err = campaign(ctx)
-	return errors.Join(err, scheduler.Shutdown()) // waits for the job
+	return errors.Join(err, scheduler.Shutdown()) // Shutdown waits for the job
 }
 
 // report is the job.

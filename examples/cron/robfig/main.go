@@ -1,11 +1,11 @@
-// Robfig runs a job by a schedule of robfig/cron, once for each instant, on one machine of a fleet. A schedule of
-// robfig/cron is a timetable of zsync.Schedule.
+// Robfig runs a job once for each scheduled time, on one machine of a fleet. A schedule of the
+// package robfig/cron is the timetable of a zsync.Schedule.
 //
 //	ZSYNC_SERVERS=zk1:2181,zk2:2181,zk3:2181 robfig
 //
-// cron.Cron itself knows of one process: with a lock around its job, a short job runs once on each machine. With
-// zsync.Schedule, no instant is run again after its success. @every does not fit: its instants depend on the moment
-// of the question. Use zsync.Every.
+// A cron.Cron works for a single process. Even with a lock around its job, a short job runs once on
+// each machine. A zsync.Schedule runs no scheduled time again after a success. Do not use @every of
+// robfig/cron, whose times depend on the time of the call. Use zsync.Every.
 package main
 
 import (
@@ -48,7 +48,7 @@ func run(ctx context.Context, spec string) error {
 	return zsync.NewSchedule(s, "/cron/robfig").Run(ctx, when, report)
 }
 
-// report is the job. It is shorter than the clocks of two machines may differ.
+// report is the job. It takes less time than the difference between the clocks of two machines.
 func report(_ context.Context, at time.Time) error {
 	slog.Info("ran", "at", at.UTC().Format(time.TimeOnly))
 	return nil

@@ -1,10 +1,12 @@
-// Package demo has the common parts of the examples: it runs several processes
-// around one server, and the user can kill one of them.
+// Package demo has the common parts of the examples: it runs several processes with one ensemble or
+// server, and restarts a process that the user kills. The work of the processes is the business of
+// the examples.
 //
-// An example that is started without --servers starts a server in memory, unless
-// ZSYNC_SERVERS names some, and copies of itself that use it. When a copy is
-// killed, the example starts another, as a supervisor of services would.
-// With --servers, it is one more process, for a terminal of its own.
+// Without the flag --servers, an example starts copies of itself. They use the
+// servers in ZSYNC_SERVERS or, if there are none, a server in memory that the
+// example starts. When a copy is killed, the example starts another, as a
+// supervisor of services would. With --servers, the example is a single process,
+// in addition to the processes of another terminal.
 package demo
 
 import (
@@ -33,40 +35,40 @@ type Process struct {
 // Say prints a line.
 func (p *Process) Say(format string, args ...any) { say(fmt.Sprintf(format, args...)) }
 
-// KillMe prints a request to the user: kill this process now.
+// KillMe prints a line, and asks the user to kill this process now.
 func (p *Process) KillMe(format string, args ...any) {
 	p.Say("%s; now kill this one: kill -9 %d", fmt.Sprintf(format, args...), os.Getpid())
 }
 
-// say prints a line in one write, as several processes share the terminal.
+// say prints a line in a single write, because several processes share the terminal.
 func say(text string) {
 	fmt.Fprintf(os.Stdout, "%s [%d] %s\n", time.Now().Format("15:04:05.000"), os.Getpid(), text)
 }
 
-// An example may set these before it calls Main.
+// An example may set these variables before it calls Main.
 var (
 	// Processes is the default number of processes.
 	Processes = 3
-	// Prepare is called in the process that starts the others. It may set flags
-	// for them, and returns the flags that a process in another terminal needs.
+	// Prepare is called in the process that starts the copies. It may set flags for them. It
+	// returns the flags for a process in another terminal.
 	Prepare = func() (flags string, cleanUp func(), err error) { return "", func() {}, nil }
 )
 
-// childEnv is set for the copies that an example starts.
+// childEnv is the variable that marks the copies of an example.
 const childEnv = "ZSYNC_EXAMPLE_CHILD"
 
-// Flags that every example has.
+// The flags of every example.
 var (
 	servers   = flag.String("servers", os.Getenv("ZSYNC_SERVERS"), "ZooKeeper connect `string`: be one process more there (environment: ZSYNC_SERVERS, on which several processes are started; without either a server in memory)")
 	processes = flag.Int("processes", 0, "how many processes to start; 0: some, or 1 with --servers")
 	timeout   = flag.Duration("session", 2*time.Second, "session `timeout`: what a killed process held passes on after it")
 )
 
-// Main is the main function of an example: it prints its purpose, and runs f in
-// several processes, until f returns or the user interrupts them. ctx ends with
-// SIGINT and SIGTERM.
+// Main is the main function of an example. It prints the purpose, and runs f in
+// several processes until f returns or the user interrupts them. SIGINT and
+// SIGTERM end ctx.
 func Main(purpose string, f func(ctx context.Context, p *Process) error) {
-	flag.Lookup("servers").DefValue = "" // -help does not show what the environment says
+	flag.Lookup("servers").DefValue = "" // -help does not show the variable's value
 	flag.Usage = func() {
 		fmt.Fprintf(flag.CommandLine.Output(), "%s\n\n", purpose)
 		flag.PrintDefaults()
@@ -79,7 +81,7 @@ func Main(purpose string, f func(ctx context.Context, p *Process) error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := role(ctx, purpose, f)
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
-		err = nil // it was asked to end
+		err = nil // a signal has ended it
 	}
 	stop()
 	if err != nil {
@@ -93,7 +95,7 @@ func role(ctx context.Context, purpose string, f func(ctx context.Context, p *Pr
 		go endWithParent()
 		return take(ctx, f)
 	}
-	asked := false // by the command line, and not only by the environment
+	asked := false // whether the command line has --servers
 	flag.Visit(func(f *flag.Flag) { asked = asked || f.Name == "servers" })
 	if asked && *servers != "" && *processes <= 1 {
 		return take(ctx, f)
@@ -119,14 +121,14 @@ func role(ctx context.Context, purpose string, f func(ctx context.Context, p *Pr
 	return lead(ctx)
 }
 
-// endWithParent ends this process when its parent ends, even by a kill: its
-// standard input ends then.
+// endWithParent ends this process when its parent ends, even if it is killed, because its standard
+// input ends with the parent.
 func endWithParent() {
 	io.Copy(io.Discard, os.Stdin)
 	os.Exit(1)
 }
 
-// take takes part.
+// take connects a session and runs f with it.
 func take(ctx context.Context, f func(ctx context.Context, p *Process) error) error {
 	connecting, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
@@ -138,8 +140,7 @@ func take(ctx context.Context, f func(ctx context.Context, p *Process) error) er
 	return f(ctx, &Process{s})
 }
 
-// lead starts the copies, and another for each that is killed, and returns when
-// all have ended.
+// lead starts the copies, replaces each copy that is killed, and returns when all have ended.
 func lead(ctx context.Context) error {
 	ended := make(chan *exec.Cmd)
 	failed := error(nil)
@@ -151,7 +152,7 @@ func lead(ctx context.Context) error {
 		}
 		stop := context.AfterFunc(ctx, func() { cmd.Process.Signal(syscall.SIGTERM) })
 		go func() {
-			cmd.Wait() // its state says how it has ended
+			cmd.Wait() // cmd.ProcessState has the result
 			stop()
 			ended <- cmd
 		}()
@@ -169,7 +170,7 @@ func lead(ctx context.Context) error {
 		case state.Success():
 		case state.Exited():
 			failed = errors.Join(failed, fmt.Errorf("process %d: %s", state.Pid(), state))
-		case ctx.Err() == nil: // by a signal
+		case ctx.Err() == nil: // a signal has killed it
 			say(fmt.Sprintf("process %d has ended (%s); another is started in its place", state.Pid(), state))
 			running += start()
 		}
@@ -177,8 +178,8 @@ func lead(ctx context.Context) error {
 	return failed
 }
 
-// startCopy starts this program again, with the same flags. The copy ends with
-// this process, which keeps the other end of the copy's standard input.
+// startCopy starts this program again, with the same flags. The copy ends with this process, which
+// has the other end of the copy's standard input.
 func startCopy() (*exec.Cmd, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -195,7 +196,7 @@ func startCopy() (*exec.Cmd, error) {
 	return cmd, cmd.Start()
 }
 
-// Sleep sleeps, unless ctx ends first.
+// Sleep sleeps for d, or returns the cause of ctx if ctx ends first.
 func Sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
