@@ -112,8 +112,7 @@ func (w *worker) turn(ctx context.Context) (more bool, err error) {
 		return false, err
 	}
 	defer func() {
-		// A round counts when the worker has replaced the counter, even if the hold is lost after
-		// that.
+		// A round counts when the counter is replaced, even if the hold is lost after that.
 		if e := w.mutex.Unlock(); e != nil && !errors.Is(e, zsync.ErrLost) {
 			err = e
 		}
@@ -128,8 +127,8 @@ func (w *worker) turn(ctx context.Context) (more bool, err error) {
 }
 
 // round reads the counter, sleeps, and writes the number back with 1 added. Two
-// workers at once would lose one of their additions. The lock prevents this. If
-// the number is the goal, round does nothing.
+// workers at once would lose an addition. The lock prevents this. If the number
+// is the goal, round does nothing.
 //
 // The mark, a file with the worker's name, is a second check. A worker that is alone finds no mark
 // at the begin of the round, and its own mark at the end.
@@ -149,7 +148,7 @@ func (w *worker) round(r report, lost <-chan struct{}) (more bool, err error) {
 		if err := w.out.Encode(report{Kind: inside, Mark: mark}); err != nil {
 			return false, err
 		}
-		select {} // until the parent kills this process or ends
+		select {} // wait: the parent kills this process or ends
 	}
 	select {
 	case <-lost:

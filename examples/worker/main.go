@@ -39,7 +39,7 @@ func run(ctx context.Context, send int) error {
 		return err
 	}
 	defer s.Close()
-	// A job that fails returns to the queue after one second, then after two, four and so on. After
+	// A failed job returns to the queue after one second, then after two, four and so on. After
 	// five attempts, it is a dead letter: zsync queue dead /queues/mail.
 	mails := zsync.NewQueue[Mail](s, "/queues/mail", zsync.WithMaxAttempts(5),
 		zsync.WithRetryBackoff(zsync.Backoff{Min: time.Second, Max: time.Minute}))
