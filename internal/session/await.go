@@ -13,9 +13,10 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// AwaitGone waits until there is no znode at path. It costs one request, and a watch that fires
-// only when the znode is deleted: the request lists its children, and an ephemeral znode has
-// none. A change of its data, such as a fencing token, does not wake the caller.
+// AwaitGone waits until there is no znode at path. It costs one request, which lists the znode's
+// children and sets a watch on them. An ephemeral znode has no children, so the watch fires only
+// when the znode is deleted. A change of its data, such as a fencing token, does not wake the
+// caller.
 func (inc *Incarnation) AwaitGone(ctx context.Context, path string) error {
 	return inc.WhileThere(ctx, path, func(w *conn.Watch) error { return inc.AwaitFired(ctx, w) })
 }
@@ -46,7 +47,7 @@ func (inc *Incarnation) AwaitAllGone(ctx context.Context, paths []string) error 
 	return err
 }
 
-// WhileThere is AwaitGone with its own wait: f must return when w has fired.
+// WhileThere is AwaitGone with f as its wait. f must return when w has fired.
 func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(w *conn.Watch) error) error {
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path})
@@ -66,15 +67,15 @@ func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(w *c
 	}
 }
 
-// AwaitFired waits for a watch that the caller has joined and whose znode it has read.
+// AwaitFired waits until w has fired. The caller has joined w, and then read its znode.
 func (inc *Incarnation) AwaitFired(ctx context.Context, w *conn.Watch) error {
 	return AwaitIn(ctx, inc, w.Fired)
 }
 
 // AwaitIn waits for done, while ctx and the session last.
 func AwaitIn[T any](ctx context.Context, inc *Incarnation, done <-chan T) error {
-	// If done and ctx are both ready, either result is right: no caller has learned anything yet,
-	// and the caller cleans up.
+	// If done and ctx are both ready, either result is right: the caller has not learned of done
+	// yet, and cleans up after an error.
 	select {
 	case <-done:
 		return nil
@@ -85,7 +86,7 @@ func AwaitIn[T any](ctx context.Context, inc *Incarnation, done <-chan T) error 
 	}
 }
 
-// AwaitMade waits until there is, or was, a znode at path.
+// AwaitMade waits until a znode exists at path, or was created there during the call.
 func (inc *Incarnation) AwaitMade(ctx context.Context, path string) error {
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: path})

@@ -1,5 +1,8 @@
 package session
 
+// This file sends several requests together, over one connection and in order. Their content is not
+// its business: see calls.go.
+
 import (
 	"context"
 
@@ -92,7 +95,7 @@ func addEach[T any](b *batch, paths []string, c func(path string) call[T]) (adde
 	return added
 }
 
-// retryFresh is retryAll for reads behind a sync, so their results are not older than the call. If
+// retryFresh is retryAll for reads after a sync, so their results are not older than the call. If
 // the servers refuse the sync, its error is the result, and the reads are ignored.
 func (inc *Incarnation) retryFresh(ctx context.Context, path string, f func(b *batch)) error {
 	var sync *pending[void]

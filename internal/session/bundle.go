@@ -1,5 +1,8 @@
 package session
 
+// This file reads the data of many znodes with few requests. Znodes that change during the reads
+// are not its business: the result is no snapshot.
+
 import (
 	"bytes"
 	"context"
@@ -13,14 +16,14 @@ import (
 )
 
 // A bundle is a list of znodes which a single request reads. A server assembles the reply in
-// memory, and crashes if there is not enough. The client learns the size of a znode only with its
-// data, and small znodes say little about the next. So each call begins with small bundles. Their
-// size grows in each round if all znodes so far were small. If recent znodes were large, bundles
-// are smaller. If the connection broke during one, it is halved.
+// memory, and crashes if it has too little. The client learns the size of a znode only with its
+// data, and the size of one znode says little about the next. So each call begins with small
+// bundles. Their size grows in each round if all znodes so far were small. If recent znodes were
+// large, bundles are smaller. If the connection broke during a bundle, the client reads it in two
+// halves.
 //
-// Several bundles are read at once. Their total stays below roundBytes even if every znode has
-// the size of the largest recent znode. Znodes that change during the reads are not the business
-// of this file: the result is no snapshot.
+// Several bundles are read at once. Their total stays below roundBytes even if every znode has the
+// size of the largest recent znode.
 const (
 	bundleFirst = 16
 	bundleMax   = 128
@@ -60,8 +63,8 @@ func (inc *Incarnation) getAll(ctx context.Context, paths []string, size int) ([
 	return nodes, nil
 }
 
-// bundlesOf divides paths into bundles of at most n, whose requests servers accept: names that
-// other clients choose may be long.
+// bundlesOf divides paths into bundles of at most n paths. It also limits the size of the requests,
+// because other clients may choose long names.
 func bundlesOf(paths []string, n int) (bundles [][]string) {
 	for len(paths) > 0 {
 		k, size := 0, 0
@@ -116,8 +119,8 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string, broken in
 	return nodes, nil
 }
 
-// getHalves reads a bundle in two halves. broken is how often a connection has broken during a
-// larger one.
+// getHalves reads a bundle in two halves. broken is the number of connections that have broken
+// during larger bundles.
 func (inc *Incarnation) getHalves(ctx context.Context, paths []string, broken int) ([]Node, error) {
 	if err := inc.Pause(ctx, broken); err != nil {
 		return nil, err

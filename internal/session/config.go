@@ -1,5 +1,8 @@
 package session
 
+// This file has the settings of a session. Their defaults are not its business: the public package
+// sets them.
+
 import (
 	"crypto/tls"
 	"io"
@@ -14,8 +17,7 @@ import (
 	"github.com/zsync/zsync/internal/sasl"
 )
 
-// Config has the settings of a session, from its options. It has no defaults: the public package
-// sets them.
+// Config has the settings of a session, from its options.
 type Config struct {
 	Timeout       time.Duration
 	ACL           []zk.ACL // of every znode that is created
@@ -31,11 +33,12 @@ type Config struct {
 	LossOnSuspend bool
 	CloseTimeout  time.Duration                   // how long Close waits for functions; less than 0 is the session timeout
 	Trace         io.Writer                       // or nil
-	Reason        func(error) (string, time.Time) // of a loss: a word, and Since
+	Reason        func(error) (string, time.Time) // returns the reason of a loss in a word, and its Since
 }
 
-// A RetryPolicy paces attempts. The first repetition is immediate. The delay before the n'th after it
-// is Min × Factorⁿ⁻¹, at most Max, reduced at random by up to the fraction Jitter.
+// A RetryPolicy paces attempts. The first repetition is immediate. Before the n'th repetition after
+// that, the delay is Min × Factorⁿ⁻¹, at most Max, and reduced at random by up to the fraction
+// Jitter.
 type RetryPolicy struct {
 	Min, Max time.Duration
 	Factor   float64 // at least 1; 0 means 2
@@ -55,6 +58,6 @@ func (b RetryPolicy) Delay(try int) time.Duration {
 	if g := float64(b.Min) * math.Pow(f, float64(try-1)); g < float64(b.Max) {
 		d = time.Duration(g)
 	}
-	// The reduction is below d, because a float64 may exceed the largest Duration.
+	// The reduction is computed from d/2, because d as a float64 may exceed the largest Duration.
 	return d - time.Duration(float64(d/2)*b.Jitter*dice.Float64())*2
 }

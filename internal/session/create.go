@@ -1,8 +1,8 @@
 package session
 
-// This file creates ephemeral znodes whose reply may be lost. CreateEphemeral either finds what its
-// request has made, or deletes it in the background. Persistent znodes and single attempts are in
-// verbs.go.
+// This file creates ephemeral znodes, although the reply to a create may be lost. CreateEphemeral
+// either finds the znodes that its request has created, or deletes them in the background. Creates
+// without that treatment are not its business: see verbs.go.
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A Creation creates ephemeral znodes, and reads behind them: see CreateEphemeral.
+// A Creation creates ephemeral znodes, and then reads: see CreateEphemeral.
 type Creation struct {
 	Dir   Dir      // their parent
 	Paths []string // all are created, in one transaction, or none
@@ -26,7 +26,7 @@ type Creation struct {
 	GUID   string // the servers complete the only path with a number; its name begins with GUID, which is unique
 	Shared bool   // other sessions may create a znode at the only path, but no other goroutine of this process does
 
-	Holds []*zk.CheckVersionRequest // must pass in the same transaction; the version -1 asks for the znode alone
+	Holds []*zk.CheckVersionRequest // must pass in the same transaction; with version -1, the znode must only exist
 
 	List bool     // lists Dir, with the first znode among its children
 	Read bool     // reads Dir
@@ -37,27 +37,28 @@ type Creation struct {
 	Node    Node       // of Read, if ReadErr is nil
 	ReadErr error      // the znodes are created even if the servers refuse to read Dir
 	Lists   [][]string // of Also; a znode that does not exist has no children
-	Undo    *Deletion  // after an error: deletes what may have been created, or is nil
+	Undo    *Deletion  // after an error: deletes the znodes that may have been created, or is nil
 
 	made  *pending[[]zk.MultiResponse] // the last request that was sent
-	roll  *Roll                        // the reads that were sent behind made
+	roll  *Roll                        // the reads that were sent after made
 	read  *pending[Node]
 	lists []*pending[listing]
 }
 
 // CreateEphemeral creates the znodes of c, and its Dir if that is missing. All requests are sent
-// together. Each read shows newer state than the creation, and than the read before it.
+// together. No read shows older state than the creation, or than the read before it.
 //
-// A request without a reply may have been executed. If the servers have completed the name,
-// CreateEphemeral looks for GUID. Otherwise it sends the request again. Then the error NodeExists
-// means that an earlier one was executed: no other client creates the name, or the znode belongs to
-// this session. If another client deletes the znode before the listing, CreateEphemeral creates
-// another. A client that deletes a znode later causes a loss, which the owner of the znode learns.
+// A request without a reply may have been executed. If the servers complete the name,
+// CreateEphemeral then looks for a child with GUID. Otherwise, it sends the request again. Then the
+// error NodeExists means that an earlier request was executed: no other client creates the name, or
+// the znode belongs to this session. If another client deletes the znode before the listing,
+// CreateEphemeral creates another. If a client deletes it later, that is a loss, and the owner of
+// the znode learns of it.
 //
-// If ctx ends, or after any other error, no znode stays: c.Undo deletes in the background what may
-// have been created. So the znodes must be ephemeral, and the names must not be used again until it
-// has ended. With Holds, the error is ErrVanished if the znode of the first does not exist, and
-// NoNode if another or Dir does not: then the caller decides.
+// If ctx ends, or after any other error, no znode stays: in the background, c.Undo deletes the
+// znodes that may have been created. So the znodes must be ephemeral, and the names must not be
+// used again until Undo has ended. With Holds, the error is ErrVanished if the znode of the first
+// check does not exist, and NoNode if another znode or Dir does not exist: then the caller decides.
 func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error {
 	call, err := inc.creation(c)
 	if err != nil {
@@ -66,8 +67,8 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error 
 	if err := inc.Vet(ctx, c.Dir); err != nil {
 		return err
 	}
-	// The parents to create first. They are sent again after an attempt without a reply. If that
-	// attempt has created them, each costs only a NodeExists.
+	// The parents to create first. Their creates are sent again after an attempt without a reply.
+	// If that attempt has created a parent, the reply is NodeExists, which does no harm.
 	var missing []string
 	open := false // a request without a reply may have created the znodes, or may yet
 	err = inc.repeat(ctx, func(a *attempts) error {
@@ -88,7 +89,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error 
 				return a.last(e)
 			}
 			if found == "" {
-				open = false // nor will it be created
+				open = false // it was not created, nor will be
 				return err
 			}
 			c.Path, c.roll, c.read, c.lists = found, nil, nil, nil // the reads may be older than the znode
@@ -101,7 +102,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error 
 				case stat == nil:
 					return errAgain // deleted since the attempt
 				case stat.EphemeralOwner != inc.ID.Load():
-					open = false // another session's, so ours does not exist
+					open = false // it is another session's, so ours does not exist
 					return err
 				}
 				seen.version = stat.Version
@@ -166,9 +167,9 @@ func (inc *Incarnation) creation(c *Creation) (call[[]zk.MultiResponse], error) 
 	return multiCall(ops), CheckSize(ops)
 }
 
-// sendCreation sends the request, after the creates of the missing parents, and the reads behind
-// it. All go into one write, unless a listing of Dir is in flight. Then the caller shares the next
-// listing, which is requested after the request is sent.
+// sendCreation sends the creates of the missing parents, the request, and the reads, in this order
+// and in one write. There is one exception: if a listing of Dir is in flight, the caller shares the
+// next one, and asks for it after the request was sent.
 func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request call[[]zk.MultiResponse], missing []string) error {
 	l, err := inc.openConn(ctx)
 	if err != nil {
@@ -197,7 +198,7 @@ func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request c
 	return nil
 }
 
-// readBehind reads what c asks for after its znodes were created. It repeats a read whose reply was
+// readBehind makes the reads of c after its znodes were created. It repeats a read whose reply was
 // lost. The error is NoNode if the listing of Dir shows that Dir was deleted since.
 func (inc *Incarnation) readBehind(ctx context.Context, c *Creation) (err error) {
 	if c.List {
@@ -233,8 +234,8 @@ func replyOr[T any](ctx context.Context, inc *Incarnation, sent *pending[T], rea
 	return retry(ctx, inc, read)
 }
 
-// undo deletes in the background what c may have created. If the servers refuse to list or to
-// delete it, it ends with the session: see Deletion.
+// undo deletes, in the background, the znodes that c may have created. If the servers refuse to
+// list or to delete them, the znodes end with the session: see Deletion.
 func (inc *Incarnation) undo(c *Creation) *Deletion {
 	d := &Deletion{Paths: c.Paths}
 	switch {
@@ -276,11 +277,11 @@ func (inc *Incarnation) listBehind(ctx context.Context, dir, path string, listed
 // Find looks for the child of dir whose name begins with guid, and returns its path or "".
 //
 // It is exact, for this reason. It first sends a write, which changes nothing (see flush). The
-// reply shows that the server has applied every request of this session's earlier connections
-// that reached the leader. Requests that did not reach the leader cannot be applied any longer,
-// because the leader refuses requests from a server that the session has left (SessionMoved). A
-// sync alone is not enough if the server is the leader: it answers a sync of its own client at
-// once, before its proposals are committed.
+// reply shows that the server has applied every request of this session's earlier connections that
+// reached the leader. Requests that did not reach the leader cannot be applied any longer, because
+// the leader refuses requests from a server that the session has left (SessionMoved). A sync alone
+// is not enough if the server is the leader: it answers a sync of its own client at once, before
+// its pending proposals are committed.
 //
 // The listing is shared, because several replies are usually lost together. It comes after the
 // sync, or over a later connection, which began with its own sync. If the sync was not executed,
@@ -312,9 +313,9 @@ func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, err
 	return path, err
 }
 
-// findIn returns the path of the listed child of dir whose name begins with guid, protected or
-// not; or "". Other names may contain guid too, such as the name of a wish for a candidate of an
-// Election. They are not the created znode.
+// findIn returns the path of the listed child of dir whose name begins with guid, protected or not;
+// or "". Other names may contain guid too, such as the name of a wish for a candidate of an
+// Election. Such names do not match.
 func findIn(names []string, dir, guid string) string {
 	protected := ProtectedName(guid, "")
 	for _, name := range names {
@@ -360,8 +361,8 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 	})
 	switch {
 	case err == nil:
-		// The read came directly after, over the same connection. So it has seen this mark, or a
-		// later one.
+		// The read came directly after, over the same connection. So it has seen this znode, or a
+		// later one at path.
 		n, e := read.Wait(ctx, inc)
 		return e == nil && bytes.Equal(n.Data, data), false, nil
 	case OutcomeOf(err) != Answered: // it is ErrEnded, because ctx does not end

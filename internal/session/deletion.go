@@ -1,8 +1,8 @@
 package session
 
 // This file has the ways in which znodes are deleted: now, or in the background. The queue of
-// background deletions is in deletions.go. The deletion of a znode that another session may have
-// created again is in own.go.
+// background deletions is not its business (deletions.go), nor are znodes that another session may
+// have created again (own.go).
 
 import (
 	"context"
@@ -11,20 +11,20 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// A Deletion deletes znodes in the background, until they are deleted or the session has ended,
-// and every ephemeral znode with it. It repeats refused attempts, because the servers may permit
-// them later.
+// A Deletion deletes znodes in the background, until they are deleted or the session has ended.
+// (The end of a session deletes its ephemeral znodes.) It repeats refused attempts, because the
+// servers may permit them later.
 //
-// Other clients may wait for an ephemeral znode. So the servers cannot refuse a release
-// permanently. If they still refuse after a session timeout, the session is abandoned, and its
-// other holds are lost, with LossGivenUp. So no client waits longer for a process that has
-// released than for a process that has crashed.
+// Other clients may wait for the deletion of an ephemeral znode, so no refusal may last. If the
+// servers still refuse after a session timeout, the session is abandoned, and its other holds are
+// lost, with LossGivenUp. So no client waits longer for a process that has released than for a
+// process that has crashed.
 //
-// A Deletion is also the request that deletes its znodes: several in one transaction. If that
-// fails, or has no reply, each znode gets a Deletion of its own, because one may be missing, or the
-// servers may refuse one: see split. Only one attempt is under way at a time. The unexported fields
-// belong to the goroutine that handles it: the sender of the attempt, then the reader of the reply,
-// then run.
+// A Deletion is also the request that deletes its znodes: several in one transaction. If the
+// transaction fails, or has no reply, each znode gets a Deletion of its own, because one znode may
+// be missing, or the servers may refuse one deletion: see split. Only one attempt is under way at a
+// time. The unexported fields belong to the goroutine that handles the Deletion: the sender of the
+// attempt, then the reader of the reply, then run.
 type Deletion struct {
 	Paths   []string     // with unique names
 	By      func() error // deletes them instead, and repeats unanswered requests; called again after a refusal
@@ -37,8 +37,8 @@ type Deletion struct {
 	Refusal error         // the servers' first refusal
 
 	queue   *deletions
-	whole   *Deletion // that this is a part of, or nil; see split
-	parts   int       // that are not over; guarded by deletions.mu
+	whole   *Deletion // the Deletion of which this is a part, or nil; see split
+	parts   int       // number of parts that are not over; guarded by deletions.mu
 	worst   error     // of the parts; guarded by deletions.mu
 	guid    string    // begins the name in the parent of Paths[0], while the name is unknown
 	stay    func()    // called at the end, or after the first refusal; it must not block
@@ -55,7 +55,7 @@ func (inc *Incarnation) Delete(d *Deletion) *Deletion {
 	inc.deletion(d)
 	switch {
 	case d.By != nil:
-		// At once: it may have work to do even if the session has ended.
+		// By is called at once: it may have work to do even if the session has ended.
 		d.queue.attempt([]*Deletion{d})
 	case len(d.Paths) > 1 && len(bundlesOf(d.Paths, len(d.Paths))) > 1:
 		d.split(bundlesOf(d.Paths, len(d.Paths)))
@@ -72,8 +72,7 @@ func (inc *Incarnation) deletion(d *Deletion) *Deletion {
 }
 
 // split replaces the attempts at d by parts, which delete its znodes in groups. d ends when all
-// parts have ended. Its error is the one of a part that is more than a missing znode, if there is
-// one.
+// parts have ended. Its error is the worst error of a part: see Worse.
 func (d *Deletion) split(groups [][]string) {
 	d.parts = len(groups)
 	for _, paths := range groups {
@@ -93,8 +92,8 @@ func (d *Deletion) partOver(err error) {
 	}
 }
 
-// deleteBehind begins d when the request that may create its znodes is over. If its name is unknown,
-// and the request has no reply, d looks for it.
+// deleteBehind begins d when the request that may create its znodes is over. If the name of the
+// znode is unknown, and the request has no reply, d looks for the znode.
 func (inc *Incarnation) deleteBehind(making *pending[[]zk.MultiResponse], d *Deletion) *Deletion {
 	inc.deletion(d)
 	making.then(func() {
@@ -135,8 +134,8 @@ func (inc *Incarnation) RemoveNow(ctx context.Context, paths ...string) error {
 	return inc.Delete(&Deletion{Paths: paths, MayStay: true}).Outcome(ctx)
 }
 
-// RemoveBehind deletes the ephemeral znode at path, in the background, when the znode at other
-// has been deleted. If another client deletes path earlier, Close waits for that, but not long.
+// RemoveBehind deletes the ephemeral znode at path, in the background, when the znode at other has
+// been deleted. Close waits, but not long, until path is deleted, even by another client.
 func (inc *Incarnation) RemoveBehind(path, other string) {
 	leaving, stay := inc.Manager.BeforeClose()
 	d := inc.Delete(&Deletion{Paths: []string{path}, MayStay: true, By: func() error {
@@ -147,7 +146,8 @@ func (inc *Incarnation) RemoveBehind(path, other string) {
 	}})
 	inc.Manager.Spawn(func() {
 		defer stay()
-		// If several cases are ready, path is deleted, or this process cannot help.
+		// If several cases are ready, any choice is right: path is deleted, or this process cannot
+		// help.
 		select {
 		case <-d.Done:
 		case <-inc.Ctx.Done():
@@ -163,7 +163,7 @@ func (d *Deletion) Outcome(ctx context.Context) (err error) {
 	if d == nil {
 		return nil
 	}
-	// If several cases are ready, the end of d comes first: it is known.
+	// If several cases are ready, the end of d comes first, because its result is certain.
 	select {
 	case <-d.Done:
 	case <-d.Refused:
@@ -185,8 +185,8 @@ func (d *Deletion) Await(limit time.Duration) {
 }
 
 // Result waits for d, the deletion of a hold's znodes, and returns nil or an ErrLost. It does not
-// wait long, nor while there is no connection: the deletion continues. A refusal by the servers
-// is no error, because they cannot refuse permanently: see Deletion.
+// wait long, nor while there is no connection: the deletion continues. A refusal by the servers is
+// no error, because it does not last: see Deletion.
 func (d *Deletion) Result() error {
 	d.Await(ReleaseTime)
 	// Several may be true. A known result comes before a possible loss.
@@ -202,7 +202,7 @@ func (d *Deletion) Result() error {
 	return nil
 }
 
-// Worse returns the error of two deletions that is more than a missing znode.
+// Worse returns the worse of the errors of two deletions. A missing znode is the least bad error.
 func Worse(a, b error) error {
 	if b == nil || a != nil && IsNoNode(b) {
 		return a

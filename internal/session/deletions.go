@@ -1,5 +1,8 @@
 package session
 
+// This file decides when each attempt at a background deletion is made. The meaning of a deletion
+// is not its business: see deletion.go.
+
 import (
 	"slices"
 	"sync"
@@ -11,13 +14,12 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A deletions is the queue of one ZooKeeper session for its [Deletion]s. It decides when each
-// attempt is made. The meaning of a deletion is not its business: see deletion.go.
+// A deletions is the queue of one ZooKeeper session for its [Deletion]s.
 //
 // The caller sends a deletion, and the reading goroutine ends it with the reply. So while servers
 // answer, a deletion costs no goroutine. A deletion that waits for a connection, or for its next
-// attempt, waits with all others in one goroutine, run. It exists only while there are any. When
-// a connection is back, run sends them all in one write.
+// attempt, waits with all others in one goroutine, run. That goroutine exists only while deletions
+// wait. When a connection is back, run sends them all in one write.
 //
 // A deletion of a znode that an abandoned request may create waits for the reply to that request,
 // without a goroutine: see deleteBehind. If abandoned creates have no reply, the names of their
@@ -86,7 +88,7 @@ func (q *deletions) run() {
 	}
 }
 
-// look decides the time of the next attempt at d, after a failed one. It reports false if d is
+// look decides the time of the next attempt at d, after a failed attempt. It reports false if d is
 // over.
 func (q *deletions) look(d *Deletion) bool {
 	m := q.inc.Manager
@@ -169,7 +171,7 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 		}
 	}
 	if slices.ContainsFunc(due, sought) {
-		// The others are looked for together with it, even if they are not due.
+		// All znodes to look for are looked for together, even if some deletions are not due.
 		var rest []*Deletion
 		for _, d := range left {
 			if sought(d) {
@@ -185,7 +187,7 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 		return left
 	}
 	if len(left) > manyWait {
-		// A pass visits all of them. This pause makes deletions that become due at slightly
+		// A pass visits all of them. With this pause, deletions that become due at slightly
 		// different times share a pass.
 		select {
 		case <-time.After(time.Duration(len(left)) * time.Microsecond):

@@ -1,5 +1,8 @@
 package session
 
+// This file creates the parent znodes of a primitive's znodes. Their ACLs are not its business: see
+// vet.go.
+
 import (
 	"context"
 	"slices"
@@ -27,9 +30,9 @@ func (d Dir) owns(path string) bool {
 	return path == d.Path || d.Part && path == ParentPath(d.Path)
 }
 
-// dirCall creates the znode at path, which is the Dir or above it. If the session has its own
-// ACL, a Dir is persistent: any client that may create znodes in its parent could create it
-// again.
+// dirCall creates the znode at path, which is the Dir or above it. If the session has its own ACL,
+// a Dir is persistent: if the servers deleted it, any client that may create znodes in its parent
+// could create it again.
 func (inc *Incarnation) dirCall(path string, dir Dir) call[string] {
 	if !dir.owns(path) {
 		return inc.createCall(path, nil, zk.FlagPersistent)
@@ -49,9 +52,9 @@ func (inc *Incarnation) dirCall(path string, dir Dir) call[string] {
 // that was tried already, or if the session must know the creator of each: then they are created
 // one by one.
 //
-// The reply to each of them does not matter. If it exists, the reply is NodeExists, or NoAuth if
-// the session could not create it. If a missing one cannot be created, the request after it fails
-// with NoNode again.
+// The replies to these creates do not matter. If a znode exists, the reply is NodeExists, or NoAuth
+// if the session could not create it. If a missing znode cannot be created, the request after it
+// fails with NoNode again.
 func (inc *Incarnation) missingDirs(dir string, tried []string) (dirs []string) {
 	if tried != nil || inc.Manager.protects() {
 		return nil
@@ -97,7 +100,7 @@ func (inc *Incarnation) addDir(ctx context.Context, path string, dir Dir) (bool,
 				return false, err
 			}
 		case err == nil:
-			if inc.Manager.protects() { // else vetted is not read
+			if inc.Manager.protects() { // otherwise, vetted is not read
 				inc.vetted.Store(path, struct{}{})
 			}
 			return true, nil

@@ -1,5 +1,8 @@
 package session
 
+// This file has the end of a session or of a hold, and the functions that run at that end. The
+// reason of an end is not its business.
+
 import (
 	"slices"
 	"sync"
@@ -21,10 +24,10 @@ type Ending struct {
 	cause error         // guarded by mu
 	done  chan struct{} // made by the first Done; guarded by mu
 	hooks []*Hook       // in no order; guarded by mu
-	first [1]*Hook      // the memory of hooks, while there is one
+	first [1]*Hook      // the memory of hooks while there is only one
 }
 
-// A Hook is an entry in the list of an Ending, which calls OnEnd once, with its cause.
+// A Hook is an entry in the list of an Ending. The Ending calls OnEnd once, with its cause.
 type Hook struct {
 	Owner interface{ OnEnd(cause error) }
 	at    int // its index in Ending.hooks; guarded by Ending.mu

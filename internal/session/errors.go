@@ -1,7 +1,7 @@
 package session
 
 // This file has the errors of a session, and the conclusion from an error about its request. The
-// public errors are made of them elsewhere.
+// public errors are not its business: the root package makes them.
 
 import (
 	"context"
@@ -37,8 +37,8 @@ var (
 	ErrInvalid = errors.New("invalid argument")
 )
 
-// ErrEnded means that the ZooKeeper session of a request is over. It never leaves the package:
-// waiters continue in the next session, and a hold is reported as ErrLost.
+// ErrEnded means that the ZooKeeper session of a request is over. It never leaves the library:
+// waiters continue in the next session, and the loss of a hold is ErrLost.
 var ErrEnded = errors.New("incarnation ended")
 
 // ErrVanished means that another client deleted the znode of a claim.
@@ -61,7 +61,7 @@ type ctxError struct{ err, cause error }
 func (e *ctxError) Error() string   { return e.cause.Error() }
 func (e *ctxError) Unwrap() []error { return []error{e.cause, e.err} }
 
-// A refusedOp is the error of an operation of a transaction, with the operation.
+// A refusedOp is the error of an operation in a transaction. It names the operation.
 type refusedOp struct {
 	op  string
 	err error

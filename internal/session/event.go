@@ -1,5 +1,8 @@
 package session
 
+// This file has the events and states of a session, as its observer sees them. Their causes are not
+// its business.
+
 import (
 	"time"
 )

@@ -1,14 +1,14 @@
 package session
 
 // This file delays the end of a session until its users have finished work that only this process
-// can do, such as deleting persistent znodes. How they do it is not its business.
+// can do, such as deleting persistent znodes. That work is not its business.
 
 import (
 	"sync"
 	"time"
 )
 
-// farewellTime is the longest time that Close waits for them.
+// farewellTime is the longest time that Close waits for that work.
 const farewellTime = time.Second
 
 // BeforeClose returns a channel that is closed when Close begins the farewell. Close waits, but

@@ -1,5 +1,7 @@
 package session
 
+// This file passes the changes of a session's state to readers. The states are not its business.
+
 import (
 	"context"
 	"sync"
@@ -40,7 +42,7 @@ type feed[S ~int] struct {
 	out   chan S
 	more  chan struct{} // has a token when queue may not be empty
 	last  chan struct{} // closed when StateClosed is in queue
-	stuck chan struct{} // closed when, after that, only the reader is missing
+	stuck chan struct{} // closed when, after last, the feed waits only for its reader
 
 	mu    sync.Mutex
 	queue []ConnState // guarded by mu

@@ -1,5 +1,8 @@
 package session
 
+// This file maintains a snapshot of the children of a znode, with their data. The meaning of the
+// data is not its business.
+
 import (
 	"context"
 	"maps"
@@ -10,14 +13,13 @@ import (
 )
 
 // A follower maintains a snapshot of the children of one znode, with their data, within one
-// ZooKeeper session. Its user receives each snapshot that differs from the last. The meaning of
-// the data is not its business.
+// ZooKeeper session. Its user receives each snapshot that differs from the last.
 //
-// It has a watch on the list and one on each child. A snapshot is consistent, for this reason.
-// Each part was read with its watch set, so it is current until the watch fires. A server sends
-// the events and replies of a session in the order of the transactions that they show. So when
-// the last reply arrives, every earlier event has arrived. If no watch has fired by then, every
-// part was current at the moment of the last reply, which is one moment for all of them.
+// It has a watch on the list, and a watch on each child. A snapshot is consistent, for this reason.
+// Each part was read with its watch set, so it is current until the watch fires. A server sends the
+// events and replies of a session in the order of the transactions that they show. So when the last
+// reply arrives, every earlier event has arrived. If no watch has fired by then, every part was
+// current at the moment of the last reply, which is one moment for all of them.
 //
 // No reply is older than an earlier one: a server that has not applied the transactions that this
 // session has read refuses its connection. An event only makes the follower read again. So a
@@ -42,28 +44,28 @@ type followed struct {
 }
 
 // written identifies a state of a child: the transactions that created and last wrote it, and the
-// time of the latter. Only the time differs if the servers have lost their data and zxids begin
-// again.
+// time of the last write. If the servers have lost their data and zxids begin again, only the time
+// differs.
 type written struct{ czxid, mzxid, mtime int64 }
 
-// FollowDir passes each snapshot of the children of dir that differs from the previous one to
-// tell, beginning with the present one. It returns when ctx ends or the callback returns an
-// error, and continues through lost sessions. While dir does not exist, it has no children. The
-// callback may return false if it receives from changed; then FollowDir calls it again with a
-// newer snapshot.
+// FollowDir calls the callback with the present snapshot of the children of dir, and then with each
+// snapshot that differs from the previous one. It returns when ctx ends or the callback returns an
+// error, and continues through lost sessions. While dir does not exist, it has no children. If the
+// callback receives from changed, it may return false. Then FollowDir calls it again with a newer
+// snapshot.
 //
-// With confirm, FollowDir also passes on the first snapshot after each lost connection, even if
-// it has not changed. It calls nothing while there is no connection: then lost is closed, and the
-// callback returns false. Without confirm, lost is closed when the session has ended, because a
-// snapshot of that session may then be old.
+// With confirm, FollowDir also passes on the first snapshot after each lost connection, even if it
+// has not changed. It does not call it while there is no connection. If the connection is lost
+// during a call, lost is closed, and the callback returns false. Without confirm, lost is closed
+// when the session has ended, because a snapshot of that session may then be old.
 func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell func(nodes map[string]Node, changed, lost <-chan struct{}) (told bool, err error)) error {
 	var last map[string]written
 	return m.During(ctx, func(inc *Incarnation) error {
 		f := &follower{inc: inc, dir: dir, parts: make(map[string]followed), stale: make(map[string]struct{}), relist: true, bell: make(chan struct{}, 1)}
 		defer f.close()
-		// The first snapshot must not be older than the call. A later session needs no such
-		// check: the transaction that created it is newer than every snapshot before, and its
-		// server has applied it.
+		// The first snapshot must not be older than the call. In a later session, the sync is not
+		// necessary: the transaction that created the session is newer than every snapshot before,
+		// and its server has applied it.
 		lost := f.connectionLost(confirm)
 		if err := inc.Sync(ctx, dir); err != nil {
 			return err
@@ -75,8 +77,8 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 			}
 			if IsClosed(lost) {
 				// The snapshot may be from before the loss. On the next connection, the server
-				// sends the missed events and sets our watches ahead of every reply. The sync
-				// makes sure that it shows nothing older than the ensemble had at that time.
+				// sends the missed events and sets our watches ahead of every reply. Because of the
+				// sync, the next snapshot is not older than the ensemble's state at that time.
 				if err := inc.Connection(ctx); err != nil {
 					return err
 				}

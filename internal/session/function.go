@@ -1,5 +1,8 @@
 package session
 
+// This file counts the calls of the program's functions, so that Close can wait for them. Holds are
+// not its business.
+
 import (
 	"bytes"
 	"context"
@@ -10,8 +13,7 @@ import (
 )
 
 // A Function is a call of the program's function by Do, Run or Work. Close ends its context, with
-// cause ErrClosed, and waits until the function has returned and its hold is released. This file
-// counts these calls; holds are not its business.
+// cause ErrClosed, and waits until the function has returned and its hold is released.
 type Function struct {
 	of     *functions
 	parent *Function // the function in whose context this function was called, or nil
