@@ -15,7 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Queue is a Go channel that processes share; each element is for one.
+// A Queue is a Go channel that processes share; each element is for one receiver.
 //
 //	err := q.Send(ctx, job)
 //
@@ -24,20 +24,19 @@ import (
 //	err := q.Work(ctx, 4, do)              // removed when do returns nil
 //
 // An element is stored once, delivered at least once and removed once. A single consumer gets
-// elements in the order in which the servers stored them, priority 0 first. An element that was
-// not taken returns to its place when its consumer's context or session ends (docs/queue.md).
+// elements in the order in which the servers stored them, priority 0 first. An element that was not
+// taken returns to its place when its consumer's context or session ends (docs/queue.md).
 //
 // # Loss
 //
-// Sends and consumers carry on in the next session. When the servers have ended a session, other
+// Sends and consumers continue in the next session. When the servers have ended a session, other
 // consumers can claim its elements: Ack returns [ErrLost], or an error that says that the outcome
-// is unknown. An element that Recv delivered right before can be received again.
+// is unknown. An element that Recv delivered right before that can be received again.
 //
 // # Errors
 //
-// Send returns [ErrTooLarge] if its elements exceed one request of 1 MiB. TrySend returns
-// [ErrFull] if there is no room ([WithMaxLen]). A path that stores something else is refused with
-// [ErrMixed].
+// Send returns [ErrTooLarge] if its elements exceed one request of 1 MiB. TrySend returns [ErrFull]
+// if there is no room ([WithMaxLen]).
 //
 // # Cost
 //
@@ -46,8 +45,8 @@ import (
 //
 // # Znodes
 //
-// An element is a znode in a bucket of about 1,000 below path. Further znodes have path and a
-// suffix as their names: see docs/interop.md.
+// An element is a znode in a bucket of about 1,000 below path. The names of other znodes begin with
+// path, too: see docs/interop.md.
 type Queue[T any] struct {
 	made
 	cfg queueConfig
@@ -55,8 +54,8 @@ type Queue[T any] struct {
 	q   queue.Engine
 }
 
-// NewQueue returns the Queue at path. If an argument is bad, channels of [Queue.Recv] and
-// Deliveries are closed at once ([Queue.Err]).
+// NewQueue returns the Queue at path. If an argument is bad, [Queue.Err] returns the reason, and
+// the channels of [Queue.Recv] and Deliveries are closed.
 func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	cfg := newQueueConfig(opts)
 	key, ok := cfg.key.(func(T) string)
@@ -81,11 +80,10 @@ func (q *Queue[T]) Path() string { return q.path }
 // Err returns the error of a bad argument of NewQueue, or nil.
 func (q *Queue[T]) Err() error { return opError("newqueue", q.path, q.misuse()) }
 
-// Send stores vs at the end of the queue, in order, all or none, and returns when they are
-// stored. With [WithMaxLen], it waits for room. If ctx ends first, it is unknown whether they are
-// stored. Goroutines that use one Queue value share transactions, and their elements keep the
-// order of the calls. All of vs must fit into one request of 1 MiB, with about 100 bytes for each
-// element. Otherwise, Send returns [ErrTooLarge]: use [Queue.In].
+// Send stores vs at the end of the queue, in order, all or none, and returns when they are stored.
+// With [WithMaxLen], it waits for room. Goroutines that use one Queue value share transactions;
+// their elements keep the order of the calls. All of vs must fit into one request of 1 MiB, with
+// about 100 bytes for each element. Otherwise, Send returns [ErrTooLarge]: use [Queue.In].
 func (q *Queue[T]) Send(ctx context.Context, vs ...T) error {
 	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle}, vs))
 }
@@ -150,9 +148,9 @@ func (q *Queue[T]) fill(b queue.Batch, vs []T) (queue.Batch, error) {
 // ahead ([WithPrefetch]) return to their places when ctx ends, usually before the channel is
 // closed.
 //
-// The channel is closed only when ctx ends, when the Session is closed, or at once if an argument
-// was bad ([Queue.Err]). Recv logs errors that retrying cannot cure, and keeps trying;
-// [Queue.All] yields them.
+// The channel is closed when ctx ends, when the Session is closed, or at once if an argument was
+// bad ([Queue.Err]). Recv logs errors that retrying cannot cure, and keeps trying; [Queue.All]
+// yields them.
 func (q *Queue[T]) Recv(ctx context.Context) <-chan T {
 	return consume(ctx, q, queue.Joining{}, value[T])
 }
@@ -198,10 +196,10 @@ type Delivery[T any] struct {
 	q       *Queue[T] // of claim
 }
 
-// Deliveries returns a channel of elements that the consumer must settle; each is received at
-// least once. An element that Nack returns, or that is lost with its session, is delivered again.
-// When ctx has ended, received elements can still be settled. [WithPrefetch] does not count them.
-// The channel is closed like the channel of [Queue.Recv].
+// Deliveries returns a channel of elements that the consumer must settle. An element that Nack
+// returns, or whose claim is lost with its session, is delivered again. Received elements can still
+// be settled after the end of ctx, and [WithPrefetch] does not count them. It is closed like
+// [Queue.Recv]'s.
 func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	return consume(ctx, q, queue.Joining{Hand: true}, q.delivery)
 }
@@ -212,12 +210,12 @@ func (q *Queue[T]) delivery(claim queue.Item) Delivery[T] {
 	return Delivery[T]{Value: value[T](claim), Attempt: e.Attempts + 1, Sent: e.Sent, ID: e.ID, claim: claim, q: q}
 }
 
-// All is [Queue.Deliveries] as an iterator that also yields errors. It yields an error that
-// retrying does not cure, with an empty Delivery, whose ID is "", and continues. The error of ctx
-// or [ErrClosed] is the last.
+// All is [Queue.Deliveries] as an iterator that also yields errors. An error that retrying does not
+// cure comes with an empty Delivery, whose ID is "", and All continues. The error of ctx or
+// [ErrClosed] is the last.
 //
-// If an element cannot be decoded, All yields the error with a Delivery that has only
-// [Delivery.Data]; unless the loop settles it, it becomes a dead letter. When the loop is over,
+// The error of an element that cannot be decoded comes with a Delivery that has only
+// [Delivery.Data]; unless the loop settles it, the element becomes a dead letter. After the loop,
 // elements that were claimed ahead are back.
 func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 	return func(yield func(Delivery[T], error) bool) {
@@ -325,18 +323,16 @@ func (d Delivery[T]) Data() []byte {
 }
 
 // Ack removes the element from the queue; goroutines share transactions. nil means that this
-// process removed it, and [ErrLost] that the claim was lost: another consumer receives the
-// element, or already has. After an error of ctx or of the servers, the removal continues; call
-// Ack again for the result. After another settlement, it returns [ErrNotLocked]. See
-// docs/queue.md.
+// process removed it, and [ErrLost] that the claim was lost: another consumer receives the element,
+// or already has. After an error of ctx or of the servers, the removal continues; call Ack again
+// for the result. After another settlement, Ack returns [ErrNotLocked] (docs/queue.md).
 func (d Delivery[T]) Ack(ctx context.Context) error {
 	return d.settle(ctx, "ack", queue.Settlement{Fate: queue.Remove})
 }
 
-// Nack returns the element to its place in the queue, to be delivered again with a greater
-// Attempt; with [WithRetryBackoff], it is [Delivery.NackAfter]. If the connection is down, it
-// returns at once. Then, and if the servers refuse, the session keeps trying. Errors are as for
-// Ack.
+// Nack returns the element to its place, to be delivered again with a greater Attempt; with
+// [WithRetryBackoff], it is [Delivery.NackAfter]. If the connection is down or the servers refuse,
+// the session keeps trying. Errors are Ack's.
 func (d Delivery[T]) Nack() error {
 	var after time.Duration
 	if d.q != nil && d.q.cfg.retry != nil {
@@ -351,10 +347,9 @@ func (d Delivery[T]) Return() error {
 	return d.settle(context.Background(), "return", queue.Settlement{Fate: queue.Return, Untried: true})
 }
 
-// NackAfter is Nack for an element that no consumer receives before the delay is over, by the
-// consumer's clock. Then it comes before elements that were sent later; until then, elements
-// without its key pass it. If the claim is lost before the delay is stored, the element is back
-// at once. In the layouts of other libraries, NackAfter is Nack, and returns [ErrInvalid].
+// NackAfter is Nack with a delay, by the consumer's clock, in which no consumer receives the
+// element. Then it comes before elements that were sent later. Until then, only elements of its key
+// wait for it. If the claim is lost before the delay is stored, the element is back at once.
 func (d Delivery[T]) NackAfter(delay time.Duration) error {
 	return d.nack(delay)
 }
@@ -368,8 +363,7 @@ func (d Delivery[T]) nack(after time.Duration) error {
 }
 
 // Reject makes the element a dead letter, with the reason, cut to 1,000 bytes, because no other
-// attempt would help. It returns the errors of [Delivery.Ack]; in the layouts of other libraries,
-// [ErrInvalid].
+// attempt would help. Errors are as for Ack.
 func (d Delivery[T]) Reject(ctx context.Context, reason string) error {
 	return d.settle(ctx, "reject", queue.Settlement{Fate: queue.Bury, Reason: errors.New(reason)})
 }
@@ -413,13 +407,13 @@ func ask[T, R any](ctx context.Context, q *Queue[T], op string, f func(queue.Eng
 }
 
 // TryRecv removes the first element that no consumer has claimed, and returns it. ok is false if
-// there is none. It waits for the servers, but not for new elements. To receive many elements,
-// use [Queue.Recv].
+// there is none. It waits for the servers, but not for new elements. To receive many elements, use
+// [Queue.Recv].
 //
 // A process that crashes after the removal loses the element. If ctx, the session or the Session
-// ends before the reply, TryRecv returns the element; after the end of the session, another
+// ends before the reply, the element returns to the queue; after the end of the session, another
 // consumer can receive it, too. An element that cannot be decoded becomes a dead letter. After
-// three in a row, TryRecv leaves the next ones; without other elements, it returns an error.
+// three in a row, TryRecv skips others; if it finds no good one, it returns an error.
 func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 	e, err := ask(ctx, q, "tryrecv", queue.Engine.Take)
 	if err != nil || e == nil {
@@ -450,8 +444,8 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 }
 
 // Clear removes the elements that exist when it begins and that no consumer has claimed, also
-// delayed ones, and returns how many. It frees no element that waits for another of its key. If
-// it fails, it may have removed some.
+// delayed ones, and returns how many. It removes the last first, so that none of a key becomes
+// free. If it fails, it may have removed some.
 func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
 	return ask(ctx, q, "clear", queue.Engine.Clear)
 }

@@ -14,7 +14,6 @@ type Codec interface {
 	Unmarshal(data []byte, v any) error
 }
 
-// The codecs that come with zsync.
 var (
 	JSON      Codec = codec.JSON{}      // encoding/json, the default; a string that is not UTF-8 is ErrInvalid
 	Gob       Codec = codec.Gob{}       // encoding/gob, each value with its type; register the types in interfaces

@@ -25,9 +25,9 @@ import (
 //	}
 //	// use the condition, then c.L.Unlock()
 //
-// All processes must use the same lock L. Wait joins the line before it unlocks L, so it misses
-// no signal. If a signalled waiter dies, or its ctx ends, before its Wait has returned, the next
-// waiter of that time gets the signal. Signals of the same time wake different waiters.
+// All processes must use the same lock L. Wait joins the line before it unlocks L, so it misses no
+// signal. If a waiter gets a signal, and dies or its ctx ends before its Wait has returned, the
+// next waiter that was there at the signal gets it. Two signals wake two waiters.
 //
 // # Loss
 //
@@ -83,10 +83,10 @@ func (c *Cond) check() error {
 	return c.misuse()
 }
 
-// Wait unlocks c.L, waits for a signal, and locks c.L again before it returns nil. After an
-// error, such as [ErrNotLocked] if c.L is not held, the caller does not hold c.L, and its signal
-// passes to the next waiter. Inside [Mutex.Do] or [RWMutex.RDo] of c.L, ctx may be the context of
-// Do: Wait releases that hold and takes it again. A loss between the two does not end ctx.
+// Wait unlocks c.L, waits for a signal, and locks c.L again before it returns nil. After an error,
+// such as [ErrNotLocked] if c.L is not held, the caller does not hold c.L, and its signal passes to
+// the next waiter. Inside [Mutex.Do] or [RWMutex.RDo] of c.L, ctx may be the context of Do: Wait
+// releases that hold and takes it again. A loss between these two does not end ctx.
 func (c *Cond) Wait(ctx context.Context) error {
 	traced, end := c.tracers().waiting(ctx, "cond", c.path)
 	start := time.Now()
@@ -477,8 +477,8 @@ func unlessChanged(err error) error {
 	return err
 }
 
-// Signal wakes the longest waiter, if any, and does not wait for it. The caller may hold c.L. It
-// gives one signal, even if the session is lost.
+// Signal wakes the longest waiter, if any, and does not wait for it. The caller may hold c.L.
+// Signal gives one signal, even if its session is lost.
 func (c *Cond) Signal(ctx context.Context) error {
 	return opError("signal", c.path, c.signal(ctx))
 }
@@ -523,7 +523,7 @@ func (c *Cond) waiting(ctx context.Context) ([]lock.Child, error) {
 	return waiting, err
 }
 
-// Broadcast wakes all waiters and does not wait for them. The caller may hold c.L. If ctx ends
+// Broadcast wakes all waiters, and does not wait for them. The caller may hold c.L. If ctx ends
 // first, it may have woken some.
 func (c *Cond) Broadcast(ctx context.Context) error {
 	return opError("broadcast", c.path, c.broadcast(ctx))

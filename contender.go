@@ -36,16 +36,15 @@ func describe(ctx context.Context, inc *session.Incarnation, dir string, names [
 }
 
 // A Contender is a holder or a waiter. Contenders methods return them in order of arrival, as one
-// server, which can lag, sees them.
+// server sees them, which can lag.
 type Contender struct {
-	Owner   string    // the data of its znode: the text of WithOwner, or of another library; empty without permission to read it
-	Node    string    // the name of its znode
-	Session int64     // the ZooKeeper session it belongs to
-	Mode    Mode      // the mode that it holds or waits for
-	Holding bool      // whether it holds, according to the listing
-	Since   time.Time // time of its arrival, by the servers' clock
-
-	HeldSince time.Time // when a holder took its fencing token, by the servers' clock: it has held since; zero without one
+	Owner     string    // the data of its znode: the text of WithOwner, or of another library; empty without permission to read it
+	Node      string    // the name of its znode
+	Session   int64     // the ZooKeeper session it belongs to
+	Mode      Mode      // the mode that it holds or waits for
+	Holding   bool      // whether it holds, according to the listing
+	Since     time.Time // time of its arrival, by the servers' clock
+	HeldSince time.Time // when a holder took its fencing token, by the servers' clock: it has held since then; zero without one
 	Retained  bool      // whether it uses WithRetention: it may only retain its place
 }
 
@@ -71,7 +70,6 @@ func (c Contender) LogValue() slog.Value {
 // A Mode is the kind of hold that a contender has or waits for.
 type Mode int
 
-// The modes of contenders.
 const (
 	ModeExclusive Mode = iota // a lock or a leadership
 	ModeShared                // a read lock

@@ -12,15 +12,13 @@ import (
 // A DeadLetter is an element that no consumer receives any longer: it could not be decoded, was
 // rejected, or failed too often ([WithMaxAttempts]).
 type DeadLetter struct {
-	ID    string    // unique: no other dead letter of the queue ever has it
-	Data  []byte    // as it was sent
-	Since time.Time // when it became a dead letter, by the servers' clock
-
+	ID       string    // unique: no other dead letter of the queue ever has it
+	Data     []byte    // as it was sent
+	Since    time.Time // when it became a dead letter, by the servers' clock
 	Reason   string    // the reason of [Delivery.Reject], or the text of the last error of [Queue.Work]; at most 1,000 bytes
 	Attempts int       // how often it was delivered
 	First    time.Time // when it was sent, by the servers' clock
-
-	letter *queue.Letter
+	letter   *queue.Letter
 }
 
 // Dead yields the dead letters of now, the oldest first. An error ends it.
@@ -48,9 +46,8 @@ func (q *Queue[T]) dead(ctx context.Context, op string) iter.Seq2[DeadLetter, er
 }
 
 // RequeueDead returns the dead letters for which choose returns true, or all if choose is nil, to
-// the end of the queue, with their priority and no attempts, and returns how many. A letter that
-// another process removed first is left out. An error ends the call. If ctx ends first, each
-// letter is either in the queue or still a dead letter.
+// the end of the queue, with their priority and no attempts, and returns how many. It skips letters
+// that others remove first.
 func (q *Queue[T]) RequeueDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
 	return q.forDead(ctx, "requeue", choose, func(d DeadLetter) (bool, error) {
 		err := q.q.Requeue(ctx, d.letter)
@@ -61,9 +58,7 @@ func (q *Queue[T]) RequeueDead(ctx context.Context, choose func(DeadLetter) bool
 	})
 }
 
-// PurgeDead deletes the dead letters for which choose returns true, or all if choose is nil, and
-// returns how many. A letter that another process removed first is left out. An error ends the
-// call.
+// PurgeDead deletes dead letters, chosen and counted as by RequeueDead.
 func (q *Queue[T]) PurgeDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
 	return q.forDead(ctx, "purge", choose, func(d DeadLetter) (bool, error) { return q.q.Discard(ctx, d.letter) })
 }

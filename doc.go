@@ -29,22 +29,21 @@
 //
 // # Rules for all primitives
 //
-// Two values with the same path are the same primitive, in any process. Give each primitive its
-// own path: if something else uses the path, or another layout, a call returns [ErrMixed].
-// Curator programs can share a path by default, kazoo programs by option ([WithLayout],
-// [WithQueueLayout]). A constructor does no I/O. If an argument is bad, every method reports it:
-// it returns [ErrInvalid], or a closed channel.
+// Two values with the same path are the same primitive, in any process. Give each primitive its own
+// path: if something else uses the path, or another layout, a call returns [ErrMixed]. Curator
+// programs can share a path by default, kazoo programs by option ([WithLayout], [WithQueueLayout]).
+// A constructor does no I/O. If an argument is bad, every method reports it: it returns
+// [ErrInvalid], or a closed channel.
 //
-// A method that may wait takes a context first. After the end of ctx, Lock, RLock, Acquire,
-// Campaign and Wait fail even if there is nothing to wait for. A wait that fails leaves nothing
-// behind. A wait outlives its session, at the back of the line. With a ctx from Do, RDo or Run of
-// the same path, a call of a lock, Election, Once, Schedule or Flight that would wait for its own
-// caller returns [ErrDeadlock].
+// After the end of ctx, Lock, RLock, Acquire, Campaign and Wait fail even if there is nothing to
+// wait for. A wait that fails leaves nothing behind. If its session ends, a wait continues in the
+// next session, at the back of the line. Within Do, RDo or Run, a call with their ctx for the same
+// path returns [ErrDeadlock] if it would wait for its own caller.
 //
 // A hold belongs to one ZooKeeper session. If that session ends, or could have ended, the hold is
-// lost: Lost is closed, the context of Do or Run ends with cause [ErrLost], and the release
-// returns ErrLost. A client that is cut off from the servers learns of the loss before the
-// servers can grant the lock again.
+// lost: Lost is closed, the context of Do or Run ends with cause [ErrLost], and the release returns
+// ErrLost. A client that is cut off from the servers learns of the loss before the servers can
+// grant the lock again.
 //
 // A release takes no context, because it cannot be refused, and wakes only waiters that can
 // proceed. Unlock, RUnlock, Release and Resign return within half a second, and at once if the
@@ -52,14 +51,13 @@
 // [ErrNotLocked], and after a loss ErrLost; so do Token and Txn.
 //
 // A write is applied exactly once or not at all: if a connection drops between a request and its
-// reply, the Session finds out what the servers did before it continues. If ctx ends while a
-// write is on its way, the write may be applied or not. Data that does not fit into ZooKeeper's
-// packet of 1 MiB is [ErrTooLarge].
+// reply, the Session finds out what the servers did before it continues. If ctx ends while a write
+// is on its way, the write may be applied or not. Data that does not fit into ZooKeeper's packet of
+// 1 MiB is [ErrTooLarge].
 //
-// A channel of Watch or Observe has no buffer: a slow reader gets the latest state, not each
-// change, and the last state sent is the final one. A value that cannot be decoded is logged and
-// left out. The channel is closed when ctx ends or the Session is closed, or when the servers
-// refuse a read, which is logged.
+// A channel of Watch or Observe has no buffer: a slow reader misses changes, but not the last one.
+// A value that cannot be decoded is logged and left out. The channel is closed when ctx ends or the
+// Session is closed, or when the servers refuse a read, which is logged.
 //
 // An error is an [*Error] around an error of this package or of go-zookeeper, or around the cause
 // of a context. Misuse that crashes a program with sync returns an error and changes nothing.
@@ -68,15 +66,15 @@
 // # Costs and znodes
 //
 // A comment gives the round trips of the common case; docs/costs.md has the rest, and
-// docs/interop.md all znodes. In their names, <uuid> and <guid> are random, and <seq> is the
-// number that ZooKeeper appends. A contender is an ephemeral, sequential znode below path. Unless
-// a comment says otherwise, path is a container, which the servers remove when it is empty, and
-// its parents are persistent.
+// docs/interop.md all znodes. In their names, <uuid> and <guid> are random, and <seq> is the number
+// that ZooKeeper appends. A contender is an ephemeral, sequential znode below path. Unless a
+// comment says otherwise, path is a container, which the servers remove when it is empty, and its
+// parents are persistent.
 //
 // # What zsync cannot do
 //
 // It cannot stop a program that does not look. Between the loss of a hold and the moment at which
-// its holder notices, the garbage collector, the scheduler or the whole machine may pause. If
-// that matters, send [Mutex.Token] with each write to the storage, or write to ZooKeeper with
+// its holder notices, the garbage collector, the scheduler or the whole machine may pause. If that
+// matters, send [Mutex.Token] with each write to the storage, or write to ZooKeeper with
 // [Mutex.Txn].
 package zsync

@@ -21,10 +21,10 @@ func WithID(id string) ElectionOption {
 	return electionOption(func(c *electionConfig) { c.id = &id })
 }
 
-// WithPriority sets the candidate's priority, 0 by default: the highest waiting priority leads
-// first, equals in the order of arrival. A leader keeps the leadership. A candidate whose turn
-// comes while a higher priority waits moves to the back of the line, for 5 requests. A candidate
-// of Curator or kazoo has none and leads in its turn; so every candidate should set one.
+// WithPriority sets the candidate's priority. The highest waiting priority leads first, and equals
+// lead in the order of arrival. A leader keeps the leadership. A candidate whose turn comes while a
+// higher priority waits moves to the back of the line, for 5 requests. A candidate without the
+// option, such as Curator's, counts as 0 and never gives way. Set it for all.
 func WithPriority(p int) ElectionOption {
 	return electionOption(func(c *electionConfig) { c.prior = &p })
 }
@@ -182,15 +182,15 @@ func (e *Election) current() (*lock.Grant, error) {
 	return g, err
 }
 
-// Run campaigns, calls f when it leads, resigns when f returns, and starts again. It returns when
-// ctx ends, f returns an error while it leads, the Session is closed, or Campaign fails for good:
-// with that error and, if ctx ends, with another one of f. f returns nil to pass the leadership
-// on.
+// Run campaigns, calls f when it leads, resigns when f returns, and starts again, also after a
+// loss. f returns nil to pass the leadership on. If f returns an error while it leads, Run returns
+// that error. Run also returns if the Session is closed or Campaign fails for good. If ctx ends,
+// Run returns its error, joined with another one of f.
 //
 // f's context ends with the leadership: with cause [ErrLost] after a loss, [ErrClosed] when the
 // Session is being closed, and [ErrNotLocked] after a Resign. Return soon from f then: the next
-// leader begins when f has returned, unless the session has ended, and Run campaigns again.
-// [WithMaxHold] and [WithHealth] end a function that hangs. If f panics, Run resigns and panics.
+// leader begins when f has returned or the session has ended. [WithMaxHold] and [WithHealth] end a
+// function that hangs. If f panics, Run resigns and panics.
 func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) error {
 	if e.misuse() == nil && f == nil {
 		return opError("run", e.path, session.Invalid("the function is nil"))
@@ -330,8 +330,8 @@ func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
 	return cs, opError("contenders", e.path, err)
 }
 
-// Leader returns the first in the line, at least as new as the call. Between two leaders, that
-// can be a candidate that gives way ([WithPriority], [Election.Transfer]) and never leads.
+// Leader returns the first in the line, at least as new as the call. Between two leaders, that can
+// be a candidate that gives way, and never leads.
 func (e *Election) Leader(ctx context.Context) (Contender, error) {
 	c, err := e.leader(ctx)
 	return c, opError("leader", e.path, err)

@@ -33,9 +33,9 @@ var (
 	ErrInvalid         = session.ErrInvalid              // an argument breaks a rule, which the message names; no request was sent
 )
 
-// A WaitError describes a wait that ended without a grant, because its context ended or the
-// Session was closed. Lock, RLock, Acquire, Campaign, Do, Run and [LockAll] return it; it wraps
-// the context's error.
+// A WaitError describes a wait that ended without a grant, because its context ended or the Session
+// was closed. Lock, RLock, Acquire, Campaign, Do, Run and [LockAll] return it; it wraps the
+// context's error.
 //
 //	var w *zsync.WaitError
 //	if errors.As(err, &w) {
@@ -43,7 +43,7 @@ var (
 //	}
 //
 // Owner, Session and Since of Behind are known after a second, or at once if the holder is in this
-// process. A longer wait reads them again.
+// process. In a longer wait, they are read again.
 type WaitError struct {
 	Behind Contender     // the holder; for permits, the first waiter or, for that waiter, a holder
 	Place  int           // contenders ahead, Behind included; 0 without a place in the line
@@ -51,7 +51,7 @@ type WaitError struct {
 	err    error
 }
 
-// Error returns the length of the wait, the holder, and the reason of the end.
+// Error returns how long the wait was, the holder, and why the wait ended.
 func (e *WaitError) Error() string {
 	who, state := "", "behind"
 	if e.Behind.Holding {
@@ -170,7 +170,7 @@ func (e *Error) Error() string {
 // Unwrap returns the reason.
 func (e *Error) Unwrap() error { return e.Err }
 
-// A LostError describes the loss of a hold. It is [ErrLost] to [errors.Is]. [errors.As] finds it
+// A LostError describes the loss of a hold. [errors.Is] finds [ErrLost] in it. [errors.As] finds it
 // in errors, causes of contexts, and an [Event].
 type LostError struct {
 	Reason  LossReason
@@ -195,7 +195,6 @@ func (e *LostError) Is(target error) bool {
 // A LossReason is the reason of a loss.
 type LossReason int
 
-// The reasons of a loss.
 const (
 	LossExpired   LossReason = iota + 1 // the servers have ended the session
 	LossCutOff                          // no server confirmed the session in time; it may have ended, or will soon

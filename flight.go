@@ -28,9 +28,9 @@ import (
 //
 // # Loss
 //
-// If the process dies, the next waiting caller runs its own function when the session has
-// expired. If only the session is lost, Do returns the result together with [ErrLost]: another
-// process may have run its function, too.
+// If the process dies, the next waiting caller runs its own function when the session has expired.
+// If only the session is lost, Do returns the result together with [ErrLost]: another process may
+// have run its function, too.
 //
 // # Cost
 //
@@ -38,7 +38,7 @@ import (
 //
 // # Znodes
 //
-// A key is an RWMutex's line, path/<key>, with the result in path/<key>/result.
+// A key is an RWMutex at path/<key>, and its result is path/<key>/result.
 type Flight[T any] struct {
 	made
 	codec Codec

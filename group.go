@@ -28,12 +28,12 @@ import (
 //
 // # Loss
 //
-// A process that dies or is cut off is a member until its session ends. After an expiry alone, it
-// joins again. A Group excludes no process.
+// A process that dies or is cut off is a member until its session ends. If only the session ends,
+// the process joins again. A Group excludes no process.
 //
 // # Cost
 //
-// Join takes 1 round trip, Members 2; a change, an event and 1 or 2 requests.
+// Join takes 1 round trip, Members 2; a change costs a Watch 1 or 2.
 //
 // # Znodes
 //
@@ -317,9 +317,8 @@ func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) err
 	}
 }
 
-// Set replaces the info, in 1 round trip. Between two sessions, it returns at once, and m joins
-// with the new info. If ctx ends first, the info may be replaced or not. If m could not join
-// again, Set returns the reason.
+// Set replaces the info, in 1 round trip. Between sessions, it returns at once, and m joins with
+// it. If m cannot join again, Set returns the reason.
 func (m *Membership[T]) Set(ctx context.Context, info T) error {
 	return opError("set", m.g.path, m.set(ctx, info))
 }
@@ -362,8 +361,8 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 	return err
 }
 
-// Leave ends the membership, and returns when other processes can see that, or after half a
-// second, and continues. A second Leave is no error.
+// Leave ends the membership, and returns when other processes can see that, or after half a second,
+// and continues. A second Leave is no error.
 func (m *Membership[T]) Leave() error {
 	m.leave()
 	session.AwaitFor(m.ended, leaveLimit)
@@ -447,8 +446,8 @@ func unescaped(name string) string {
 	return name
 }
 
-// Watch returns a channel of the members, in the order of their ids, now and after each change:
-// the group at one moment, and never an older state again.
+// Watch returns a channel of the members, in the order of their ids, now and after each change: the
+// group at one moment, and never an older one.
 func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 	out := make(chan []Member[T])
 	if g.misuse() != nil {

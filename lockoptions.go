@@ -134,14 +134,14 @@ func WithHandoffs(n int) LockOption {
 }
 
 // WithRetention makes Unlock retain the place in the line for up to d, while no other contender
-// waits: the next Lock in this process then sends no request. Use it for a lock that others
-// seldom need: a Mutex, or the write lock of an RWMutex. The default is no retention.
+// waits: the next Lock in this process then sends no request. Use it for a lock that others seldom
+// need: a Mutex, or the write lock of an RWMutex. The default is no retention.
 //
-// Another contender recalls the place by a watch event. It waits one more round trip, or for at
-// most [WithHandoffs] handoffs, or up to the session timeout if the process is paused or cut off.
-// A TryLock elsewhere waits up to half a second for the place; Curator and kazoo see a held lock.
-// A hold is as safe as without retention. A Session retains at most 128 places, and confirms
-// itself as for holds. WithHandoffs(0) excludes WithRetention.
+// A contender that comes fires a watch, and gets the place one round trip later, or after at most
+// [WithHandoffs] handoffs, or, if the process is paused or cut off, at most a session timeout
+// later. A TryLock elsewhere waits up to half a second for the place; Curator and kazoo see a held
+// lock. A hold is as safe as without retention. A Session retains at most 128 places, and sends
+// requests for them as for holds. WithHandoffs(0) excludes WithRetention.
 func WithRetention(d time.Duration) LockOption {
 	return lockOption{name: "WithRetention", lock: func(c *lockConfig) {
 		if d <= 0 {
@@ -199,11 +199,11 @@ func limit(name string, err error, set func(*limits)) LockOption {
 	}
 }
 
-// WithMaxHold ends a hold after d, as a loss with [LossGivenUp]; otherwise, a holder that hangs
-// but stays connected blocks every waiter. The next waiter is granted when the holder releases,
-// or a tenth of the session timeout after the loss. The default is no limit. Each goroutine has d
-// after a handoff. Readers of one process that read together lose together, and so do all permits
-// of a process; its oldest permits count as released first. [Election.Run] campaigns again.
+// WithMaxHold ends a hold after d, as a loss with [LossGivenUp]; otherwise, a holder that hangs but
+// stays connected blocks every waiter. The next waiter is granted when the holder releases, or a
+// tenth of the session timeout after the loss. The default is no limit. A handoff starts d again.
+// Readers of one process lose together, and so do all permits of a process; a Release counts for
+// its oldest permits. [Election.Run] campaigns again.
 func WithMaxHold(d time.Duration) LockOption {
 	var err error
 	if d <= 0 {
@@ -213,8 +213,9 @@ func WithMaxHold(d time.Duration) LockOption {
 }
 
 // WithHealth calls f every third of the session timeout during a hold, with a context that ends
-// after that time. If f fails, or has not returned by then, the hold ends as with [WithMaxHold],
-// and the [LostError] has f's error. Shorter holds cost nothing. The default is no check.
+// after another third. If f fails, or has not returned by then, the hold ends as with
+// [WithMaxHold], and the [LostError] has f's error. A shorter hold costs nothing. The default is no
+// check.
 func WithHealth(f func(ctx context.Context) error) LockOption {
 	var err error
 	if f == nil {

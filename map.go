@@ -23,11 +23,10 @@ import (
 //	v, version, err := m.Load(ctx, "billing")
 //	for all := range m.Watch(ctx) { … } // the whole map, now and after each change
 //
-// Operations on one key are linearizable. A key that was deleted and stored again is never
-// mistaken for the old key, unless another program deletes path itself. [Map.Range] and [Map.All]
-// read a snapshot; [Map.Clear] is not one step. Any string is a key; some ten thousand work well.
-// Under constant deletions, Swap, CompareAndSwap, LoadAndDelete and CompareAndDelete can take
-// long: each deletion makes them start again.
+// Operations on one key are linearizable. A key that was deleted and stored again is never mistaken
+// for the old key, unless another program deletes path itself. [Map.Range] and [Map.All] read a
+// snapshot; [Map.Clear] is not one step. Any string is a key; some ten thousand work well. Each
+// deletion makes a Swap, CompareAndSwap, LoadAndDelete or CompareAndDelete start again.
 //
 // # Loss
 //
@@ -388,8 +387,8 @@ func (m *Map[V]) names(ctx context.Context, list lister) ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { _, ok := session.KeyOfName(name); return !ok }), err
 }
 
-// Clear deletes the keys that exist when it is called; a key that is stored during the call
-// may stay. Other processes can see a part of the deletions.
+// Clear deletes the keys that exist when it is called, in several steps; a key that is stored
+// during the call may stay.
 func (m *Map[V]) Clear(ctx context.Context) error {
 	names, err := m.list(ctx)
 	if err != nil {
@@ -432,10 +431,10 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 	return nil
 }
 
-// Range calls f for each key and value, in the order of the keys, until f returns false: the
-// whole map at one moment during the call, or in its last few round trips if keys change faster
-// than the servers answer. A value that cannot be decoded is skipped, and the first such error
-// returned.
+// Range calls f for each key and value, in the order of the keys, until f returns false. It sees
+// the whole map at one moment during the call, or in its last few round trips if keys change faster
+// than the servers answer. It skips a value that cannot be decoded, and returns the first such
+// error.
 func (m *Map[V]) Range(ctx context.Context, f func(key string, v V) bool) error {
 	if m.misuse() == nil && f == nil {
 		return opError("range", m.path, session.Invalid("the function is nil"))
@@ -455,8 +454,8 @@ func (m *Map[V]) Range(ctx context.Context, f func(key string, v V) bool) error 
 	return first
 }
 
-// All is [Map.Range] for a range loop, with Versions. A value that cannot be decoded comes with
-// its error. A failed read is one round, with its error.
+// All is [Map.Range] for a range loop, with Versions. A value that cannot be decoded comes with its
+// error. If the read fails, there is one round with it.
 func (m *Map[V]) All(ctx context.Context) iter.Seq2[MapEntry[V], error] {
 	return func(yield func(MapEntry[V], error) bool) {
 		nodes, err := m.snapshot(ctx)

@@ -100,9 +100,9 @@ func (m *Mutex) check(ctx context.Context) error {
 	return nil
 }
 
-// TryLock tries to lock m and reports whether it succeeded. It waits for the servers, but not for
-// a holder, and up to half a second for a place that may only be retained. It finds free what was
-// unlocked before.
+// TryLock tries to lock m and reports whether it succeeded. It waits for the servers, but not for a
+// holder, and up to half a second for a place that may only be retained. A lock that was unlocked
+// before the call counts as free.
 func (m *Mutex) TryLock(ctx context.Context) (bool, error) {
 	ok, err := m.tryLock(ctx)
 	return ok, opError("trylock", m.path, err)
@@ -170,8 +170,8 @@ func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 
 // Revoke asks the holder of m to release it: its [Mutex.Revoked] is closed. The holder decides;
 // later holders are not asked. A place that is only retained is released, after at most half a
-// second in the line. Without a holder, Revoke returns [ErrNotLocked]. As with Curator, the data
-// of the holder's znode, its owner, become __REVOKE__.
+// second in the line. Without a holder, Revoke returns [ErrNotLocked]. The owner in the znode
+// becomes __REVOKE__.
 func (m *Mutex) Revoke(ctx context.Context) error {
 	return opError("revoke", m.path, m.revoke(ctx))
 }
@@ -202,8 +202,8 @@ func (m *Mutex) revoke(ctx context.Context) error {
 }
 
 // Revoked returns a channel that is closed without a hold, and when [Mutex.Revoke] or Curator's
-// Revoker asks the present holder to release m. After that, the goroutines of the process hand m
-// over no longer.
+// Revoker asks the present holder to release m. From then on, the goroutines of the process no
+// longer hand m over.
 func (m *Mutex) Revoked() <-chan struct{} {
 	g, err := m.current()
 	if err != nil {

@@ -85,13 +85,14 @@ func NewOnce(s *Session, path string) *Once {
 func (o *Once) Path() string { return o.path }
 
 // Do runs f, unless the Once is complete or another process completes it first, and returns nil
-// when it is complete. If f panics, so does Do; later calls in this process then run nothing.
+// when it is complete. If f panics, so does Do, and later calls here run nothing.
 //
-// If the session is lost while f runs, f's context ends: return soon; Do returns [ErrLost]. If it
-// is lost just when the Once is being completed, Do waits for the outcome. If ctx ends while f
-// runs and f returns nil, the Once is completed, if need be in the background, and Do returns the
-// error of ctx. That error, or [ErrClosed], leaves the outcome unknown. After a Reset elsewhere,
-// Do counts the Once as complete until it receives the event or its session can have ended.
+// If the session is lost while f runs, f's context ends, and Do returns [ErrLost]: return soon from
+// f. If it is lost just when the Once is being completed, Do waits for the outcome. If ctx ends
+// while f runs and f returns nil, the Once is completed, if need be in the background, and Do
+// returns the error of ctx. That error, or [ErrClosed], leaves the outcome unknown. After a Reset
+// elsewhere, Do counts the Once as complete until it receives the event or its session can have
+// ended.
 func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if o.misuse() == nil && f == nil {
 		return o.fail("do", session.Invalid("the function is nil"))
@@ -505,8 +506,8 @@ func (o *Once) isMine(ctx context.Context, h *lock.Grant, data []byte) (mine boo
 	return mine, err
 }
 
-// Done reports whether the Once is complete. It takes no request if this process has seen
-// the mark, 1 if it finds the mark, and else 3.
+// Done reports whether the Once is complete. It takes no request if this process has seen the mark,
+// 1 if it finds the mark, and otherwise 3.
 func (o *Once) Done(ctx context.Context) (bool, error) {
 	done, err := o.done(ctx)
 	return done, o.fail("done", err)
@@ -568,11 +569,10 @@ func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(c
 
 // OnceValue returns a function that is [Once.Do] of f and returns f's value, the same in every
 // process: each caller gets the stored bytes, decoded ([WithCodec]). Callers of one process share
-// its pointers, slices and maps. If the value cannot be encoded, decoded or stored
+// its pointers, slices and maps. If f fails, its value cannot be encoded, decoded or stored
 // ([ErrTooLarge]), or the session is lost, the Once is not completed: the caller gets value and
-// error, so that it can undo f, and the next call runs its own f. If f fails, its caller gets f's
-// value and error. If the stored bytes cannot be decoded, every call returns that error, until
-// [Once.Reset].
+// error, so that it can undo f, and the next call runs its own f. If the stored bytes cannot be
+// decoded, every call fails until [Once.Reset].
 func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, error), opts ...ValueOption) func(ctx context.Context) (T, error) {
 	c := newValueConfig(opts)
 	k := newStored(s, path, c.err,

@@ -83,13 +83,13 @@ func defaultOwner() string {
 
 // WithSessionTimeout asks for a session timeout of d, 10 s by default; the servers may grant
 // another ([Session.Timeout]). Waiters wait that long after a holder dies, and a disconnected
-// holder keeps its lock for that long.
+// holder keeps its lock that long.
 func WithSessionTimeout(d time.Duration) Option { return func(c *config) { c.Timeout = d } }
 
 // WithACL sets the ACL of every znode that the Session creates; the default is open to the world.
-// With another ACL, the parent znodes of primitives are persistent, and an existing znode is used
-// only if its ACL permits no client more than acl: otherwise, calls that write return
-// [ErrUnprotected]. A client that may delete above a path can still delete an empty parent.
+// With another ACL, the parent znodes of primitives are persistent, and calls that write return
+// [ErrUnprotected] if the ACL of an existing znode permits other clients more than acl does. A
+// client that may delete above a path can still delete an empty parent.
 func WithACL(acl []zk.ACL) Option {
 	return func(c *config) { c.ACL = append([]zk.ACL(nil), acl...) }
 }
@@ -103,10 +103,10 @@ func WithAuth(scheme string, credentials []byte) Option {
 	}
 }
 
-// WithSASL authenticates with m on every connection, before any other request, for one round trip
-// a token (two for [SASLDigestMD5]). If every server refuses the client, or the credentials
-// cannot be of use, the Session ends; the error names the mechanism and matches go-zookeeper's
-// ErrAuthFailed. A mechanism with a state belongs to one call of WithSASL. The default is none.
+// WithSASL authenticates with m on every connection, before any other request, for one round trip a
+// token (two for [SASLDigestMD5]). If every server refuses the client, or the credentials cannot be
+// of use, the Session ends; the error names the mechanism and matches go-zookeeper's ErrAuthFailed.
+// Use a mechanism that has state in one call of WithSASL only. The default is none.
 func WithSASL(m SASLMechanism) Option {
 	client := sasl.NewClient(m)
 	return func(c *config) {
@@ -129,9 +129,9 @@ type SASLMechanism interface {
 }
 
 // SASLDigestMD5 is DIGEST-MD5 (RFC 2831) with ZooKeeper's choices: the service is
-// zookeeper/zk-sasl-md5, and the qop is auth. The client checks that the server knows the
-// password. Use it with [WithTLS]: a listener can try passwords on the tokens, and later packets
-// are not protected. docs/operations.md has a fault of servers before ZooKeeper 3.9.3.
+// zookeeper/zk-sasl-md5, and the qop is auth. The client checks that the server knows the password.
+// Use it with [WithTLS]: a listener can try passwords on the tokens, and later packets are not
+// protected. Servers before ZooKeeper 3.9.3 have a fault, see docs/operations.md.
 func SASLDigestMD5(user, password string) SASLMechanism { return sasl.DigestMD5(user, password) }
 
 // WithTLS encrypts the connections. An empty ServerName is set from the server's address. The
@@ -149,7 +149,7 @@ func WithTLS(cfg *tls.Config) Option {
 func WithDialer(d zk.Dialer) Option { return func(c *config) { c.Dialer = d } }
 
 // WithCloseTimeout sets how long [Session.Close] waits for functions; then their holds are lost.
-// 0 is no wait. The default is the session timeout.
+// The default is the session timeout; 0 is no wait.
 func WithCloseTimeout(d time.Duration) Option {
 	return func(c *config) {
 		if c.CloseTimeout = d; d < 0 {
@@ -187,12 +187,12 @@ func WithObserver(o Observer) Option {
 // WithTracer calls t around each operation. The default is none.
 func WithTracer(t Tracer) Option { return func(c *config) { c.tracers.tracer = t } }
 
-// WithTrace records holds in w, as one JSON object a line: every grant, loss and release of a
-// lock, permit, leadership, Once, double barrier or element of a Queue. "zsync verify" checks the
-// traces of all processes together; docs/trace.md has the format. The default is none. Sessions
-// may share an [*os.File] that was opened with O_APPEND: each Write has whole lines. No call
-// waits for w: if w is too slow, a record says how many are missing. The first error is logged.
-// Close waits for w for half a second.
+// WithTrace records holds in w, as one JSON object a line: every grant, loss and release of a lock,
+// permit, leadership, Once, double barrier or element of a Queue. "zsync verify" checks the traces
+// of all processes together; docs/trace.md has the format. The default is none. Sessions may share
+// an [*os.File] that was opened with O_APPEND: each Write has whole lines. No call waits for w: if
+// w is too slow, a record says how many are missing. The first error is logged. Close waits half a
+// second for w.
 func WithTrace(w io.Writer) Option {
 	return func(c *config) {
 		if c.Trace = w; w == nil {
@@ -207,8 +207,8 @@ func WithTrace(w io.Writer) Option {
 func WithLossOnSuspend() Option { return func(c *config) { c.LossOnSuspend = true } }
 
 // A Backoff paces attempts. The first pause is Min, the n'th Min × Factorⁿ⁻¹, at most Max,
-// shortened at random by up to the part Jitter: with Min 100 ms and Max 1 s, 100, 200, 400 ms.
-// With [WithRetry], the first repetition has no pause.
+// shortened at random by up to the fraction Jitter: 100, 200, 400 ms with Min 100 ms. In
+// [WithRetry], the first repetition has no pause.
 type Backoff struct {
 	Min, Max time.Duration
 	Factor   float64 // at least 1; 0 means 2

@@ -24,9 +24,9 @@ import (
 //
 // Every process calls Run with the same shards, and has at most one more than another. When a
 // process joins or leaves, only the necessary shards move, each when its owner's function has
-// returned or its owner's session has ended. If lists differ during a roll-out, a shard moves
-// only to a process that lists it. A plan has up to 1 MiB, some ten thousand shards; the Run of a
-// process whose shards exceed it fails.
+// returned or its owner's session has ended. If lists differ during a roll-out, a shard moves only
+// to a process that lists it. The plan of all shards must fit into 1 MiB, some ten thousand;
+// otherwise, Run fails in a process whose list makes it too large.
 //
 // # Loss
 //
@@ -40,8 +40,8 @@ import (
 //
 // # Znodes
 //
-// path/members is a Group, path/plan a Value with the owner of each shard, and
-// path/shards/<shard> the line of a Mutex, whose holder owns the shard.
+// path/members is a Group, path/plan a Value with the owner of each shard, and path/shards/<shard>
+// the line of a Mutex, whose holder owns the shard.
 type Partition struct {
 	made
 	id string
@@ -84,13 +84,13 @@ func NewPartition(s *Session, path string, opts ...PartitionOption) *Partition {
 // Path returns the path that p was made with.
 func (p *Partition) Path() string { return p.path }
 
-// Run takes part in the Partition: it calls f in a goroutine for each shard of this process,
-// until ctx ends or an f fails. Return from f soon after its ctx ends: the shard does not move
-// before. For one shard, f never runs twice at a time, in any sessions. If f returns nil before
-// its ctx ends, Run calls it again after a pause ([WithRetry]). If an f returns an error before
-// its shard moves or is lost, or ends its goroutine, Run ends the other calls, leaves, and
-// returns that error when all have returned. Otherwise, it returns ctx's error, or a permanent
-// one.
+// Run takes part in the Partition: it calls f in a goroutine for each shard of this process, until
+// ctx ends or an f fails. Return from f soon after its ctx ends: the shard does not move before. A
+// process never runs f twice at a time for one shard, even in two sessions. If f returns nil before
+// its ctx ends, Run calls it again after a pause ([WithRetry]). If an f returns an error before its
+// shard moves or is lost, or ends its goroutine, Run ends the other calls, leaves, and returns that
+// error when all have returned. Otherwise, it returns the error of ctx, or an error that a retry
+// cannot cure.
 func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context.Context, shard string) error) error {
 	return opError("run", p.path, p.run(ctx, shards, f))
 }

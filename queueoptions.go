@@ -57,10 +57,10 @@ func positive(name string, n int, set func(*queueConfig)) QueueOption {
 }
 
 // WithPrefetch lets the consumers of one Queue value claim up to n elements before the program
-// takes them, or one each if there are more consumers. No other consumer gets these elements
-// until the contexts of their consumers end. For slow work in several processes, 1 spreads
-// elements most evenly. The default is 128, and 1 in the layouts of other libraries; a consumer
-// claims more than 1 only if it takes elements quickly.
+// takes them, or one each if there are more consumers. No other consumer gets these elements until
+// the contexts of their consumers end. With 1, slow work spreads most evenly over processes. The
+// default is 128, and 1 in the layouts of other libraries; a consumer claims more than 1 only if it
+// takes elements quickly.
 func WithPrefetch(n int) QueueOption {
 	return positive("WithPrefetch", n, func(c *queueConfig) { c.Prefetch = n })
 }
@@ -79,10 +79,9 @@ func WithMaxLen(n int) QueueOption {
 	return positive("WithMaxLen", n, func(c *queueConfig) { c.MaxLen = n })
 }
 
-// WithMaxAttempts makes an element a dead letter after n deliveries of which each was returned,
-// or lost with its consumer. Set it for the consumers. The default is no limit. An attempt is
-// recorded before the element is offered: if the process is killed, some offered elements count
-// as tried (docs/queue.md). It needs [LayoutZsync].
+// WithMaxAttempts makes an element a dead letter after n deliveries of which each was returned, or
+// lost with its consumer. Set it for the consumers. The default is no limit. An attempt is recorded
+// before the element is offered: if the process is killed, offered elements can count as tried.
 func WithMaxAttempts(n int) QueueOption {
 	return positive("WithMaxAttempts", n, func(c *queueConfig) { c.MaxAttempts = n })
 }
@@ -93,9 +92,9 @@ func WithDeadRetention(d time.Duration) QueueOption {
 	return checked(func(c *queueConfig) { c.KeepDead = d }, d > 0, "WithDeadRetention(%v): must be more than 0", d)
 }
 
-// WithRetryBackoff makes [Delivery.Nack] a [Delivery.NackAfter]: the delay after the first
-// attempt is b.Min, and it grows with each attempt. An element that is lost with its consumer
-// comes back at once. The default is no delay. Set it for the consumers. It needs [LayoutZsync].
+// WithRetryBackoff makes [Delivery.Nack] a [Delivery.NackAfter]: the delay after the first attempt
+// is b.Min, and it grows with each attempt. A lost element comes back at once. The default is no
+// delay. Set it for consumers.
 func WithRetryBackoff(b Backoff) QueueOption {
 	return queueOption(func(c *queueConfig) {
 		if err := b.check(); err != nil {
@@ -105,15 +104,15 @@ func WithRetryBackoff(b Backoff) QueueOption {
 	})
 }
 
-// WithKey delivers the elements of a key one at a time, in the order in which they were sent
-// within each priority: the next waits until its predecessor is removed or is a dead letter. An
-// element whose key is "" waits for no other. By default, elements have no keys. It needs
-// [LayoutZsync].
+// WithKey delivers the elements of a key one at a time, in the order in which they were sent within
+// each priority: the next waits until its predecessor is removed or is a dead letter. An element
+// whose key is "" waits for no other. The default is no key. Set it for producers; consumers find
+// the keys.
 //
-// Set it for the producers; consumers find the keys. Two keys with one short hash are served as
-// one. An element that comes back keeps its place, and others of its key wait for it, for the
-// whole of a delay; an element of [Queue.SendAt] blocks no other before its time. To do the work
-// in order, use Deliveries: [Queue.Recv] removes an element when the program takes it.
+// Two keys with one short hash are served as one. An element that comes back keeps its place, and
+// others of its key wait for it, for the whole of a delay; an element of [Queue.SendAt] blocks no
+// other before its time. To work in order, use Deliveries: [Queue.Recv] removes an element before
+// the work.
 func WithKey[T any](key func(T) string) QueueOption {
 	return checked(func(c *queueConfig) { c.key = key }, key != nil, "WithKey(nil): the function is nil")
 }
@@ -164,10 +163,10 @@ func newQueueConfig(opts []QueueOption) queueConfig {
 }
 
 // A QueueLayout selects the znodes of a Queue, so that programs of other libraries can share its
-// path. LayoutZsync, the default, gives all guarantees; docs/interop.md lists what the others
-// lack. In another library's layout, an element is deleted before it is offered: if the process
-// crashes, or the Session is closed while no server answers, up to [WithPrefetch] elements and
-// all unsettled deliveries are lost.
+// path. LayoutZsync, the default, gives all guarantees. In another layout, methods and options that
+// its znodes cannot express return [ErrInvalid] (docs/interop.md). An element is deleted before it
+// is offered: if the process crashes, or the Session is closed while no server answers, up to
+// [WithPrefetch] elements and all unsettled ones are lost.
 type QueueLayout int
 
 const (

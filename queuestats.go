@@ -28,9 +28,8 @@ type QueueHolder struct {
 	Claimed int
 }
 
-// Stats counts the elements of the queue. It is no snapshot: an element that moves during the
-// count can be counted in its old place, in its new one, or not at all. In the layouts of other
-// libraries, it fills only Ready, Dead and Oldest. It writes nothing.
+// Stats counts the elements of the queue, and writes nothing. It is no snapshot: an element that
+// moves during the count can be counted in its old place, in its new one, or not at all.
 func (q *Queue[T]) Stats(ctx context.Context) (QueueStats, error) {
 	st, err := ask(ctx, q, "stats", queue.Engine.Stats)
 	all := QueueStats{Ready: st.Ready, Claimed: st.Claimed, Delayed: st.Delayed, Dead: st.Dead, Oldest: st.Oldest, Attempts: st.Attempts, Paused: st.Paused}
@@ -43,17 +42,12 @@ func (q *Queue[T]) Stats(ctx context.Context) (QueueStats, error) {
 // Pause stops all consumers of the queue, in every process, until [Queue.Resume]. When Pause has
 // returned, no consumer claims an element; the servers refuse it. All consumers wait, new ones too;
 // TryRecv and Peek find no element. An element that was claimed before, in hand or ahead
-// ([WithPrefetch]), is delivered and settled: when [Queue.Stats] reports 0 Claimed, no work is under
-// way. Producers continue, until WithMaxLen stops them; an element that a consumer returns stays in
-// the queue.
-//
-// A pause outlasts the process and its session. A second Pause changes nothing. If ctx ends first,
-// the queue is paused or not. In the layouts of other libraries, Pause returns [ErrInvalid]. It
-// costs 3 requests.
+// ([WithPrefetch]), is delivered and settled: when [Queue.Stats] reports 0 Claimed, no work is
+// under way. Producers continue, until WithMaxLen stops them; an element that a consumer returns
+// stays in the queue. A pause outlasts the process and its session. A second Pause changes nothing.
 func (q *Queue[T]) Pause(ctx context.Context) error { return q.order(ctx, "pause", queue.Engine.Pause) }
 
-// Resume ends a [Queue.Pause], whichever process has called it, and wakes waiting consumers. It does
-// nothing if the queue is not paused. It costs 1 request.
+// Resume ends a [Queue.Pause] of any process, if any, and wakes all consumers.
 func (q *Queue[T]) Resume(ctx context.Context) error {
 	return q.order(ctx, "resume", queue.Engine.Resume)
 }
@@ -92,22 +86,11 @@ type QueueItem[T any] struct {
 	Reason   string    // of a dead letter
 }
 
-// List yields the elements in a state, in the order of the queue, and dead letters the oldest first.
-// It is no snapshot: it reads one bucket of about 1,000 elements after another, and the elements of
-// a bucket in pages. An element that moves during the list can be missing, or come twice. If an element
-// cannot be decoded or read, List yields it with the error, and continues. Any other error has an
-// empty item, and is the last.
-//
-//	for item, err := range q.List(ctx, zsync.QueueClaimed) {
-//		if err != nil {
-//			return err
-//		}
-//		fmt.Println(item.ID, item.Attempts, item.Owner)
-//	}
-//
-// List writes nothing. It costs a sync, a listing of the buckets, about 3 requests for a bucket, and
-// one for up to 64 elements. In the layouts of other libraries, only QueueDead is possible; for
-// others, the error is [ErrInvalid].
+// List yields the elements in a state, in the order of the queue, and dead letters the oldest
+// first. It writes nothing. It is no snapshot: it reads one bucket of about 1,000 elements after
+// another, and the elements of a bucket in pages. An element that moves during the list can be
+// missing, or come twice. If an element cannot be decoded or read, List yields it with the error,
+// and continues. Any other error has an empty item, and is the last.
 func (q *Queue[T]) List(ctx context.Context, state QueueState) iter.Seq2[QueueItem[T], error] {
 	return func(yield func(QueueItem[T], error) bool) {
 		switch {

@@ -9,14 +9,12 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// SendOp returns a Send of vs as an operation of [Session.Txn], [Delivery.Txn] or the Txn of a lock,
-// an [Election] or a [Semaphore]. The elements are stored together with the other writes, all or
-// none, exactly once. q must be of the Session of the transaction. SendOp itself sends nothing.
+// SendOp returns a Send of vs as an operation of [Session.Txn], [Delivery.Txn] or the Txn of a
+// lock, an [Election] or a [Semaphore]. The elements are stored together with the other writes, all
+// or none, exactly once. q must be of the Session of the transaction. SendOp itself sends nothing.
 //
-//	_, err := s.Txn(ctx, &zk.SetDataRequest{Path: "/orders/7", Data: paid, Version: version}, mails.SendOp("receipt 7"))
-//
-// The transaction has no response for a SendOp. If q is limited ([WithMaxLen]), the transaction waits
-// for room first. A SendOp costs one more request, a read of the queue's tail.
+// The transaction has no response for a SendOp. If q is limited ([WithMaxLen]), it first waits for
+// room. A SendOp costs one more request.
 func (q *Queue[T]) SendOp(vs ...T) QueueOp {
 	op := QueueOp{out: new(queue.Outgoing), err: q.misuse()}
 	if op.err == nil && len(vs) == 0 {
@@ -32,15 +30,14 @@ func (q *Queue[T]) SendOp(vs ...T) QueueOp {
 
 // Txn removes the element, as [Delivery.Ack] does, and applies ops, in one transaction: all or
 // nothing, exactly once. ops are operations of [Session.Txn] and results of [Queue.SendOp],
-// together about half of 1 MiB. Txn returns a response for each operation except a SendOp. For a
-// SendOp to a limited queue ([WithMaxLen]), it waits for room first.
+// together about half of 1 MiB. Txn returns a response for each operation except a SendOp. If the
+// queue of a SendOp is limited ([WithMaxLen]), Txn waits for room first.
 //
-// If the servers refuse the transaction, nothing is applied, then or later, and the element stays
-// claimed; a refused operation's error is Txn's. Other errors are as for Ack and Session.Txn. If
-// ctx ends first, the transaction continues, and Ack returns its result; if the servers have
-// refused it by then, Ack removes the element without ops. After Nack or Reject, the element
-// returns or is a dead letter if the servers refuse the transaction. In the layouts of other
-// libraries, Txn returns [ErrInvalid].
+// If the servers refuse the transaction, nothing is applied, then or later, the element stays
+// claimed, and Txn returns the error of the refused operation. Other errors are as for Ack and
+// Session.Txn. If ctx ends first, the transaction continues. A later Ack returns its result, or
+// removes the element without ops if the servers have refused it. A later Nack or Reject takes
+// effect only if the servers refuse it.
 func (d Delivery[T]) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	if d.claim == nil {
 		return nil, opError("txn", "", session.Invalid("the Delivery did not come from a Queue"))

@@ -22,8 +22,8 @@ type workConfig struct {
 	err     error
 }
 
-// WithWorkTimeout makes the context of each call of [Queue.Work]'s function end after d. A call
-// that ignores its context keeps its worker and its element. By default, there is no deadline.
+// WithWorkTimeout ends the context of a call of [Queue.Work]'s function after d. A call that
+// ignores it keeps worker and element. The default is no limit.
 func WithWorkTimeout(d time.Duration) WorkOption {
 	return func(c *workConfig) {
 		if d <= 0 {
@@ -36,18 +36,17 @@ func WithWorkTimeout(d time.Duration) WorkOption {
 // workBackoff is the delay of Work without WithRetryBackoff.
 var workBackoff = session.RetryPolicy{Min: 100 * time.Millisecond, Max: time.Minute, Factor: 2, Jitter: 0.5}
 
-// Work calls f for each element, in up to n calls at once, until ctx ends or the Session is
-// closed. If f returns nil, Work removes the element. If f returns an error or panics, Work logs
-// that and returns the element after a delay. The delay grows with each attempt: as in
-// [WithRetryBackoff], by default from 100 ms to a minute, with a Jitter of one half; the layouts
-// of other libraries have none. After the last of [WithMaxAttempts], or an error of [Permanent], the element becomes a
-// dead letter at once, with the error's text as its Reason.
+// Work calls f for each element, in up to n calls at once, until ctx ends or the Session is closed.
+// If f returns nil, Work removes the element. If f returns an error or panics, Work logs that and
+// returns the element after a delay. The delay grows with each attempt: as in [WithRetryBackoff],
+// by default from 100 ms to a minute, with a Jitter of one half; the layouts of other libraries
+// have none. After the last of [WithMaxAttempts], or an error of [Permanent], the element becomes a
+// dead letter at once, with the error's text.
 //
 // The context of f has the values of ctx, but does not end with it. When ctx ends, Work takes no
 // further element, waits for the calls under way, settles their elements and returns ctx's error.
-// It does not wait for the result of a settlement after the claim is lost.
-// The context of f ends with cause [ErrLost] if the claim is lost, and with cause [ErrClosed]
-// when [Session.Close] is called, which waits for f.
+// It does not wait for the result of a settlement after the claim is lost. The context of f ends
+// with cause [ErrLost] if the claim is lost, and [ErrClosed] at [Session.Close], which waits for f.
 func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, v T) error, opts ...WorkOption) error {
 	var cfg workConfig
 	for i, o := range opts {
@@ -173,9 +172,9 @@ type WorkDelivery interface {
 	Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 }
 
-// DeliveryFrom returns the delivery that [Queue.Work] calls its function for, or false. ctx is
-// the context of that function, or is derived from it. With the same ID at each attempt, the
-// function can notice a repetition; with Txn, it sends results and acknowledges, both or neither.
+// DeliveryFrom returns the delivery for which [Queue.Work] calls its function, or false. ctx is the
+// context of that function, or is derived from it. The ID is the same at each attempt, so the
+// function can notice a repetition. Txn sends results and acknowledges, both or neither.
 func DeliveryFrom(ctx context.Context) (d WorkDelivery, ok bool) {
 	d, ok = ctx.Value((*WorkDelivery)(nil)).(WorkDelivery)
 	return d, ok

@@ -122,8 +122,8 @@ func (rw *RWMutex) Lock(ctx context.Context) error {
 	return opError("lock", rw.path, err)
 }
 
-// RLock locks rw for reading. It waits until no writer holds rw or came before, ctx ends, or the
-// Session is closed. Within Do and RDo, use RDo.
+// RLock locks rw for reading. It waits until no writer holds rw or waits ahead of it, ctx ends, or
+// the Session is closed. Within Do and RDo, use RDo.
 func (rw *RWMutex) RLock(ctx context.Context) error {
 	g, err := rw.acquire(ctx, lock.Shared, false)
 	rw.local.follow(ctx, lock.Shared, g)
@@ -209,8 +209,7 @@ func (rw *RWMutex) Downgrade(ctx context.Context) error {
 	return opError("downgrade", rw.path, rw.downgrade(ctx))
 }
 
-// Lost returns a channel that is closed when the hold of this process is lost: the write hold, or
-// else all read holds together. Without a hold, it is closed. Unlock and RUnlock do not close it.
+// Lost is [Mutex.Lost] for this process's write hold, or else all read holds.
 func (rw *RWMutex) Lost() <-chan struct{} {
 	if rw.misuse() != nil {
 		return session.ClosedChan
@@ -219,8 +218,8 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 }
 
 // Token is [Mutex.Token], of the write hold if there is one: a number greater than the token of
-// every hold that ended before it began. Goroutines that read together share a token, which can
-// grow.
+// every hold that ended before it began. Goroutines that read together share one token, which can
+// become greater.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	var tok int64
 	err := rw.withCurrent(func(g *lock.Grant, mode lock.HoldMode) (err error) {

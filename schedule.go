@@ -95,7 +95,6 @@ type scheduleConfig struct {
 // A MissedPolicy says what [Schedule.Run] does about missed instants.
 type MissedPolicy int
 
-// The policies about missed instants.
 const (
 	MissedLatest MissedPolicy = iota // run the latest of them, at once
 	MissedSkip                       // run none of them
@@ -105,8 +104,8 @@ const (
 // String returns "latest", "skip" or "all".
 func (p MissedPolicy) String() string { return timetable.Policy(p).String() }
 
-// WithMissed chooses what becomes of instants that no process ran because all were down, busy
-// with an earlier one, or failed. The default is [MissedLatest].
+// WithMissed chooses what happens to instants that no process ran because all were down, busy with
+// an earlier one, or failed. The default is [MissedLatest].
 func WithMissed(p MissedPolicy) ScheduleOption {
 	return func(c *scheduleConfig) {
 		if c.missed = p; p < MissedLatest || p > MissedAll {
@@ -115,9 +114,9 @@ func WithMissed(p MissedPolicy) ScheduleOption {
 	}
 }
 
-// WithRetries sets how often [Schedule.Run] calls a function that fails: n attempts of an
-// instant, over all processes, with the pauses of b between them; each process applies its own n
-// and b. The default is 5 attempts, with pauses of a minute, doubled up to an hour.
+// WithRetries sets how often [Schedule.Run] calls a function that fails: n attempts of an instant,
+// in all processes together, with the pauses of b between them. Each process applies its own n and
+// b. The default is 5 attempts, with pauses of a minute, doubled up to an hour.
 func WithRetries(n int, b Backoff) ScheduleOption {
 	return func(c *scheduleConfig) {
 		switch err := b.check(); {
@@ -146,10 +145,10 @@ func Daily(at string, loc *time.Location) (Timetable, error) {
 //
 // The fields are minute, hour, day of month, month and day of week (Sunday is 0 and 7): lists of
 // numbers, names, ranges and steps. If neither field of days begins with a star, a day matches if
-// it matches either. All processes must name the same zone; time.Local is each machine's. When
-// the clocks change, a job whose minute or hour begins with a star follows real time. For other
-// jobs, a local time that is left out, by less than three hours, comes at the change, and a local
-// time that comes twice counts once.
+// it matches either. All processes must name the same zone; time.Local is each machine's. When the
+// clocks change, a job whose minute or hour begins with a star follows real time. Any other job
+// runs once: at the change if its local time is skipped, by less than three hours, and only the
+// first time if that comes twice.
 func Cron(spec string, loc *time.Location) (Timetable, error) {
 	return opTable(timetable.ParseCron(spec, loc))
 }
@@ -606,13 +605,12 @@ func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
 
 // Run calls f for each instant of the timetable, unless another process has done it. The first
 // instant ever is the first after the call of Run. Run gives next local times; [Daily] and [Cron]
-// name a zone. An instant is missed when the next instant is due before it ran, see [WithMissed].
-// A failure is logged; [WithRetries] says when f is called again, unless the servers refuse to
-// record it.
+// name a zone. An instant is missed if the next instant is due before it ran, see [WithMissed]. A
+// failure is logged. f is called again as [WithRetries] says, if the failure could be recorded.
 //
 // Run returns nil when the timetable has no further instant. It returns an error if ctx ends, if
-// the Session is closed, or if a retry cannot help. A timetable whose instants depend on when it
-// is asked is [ErrInvalid].
+// the Session is closed, or if a retry cannot help. A timetable whose instants depend on the moment
+// of the question is [ErrInvalid].
 func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.Context, at time.Time) error) error {
 	err := c.misuse()
 	switch {

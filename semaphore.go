@@ -20,38 +20,39 @@ import (
 	"github.com/zsync/zsync/internal/txn"
 )
 
-// A Semaphore is a weighted semaphore that processes share by its path:
-// golang.org/x/sync/semaphore across processes.
+// A Semaphore is a weighted semaphore that processes share by its path: golang.org/x/sync/semaphore
+// across processes.
 //
 //	m := zsync.NewSemaphore(s, "/limits/geocoder", 10) // for all processes together
 //	err := m.Do(ctx, 1, func(ctx context.Context) error { … })
 //
-// or Acquire and Release. All processes together hold at most n permits. Requests are served in
-// the order of their arrival, so small requests do not starve a large one. For the goroutines of
-// one process, see [WithHandoffs]. All processes must name the same n; [Semaphore.Resize] changes
-// it for all.
+// or Acquire and Release. All processes together hold at most n permits. Requests are served in the
+// order of their arrival, so small requests do not starve a large one. For the goroutines of one
+// process, see [WithHandoffs]. All processes must name the same n; [Semaphore.Resize] changes it
+// for all.
 //
 // # Loss
 //
 // If the session ends, this process loses all its permits and other processes may hold them.
 // Acquire of this *Semaphore then waits until the lost permits have been released. If another
-// client deletes the znode of a permit, all permits of this *Semaphore are lost; their other
-// znodes are deleted at the release, or a tenth of the session timeout later.
+// client deletes the znode of a permit, all permits of this *Semaphore are lost; their other znodes
+// are deleted at the release, or a tenth of the session timeout later.
 //
 // # Errors
 //
 // Acquire returns [ErrInvalid] for a number that is not positive or above the limit, and if the
-// path has another n; and [ErrTooLarge] above 1 MiB of znodes.
+// path has another n. It returns [ErrTooLarge] for thousands of permits with LayoutKazoo, or
+// hundreds with a very long [WithOwner].
 //
 // # Cost
 //
-// Acquire of free permits takes 1 round trip if no contender waits, and so does Release. The
-// first of a *Semaphore, or behind others, takes 4.
+// Acquire of free permits takes 1 round trip if no contender waits, and so does Release. The first
+// of a *Semaphore, or behind others, takes 4.
 //
 // # Znodes
 //
-// A permit is path/leases/_c_<uuid>-lease-<number>, or path/<guid> with LayoutKazoo. Above a
-// limit of 1,000, an Acquire is one znode.
+// A permit is path/leases/_c_<uuid>-lease-<number>, or path/<guid> with LayoutKazoo. Above a limit
+// of 1,000, an Acquire is one znode.
 type Semaphore struct {
 	made
 	named  int64        // the limit that NewSemaphore was given
@@ -126,9 +127,8 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 func (m *Semaphore) Path() string { return m.path }
 
 // Acquire acquires n permits, all at once. It waits until there are enough, ctx ends, or the
-// Session is closed. After an error, the semaphore is unchanged. If [Semaphore.Resize] lowers the
-// limit below n during the wait, Acquire returns [ErrInvalid]. [ErrTooLarge] concerns thousands
-// of permits with LayoutKazoo, or hundreds with a very long [WithOwner].
+// Session is closed. After an error, the semaphore is unchanged. If [Semaphore.Resize] sets a limit
+// below n, Acquire fails.
 func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 	_, _, err := m.acquired(ctx, n)
 	return opError("acquire", m.path, err)
@@ -149,9 +149,8 @@ func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a
 	return m.observe(ctx, a), a, err
 }
 
-// TryAcquire tries to acquire n permits and reports whether it succeeded. It waits for the
-// servers, but not for other holders: while another contender waits or acquires, it returns
-// false.
+// TryAcquire tries to acquire n permits and reports whether it succeeded. It waits for the servers,
+// but not for other holders: while another contender waits or acquires, it returns false.
 func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	start := time.Now()
 	if err := m.check(ctx, n); err != nil {
@@ -436,11 +435,10 @@ func (m *Semaphore) resized() string {
 }
 
 // Resize makes n the limit of the semaphore, for every process that uses the path now or later,
-// with any limit in NewSemaphore. No permit is taken away: if more than n are out, Acquire waits
-// until enough have been released. If the limit grows, the first waiters get the new permits at
-// once. When Resize has returned, the old limit no longer applies. If ctx ends during the
-// request, the limit may be changed or not. The limit stays while the semaphore is unused. kazoo
-// refuses another limit than its own at first use; Curator uses its own.
+// with any limit in NewSemaphore, even after a time without users. No permit is taken away: if more
+// than n are out, Acquire waits until enough are released. If the limit grows, the first waiters
+// get the new permits at once. When Resize has returned, the old limit no longer applies. kazoo
+// refuses a limit other than its own at first use; Curator ignores it.
 func (m *Semaphore) Resize(ctx context.Context, n int64) error {
 	return opError("resize", m.path, m.resize(ctx, n))
 }
@@ -730,9 +728,8 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 
 // Do acquires n permits, calls f, and releases them. f's context ends, with cause [ErrLost], when
 // the permits are lost: return soon from f then; Do returns ErrLost. It joins the errors of f and
-// of the release. If f panics, Do releases the permits and panics. Within f, Acquire and Do ask
-// for more permits, and can wait for f's own. If f has released some, Do releases the rest and
-// returns [ErrNotLocked].
+// of the release. If f panics, Do releases the permits and panics. Within f, Acquire and Do ask for
+// more permits, and can wait for f's. If f releases some, Do returns [ErrNotLocked].
 func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context) error) error {
 	if m.misuse() == nil && f == nil {
 		return opError("do", m.path, session.Invalid("the function is nil"))
@@ -812,8 +809,7 @@ func (m *Semaphore) releaseOf(a *lock.Permits, n int64) error {
 	return nil
 }
 
-// Lost returns a channel that is closed when the permits of m are lost. Without permits, it is
-// closed. Release does not close it.
+// Lost is [Mutex.Lost] for the permits of m.
 func (m *Semaphore) Lost() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -823,8 +819,7 @@ func (m *Semaphore) Lost() <-chan struct{} {
 	return m.held.Ending().Done()
 }
 
-// Txn applies writes to ZooKeeper, all or none, and only while m holds all its permits: the
-// servers check each. [Session.Txn] has the rest.
+// Txn is [Mutex.Txn], and is applied only while m holds all its permits.
 func (m *Semaphore) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	rs, err := m.s.sending(ctx, ops, func(ops []any) ([]zk.MultiResponse, error) { return m.txn(ctx, ops) })
 	return rs, opError("txn", m.path, err)
@@ -843,10 +838,9 @@ func (m *Semaphore) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, err
 	}
 }
 
-// Token returns a fencing token of the permits that m holds, as [Mutex.Token] does. It is greater
-// than the token of any permits that were released or lost before m acquired its latest permits.
-// Holders at the same time have tokens in any order: a server that checks tokens must remember
-// one for each permit.
+// Token is [Mutex.Token] for the permits that m holds. It is greater than the token of any permits
+// that were released or lost before m acquired its latest permits. Holders at the same time have
+// tokens in any order: a server that checks tokens must remember one for each permit.
 func (m *Semaphore) Token(ctx context.Context) (int64, error) {
 	token, err := m.token(ctx)
 	return token, opError("token", m.path, err)
@@ -873,8 +867,7 @@ func (m *Semaphore) standing() (*lock.Permits, error) {
 	return m.held, nil
 }
 
-// Contenders returns the holders of permits, one Contender for each znode, and then the waiters,
-// in their order.
+// Contenders returns the holders, one for each znode of permits, then waiters.
 func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 	if m.misuse() != nil {
 		return nil, opError("contenders", m.path, m.misuse())

@@ -22,17 +22,17 @@ import (
 	"github.com/zsync/zsync/internal/txn"
 )
 
-// A Session is a connection to a ZooKeeper ensemble. Create one per process and share it among
-// all primitives and goroutines. It reconnects by itself, and holds survive a change of server.
-// If its ZooKeeper session ends, the Session opens a new one. A client that is cut off learns of
-// a loss before the servers can grant its locks to another client, if the clocks of both run at
-// about the same rate. Time asleep counts, by the wall clock; so setting that clock forward can
+// A Session is a connection to a ZooKeeper ensemble. Create one per process and share it among all
+// primitives and goroutines. It reconnects by itself, and holds survive a change of server. If its
+// ZooKeeper session ends, the Session opens a new one. A client that is cut off learns of a loss
+// before the servers can grant its locks to another client, if the clocks of both run at about the
+// same rate. While the machine sleeps, the wall clock counts; so setting that clock forward can
 // cause a loss.
 //
 // # Cost
 //
 // A Session sends pings and, while it holds something, two small requests every 11/40 of its
-// timeout, unless others have confirmed the session.
+// timeout, unless others confirm the session.
 type Session struct {
 	_ noCopy
 	m *session.Manager
@@ -48,10 +48,10 @@ type Session struct {
 }
 
 // Connect opens a session with an ensemble. servers is a ZooKeeper connect string:
-// "zk1:2181,zk2:2181", or "zk1:2181,zk2:2181/app" for paths below the chroot /app, created when
-// first needed. The default port is 2181. While no server answers, Connect keeps trying until ctx
-// ends; the error then has the last failure. A later end of ctx does not affect the Session. If
-// the servers refuse the credentials, the error is go-zookeeper's ErrAuthFailed.
+// "zk1:2181,zk2:2181", or "zk1:2181,zk2:2181/app" for paths below the chroot /app, which is created
+// when needed. The default port is 2181. Connect tries until a server answers or ctx ends; the
+// error then has the last failure. A later end of ctx does not affect the Session. If the servers
+// refuse the credentials, the error is go-zookeeper's ErrAuthFailed.
 func Connect(ctx context.Context, servers string, opts ...Option) (*Session, error) {
 	hosts, chroot, err := parseServers(servers)
 	if err != nil {
@@ -73,18 +73,18 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 }
 
 // Close ends the ZooKeeper session, and with it every hold, and returns when all goroutines of s
-// have ended. Calls in progress, and later ones, fail with [ErrClosed]; closing twice is no
-// error. An [Observer] must not call Close.
+// have ended. Calls in progress, and later ones, fail with [ErrClosed]; closing twice is no error.
+// An [Observer] must not call Close.
 //
 // Close ends the contexts of running functions of Do, RDo, Run and [Queue.Work] with cause
-// ErrClosed, and waits for them, for at most [WithCloseTimeout]. Until then, their holds, and
-// locks that they acquired with their contexts, stay held, Token, Txn, Ack and Unlock work, and a
-// success counts. After the timeout, these holds are lost, and Lost is closed before another
-// session can be granted them. Every other lock is released at once.
+// ErrClosed, and waits for them, for at most [WithCloseTimeout]. Until then, they keep their holds,
+// and locks that they acquired with their contexts; Token, Txn, Ack and Unlock work, and a success
+// counts. After the timeout, these holds are lost, and Lost is closed before another session can be
+// granted them. Close releases every other lock at once.
 //
 // Then Close waits up to a second for work that only this process can finish: elements of a Queue
-// to return, changes of a [WaitGroup], receipts, a heir. If no server answers, znodes stay for
-// the session timeout.
+// to return, changes of a [WaitGroup], receipts, a heir. If no server answers, znodes stay for the
+// session timeout.
 func (s *Session) Close() error {
 	s.m.Close()
 	return nil
@@ -96,9 +96,9 @@ func (s *Session) ID() int64 { return s.m.SessionID() }
 // Timeout returns the session timeout that the servers have granted, or 0.
 func (s *Session) Timeout() time.Duration { return s.m.Granted() }
 
-// Margin returns how long the holds of s are still confirmed if no server answers from now on. At
-// 0, they are lost; the servers can grant them to another client no earlier than a tenth of
-// [Session.Timeout] later.
+// Margin returns how long the holds of s stay confirmed if no server answers from now on. At 0,
+// they are lost. The servers can grant them to another client a tenth of [Session.Timeout] later,
+// or later still.
 func (s *Session) Margin() time.Duration { return s.m.Certain() }
 
 // State returns the present state.
@@ -107,7 +107,6 @@ func (s *Session) State() State { return State(s.m.State()) }
 // A State is the state of a Session.
 type State int
 
-// The states of a Session.
 const (
 	StateConnecting State = iota // a new ZooKeeper session is being established
 	StateConnected               // a server answers
@@ -129,9 +128,9 @@ func nameOf[E ~int](v E, kind string, names ...string) string {
 	return fmt.Sprintf("%s(%d)", kind, int(v))
 }
 
-// States returns a channel of every change of state from now on, in order; none is dropped. It is
-// closed when ctx ends, or after StateClosed. With more than 64 unread, a goroutine stays until
-// they are read or ctx ends.
+// States returns a channel of every change of state from now on, in order. It is closed when ctx
+// ends, or after StateClosed. With more than 64 unread, a goroutine stays until they are read or
+// ctx ends.
 func (s *Session) States(ctx context.Context) <-chan State {
 	return session.States[State](ctx, s.m)
 }
@@ -164,7 +163,7 @@ func (s *Session) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, erro
 	return rs, opError("txn", "", err)
 }
 
-// A QueueOp is a [Queue.Send] as an operation of a transaction, see [Queue.SendOp].
+// A QueueOp is a [Queue.SendOp], an operation of a transaction.
 type QueueOp struct {
 	out *queue.Outgoing
 	err error

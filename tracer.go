@@ -10,10 +10,10 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Tracer is called at the start and at the end of each operation of a Session, to make spans.
-// End receives the context that Start returned, and functions of the program get a context made
-// from it, so spans have parents. End is called once for each Start, perhaps elsewhere. Neither
-// may block.
+// A Tracer is called at the start and at the end of each operation of a Session, to make spans. End
+// receives the context that Start returned, and functions of the program get a context made from
+// it, so spans have parents. End is called once for each Start, in any goroutine. Neither may
+// block.
 type Tracer interface {
 	Start(ctx context.Context, op Op) context.Context
 	End(ctx context.Context, op Op, err error)
@@ -34,7 +34,6 @@ type Op struct {
 // An OpKind is the kind of an [Op].
 type OpKind int
 
-// The kinds of Op.
 const (
 	OpAcquire OpKind = iota + 1 // a wait for a hold, or a TryLock that succeeds; End's error is why the caller gave up
 	OpHold                      // from a grant to its release; a function's context comes from its Start; End's error is a LostError after a loss
@@ -130,8 +129,8 @@ func (t *tracers) queueing(ctx context.Context, name, path string, n int) (_ con
 }
 
 // An Observer receives the events of a Session, for metrics. Observe must not block, but may call
-// methods that send no request, such as State, Stats, ID and Lost. Events of the Session itself
-// arrive one at a time, in order; events of holds can arrive at the same time.
+// methods that send no request, such as State, Stats, ID and Lost. Events of the Session arrive one
+// at a time, in order; events of holds can arrive at the same time.
 type Observer interface {
 	Observe(Event)
 }
@@ -154,7 +153,6 @@ type Event struct {
 // An EventKind is the kind of an [Event].
 type EventKind int
 
-// The kinds of Event.
 const (
 	EventAcquired    EventKind = iota + 1 // a lock, permit, leadership or claim was granted
 	EventGaveUp                           // a wait ended without a grant

@@ -15,13 +15,12 @@ import (
 // This file has the leader's wish, which decides who leads next, besides the order of arrival
 // and the priorities.
 
-// Transfer hands the leadership to a waiting candidate from [Election.Contenders]. It resigns,
-// and returns when that heir is the first in the line: after 4 round trips if the heir is the
-// next. The context of a Run in progress ends, and the heir leads after Run's function has
-// returned. With that context, Transfer returns at once. If the heir does not wait, e still
-// leads. If e has resigned, and the heir leaves the line or ctx ends, the next candidate
-// leads. Candidates of zsync ahead of the heir move to the back of the line. Candidates of
-// Curator and kazoo lead first; Transfer waits for that.
+// Transfer hands the leadership to a waiting candidate from [Election.Contenders], the heir. If the
+// heir does not wait, e still leads. Otherwise, e resigns, and Transfer returns when the heir is
+// the first in the line: after 4 round trips if the heir is the next. In a Run, f's context ends,
+// and the heir leads when f has returned; Transfer with that context returns at once. If the heir
+// leaves the line after that, or ctx ends, the next candidate leads. Candidates of zsync ahead of
+// the heir move to the back; candidates of Curator and kazoo lead first.
 func (e *Election) Transfer(ctx context.Context, to Contender) error {
 	return opError("transfer", e.path, e.transfer(ctx, to))
 }

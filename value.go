@@ -47,7 +47,7 @@ type Value[T any] struct {
 	codec Codec
 }
 
-// A Version identifies one write of a Value. Versions of one path are equal only for the same
+// A Version identifies one write of a Value: Versions of one path are equal only for the same
 // write. The zero Version means no value.
 type Version struct {
 	czxid, mzxid int64 // of the transactions that made the znode, and wrote it
@@ -177,9 +177,9 @@ func (v *Value[T]) store(ctx context.Context, x T) error {
 	}
 }
 
-// CompareAndSwap stores x if the value still has the Version old, and reports whether it did.
-// With the zero Version, it stores x if there is no value. After a loss of the servers' data, an
-// old Version matches no new value.
+// CompareAndSwap stores x if the value still has the Version old, and reports whether it did. With
+// the zero Version, it stores x if there is no value. After a loss of the servers' data, an old
+// Version matches no new value.
 func (v *Value[T]) CompareAndSwap(ctx context.Context, old Version, x T) (bool, error) {
 	ok, err := v.compareAndSwap(ctx, old, x)
 	return ok, opError("compareandswap", v.path, err)

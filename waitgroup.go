@@ -15,26 +15,24 @@ import (
 //	err := wg.Go(ctx, task) // Add(1), run task in a goroutine, Done
 //	err = wg.Wait(ctx)      // in this process or another
 //
-// A Wait sees every Add that returned before it began, in any process. As in sync, calls of Add
-// for the next set of tasks must wait until the Waits for the last set have returned. Done
-// synchronizes before the Wait that it releases. [WaitGroup.Enter] is a double barrier of its
-// own.
+// A Wait sees every Add that returned before it began, in any process. As in sync, calls of Add for
+// the next set of tasks must wait until the Waits for the last set have returned. Done synchronizes
+// before the Wait that it releases. [WaitGroup.Enter] is a separate double barrier.
 //
 // # Loss
 //
-// A task belongs to the session that added it, and ends with that session, so no Wait hangs
-// because of a dead process. A process that loses its session gets [ErrLost] from Done, or a
-// negative Add, for its tasks. If one process adds tasks that others end, use
-// [WithPersistentTasks].
+// A task belongs to the session that added it, and ends with that session, so no Wait hangs because
+// of a dead process. A process that loses its session gets [ErrLost] from Done, or a negative Add,
+// for its tasks. If one process adds tasks that others end, use [WithPersistentTasks].
 //
 // # Errors
 //
-// A counter that would become negative is [ErrNegativeCounter], and unchanged.
+// A call that would make the counter negative returns [ErrNegativeCounter].
 //
 // # Cost
 //
-// Add, Done and Wait take 1 round trip each, which goroutines share. A Wait receives one event
-// for each session with open tasks.
+// Add, Done and Wait take 1 round trip each, which goroutines share. A Wait receives one event for
+// each session with open tasks.
 //
 // # Znodes
 //
@@ -99,8 +97,8 @@ func (wg *WaitGroup) add(ctx context.Context, delta int) error {
 }
 
 // Done ends one task. If another program's znode hides the open tasks of another session, Done
-// returns [ErrInvalid] and ends nothing. If no server answers within half a second, or the
-// servers refuse, Done returns nil and the Session ends the task in the background.
+// returns [ErrInvalid] and ends nothing. If no server answers within half a second, or the servers
+// refuse, Done returns nil and the Session ends the task in the background.
 func (wg *WaitGroup) Done() error {
 	if wg.misuse() != nil {
 		return opError("done", wg.path, wg.misuse())
@@ -145,8 +143,8 @@ func (wg *WaitGroup) Wait(ctx context.Context) error {
 	return opError("wait", wg.path, err)
 }
 
-// Count returns the number of open tasks. During constant changes, it sums the sessions' numbers
-// at slightly different times.
+// Count returns the number of open tasks. During constant changes, it adds numbers of sessions that
+// it read at different times.
 func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 	if wg.misuse() != nil {
 		return 0, opError("count", wg.path, wg.misuse())
@@ -196,9 +194,9 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 	return nil
 }
 
-// Leave ends a membership of Enter, even if it fails, and waits until all parties of that round
-// have left; of several memberships it ends the earliest. It returns [ErrNotLocked] without a
-// membership, and [ErrLost] if the membership ended with its session.
+// Leave ends a membership of Enter, the earliest of several, even if it fails, and waits until all
+// parties of that round have left. Without a membership, it returns [ErrNotLocked], and ErrLost if
+// it was lost with its session.
 func (wg *WaitGroup) Leave(ctx context.Context) error {
 	if wg.misuse() != nil {
 		return opError("leave", wg.path, wg.misuse())
@@ -206,8 +204,7 @@ func (wg *WaitGroup) Leave(ctx context.Context) error {
 	return opError("leave", wg.path, wg.double.Leave(ctx))
 }
 
-// Lost returns a channel that is closed when the membership that Leave would end next is lost.
-// Without one, it is closed. Leave does not close it.
+// Lost is [Mutex.Lost] for the membership that Leave would end next.
 func (wg *WaitGroup) Lost() <-chan struct{} {
 	if wg.misuse() != nil {
 		return session.ClosedChan
