@@ -43,7 +43,7 @@ type StaleError struct {
 	Newest   int64 // the greatest token that the resource is known to have seen; 0 if it could not be read
 }
 
-// Error names the resource, the token and, if it is known, the newest one.
+// Error names the resource, the token and, if it is known, the newest token.
 func (e *StaleError) Error() string {
 	if e.Newest == 0 {
 		return fmt.Sprintf("fence: %s: token %d is stale", e.Resource, e.Token)

@@ -63,7 +63,7 @@ const (
 // # Cost
 //
 // A transaction needs one additional statement. The first write to a resource
-// needs three more, and another transaction.
+// needs three more statements, and another transaction.
 type Table struct {
 	err    error // of NewTable, if an argument was bad
 	create string

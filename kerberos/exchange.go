@@ -52,7 +52,7 @@ type exchange struct {
 	ticket types.EncryptionKey // the key of the ticket
 	sent   types.Authenticator
 	key    types.EncryptionKey // signs wrapped tokens
-	flags  byte                // of the tokens that the client wraps
+	flags  byte                // flags of the tokens that the client wraps
 }
 
 func (x *exchange) Name() string { return x.m.Name() }

@@ -129,7 +129,7 @@ func Cache(file string, opts ...Option) (zsync.SASLMechanism, error) {
 		return nil, err
 	}
 	file = cmp.Or(file, os.Getenv("KRB5CCNAME"), fmt.Sprintf("/tmp/krb5cc_%d", os.Getuid()))
-	if kind, name, ok := strings.Cut(file, ":"); ok && len(kind) > 1 { // one letter is a drive of Windows
+	if kind, name, ok := strings.Cut(file, ":"); ok && len(kind) > 1 { // one letter is the name of a drive, on Windows
 		if kind != "FILE" {
 			return nil, fmt.Errorf("kerberos: ticket cache %s: only files are supported", file)
 		}

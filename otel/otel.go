@@ -270,7 +270,7 @@ func (t *Telemetry) Observe(e zsync.Event) {
 }
 
 // interrupted reports whether a run ended because its hold was lost, its Session was closed or its
-// context was canceled. The function did not fail then.
+// context was canceled. Such a run is not a failure of the function.
 func interrupted(err error) bool {
 	return errors.Is(err, zsync.ErrLost) || errors.Is(err, zsync.ErrClosed) || errors.Is(err, context.Canceled)
 }
@@ -363,7 +363,7 @@ func (t *Telemetry) End(ctx context.Context, op zsync.Op, err error) {
 func (t *Telemetry) acquireStart(ctx context.Context, what zsync.Op) context.Context {
 	t.waiters.Add(ctx, 1, t.labels(what))
 	if what.Primitive == "election" {
-		t.leader.Add(ctx, 0, t.labels(what)) // a candidate reports that it does not lead
+		t.leader.Add(ctx, 0, t.labels(what)) // the metric of a candidate begins at 0
 	}
 	t.mu.Lock()
 	holder, held := t.present[what.Path]

@@ -28,7 +28,7 @@ const (
 	Schedule      Kind = "schedule"
 	Queue         Kind = "queue"
 	ForeignQueue  Kind = "foreign queue" // of another library
-	Group         Kind = "group"         // the names show only a group in kazoo's layout
+	Group         Kind = "group"         // only a group in kazoo's layout shows in the names
 	Partition     Kind = "partition"
 )
 
@@ -181,7 +181,8 @@ func Line(kinds []Kind) bool {
 	return slices.ContainsFunc(kinds, func(k Kind) bool { return slices.Contains(lines, k) })
 }
 
-// Mixed reports whether kinds are at one path and do not see each other.
+// Mixed reports whether several of kinds have holders and waiters. At one path, these do
+// not see each other.
 func Mixed(kinds []Kind) bool {
 	n := 0
 	for _, k := range kinds {

@@ -32,8 +32,8 @@ type Place struct {
 	Path  string
 	Kinds []kinds.Kind // by its mark, or else by the names of its children and neighbours
 	Names []string     // of its children; of a map, only the children that are not entries
-	Made  int64        // about the number of children that it has had
-	Data  bool         // it holds data
+	Made  int64        // number of children that were ever created, approximately
+	Data  bool         // it has data
 	Gated bool         // it has the neighbour that holds the waiters for kazoo's permits
 	Lines []Line       // set by Look
 }
@@ -229,7 +229,7 @@ func inMap(ctx context.Context, s *zsync.Session, at string) (bool, error) {
 	return false, nil
 }
 
-// add notes a znode, and returns the children to visit.
+// add adds a znode to the tree, and returns the children to visit.
 func (x *explorer) add(at found, names []string, stat *zk.Stat) (below []found) {
 	p := Place{Path: at.path, Kinds: kinds.Of(names), Names: names, Data: stat.DataLength > 0}
 	// A server counts creations and deletions, in 32 bits.
@@ -377,7 +377,7 @@ type Line struct {
 	Held     *time.Time `json:"held,omitempty"`   // when it was granted, if that is known
 	Session  string     `json:"session,omitempty"`
 	Node     string     `json:"node,omitempty"`
-	Count    *int       `json:"count,omitempty"`   // elements of a queue, tasks of a wait group
+	Count    *int       `json:"count,omitempty"`   // number of elements of a queue, or of tasks of a wait group
 	Dead     *int       `json:"dead,omitempty"`    // dead letters of a queue
 	Layout   string     `json:"layout,omitempty"`  // of a queue, as --layout calls it
 	Value    rawJSON    `json:"value,omitempty"`   // the data of the znode: unchanged if it is JSON, or else as a string

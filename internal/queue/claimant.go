@@ -39,16 +39,16 @@ type claimant struct {
 	made    bool                       // the mark was created; guarded by mu
 	version int32                      // version of the mark; guarded by mu
 	ended   bool                       // the claimant must claim nothing more; guarded by mu
-	users   int                        // number of enlist calls without their leave; guarded by mu
+	users   int                        // number of enlist callers that have not called leave; guarded by mu
 	timer   *time.Timer                // ends the claimant if it stays unused; guarded by mu
 	items   map[string]map[int32]*item // claimed elements that are not settled, by bucket and number; guarded by mu
 	known   map[string]*lot            // by bucket, if it has items: the board as the claimant wrote it last; guarded by mu
 	past    map[string]spans           // by bucket: settled numbers that are still in the claimant's line; guarded by mu
-	pastAt  map[string]time.Time       // by bucket: the time of its first number in past; guarded by mu
+	pastAt  map[string]time.Time       // by bucket: the time at which its first number came into past; guarded by mu
 	notes   []*entry                   // entries for boards; guarded by mu
-	noting  bool                       // a goroutine writes the notes; guarded by mu
+	noting  bool                       // set while a goroutine writes the notes; guarded by mu
 	queue   []*entry                   // entries for deletions; guarded by mu
-	running bool                       // a goroutine settles the queue; guarded by mu
+	running bool                       // set while a goroutine settles the entries in queue; guarded by mu
 	refused map[*entry]bool            // entries that the claimant tries again later; guarded by mu
 	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items; guarded by mu
 	silent  bool                       // the servers refuse to let the claimant ring the bell; guarded by mu
@@ -243,11 +243,11 @@ func (c *claimant) ending() error {
 	return nil
 }
 
-// claim claims es, which are free elements of t. If the bucket was written since t was read, claim
-// returns no items and no error.
+// claim claims es, which are free elements of t. If another transaction has written the bucket
+// since t was read, claim returns no items and no error.
 //
-// The same write notes some elements as in hand: the first elements of es, as many as hand, and
-// each untried element among the first elements, as many as quick.
+// The same write notes elements as in hand: all of es[:hand], and the untried elements of
+// es[:quick].
 func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error) {
 	c.turn <- struct{}{}
 	defer func() { <-c.turn }()
@@ -708,7 +708,7 @@ func (c *claimant) stands(ctx context.Context) bool {
 	return c.lost() == nil
 }
 
-// traceLine returns a record of the trace about items.
+// traceLine returns a trace record about items.
 func (c *claimant) traceLine(event string, items []*item) trace.Record {
 	t := c.inc.TraceLine(event, trace.Element, c.q.dir, "")
 	t.Claim = c.mark

@@ -280,7 +280,7 @@ type Totals struct {
 	Attempts int       // the most deliveries of one element, among the unclaimed elements
 	Oldest   time.Time // time at which the oldest ready element was stored, not counting elements that were delayed; zero: none
 	Holders  []Holder  // consumers with claims, the most claims first
-	Paused   bool      // no consumer claims an element
+	Paused   bool      // the queue is paused
 }
 
 // A Holder is a consumer that has claimed elements.

@@ -25,7 +25,7 @@ type pump struct {
 	cancel context.CancelFunc
 	over   chan struct{} // closed when run has ended
 
-	consumers int // number of joins without their leave; guarded by q.mu
+	consumers int // number of consumers that have not left; guarded by q.mu
 
 	mu       sync.Mutex    // guards the fields up to claiming
 	running  bool          // a consumer has waited for an item
@@ -34,7 +34,7 @@ type pump struct {
 	offering int           // number of items that consumers offer and the program has not taken
 	ready    []*item       // claimed and read, in order
 	changed  chan struct{} // closed and replaced when any of these changes
-	ahead    int           // how many items the pump may claim ahead
+	ahead    int           // largest number of items that the pump may claim ahead
 	starved  bool          // a consumer has waited since the last claim
 	size     int           // mean size of the last claim's elements, in bytes; 0 before the first
 	pace     pace
@@ -49,7 +49,7 @@ type pump struct {
 	spread int           // number of buckets to choose from; more than 1 after other consumers were quicker
 	pause  time.Duration // wait before the next claim, if others were quicker and there is one bucket
 	place  *place        // place in the line of idle consumers, or nil
-	claims int           // number of claims in that place
+	claims int           // number of claims since the pump got its place
 	rung   bool          // the bell has woken the pump
 }
 
@@ -216,8 +216,8 @@ func (p *pump) run() {
 			try = 0
 			continue // another client has deleted the mark, or the place
 		}
-		// An operator may cure the cause on the servers, such as a missing permission. So the pump
-		// tries again, and the consumers stay.
+		// An operator may repair the cause on the servers, such as a missing permission. So the
+		// pump tries again, and the consumers stay.
 		p.q.complain(err)
 		select {
 		case <-time.After(max(p.q.m.Config.Retry.Delay(try), time.Second)):
@@ -335,8 +335,8 @@ const (
 
 // makeWay prepares the next search after a refused claim: another transaction has written the
 // bucket since the search. If other clients have marks on the boards, the next search chooses among
-// more buckets. If there is no other bucket, the pump waits a little. An only client stays at the
-// first bucket, to keep the order.
+// more buckets. If there is no other bucket, the pump waits a little. If no other client consumes,
+// the pump stays at the first bucket, to keep the order.
 func (p *pump) makeWay(inc *session.Incarnation) error {
 	f := p.found
 	p.found = nil
@@ -447,8 +447,8 @@ func (p *pump) roomLocked() int {
 // waits. A fast consumer calls next again before that.
 const patience = 5 * time.Millisecond
 
-// awaitRoom waits until there is room, and returns how much. hands is the number of items among
-// them that the program settles itself.
+// awaitRoom waits until the pump may claim more items. room is their number, and hands is how many
+// of them the program settles itself.
 func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) {
 	err = p.until(inc, func() bool {
 		room, hands = p.roomLocked(), max(p.hands-len(p.ready), 0)
@@ -512,9 +512,8 @@ func (p *pump) quick(hands int) int {
 	return n
 }
 
-// pacedLocked reports whether the pace is known. A consumer must have come back twice. The first
-// time says nothing about the pace, because the program may have received an element from a channel
-// and not yet have begun to work on it.
+// pacedLocked reports whether the pace is known. After one element, it is not: the program may have
+// received the element from a channel, and not yet have begun to work on it.
 func (p *pump) pacedLocked() bool { return p.returns > 1 }
 
 const (

@@ -96,7 +96,7 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 	}
 }
 
-// count counts the elements. If there seem to be too many, it counts again after a sync.
+// count counts the elements. If the queue seems to be full, it counts again after a sync.
 func (g *gate) count(ctx context.Context) (have, buckets int, err error) {
 	err = g.m.During(ctx, func(inc *session.Incarnation) error {
 		var before []tally

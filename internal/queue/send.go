@@ -23,7 +23,7 @@ import (
 
 // A parcel is the elements of one Send. All or none of them are stored.
 type parcel struct {
-	ctx  context.Context // of the Send that waits for the result
+	ctx  context.Context // context of the Send that waits for the result
 	prio int
 	due  int64 // in Unix milliseconds; 0 if it is not delayed
 	data [][]byte
@@ -33,7 +33,7 @@ type parcel struct {
 	with []any      // more operations; a parcel with more operations has its own transaction
 	done chan error // has room for the result
 
-	// Of a parcel with an ID; used only by the goroutine that sends.
+	// The fields below are for a parcel with an ID. Only the goroutine that sends uses them.
 
 	stale *zk.Stat // Stat of the ID's note, if the note has expired and the transaction must replace it
 	swept int32    // version of ids before the note was read: no sweep has deleted the note while ids has this version
@@ -119,7 +119,7 @@ type outbox struct {
 	waiting []*parcel // guarded by mu
 	running bool      // the goroutine that sends runs; guarded by mu
 
-	// The fields below are used only by the goroutine that sends.
+	// Only the goroutine that sends uses the fields below.
 
 	brief bool          // it is for one transaction, and saves the round trip that reads how full a bucket is
 	first int64         // the number of a first bucket
@@ -549,10 +549,10 @@ func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel,
 	return err
 }
 
-// reread reads the notes of all IDs of the group, also the notes that the group replaces. It does
-// not read only the refused note, because a sweep that runs at the same time could then outrun
-// every attempt. A parcel whose ID the queue remembers gets the error ErrKnown, and leaves the
-// group.
+// reread reads the notes of all IDs of the group, also the notes that the group replaces. It reads
+// all at once: a sweep that runs at the same time can change one note after another, and each
+// change would make another attempt fail. A parcel whose ID the queue remembers gets the error
+// ErrKnown, and leaves the group.
 func (g *posted) reread(ctx context.Context, inc *session.Incarnation) error {
 	q := g.o
 	ids, err := inc.Exists(ctx, q.ids)

@@ -58,7 +58,7 @@ type item struct {
 
 	place  stage           // guarded by claimant.mu, like all fields below
 	note   <-chan struct{} // closed when the board shows that the item is in hand
-	noted  bool            // the board shows it, or a write that will show it is under way
+	noted  bool            // the board shows that the item is in hand, or soon will
 	back   bool            // a write of the board that returns it is under way
 	posted bool            // its fate is carried out
 	final  *entry          // its fate; nil until it is decided
@@ -420,7 +420,7 @@ func (c *claimant) thereOf(inc *session.Incarnation, paths []string) (there int,
 	return there, err
 }
 
-// removed closes the entries of an applied transaction. rs are its responses. If their reply was
+// removed closes the entries of an applied transaction. rs are its responses. If the reply was
 // lost, rs is nil, and zxid is the zxid of the transaction.
 func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 	fates := map[string][]*item{}
@@ -515,8 +515,8 @@ func (c *claimant) refuseLocked(e *entry, err error) {
 }
 
 // orphaned closes entries whose claims were lost before a result was known. If open is set, an
-// attempt may have been applied. Then orphaned looks at the elements after the mark is deleted,
-// because the servers apply nothing of this claimant from then on.
+// attempt may have been applied. Then orphaned waits until the mark is deleted, because the servers
+// apply nothing of this claimant from then on. After that, it looks at the elements.
 func (c *claimant) orphaned(es []*entry, open bool) {
 	if !open {
 		c.closeAll(es, c.loss())

@@ -38,7 +38,7 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 	c := it.c
 	if q.check(it); it.misfit {
 		if err := q.skips.Misfit(it.bucket, it.seq, it.fault); err != nil {
-			c.settleNow(ctx, it, entry{fate: Return}) // the next search finds it in its position
+			c.settleNow(ctx, it, entry{fate: Return}) // the next search finds the element in its position
 			return nil, false, err
 		}
 	}
@@ -214,14 +214,14 @@ func (q *core) Requeue(ctx context.Context, d *Letter) error {
 	return q.out.send(p)
 }
 
-// A row is an element in a list of one state.
+// A row is an element that List has found in its state.
 type row struct {
 	element
 	Listed
 	mark string // of Claimed
 }
 
-// pageSize is the number of elements whose data List reads at once.
+// pageSize is the number of elements that List reads at once.
 const pageSize = 64
 
 // List yields the elements in a state. It reads one bucket after another, each as it is at that moment.

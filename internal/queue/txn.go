@@ -25,7 +25,7 @@ type txn struct {
 // A load is the operations and sends of a program in one transaction.
 type load struct {
 	m     *session.Manager
-	ops   []any       // the program's own; their paths are the server's
+	ops   []any       // the program's own operations, with paths as the servers know them
 	sends []*shipment // one for each queue
 	size  int         // upper bound, in bytes
 }
@@ -34,9 +34,9 @@ type load struct {
 // transaction can have only one posted for a queue: each checks the version of the tail, and the
 // first could change the version that the second checks.
 //
-// A shipment has its own outbox, which keeps its knowledge of the queue from the first attempt to the
-// last. That knowledge can be stale. Then the servers refuse the attempt, because a Send checks
-// versions, and the outbox forgets it.
+// A shipment has its own outbox, which keeps its knowledge of the queue from the first attempt to
+// the last. That knowledge can be stale. Then the servers refuse the attempt, because a Send checks
+// versions, and the outbox drops its knowledge.
 type shipment struct {
 	posted
 	q  *core // the Queue value whose limit applies: the first with a limit, if there is one

@@ -64,7 +64,7 @@ type Tally struct {
 	mu    sync.Mutex
 	queue []*change            // not taken yet; guarded by mu
 	busy  bool                 // a goroutine applies changes; guarded by mu
-	lost  int                  // tasks that ended with a session and still expect their Done; guarded by mu
+	lost  int                  // tasks that ended with their session, and for which no caller has called Done yet; guarded by mu
 	why   error                // the reason why the last such session ended; guarded by mu
 	own   openTasks            // written with mu held: by the goroutine that applies changes or, if there is none, by submit
 	inc   *session.Incarnation // the session of own's znode, or nil; written like own
@@ -380,9 +380,9 @@ func (t *Tally) run() {
 
 // apply applies and finishes the changes of a batch. Failed changes stay in the batch.
 //
-// If the session ends during a write of its own znode, the outcome of the write does not
-// matter: the znode is deleted with the session. Additions are applied again in the next
-// session. The tasks of this session have ended.
+// If the session ends during a write of the znode of this process, the outcome of the write
+// does not matter: the znode is deleted with the session. Additions are applied again in
+// the next session. The tasks of this session have ended.
 func (t *Tally) apply(inc *session.Incarnation, batch *[]*change) error {
 	ctx := session.Finishing
 	t.mu.Lock()
@@ -550,7 +550,7 @@ func (t *Tally) readOwn(ctx context.Context, inc *session.Incarnation) error {
 }
 
 // reach applies the changes of a batch for which all sessions together have enough open
-// tasks. If there are too few for each change, the changes fail. If another process was
+// tasks. If there are too few even for one change, all changes fail. If another process was
 // quicker, reach does nothing (steps 4 and 5).
 func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*change) error {
 	all, err := t.read(ctx, inc)
@@ -679,9 +679,9 @@ func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, other
 			end(a)
 		}
 	}
-	// The tasks of other sessions outlive this session. So unlike a change of its own
-	// znode, this change must be completed. A failed attempt cannot be applied late: no
-	// znode has the same path and version twice.
+	// The tasks of other sessions outlive this session. So unlike a change of this
+	// process's own znode, this change must be completed. A failed attempt cannot be
+	// applied late: no znode has the same path and version twice.
 	if _, err := txn.Across(ctx, t.m, t.dir+"-receipts", ops); err != nil {
 		return 0, err
 	}

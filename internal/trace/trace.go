@@ -39,7 +39,7 @@ const (
 	Once      = "once" // the right to run its function
 	Party     = "party"
 	Semaphore = "semaphore" // one record for each znode of permits
-	Element   = "element"   // of a queue: one record for all of a transaction
+	Element   = "element"   // of a queue: one record for all elements of a transaction
 )
 
 // The ends of a claim.
@@ -62,7 +62,7 @@ type Record struct {
 	Kind string `json:"kind,omitempty"`
 	Path string `json:"path,omitempty"` // of the primitive, without the chroot
 	Hold string `json:"hold,omitempty"` // the name of the znode of the hold
-	Use  int    `json:"use,omitempty"`  // grant, pass: number of the use of the hold
+	Use  int    `json:"use,omitempty"`  // grant, pass: number of this use of the hold
 	From string `json:"from,omitempty"` // move: the earlier hold that this hold continues; grant: the other hold of the same Do
 
 	Elements []string `json:"elements,omitempty"` // names of elements of a queue, never used again
@@ -82,8 +82,8 @@ type Record struct {
 
 	Token   int64      `json:"token,omitempty"`
 	Permits int64      `json:"permits,omitempty"`
-	Limit   int64      `json:"limit,omitempty"`   // of the semaphore, at a grant
-	Reason  string     `json:"reason,omitempty"`  // of a loss, or for the end of a session
+	Limit   int64      `json:"limit,omitempty"`   // grant: the limit of the semaphore
+	Reason  string     `json:"reason,omitempty"`  // reason of a loss, or of the end of a session
 	Since   *time.Time `json:"since,omitempty"`   // loss: from this time on, the hold must not be trusted; set if it is before Time
 	Dropped int64      `json:"dropped,omitempty"` // number of dropped records
 }
@@ -98,7 +98,7 @@ type Writer struct {
 	mu      sync.Mutex
 	n       int64
 	pending []byte            // whole lines
-	dropped int64             // since the last record that was written
+	dropped int64             // number of dropped records since the last written record
 	missing bool              // the last Write failed in the middle of a line
 	closed  bool              // no more records come
 	held    map[string]Record // by full path of the znode: the record for its deletion

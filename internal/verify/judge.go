@@ -28,9 +28,9 @@ type Input struct {
 
 // Inputs is [Files] for traces of any length. It reads the inputs side by side, and needs about 30
 // MiB of memory, and 64 KiB for each input. It forgets a hold or a claim long after its end. If a
-// later hold may overlap a forgotten hold, Report.Missing says so. That happens if one input has
-// the traces of several processes one after another. Inputs fails if a reader fails, or if an input
-// is no trace.
+// later hold may overlap a forgotten hold, Report.Missing gets an entry. That happens if one input
+// has the traces of several processes one after another. Inputs fails if a reader fails, or if an
+// input is no trace.
 func Inputs(inputs []Input, tolerance time.Duration) (*Report, error) {
 	var sources []source
 	for _, in := range inputs {
@@ -166,7 +166,7 @@ func (j *judge) word(text string) string {
 	if w, ok := j.words[text]; ok {
 		return w
 	}
-	if len(j.words) > 10_000 { // most of these belong to paths and sessions that are no longer used
+	if len(j.words) > 10_000 { // most texts belong to paths and sessions that are no longer used
 		clear(j.words)
 	}
 	j.words[text] = text

@@ -35,7 +35,7 @@ type engine struct {
 	called  string // the program's name of the layout
 	sweeper *queue.Sweeper
 	skips   queue.Skipper
-	line    lock.Line     // of consumers that wait for elements
+	line    lock.Line     // line of the consumers that wait for elements
 	sending chan struct{} // a goroutine puts a token in before it sends, and takes it out after
 	taking  chan struct{} // a goroutine puts a token in before it takes, and takes it out after
 	faults  sync.Map      // a set of chan error, which receive the errors that keep consumers from consuming
