@@ -28,7 +28,7 @@ const (
 	Schedule      Kind = "schedule"
 	Queue         Kind = "queue"
 	ForeignQueue  Kind = "foreign queue" // of another library
-	Group         Kind = "group"         // only a group in kazoo's layout shows in the names
+	Group         Kind = "group"         // recognised by the names only in kazoo's layout
 	Partition     Kind = "partition"
 )
 
@@ -119,7 +119,7 @@ func Of(children []string) (kinds []Kind) {
 }
 
 // Part reports whether a child, among siblings, is part of a primitive at its parent. If
-// it is, no other primitive can be at the child.
+// so, the child itself is no primitive.
 func Part(name string, siblings []string) bool {
 	switch name {
 	case "done", "last": // a parent znode of a user may have that name too
@@ -181,8 +181,8 @@ func Line(kinds []Kind) bool {
 	return slices.ContainsFunc(kinds, func(k Kind) bool { return slices.Contains(lines, k) })
 }
 
-// Mixed reports whether several of kinds have holders and waiters. At one path, these do
-// not see each other.
+// Mixed reports whether several of kinds have holders and waiters. At one path,
+// contenders of these kinds do not see each other.
 func Mixed(kinds []Kind) bool {
 	n := 0
 	for _, k := range kinds {

@@ -122,7 +122,7 @@ func (a *asker) contenders(ctx context.Context) (lines []Line, err error) {
 				continue
 			}
 			if c.Session == 0 && (a.isMap || kind.name == kinds.KazooPermits || marks.IsDir([]byte(c.Owner))) {
-				continue // an entry of a map, or another path, that only has such a name
+				continue // not a contender: an entry of a map, or the znode of another primitive, with such a name
 			}
 			mode := c.Mode.String()
 			if kind.name == kinds.Cond {
@@ -373,7 +373,8 @@ func (a *asker) partition(ctx context.Context) (lines []Line, err error) {
 	return append(lines, Line{Path: a.path, Kind: string(kinds.Partition), State: state, Count: &n}), nil
 }
 
-// unlessOther returns err, unless it means that the path has another primitive, or none.
+// unlessOther returns err. If err means that the path has another primitive, or none, it returns
+// nil.
 func unlessOther(err error) error {
 	if errors.Is(err, zsync.ErrNoValue) || other(err) {
 		return nil

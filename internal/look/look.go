@@ -270,7 +270,7 @@ func (x *explorer) add(at found, names []string, stat *zk.Stat) (below []found) 
 	return below
 }
 
-// children returns the children of at that explore must visit.
+// children returns the children of at that Explore must visit.
 func (x *explorer) children(at found, names []string) (below []found) {
 	if at.isMap { // whatever their names are
 		for _, name := range names {
@@ -379,10 +379,10 @@ type Line struct {
 	Node     string     `json:"node,omitempty"`
 	Count    *int       `json:"count,omitempty"`   // number of elements of a queue, or of tasks of a wait group
 	Dead     *int       `json:"dead,omitempty"`    // dead letters of a queue
-	Layout   string     `json:"layout,omitempty"`  // of a queue, as --layout calls it
+	Layout   string     `json:"layout,omitempty"`  // layout of a queue, by its name in --layout
 	Value    rawJSON    `json:"value,omitempty"`   // the data of the znode: unchanged if it is JSON, or else as a string
 	Info     string     `json:"info,omitempty"`    // of a member; its shards
-	Failure  string     `json:"failure,omitempty"` // of a schedule's last instant, in words
+	Failure  string     `json:"failure,omitempty"` // the last failure of a schedule, in words
 }
 
 // HeldSince returns the time at which a holder was granted. If atMost is set, that time is unknown.

@@ -160,7 +160,8 @@ func (h *hold) until() time.Time {
 	return h.ended
 }
 
-// certain returns the transactions between which h was certainly held: from from on, and before to.
+// certain returns the transactions in which h was certainly held: from the first result on, and
+// before the second.
 func (h *hold) certain() (from, to int64) {
 	from = h.sure
 	if h.from != nil { // the earlier hold had the place until its znode was deleted
