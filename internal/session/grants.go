@@ -9,7 +9,7 @@ import (
 // configuration one by one. If a server is asked to continue a session, the leader counts the
 // timeout that this server grants from then on, even if the client never receives the reply. So
 // while a handshake has no reply, the client counts the least timeout that the server may grant.
-// This file knows that least timeout; package lease counts with it.
+// This file remembers that least timeout. To count with it is not its business: see package lease.
 
 // grants records, by server, the session timeout that it has granted.
 type grants struct{ m sync.Map }
@@ -24,12 +24,12 @@ const leastOfAll = 4 * time.Second
 // note records a grant.
 func (g *grants) note(addr string, answer grant) {
 	if known, ok := g.m.Load(addr); ok && known.(grant).asked > answer.asked {
-		return // it says less: a server grants a shorter request in full
+		return // the new answer says less: a server may grant a shorter request in full
 	}
 	g.m.Store(addr, answer)
 }
 
-// of returns the least timeout that a server grants to this request.
+// of returns the least timeout that a server may grant to a request for ask.
 func (g *grants) of(addr string, ask time.Duration) time.Duration {
 	v, ok := g.m.Load(addr)
 	if !ok || v.(grant).asked < ask {

@@ -55,7 +55,7 @@ type Incarnation struct {
 	LeaseMu   sync.Mutex
 	Lease     lease.Lease // guarded by LeaseMu
 	stakes    int         // number of holds of the session; guarded by LeaseMu
-	asking    *inquiry    // under way; guarded by LeaseMu
+	asking    *inquiry    // the inquiry under way, or nil; guarded by LeaseMu
 	abandoned time.Time   // when the session was abandoned; guarded by LeaseMu; never changes once set
 	over      bool        // the servers have confirmed the end of the session; guarded by LeaseMu
 	password  []byte      // of the session; guarded by LeaseMu
@@ -66,7 +66,7 @@ type Incarnation struct {
 	looked atomic.Pointer[lease.Instant] // time of the watchdog's last look
 
 	last    chan struct{} // has a token while lastly runs, and permanently once shut proceeds
-	largest atomic.Int64  // bytes of the largest znode in a late bundle
+	largest atomic.Int64  // bytes of the largest znode in recent bundles
 
 	conns conn.Shared // what its connections share
 	trail trail
@@ -110,13 +110,14 @@ func (inc *Incarnation) start() {
 // serve keeps the session connected until it ends. It is the only goroutine that reads.
 //
 // A request without a reply may have been executed, or may still be. It fails when its connection
-// has ended, and its sender settles it over a later one: see repeat and Find. A write that was left
-// behind could be executed after such a look. So pick leaves out the servers at which one may still
-// be under way (trail), and each later connection begins with a sync. Ahead of that sync, the
-// watches are set again. So a missed event arrives before every reply that is as new.
+// has ended, and its sender settles it over a later connection: see repeat and Find. A write that
+// was left behind could be executed after the sender has looked for its effect. So pick leaves out
+// the servers at which such a write may still be under way (trail), and each later connection
+// begins with a sync. Ahead of that sync, the watches are set again. So a missed event arrives
+// before every reply that is as new.
 //
-// A broken connection ends nothing by itself. The time ends the session (Alive), or the reply of a
-// server to a handshake (accept).
+// A broken connection does not end the session. The session ends when its time is over (Alive), or
+// by a server's reply to a handshake (accept).
 func (inc *Incarnation) serve() {
 	m := inc.Manager
 	for inc.Ctx.Err() == nil {
@@ -142,7 +143,7 @@ func (inc *Incarnation) serve() {
 				inc.trail.leave(addr)
 			}
 		}
-		if !reached && inc.Ctx.Err() == nil { // else the error says nothing about the server
+		if !reached && inc.Ctx.Err() == nil { // otherwise, the error says nothing about the server
 			m.dialed(addr, err)
 		}
 	}
@@ -166,7 +167,7 @@ func (inc *Incarnation) conclude(c *conn.Conn, err error) {
 	case errors.Is(err, zk.ErrAuthFailed):
 		// A server refuses credentials, or the mechanism of SASL says that its own are refused.
 		// Another attempt would fail, too. After any other error of the mechanism, such as a ticket
-		// that cannot be had at the moment, the next attempt is made at the usual pace.
+		// that is not available now, the next attempt is made at the usual pace.
 		inc.failLater(err)
 	}
 }
@@ -188,14 +189,16 @@ func (inc *Incarnation) connect(addr string) (*conn.Conn, error) {
 	inc.conn = c
 	inc.mu.Unlock()
 	// Either this check sees the end of the incarnation, or the goroutine that ends it sees this
-	// connection, because end runs before seal reads it. A session must not be opened after the end.
+	// connection, because end runs before seal reads inc.conn. A session must not be opened after
+	// the end.
 	if inc.Ctx.Err() != nil {
 		return c, net.ErrClosed
 	}
 	return c, inc.handshake(c)
 }
 
-// maxGranted is a session timeout that is accepted from a server whatever the client asked for.
+// A session timeout up to maxGranted is accepted from a server, even if the client asked for much
+// less.
 const maxGranted = 2 * time.Minute
 
 // handshake opens or continues the session over c. Only the first handshake of an incarnation may
@@ -215,20 +218,20 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		return err
 	}
 	if want := inc.Manager.Config.Timeout; got.ID != 0 && got.Timeout > max(10*want, maxGranted) {
-		// Accepting it would mean to wait as long for this server, and for no other.
+		// With that timeout, the client would wait for this server as long, and try no other.
 		c.EndSession()
 		return fmt.Errorf("%w: a session timeout of %v instead of %v: see WithSessionTimeout, and the server's minSessionTimeout", conn.ErrHandshake, got.Timeout, want)
 	}
-	// The exchange of SASL comes before the session learns of the handshake, so the end of a session
-	// that must not be used, too, is asked for by a client that has authenticated.
+	// The exchange of SASL comes before the session learns of the handshake. So the client has
+	// authenticated even if it then asks the server to end the session.
 	refused := c.Authenticate(got.ID)
 	if err := inc.accept(got, ask, c.Addr, now); err != nil {
 		switch {
 		case got.ID == 0:
 		case got.ID == ask.ID && !IsClosed(inc.Manager.Over):
-			// The incarnation ended during the handshake, and its holders have only just learned
-			// of their loss. endOrphan ends the session after they have had their time. It must,
-			// because this handshake has renewed the session for another timeout.
+			// The incarnation ended during the handshake, and its holders have only just learned of
+			// their loss. endOrphan ends the session after they have had their time. It must do
+			// that, because this handshake has renewed the session for another timeout.
 			inc.abandon()
 		case got.ID == ask.ID:
 			// The whole Session is closed.
@@ -269,9 +272,9 @@ func (inc *Incarnation) accept(got, ask conn.Hello, addr string, asked time.Time
 	case got.ID == 0 && ask.ID == 0:
 		return fmt.Errorf("%w: no session was given", conn.ErrHandshake)
 	case got.ID == 0:
-		// A process that was stopped gets this reply at once, usually before its watchdog runs.
-		// Then Alive finds that the session was unconfirmed, and records that reason and since
-		// when.
+		// A process that was stopped gets this reply as soon as it continues, usually before its
+		// watchdog runs. Then Alive finds that the session was unconfirmed, and records that reason
+		// and its time.
 		if inc.Alive() {
 			inc.Lose(LossExpired)
 		}
@@ -310,8 +313,8 @@ func (inc *Incarnation) moved(now time.Time) {
 	inc.Lease.Moved(now)
 }
 
-// confirm reports whether a connection begins with a write that confirms the session: it has
-// holds.
+// confirm reports whether a connection must begin with a write that confirms the session: it must
+// if the session has holds.
 func (inc *Incarnation) confirm() bool {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
@@ -407,19 +410,19 @@ func (inc *Incarnation) ended() bool {
 // off has as much time between the report of its losses and the end of its session.
 func (inc *Incarnation) LossTime() time.Duration { return time.Duration(inc.Timeout.Load() / 10) }
 
-// leaveTime waits, if the session was abandoned, until its holders have had their time. It
-// reports whether there is a connection that has been there all the time. A connection made
-// during the wait does not count: no holder has had time since it began. All holders learned of
-// the loss when the incarnation ended.
+// leaveTime waits, if the session was abandoned, until its holders have had their time. It reports
+// whether the present connection existed during the whole wait. A connection made during the wait
+// does not count: no holder has had time since it began. All holders learned of the loss when the
+// incarnation ended.
 func (inc *Incarnation) leaveTime() (connected bool) {
 	left, down := inc.leftAt(), inc.Disconnection()
 	if left.IsZero() {
 		return !IsClosed(down)
 	}
 	// Several cases may be ready at once; whichever is picked, down is checked again. Without a
-	// connection, endOrphan waits as long. If the session expires first, that too is later than
-	// LossTime, because the session was confirmed for longer when it was abandoned. A caller of
-	// Close gives up its holds itself, so Close waits for no holder.
+	// connection, endOrphan waits for the same time. If the session expires first, holders have had
+	// LossTime, too: the session was confirmed for longer when it was abandoned. A caller of Close
+	// gives up its holds itself, so Close waits for no holder.
 	select {
 	case <-time.After(time.Until(left.Add(inc.LossTime()))):
 	case <-down:
@@ -435,8 +438,8 @@ func (inc *Incarnation) fail(err error) {
 	inc.seal(err)
 }
 
-// failLater is fail because of credentials. If they were accepted before, no call may be waiting
-// to return the reason, so it is logged.
+// failLater is fail after a refusal of credentials. If they were accepted before, perhaps no call
+// returns the reason. So it is logged.
 func (inc *Incarnation) failLater(err error) {
 	if inc.ID.Load() != 0 || inc.Manager.expiries.Load() > 0 {
 		inc.Manager.Log.Error("zsync: the credentials are refused, and the session ends", "session", Text(inc.ID.Load()), "err", err)
@@ -469,7 +472,7 @@ func (inc *Incarnation) shut() {
 		inc.seal(ErrClosed)
 		// Perhaps no server was asked to end the session, because there was no connection, or the
 		// server that was asked is silent. Then endOrphan asks another. If the silent server
-		// forwards the request later, it ends the same session.
+		// forwards the request later, that ends the same session.
 		if left := inc.leftAt(); !left.IsZero() && !inc.ended() {
 			inc.Manager.Spawn(func() { inc.endOrphan(left) })
 		}
@@ -491,8 +494,8 @@ func (inc *Incarnation) lastly(f func()) {
 }
 
 // end ends the incarnation. When it returns, every hook of Ended has returned, even if another
-// goroutine called end first: every hold of the session is lost, and its holder can know. So
-// every request that ends the session on the servers is written after end.
+// goroutine called end first: every hold of the session is lost, and its holder can know that.
+// Every request that ends the session on the servers is written after end.
 //
 // Close depends on that order: after closeSession, another session can be granted the lock within
 // a round trip. A session that ends in another way lives on for a tenth of its timeout.
@@ -528,7 +531,7 @@ func (inc *Incarnation) connected(c *conn.Conn) {
 		m.Log.Info(text, "session", Text(inc.ID.Load()), "timeout", time.Duration(inc.Timeout.Load()))
 		m.tell()
 	}
-	if said { // at the level of the message that it ends
+	if said { // at the level of the message about the outage
 		m.Log.Warn(TextReconnected, "since", time.Now(), "lasted", time.Since(began).Round(time.Millisecond), "session", Text(inc.ID.Load()))
 	}
 }
@@ -601,7 +604,7 @@ func (inc *Incarnation) removeWatch(key conn.WatchKey) {
 func (inc *Incarnation) TraceLine(event, kind, path, hold string) trace.Record {
 	return trace.Record{
 		Event: event, Kind: kind, Path: inc.Manager.Bare(path), Hold: hold,
-		// Blind is read first: an event between the two reads can only make both better.
+		// Blind is read first: an event between the two reads can only improve the record.
 		Blind: inc.conns.Seen.Blind.Load(), Zxid: inc.conns.Seen.Zxid.Load(), Session: Text(inc.ID.Load()),
 	}
 }

@@ -1,5 +1,8 @@
 package session
 
+// This file converts any string into the name of a znode, and back. Other rules for names are not
+// its business: see path.go.
+
 import (
 	"fmt"
 	"strings"

@@ -13,9 +13,9 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// GiveUp runs f, which releases something for a call with ctx, and returns its error. Once ctx
-// has ended, GiveUp waits no longer than Grace; then f continues in the background, and the error
-// is nil.
+// GiveUp runs f, which releases something for a call with ctx, and returns its error. After the end
+// of ctx, GiveUp waits no longer than Grace. If f has not returned by then, it continues in the
+// background, and the error is nil.
 func (m *Manager) GiveUp(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	m.Spawn(func() { done <- f() })
@@ -23,8 +23,8 @@ func (m *Manager) GiveUp(ctx context.Context, f func() error) error {
 	return err
 }
 
-// Connect waits for the first session. If there is none, it closes the manager and returns an
-// error that includes the last attempt's.
+// Connect waits for the first session. If there is none, it closes the manager, and returns an
+// error that includes the error of the last attempt.
 func (m *Manager) Connect(ctx context.Context) error {
 	_, err := m.Incarnation(ctx)
 	if err == nil {
@@ -41,7 +41,7 @@ func (m *Manager) Connect(ctx context.Context) error {
 	case m.dialErr == nil || ctx.Err() == nil:
 	case conn.RefusesTLS(m.dialErr):
 		err = fmt.Errorf("%w (last attempt: %w)", err, m.dialErr)
-	default: // it may be an error of another context than the caller's
+	default: // not wrapped: it may be the error of another context than the caller's
 		err = fmt.Errorf("%w (last attempt: %v)", err, m.dialErr)
 	}
 	return err
@@ -79,8 +79,8 @@ func (m *Manager) FunctionOf(ctx context.Context) *Function {
 }
 
 // releaseBare releases the holds without a function, so that other sessions need not wait for the
-// functions. A hold that is granted from now on is refused (Incarnation.Stake) or releases
-// itself.
+// functions. From now on, Incarnation.Stake refuses new holds, and a hold that is granted even so
+// releases itself.
 func (m *Manager) releaseBare() {
 	m.mu.Lock()
 	inc := m.cur

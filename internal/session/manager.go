@@ -35,7 +35,7 @@ type Manager struct {
 	grants       grants
 	dialer       conn.Dialer
 	noBundles    atomic.Bool // the servers do not know multiRead
-	noContainers atomic.Bool // nor containers
+	noContainers atomic.Bool // the servers do not know containers
 
 	mu       sync.Mutex
 	cur      *Incarnation          // the newest incarnation; guarded by mu
@@ -112,7 +112,7 @@ func (m *Manager) run() {
 			break
 		}
 		// The next session is opened while the old connection is still being closed: no request
-		// uses the old one.
+		// uses the old connection.
 		m.expiries.Add(1)
 		cause := context.Cause(inc.Ctx)
 		m.enter(nil, StateExpired, Report{Kind: EventExpired, Err: cause})
@@ -187,9 +187,9 @@ func (m *Manager) Spawn(f func()) {
 	}
 }
 
-// idle runs later spawned functions until the session is closed, or returns if enough goroutines
-// do so already. Most functions are short. A new goroutine would spend more time on growing its
-// stack than on the function.
+// idle runs functions that are spawned later, until the session is closed. It returns if enough
+// goroutines do that already. Most functions are short. A new goroutine would spend more time on
+// growing its stack than on the function.
 func (m *Manager) idle() {
 	for m.idlers.Add(1) <= maxIdlers {
 		select {
@@ -303,9 +303,8 @@ func (m *Manager) enter(inc *Incarnation, s ConnState, e Report) bool {
 	return true
 }
 
-// tell passes the recorded events to the observer: one at a time, in order, and without a lock.
-// Events that are recorded while it runs, by other goroutines or by the observer itself, it
-// passes too.
+// tell passes the recorded events to the observer: one at a time, in order, and without a lock. It
+// also passes the events that other goroutines, or the observer itself, record while it runs.
 func (m *Manager) tell() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

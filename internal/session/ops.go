@@ -34,14 +34,14 @@ func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.
 			}
 			dir, base := op.Path[:strings.LastIndexByte(op.Path, '/')], op.Path[strings.LastIndexByte(op.Path, '/')+1:]
 			names, _, _ := inc.Children(ctx, cmp.Or(dir, "/"))
-			slices.Sort(names) // the newest last; several of one prefix were numbered in order
+			slices.Sort(names) // the newest comes last; children with one prefix were numbered in the order of the operations
 			for _, name := range slices.Backward(names) {
 				if _, ok := ParseSeq(strings.TrimPrefix(name, base)); !ok || !strings.HasPrefix(name, base) || found[dir+"/"+name] {
 					continue
 				}
 				stat, err := inc.Exists(ctx, dir+"/"+name)
 				if err != nil || stat != nil && stat.Czxid < zxid {
-					break // it is deleted
+					break // ours is deleted, or the servers cannot say
 				}
 				if stat != nil && stat.Czxid == zxid {
 					rs[i].String = dir + "/" + name
@@ -76,10 +76,10 @@ func (m *Manager) BareResponses(rs []zk.MultiResponse) []zk.MultiResponse {
 	return rs
 }
 
-// CheckOps refuses operations that cannot be sent. It returns copies of the others with the
-// chroot, and the parent path in which a log can be created. They are copies because they may be
-// sent after the call has returned, when the caller reuses its buffers. extra has the server's
-// paths of other znodes of the transaction.
+// CheckOps refuses operations that cannot be sent. It returns copies of ops whose paths include the
+// chroot, and the path of a parent in which a log can be created. The copies may be sent after the
+// call has returned, when the caller reuses its buffers. extra has the server's paths of other
+// znodes of the transaction.
 func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, err error) {
 	if len(ops) == 0 {
 		return nil, "", Invalid("a transaction needs at least one operation")
@@ -161,8 +161,8 @@ func FailedOp(rs []zk.MultiResponse) int {
 	return -1
 }
 
-// Refused returns err, the error of a transaction of ops, with the operation that the servers refused,
-// if they refused one.
+// Refused returns err, the error of a transaction of ops. If the servers refused an operation, the
+// result also names that operation.
 func Refused(ops []any, rs []zk.MultiResponse, err error) error {
 	i := FailedOp(rs)
 	if err == nil || i < 0 || i >= len(ops) || !errors.Is(err, rs[i].Error) {

@@ -14,9 +14,9 @@ import (
 // id and password.
 //
 // That is safe at any time. All holders learned of the loss when the incarnation ended, and have
-// had LossTime. Nothing was granted since, because a grant needs an incarnation that has not
-// ended. And an incarnation that has ended never connects again. See
-// [conn.Shared.End] for how.
+// had LossTime. Nothing was granted since, because a grant needs an incarnation that has not ended.
+// And an incarnation that has ended never connects again. The packets are not the business of this
+// file: see [conn.Shared.End].
 
 // endOrphan ends an abandoned session after its holders have had their time. The session has no
 // connection, or its server has not confirmed the end. endOrphan asks the server of its last
@@ -51,7 +51,7 @@ func (inc *Incarnation) endOrphan(left time.Time) {
 	}
 }
 
-// endOver has the server at addr end session w.
+// endOver asks the server at addr to end session w.
 func (inc *Incarnation) endOver(addr string, w conn.Hello) error {
 	m, limit := inc.Manager, min(w.Timeout/5, 5*time.Second)
 	ctx, cancel := m.untilClosing()

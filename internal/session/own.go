@@ -1,8 +1,8 @@
 package session
 
 // This file has operations on ephemeral znodes whose names are not unique: another session may
-// delete such a znode and create its own at the same path. They never change or delete another
-// session's znode. Znodes with unique names are not the business of this file, except in
+// delete such a znode and create its own at the same path. These operations never change or delete
+// another session's znode. Znodes with unique names are not the business of this file, except in
 // GetThenRemove.
 
 import (
@@ -14,9 +14,9 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// AwaitOwnGone waits until the znode of a shared [Creation] is deleted, even if another session has created
-// its own there since. In that case, a watch that is set again after an outage reports only a
-// change. A change of the data does not wake AwaitOwnGone, see AwaitGone.
+// AwaitOwnGone waits until the znode of a shared [Creation] is deleted, even if another session has
+// created its own znode there since. In that case, a watch that is set again after an outage
+// reports only a change. A change of the data does not wake AwaitOwnGone, see AwaitGone.
 func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path})
@@ -38,9 +38,9 @@ func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 	}
 }
 
-// SetOwn writes the data of the znode of a shared [Creation]. The error is NoNode if that znode is deleted,
-// even if another session has created its own there since. Then nothing was written. SetOwn costs
-// 1 request. The first call after an outage reads the znode first, which costs 2 more.
+// SetOwn writes the data of the znode of a shared [Creation]. The error is NoNode if that znode is
+// deleted, even if another session has created its own znode there since. Then nothing was written.
+// SetOwn costs 1 request. The first call after an outage reads the znode first, which costs 2 more.
 func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) error {
 	stat, on, err := whileOurs(ctx, inc, inc.seenOwn(path), inc.lookAtOwn(ctx, path), func(version int32) call[*zk.Stat] { return setCall(path, data, version) })
 	if err == nil {
@@ -73,8 +73,9 @@ type sighting struct {
 	version int32
 }
 
-// sawOwn records a sighting of the znode at path. It may be older than the recorded sighting: the
-// reply to a read can come before the reply to a write, and be recorded after it.
+// sawOwn records a sighting of the znode at path. It may be older than the recorded sighting, and
+// is then dropped: the reply to a read can come before the reply to a write, and be recorded after
+// it.
 func (inc *Incarnation) sawOwn(path string, seen sighting) {
 	for {
 		known, ok := inc.own.LoadOrStore(path, seen)
@@ -117,19 +118,19 @@ func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) err
 	return err
 }
 
-// whileOurs makes attempts at c until one is answered. c is an operation on a znode of ours that
-// expects this version of it, and other clients may create another znode of this name. If look
-// finds that the znode is not ours, the error is NoNode. seen is the last sighting. The returned
-// channel is closed when the connection over which c was answered has ended.
+// whileOurs makes attempts at c until one is answered. c is an operation on a znode of ours, and
+// expects this version of it. Other clients may create another znode of this name. If look finds
+// that the znode is not ours, the error is NoNode. seen is the last sighting. The returned channel
+// is closed when the connection over which c was answered has ended.
 //
 // Over the connection of the last sighting, a watch reports the deletion of the znode. During an
-// outage, and after an attempt without a reply, the znode may have been deleted and another
-// client may have created the next. Then look comes first. It is fresh, so it is not older than
-// that attempt, and no request of a session is executed late (see find). c is sent over a
-// connection that existed before the look, or not at all: so there is no outage between the two.
+// outage, and after an attempt without a reply, the znode may have been deleted, and another client
+// may have created another. Then look comes first. It is a fresh read, so it is not older than that
+// attempt, and no request of a session is executed late (see Find). c is sent over a connection
+// that existed before the look, or not at all: so there is no outage between the two.
 //
-// If the znode is deleted before the event can arrive, only the version distinguishes the two
-// znodes. If another client has written our znode, its version also differs, and look reads it
+// If the znode is deleted, and the event has not arrived yet, only the version distinguishes the
+// two znodes. If another client has written our znode, its version also differs, and look reads it
 // again.
 func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look func() (*zk.Stat, error), c func(version int32) call[T]) (v T, on <-chan struct{}, err error) {
 	err = inc.repeat(ctx, func(*attempts) error {
@@ -157,9 +158,9 @@ func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look
 	return v, on, err
 }
 
-// GetThenRemove reads the znode at path and deletes own, an ephemeral znode with a unique name,
-// in one round trip. The read comes first. If the connection is lost before either reply, the read is
-// repeated, perhaps after the deletion. The error is of the deletion. NoNode means that another
+// GetThenRemove reads the znode at path and deletes own, an ephemeral znode with a unique name, in
+// one round trip. The read comes first. If the connection is lost before either reply, the read is
+// repeated, perhaps after the deletion. err is the error of the deletion. NoNode means that another
 // client has deleted own.
 func (inc *Incarnation) GetThenRemove(ctx context.Context, path, own string) (n Node, readErr, err error) {
 	read, err := start(ctx, inc, getCall(path))

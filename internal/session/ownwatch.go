@@ -1,5 +1,8 @@
 package session
 
+// This file watches the znodes that a session holds. The consequences of a deletion are not its
+// business.
+
 import (
 	"slices"
 	"sync"
@@ -13,15 +16,14 @@ import (
 // a znode that is held for less than ownWatchAfter.
 //
 // The watch is set by a listing of the znode's children; an ephemeral znode has none. The watch
-// fires when the znode is deleted. If the znode is deleted before the listing, the listing
-// fails with NoNode. It cannot fail because of a lagging server: the same session has had the
-// reply to the create before. The same holds for a deletion while there is no connection: the
-// client sets the watch again before it sends anything else, and the server answers with the
-// event that was missed.
+// fires when the znode is deleted. If the znode is deleted before the listing, the listing fails
+// with NoNode. A lagging server cannot cause that failure: the same session has received the reply
+// to the create before. A deletion while there is no connection is found, too: the client sets the
+// watch again before it sends anything else, and the server answers with the event that was missed.
 //
-// The owner calls Drop before it deletes the znode itself. Vanished may still be called at
-// that time, so its owner looks, under the lock under which it calls Drop, whether it has
-// dropped this watch.
+// The owner calls Drop before it deletes the znode itself. Vanished may still be called at that
+// time. So the owner calls Drop under a lock, and checks in Vanished, under the same lock, whether
+// it has dropped this watch.
 type OwnWatch struct {
 	*ownWatches
 	Path    string
@@ -30,7 +32,7 @@ type OwnWatch struct {
 	dropped bool        // guarded by ownWatches.mu
 }
 
-// ownWatches has the znodes of one session whose watches are not set yet. Those that are due
+// ownWatches has the znodes of one session whose watches are not set yet. Znodes that are due
 // together are listed in one round trip.
 type ownWatches struct {
 	inc   *Incarnation
@@ -51,8 +53,8 @@ type ownWatchesKey struct{}
 // its owner waited keeps that watch.
 const ownWatchAfter = 10 * time.Millisecond
 
-// LookAgainAfter is the time after which a read of a held znode is repeated that the servers
-// have refused: its ACL may have changed by then.
+// LookAgainAfter is the time after which a refused read of a held znode is repeated: the znode's
+// ACL may have changed by then.
 const LookAgainAfter = time.Minute
 
 // WatchOwn returns the watch of the znode at path, which begins with Made. It calls
@@ -84,9 +86,9 @@ func (o *OwnWatch) Made(watched bool) {
 	}
 }
 
-// Drop ends o, because its owner is about to delete the znode. The caller calls left when the
-// znode is deleted. Until then the watch stays on the server: removing it costs a request, and
-// it is about to fire.
+// Drop ends o, because its owner is about to delete the znode. The caller calls left when the znode
+// is deleted. Until then, the watch stays on the server: to remove it would cost a request, and it
+// is about to fire.
 func (o *OwnWatch) Drop() (left func()) {
 	if o == nil {
 		return func() {}
@@ -130,8 +132,8 @@ func (ws *ownWatches) rise() {
 	}
 }
 
-// look sets the watches of os, all in one round trip. An own watch that shares a watch which
-// is set on our znode costs no request.
+// look sets the watches of os, all in one round trip. If the server already has a watch on our
+// znode, the OwnWatch shares it, and costs no request.
 func (ws *ownWatches) look(os []*OwnWatch) {
 	inc := ws.inc
 	var paths []string
@@ -155,7 +157,7 @@ func (ws *ownWatches) look(os []*OwnWatch) {
 	}
 	reads, err := retryEach(inc.Ctx, inc, paths, childrenCall)
 	if err != nil {
-		return // the session has ended, and all who hold something learn that from Ended
+		return // the session has ended, and all holders learn that from Ended
 	}
 	for i, o := range os {
 		if ws.vanished(o, reads[i]) {
@@ -176,8 +178,8 @@ func (ws *ownWatches) vanished(o *OwnWatch, reply *pending[listing]) bool {
 	case IsNoNode(reply.err):
 		return true
 	case reply.err != nil:
-		// The read is refused. A deletion is found by the next write or by the release; or the
-		// read is allowed again later.
+		// The servers refuse the read. The next write, or the release, finds a deletion. Or the
+		// read is permitted again later.
 		inc.Manager.Log.Debug("zsync: cannot watch a held znode", "path", o.Path, "err", reply.err)
 		time.AfterFunc(LookAgainAfter, func() { inc.Manager.Spawn(o.fired) })
 		return false

@@ -1,5 +1,8 @@
 package session
 
+// This file chooses the next server to try, and the time of the attempt. The attempt is not its
+// business: see incarnation.go.
+
 import (
 	"math"
 	"sync"
@@ -9,10 +12,10 @@ import (
 )
 
 // A pacer chooses the next server and the pause before it is tried. It tries every server once
-// without a pause. After that, each round waits longer, until a connection has lasted. The
-// lifetime of the last connection counts as waited, so a connection that was of some use is
-// replaced at once. A connection that has confirmed a session with holds counts as lasting, at
-// most once a second: if connections break all the time, the holds depend on many attempts.
+// without a pause. After that, each round waits longer, until a connection has lasted. The lifetime
+// of the last connection counts as a part of the pause, so a connection that was of some use is
+// replaced at once. A connection that has confirmed a session with holds counts as lasting, at most
+// once a second: if connections break all the time, the holds depend on many attempts.
 type pacer struct {
 	hosts []string
 	retry RetryPolicy
@@ -88,8 +91,8 @@ func (p *pacer) untried() int {
 func (inc *Incarnation) pick() (addr string) {
 	for addr == "" && inc.Ctx.Err() == nil {
 		var delay time.Duration
-		// Without a delay there is no timer: two due timers of one synctest bubble that two threads
-		// look at have crashed Go's race detector.
+		// Without a delay, there is no timer: Go's race detector has crashed when two threads
+		// looked at two due timers of one synctest bubble.
 		if addr, delay = inc.Manager.Pace.pick(inc.longestDelay(), inc.mayUse); delay > 0 {
 			select {
 			case <-time.After(delay):

@@ -1,6 +1,7 @@
 package session
 
-// This file has the rules for paths and names of znodes.
+// This file has the rules for paths and names of znodes. Whether a znode exists is not its
+// business.
 
 import (
 	"path"

@@ -21,7 +21,7 @@ type call[T any] struct {
 	body func(p []byte) []byte   // appends the part after the path; nil: there is none
 	take func(s *wire.Scanner) T // decodes a reply without an error; nil: it is empty
 
-	refused func(code int32) // called with the code of a refusal; nil: nothing is
+	refused func(code int32) // called with the code of a refusal; nil: no function is called
 
 	// judge replaces take, if it is not nil, for a reply that can contain its own error.
 	judge func(s *wire.Scanner) (v T, code int32, err error)
@@ -101,9 +101,9 @@ func (p *pending[T]) then(f func()) {
 	}
 }
 
-// handOn calls the function that then has registered. done closes Done and then calls handOn.
-// then stores heir, and calls handOn if Done is closed. So at least the later of the two finds
-// the function with Done closed. If both call handOn, only the first takes the function.
+// handOn calls the function that then has registered. Finish closes Done and then calls handOn.
+// then stores heir, and calls handOn if Done is closed. So at least the later of the two finds the
+// function with Done closed. If both call handOn, only the first takes the function.
 func (p *pending[T]) handOn() {
 	if f := p.heir.Swap(nil); f != nil {
 		(*f)()

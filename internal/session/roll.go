@@ -1,5 +1,8 @@
 package session
 
+// This file shares listings among the callers in a session. The conclusions from a listing are not
+// its business.
+
 import (
 	"context"
 	"slices"
@@ -16,9 +19,10 @@ import (
 // names each, and pings are not delayed.
 //
 // A Roll is always sent after the caller has asked for it. So the server executes it after the
-// caller's earlier requests, if both were sent over the same connection. They may not have been,
-// so the caller looks for the znode that it has created. If it is listed, the Roll is newer than
-// the znode. If it is not listed, that proves nothing, and the caller asks again.
+// caller's earlier requests, if both were sent over the same connection. The connection may have
+// been replaced between the two. So the caller looks for the znode that it has created. If it is
+// listed, the Roll is newer than the znode. If it is not listed, that proves nothing, and the
+// caller asks again.
 type Roll struct {
 	pending[listing]
 	rolls *rolls

@@ -1,5 +1,8 @@
 package session
 
+// This file keeps a session confirmed while it has holds, and ends it when its time is over. How
+// replies confirm a session is not its business: see package lease.
+
 import (
 	"context"
 	"sync"
@@ -11,10 +14,8 @@ import (
 )
 
 // A Stake keeps a session confirmed while its owner holds something through it. A session with
-// stakes counts as alive only while it is confirmed. If the program itself sends no
-// requests, the watchdog sends requests that confirm it. How replies confirm a session is not the
-// business of this file: see
-// package lease.
+// stakes counts as alive only while it is confirmed. If the program itself sends no requests, the
+// watchdog sends requests that confirm it.
 type Stake struct {
 	inc  *Incarnation
 	once sync.Once
@@ -38,11 +39,11 @@ func (s *Stake) Drop() {
 // holds only sends pings, and they prove nothing about the leader.
 //
 // If the present connection continues the session, a write must also have been answered over it.
-// The connection began with a sync, and a leader answers a sync of its own client before it has
-// applied all transactions that its followers have learned to be committed. So a read over this
-// connection may be older than the event, received over another connection, that gave the caller
-// its turn. A read after a write is not. A connection that is made while there are stakes begins
-// with a write.
+// The connection began with a sync. But a leader answers a sync of its own client before it has
+// applied all transactions that its followers know to be committed. The event that gave the caller
+// its turn may have come over another connection. So a read over this connection may be older than
+// that event. A read after a write is not older. A connection that is made while there are stakes
+// begins with a write.
 //
 // The error is ErrEnded, or the error of ctx or of the Session.
 func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
@@ -56,9 +57,9 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		// A session that is confirmed for so long is alive, unless it was ended.
 		if inc.Lease.Wrote() && inc.Lease.Confirmed(now) > enough && inc.Ctx.Err() == nil {
 			inc.stakes++
-			// The watchdog looks every tenth of the timeout. It must be woken if a request is due
-			// or the confirmation ends before that: this stake may begin with
-			// little time left.
+			// The watchdog looks every tenth of the timeout. It must be woken if a request is due,
+			// or the confirmation ends, before its next look: this stake may begin with little time
+			// left.
 			_, due := inc.Lease.Next(now, false)
 			due = min(due, inc.Lease.Confirmed(now))
 			inc.LeaseMu.Unlock()
@@ -93,9 +94,10 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		// Several cases may be ready at once; whichever is picked, the next pass checks them all.
 		select {
 		case <-answered:
-			// An inquiry that was lost with its connection has confirmed nothing more: the hold
-			// would begin with little time left and without a connection. If a write has carried
-			// a packet, the next inquiry confirms it at once.
+			// An inquiry that was lost with its connection has confirmed no later time. The hold
+			// would begin with little time left and without a connection, so the loop continues. It
+			// also continues if a write has carried a packet, because the next inquiry confirms
+			// that packet at once.
 			if q.proved && !(q.op == wire.OpDelete && inc.confirmable()) {
 				enough = 0 // no inquiry can confirm more
 			}

@@ -30,7 +30,8 @@ const keptBy = "%kept"
 func Unstored(data []byte, stat *zk.Stat) bool { return stat.EphemeralOwner != 0 || marks.IsDir(data) }
 
 // NeverStored is Unstored for a path below which zsync creates no other znode. There, a znode
-// without data that has or had children belongs to another program, or is a parent of its znodes.
+// without data that has or had children belongs to another program, or is a parent of that
+// program's znodes.
 func NeverStored(data []byte, stat *zk.Stat) bool {
 	return Unstored(data, stat) || untouched(stat) && stat.Cversion != 0
 }
@@ -67,7 +68,8 @@ func SwapOps(path string, data []byte, version int32) []any {
 	return []any{set, &zk.CheckVersionRequest{Path: path, Version: version + 1}}
 }
 
-// Mixed is the error of a write to path, with the chroot, at which no value may be stored.
+// Mixed returns the error of a write to path, at which no value may be stored. path includes the
+// chroot.
 func (m *Manager) Mixed(path string) error {
 	return fmt.Errorf("%w: %s is ephemeral, or the parent znode of a lock, a group or a queue; store the value at its own path", ErrMixed, m.Bare(path))
 }
@@ -82,9 +84,9 @@ type Stored struct {
 	Leaf bool   // zsync creates no znode below Path, so a NeverStored znode is refused
 }
 
-// Storable returns the czxid of the persistent znode at at, or 0 if there is none yet. The error
-// is ErrMixed if the servers may delete that znode. A session reads each znode once, unless it
-// uses very many.
+// Storable returns the czxid of the persistent znode at at.Path, or 0 if there is none yet. The
+// error is ErrMixed if the servers may delete that znode. A session reads each znode once, unless
+// it uses very many.
 func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, err error) {
 	var unknown []Stored
 	var paths []string
@@ -127,8 +129,8 @@ func (inc *Incarnation) Saw(at Stored, n Node) {
 	}
 }
 
-// outlast makes sure that the servers do not delete the znode n at at, and records it. The error
-// is ErrMixed for the Dir of a primitive and for an ephemeral znode.
+// outlast makes sure that the servers do not delete n, the znode at at.Path, and records it. The
+// error is ErrMixed for the Dir of a primitive and for an ephemeral znode.
 func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
 	switch {
 	case n.Stat == nil:
@@ -144,10 +146,10 @@ func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
 	return nil
 }
 
-// Wrote checks, after a write to at, that the write changed the persistent znode of czxid. stat
-// is from the reply, or nil if the reply was lost. If the czxid differs, another znode has
-// replaced it since the read. The write has removed the mark of a Dir there. So the znode gets a
-// child, or a Leaf is refused.
+// Wrote checks, after a write to at, that the write changed the persistent znode of czxid. stat is
+// from the reply, or nil if the reply was lost. If the czxid differs, another znode has replaced it
+// since the read. The write has overwritten the mark that a Dir has. So the znode gets a persistent
+// child. A Leaf is refused if it is ephemeral, or has or had children.
 func (inc *Incarnation) Wrote(ctx context.Context, at Stored, stat *zk.Stat, czxid int64) (err error) {
 	if stat == nil {
 		if stat, err = inc.ExistsFresh(ctx, at.Path); err != nil || stat == nil {

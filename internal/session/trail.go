@@ -1,9 +1,11 @@
 package session
 
+// This file decides which servers may continue a session that has left writes without a reply. How
+// to reach them is not its business.
+
 import "time"
 
-// A trail records the servers at which a session has left writes without a reply. It decides
-// which servers may continue the session. How to reach them is not its business.
+// A trail records the servers at which a session has left writes without a reply.
 //
 // A write that was sent over server A may still be on its way from A to the leader when the
 // connection to A ends. The leader checks the session's server only when it takes the write from
@@ -15,10 +17,10 @@ import "time"
 //   - The session moves to B, and stays there or moves on to C. Either the write is
 //     executed before the leader learns of B. Then a read over B, after a write or
 //     after the sync with which the connection begins, shows it. Or it is refused.
-//   - The session moves to B and back to A. A read over B does not find the write.
-//     Then A asks the leader for the session. This request comes after the write,
-//     but it changes the owner at once, and the write is still in the queue. So the
-//     write is executed after a read has found that it was not.
+//   - The session moves to B and back to A. A read over B does not find the write. Then A asks the
+//     leader for the session. This request comes after the write, but it changes the owner at once,
+//     and the write is still in the queue. So the leader executes the write after a read has found
+//     that it was not executed.
 //
 // Therefore the session does not return to A after another server has had it. It may do so later,
 // when the leader would have dropped A if A still had not forwarded the write.
@@ -52,9 +54,9 @@ func (t *trail) leave(addr string) {
 }
 
 // caughtUp records that a server which continues the session has answered the sync with which a
-// connection begins. The sync came after every request that this server has ever forwarded for
-// the session. Until then, the client has read nothing over the connection, so no read has missed
-// a write there. So if the server refuses the sync, the session may still return to the previous
+// connection begins. The sync came after every request that this server has ever forwarded for the
+// session. Before that answer, the client has read nothing over the connection, so no read can have
+// missed a write. So if the server refuses the sync, the session may still return to the previous
 // server.
 func (t *trail) caughtUp(addr string) {
 	t.at = addr

@@ -13,10 +13,11 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// If the session has its own ACL, it uses a parent znode of another creator only on one
-// condition: its ACL must not let other clients change its children if the session's ACL would
-// not. Otherwise a client that creates the parent first could delete the holds in it, however
-// well each znode is protected. This file checks that condition.
+// If the session has its own ACL, it uses a parent znode of another creator only on one condition:
+// the parent's ACL must not let other clients change its children if the session's ACL would not.
+// Otherwise, a client that creates the parent first could delete the holds in it, however well each
+// znode is protected. This file checks that condition. The creation of parents is not its business:
+// see dir.go.
 
 // protects reports whether the session has its own ACL.
 func (m *Manager) protects() bool { return !slices.Equal(m.Config.ACL, zk.WorldACL(zk.PermAll)) }
@@ -73,10 +74,10 @@ func (inc *Incarnation) VetNow(ctx context.Context, path string) error {
 	return nil
 }
 
-// identities returns the identities of this client by SASL and by certificate, if they decide
-// about acl: the session's own ACL has the scheme auth, and acl has an entry of such a scheme. Only
-// the servers know them. It asks once in a session. A server before version 3.7 cannot answer; then
-// no such entry counts as the session's own.
+// identities returns the identities of this client by SASL and by certificate, if they decide about
+// acl: the session's own ACL has the scheme auth, and acl has an entry of such a scheme. Only the
+// servers know them, so identities asks a server, once in a session. A server before version 3.7
+// cannot answer. Then no such entry counts as the session's own.
 func (inc *Incarnation) identities(ctx context.Context, acl []zk.ACL) ([]Identity, error) {
 	if !slices.ContainsFunc(inc.Manager.Config.ACL, func(own zk.ACL) bool { return own.Scheme == "auth" }) ||
 		!slices.ContainsFunc(acl, func(e zk.ACL) bool { return e.Scheme != "world" && e.Scheme != "ip" && e.Scheme != "digest" }) {
@@ -94,7 +95,7 @@ func (inc *Incarnation) identities(ctx context.Context, acl []zk.ACL) ([]Identit
 }
 
 // allows reports whether the session's own ACL gives all the permissions of e, except reading. ids
-// are those of identities.
+// is the result of identities.
 func (m *Manager) allows(e zk.ACL, ids []Identity) bool {
 	var given int32
 	for _, own := range m.Config.ACL {

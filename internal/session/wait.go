@@ -1,6 +1,7 @@
 package session
 
-// This file has waits with a time limit, for work that then continues in the background.
+// This file has waits with a time limit, for work that then continues in the background. The work
+// is not its business.
 
 import (
 	"context"
@@ -38,8 +39,8 @@ func AwaitFor[T any](done <-chan T, limit time.Duration) (v T, ok bool) {
 	}
 }
 
-// AwaitGrace waits for done. Once end is closed, it waits no longer than Grace. ok reports
-// whether done came.
+// AwaitGrace waits for done. After end is closed, it waits no longer than Grace. ok reports whether
+// done came.
 func AwaitGrace[T any](done <-chan T, end <-chan struct{}) (v T, ok bool) {
 	select {
 	case v = <-done:
