@@ -181,8 +181,8 @@ func (h *handler) enter(ctx context.Context, resource string, d *door, token int
 		if d.inside == 0 || d.serving == token {
 			break
 		}
-		// The requests inside have a smaller token, because no token inside is
-		// greater than newest.
+		// The requests inside have a smaller token: no request inside has a
+		// greater token than newest.
 		d.end(&StaleError{resource, d.serving, token})
 		empty := d.empty
 		h.mu.Unlock()

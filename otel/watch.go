@@ -187,7 +187,7 @@ func (t *Telemetry) collectSchedules(ctx context.Context, o metric.Observer, sch
 	}
 }
 
-// firstOfPath returns the first element of all for each path.
+// For each path, firstOfPath returns the first element with that path.
 func firstOfPath[T interface{ Path() string }](all []T) (first []T) {
 	seen := map[string]bool{}
 	for _, x := range all {

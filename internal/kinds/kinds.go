@@ -118,8 +118,8 @@ func Of(children []string) (kinds []Kind) {
 	return kinds
 }
 
-// Part reports whether a child, among siblings, is part of a primitive at its parent. If
-// so, the child itself is no primitive.
+// Part reports whether a child, among siblings, is part of a primitive at its parent, as
+// far as the names show. [Certain] reports whether they prove it.
 func Part(name string, siblings []string) bool {
 	switch name {
 	case "done", "last": // a parent znode of a user may have that name too
@@ -139,8 +139,8 @@ func Part(name string, siblings []string) bool {
 // number.
 var made = regexp.MustCompile(`^(_c_[0-9a-f-]{36}-[\w-]+|[0-9a-f]{32}__r?lock__-?\d{10}|qn--?\d{10}|queue--?\d{10}|entry-\d+-\d{10})$`)
 
-// Certain reports whether the name of a Part is enough to recognize it. A user may give
-// the names of other parts to a lock.
+// Certain reports whether the names prove that a child is a part. Other parts have names
+// that a user may also give to a lock.
 func Certain(name string, siblings []string) bool {
 	return made.MatchString(name) || bucket.MatchString(name) && slices.ContainsFunc(siblings, tail.MatchString)
 }

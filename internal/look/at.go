@@ -134,8 +134,8 @@ func (a *asker) contenders(ctx context.Context) (lines []Line, err error) {
 	return lines, nil
 }
 
-// other reports whether err means that the path has another primitive: only the name of a znode is
-// the same.
+// other reports whether err means that the path has another primitive, with a znode of the same
+// name.
 func other(err error) bool {
 	var noTime *time.ParseError
 	return errors.Is(err, zsync.ErrMixed) || errors.Is(err, zsync.ErrInvalid) || errors.As(err, &noTime)

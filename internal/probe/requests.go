@@ -1,7 +1,7 @@
 package probe
 
-// This file has a method for each request that checks of a server need. It does not judge the
-// replies.
+// This file has a method for each kind of request, for programs that check a server. It does not
+// judge the replies.
 
 import (
 	"github.com/go-zookeeper/zk"

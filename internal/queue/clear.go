@@ -23,7 +23,7 @@ func (q *core) Clear(ctx context.Context) (n int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	for _, back := range []bool{false, true} { // last the elements that were returned for later
+	for _, back := range []bool{false, true} { // false: all other elements; true: the elements that were returned for later
 		for _, was := range slices.Backward(lots) {
 			so := func(e element) bool { return e.seq <= was.last && (e.first > 0) == back }
 			for more := !was.exhausted() && (was.delayed || !back); more; {

@@ -64,7 +64,7 @@ func newBalancing(wants map[string][]string) *balancing {
 		}
 	}
 	b.shards = slices.Sorted(maps.Keys(named))
-	known := make(map[string]int) // by the numbers of a set
+	known := make(map[string]int) // index in sets, by the members of the set
 	for _, shard := range b.shards {
 		var key []byte
 		for _, m := range named[shard] {

@@ -81,7 +81,7 @@ type change struct {
 	done      chan struct{} // closed when err is set
 	err       error
 	repaid    int  // number of its tasks that ended with their session; written like Tally.own
-	abandoned bool // its caller has returned the end of ctx; guarded by Tally.mu
+	abandoned bool // the ctx of its caller has ended; guarded by Tally.mu
 	insist    bool // try again if the servers refuse, because the change ends a task
 	owed      bool // try again after a refusal, because the caller has returned; guarded by Tally.mu
 	tries     int  // number of refusals; guarded by Tally.mu

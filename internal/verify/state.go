@@ -105,7 +105,8 @@ type hold struct {
 
 	// skipped means that the hold had no end yet when many later holds had begun on its path, for
 	// example because its process was killed. Some of these later holds may be forgotten. The first
-	// of these began at passed, and none was certainly held before transaction passedFrom.
+	// forgotten hold began at passed. No forgotten hold was certainly held before transaction
+	// passedFrom.
 	skipped    bool
 	passed     time.Time
 	passedFrom int64

@@ -42,8 +42,8 @@ type delivery struct {
 	cancel context.CancelCauseFunc
 }
 
-// hold is called with a delivery that this process has taken. If the session ends, or the Session is
-// being closed, before it is settled, the process writes it back.
+// hold is called with a delivery that this process has taken. If the session ends, or the Session
+// begins to close, before the delivery is settled, the process writes the element back.
 func (q *engine) hold(it *delivery) {
 	q.mu.Lock()
 	first := q.held[it.inc] == nil
@@ -82,7 +82,8 @@ func (q *engine) drop(it *delivery) {
 	delete(q.held[it.inc], it)
 }
 
-// lose writes a delivery back after its session has ended, unless it is settled.
+// lose writes the element of a delivery back after the session has ended, unless the delivery is
+// settled.
 func (it *delivery) lose(why error) {
 	it.mu.Lock()
 	settled := it.settled
