@@ -43,14 +43,13 @@ type Barrier struct {
 //
 //  1. The barrier is closed while its znode exists. Wait reads the znode and
 //     leaves a watch.
-//  2. If there is none, go on.
-//  3. Otherwise wait for its deletion.
+//  2. If there is no znode, Wait returns.
+//  3. Otherwise, Wait waits for the deletion of the znode.
 //
-// Close creates the znode and Open deletes it. Both look idempotent, but neither may be
-// repeated blindly after a lost reply: between the two attempts another process may have
-// opened or closed the barrier, and the repetition would undo that. A condition on the
-// znode does not help, because a deletion leaves nothing to recognise it by. So both are
-// transactions with a log.
+// Close creates the znode and Open deletes it. Both look idempotent, but neither may be repeated
+// blindly after a lost reply: between the two attempts, another process may have opened or closed
+// the barrier, and the repetition would undo that. A condition on the znode does not help, because
+// a deletion leaves nothing to recognise it by. So both are transactions with a log.
 
 // NewBarrier returns the Barrier at path.
 func NewBarrier(s *Session, path string) *Barrier {
@@ -102,8 +101,8 @@ func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
 		return err
 	}
 	znode := b.s.m.Full(b.path)
-	// The logs lie beside the znode, so making their directory makes its
-	// parent too, and NoNode can only come from Open.
+	// The logs are next to the znode, so the client that creates their parent has created the znode's
+	// parent too. Hence only Open gets NoNode.
 	_, err := txn.Across(ctx, b.s.m, znode+"-receipts", []any{op(znode)})
 	return err
 }
@@ -149,15 +148,15 @@ func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed **
 		case *closed == nil:
 			*closed = stat
 		case (*closed).Czxid != stat.Czxid, (*closed).Ctime != stat.Ctime: // zxids begin again if the servers lose their data
-			// It was opened and closed again between two reads, and that opening released us.
+			// Another process has opened and closed the barrier between two reads. The opening released
+			// us.
 			inc.Watches.Leave(w)
 			return nil
 		}
 		if session.IsClosed(w.Fired) {
 			// Other goroutines share this watch, so it may be older than the call, and its event may
-			// report an opening before the call. An event after the read is news; but the order of
-			// the two is unknown by now. So read again: if the barrier was opened since, the znode
-			// is another.
+			// report an opening before the call. The order of the event and the read is unknown. So read
+			// again: if the barrier was opened after the call, the znode is another one.
 			inc.Watches.Leave(w)
 			continue
 		}

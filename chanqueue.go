@@ -105,7 +105,7 @@ func (q *Queue[T]) SendAt(ctx context.Context, t time.Time, vs ...T) error {
 		return opError("send", q.path, session.Invalid("SendAt needs zsync's own layout, not %v", q.cfg.layout))
 	}
 	if first := time.UnixMilli(1); t.Before(first) {
-		t = first // the zero Time is in the past; in a Batch, it would mean no delay
+		t = first // the zero Time is in the past, but in a Batch it would mean no delay
 	}
 	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle, Due: t}, vs))
 }
@@ -251,10 +251,10 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 	}
 }
 
-// join adds a consumer for callers that ask for an element only when they are ready for it.
-// It leaves when its context ends or the Session is closed, although Next or the work on an
-// element is still under way. Next then ends too, by the context or by Closing; an element
-// that it still returns is settled as any other.
+// join adds a consumer for callers that ask for an element only when they are ready for it. The
+// consumer leaves when its context ends or the Session is closed, even during a Next or the work on
+// an element. Next then ends too, by the context or by Closing; if Next still returns an element,
+// the caller settles it as any other.
 func (q *Queue[T]) join(ctx context.Context, o queue.Joining) queue.Consumer {
 	c := q.q.Join(ctx, o)
 	q.s.m.Spawn(func() {
@@ -398,7 +398,7 @@ func (d Delivery[T]) Context() context.Context {
 
 // The methods below use a Queue without a consumer: they take one element, look, count and clear.
 
-// ask calls f of q's engine, unless q has a bad argument.
+// ask calls f with q's engine, unless an argument of q is bad.
 func ask[T, R any](ctx context.Context, q *Queue[T], op string, f func(queue.Engine, context.Context) (R, error)) (r R, err error) {
 	if err = q.misuse(); err == nil {
 		r, err = f(q.q, ctx)

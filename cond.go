@@ -54,9 +54,9 @@ type Cond struct {
 //     transaction that fails if another signal was quicker; then it tries the next.
 //  4. A waiter that finds itself marked locks L, and then deletes its znode and the
 //     signal, in one transaction.
-//  5. A waiter that lists the line and sees a signal without its waiter passes it on
-//     to the first waiter without a signal that was in the line before the signal. If
-//     there is none, it deletes the signal.
+//  5. A waiter that lists the line may see a signal whose waiter was deleted. It passes
+//     the signal on to the first waiter that has no signal and was in the line before the
+//     signal. If there is none, it deletes the signal.
 //  6. When its predecessor's znode is deleted, a waiter lists the line, for step 5, and
 //     continues with step 2.
 //
@@ -104,16 +104,16 @@ func (c *Cond) wait(ctx context.Context) error {
 	if err == nil && unlocked == nil {
 		err = c.sleep(ctx, p, names)
 	}
-	// Without relock, L may still be locked. unlocked is then the error of ctx, whose cause
-	// may be the loss of another lock.
+	// Without relock, L may still be locked. unlocked is then the error of ctx. Its cause may be the
+	// loss of another lock.
 	if (err == nil || errors.Is(err, session.ErrEnded)) && unlocked != nil && (relock == nil || !errors.Is(unlocked, ErrLost)) {
 		err = unlocked
 	}
 	if err != nil && !errors.Is(err, session.ErrEnded) {
-		// A signal may reach us at this instant. Leaving is still right. A signal is made only
-		// while our znode exists, and taken only by deleting both at once. So after the
-		// deletion of our znode, either no signal can come, or a signal is left without its
-		// waiter. The first client to delete that passes it on in the same transaction.
+		// A signal may reach us at this instant. Leaving is still right. A signal is created only while
+		// our znode exists, and a waiter takes it only by deleting both at once. So after the deletion
+		// of our znode, either no signal can come, or a signal is left without its waiter. The first
+		// client that deletes this signal passes it on in the same transaction.
 		c.leave(p)
 		return err
 	}
@@ -192,7 +192,7 @@ func (c *Cond) sleep(ctx context.Context, p *lock.Claim, names []string) error {
 	_, stat, err := p.Incarnation.Get(ctx, p.Path)
 	switch {
 	case session.IsNoNode(err), err == nil && stat.Version > 0:
-		// Signalled already; or another client has deleted our znode by hand, and we wake up
+		// We have been signalled already; or another client has deleted our znode, and we wake up
 		// without a signal.
 		return nil
 	case err != nil:
@@ -240,12 +240,12 @@ func (c *Cond) guard(ctx context.Context, p *lock.Claim, names []string, woken <
 	}
 }
 
-// watchLast returns a channel that is closed when the last znode of ahead is deleted. Without
-// one, it returns nil.
+// watchLast returns a channel that is closed when the last znode of ahead is deleted. Without one,
+// it returns nil.
 //
 // That znode is enough. Signal marks the first waiter without a signal, so all waiters ahead of the
 // first unmarked one are marked, and are about to leave. When the last of them has left, or has
-// died, the first unmarked one lists the line, and finds every signal whose waiter is dead.
+// died, the first unmarked waiter lists the line, and finds every signal whose waiter is dead.
 func (c *Cond) watchLast(ctx context.Context, inc *session.Incarnation, ahead []lock.Child) (gone <-chan struct{}, leave func(), err error) {
 	if len(ahead) == 0 {
 		return nil, func() {}, nil
@@ -322,8 +322,8 @@ func (c *Cond) leave(p *lock.Claim) {
 	}}).Await(session.Grace)
 }
 
-// bequeath passes on the signal of p, if it has one, as soon as p is deleted: at once, or with
-// its session. There may be no other client to do so.
+// bequeath passes on the signal of p, if it has one, as soon as p is deleted: at once, or with its
+// session. Perhaps no other client could do that.
 func (c *Cond) bequeath(p *lock.Claim) {
 	ctx := context.Background() // ends with the Session
 	c.s.m.During(ctx, func(inc *session.Incarnation) error {
@@ -344,17 +344,17 @@ func (c *Cond) bequeath(p *lock.Claim) {
 	})
 }
 
-// The name of a signal is its waiter's name without "_c_", and with this suffix. So it does
-// not contain "_c_<uuid>-". A client whose create has lost its reply looks for that text, and
-// must find the waiter only.
+// The name of a signal is its waiter's name without "_c_", and with this suffix. So it does not
+// contain "_c_<uuid>-". A client whose create has lost its reply looks for that text, and must find
+// only the waiter.
 const signalSuffix = "-signal"
 
 func (c *Cond) signalPath(waiter lock.Child) string {
 	return session.ChildPath(c.line.Dir, strings.TrimPrefix(waiter.Name, "_c_")+signalSuffix)
 }
 
-// waiterOf returns the name of the waiter that a signal is for. It is false for
-// the name of anything but a signal.
+// waiterOf returns the name of the waiter that a signal is for. It reports false for a name that is
+// not a signal's.
 func (c *Cond) waiterOf(signal string) (string, bool) {
 	name, ok := strings.CutSuffix(signal, signalSuffix)
 	if _, waits := lock.ParseChild(name, c.line.Bases...); !ok || !waits {
@@ -393,9 +393,10 @@ func (c *Cond) orphans(names []string) []string {
 	return out
 }
 
-// mend passes on the signals of deleted waiters among names, and returns a listing without
-// such signals. A signal is made while its waiter exists, and the waiter deletes both in one
-// transaction. So a signal that a listing shows alone was not taken.
+// mend passes on the signals of deleted waiters among names, and returns a listing without such
+// signals. A signal is created while its waiter exists, and the waiter deletes both in one
+// transaction. So if a listing shows a signal without its waiter, the waiter did not take the
+// signal.
 func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []string) (_ []string, err error) {
 	stays := make(map[string]bool)
 	for {
@@ -412,11 +413,12 @@ func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []strin
 	}
 }
 
-// pass gives the signal at path to the first waiter without one that came before it. If there
-// is none, it deletes the signal. Other clients may do the same at this moment, without harm:
-// the signal can be deleted only once. If another program has created a znode below the
-// signal, the signal stays. Instead, its data then say, at its version, that it was given at
-// 0, before any waiter came.
+// pass gives the signal at path to the first waiter that has no signal and came before this one. If
+// there is no such waiter, it deletes the signal. Other clients may do the same at this moment,
+// without harm: the signal can be deleted only once. If another program has created a znode below
+// the signal, the signal cannot be deleted. Then pass writes 0 into it, on condition that the
+// signal is unchanged. No waiter came before a signal that was given at 0, so no client passes it
+// on again.
 func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []string, path string) (stays bool, err error) {
 	data, stat, err := inc.Get(ctx, path)
 	if err != nil {
@@ -440,7 +442,7 @@ func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []strin
 			return false, err
 		}
 		if stat == nil {
-			continue // has just left
+			continue // it has just left
 		}
 		if stat.Czxid < given {
 			ops = append(ops, c.mark(w, strconv.FormatInt(given, 10))...)
@@ -460,7 +462,7 @@ func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []strin
 // empty, or the zxid at which a signal that is passed on was first given.
 //
 // Only the name of the signal shows that w has one. The version of w's znode does not: another
-// program may have written it and so woken w, which may now wait for L, which the caller
+// program may have written the znode and so woken w, which may now wait for L, which the caller
 // holds.
 func (c *Cond) mark(w lock.Child, data string) []any {
 	return []any{
@@ -500,14 +502,14 @@ func (c *Cond) signal(ctx context.Context) error {
 	}
 }
 
-// waiting passes on the signals of deleted waiters, and then returns the waiters that can be
-// given a signal, in their order.
+// waiting passes on the signals of deleted waiters, and then returns the waiters that can be given
+// a signal, in their order.
 //
-// Each waiter that had unlocked L before Signal was called must be among them, however the
-// caller has learned of that. Hence the sync, which brings the server up to the leader. It is
-// not enough that the caller holds L: it may have got L directly from a goroutine of this
-// process that waits through another Session, and this Session's server may not know of that
-// waiter yet.
+// Each waiter that had unlocked L before Signal was called must be among them, however the caller
+// has learned of that. So waiting begins with a sync, which brings the server up to the leader. It
+// is not enough that the caller holds L: it may have got L directly from a goroutine of this
+// process that waits through another Session, and this Session's server may not know of that waiter
+// yet.
 func (c *Cond) waiting(ctx context.Context) ([]lock.Child, error) {
 	var waiting []lock.Child
 	err := c.s.m.During(ctx, func(inc *session.Incarnation) error {
@@ -549,8 +551,8 @@ func (c *Cond) broadcast(ctx context.Context) error {
 		if err = unlessChanged(err); err != nil {
 			break
 		}
-		// A waiter has been signalled or has left, or this was applied and the reply was lost.
-		// Later waiters are not meant.
+		// Another client has signalled a waiter, a waiter has left, or the transaction was applied and
+		// its reply was lost. Waiters that came later get no signal.
 		now, e := c.waiting(ctx)
 		err = e
 		todo = slices.DeleteFunc(todo, func(w lock.Child) bool { return !slices.Contains(now, w) })

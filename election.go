@@ -70,8 +70,8 @@ type Election struct {
 type term struct {
 	grant    *lock.Grant
 	stop     context.CancelCauseFunc // ends the context of the function
-	resigned lock.Departure          // by Resign, which leaves the rest to Run; guarded by Election.mu
-	left     chan struct{}           // closed when the function has returned and the znode is given up
+	resigned lock.Departure          // set by Resign, which leaves the rest of the release to Run; guarded by Election.mu
+	left     chan struct{}           // closed when the function has returned and the znode is released
 }
 
 // NewElection returns the Election at path.
@@ -86,7 +86,7 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 		e.id = []byte(*c.id)
 	}
 	ln := lock.New(s.m, path, c.layout.naming(), electionBases[c.layout])
-	ln.Kept = c.layout == LayoutKazoo // its objects make it once each
+	ln.Kept = c.layout == LayoutKazoo // kazoo's objects create the path once each
 	ln.Strict, ln.Limits, ln.Kind = true, c.limits.ofLine(), trace.Election
 	ln.Defers = func(me lock.Child, names []string) (defers bool) {
 		var wishes []string
@@ -244,7 +244,7 @@ func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ct
 	if _, leads := e.local.ModeOf(g); leads {
 		e.run = t
 	} else {
-		end(ErrNotLocked) // resigned already, and given up
+		end(ErrNotLocked) // resigned and released already
 	}
 	e.mu.Unlock()
 	d := newDoCall(outer, e.s, nil, g)
@@ -261,8 +261,8 @@ func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ct
 	return err, ended
 }
 
-// leave ends t, whose function has returned. After a Resign it does the rest of that: the next
-// leader must not begin before the function has returned.
+// leave ends t, whose function has returned. After a Resign, it does the rest of the release: the
+// next leader must not begin before the function has returned.
 func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
 	e.mu.Lock()
 	left := t.resigned
@@ -418,7 +418,7 @@ func (o *spectator) awaitAnyone(ctx context.Context, inc *session.Incarnation) e
 	defer inc.Watches.Leave(w)
 	switch names, _, err := inc.Children(ctx, o.line.Dir); {
 	case session.IsNoNode(err):
-		return inc.AwaitMade(ctx, o.line.Dir) // a missing znode can be neither listed nor watched in that way
+		return inc.AwaitMade(ctx, o.line.Dir) // a missing znode has no list of children to watch
 	case err != nil:
 		return err
 	case len(lock.ParseChildren(names, o.line.Bases...)) > 0:
@@ -446,7 +446,7 @@ func (o *spectator) tell(ctx context.Context, inc *session.Incarnation, first st
 		o.told = first
 		return inc.AwaitFired(ctx, w)
 	case <-w.Fired:
-		return nil // it was deleted before the reader took it
+		return nil // its znode was deleted before the reader took it
 	case <-ctx.Done():
 		return session.CtxErr(ctx)
 	case <-inc.Ctx.Done():

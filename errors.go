@@ -26,7 +26,7 @@ var (
 	ErrNegativeCounter = tally.ErrNegativeCounter        // more tasks of a WaitGroup were ended than added
 	ErrPanicked        = errors.New("function panicked") // the function of a Once panicked
 	ErrNoLeader        = errors.New("no leader")         // no candidate leads now
-	ErrNoCandidate     = errors.New("no such candidate") // a process is not, or no longer, a candidate
+	ErrNoCandidate     = errors.New("no such candidate") // the process is not, or no longer, a candidate
 	ErrNoValue         = errors.New("no value")          // nothing is stored
 	ErrTooLarge        = session.ErrTooLarge             // a request would exceed ZooKeeper's packet limit of 1 MiB; it was not sent
 	ErrUnprotected     = session.ErrUnprotected          // an existing znode has a wider ACL than [WithACL] allows
@@ -45,7 +45,7 @@ var (
 // Owner, Session and Since of Behind are known after a second, or at once if the holder is in this
 // process. In a longer wait, they are read again.
 type WaitError struct {
-	Behind Contender     // the holder; for permits, the first waiter or, for that waiter, a holder
+	Behind Contender     // the holder; for permits, the first waiter or, if the caller is the first, a holder
 	Place  int           // contenders ahead, Behind included; 0 without a place in the line
 	Waited time.Duration // how long the caller waited
 	err    error
@@ -98,7 +98,8 @@ func (s *Session) waited(ctx context.Context, start time.Time, err error) error 
 	return fmt.Errorf("waited %v: %w", lasted, err)
 }
 
-// headContender returns the contender that h is behind, a holder in mode, if there is one.
+// headContender returns the contender that a wait is behind, as a holder in mode, or the zero
+// Contender if there is none.
 func headContender(h lock.Behind, mode Mode) Contender {
 	if h.Name == "" {
 		return Contender{}
@@ -111,7 +112,7 @@ func headContender(h lock.Behind, mode Mode) Contender {
 	return c
 }
 
-// ownContender returns the holder of c, in this process.
+// ownContender describes c, a holder in this process.
 func ownContender(c *lock.Claim, owner string, mode Mode) Contender {
 	return Contender{
 		Owner: owner, Node: session.BaseName(c.Znode()), Session: c.Incarnation.ID.Load(),
@@ -134,7 +135,7 @@ func opError(op, path string, err error) error {
 	return &Error{Op: op, Path: path, Err: err}
 }
 
-// releases has ErrNotLocked in words, by the operation, for holds other than locks.
+// releases has words for ErrNotLocked that fit holds other than locks, by the operation.
 var releases = map[string]string{
 	"resign": "not held", "transfer": "not held", "release": "not held", "leave": "not entered, or already left",
 	"ack": "already settled", "nack": "already settled", "reject": "already settled", "return": "already settled",
@@ -198,7 +199,7 @@ type LossReason int
 const (
 	LossExpired   LossReason = iota + 1 // the servers have ended the session
 	LossCutOff                          // no server confirmed the session in time; it may have ended, or will soon
-	LossPaused                          // the same after a pause of the process or machine; another process may have held since
+	LossPaused                          // as LossCutOff, after a pause of the process or machine; another process may have held since
 	LossReplaced                        // a server has put another session in its place
 	LossDeleted                         // another client has deleted the znode of the hold
 	LossClosed                          // the Session was closed, or has failed for good

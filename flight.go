@@ -84,19 +84,19 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 	if rw.within(ctx).holds() {
 		return v, false, ErrDeadlock
 	}
-	// A client with permission to change the path could replace our lock by its own.
+	// A client that may change the path could replace our lock by its own.
 	if err := f.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, session.Dir{Path: f.s.m.Full(f.path)}) }); err != nil {
 		return v, false, err
 	}
-	var came *zk.Stat // of the znode that came first, in whichever session
+	var came *zk.Stat // of the first znode of this call, perhaps of an earlier session
 	for {
 		ran := false
 		v, shared, err = f.try(ctx, rw, &came, func(ctx context.Context) (T, error) {
 			ran = true
 			return fn(ctx)
 		})
-		// Before fn began, only a wait was lost. But ctx may itself have ended because of a loss:
-		// the caller's own.
+		// If fn has not begun, only a wait was lost, and the loop continues. But ctx may have ended
+		// because of a loss of the caller's own.
 		if shared || ran || ctx.Err() != nil || !errors.Is(err, ErrLost) || errors.Is(err, ErrClosed) {
 			return v, shared, err
 		}
@@ -120,7 +120,7 @@ func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, came **zk.Stat, fn fun
 	var own error
 	outer := ctx
 	err = rw.Do(ctx, func(ctx context.Context) error {
-		// A caller ahead may have stored a result between our two places in the line.
+		// A caller ahead may have stored a result after our read, before our write lock.
 		if v, shared, err = f.look(ctx, rw, came); shared || err != nil {
 			return err
 		}
@@ -128,7 +128,7 @@ func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, came **zk.Stat, fn fun
 		if v, own = fn(ctx); own != nil {
 			return nil
 		}
-		return f.store(outer, rw, v) // fn has returned v, though Close may have ended ctx; if the lock is lost nothing is stored
+		return f.store(outer, rw, v) // fn has returned v, even if Close has ended ctx; if the lock is lost, nothing is stored
 	})
 	switch {
 	case shared:
@@ -184,9 +184,9 @@ func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T,
 	return v, true, nil
 }
 
-// fresh compares two times of the servers' clock. That is the clock of their leader, which
-// may have been set back between the two. If by keep or more, the result no longer counts;
-// if by less, the result counts for that much longer.
+// fresh compares two times of the servers' clock. That is the clock of their leader, which may have
+// been set back between the two times. If it was set back by keep or more, the result no longer
+// counts; if by less, the result counts for that much longer.
 func (f *Flight[T]) fresh(came, stored *zk.Stat) bool {
 	age := time.Duration(came.Ctime-stored.Mtime) * time.Millisecond
 	return age > -f.keep && age < f.keep || stored.Mzxid > came.Czxid
@@ -228,17 +228,17 @@ func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 	}
 	wait := f.sweepAfter()
 	if _, err = rw.Txn(ctx, op); err != nil {
-		wait += time.Minute // it may be stored, or yet be
+		wait += time.Minute // it may be stored already, or later
 	}
 	f.lookAfter(rw.path, wait)
 	return plainError(err)
 }
 
-// lookAfter removes the result below dir after wait, if it has expired then, or looks after
-// it again. It does not keep a closed Session in memory.
+// lookAfter deletes the result below dir after wait, if it has expired by then. Otherwise, it tries
+// again later. It does not keep a closed Session in memory.
 //
-// If several calls find a key in use, only one looks again, on behalf of all: by then their
-// results have expired, or a later call has stored its own and looks after it.
+// If several calls find a key in use, only one tries again, on behalf of all: by then, their
+// results have expired, or a later call has stored its own result and looks after it.
 func (f *Flight[T]) lookAfter(dir string, wait time.Duration) {
 	s, path, keep := weak.Make(f.s), f.path, f.keep
 	time.AfterFunc(wait, func() {
@@ -248,21 +248,21 @@ func (f *Flight[T]) lookAfter(dir string, wait time.Duration) {
 		}
 		f := &Flight[T]{made: made{s: s, path: path}, keep: keep}
 		s.m.Spawn(func() {
-			if !f.remove(dir) && s.m.Failure() == nil && s.swept.Due(dir+"/", time.Minute) { // which is no path of a Flight
+			if !f.remove(dir) && s.m.Failure() == nil && s.swept.Due(dir+"/", time.Minute) { // a name that no Flight has as its path
 				f.lookAfter(dir, time.Minute)
 			}
 		})
 	})
 }
 
-// sweepAfter returns how long after its storing a result is looked at.
+// sweepAfter returns how long after it was stored a result is looked after.
 func (f *Flight[T]) sweepAfter() time.Duration {
 	return min(f.keep, math.MaxInt64-time.Hour) + time.Second
 }
 
-// remove deletes the result below dir if it has expired and no caller is about to use the
-// key. It reports whether the result needs no further look: a caller that uses the key may
-// leave it as it is.
+// remove deletes the result below dir if it has expired and no caller is about to use the key. It
+// reports whether the result is settled, so that no other try is necessary: a caller that uses the
+// key may leave the result as it is.
 func (f *Flight[T]) remove(dir string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -282,7 +282,7 @@ func (f *Flight[T]) remove(dir string) bool {
 	if err != nil {
 		f.s.m.Log.Debug("zsync: a result of a Flight was not deleted", "path", dir, "err", err)
 	}
-	return session.OutcomeOf(plainError(err)) == session.Answered // or there is no error
+	return session.OutcomeOf(plainError(err)) == session.Answered // also without an error
 }
 
 // sweepSoon removes the results of processes that have ended. It works in the background,
@@ -324,7 +324,7 @@ func (f *Flight[T]) sweep(c *lock.Claim, own *zk.Stat) {
 		return
 	}
 	for i, n := range nodes {
-		if n.Stat != nil && !f.fresh(own, n.Stat) && inc.Ctx.Err() == nil { // else the next sweep, soon
+		if n.Stat != nil && !f.fresh(own, n.Stat) && inc.Ctx.Err() == nil { // otherwise, a later sweep does it
 			f.remove(f.s.m.Bare(strings.TrimSuffix(paths[i], "/"+flightResult)))
 		}
 	}

@@ -105,7 +105,7 @@ type Membership[T any] struct {
 	taken  []byte               // the data that the servers stored last; guarded by mu
 	inc    *session.Incarnation // whose session the znode belongs to; nil while there is none; guarded by mu
 	joined chan struct{}        // closed when inc is set for the first time
-	err    error                // why it could not join, or stay; guarded by mu
+	err    error                // why it could not join or stay; guarded by mu
 }
 
 // Join makes the caller a member, and returns when other processes can see it. If another member
@@ -149,7 +149,7 @@ func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T],
 	case <-m.ended:
 		return nil, m.failure()
 	case <-ctx.Done():
-		// It may have joined at this same instant. Join returns an error, so the member must
+		// The member may have joined at this same instant. Join returns an error, so the member must
 		// leave.
 		m.leave()
 		session.AwaitFor(m.ended, session.Grace)
@@ -197,7 +197,7 @@ func (m *Membership[T]) run() {
 	if gone == nil || session.IsClosed(gone.Done) {
 		free()
 	} else {
-		// Until it is deleted, the next member of this Session with this id would mistake it for
+		// Until the znode is deleted, the next member of this Session with this id would mistake it for
 		// its own.
 		m.g.s.m.Spawn(func() { <-gone.Done; free() })
 	}
@@ -248,7 +248,7 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion,
 		m.mu.Lock()
 		data := m.data
 		m.mu.Unlock()
-		dir := session.Dir{Path: m.g.dir(), Kept: m.g.kazoo} // whose objects make the path once, and rely on it
+		dir := session.Dir{Path: m.g.dir(), Kept: m.g.kazoo} // kazoo's objects create the path once, and rely on it
 		made := session.Creation{Dir: dir, Paths: []string{m.path}, Data: data, Shared: true}
 		err := inc.CreateEphemeral(m.leaving, &made)
 		if session.IsNodeExists(err) {
@@ -264,7 +264,7 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion,
 		m.inc, m.taken = inc, data
 		same := slices.Equal(data, m.data)
 		m.mu.Unlock()
-		if !same { // Set did not know yet that there was a znode to write
+		if !same { // a Set came before m.inc was set, and left the write to us
 			if err := m.write(m.leaving, inc); err != nil && !session.IsNoNode(err) {
 				m.mu.Lock()
 				m.inc = nil
@@ -304,7 +304,7 @@ func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) err
 		m.mu.Lock()
 		data := m.data
 		m.mu.Unlock()
-		if err := inc.SetOwn(ctx, m.path, data); err != nil { // NoNode, if it is another's by now
+		if err := inc.SetOwn(ctx, m.path, data); err != nil { // NoNode if the znode is another session's by now
 			return err
 		}
 		m.mu.Lock()
@@ -312,7 +312,7 @@ func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) err
 		same := slices.Equal(data, m.data)
 		m.mu.Unlock()
 		if same {
-			return nil // else another Set came during the write, and its data is the newest
+			return nil // otherwise, another Set came during the write, with newer data
 		}
 	}
 }
@@ -342,16 +342,16 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 	inc := m.inc
 	m.mu.Unlock()
 	if inc == nil {
-		return nil // enter writes it, or reads it when it has created
+		return nil // enter stores it: in the create, or by a write after the create
 	}
 	err = m.write(ctx, inc)
 	switch {
 	case err == nil, errors.Is(err, session.ErrEnded), session.IsNoNode(err):
-		return nil // or the next znode is made with it
+		return nil // stored, or the next znode is created with it
 	case ctx.Err() == nil && m.leaving.Err() != nil:
 		return ErrNotLocked
 	case session.OutcomeOf(err) == session.Answered:
-		// Refused: the next znode must not be made with it either.
+		// The servers refused the data, so the next znode must not have it either.
 		m.mu.Lock()
 		if slices.Equal(m.data, data) {
 			m.data = m.taken
@@ -412,7 +412,7 @@ func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], 
 	members = []Member[T]{} // nil says that they could not be read
 	for name, n := range nodes {
 		if n.Stat.EphemeralOwner == 0 {
-			continue // another program's
+			continue // it is another program's
 		}
 		member := Member[T]{Session: n.Stat.EphemeralOwner, Since: time.UnixMilli(n.Stat.Ctime)}
 		if g.kazoo {
@@ -465,9 +465,9 @@ func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 			case out <- members:
 				return true, nil
 			case <-changed:
-				return false, nil // the reader gets what is newer
+				return false, nil // the reader gets the newer state
 			case <-lost:
-				return false, nil // or the next session's
+				return false, nil // or the state of the next session
 			case <-ctx.Done():
 				return false, session.CtxErr(ctx)
 			case <-g.s.m.Closing:

@@ -113,7 +113,7 @@ func (n *Int64) CompareAndSwap(ctx context.Context, old, x int64) (bool, error) 
 		return x, nil
 	})
 	if err == other {
-		return false, nil // update says so only of a number that is not older than the call
+		return false, nil // update returns false only for a number that is at least as new as the call
 	}
 	return err == nil, opError("compareandswap", n.v.path, err)
 }

@@ -90,9 +90,9 @@ func (q *localLock) lost(modes ...lock.HoldMode) <-chan struct{} {
 	return q.Standing(modes...).Done()
 }
 
-// yield gives up the caller's hold in mode, for Cond.Wait. It decides which hold that is; finish
-// waits until the hold is given up, and again acquires one. In a Do, d is that Do: the hold that
-// again acquires belongs to d. Until then d has no hold, and hears of no loss.
+// yield begins to release the caller's hold in mode, for Cond.Wait. It chooses that hold. finish
+// waits until the hold is released, and again acquires another. In a Do, d is that Do: the hold
+// that again acquires belongs to d. Until then, d has no hold, and no loss ends its context.
 func (q *localLock) yield(d *doCall, mode lock.HoldMode) (finish func() error, again func(ctx context.Context) error) {
 	if d != nil {
 		if had, ok := d.mode(); ok && had == mode {
@@ -161,15 +161,15 @@ func (d *doCall) nest(ctx context.Context, op, path string, mode lock.HoldMode, 
 	ctx, stop := d.untilLost(ctx)
 	defer stop()
 	err := f(ctx)
-	// The check before f proves nothing about the time of f. A shared hold is enough here: f may have
-	// downgraded it.
+	// d may have lost its hold while f ran. A shared hold is enough here: f may have downgraded the
+	// hold.
 	return alsoErr(err, opError(op, path, d.stands(lock.Shared)))
 }
 
 // in returns the run of Do that made ctx, unless it is over.
 func (k doKey) in(ctx context.Context) *doCall {
 	if k.s == nil || k.s.m.FunctionOf(ctx) == nil {
-		return nil // ctx comes from no function at all; the look for k would cost an allocation
+		return nil // ctx comes from no function; to look for k would cost an allocation
 	}
 	d, _ := ctx.Value(k).(*doCall)
 	if d == nil || d.over.Load() {
@@ -178,8 +178,8 @@ func (k doKey) in(ctx context.Context) *doCall {
 	return d
 }
 
-// giveUp runs release, which releases what d has, as Manager.GiveUp does. Close waits for d
-// until release has returned.
+// giveUp runs release, which releases d's hold, as Manager.GiveUp does. Close waits for d until
+// release has returned.
 func (d *doCall) giveUp(ctx context.Context, m *session.Manager, release func() error) error {
 	return m.GiveUp(ctx, func() error {
 		defer d.function.End()
@@ -199,9 +199,8 @@ func doHolding(ctx context.Context, key doKey, d *doCall, f func(ctx context.Con
 	return f(ctx)
 }
 
-// do runs f while it has g, and gives up g, or what Cond.Wait has locked in its
-// place, when rest has returned. If f has unlocked g in another
-// way, g is not d's.
+// do runs f while d has g. When rest has returned, it releases g, or the grant that Cond.Wait has
+// put in its place. If f has unlocked g in another way, d has nothing to release.
 func (q *localLock) do(ctx context.Context, key doKey, op string, g *lock.Grant, f func(ctx context.Context) error, rest func()) error {
 	d := newDoCall(ctx, q.s, q, g)
 	if err := d.function.Begin(); err != nil {

@@ -93,7 +93,7 @@ func newElectionConfig(opts []ElectionOption) electionConfig {
 	return c
 }
 
-// electionBases is what marks a candidate's znode, by layout.
+// electionBases are the marks in the names of candidates' znodes, by layout.
 var electionBases = map[Layout]string{
 	LayoutCurator:  "latch-",
 	LayoutSelector: "lock-",

@@ -94,8 +94,8 @@ func (m *Map[V]) znode(ctx context.Context, key string) (string, error) {
 	return m.s.m.Full(path), nil
 }
 
-// stored returns the znode of key, and v as it is stored there. It refuses what does not fit
-// into a transaction.
+// stored returns the znode of key, and v as it is stored there. It refuses a value that does not
+// fit into a transaction.
 func (m *Map[V]) stored(ctx context.Context, key string, v V) (znode string, data []byte, err error) {
 	if znode, err = m.znode(ctx, key); err != nil {
 		return "", nil, err
@@ -208,8 +208,8 @@ func (m *Map[V]) Delete(ctx context.Context, key string) error {
 	return m.fail("delete", key, err)
 }
 
-// counting counts a deletion. The data show tools that this is a map, and show zsync that
-// path lasts.
+// counting returns the write that counts a deletion. From the data, tools see that this is a map,
+// and zsync sees that the servers do not remove path.
 func (m *Map[V]) counting() any {
 	return &zk.SetDataRequest{Path: m.dir(), Data: []byte(marks.Map), Version: -1}
 }
@@ -263,7 +263,7 @@ func (m *Map[V]) Swap(ctx context.Context, key string, v V) (previous V, loaded 
 	}
 }
 
-// former decodes what a key was before it was changed.
+// former decodes the value that a key had before a change.
 func (m *Map[V]) former(op, key string, was session.Node, err error) (v V, loaded bool, _ error) {
 	if err != nil || was.Stat == nil {
 		return v, false, m.fail(op, key, err)
@@ -308,14 +308,14 @@ func (m *Map[V]) ifStill(ctx context.Context, op, key string, old Version, ops f
 	return done && err == nil, m.fail(op, key, err)
 }
 
-// change reads key and applies the operations that ops returns, if any, on condition that
-// key is unchanged; otherwise it starts again.
+// change reads key and applies the operations that ops returns, if any, on condition that key is
+// unchanged; otherwise it starts again.
 //
-// ZooKeeper compares a counter, which starts again when a znode is deleted and created
-// again. So the transaction also checks that no key at all was deleted since: the version
-// of the map's znode counts deletions, and was read before the key. Without a deletion, the
-// key's znode is the same, and the counter exact. And the directory must last: the servers
-// remove an empty container.
+// ZooKeeper compares a counter, which starts again when a znode is deleted and created again. So
+// the transaction also checks that no key at all was deleted since the read: the version of the
+// map's znode counts deletions, and was read before the key. Without a deletion, the key's znode is
+// the same, and its counter is exact. The map's znode must last, too: the servers remove an empty
+// container.
 func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n session.Node) []any) error {
 	path, err := m.znode(ctx, key)
 	if err != nil {
@@ -330,7 +330,7 @@ func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n
 		if all == nil {
 			return nil
 		}
-		if dir.Version == -1 { // which a request cannot ask for: there it means any
+		if dir.Version == -1 { // in a request, -1 would mean any version
 			if _, err := txn.Across(ctx, m.s.m, m.receipts(), []any{m.counting()}); err != nil && !session.IsNoNode(err) {
 				return err
 			}
@@ -383,7 +383,7 @@ func (m *Map[V]) names(ctx context.Context, list lister) ([]string, error) {
 	if session.IsNoNode(err) {
 		return nil, nil
 	}
-	// A name that no key is encoded as comes from another program.
+	// A name that is not the encoding of a key comes from another program.
 	return slices.DeleteFunc(names, func(name string) bool { _, ok := session.KeyOfName(name); return !ok }), err
 }
 
@@ -418,7 +418,7 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 		return err
 	}
 	if len(names) == 1 {
-		// The server at hand may lag, and not know the directory yet: then nothing was sent.
+		// A server that lags may not know the directory yet: then nothing was sent.
 		if _, n, err := m.readGuarded(ctx, session.ChildPath(m.dir(), names[0])); n.Stat == nil || err != nil {
 			return err
 		}
@@ -478,13 +478,12 @@ const snapshotTries = 4
 
 // snapshot reads the whole map, by key, as it was at one moment.
 //
-// It lists the keys, reads them, and does so again. If the pzxid of the map's znode is the
-// same in both listings, no key was added or deleted between them. A value with the same
-// Version in both reads did not change between them. All of that holds at the second
-// listing, which is later than the first readings and earlier than the second. The Versions
-// alone are not enough: a key can be created after the first listing and deleted before the
-// second. It is in neither, and other keys may have changed only while it existed. A map
-// that changes all the time is followed instead, see follower.
+// It lists the keys, reads them, and does so again. If the pzxid of the map's znode is the same in
+// both listings, no key was added or deleted between them. A value with the same Version in both
+// reads did not change between them. So both hold at the second listing, which is later than the
+// first reads and earlier than the second. The Versions alone are not enough: a key can be created
+// after the first listing and deleted before the second. It is in neither, and other keys may have
+// changed only while it existed. A map that changes all the time is followed instead, see follower.
 func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, err error) {
 	if err := m.check(ctx); err != nil {
 		return nil, err
@@ -579,9 +578,9 @@ func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
 			case out <- m.contents(nodes):
 				return true, nil
 			case <-changed:
-				return false, nil // the reader gets what is newer
+				return false, nil // the reader gets the newer state
 			case <-lost:
-				return false, nil // or what is confirmed
+				return false, nil // or the confirmed state
 			case <-ctx.Done():
 				return false, session.CtxErr(ctx)
 			case <-m.s.m.Closing:

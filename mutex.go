@@ -51,7 +51,7 @@ func NewMutex(s *Session, path string, opts ...LockOption) *Mutex {
 	return newMutex(s, path, c)
 }
 
-// newMutex is NewMutex without a look at its arguments.
+// newMutex is NewMutex without a check of its arguments.
 func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	entries := &mutexEntries
 	if c.layout == LayoutKazoo {
@@ -60,7 +60,7 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	base := entries[lock.Exclusive].Base
 	m := &Mutex{made: made{s: s, path: path}}
 	ln := lock.New(s.m, path, c.layout.naming(), base)
-	ln.Strict, ln.Settled, ln.Limits, ln.Kept = true, true, c.limits.ofLine(), c.layout == LayoutKazoo // its objects make it once each
+	ln.Strict, ln.Settled, ln.Limits, ln.Kept = true, true, c.limits.ofLine(), c.layout == LayoutKazoo // kazoo's objects create the path once each
 	ln.Kind, ln.Keeps = trace.Mutex, c.retain > 0
 	m.local.init(s, "mutex", path, ln, c, entries)
 	return m
@@ -284,7 +284,7 @@ func (d *doCall) set(q *localLock, g *lock.Grant) {
 	}
 	lost := d.lost
 	d.mu.Unlock()
-	if g != nil { // else d's former hold may be lost now, without notice
+	if g != nil { // otherwise, d no longer notices the loss of its former hold
 		g.Within(&d.function)
 		g.Loss().AfterFunc(func(why error) {
 			d.mu.Lock()
@@ -356,7 +356,7 @@ func (d *doCall) untilLost(ctx context.Context) (_ context.Context, stop func())
 	}
 }
 
-// alsoErr returns the error of two steps of which the second was done in any case.
+// alsoErr joins the errors of two steps, of which the second was done even if the first had failed.
 func alsoErr(err, also error) error {
 	switch {
 	case also == nil:

@@ -49,7 +49,7 @@ type Once struct {
 	made
 	line lock.Line
 	mark *mark
-	busy chan struct{} // has a token while a goroutine of this process asks the servers, waits or runs
+	busy chan struct{} // has a token while a goroutine of this process sends requests, waits or runs
 
 	valued   bool        // the data of the mark are wanted
 	panicked atomic.Bool // a function panicked
@@ -118,8 +118,8 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 	if data, ok, err := o.settled(); ok {
 		return data, o.fail("do", err)
 	}
-	// The goroutines of a process continue one at a time, so together they take one place in
-	// the line, and only one sends requests.
+	// One goroutine of a process continues at a time. So together they have one place in the line,
+	// and only one sends requests.
 	select {
 	case o.busy <- struct{}{}:
 	case <-ctx.Done():
@@ -278,7 +278,7 @@ func (k *mark) look(ctx context.Context, value bool) (g *sight, none *absence, e
 			inc.Watches.Leave(w)
 			return err
 		case stat != nil && (stat.DataLength < shortMark || stat.Cversion != 0 || stat.EphemeralOwner != 0):
-			inc.Watches.Leave(w) // it may be the parent znode of another primitive
+			inc.Watches.Leave(w) // path/done may be the parent znode of another primitive
 			g, err = k.lookValue(ctx, inc)
 			return err
 		case stat != nil:
@@ -309,8 +309,8 @@ func (k *mark) lookValue(ctx context.Context, inc *session.Incarnation) (*sight,
 	return &sight{inc, w, true, data}, nil
 }
 
-// await waits until the mark exists or has existed. If none is still valid, that costs
-// nothing.
+// await waits until the mark exists or has existed. While the absence none is valid, that costs no
+// request.
 func (k *mark) await(ctx context.Context, none *absence) error {
 	return k.m.During(ctx, func(inc *session.Incarnation) error {
 		if none != nil && none.inc == inc {
@@ -322,8 +322,8 @@ func (k *mark) await(ctx context.Context, none *absence) error {
 	})
 }
 
-// remember replaces the remembered mark; nil forgets it. The remembered mark stays joined
-// to its watch while k is in use. So the watch is not removed as idle.
+// remember replaces the remembered mark; nil forgets it. The remembered mark stays joined to its
+// watch while k is in use, so that the watch is not removed as idle.
 func (k *mark) remember(g *sight) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -453,11 +453,11 @@ func (o *Once) finish(ctx context.Context, d *doCall, h *lock.Grant, data []byte
 func (o *Once) write(h *lock.Grant, data []byte) error {
 	if err := h.Err(); err != nil {
 		h.Release()
-		return err // lost while f ran: no request was sent
+		return err // h was lost while f ran, so no request was sent
 	}
 	inc := h.Claim.Incarnation
-	// The read behind the transaction watches the data. A watch on the creation may still be set
-	// when the read is sent, and the creation of the mark uses it up.
+	// The read after the transaction sets a watch on the data. A watch on the creation may still be
+	// set when the read is sent: the creation of the mark fires it.
 	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: o.mark.path})
 	made, open := false, false
 	err := h.ReleaseBy(func(own string) (err error) {
@@ -471,8 +471,8 @@ func (o *Once) write(h *lock.Grant, data []byte) error {
 	}
 	switch {
 	case session.IsNodeExists(err):
-		// No Do created it: a Do creates it only in its turn, and there was none in ours. Another
-		// client has created it by hand.
+		// A Do creates the mark only in its turn, and there was no mark in ours. So another program has
+		// created this mark.
 		return errMarked
 	case open:
 		mine, e := o.isMine(context.Background(), h, data)
@@ -544,7 +544,7 @@ func (o *Once) reset(ctx context.Context) error {
 	if err := o.check(ctx); err != nil {
 		return err
 	}
-	o.mark.remember(nil) // another process may have reset it, and the watch not fired yet
+	o.mark.remember(nil) // another process may have deleted it, and the watch has not fired yet
 	done, err := o.done(ctx)
 	if err != nil {
 		return err
@@ -607,7 +607,7 @@ type storedValue[T any] struct {
 	decode func([]byte) (T, error)
 
 	mu   sync.Mutex
-	have bool   // the rest is set; guarded by mu
+	have bool   // whether the other fields are set; guarded by mu
 	data []byte // the bytes that have been decoded; guarded by mu
 	v    T      // guarded by mu
 	err  error  // guarded by mu

@@ -237,7 +237,7 @@ func (w warnings) Enabled(ctx context.Context, l slog.Level) bool {
 func (w warnings) WithAttrs(as []slog.Attr) slog.Handler { return warnings{w.Handler.WithAttrs(as)} }
 func (w warnings) WithGroup(name string) slog.Handler    { return warnings{w.Handler.WithGroup(name)} }
 
-// noCopy makes go vet report a copy of what contains it.
+// noCopy makes go vet report a copy of the struct that contains it.
 type noCopy struct{}
 
 func (*noCopy) Lock()   {}
@@ -259,7 +259,7 @@ func (m *made) tracers() *tracers {
 	return &m.s.tracers
 }
 
-// misuse returns why a primitive cannot be used, if so.
+// misuse returns why a primitive cannot be used, or nil.
 func (m *made) misuse() error {
 	if m.s == nil && m.err == nil {
 		return session.Invalid("a zero value; create the primitive with its New function, such as NewMutex(s, path)")

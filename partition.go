@@ -127,13 +127,13 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 		plan:  NewValue[spread.Plan](p.s, session.ChildPath(p.path, "plan"), WithCodec(spread.PlanCodec{})),
 		mine:  make(map[string]*shardRun),
 	}
-	// With a member whose shards exceed a plan's size, no process could store a plan, and
-	// every Run would end.
+	// If the shards of one member exceed the size of a plan, no process could store a plan, and every
+	// Run would fail.
 	if _, err := r.plan.encode(spread.Plan{Owners: spread.Balance(nil, map[string][]string{id: shards})}); err != nil {
 		return err
 	}
-	// The group and the plan vet their own znodes. A client with permission to delete in path
-	// could delete these.
+	// The group and the plan check the ACLs of their own znodes. A client that may delete in path
+	// could delete those znodes.
 	err := p.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, session.Dir{Path: p.s.m.Full(p.path)}) })
 	if err != nil {
 		return err
@@ -141,8 +141,8 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 	if r.me, err = r.group.join(ctx, id, shards); err != nil {
 		return err
 	}
-	// The plan assigns our shards to others when we have left, and they own them when we have
-	// released them. In this order, no process waits for us.
+	// When we have left, the plan assigns our shards to others. When we have released the shards, the
+	// others own them. In this order, no process waits for us.
 	defer r.me.Leave()
 	err = r.run(ctx)
 	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
@@ -176,14 +176,14 @@ type partitioning struct {
 	// Used by run alone.
 	mine  map[string]*shardRun // by shard: owned, or waited for
 	wants map[string][]string  // by member: its shards, as last received; nil before that
-	told  map[string]string    // the owners in the plan, as last received; nil if there are none
+	told  map[string]string    // the owners in the plan, as last received; nil without a plan
 }
 
 // A shardRun is one shard that the plan gives to this process.
 type shardRun struct {
 	ctx   context.Context // ends when the shard is to move
 	stop  context.CancelCauseFunc
-	ended chan struct{} // closed when it has been given up
+	ended chan struct{} // closed when the shard has been released
 }
 
 // run follows the group and the plan until ctx ends or a call fails. When it returns, every
@@ -198,11 +198,11 @@ func (r *partitioning) run(outer context.Context) (err error) {
 	}
 	var runs sync.WaitGroup
 	members, plans := r.group.Watch(ctx), r.plan.Watch(ctx)
-	// The order in which these arrive does not matter: after each, the last plan is compared
-	// with the last group. In the end every process has received the last of both, and if they
-	// did not fit, one would have written a new plan. The channels close when ctx ends or the
-	// Session is closed. Our membership ends only with an error or with the Session; any case
-	// may then be chosen.
+	// The order in which these events arrive does not matter: after each, run compares the last plan
+	// with the last group. In the end, every process has received the last plan and the last group.
+	// If the two did not fit, one process would have written a new plan. The channels close when ctx
+	// ends or the Session is closed. Our membership ends only with an error or with the Session. If
+	// several cases are ready then, each of them is right.
 	for open := true; open; {
 		var there []Member[[]string]
 		var now spread.Plan
@@ -218,7 +218,7 @@ func (r *partitioning) run(outer context.Context) (err error) {
 			}
 		case <-r.me.ended:
 			open = false
-			report(r.me.failure()) // others would be given all shards, and we none
+			report(r.me.failure()) // the plan would give all shards to others
 		}
 		if open && r.wants != nil && (r.told == nil || !maps.Equal(spread.Balance(r.told, r.wants), r.told)) {
 			if e := r.replan(ctx); e != nil && ctx.Err() == nil {
@@ -243,7 +243,7 @@ func (r *partitioning) run(outer context.Context) (err error) {
 func wanted(members []Member[[]string]) map[string][]string {
 	wants := make(map[string][]string, len(members))
 	for _, m := range members {
-		if utf8.ValidString(m.ID) { // else no plan can name it, and replan would never end
+		if utf8.ValidString(m.ID) { // otherwise, no plan can name it, and replan would never end
 			wants[m.ID] = m.Info
 		}
 	}
@@ -262,7 +262,7 @@ func (r *partitioning) replan(ctx context.Context) error {
 	_, err := r.plan.update(ctx, func(old spread.Plan) (spread.Plan, error) {
 		members, err := r.group.Members(ctx)
 		if members == nil {
-			return old, err // otherwise it is about members that have no list of shards
+			return old, err // any other error is about a member without a list of shards
 		}
 		now, out := spread.Fit(old.Owners, wanted(members), func(p spread.Plan) bool { _, err := r.plan.encode(p); return err == nil })
 		if slices.Contains(out, r.id) {
@@ -305,7 +305,7 @@ func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.W
 			defer close(run.ended)
 			defer stop(nil)
 			if former != nil {
-				<-former.ended // the line is enough, except after a lost session
+				<-former.ended // the lock is enough, except after a lost session
 			}
 			err := errors.New("the function ended its goroutine; see runtime.Goexit") // unless own returns
 			defer func() {

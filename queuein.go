@@ -106,7 +106,7 @@ func (q *Queue[T]) sendAll(ctx context.Context, vs []T) error {
 				n = min(2*n, q.cfg.MaxLen)
 			}
 		case n > 1 && (errors.Is(err, ErrFull) || errors.Is(err, ErrTooLarge)):
-			n /= 2 // a single element waits for room in Send, until ctx ends
+			n /= 2 // Send waits for the room of a single element, until ctx ends
 		default:
 			return err
 		}

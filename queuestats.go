@@ -14,10 +14,10 @@ import (
 type QueueStats struct {
 	Ready    int           // can be received now, or, with WithKey, after a claimed element of the same key
 	Claimed  int           // claimed by a consumer: delivered, or claimed ahead
-	Delayed  int           // wait for their time, by the clock of this machine
+	Delayed  int           // waiting for their time, by the clock of this machine
 	Dead     int           // dead letters
-	Oldest   time.Time     // when the oldest was stored, of the first ready element of each priority that was never delayed; zero without one
-	Attempts int           // the most deliveries of one element that is not claimed now; if it is large, the work fails every time
+	Oldest   time.Time     // when the oldest of these was stored: the first ready element of each priority that was never delayed; zero without one
+	Attempts int           // the largest number of deliveries of one unclaimed element; if it is large, the work fails every time
 	Holders  []QueueHolder // of the claims, the largest number first
 	Paused   bool          // see [Queue.Pause]
 }
@@ -79,7 +79,7 @@ type QueueItem[T any] struct {
 	Value    T
 	Data     []byte // as it is stored
 	State    QueueState
-	Attempts int       // deliveries that ended without an Ack
+	Attempts int       // earlier deliveries, each without an Ack
 	Sent     time.Time // by the servers' clock
 	Due      time.Time // of a delayed element
 	Owner    string    // of a claimed element: its consumer, see [WithOwner]

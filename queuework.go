@@ -111,8 +111,9 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 		}
 		return f(call, d.Value)
 	})
-	// ctx may have ended, but the work is done: Work waits for the result while this session can get
-	// it. After a loss, only a later session can find the result, and Work waits for that until ctx ends.
+	// ctx may have ended, but the work is done: Work waits for the result of the settlement while the
+	// session lasts. After a loss, only a later session can find the result, and Work waits for that
+	// until ctx ends.
 	_, lost := d.claim.Withdrawn()
 	settling, stop := session.WhileEither(ctx, lost)
 	defer stop()

@@ -68,8 +68,8 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	}
 	write := entries[lock.Exclusive].Base
 	ln := lock.New(s.m, path, c.layout.naming(), write, entries[lock.Shared].Base)
-	ln.Strict, ln.Limits, ln.Kept = true, c.limits.ofLine(), c.layout == LayoutKazoo // its objects make it once each
-	ln.Kind, ln.Keeps = trace.Write, c.retain > 0                                    // those who write
+	ln.Strict, ln.Limits, ln.Kept = true, c.limits.ofLine(), c.layout == LayoutKazoo // kazoo's objects create the path once each
+	ln.Kind, ln.Keeps = trace.Write, c.retain > 0                                    // the writers
 	rw.local.init(s, "rwmutex", path, ln, c, entries)
 	return rw
 }
@@ -253,7 +253,7 @@ func (rw *RWMutex) withCurrent(f func(g *lock.Grant, mode lock.HoldMode) error) 
 			continue
 		}
 		if errors.Is(err, ErrLost) {
-			rw.Lost() // g may be of another goroutine that has left: ours is lost too, and Lost must show it first
+			rw.Lost() // g may be the hold of another goroutine that has released it: ours is lost too, and Lost must show that first
 		}
 		return err
 	}

@@ -53,7 +53,7 @@ type Schedule struct {
 	missed  MissedPolicy
 	retries int
 	backoff session.RetryPolicy
-	skew    atomic.Int64 // by how many nanoseconds the clock of this process counts as ahead; 0 but in tests
+	skew    atomic.Int64 // nanoseconds by which the clock of this process counts as ahead; 0 except in tests
 
 	mu    sync.Mutex
 	done  time.Time // the last instant that was done, as last read; guarded by mu
@@ -65,7 +65,7 @@ type pause struct {
 	at       time.Time // the instant
 	attempts int       // that have failed
 	length   time.Duration
-	seen     time.Time // when this process read of the last failure, by the monotonic clock
+	seen     time.Time // when this process learned of the last failure, by the monotonic clock
 }
 
 // A Timetable is a list of instants: Next returns the first one after t, or the zero time if
@@ -98,7 +98,7 @@ type MissedPolicy int
 const (
 	MissedLatest MissedPolicy = iota // run the latest of them, at once
 	MissedSkip                       // run none of them
-	MissedAll                        // run them all, one after the other, each until it has succeeded or was given up
+	MissedAll                        // run them all, one after the other, each until it succeeds or its attempts are used up
 )
 
 // String returns "latest", "skip" or "all".
@@ -186,11 +186,11 @@ var (
 	// errPassed means that the instant needs no run, or no run now.
 	errPassed = errors.New("the instant needs no run now")
 
-	// errUnrecorded means that the servers refuse to record what came of a run.
+	// errUnrecorded means that the servers refuse to record the result of a run.
 	errUnrecorded = errors.New("the result of the function cannot be recorded")
 )
 
-// A scheduleRecord is what path/last holds.
+// A scheduleRecord is the content of path/last.
 type scheduleRecord struct {
 	done    time.Time // the last instant that was done, or the zero time
 	failure *failureRecord
@@ -218,7 +218,7 @@ func (r scheduleRecord) attempts(at time.Time) int {
 	return 0
 }
 
-// A choice picks the instant to run, given what path/last holds, or fails with errPassed.
+// A choice picks the instant to run, given the content of path/last, or fails with errPassed.
 type choice func(r scheduleRecord) (time.Time, error)
 
 // Do runs f unless a process has done so for the instant at, or for a later one, and reports
@@ -256,14 +256,13 @@ func (c *Schedule) do(ctx context.Context, at time.Time, f func(ctx context.Cont
 		if !errors.Is(err, errPassed) {
 			return ran, err
 		}
-		// The servers are asked again whether the instant has been done.
+		// The loop asks the servers again whether the instant has been done.
 	}
 }
 
 // attempt takes the lock, and runs f for the instant that choose picks then. It stops waiting for
-// the lock when over says so of path/last. It reports
-// whether it ran f. The error is errPassed if the instant was not run; then the caller
-// reads path/last again.
+// the lock when over returns true for path/last. It reports whether it ran f. The error is
+// errPassed if the instant was not run; then the caller reads path/last again.
 func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, choose choice, retries int, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
 	// A Mutex value for this attempt alone: its transaction applies under this very hold, even
 	// if the hold is lost and another goroutine gets the next hold.
@@ -273,7 +272,7 @@ func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, 
 	}
 	wait := c.await(ctx, over)
 	recorded, passed := false, false
-	var record sync.WaitGroup // the record is written before the lock is given up, whatever becomes of ctx
+	var record sync.WaitGroup // the record is written before the lock is released, even if ctx ends
 	err = func() error {
 		defer func() { passed = wait.end() }() // also if f panics
 		return lock.doThen(wait.ctx, record.Wait, func(ctx context.Context) error {
@@ -299,12 +298,11 @@ func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, 
 	return false, err
 }
 
-// run runs f while lock is held, for the instant that choose picks, and records what came of it.
+// run runs f while lock is held, for the instant that choose picks, and records the result.
 func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries int, record *sync.WaitGroup, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
-	// The holder before recorded its result before it released, in
-	// its own order, and our hold shows that it has released. So the read here
-	// returns that record. If the read runs in a later session than the hold,
-	// then the hold is lost. That is checked after the read.
+	// The previous holder recorded its result and then released, and our hold shows that it has
+	// released. So the read here returns that record. If the read runs in a later session than the
+	// hold, the hold is lost, which is checked after the read.
 	r, err := c.load(ctx, false)
 	if err != nil {
 		return false, err
@@ -320,12 +318,12 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries 
 	err = ErrPanicked // unless f returns
 	if err = f(ctx, at); err != nil {
 		if ctx.Err() != nil {
-			return true, err // the caller or a loss has ended the attempt, so it says nothing of the instant
+			return true, err // the caller or a loss has ended the attempt, so the instant has not failed
 		}
 		return true, alsoErr(err, c.recordFailure(ctx, lock, r, at, retries, err))
 	}
-	// f has done its work, so that is recorded whatever has become of ctx. But after the end
-	// of its ctx, a caller does not wait for silent servers.
+	// f has done its work, so the success is recorded even if ctx has ended. But after the end of its
+	// ctx, a caller does not wait for servers that do not answer.
 	r.done = at
 	recorded := make(chan error, 1)
 	record.Add(1)
@@ -342,8 +340,8 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries 
 	return true, session.CtxErr(ctx)
 }
 
-// observe calls the observer before the function is called. The returned function calls it when
-// err is what came of that.
+// observe reports to the observer that the function begins. The returned function reports the end,
+// with *err.
 func (c *Schedule) observe(ctx context.Context, err *error) (ended func()) {
 	began := time.Now()
 	c.s.m.Observe(session.Report{Kind: session.EventStarted, Op: "run", Path: c.path})
@@ -374,7 +372,7 @@ func (c *Schedule) recordFailure(ctx context.Context, lock *Mutex, r scheduleRec
 		c.s.m.Log.Warn("zsync: scheduled function failed", "path", c.path, "at", at, "attempt", failure.Attempts, "err", cause)
 	}
 	if ctx.Err() != nil || errors.Is(err, ErrLost) {
-		return nil // f failed by itself, and another process may go on from there
+		return nil // f failed by itself, and another process may make the next attempt
 	}
 	return err
 }
@@ -431,9 +429,9 @@ func (c *Schedule) learn(r scheduleRecord) {
 	c.done = at
 }
 
-// passed reports whether at, or a later instant, has been done. From a server
-// that lags the answer may be no although it has: then the caller enters the lock queue for
-// nothing. It is never yes although it has not.
+// passed reports whether at, or a later instant, has been done. A server that lags may not know
+// that yet. Then passed returns false, and the caller enters the line without need. passed never
+// returns true for an instant that was not done.
 func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 	c.mu.Lock()
 	known := !c.done.Before(at) && !c.done.After(c.now().Add(ahead))
@@ -445,13 +443,13 @@ func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 	return !r.done.Before(at), err
 }
 
-// load reads path/last; without that znode the record is empty. If the record
-// need not be fresh, it may be as old as the state of the server at hand.
+// load reads path/last; without that znode, the record is empty. A record that need not be fresh
+// may be as old as the state of the server at hand.
 func (c *Schedule) load(ctx context.Context, fresh bool) (r scheduleRecord, err error) {
 	err = c.s.m.During(ctx, func(inc *session.Incarnation) error {
-		// The path is checked before the lock checks it, as the record keeps a function from
-		// running. Last runs nothing, so it still returns the record. The other methods do not
-		// learn it.
+		// The ACL of the path is checked before the lock checks it, because the record can keep a
+		// function from running. Last runs nothing, so it still returns the record. The other methods
+		// do not remember it.
 		vet := inc.VetHere(ctx, c.s.m.Full(c.path))
 		if vet != nil && !(fresh && errors.Is(vet, ErrUnprotected)) {
 			return vet
@@ -477,7 +475,7 @@ func (c *Schedule) load(ctx context.Context, fresh bool) (r scheduleRecord, err 
 	return r, err
 }
 
-// parse reads what path/last holds.
+// parse parses the content of path/last.
 func (c *Schedule) parse(data []byte) (r scheduleRecord, err error) {
 	lines := strings.SplitN(string(data), "\n", 4)
 	if r.done, err = time.Parse(time.RFC3339Nano, lines[0]); err != nil {
@@ -496,14 +494,14 @@ func (c *Schedule) parse(data []byte) (r scheduleRecord, err error) {
 type instantWait struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	ended  chan struct{} // closed when nothing of the watching is left
+	ended  chan struct{} // closed when the watch goroutine has ended
 
 	mu     sync.Mutex
-	taken  bool // the function is about to run, and ctx is its; guarded by mu
+	taken  bool // the function is about to run with ctx; guarded by mu
 	passed bool // guarded by mu
 }
 
-// await begins to watch path/last until over says so of it.
+// await begins to watch path/last until over returns true for it.
 func (c *Schedule) await(ctx context.Context, over func(scheduleRecord) bool) *instantWait {
 	w := &instantWait{ended: make(chan struct{})}
 	w.ctx, w.cancel = context.WithCancelCause(ctx)
@@ -514,7 +512,7 @@ func (c *Schedule) await(ctx context.Context, over func(scheduleRecord) bool) *i
 		defer close(w.ended)
 		err := c.s.m.During(watch, func(inc *session.Incarnation) error { return c.watch(watch, inc, over) })
 		if err != nil {
-			return // the lock returns what is wrong
+			return // the lock returns the error
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -526,7 +524,7 @@ func (c *Schedule) await(ctx context.Context, over func(scheduleRecord) bool) *i
 	return w
 }
 
-// watch returns nil when over says so of path/last.
+// watch returns nil when over returns true for path/last.
 func (c *Schedule) watch(ctx context.Context, inc *session.Incarnation, over func(scheduleRecord) bool) error {
 	path := c.s.m.Full(c.last())
 	for {
@@ -648,7 +646,7 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 			return err
 		}
 		if r.failure != nil && r.failure.At.After(current) && !r.failure.At.After(now) {
-			current = r.failure.At // a process of the fleet has begun it, also if this one was not there
+			current = r.failure.At // another process has begun it
 		}
 		switch {
 		case !current.After(r.reached()):
@@ -669,9 +667,9 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 		}
 		until := at
 		if soon := now.Add(time.Minute); r.done.After(now.Add(ahead)) && soon.Before(at) {
-			until = soon // then it is looked whether path/last has been deleted
+			until = soon // then look whether path/last has been deleted
 		}
-		if at != current || until != at { // the pause after a failure is over, whatever the wall clock shows
+		if at != current || until != at { // otherwise, the pause after a failure is over, whatever the wall clock shows
 			if err := c.sleepUntil(ctx, until); err != nil {
 				return err
 			}
@@ -697,7 +695,7 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 		case ctx.Err() != nil:
 			return session.CtxErr(ctx)
 		case errors.Is(err, errPassed):
-		case !ran, errors.Is(err, errUnrecorded): // f is not called again, as it could not be recorded then either
+		case !ran, errors.Is(err, errUnrecorded): // f is not called again, because its result could not be recorded then either
 			return err
 		case interrupted, failed == nil:
 			losses++
@@ -760,11 +758,11 @@ func (c *Schedule) pauseLeft(r scheduleRecord, at time.Time) time.Duration {
 	return min(c.pause.length-time.Since(c.pause.seen), r.failure.Failed.Add(c.pause.length).Sub(c.now()))
 }
 
-// now is the time by the wall clock, which the other processes' are compared to.
+// now is the time by the wall clock, which is compared with the clocks of other processes.
 func (c *Schedule) now() time.Time { return time.Now().Round(0).Add(time.Duration(c.skew.Load())) }
 
-// sleepUntil waits until the wall clock shows at. It looks once a minute, as
-// that clock may be set, and a timer does not go on while the machine sleeps.
+// sleepUntil waits until the wall clock shows at. It looks at the clock once a minute, because the
+// clock may be set, and a timer stops while the machine sleeps.
 func (c *Schedule) sleepUntil(ctx context.Context, at time.Time) error {
 	for {
 		left := at.Sub(c.now())
@@ -777,7 +775,7 @@ func (c *Schedule) sleepUntil(ctx context.Context, at time.Time) error {
 	}
 }
 
-// sleep waits for d, whatever becomes of the wall clock.
+// sleep waits for d, even if the wall clock is set.
 func (c *Schedule) sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

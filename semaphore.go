@@ -213,7 +213,7 @@ func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*lock.Perm
 		return a, err
 	}
 	if w, ok := err.(*WaitError); ok {
-		err = w.err // of the gate: other contenders are before us there
+		err = w.err // of the gate: other contenders are ahead of us there
 		if w.Place > 0 {
 			w.Behind.Mode, w.Behind.Holding = ModePermits, false
 			return nil, waitEnded(ctx, m.s, err, start, w.Behind, w.Place+1)
@@ -293,7 +293,7 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 			return false, m.s.m.Failure()
 		}
 		select {
-		case <-time.After(m.s.m.Timeout()): // a release at this moment may count or not
+		case <-time.After(m.s.m.Timeout()): // a release at this moment may count or not count
 			if err := held.Forgotten(); err != nil && m.functions.Load() == 0 {
 				return false, err
 			}
@@ -324,7 +324,7 @@ func (m *Semaphore) freedLocked() <-chan struct{} {
 	return m.freed
 }
 
-// enter locks the gate: Step 1.
+// enter locks the gate, the semaphore's lock: Step 1.
 func (m *Semaphore) enter(ctx context.Context, wait bool) (bool, error) {
 	if !wait {
 		return m.gate.tryLock(ctx)
@@ -393,9 +393,9 @@ func (m *Semaphore) adopt(ctx context.Context, inc *session.Incarnation, data []
 	return quota{limit: limit, version: stat.Version}, nil
 }
 
-// stored returns the data for a limit. It is the number alone with LayoutKazoo. Otherwise, the
-// number has a mark, because the znode may be a container: another primitive must not take it for a
-// number that lasts.
+// stored returns the data for a limit. With LayoutKazoo, that is the number alone. Otherwise, the
+// number has a mark, because the znode may be a container: another primitive must not mistake it
+// for a number whose znode lasts.
 func (m *Semaphore) stored(limit int64) []byte {
 	data := strconv.AppendInt(nil, limit, 10)
 	if m.layout == LayoutKazoo {
@@ -471,7 +471,7 @@ func (m *Semaphore) resize(ctx context.Context, n int64) error {
 			}
 			if err == nil && len(marks.Unmark(data)) > 0 {
 				if _, err = parseLimit(data); err == nil && m.layout != LayoutKazoo && !marks.IsDir(data) {
-					err = m.s.m.Mixed(m.root) // a number that lasts
+					err = m.s.m.Mixed(m.root) // the data is a number whose znode lasts
 				}
 			}
 			return err
@@ -487,7 +487,7 @@ func (m *Semaphore) resize(ctx context.Context, n int64) error {
 			return nil
 		case session.IsNodeExists(err):
 			ops = ops[:1] // the mark is there already
-		case !session.IsNoNode(err): // else the servers removed the path because it had no children
+		case !session.IsNoNode(err): // otherwise, the servers removed the path because it had no children
 			return err
 		case len(ops) == 1:
 			ops = append(ops, &zk.CreateRequest{Path: m.resized(), Acl: m.s.m.Config.ACL})
@@ -832,7 +832,7 @@ func (m *Semaphore) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, err
 			return nil, err
 		}
 		rs, err := a.Txn(ctx, ops)
-		if !errors.Is(err, ErrNotLocked) { // else a Release came first, and nothing was applied
+		if !errors.Is(err, ErrNotLocked) { // otherwise, a Release came first, and nothing was applied
 			return rs, err
 		}
 	}

@@ -43,7 +43,7 @@ type Session struct {
 	leftovers double.Leftovers             // of Enter
 	marks     shared.WeakMap[string, mark] // by path of the mark
 	ids       shared.Names                 // of memberships in groups, by the path of the znode
-	swept     shared.Pace                  // by path of a Flight: when results of others were looked after
+	swept     shared.Pace                  // by path of a Flight: when the last sweep was
 	kept      atomic.Int64                 // places of WithRetention
 }
 
@@ -142,7 +142,7 @@ type Stats struct {
 	Reconnects int64 // connections replaced within a session
 	Expiries   int64 // sessions lost
 	Holds      int64 // locks, permits, leaderships and claims held at present
-	Waiters    int64 // waits for one at present; goroutines that share a place count once
+	Waiters    int64 // waits for a hold at present; goroutines that share a place count once
 }
 
 // Stats returns the counters of s.

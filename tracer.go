@@ -35,7 +35,7 @@ type Op struct {
 type OpKind int
 
 const (
-	OpAcquire OpKind = iota + 1 // a wait for a hold, or a TryLock that succeeds; End's error is why the caller gave up
+	OpAcquire OpKind = iota + 1 // a wait for a hold, or a TryLock that succeeds; End's error is why the wait ended
 	OpHold                      // from a grant to its release; a function's context comes from its Start; End's error is a LostError after a loss
 	OpWait                      // Wait of a Barrier, WaitGroup or Cond
 	OpQueue                     // a send, a receive (when the channel has passed the element on) or a settlement of elements
@@ -90,7 +90,8 @@ func (t *tracers) holding(ctx context.Context, op Op) (_ context.Context, end fu
 	}
 }
 
-// follow is the start of the hold of g, which ends with g. It returns what ctx becomes.
+// follow is the start of the hold of g, which ends with g. It returns the context that the tracer
+// makes from ctx.
 func (t *tracers) follow(ctx context.Context, op func() Op, g *lock.Grant) context.Context {
 	if t.tracer == nil || g == nil {
 		return ctx
@@ -156,7 +157,7 @@ type EventKind int
 const (
 	EventAcquired    EventKind = iota + 1 // a lock, permit, leadership or claim was granted
 	EventGaveUp                           // a wait ended without a grant
-	EventReleased                         // a hold was given back; a hand-over between goroutines is none
+	EventReleased                         // a hold was released; a handoff between goroutines reports none
 	EventLost                             // a hold was lost with its session
 	EventDead                             // a queue element went to the dead letters
 	EventConnected                        // a new ZooKeeper session was established
@@ -164,7 +165,7 @@ const (
 	EventReconnected                      // the session continues over a new connection
 	EventExpired                          // the session ended and everything held through it was lost
 	EventStarted                          // a Schedule's function was called for an instant
-	EventEnded                            // it succeeded and that is recorded, or Err is why not: its own error, or the end of its context
+	EventEnded                            // the function ended: its success is recorded, or Err is its error, or the end of its context
 	EventJoined                           // a member joined its group, for the first time or again
 	EventLeft                             // a member left its group, or its session or znode was lost
 )

@@ -12,8 +12,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has the leader's wish, which decides who leads next, besides the order of arrival
-// and the priorities.
+// This file has the wishes of leaders. A wish names who leads next, before the order of arrival and
+// the priorities.
 
 // Transfer hands the leadership to a waiting candidate from [Election.Contenders], the heir. If the
 // heir does not wait, e still leads. Otherwise, e resigns, and Transfer returns when the heir is
@@ -68,28 +68,28 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 		return err
 	}
 	if within {
-		// Run's function has called us, and must return first: do not wait.
+		// Run's function has called us, and must return first. So do not wait for it.
 		e.keepWish(inc, wish, heir)
 		return nil
 	}
 	if err := e.awaitHeir(ctx, inc, heir); err != nil {
-		dropWish(inc, wish) // this call waits no longer, and promises nothing
+		dropWish(inc, wish) // this call fails, so the heir need not lead
 		return err
 	}
 	e.keepWish(inc, wish, heir)
 	return nil
 }
 
-// keepWish keeps a wish, in the background, until the heir's znode is deleted. It is not
-// enough that the heir is the first: it may read the line much later, and would then let a
-// candidate with a higher priority lead first. An heir that is a zsync program deletes the
-// wish itself as soon as it leads. The wish is ephemeral, so it also ends with the session
-// that made it. So Close waits until the heir leads, but not long.
+// keepWish keeps a wish, in the background, until the heir's znode is deleted. It is not enough
+// that the heir is the first: it may read the line much later, and would then let a candidate with
+// a higher priority lead first. An heir that is a zsync program deletes the wish itself as soon as
+// it leads. The wish is ephemeral, so it also ends with the session that made it. For that reason,
+// Close waits for a while until the heir leads.
 func (e *Election) keepWish(inc *session.Incarnation, wish string, heir lock.Child) {
 	inc.RemoveBehind(wish, session.ChildPath(e.local.Line.Dir, heir.Name))
 }
 
-// fulfil deletes the wishes for e, which leads now and read them when its turn came.
+// fulfil deletes the wishes for e. e leads now, and read them when its turn came.
 func (e *Election) fulfil(inc *session.Incarnation) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

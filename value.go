@@ -140,7 +140,7 @@ func (v *Value[T]) decode(data []byte) (T, error) {
 	return x, err
 }
 
-// encode refuses what does not fit into a transaction.
+// encode refuses a value that does not fit into a transaction.
 func (v *Value[T]) encode(x T) ([]byte, error) {
 	data, err := codec.Encode(v.codec, x)
 	if err != nil {
@@ -249,11 +249,11 @@ func (v *Value[T]) creation(data []byte) any {
 // receipts is the container of the logs.
 func (v *Value[T]) receipts() string { return v.full() + "-receipts" }
 
-// commit applies ops, which are about the value, exactly once. It creates missing parents,
-// which the logs share. It is ErrMixed if the znode need not last.
+// commit applies ops, which are about the value, exactly once. It creates missing parents, which
+// the logs share. It returns ErrMixed if the servers may remove the znode.
 //
-// The znode does not show afterwards whether the write was applied: another process may
-// have written the same bytes, or have overwritten ours. Hence a log.
+// The znode does not show afterwards whether the write was applied: another process may have
+// written the same bytes, or have overwritten ours. Hence the log.
 func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
 	return txn.Store(ctx, v.s.m, v.receipts(), v.state(), ops)
 }
@@ -281,9 +281,9 @@ func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, er
 		case err != nil && fresh:
 			return zero, err
 		case err != nil:
-			// An error of f, too, must be about a value not older than the call. So read again,
-			// fresh. If that read fails, Update returns the error of the read, and not f's error
-			// about an old value.
+			// An error of f, too, must be about a value at least as new as the call. So read again,
+			// fresh. If that read fails, Update returns the error of the read, and not f's error about an
+			// old value.
 			fresh = true
 			continue
 		}
@@ -312,11 +312,11 @@ func (v *Value[T]) successor(ctx context.Context, fresh bool, f func(T) (T, erro
 	return x, data, old, err
 }
 
-// yield waits a little before the next attempt, so that competing processes do not stay in
-// step. Someone's attempt has succeeded: it is no reason to wait long.
+// yield waits a little before the next attempt, so that competing processes do not stay in step.
+// One of them has succeeded, so there is no reason to wait long.
 func (v *Value[T]) yield(ctx context.Context, try int) error {
 	const most = 5
-	d := v.s.m.Config.Retry.Delay(min(try+1, most)) // which may be as large as there is
+	d := v.s.m.Config.Retry.Delay(min(try+1, most)) // it may be the largest Duration
 	return v.s.m.Sleep(ctx, dice.Below(max(d, 1)))
 }
 
@@ -348,12 +348,11 @@ type valueWatch[T any] struct {
 
 // follow sends every value that it sees within one session.
 //
-// Within a session, no read is older than the read before it: a server that lags behind the
-// client refuses its connection. The first read of a session is not older than the last
-// read of the previous session: a later transaction created the session, and its server has
-// applied that transaction. The catch-up has the first value of all be not older than the
-// call. Versions are compared for being the same and for nothing else: the counter wraps,
-// and is no measure of age.
+// Within a session, no read is older than the read before it: a server that lags behind the client
+// refuses its connection. The first read of a session is not older than the last read of the
+// previous session: a later transaction created the session, and its server has applied that
+// transaction. The catch-up makes the first value of all at least as new as the call. Versions are
+// only compared for equality: the counter wraps, so it does not show which of two values is older.
 func (w *valueWatch[T]) follow(ctx context.Context, inc *session.Incarnation) error {
 	if err := inc.Sync(ctx, w.v.full()); err != nil {
 		return err

@@ -73,10 +73,11 @@ depends on, over separate connections, and prints a line for each check:
   fail  what must be changed before zsync can keep its promises
 
 Run it before the first deployment, with the PATH, the session timeout (--session) and
-the credentials of your programs. It checks the way to each server, the timeouts, versions, settings, read-only mode, containers,
-the order of replies and events, sync, transactions, multiRead, the size of packets,
-quotas, authentication, names, clocks, and how long a write takes. It writes only
-below one znode of its own in PATH, zsync-doctor-…, which it deletes at the end.
+the credentials of your programs. It checks the way to each server, the timeouts,
+versions, settings, read-only mode, containers, the order of replies and events, sync,
+transactions, multiRead, the size of packets, quotas, authentication, names, clocks,
+and how long a write takes. It writes only below one znode of its own in PATH,
+zsync-doctor-…, which it deletes at the end.
 
 The exit status is 1 if doctor finds a problem.`,
 		Example: "  zsync doctor\n  zsync doctor /jobs\n  zsync doctor --clean --yes\n  zsync doctor --servers /jobs",

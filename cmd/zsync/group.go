@@ -61,11 +61,11 @@ func joinCommand(c *client) *cobra.Command {
 		Use:   "join PATH ID [INFO] [flags] [-- CMD [ARG...]]",
 		Short: "be a member while a command runs",
 		Long: `join makes ID a member of the group at PATH until the command ends or, without a
-command, until a signal ends zsync. While another process has that ID, join
-waits. After --timeout, it exits with status 75.
+command, until a signal ends zsync. While another process has that ID, join waits.
+After --timeout, it exits with status 75.
 
-If the session is lost, the member joins again and the command continues: a group
-is a list of processes, not a lock.`,
+If the session is lost, the member joins again and the command continues: a group is a
+list of processes, not a lock.`,
 		Example: `  zsync group join /services/billing "$(hostname)" 10.0.0.7:8080 -- ./billing`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			n, argv := len(args), []string(nil)

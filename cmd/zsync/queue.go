@@ -114,7 +114,8 @@ one at a time. Elements of other keys are received at the same time.
 
 With --id, send stores its one ELEMENT (or line) only if no element with this ID was
 sent within --id-memory; otherwise it says so and succeeds. If it is unknown whether a
-send has succeeded, run the same command again. zsync queue cancel removes the element by its ID.`,
+send has succeeded, run the same command again. zsync queue cancel removes the element
+by its ID.`,
 		Example: `  zsync queue send /jobs one "and another"
   zsync queue send /jobs '{"id": 7}' '{"id": 8}'
   zsync queue send /jobs "at once" --priorities 3 --priority 0
