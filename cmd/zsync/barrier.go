@@ -12,7 +12,8 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 )
 
-// This file has zsync barrier: the commands of the gate, and enter and leave of the double barrier.
+// This file has zsync barrier: the commands of a Barrier, and enter and leave of a double barrier.
+// The run of a command between enter and leave is the business of hold.go.
 
 func barrierCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
@@ -69,7 +70,7 @@ func gateCommand(c *client, name, short string, do func(*zsync.Barrier, context.
 	return cmd
 }
 
-// gate names the client that has closed the gate, if it can find out.
+// gate returns a text with the client that has closed the barrier, or "" if it cannot find out.
 func (t *task) gate() string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.waiting), asking)
 	defer cancel()
@@ -135,7 +136,7 @@ command.`,
 			}
 			err := h.meet(cmd, n, args[0], "/leave")
 			var e *zsync.Error
-			if errors.As(err, &e) { // it is an Enter in a place of its own
+			if errors.As(err, &e) { // the error says "enter" and the inner path, which the user did not type
 				e.Op, e.Path = "leave", args[0]
 			}
 			return err
@@ -150,7 +151,7 @@ func addParties(cmd *cobra.Command, n *int) {
 	cmd.Flags().IntVarP(n, "parties", "n", 0, "number of parties")
 }
 
-// pathAndPerhapsCommand parses PATH [-- CMD ARG...].
+// pathAndPerhapsCommand parses the arguments PATH [-- CMD ARG...].
 func pathAndPerhapsCommand(cmd *cobra.Command, args []string) (path string, argv []string, err error) {
 	if len(args) == 1 && cmd.ArgsLenAtDash() < 0 {
 		return args[0], nil, nil
@@ -162,7 +163,7 @@ func pathAndPerhapsCommand(cmd *cobra.Command, args []string) (path string, argv
 	return paths[0], argv, nil
 }
 
-// parties connects for a barrier of n parties at path.
+// parties connects to a double barrier of n parties at path.
 func (h *holding) parties(cmd *cobra.Command, n int, path, below string, argv []string) (*task, *zsync.WaitGroup, error) {
 	if !cmd.Flags().Changed("parties") {
 		return nil, nil, fail(exitUsage, "how many parties are there? give -n")
@@ -174,7 +175,8 @@ func (h *holding) parties(cmd *cobra.Command, n int, path, below string, argv []
 	return t, zsync.NewWaitGroup(t.session, path+below), nil
 }
 
-// meet waits until n parties are at a place below path. A party leaves when its process ends.
+// meet waits until n parties have entered the double barrier below path. A party leaves when its
+// process ends.
 func (h *holding) meet(cmd *cobra.Command, n int, path, below string) error {
 	t, wg, err := h.parties(cmd, n, path, below, nil)
 	if err != nil {
@@ -184,7 +186,7 @@ func (h *holding) meet(cmd *cobra.Command, n int, path, below string) error {
 	return verdict(wg.Enter(t.waiting, n), t.busy)
 }
 
-// enter enters, runs the command, and leaves.
+// enter enters the double barrier, runs the command, and leaves.
 func (h *holding) enter(cmd *cobra.Command, n int, path string, argv []string) error {
 	t, wg, err := h.parties(cmd, n, path, "", argv)
 	if err != nil {

@@ -16,27 +16,27 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
-// This file runs a command under a hold, on every system: it passes signals on, and stops the
-// command when the hold is lost. It does not acquire the hold; see hold.go.
+// This file runs a command under a hold, on every system: it forwards signals, and stops the
+// command when the hold is lost. The acquisition of the hold is the business of hold.go.
 
 // A child is a command that runs under a hold.
 type child struct {
 	host      *host
 	argv      []string
-	session   int64            // under which it runs
-	stdin     io.Reader        // zsync's own if nil
-	env       []string         // added to zsync's own
-	signals   <-chan os.Signal // to pass on
+	session   int64            // the session of the hold
+	stdin     io.Reader        // nil: zsync's standard input
+	env       []string         // variables in addition to zsync's environment
+	signals   <-chan os.Signal // the signals to forward
 	lost      <-chan struct{}  // closed when the hold is lost
-	killAfter time.Duration    // from SIGTERM to SIGKILL when it is
-	onLost    string           // for the shell, to run as well when it is
+	killAfter time.Duration    // the time from SIGTERM to SIGKILL after a loss
+	onLost    string           // a shell command to run after a loss
 	stopped   bool             // set by run: the hold was lost while the command ran
-	missed    os.Signal        // set by run: came when the command had just ended
-	got       []os.Signal      // set by run: the signals passed on
-	told      bool             // set by run: a signal came that ends all runs, not only this one
+	missed    os.Signal        // set by run: a signal that came just after the end of the command
+	got       []os.Signal      // set by run: the forwarded signals
+	told      bool             // set by run: a signal came that ends zsync, not only this run
 }
 
-// notRun returns the exit status for a command that cannot be run, and says why.
+// notRun returns the exit status and the error for a command that cannot be run.
 func notRun(name string, err error) (status int, why error) {
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
 		return exitNotFound, fmt.Errorf("%s: no such command", name)
@@ -57,11 +57,11 @@ func (c *child) run() (status int, why error) {
 		status = p.wait()
 	}()
 	var kill <-chan time.Time
-	told := func() {} // waits for the end of --on-lost
+	told := func() {} // waits for the end of the command of --on-lost
 	for lost := c.lost; ; {
 		select {
 		case <-ended:
-			if kill != nil { // terminated, and not yet killed
+			if kill != nil { // the command has got SIGTERM, but not SIGKILL
 				p.clear(kill)
 			}
 			told()
@@ -71,7 +71,7 @@ func (c *child) run() (status int, why error) {
 				c.missed = sig
 			}
 			c.got = append(c.got, sig)
-			// A SIGHUP that comes while all is well often means: read your settings again.
+			// Without a loss, a SIGHUP often asks a program to read its settings again.
 			c.told = c.told || ends(sig) && (c.stopped || sig != syscall.SIGHUP)
 		case <-lost:
 			lost, c.stopped = nil, true
@@ -87,14 +87,14 @@ func (c *child) run() (status int, why error) {
 	}
 }
 
-// underWay is how long a signal to zsync may need to arrive.
+// underWay is the time that a signal to zsync may need to arrive.
 const underWay = 100 * time.Millisecond
 
-// status returns the exit status of a command that has ended. If a signal ended the command and zsync got it
-// too, the error is a [signalError]: zsync dies of the signal, so its shell sees the same as it would see of the
-// command.
+// status returns the exit status of a command that has ended. If the same signal ended the command
+// and came to zsync, the error is a [signalError]. Then zsync dies of the signal, so that its shell
+// sees the same result as without zsync.
 func (c *child) status(status int) (int, error) {
-	if ends(syscall.Signal(status - 128)) { // the terminal may have sent it to both, and ours be on its way
+	if ends(syscall.Signal(status - 128)) { // the terminal may have sent it to both, and zsync's may arrive later
 		select {
 		case sig := <-c.signals:
 			c.got = append(c.got, sig)
@@ -109,8 +109,8 @@ func (c *child) status(status int) (int, error) {
 	return status, nil
 }
 
-// start starts the command. If the kernel cannot execute the file, because its first line names no interpreter,
-// the shell reads it, as with execvp(3).
+// start starts the command. If the kernel cannot execute a script because its first line names no
+// interpreter, start runs it with the shell, as execvp(3) does.
 func (c *child) start() (p process, orphans <-chan os.Signal, stop func(), err error) {
 	p, orphans, stop, err = c.startAs(c.argv)
 	if notExecutable(err) {
@@ -124,12 +124,12 @@ func (c *child) start() (p process, orphans <-chan os.Signal, stop func(), err e
 func (c *child) startAs(argv []string) (p process, orphans <-chan os.Signal, stop func(), err error) {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	if errors.Is(cmd.Err, exec.ErrDot) {
-		cmd.Err = nil // PATH says so
+		cmd.Err = nil // allow it, because the user's PATH has the current directory
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.host.stdin, c.host.stdout, c.host.stderr
 	if c.stdin != nil {
 		cmd.Stdin = c.stdin
-		cmd.WaitDelay = time.Second // for orphans that do not read
+		cmd.WaitDelay = time.Second // do not wait longer for orphans that do not read their input
 	}
 	cmd.Env = c.environment()
 	p = c.host.prepare(cmd)
@@ -137,16 +137,16 @@ func (c *child) startAs(argv []string) (p process, orphans <-chan os.Signal, sto
 	return p, orphans, stop, p.start()
 }
 
-// ours lists the processes that zsync has started and not yet waited for. reap must leave them alone; it is for
-// adopted ones.
+// ours has the processes that zsync has started and not waited for. reap must not reap them,
+// because it is only for adopted processes.
 var ours processTable
 
 type processTable struct {
 	mu   sync.Mutex
-	pids map[int]bool // whether it leads a process group of its own
+	pids map[int]bool // by process: whether it leads a process group
 }
 
-// start starts cmd. It keeps reap out until cmd's process is in the table.
+// start starts cmd. Until the process is in the table, the lock stops reap.
 func (t *processTable) start(cmd *exec.Cmd) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -172,7 +172,7 @@ func (t *processTable) wait(cmd *exec.Cmd) error {
 func (p *systemProcess) start() error { return ours.start(p.cmd) }
 
 func (p *systemProcess) wait() int {
-	ours.wait(p.cmd) // its status is in ProcessState
+	ours.wait(p.cmd) // ProcessState has its status
 	return exitStatus(p.cmd.ProcessState)
 }
 
@@ -184,10 +184,10 @@ func (p *systemProcess) beside(cmd *exec.Cmd) (wait func() error, err error) {
 	return func() error { return ours.wait(cmd) }, nil
 }
 
-// telling is the time limit of --on-lost.
+// telling is the time limit for the command of --on-lost.
 const telling = 10 * time.Second
 
-// tell runs the command of --on-lost. wait waits for its end.
+// tell starts the command of --on-lost. wait waits for its end.
 func (c *child) tell(p process) (wait func()) {
 	if c.onLost == "" {
 		return func() {}
@@ -207,7 +207,8 @@ func (c *child) tell(p process) (wait func()) {
 	}
 }
 
-// environment returns the command's environment. It lacks the credentials, which are zsync's own.
+// environment returns the command's environment: zsync's without the credentials, and the variables
+// of zsync for the command.
 func (c *child) environment() []string {
 	env := slices.DeleteFunc(slices.Clone(c.host.env), func(s string) bool {
 		return strings.HasPrefix(s, "ZSYNC_AUTH=") || strings.HasPrefix(s, "ZSYNC_SASL_PASSWORD=") || strings.HasPrefix(s, withinVariable+"=")

@@ -10,9 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file finds and stops the descendants of a command, as Linux reports them.
+// This file finds the descendants of a command on Linux. Starting and stopping them is the business
+// of child_unix.go.
 
-// systemSignals returns the signals of passedOn that other systems do not have.
+// systemSignals returns the signals in passedOn that only Linux has.
 func systemSignals() []os.Signal {
 	all := []os.Signal{syscall.SIGPWR}
 	for n := syscall.Signal(35); n <= 64; n++ {
@@ -21,18 +22,20 @@ func systemSignals() []os.Signal {
 	return all
 }
 
-// attributes makes the kernel kill the command when zsync dies without a chance to do so: otherwise no process
-// would stop the command when the hold is lost. The kernel watches the thread that started the command, so main
-// stays on its own thread.
+// attributes makes the kernel kill the command when zsync is killed. Otherwise, no process would
+// stop the command when the hold ends. The kernel kills the command at the end of the thread that
+// started it, so main keeps this thread.
 func attributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }
 
-// adopt makes zsync the parent of the orphans among its descendants. Otherwise they become children of init:
-// zsync could not find them to stop them, and in many a container init never reaps them.
+// adopt makes zsync the parent of the orphans among its descendants. Otherwise they would become
+// children of init. zsync could not find them to stop them, and in many containers init does not
+// reap them.
 func adopt() { unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
 
-// rest returns the running descendants of zsync, without the spared process and its descendants.
+// rest returns the descendants of zsync that have not ended, except the spared process and its
+// descendants.
 func (p *systemProcess) rest() []int {
 	var rest []int
 	children := processes()
@@ -65,15 +68,15 @@ func (p *systemProcess) reap() {
 	}
 }
 
-// A kernelProcess is a process as the kernel lists it.
+// A kernelProcess is a process in /proc.
 type kernelProcess struct {
 	pid   int
-	ended bool // and its parent has not reaped it
+	ended bool // it has ended, but its parent has not reaped it
 	still bool // it is stopped
-	deep  bool // it sleeps, and not even SIGSTOP wakes it
+	deep  bool // it is in a sleep that SIGSTOP does not interrupt
 }
 
-// processes lists all processes, by their parents.
+// processes returns all processes of the machine, by parent.
 func processes() map[int][]kernelProcess {
 	children := map[int][]kernelProcess{}
 	names, _ := os.ReadDir("/proc")
@@ -83,10 +86,10 @@ func processes() map[int][]kernelProcess {
 			continue
 		}
 		stat, err := os.ReadFile("/proc/" + name.Name() + "/stat")
-		// The name of the program, in parentheses, may contain any character.
+		// The program's name is in parentheses, and may contain any character.
 		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 		if err != nil || len(fields) < 2 {
-			continue // it is gone
+			continue // it has ended
 		}
 		if parent, err := strconv.Atoi(fields[1]); err == nil {
 			children[parent] = append(children[parent], kernelProcess{

@@ -8,10 +8,11 @@ import (
 	"time"
 )
 
-// This file runs commands on systems without Unix signals: zsync can only kill them.
+// This file runs commands on systems without Unix signals. There zsync can only kill them. The
+// other systems are the business of child_unix.go.
 
-// passedOn are the signals that a command gets when zsync does: none, as there
-// is no way to send one. The console itself sends Ctrl-C to both.
+// passedOn has the signals that zsync receives for its command. It cannot forward them here, but
+// the console sends Ctrl-C to the command, too.
 var passedOn = []os.Signal{os.Interrupt}
 
 // shell runs the command that is its last argument.
@@ -23,20 +24,20 @@ type systemProcess struct {
 	spared int
 }
 
-// notExecutable always reports false: here no shell can help.
+// notExecutable returns false, because no shell here runs scripts that the system cannot execute.
 func notExecutable(error) bool { return false }
 
-// leadsGroup reports whether cmd leads a process group of its own.
+// leadsGroup returns false, because this system has no process groups.
 func leadsGroup(*exec.Cmd) bool { return false }
 
-// inForeground always reports true: here no job runs in the background of a console.
+// inForeground returns true, because a console of this system has no jobs in the background.
 func inForeground() bool { return true }
 
 func newProcess(cmd *exec.Cmd) process { return &systemProcess{cmd: cmd} }
 
 func (p *systemProcess) passOn(os.Signal) bool { return true }
 
-// terminate kills: there is no gentler way.
+// terminate kills the process, because this system has no other way to end it.
 func (p *systemProcess) terminate() { p.kill() }
 
 func (p *systemProcess) kill() { p.cmd.Process.Kill() }
@@ -45,10 +46,10 @@ func (p *systemProcess) clear(<-chan time.Time) {}
 
 func (p *systemProcess) reap() {}
 
-// orphaned never sends on this system.
+// orphaned returns a nil channel, because zsync adopts no processes here.
 func (p *systemProcess) orphaned() (_ <-chan os.Signal, stop func()) { return nil, func() {} }
 
-// dieOf does nothing: no signal ends a process here.
+// dieOf does nothing, because no signal ends a process here.
 func dieOf(os.Signal) {}
 
 func exitStatus(state *os.ProcessState) int { return state.ExitCode() }

@@ -13,12 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file starts, signals and stops a command on Unix. The search for its descendants is in
-// child_linux.go.
+// This file starts, signals and stops a command on Unix. The search for its descendants is the
+// business of child_linux.go.
 
-// passedOn are the signals that zsync passes on to the command. The signals that stop a
-// job are not among them: see stopTogether. The kernel sends SIGPIPE, SIGCHLD, SIGXCPU
-// and the like about zsync itself. libc and Go keep the first real-time signals.
+// passedOn has the signals that zsync forwards to the command. It lacks the signals
+// that stop a job; see stopTogether. It lacks signals such as SIGPIPE, SIGCHLD and
+// SIGXCPU, because they are about zsync itself. It lacks the first real-time signals,
+// because libc and Go use them.
 var passedOn = func() []os.Signal {
 	all := []os.Signal{
 		syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2,
@@ -32,14 +33,15 @@ var shell = []string{"sh", "-c"}
 
 // A systemProcess is a running command.
 //
-// With a terminal it shares zsync's process group, as with flock(1): the terminal and the shell stop, continue
-// and end both, or let both read. Signals from zsync go to the command alone. Without a terminal it has a group
-// of its own, so that the processes of a shell script get the signals of the script. When the hold is lost,
-// zsync also stops the command's descendants, as far as the system reports them: see rest.
+// With a terminal, the command shares zsync's process group, as with flock(1). The terminal and the
+// shell stop, continue and end both together, and let both read. zsync sends its own signals to the
+// command alone. Without a terminal, the command has its own process group, so that zsync's signals
+// also reach the processes of a shell script. When the hold is lost, zsync also stops the
+// descendants of the command, if the system reports them; see rest.
 type systemProcess struct {
 	cmd    *exec.Cmd
-	shares bool // zsync's process group
-	spared int  // a process of ours that is not to be stopped; 0: none
+	shares bool // whether it shares zsync's process group
+	spared int  // the process of --on-lost, which zsync does not stop; 0: none
 }
 
 // newProcess prepares cmd.
@@ -49,7 +51,7 @@ func newProcess(cmd *exec.Cmd) process {
 	adopt()
 	cmd.SysProcAttr = attributes()
 	cmd.SysProcAttr.Setpgid = !p.shares
-	// A nil *os.File is a closed stream.
+	// For exec, a nil *os.File is a closed stream.
 	if startedWithout(0) && cmd.Stdin == os.Stdin {
 		cmd.Stdin = (*os.File)(nil)
 	}
@@ -65,8 +67,7 @@ func newProcess(cmd *exec.Cmd) process {
 // leadsGroup reports whether cmd leads a process group of its own.
 func leadsGroup(cmd *exec.Cmd) bool { return cmd.SysProcAttr != nil && cmd.SysProcAttr.Setpgid }
 
-// notExecutable reports whether err says that a file has no format that the kernel
-// can execute.
+// notExecutable reports whether err says that the kernel cannot execute the format of a file.
 func notExecutable(err error) bool { return errors.Is(err, syscall.ENOEXEC) }
 
 // hasTerminal reports whether this process has a controlling terminal.
@@ -97,8 +98,7 @@ func (p *systemProcess) signal(sig syscall.Signal) error {
 	return syscall.Kill(-p.cmd.Process.Pid, sig)
 }
 
-// passOn passes a signal that zsync got to the process, and reports whether the process was there to
-// get it.
+// passOn forwards a signal of zsync to the process. It returns false if the process has ended.
 func (p *systemProcess) passOn(sig os.Signal) bool {
 	switch sig {
 	case syscall.SIGINT, syscall.SIGQUIT, syscall.SIGWINCH:
@@ -107,7 +107,7 @@ func (p *systemProcess) passOn(sig os.Signal) bool {
 		}
 	case syscall.SIGCONT:
 		if p.shares {
-			return true // so has the shell; if it has not, stopTogether continues the process
+			return true // the shell has sent it to the whole group; if not, stopTogether continues the process
 		}
 	}
 	s, ok := sig.(syscall.Signal)
@@ -129,10 +129,10 @@ func (p *systemProcess) terminate() {
 	}
 }
 
-// kill kills the process and its descendants, even those that start during kill.
+// kill kills the process and its descendants, even if they start during kill.
 func (p *systemProcess) kill() {
 	p.signal(syscall.SIGKILL)
-	for range 1000 { // a process that sleeps in the kernel may take its time
+	for range 1000 { // a process in the kernel may take a while to end
 		rest := p.rest()
 		if len(rest) == 0 {
 			return
@@ -144,9 +144,9 @@ func (p *systemProcess) kill() {
 	}
 }
 
-// clear returns when an ended process has no descendants left, and kills them when kill fires. A descendant
-// counts until its parent has reaped it. The parent is zsync if it can adopt orphans; on other systems it is
-// init, which may be slow.
+// clear returns when the ended process has no descendants left, and kills them when kill fires. A
+// descendant counts until its parent has reaped it. The parent of an orphan is zsync if the system
+// lets zsync adopt it. Otherwise it is init, which may be slow.
 func (p *systemProcess) clear(kill <-chan time.Time) {
 	for {
 		p.reap()
@@ -162,14 +162,14 @@ func (p *systemProcess) clear(kill <-chan time.Time) {
 	}
 }
 
-// orphaned sends when an adopted process may have ended.
+// orphaned returns a channel that receives when an adopted process may have ended.
 func (p *systemProcess) orphaned() (_ <-chan os.Signal, stop func()) {
 	ch := make(chan os.Signal, 1)
 	signal.Notify(ch, syscall.SIGCHLD)
 	return ch, func() { signal.Stop(ch) }
 }
 
-// exitStatus returns the status as a shell would show it.
+// exitStatus returns the status in the form of a shell.
 func exitStatus(state *os.ProcessState) int {
 	if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
 		return 128 + int(ws.Signal())

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// This file has the parts of child_unix.go for systems that do not report a process's descendants.
+// This file has the parts of child_unix.go for Unix systems other than Linux. There zsync cannot
+// find the descendants of a process.
 
 func systemSignals() []os.Signal { return nil }
 
@@ -17,20 +18,20 @@ func attributes() *syscall.SysProcAttr { return new(syscall.SysProcAttr) }
 
 func adopt() {}
 
-// rest returns nothing: this system does not report the descendants of a process, so zsync stops only its
-// process group.
+// rest returns nothing, because zsync cannot find descendants here. It stops only the process
+// group.
 func (p *systemProcess) rest() []int { return nil }
 
-// reap has nothing to do: init reaps the command's orphans.
+// reap does nothing, because init reaps the command's orphans.
 func (p *systemProcess) reap() {}
 
-// stopTogether has nothing to do: a terminal stops the whole process group.
+// stopTogether does nothing, because a terminal stops the whole process group.
 func stopTogether() {}
 
 // dieOf ends this process with sig. It returns if sig does not end it.
 func dieOf(sig os.Signal) {
 	s, ok := sig.(syscall.Signal)
-	if !ok || s == syscall.SIGQUIT { // at which Go prints its goroutines
+	if !ok || s == syscall.SIGQUIT { // Go's default for SIGQUIT would print the goroutines
 		return
 	}
 	signal.Reset(sig)

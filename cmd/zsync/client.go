@@ -17,8 +17,8 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 )
 
-// This file has the global flags for the ensemble, connects, and turns errors and signals into exit
-// statuses.
+// This file has the global flags for the ensemble. It connects, and makes exit statuses from errors
+// and signals. The flags for security are the business of security.go.
 
 // A client has the global flags for the ensemble.
 type client struct {
@@ -28,12 +28,12 @@ type client struct {
 	connect time.Duration
 	owner   string
 	auth    []string
-	authIn  string // a file
+	authIn  string // the name of a file
 	sasl    saslFlags
 	acl     []string
 	tls     tlsFlags
 	verbose bool
-	trace   string // a file
+	trace   string // the name of a file
 	log     slog.Handler
 }
 
@@ -44,7 +44,7 @@ func newClient(h *host, root *cobra.Command) *client {
 	c := &client{host: h, log: slog.DiscardHandler}
 	flags := root.PersistentFlags()
 	flags.StringVar(&c.servers, "servers", h.getenv("ZSYNC_SERVERS"), "connect string `HOST:PORT,...[/PATH]` (environment: ZSYNC_SERVERS)")
-	flags.Lookup("servers").DefValue = "" // help does not show what the environment says
+	flags.Lookup("servers").DefValue = "" // help does not show the variable's value
 	c.session, c.connect = 10*time.Second, connectTimeout
 	flags.Var((*seconds)(&c.session), "session", "session `TIMEOUT`: how long others wait for a lock whose holder died")
 	flags.Var((*seconds)(&c.connect), "connect-timeout", "wait at most `TIME` for the first connection; 0: no limit")
@@ -62,7 +62,7 @@ func newClient(h *host, root *cobra.Command) *client {
 
 var errNoServers = fail(exitConfig, "no servers: give --servers or set ZSYNC_SERVERS (zsync server runs one, in memory)")
 
-// open connects. ctx bounds it as well as the client's own patience does.
+// open connects. It fails at the end of ctx or after --connect-timeout.
 func (c *client) open(ctx context.Context) (*zsync.Session, error) {
 	if c.servers == "" {
 		return nil, errNoServers
@@ -81,7 +81,7 @@ func (c *client) open(ctx context.Context) (*zsync.Session, error) {
 	}
 	opts = append(opts, zsync.WithLogger(slog.New(c.log)))
 	if c.trace != "" {
-		f, err := c.openTrace(ctx, c.trace) // open as long as the process lasts
+		f, err := c.openTrace(ctx, c.trace) // it stays open until the end of the process
 		switch {
 		case ctx.Err() != nil:
 			return nil, verdict(err, exitConfig)
@@ -102,7 +102,7 @@ func (c *client) open(ctx context.Context) (*zsync.Session, error) {
 	return s, nil
 }
 
-// defaultOwner is the library's.
+// defaultOwner returns the library's default owner.
 func defaultOwner() string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -111,7 +111,8 @@ func defaultOwner() string {
 	return fmt.Sprintf("%s:%d", host, os.Getpid())
 }
 
-// verdict gives an error its exit status, unless it has one. late is the status of a wait that took too long.
+// verdict adds an exit status to an error that has none. late is the status for a wait that took
+// too long.
 func verdict(err error, late int) error {
 	var has *statusError
 	var sig *signalError
@@ -136,7 +137,7 @@ func verdict(err error, late int) error {
 	return &statusError{exitServers, err}
 }
 
-// A signalError is the signal that ended a wait.
+// A signalError is a signal that ended a wait or a command.
 type signalError struct{ os.Signal }
 
 func (e *signalError) Error() string { return "ended by signal: " + e.String() }
@@ -146,15 +147,15 @@ func (e *signalError) number() int {
 	return int(n)
 }
 
-// hearAll returns a channel of the signals that are passed on.
+// hearAll returns a channel that receives the signals in passedOn.
 func (h *host) hearAll() chan os.Signal {
 	all := make(chan os.Signal, 16)
 	h.hear(all, passedOn...)
 	return all
 }
 
-// hear sends signals to ch, except for the ones that the parent process ignores, as nohup does with SIGHUP.
-// zsync ignores them too, and so does the command, which inherits that.
+// hear makes signals arrive at ch, except signals that the parent process ignores, such as SIGHUP
+// under nohup. zsync also ignores these, and the command inherits the setting.
 func (h *host) hear(ch chan<- os.Signal, signals ...os.Signal) {
 	for _, sig := range signals {
 		if !h.signals.Ignored(sig) {
@@ -163,8 +164,8 @@ func (h *host) hear(ch chan<- os.Signal, signals ...os.Signal) {
 	}
 }
 
-// untilSignalOf returns a context that ends with the first signal that ends programs. After stop, all signals
-// stay in the channel.
+// untilSignalOf returns a context that ends at the first signal that ends programs. After stop, the
+// signals remain in the channel.
 func untilSignalOf(ctx context.Context, all <-chan os.Signal) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stopped, gone := make(chan struct{}), make(chan struct{})
@@ -187,8 +188,7 @@ func untilSignalOf(ctx context.Context, all <-chan os.Signal) (_ context.Context
 	return ctx, func() { close(stopped); <-gone }
 }
 
-// ends reports whether a signal ends a program that is still waiting. Other signals are only for the
-// command.
+// ends reports whether a signal ends a program. Other signals are only for the command.
 func ends(sig os.Signal) bool {
 	return sig == os.Interrupt || sig == syscall.SIGTERM || sig == syscall.SIGHUP || sig == syscall.SIGQUIT || sig == syscall.SIGALRM
 }

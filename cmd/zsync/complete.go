@@ -15,13 +15,13 @@ import (
 	"github.com/zsync/zsync/internal/kinds"
 )
 
-// This file completes paths for shells.
+// This file completes paths for shells. The completion of commands and flags is the business of
+// cobra.
 
-// completing is the time limit of a completion: a user waits for it after the tab key.
+// completing is the time limit of a completion, because a user waits for it after the tab key.
 const completing = 1500 * time.Millisecond
 
-// completePaths lets the shell complete the paths of all commands below cmd that
-// have some.
+// completePaths makes the shell complete the path arguments of all commands below cmd.
 func completePaths(c *client, cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		completePaths(c, sub)
@@ -32,10 +32,11 @@ func completePaths(c *client, cmd *cobra.Command) {
 	several := strings.Contains(cmd.Use, "PATH...")
 	after := cobra.ShellCompDirectiveNoFileComp
 	if strings.Contains(cmd.Use, "CMD") {
-		after = cobra.ShellCompDirectiveDefault // files
+		after = cobra.ShellCompDirectiveDefault // complete files
 	}
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
-		// cobra inserts a -- behind the arguments; the last argument is incomplete.
+		// cobra appends a -- to its arguments, so search the command line, without its incomplete
+		// last word.
 		command := slices.Contains(c.args[:len(c.args)-1], "--")
 		if command || len(args) > 0 && !several {
 			return nil, after
@@ -44,7 +45,7 @@ func completePaths(c *client, cmd *cobra.Command) {
 	}
 }
 
-// candidates returns the paths that begin with begun, up to the next slash. It reports errors on
+// candidates returns the paths that begin with begun, up to the next slash. It prints errors to
 // standard error, which shells do not show.
 func (c *client) candidates(ctx context.Context, begun string) []string {
 	if begun == "" {
@@ -69,12 +70,12 @@ func (c *client) candidates(ctx context.Context, begun string) []string {
 	found := places(ctx, s, path.Dir(begun+"x"))
 	found = slices.DeleteFunc(found, func(p string) bool { return !strings.HasPrefix(p, begun) })
 	if len(found) == 1 && len(places(ctx, s, found[0])) > 0 {
-		return append(found, found[0]+"/") // so that the user can stop here, or continue
+		return append(found, found[0]+"/") // so that the user can stop here or continue
 	}
 	return found
 }
 
-// places lists the children of a znode that may have primitives of their own.
+// places returns the paths of the children of dir that are not parts of a primitive.
 func places(ctx context.Context, s *zsync.Session, dir string) (paths []string) {
 	names, _, err := s.Children(ctx, dir)
 	if err != nil {

@@ -26,10 +26,11 @@ import (
 	"github.com/zsync/zsync/internal/txn"
 )
 
-// This file has zsync doctor: it looks for trouble in the tree and in the servers' settings, and
-// deletes leftovers only if it is asked to.
+// This file has zsync doctor: it searches for problems in the tree and in the servers' settings. It
+// deletes leftovers only with --clean. The checks of --ensemble are the business of
+// doctorservers.go.
 
-// exitFindings is the exit status of doctor when something is wrong.
+// exitFindings is the exit status of doctor if it finds a problem.
 const exitFindings = 1
 
 func doctorCommand(c *client) *cobra.Command {
@@ -108,7 +109,7 @@ The exit status is 1 if doctor finds a problem.`,
 				return verdict(err, exitBusy)
 			}
 			d.servers(t.waiting, c)
-			if t.waiting.Err() != nil { // not to be taken for servers that do not answer
+			if t.waiting.Err() != nil { // an interrupted check says nothing about the servers
 				return verdict(context.Cause(t.waiting), exitBusy)
 			}
 			out := bufio.NewWriter(cmd.OutOrStdout())
@@ -139,27 +140,27 @@ The exit status is 1 if doctor finds a problem.`,
 	return cmd
 }
 
-// A doctor collects what it finds.
+// A doctor examines the znodes and the servers, and collects the findings.
 type doctor struct {
 	*host
 	session    *zsync.Session
 	clean, yes bool
 	admin      int
-	older      time.Duration // the least age of leftovers of killed processes: no process waits a day for a reply
+	older      time.Duration // the minimum age of a leftover; by default a day, for which no process waits for a reply
 	findings   []string
-	wrong      bool // a finding is more than a note
+	wrong      bool // at least one finding is a problem
 	znodes     int
 	hosts      int
 	leftovers  []leftover
-	left       []string          // znodes with a leftover's name that we leave alone, and the reason
-	sessions   map[string]string // the contenders' sessions, each with a path
-	newest     time.Time         // when the last contender came
+	left       []string          // the znodes with the name of a leftover that doctor keeps, each with the reason
+	sessions   map[string]string // the sessions of contenders, each with a path of a contender
+	newest     time.Time         // the creation time of the newest contender
 	first      map[string]int    // the settings of the first server that answered
 	firstHost  string
 	granted    time.Duration // the session timeout
 }
 
-// A leftover is a znode that may be deleted, as it was when it was looked at.
+// A leftover is a znode that doctor may delete, with its zxids at the examination.
 type leftover struct {
 	path  string
 	czxid int64
@@ -175,7 +176,7 @@ func (d *doctor) note(format string, args ...any) {
 	d.findings = append(d.findings, "note: "+fmt.Sprintf(format, args...))
 }
 
-// examine looks at the znodes.
+// examine examines the znodes at root and below it.
 func (d *doctor) examine(ctx context.Context, root string) error {
 	t, err := d.survey(ctx, d.session, root)
 	if err != nil {
@@ -232,7 +233,7 @@ func (d *doctor) examine(ctx context.Context, root string) error {
 	return nil
 }
 
-// clock judges the clock of the server that dated the newest contender.
+// clock checks the clock of the server that created the newest contender.
 func (d *doctor) clock() {
 	if ahead := time.Until(d.newest); ahead > 2*time.Second {
 		d.note("clocks: that of a server is %v ahead of this machine's, or more: waits and holds seem shorter than they are", ahead.Round(time.Second))
@@ -257,10 +258,10 @@ func (d *doctor) contender(ctx context.Context, l look.Line) error {
 	return nil
 }
 
-// often is the number of attempts from which an element counts as poison.
+// often is the number of attempts at which an element counts as poison.
 const often = 5
 
-// poison looks for elements of a queue that fail repeatedly.
+// poison searches for elements of a queue that fail repeatedly.
 func (d *doctor) poison(ctx context.Context, path string) error {
 	st, err := zsync.NewQueue[[]byte](d.session, path, zsync.WithCodec(zsync.Raw)).Stats(ctx)
 	if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth) {
@@ -272,8 +273,8 @@ func (d *doctor) poison(ctx context.Context, path string) error {
 	return err
 }
 
-// deadlocks reports the circles that exist at two looks. A single look reads no snapshot: two processes that
-// exchange their locks can look like a circle once.
+// deadlocks reports the circles that exist in two looks. A single look is no snapshot, so two
+// processes that exchange their locks can look like a circle.
 func (d *doctor) deadlocks(ctx context.Context, t *look.Tree) error {
 	var first look.Graph
 	for _, p := range t.Places {
@@ -310,12 +311,12 @@ func (d *doctor) deadlocks(ctx context.Context, t *look.Tree) error {
 	return nil
 }
 
-// receipts looks for receipts of processes that were killed before they could delete them.
+// receipts searches for receipts of processes that were killed before they could delete them.
 func (d *doctor) receipts(ctx context.Context, root string, t *look.Tree) error {
 	parents := map[string]bool{root: true}
 	for _, p := range t.Places {
 		parents[path.Dir(p.Path)] = true
-		// The receipts of a Cond or a Once lie among its contenders.
+		// The receipts of a Cond or a Once are among its contenders.
 		if err := d.receiptsIn(ctx, p.Path, p.Names); err != nil {
 			return err
 		}
@@ -345,7 +346,7 @@ func (d *doctor) receipts(ctx context.Context, root string, t *look.Tree) error 
 	return nil
 }
 
-// receiptsIn notes the receipts among the children of dir.
+// receiptsIn records the receipts among the children of dir.
 func (d *doctor) receiptsIn(ctx context.Context, dir string, names []string) error {
 	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !txn.IsLogName(name) })
 	if len(names) == 0 {
@@ -374,7 +375,8 @@ func (d *doctor) receiptsIn(ctx context.Context, dir string, names []string) err
 	return nil
 }
 
-// isEmptyDir returns the reason why a znode is not an empty directory of zsync, or nothing if it is.
+// isEmptyDir returns "" if a znode is a parent that zsync has made and that stores nothing.
+// Otherwise, it returns the reason.
 func isEmptyDir(data []byte, stat *zk.Stat) (not string) {
 	if !marks.IsDir(data) || len(marks.Unmark(data)) > 0 {
 		return "its data are not the mark of zsync's directories"
@@ -382,8 +384,8 @@ func isEmptyDir(data []byte, stat *zk.Stat) (not string) {
 	return ""
 }
 
-// isReceipt returns the reason why a znode that is named as a receipt, in a directory of zsync, is not
-// one, or nothing if it is.
+// isReceipt returns "" if a znode with the name of a receipt is a receipt. Otherwise, it returns
+// the reason.
 func isReceipt(data []byte, stat *zk.Stat) (not string) {
 	if !txn.IsLog(data, stat) {
 		return "its data are not those of a receipt"
@@ -391,8 +393,8 @@ func isReceipt(data []byte, stat *zk.Stat) (not string) {
 	return ""
 }
 
-// leave notes a znode that has the name of a leftover. doctor may delete it if its data prove that zsync made
-// it, it has no children and no session, and its last write was some time ago.
+// leave records a znode with the name of a leftover. doctor may delete it if its data prove that
+// zsync made it, it has no children and no session, and its last write is at least d.older ago.
 func (d *doctor) leave(ctx context.Context, path string, disproof func(data []byte, stat *zk.Stat) string) error {
 	data, stat, err := d.session.Get(ctx, path)
 	if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth) {
@@ -455,12 +457,13 @@ func (d *doctor) cleanUp(ctx context.Context, cmd *cobra.Command) error {
 
 var errChanged = errors.New("it has changed since it was shown")
 
-// remove deletes the znode if it is still the one that was examined.
+// remove deletes the znode if it has not changed since its examination.
 //
-// The deletion is bound to the version that is read here, together with the zxids of the creation and of the
-// last write. One case remains: another client deletes and creates the znode between the read and the deletion,
-// at the same version. Then we delete the new znode. For a receipt this cannot happen: its name is never used
-// twice. For an empty directory it is harmless: the session that misses it creates it again.
+// The read here checks the zxids of the creation and of the last write, and the deletion checks the
+// version from this read. One case remains: between the read and the deletion, another client
+// deletes the znode and creates it again with the same version. Then doctor deletes the new znode.
+// This cannot happen to a receipt, because no name of a receipt is used twice. It does not harm an
+// empty parent, because a session that needs the parent creates it again.
 func (l leftover) remove(ctx context.Context, s *zsync.Session) error {
 	_, stat, err := s.Get(ctx, l.path)
 	if errors.Is(err, zk.ErrNoNode) {
@@ -490,7 +493,7 @@ func listed(ks []kinds.Kind) string {
 	return strings.Join(words, " and ")
 }
 
-// numbers checks how many of a parent's 2³¹ sequence numbers are used.
+// numbers checks whether a parent's 2³¹ sequence numbers are nearly used up.
 func (d *doctor) numbers(p look.Place) {
 	const nearly = 2_000_000_000
 	greatest := int64(0)
@@ -501,7 +504,7 @@ func (d *doctor) numbers(p look.Place) {
 			}
 		}
 	}
-	if greatest == 0 && len(p.Kinds) > 0 { // there is no contender to show the number
+	if greatest == 0 && len(p.Kinds) > 0 { // without contenders, the number of children ever created is the next number
 		greatest = p.Made
 	}
 	if greatest > nearly {
@@ -509,7 +512,7 @@ func (d *doctor) numbers(p look.Place) {
 	}
 }
 
-// servers asks each server for its settings.
+// servers checks the settings and the state of each server.
 func (d *doctor) servers(ctx context.Context, c *client) {
 	list, _, _ := strings.Cut(c.servers, "/")
 	hosts := strings.Split(list, ",")
@@ -534,7 +537,7 @@ func (d *doctor) servers(ctx context.Context, c *client) {
 	}
 }
 
-// differences compares the settings of a server with the first server's.
+// differences compares the settings of a server with the settings of the first server.
 func (d *doctor) differences(host string, settings map[string]int) {
 	if d.first == nil {
 		d.first, d.firstHost = settings, host
@@ -548,14 +551,14 @@ func (d *doctor) differences(host string, settings map[string]int) {
 	}
 }
 
-// state asks a server for its state, and the leader for the list of sessions.
+// state checks the state of a server, and the sessions that the leader knows.
 func (d *doctor) state(ctx context.Context, host string) {
-	if text, err := d.ask(ctx, host, "srvr"); err == nil { // else conf has reported that it does not answer
+	if text, err := d.ask(ctx, host, "srvr"); err == nil { // otherwise conf has already failed, and servers has reported it
 		d.judgeState(ctx, host, text)
 	}
 }
 
-// judgeState judges a server's answer to srvr.
+// judgeState checks a server's answer to srvr.
 func (d *doctor) judgeState(ctx context.Context, host, text string) {
 	mode := ""
 	for line := range strings.Lines(text) {
@@ -577,7 +580,8 @@ func (d *doctor) judgeState(ctx context.Context, host, text string) {
 		return
 	}
 	for id, at := range d.sessions {
-		// A session of another kind, or a session that has ended since, needs a second look.
+		// A session that the dump does not list may be of another kind, or it has ended since. So
+		// look again.
 		if id == look.SessionText(0) || strings.Contains(dump, id+":\n") {
 			continue
 		}
@@ -588,10 +592,11 @@ func (d *doctor) judgeState(ctx context.Context, host, text string) {
 	}
 }
 
-// packet is the largest packet by default, in the library and in ZooKeeper.
+// packet is the default size of the largest packet, in the library and in ZooKeeper.
 const packet = 0xfffff
 
-// adminServer asks for the facts that only the admin server has. It reports whether there is one.
+// adminServer checks the facts that only the admin server has. It reports whether there is an admin
+// server.
 func (d *doctor) adminServer(ctx context.Context, host string) (there bool) {
 	if d.admin == 0 {
 		return false
@@ -607,7 +612,7 @@ func (d *doctor) adminServer(ctx context.Context, host string) (there bool) {
 	sent := time.Now()
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return false // it need not be there
+		return false // a server need not have one
 	}
 	defer resp.Body.Close()
 	if at, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
@@ -625,7 +630,7 @@ func (d *doctor) adminServer(ctx context.Context, host string) (there bool) {
 	return true
 }
 
-// settings judges the settings of a server.
+// settings checks the settings of a server.
 func (d *doctor) settings(host string, settings map[string]int) {
 	tick := time.Duration(settings["tickTime"]) * time.Millisecond
 	if limit := time.Duration(settings["syncLimit"]) * tick; limit > 0 && limit > d.granted {
@@ -647,7 +652,7 @@ func hostAndPort(server string) (host, port string) {
 	return strings.Trim(server, "[]"), "2181"
 }
 
-// ask sends a server a four-letter word.
+// ask sends a four-letter word to a server, and returns the answer.
 func (h *host) ask(ctx context.Context, server, word string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, asking)
 	defer cancel()
@@ -667,7 +672,7 @@ func (h *host) ask(ctx context.Context, server, word string) (string, error) {
 	return string(data), nil
 }
 
-// conf asks a server for its settings.
+// conf returns a server's settings, from its answer to conf.
 func (h *host) conf(ctx context.Context, host string) (map[string]int, error) {
 	text, err := h.ask(ctx, host, "conf")
 	if err != nil {

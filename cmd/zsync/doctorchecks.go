@@ -16,17 +16,18 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// This file has the checks of zsync doctor --ensemble that use znodes, for one server.
+// This file has the checks of zsync doctor --ensemble that use znodes, for one server. All other
+// checks are the business of doctorservers.go.
 
-// A visit makes the checks of one server.
+// A visit makes the checks of one server with znodes.
 type visit struct {
 	e     *examination
 	ctx   context.Context
 	a     *examined
 	conn  *probe.Conn
-	other *probe.Conn // to another server, or to this one if no other can be reached
+	other *probe.Conn // a connection to another server, or to this server if no other can be reached
 	at    string      // the znode of this server's checks
-	made  int         // znodes below it
+	made  int         // the number of znodes created below at
 }
 
 // all makes the checks. If a check has ended the connection, the next check makes a new one.
@@ -46,7 +47,8 @@ func (v *visit) all() {
 	} {
 		g, text := v.try(check.make)
 		if v.conn.Hung() || v.other.Hung() {
-			// A server of an idle ensemble can leave one request unanswered, and answer the next ones at once.
+			// A server of an idle ensemble may not answer one request, and then answer the next
+			// requests at once.
 			if g, text = v.try(check.make); !v.conn.Hung() && !v.other.Hung() {
 				g, text = max(g, doubt), fmt.Sprintf("%s; at first, a request had no answer for %v", text, answering)
 			}
@@ -66,11 +68,11 @@ func (v *visit) try(check func() (grade, string)) (grade, string) {
 	return check()
 }
 
-// failed is the outcome of a check that has failed with err.
+// failed returns the result of a check that has failed with err.
 func failed(err error) (grade, string) { return unfit, fmt.Sprint(err) }
 
-// ready connects if necessary. A connection may have been closed after a request that the server does not know, and
-// a session may have ended during a long check over the other connection.
+// ready connects again if necessary. A server closes a connection after a request that it does not
+// know, and a session can end during a long check over the other connection.
 func (v *visit) ready() (err error) {
 	if !v.conn.Usable() || v.conn.Ping() != nil {
 		v.conn.Abandon()
@@ -83,12 +85,12 @@ func (v *visit) ready() (err error) {
 	}
 	v.other.Abandon()
 	me := slices.Index(v.e.servers, v.a)
-	for i := range v.e.servers { // the next first, this one last
+	for i := range v.e.servers { // the next server first, v's own server last
 		a := v.e.servers[(me+i+1)%len(v.e.servers)]
 		if v.other, err = v.e.open(v.ctx, a, v.e.cfg); err != nil {
 			continue
 		}
-		if err = v.other.Ping(); err == nil { // it is not one that refuses the credentials
+		if err = v.other.Ping(); err == nil { // the server does not refuse the credentials
 			return nil
 		}
 		v.other.Abandon()
@@ -105,7 +107,7 @@ func (v *visit) leave() {
 	}
 }
 
-// node returns the path of a znode that does not exist yet.
+// node returns the path for a new znode.
 func (v *visit) node() string {
 	v.made++
 	return fmt.Sprintf("%s/%d", v.at, v.made)
@@ -120,7 +122,8 @@ func (v *visit) ephemeral(data string) (node string, err error) {
 	return node, nil
 }
 
-// containers creates the znode of this server's checks as a container.
+// containers checks that the server can create containers. The container that it creates is the
+// parent for the server's other checks.
 func (v *visit) containers() (grade, string) {
 	v.at = path.Join(v.e.own, fmt.Sprint(slices.Index(v.e.servers, v.a)+1))
 	err := v.conn.Create(v.at, nil, v.e.acl, zk.FlagContainer)
@@ -128,7 +131,7 @@ func (v *visit) containers() (grade, string) {
 		return fine, "it creates them"
 	}
 	unknown := probe.Code(err) == wire.CodeUnimplemented
-	if again := v.ready(); again != nil { // a server that does not know a request closes the connection
+	if again := v.ready(); again != nil { // a server closes the connection after a request that it does not know
 		return failed(again)
 	}
 	if err := v.conn.Create(v.at, nil, v.e.acl, zk.FlagPersistent); err != nil && probe.Code(err) != wire.CodeNodeExists {
@@ -140,8 +143,8 @@ func (v *visit) containers() (grade, string) {
 	return failed(err)
 }
 
-// order looks whether a client learns of a change by its watch before it can read the change, and whether replies come
-// in the order of the requests.
+// order checks that a watch event arrives before a read can return the change, and that replies
+// arrive in the order of the requests.
 func (v *visit) order() (grade, string) {
 	node, err := v.ephemeral("0")
 	if err != nil {
@@ -150,7 +153,7 @@ func (v *visit) order() (grade, string) {
 	if _, err := v.conn.Call(wire.OpGetData, probe.Read(node, true)); err != nil {
 		return failed(err)
 	}
-	// The client's own write, and a read behind it.
+	// First, a write of the client itself, followed by a read.
 	write, _ := v.conn.Send(wire.OpSetData, probe.Write(node, []byte("1")))
 	read, err := v.conn.Send(wire.OpGetData, probe.Read(node, true))
 	if err != nil {
@@ -165,7 +168,7 @@ func (v *visit) order() (grade, string) {
 	case !told:
 		return unfit, "a read returned a client's own write before the watch event of it; zsync cannot use this server"
 	}
-	// The write of another client.
+	// Second, a write of another client.
 	if err := v.other.Set(node, []byte("2")); err != nil {
 		return failed(err)
 	}
@@ -190,8 +193,8 @@ func (v *visit) order() (grade, string) {
 	}
 }
 
-// await takes packets up to the reply to read, which must come after the replies to earlier requests. It returns
-// the data that were read, and whether an event came before them.
+// await receives packets up to the reply to the request read. The replies to the earlier requests
+// must arrive first. It returns the data of the reply, and whether an event arrived before it.
 func (v *visit) await(read int32, earlier ...int32) (data []byte, event bool, err error) {
 	for _, xid := range append(earlier, read) {
 		for {
@@ -216,7 +219,7 @@ func (v *visit) await(read int32, earlier ...int32) (data []byte, event bool, er
 	return data, event, nil
 }
 
-// sync looks whether a read behind a sync sees what another client has written before.
+// sync checks that a read after a sync returns an earlier write of another client.
 func (v *visit) sync() (grade, string) {
 	node, err := v.ephemeral("0")
 	if err != nil {
@@ -234,8 +237,8 @@ func (v *visit) sync() (grade, string) {
 		}
 		data, _, err := v.await(read, synced)
 		if err == nil && string(data) != want && v.a.mode != "follower" && v.a.mode != "observer" {
-			// A leader answers a sync of its own client as it does a read, so it can miss a write for less than a
-			// millisecond. No grant rests on that: see docs/guarantees.md.
+			// A leader answers a sync of its own client like a read, so it can miss a write for
+			// less than a millisecond. No grant depends on it; see docs/guarantees.md.
 			time.Sleep(answering / 50)
 			if read, err = v.conn.Send(wire.OpGetData, probe.Read(node, false)); err == nil {
 				data, _, err = v.await(read)
@@ -251,7 +254,7 @@ func (v *visit) sync() (grade, string) {
 	return fine, "a read after a sync sees what other clients wrote before"
 }
 
-// transactions looks whether they are applied whole or not at all.
+// transactions checks that the server applies a transaction either whole or not at all.
 func (v *visit) transactions() (grade, string) {
 	a, b := v.node(), v.node()
 	create := func(node string) *zk.CreateRequest {
@@ -288,7 +291,7 @@ func (v *visit) transactions() (grade, string) {
 	return fine, "they are applied whole, or not at all"
 }
 
-// multiRead looks whether the server answers one.
+// multiRead checks that the server knows this request.
 func (v *visit) multiRead() (grade, string) {
 	a, err := v.ephemeral("a")
 	if err != nil {
@@ -309,8 +312,8 @@ func (v *visit) multiRead() (grade, string) {
 	return fine, "it answers it"
 }
 
-// packets looks how large a packet may be. It reads znodes with long names, which do not exist: so nothing is written,
-// and no packet is larger than ZooKeeper's default allows.
+// packets checks the maximum size of a packet. It reads znodes with long names that do not exist.
+// So it writes nothing, and sends no packet larger than ZooKeeper's default limit.
 func (v *visit) packets() (grade, string) {
 	taken := 0
 	for _, size := range []int{4 << 10, 64 << 10, 256 << 10, packet - 100} {
@@ -330,7 +333,7 @@ func (v *visit) packets() (grade, string) {
 	return fine, fmt.Sprintf("it takes one of %d bytes, as zsync sends", taken)
 }
 
-// writes measures how long the servers take to agree to a write and to store it.
+// writes measures the time in which the servers agree to a write and store it.
 func (v *visit) writes() (grade, string) {
 	node, err := v.ephemeral("")
 	if err != nil {
@@ -348,7 +351,7 @@ func (v *visit) writes() (grade, string) {
 	return g, fmt.Sprintf("%v, the median of %d; the longest took %v%s", times.median, times.n, times.longest, advice)
 }
 
-// ephemerals looks whether an ephemeral znode ends with its session.
+// ephemerals checks that the end of a session deletes its ephemeral znode.
 func (v *visit) ephemerals() (grade, string) {
 	node, err := v.ephemeral("")
 	if err != nil {
@@ -366,13 +369,13 @@ func (v *visit) ephemerals() (grade, string) {
 	return fine, "its ephemeral znodes are deleted"
 }
 
-// Times has the times of several attempts.
+// times summarizes the durations of several attempts.
 type times struct {
 	n               int
 	median, longest time.Duration
 }
 
-// measure measures f a few times.
+// measure measures the duration of f several times.
 func measure(f func() error) (times, error) {
 	var all []time.Duration
 	for range 9 {
@@ -386,7 +389,7 @@ func measure(f func() error) (times, error) {
 	return times{len(all), shortened(all[len(all)/2]), shortened(all[len(all)-1])}, nil
 }
 
-// shortened leaves out the digits of d that mean nothing.
+// shortened rounds d for people.
 func shortened(d time.Duration) time.Duration {
 	if d < time.Millisecond {
 		return d.Round(time.Microsecond)
@@ -394,7 +397,8 @@ func shortened(d time.Duration) time.Duration {
 	return d.Round(time.Millisecond / 10)
 }
 
-// beside judges a time beside the session timeout: a holder must be confirmed within about a third of it.
+// beside compares a duration with the session timeout, because a session must be confirmed within
+// about a third of the timeout.
 func beside(d, timeout time.Duration) (g grade, advice string) {
 	switch {
 	case d > timeout/10:

@@ -22,53 +22,53 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// This file has zsync doctor --ensemble: it asks each server for what zsync rests on, and compares the servers. The
-// checks of one server are in doctorchecks.go.
+// This file has zsync doctor --ensemble: it checks on each server what zsync depends on, and
+// compares the servers. The checks of one server with znodes are the business of doctorchecks.go.
 
-// A grade is the outcome of a check.
+// A grade is the result of a check.
 type grade int
 
 const (
 	fine   grade = iota
-	doubt        // zsync works, but worse; or the check could not be made
+	doubt        // zsync works, but worse, or the check could not be made
 	unfit        // zsync cannot keep its promises, or does not work
-	grades       // how many there are
+	grades       // the number of grades
 )
 
 func (g grade) String() string { return [...]string{"ok", "warn", "fail"}[g] }
 
-// answering is how long a server may take to answer a request of a check.
+// answering is the time limit for a server's answer to a request of a check.
 const answering = 5 * time.Second
 
-// An examination asks each server.
+// An examination makes the checks of all servers.
 type examination struct {
 	*doctor
 	client  *client
 	cfg     probe.Config
 	acl     []zk.ACL
 	out     io.Writer
-	broken  error  // of out
-	base    string // the path, with the chroot
-	own     string // the znode of the examination, or "": all others are below it
-	unsure  bool   // own may come to be later: the answer to its create is missing
+	broken  error  // the first error of out
+	base    string // the path with the chroot
+	own     string // the znode of the examination, above all its other znodes; "" before begin
+	unsure  bool   // own may appear later, because its create had no reply
 	servers []*examined
 	counts  [grades]int
 }
 
-// An examined holds the facts about one server.
+// An examined has the facts about one server.
 type examined struct {
 	host    string
 	reached bool
 	granted time.Duration
-	number  byte // of the server, as its session ids have it
+	number  byte // the server's number in its session ids
 	version string
-	mode    string // such as leader; empty if the server does not answer srvr
-	demands bool   // credentials
-	asked   bool   // whether it demands them
+	mode    string // such as "leader"; "" if the server does not answer srvr
+	demands bool   // it demands credentials
+	asked   bool   // demands is known
 	addrs   []string
 }
 
-// ensemble examines the servers, at path root.
+// ensemble examines the servers with znodes at the path root.
 func (d *doctor) ensemble(cmd *cobra.Command, h *holding, root string) (err error) {
 	e, err := newExamination(d, h.client, cmd.OutOrStdout(), root)
 	if err != nil {
@@ -142,7 +142,7 @@ func newExamination(d *doctor, c *client, out io.Writer, root string) (*examinat
 
 func (e *examination) hasCredentials() bool { return len(e.cfg.Auths) > 0 || e.cfg.SASL != nil }
 
-// report prints the outcome of a check, at once.
+// report prints the result of a check at once.
 func (e *examination) report(g grade, host, check, format string, args ...any) {
 	e.counts[g]++
 	text := fmt.Sprintf("%s: %s: %s", host, check, fmt.Sprintf(format, args...))
@@ -151,7 +151,7 @@ func (e *examination) report(g grade, host, check, format string, args ...any) {
 	}
 }
 
-// allServers is the host in the outcome of a check of all servers.
+// allServers is the host in the result of a check of all servers.
 const allServers = "all"
 
 // all makes all checks, until ctx ends or the output fails.
@@ -189,7 +189,8 @@ func (e *examination) one(ctx context.Context, a *examined) {
 	v.all()
 }
 
-// open connects to a server. If the server does not answer the handshake in time, open tries once more: see visit.all.
+// open connects to a server. If the server does not answer the handshake in time, open tries once
+// more; visit.all has the reason.
 func (e *examination) open(ctx context.Context, a *examined, cfg probe.Config) (*probe.Conn, error) {
 	addr := net.JoinHostPort(hostAndPort(a.host))
 	conn, err := probe.Open(ctx, cfg, addr)
@@ -199,7 +200,7 @@ func (e *examination) open(ctx context.Context, a *examined, cfg probe.Config) (
 	return conn, err
 }
 
-// lookUp finds the addresses of a server's name.
+// lookUp checks the addresses of a server's name.
 func (e *examination) lookUp(ctx context.Context, a *examined) {
 	host, port := hostAndPort(a.host)
 	ctx, cancel := context.WithTimeout(ctx, asking)
@@ -224,7 +225,7 @@ func (e *examination) lookUp(ctx context.Context, a *examined) {
 	e.report(fine, a.host, "name", "it is the address %s", strings.Join(addrs, " or "))
 }
 
-// reach opens a session at a server, and measures the way to it.
+// reach opens a session at a server, and checks the time of its answers and the session timeout.
 func (e *examination) reach(ctx context.Context, a *examined) *probe.Conn {
 	begun := time.Now()
 	conn, err := e.open(ctx, a, e.cfg)
@@ -275,7 +276,7 @@ func (e *examination) reach(ctx context.Context, a *examined) *probe.Conn {
 	return conn
 }
 
-// words asks for the facts that only the four-letter words and the admin server have.
+// words checks the facts that only the four-letter words and the admin server have.
 func (e *examination) words(ctx context.Context, a *examined) {
 	e.granted = cmp.Or(a.granted, e.cfg.Timeout)
 	if text, err := e.ask(ctx, a.host, "srvr"); err == nil {
@@ -323,7 +324,8 @@ func (e *examination) words(ctx context.Context, a *examined) {
 	}
 }
 
-// borrow makes a check that doctor makes anyway.
+// borrow makes a check that doctor also makes without --ensemble, and reports its findings as
+// results.
 func (e *examination) borrow(host, check, well string, look func()) {
 	e.findings = nil
 	look()
@@ -339,12 +341,13 @@ func (e *examination) borrow(host, check, well string, look func()) {
 	}
 }
 
-// authentication finds out what the server demands. It reports whether it accepts the client.
+// authentication checks whether the server demands credentials, and whether it accepts the
+// client's. It reports whether the server accepts the client.
 func (e *examination) authentication(ctx context.Context, a *examined, conn *probe.Conn) bool {
 	const check = "authentication"
 	err := conn.Exists("/")
 	accepted := err == nil || probe.Code(err) == wire.CodeNoNode
-	if e.hasCredentials() { // what about a client that has none?
+	if e.hasCredentials() { // try also without credentials
 		bare := e.cfg
 		bare.Auths, bare.SASL = nil, nil
 		if other, err := e.open(ctx, a, bare); err == nil {
@@ -381,8 +384,8 @@ func (e *examination) authentication(ctx context.Context, a *examined, conn *pro
 	return true
 }
 
-// begin creates the znode below which all others of the examination are, and compares the leader's clock. A signal
-// does not interrupt it: then the examination would not know whether the znode will exist.
+// begin creates the znode of the examination, and checks the leader's clock with it. A signal does
+// not interrupt begin, because the examination would then not know whether the znode exists.
 func (e *examination) begin(ctx context.Context, a *examined) bool {
 	const check = "permissions"
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*answering)
@@ -423,7 +426,8 @@ func (e *examination) begin(ctx context.Context, a *examined) bool {
 	return true
 }
 
-// clockOff returns how far a clock is ahead, at least, if it showed made between sent and got.
+// clockOff returns by how much a clock is ahead at least, if it showed the time made between sent
+// and got.
 func clockOff(sent, got, made time.Time) time.Duration {
 	switch {
 	case made.After(got):
@@ -434,7 +438,7 @@ func clockOff(sent, got, made time.Time) time.Duration {
 	return 0
 }
 
-// timeouts compares the timeouts that the servers grant.
+// timeouts compares the session timeouts that the servers grant.
 func (e *examination) timeouts() {
 	e.alike("session timeout", "set minSessionTimeout, maxSessionTimeout and tickTime alike", func(a *examined) string {
 		if !a.reached {
@@ -449,7 +453,7 @@ func (e *examination) versions() {
 	e.alike("version", "let all have one, after an upgrade", func(a *examined) string { return a.version }, doubt)
 }
 
-// credentials compares what the servers demand.
+// credentials compares whether the servers demand credentials.
 func (e *examination) credentials() {
 	e.alike("authentication", "set enforce.auth.enabled alike", func(a *examined) string {
 		switch {
@@ -462,7 +466,8 @@ func (e *examination) credentials() {
 	}, unfit)
 }
 
-// alike compares a value of all servers; it is "" if it is not known.
+// alike compares a value of all servers. It ignores the value "", which means that the value is
+// unknown.
 func (e *examination) alike(check, advice string, value func(*examined) string, g grade) {
 	var first *examined
 	for _, a := range e.servers {
@@ -481,7 +486,7 @@ func (e *examination) alike(check, advice string, value func(*examined) string, 
 	}
 }
 
-// names looks for names of the same server.
+// names checks that no two names in the connect string are of the same server.
 func (e *examination) names() {
 	const check = "names"
 	found := false
@@ -504,7 +509,7 @@ func (e *examination) names() {
 	}
 }
 
-// quotas looks for quotas on the path and above it.
+// quotas checks the quotas of the path and of the paths above it.
 func (e *examination) quotas(ctx context.Context) {
 	const check = "quotas"
 	conn, a := e.any(ctx)
@@ -541,7 +546,8 @@ func (e *examination) quotas(ctx context.Context) {
 	}
 }
 
-// judgeQuota judges a quota and its use, as the servers write them: count=5,bytes=-1.
+// judgeQuota compares a quota with its use. Both are in the servers' form, such as
+// count=5,bytes=-1.
 func judgeQuota(limits, used string) (grade, string) {
 	limit, use := numbers(limits), numbers(used)
 	worst, text := fine, "a quota ("+limits+"), of which less than 90 % is used"
@@ -563,7 +569,7 @@ func judgeQuota(limits, used string) (grade, string) {
 	return worst, text
 }
 
-// numbers reads NAME=NUMBER,…;NAME=NUMBER,….
+// numbers parses text such as NAME=NUMBER,…;NAME=NUMBER,….
 func numbers(text string) map[string]int64 {
 	all := map[string]int64{}
 	for _, part := range strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ';' }) {
@@ -575,7 +581,7 @@ func numbers(text string) map[string]int64 {
 	return all
 }
 
-// any connects to any server that was reached.
+// any connects to any server that the examination has reached.
 func (e *examination) any(ctx context.Context) (*probe.Conn, *examined) {
 	for _, a := range e.servers {
 		if !a.reached {
@@ -588,8 +594,8 @@ func (e *examination) any(ctx context.Context) (*probe.Conn, *examined) {
 	return nil, nil
 }
 
-// cleanUp removes the examination's znodes, over a new connection: the connection of a check may have ended during
-// a request.
+// cleanUp deletes the znodes of the examination. It uses a new connection, because the connection
+// of a check may have ended during a request.
 func (e *examination) cleanUp(ctx context.Context) error {
 	if e.own == "" {
 		return nil
@@ -607,15 +613,15 @@ func (e *examination) cleanUp(ctx context.Context) error {
 		}
 		err = removeAll(conn, e.own)
 		conn.Close()
-		if err == nil && (!e.unsure || try > 1) { // a create without an answer may be carried out late
+		if err == nil && (!e.unsure || try > 1) { // the servers may carry out a create without a reply later
 			return nil
 		}
 	}
 	return err
 }
 
-// removeAll deletes a znode and all below it. Creates that the servers execute late may add
-// children during that.
+// removeAll deletes a znode and all znodes below it. Creates that arrive late may add children
+// during this, so it tries several times.
 func removeAll(conn *probe.Conn, node string) error {
 	for range 10 {
 		names, err := conn.Children(node)
@@ -634,11 +640,12 @@ func removeAll(conn *probe.Conn, node string) error {
 	return fmt.Errorf("%s gets new children all the time", node)
 }
 
-// wordless is the flag of doctor that replaces --servers without a value.
+// wordless is the flag of doctor for --servers without a value.
 const wordless = "ensemble"
 
-// withoutValue replaces, for doctor, --servers without a value: at the end, before another flag, or before a path. No
-// connect string begins with - or /.
+// withoutValue replaces --servers without a value, among the arguments of doctor. The value is
+// missing if --servers is the last argument, or if the next argument begins with - or /. No connect
+// string begins with these characters.
 func withoutValue(root *cobra.Command, args []string) []string {
 	cmd, _, err := root.Find(args)
 	if err != nil || cmd.Name() != "doctor" {

@@ -8,8 +8,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync elect: a command that runs while this process leads, and that starts again
-// after a loss if it is asked to.
+// This file has zsync elect: it runs a command while this process leads. With --again, it campaigns
+// again after a loss. The run of the command is the business of hold.go.
 
 func electCommand(c *client) *cobra.Command {
 	h := newHolding(c)
@@ -43,13 +43,13 @@ long time. SIGINT and SIGTERM end it in any case.`,
 				e := zsync.NewElection(t.session, t.path, zsync.WithLayout(layout))
 				err = t.under(hold{acquire: e.Campaign, release: e.Resign, lost: e.Lost, tokens: token(e.Token), lines: []line{e}})
 				t.session.Close()
-				// A signal that ends the command ends the whole program, even if the leadership was lost before
-				// the command ended.
+				// A signal that ended the command also ends zsync, even after a loss of the
+				// leadership.
 				if !again || !lost(err) || t.told {
 					return err
 				}
 				h.say(errors.Unwrap(err))
-				h.connect = 0 // only for the first time: a candidate waits for servers without limit
+				h.connect = 0 // the limit was for the first connection; from now on, a candidate waits for servers without a limit
 			}
 		},
 	}

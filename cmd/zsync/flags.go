@@ -8,15 +8,17 @@ import (
 	"time"
 )
 
-// This file has the flag type for a length of time.
+// This file has the flag type for a duration. The flag type for a limit of a wait is the business
+// of hold.go.
 
-// seconds is a flag for a length of time: seconds, or a number with a unit. It
-// is not negative.
+// seconds is a flag for a duration: a number of seconds, or a number with a unit. It is never
+// negative.
 type seconds time.Duration
 
 func (s *seconds) Type() string { return "time" }
 
-// String returns 0 for none, for which help shows no default. A flag's text says what none means.
+// String returns "0" for no duration, for which help shows no default. The help text of each flag
+// says the meaning of 0.
 func (s *seconds) String() string {
 	if *s == 0 {
 		return "0"
@@ -34,7 +36,7 @@ func (s *seconds) Set(text string) error {
 		d, err, zero = time.Duration(f*float64(time.Second)), nil, f == 0
 	}
 	switch {
-	case err == nil && d == 0 && !zero: // 0 would often mean without a limit
+	case err == nil && d == 0 && !zero: // for many programs, 0 means no limit
 		return errors.New("out of range")
 	case err != nil:
 		return errors.New("want seconds, or a number with a unit, such as 5, 0.5, 5s or 1m30s")

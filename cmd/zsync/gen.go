@@ -13,7 +13,8 @@ import (
 	"github.com/spf13/cobra/doc"
 )
 
-// This file writes the man pages and the completions, for packagers.
+// This file writes the man pages and the shell completions, for packagers. Their texts are the
+// business of the commands.
 
 func genCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -50,7 +51,7 @@ func genInto(use, short string, write func(root *cobra.Command, dir string) erro
 
 func writeMan(root *cobra.Command, dir string) error {
 	markUp(root)
-	// Equal sources give equal files, at any time.
+	// A fixed date makes equal sources give equal files.
 	built := time.Unix(0, 0).UTC()
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {
@@ -62,7 +63,8 @@ func writeMan(root *cobra.Command, dir string) error {
 	return writeManOf(root, dir, &built)
 }
 
-// writeManOf writes the pages of cmd and of its subcommands. A page's title is the command's name.
+// writeManOf writes the pages of cmd and of its subcommands. The title of a page is the name of its
+// command.
 func writeManOf(cmd *cobra.Command, dir string, built *time.Time) error {
 	hideUnused(cmd)
 	name := strings.ReplaceAll(cmd.CommandPath(), " ", "-")
@@ -83,7 +85,8 @@ func writeManOf(cmd *cobra.Command, dir string, built *time.Time) error {
 	return nil
 }
 
-// markUp turns the texts of commands into Markdown for man pages. Indented text stays as it is.
+// markUp changes the help texts of commands to Markdown for man pages. It leaves indented text
+// unchanged.
 func markUp(cmd *cobra.Command) {
 	cmd.DisableAutoGenTag = true
 	var b strings.Builder

@@ -14,7 +14,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync group: to be a member while a command runs, and to list and watch the members.
+// This file has zsync group: it joins a group while a command runs, and lists and watches the
+// members. The run of the command is the business of hold.go.
 
 func groupCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
@@ -93,10 +94,10 @@ list of processes, not a lock.`,
 	return cmd
 }
 
-// noInfo is JSON that a program decodes as the zero value, whatever the type of its info.
+// noInfo is the stored form of no INFO. A program decodes it as the zero value of any type.
 const noInfo = "null"
 
-// encodeInfo returns the stored form of INFO, or of its absence.
+// encodeInfo returns the stored form of INFO, or of no INFO.
 func (h *grouping) encodeInfo(args []string) ([]byte, error) {
 	switch {
 	case len(args) > 0:
@@ -107,7 +108,7 @@ func (h *grouping) encodeInfo(args []string) ([]byte, error) {
 	return []byte(noInfo), nil
 }
 
-// decodeInfo returns the text of an INFO, which is empty if there is none.
+// decodeInfo returns the text of a stored INFO, or "" if there is none.
 func (h *grouping) decodeInfo(stored []byte) string {
 	if !h.raw && string(stored) == noInfo {
 		return ""
@@ -115,7 +116,7 @@ func (h *grouping) decodeInfo(stored []byte) string {
 	return string(h.decode(stored))
 }
 
-// join is a member while argv runs. Without argv, it is a member until a signal comes.
+// join joins the group while argv runs. Without argv, it leaves at a signal.
 func (h *grouping) join(cmd *cobra.Command, path, id string, info []byte, argv []string) error {
 	t, err := h.begin(cmd.Context(), path, argv)
 	if err != nil {
@@ -133,11 +134,11 @@ func (h *grouping) join(cmd *cobra.Command, path, id string, info []byte, argv [
 	if err != nil {
 		return verdict(err, t.busy)
 	}
-	defer m.Leave() // otherwise it ends with the session
+	defer m.Leave() // otherwise, the membership ends with the session
 	if argv != nil {
-		return t.run(nil, nil) // a member is one again after a loss
+		return t.run(nil, nil) // no loss stops the command, because a Membership joins again after a loss
 	}
-	t.stop() // --timeout was for the joining
+	t.stop() // --timeout limits only the call of Join
 	ctx, done := untilSignalOf(context.Background(), t.signals)
 	defer done()
 	if t.waiting.Err() == nil {
@@ -147,7 +148,7 @@ func (h *grouping) join(cmd *cobra.Command, path, id string, info []byte, argv [
 	return verdict(context.Cause(t.waiting), t.busy)
 }
 
-// member names the member that has the id, if it can find out.
+// member returns a text about the member with the id, or "" if it finds none.
 func (t *task) member(g *group, id string) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.waiting), asking)
 	defer cancel()
@@ -237,7 +238,7 @@ or after --count lines.`,
 			return h.connected(cmd, args[0], func(ctx context.Context, s *zsync.Session) error {
 				g := h.group(s, args[0])
 				if _, err := g.Members(ctx); err != nil {
-					return err // no permission, or no such path
+					return err // such as no permission, or no such path
 				}
 				return follow(ctx, cmd, n, args[0], g.Watch(ctx), func(w io.Writer, ms []zsync.Member[[]byte]) error {
 					return writeLine(w, h.memberLines(ms))

@@ -15,7 +15,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file is shared by the commands that run a command: they wait, run it, and release their hold.
+// This file has the common part of zsync's subcommands that run a command: they wait for a hold,
+// run the command, and release the hold. The process of the command is the business of child.go.
 
 // A hold is the lock, permit or leadership under which a command runs.
 type hold struct {
@@ -23,17 +24,17 @@ type hold struct {
 	try     func(ctx context.Context) (bool, error)
 	release func() error
 	lost    func() <-chan struct{}
-	tokens  func(ctx context.Context) ([]int64, error) // nil: it has none
+	tokens  func(ctx context.Context) ([]int64, error) // nil: the hold has no tokens
 	lines   []line                                     // the lines of its other holders and waiters
 }
 
-// A line is a path with contenders.
+// A line has a path and the contenders there.
 type line interface {
 	Path() string
 	Contenders(ctx context.Context) ([]zsync.Contender, error)
 }
 
-// token is the tokens of a hold that has one.
+// token returns the function tokens of a hold with a single token.
 func token(get func(ctx context.Context) (int64, error)) func(ctx context.Context) ([]int64, error) {
 	return func(ctx context.Context) ([]int64, error) {
 		t, err := get(ctx)
@@ -45,17 +46,17 @@ func token(get func(ctx context.Context) (int64, error)) func(ctx context.Contex
 type holding struct {
 	*client
 	timeout   time.Duration
-	canTry    bool // there is --try
+	canTry    bool // the command has --try
 	try       bool
-	busy      int // the exit status when it is not acquired
+	busy      int // the exit status if the hold is not acquired
 	killAfter time.Duration
 	onLost    string
 	kazoo     bool
-	shows     bool           // the command shows an outage itself
-	signals   chan os.Signal // for all tasks in turn: a signal between two is for the second
+	shows     bool           // the command itself reports outages
+	signals   chan os.Signal // shared by successive tasks, so that a signal between two tasks reaches the second
 }
 
-// tryTimeout is how long --try waits for a server, unless --connect-timeout says more.
+// tryTimeout is the time for which --try waits for a server, unless --connect-timeout is set.
 const tryTimeout = 5 * time.Second
 
 func newHolding(c *client) *holding { return &holding{client: c, busy: exitBusy} }
@@ -64,8 +65,8 @@ func (h *holding) addTimeout(cmd *cobra.Command) {
 	cmd.Flags().VarP((*waitLimit)(&h.timeout), "timeout", "w", "wait at most `TIME` (default: no limit)")
 }
 
-// A waitLimit is the flag for the longest wait. The zero value is no limit, and the
-// flag's value 0 is noWait.
+// A waitLimit is the flag for the limit of a wait. Its zero value means no limit, and the text 0
+// becomes noWait.
 type waitLimit time.Duration
 
 const noWait waitLimit = -1
@@ -96,7 +97,7 @@ func (h *holding) addBusy(cmd *cobra.Command) {
 	cmd.Flags().IntVarP(&h.busy, "conflict-exit-code", "E", exitBusy, "exit `STATUS` if the wait ends without success")
 }
 
-// addTry adds --try to a command that can try, with a short flag if that is free.
+// addTry adds --try to a command, with a short flag unless short is "".
 func (h *holding) addTry(cmd *cobra.Command, short string) {
 	h.canTry = true
 	cmd.Flags().BoolVarP(&h.try, "try", short, false, "try once, and do not wait; the same as --timeout 0")
@@ -104,12 +105,12 @@ func (h *holding) addTry(cmd *cobra.Command, short string) {
 	cmd.Flags().MarkHidden("no-wait") // the old name of --try
 }
 
-// addKazoo adds --kazoo to a command that can use kazoo's znodes.
+// addKazoo adds --kazoo to a command.
 func (h *holding) addKazoo(cmd *cobra.Command, kazoos, curators string) {
 	cmd.Flags().BoolVar(&h.kazoo, "kazoo", false, fmt.Sprintf("share the path with kazoo's %s, not Curator's %s", kazoos, curators))
 }
 
-// layout returns the layout that --kazoo selects.
+// layout returns the layout, which depends on --kazoo.
 func (h *holding) layout() zsync.LockOption {
 	if h.kazoo {
 		return zsync.WithLayout(zsync.LayoutKazoo)
@@ -117,7 +118,7 @@ func (h *holding) layout() zsync.LockOption {
 	return zsync.WithLayout(zsync.LayoutCurator)
 }
 
-// pathsAndCommand parses PATH... -- CMD ARG.... Only with several may there be more than one path.
+// pathsAndCommand parses PATH... -- CMD ARG.... If several is false, only one path is allowed.
 func pathsAndCommand(cmd *cobra.Command, args []string, several bool) (paths, argv []string, err error) {
 	n := cmd.ArgsLenAtDash()
 	switch {
@@ -129,20 +130,20 @@ func pathsAndCommand(cmd *cobra.Command, args []string, several bool) (paths, ar
 	return args[:n], args[n:], nil
 }
 
-// A task is one command, from the beginning of the wait for its turn.
+// A task is one wait for a hold, with the run of the command after it.
 type task struct {
 	*holding
-	path    string // or several, with commas: what messages call it
+	path    string // the name in messages: the path, or several paths with commas
 	argv    []string
 	session *zsync.Session
-	waiting context.Context // ends with a signal, and when --timeout has passed
+	waiting context.Context // ends at a signal or after --timeout
 	signals <-chan os.Signal
-	missed  os.Signal // came when the command had just ended
-	told    bool      // a signal came, while the command ran, that is to end more than this run of it
-	stop    func()    // ends the waiting, and sends signals to signals
+	missed  os.Signal // a signal that came just after the end of the command
+	told    bool      // during the run, a signal came that ends zsync, not only this run
+	stop    func()    // ends the wait; later signals stay in the channel signals
 }
 
-// begin connects, on behalf of a command that waits for its turn at path.
+// begin connects, for a command that waits at path.
 func (h *holding) begin(ctx context.Context, path string, argv []string) (*task, error) {
 	if h.busy < 0 || h.busy > 255 {
 		return nil, fail(exitUsage, "-E %d: an exit status is from 0 to 255", h.busy)
@@ -156,7 +157,8 @@ func (h *holding) begin(ctx context.Context, path string, argv []string) (*task,
 	}
 	t := &task{holding: h, path: path, argv: argv}
 	if argv != nil {
-		// If the reader of our messages has exited, continue: the command and its hold are worth more.
+		// Continue even if the reader of zsync's messages has exited, because the command and its
+		// hold are more important.
 		h.host.hear(make(chan os.Signal, 1), syscall.SIGPIPE)
 	}
 	if h.signals == nil {
@@ -168,7 +170,7 @@ func (h *holding) begin(ctx context.Context, path string, argv []string) (*task,
 	t.waiting, stopTimer = within(ctx, h.timeout, "gave up after %v")
 	t.stop = func() { stopSignals(); stopTimer() }
 	if h.try && h.timeout == 0 {
-		// A try must not wait for a server, nor for its answer.
+		// A try must not wait long for a server or for its answer.
 		limit := h.connect
 		if limit == connectTimeout {
 			limit = tryTimeout
@@ -185,7 +187,7 @@ func (h *holding) begin(ctx context.Context, path string, argv []string) (*task,
 	return t, err
 }
 
-// under acquires a hold, runs the command, and releases.
+// under acquires a hold, runs the command, and releases the hold.
 func (t *task) under(h hold) error {
 	if err := t.acquire(h); err != nil {
 		return err
@@ -203,14 +205,15 @@ func (t *task) under(h hold) error {
 		return fail(exitLost, "%s: the hold was lost%s, and %s was stopped", t.path, reason, t.argv[0])
 	case errors.Is(released, zsync.ErrLost):
 		return fail(exitLost, "%s: the hold was lost%s before %s ended", t.path, reason, t.argv[0])
-	case err == nil && errors.As(released, &sig): // while it waited for others
+	case err == nil && errors.As(released, &sig): // a signal came while the release waited for other parties
 		return verdict(released, exitBusy)
 	}
-	// After any other error, the release continues in the background, or ends with the session.
+	// Ignore any other error of the release: it continues in the background, or the session ends
+	// the hold.
 	return err
 }
 
-// acquire waits for the hold, or tries. If it fails, the error names the holders.
+// acquire acquires the hold, with a wait or a try. If it fails, the error names the holders.
 func (t *task) acquire(h hold) error {
 	if t.try {
 		ok, err := h.try(t.waiting)
@@ -232,10 +235,10 @@ func (t *task) acquire(h hold) error {
 	return verdict(err, t.busy)
 }
 
-// run ends the waiting and runs the command.
+// run ends the wait and runs the command.
 func (t *task) run(lost <-chan struct{}, tokens func(context.Context) ([]int64, error)) error {
 	t.stop()
-	if t.waiting.Err() != nil { // at the same instant
+	if t.waiting.Err() != nil { // the wait ended at the same instant
 		return verdict(context.Cause(t.waiting), t.busy)
 	}
 	c := &child{host: t.host, session: t.session.ID(), argv: t.argv, signals: t.signals, lost: lost, killAfter: t.grace(), onLost: t.onLost}
@@ -249,8 +252,9 @@ func (t *task) run(lost <-chan struct{}, tokens func(context.Context) ([]int64, 
 	}
 	select {
 	case <-lost:
-		// The next holder may be running already. We look after grace: a session that follows the one of this
-		// hold, perhaps with another timeout, begins only after the loss was reported.
+		// The next holder may be running already. This check comes after the call of grace. A new
+		// session, perhaps with another timeout, begins only after the loss is reported, so grace
+		// has used the timeout of the hold's session.
 		return fail(exitLost, "%s: the hold was lost before %s was run", t.path, t.argv[0])
 	default:
 	}
@@ -265,7 +269,7 @@ func (t *task) run(lost <-chan struct{}, tokens func(context.Context) ([]int64, 
 	return nil
 }
 
-// tokenVariable returns the environment variable that gives the command its tokens.
+// tokenVariable returns the environment variable with the tokens for the command.
 func tokenVariable(tokens []int64) string {
 	words := make([]string, len(tokens))
 	for i, t := range tokens {
@@ -277,17 +281,18 @@ func tokenVariable(tokens []int64) string {
 	return "ZSYNC_TOKENS=" + strings.Join(words, " ")
 }
 
-// lost reports whether err says that a hold was lost.
+// lost reports whether err has the exit status for a lost hold.
 func lost(err error) bool {
 	var s *statusError
 	return errors.As(err, &s) && s.status == exitLost
 }
 
-// grace is how long a command may take to end after it has lost its hold.
+// grace returns the time between SIGTERM and SIGKILL, in which a command can end after a loss.
 //
-// A session that is cut off reports the loss before the servers let other sessions proceed, by at least a tenth
-// of the timeout that they have granted: see [zsync.Session.Margin]. The command has half of that time. In the
-// other half, zsync learns of the loss and killed processes disappear.
+// If a session is cut off, it reports the loss at least a tenth of the session timeout before the
+// servers let other sessions proceed; see [zsync.Session.Margin]. The command gets half of this
+// time. zsync needs the other half to learn of the loss and to wait for the end of killed
+// processes.
 func (t *task) grace() time.Duration {
 	tenth := t.session.Timeout() / 10
 	if t.killAfter > tenth {
@@ -299,8 +304,8 @@ func (t *task) grace() time.Duration {
 	return tenth / 2
 }
 
-// within returns a context that ends after d. It does not if d is 0, or after stop. format describes the wait
-// that has failed.
+// within returns a context that ends after d. If d is 0, or after stop, it does not. format is the
+// message for the end.
 func within(ctx context.Context, d time.Duration, format string) (_ context.Context, stop func()) {
 	if d <= 0 {
 		return ctx, func() {}
@@ -310,7 +315,7 @@ func within(ctx context.Context, d time.Duration, format string) (_ context.Cont
 	return ctx, func() { timer.Stop() }
 }
 
-// A lateError is the end of a wait.
+// A lateError is the end of a wait that took too long.
 type lateError struct{ message string }
 
 func (e *lateError) Error() string        { return e.message }

@@ -19,17 +19,17 @@ import (
 )
 
 // This file is the command's only access to its machine, so that tests can run the command in
-// memory.
+// memory. The processes of Unix are the business of child_unix.go.
 
-// A host gives the command its environment, its streams, its signals, the way to the
-// servers, and processes. main passes the machine itself; tests pass one in memory.
+// A host gives the command its environment, its streams, its signals, connections to the servers,
+// and processes. main uses thisHost. Tests make a host in memory.
 type host struct {
 	args           []string // the command line
 	env            []string
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	messages       *statusLine         // on stderr
-	columns        func(io.Writer) int // of a terminal that zsync may draw on, or 0
+	columns        func(io.Writer) int // the width of a terminal on which zsync may draw, or 0
 	dial           zk.Dialer           // nil: TCP
 	lookup         func(ctx context.Context, name string) (addrs []string, err error)
 	signals        signals
@@ -37,7 +37,7 @@ type host struct {
 	prepare        func(cmd *exec.Cmd) process
 }
 
-// thisHost returns the machine itself.
+// thisHost returns the host for the machine.
 func thisHost() *host {
 	return &host{
 		args:     os.Args[1:],
@@ -53,7 +53,7 @@ func thisHost() *host {
 	}
 }
 
-// getenv returns the value of an environment variable; the last one counts.
+// getenv returns the value of an environment variable. If env has several entries, the last counts.
 func (h *host) getenv(name string) (value string) {
 	for _, v := range h.env {
 		if key, text, ok := strings.Cut(v, "="); ok && key == name {
@@ -63,13 +63,13 @@ func (h *host) getenv(name string) (value string) {
 	return value
 }
 
-// By withinVariable, a zsync learns that another zsync's command has started it, directly or not. The variable
-// lists the sessions of the outer ones, the outermost first.
+// withinVariable lists the sessions of the zsync processes whose commands have started this
+// process, directly or not. The outermost is first.
 const withinVariable = "ZSYNC_WITHIN"
 
-// within returns the sessions whose commands have started this process.
+// within returns the sessions in withinVariable.
 func (h *host) within() []string {
-	const most = 8 // of nested ones, the innermost
+	const most = 8 // of nested sessions, the innermost count
 	ids := slices.DeleteFunc(strings.Fields(h.getenv(withinVariable)), func(id string) bool {
 		n, err := strconv.ParseUint(id, 0, 64)
 		return err != nil || id != look.SessionText(int64(n))
@@ -77,7 +77,7 @@ func (h *host) within() []string {
 	return ids[max(len(ids)-most, 0):]
 }
 
-// signals are the signals that this process receives: see package os/signal.
+// signals is the part of package os/signal that the command uses.
 type signals interface {
 	Notify(ch chan<- os.Signal, signals ...os.Signal)
 	Stop(ch chan<- os.Signal)
@@ -94,8 +94,8 @@ func (ownSignals) Ignored(sig os.Signal) bool {
 	return ok && startedIgnoring(s)
 }
 
-// keepIgnoring ignores the signals that the parent process ignores. Go's runtime does that for SIGHUP
-// and SIGINT only.
+// keepIgnoring ignores the signals that the parent process ignores. Go's runtime keeps only SIGHUP
+// and SIGINT ignored.
 func keepIgnoring() {
 	for _, sig := range append([]os.Signal{syscall.SIGPIPE}, passedOn...) {
 		if (ownSignals{}).Ignored(sig) {
@@ -104,8 +104,8 @@ func keepIgnoring() {
 	}
 }
 
-// keepClosed makes standard input and output fail if the parent had closed them: Go's runtime has
-// opened /dev/null in their place, which swallows all output.
+// keepClosed makes standard input and output fail if the parent has closed them. Go's runtime has
+// opened /dev/null in their place, which would discard all output.
 func keepClosed() {
 	if startedWithout(0) {
 		os.Stdin, _ = os.OpenFile(os.DevNull, os.O_WRONLY, 0)
@@ -115,7 +115,7 @@ func keepClosed() {
 	}
 }
 
-// A process is a command of ours, with all that it has started.
+// A process is a command that zsync runs, with its descendants.
 type process interface {
 	// start starts the command.
 	start() error
@@ -123,27 +123,27 @@ type process interface {
 	// wait waits for the end of the command and returns its exit status.
 	wait() int
 
-	// passOn sends the command a signal that zsync received, and reports whether
-	// the command was there to receive it.
+	// passOn sends a signal that zsync has received to the command. It returns false if the command
+	// has ended.
 	passOn(sig os.Signal) bool
 
-	// terminate asks the command to end, and all that it has started.
+	// terminate asks the command and its descendants to end.
 	terminate()
 
-	// kill kills the command and all that it has started.
+	// kill kills the command and its descendants.
 	kill()
 
-	// clear is called after the command has ended. It waits for the end of all that
-	// the command had started, and kills the rest when kill fires.
+	// clear waits, after the end of the command, for the end of its descendants. When kill fires,
+	// it kills the rest.
 	clear(kill <-chan time.Time)
 
-	// orphaned returns a channel that receives when reap may have something to do.
+	// orphaned returns a channel that receives when reap may have work.
 	orphaned() (_ <-chan os.Signal, stop func())
 
 	// reap reaps the orphans that zsync has adopted.
 	reap()
 
-	// beside runs another command, which does not belong to this process.
+	// beside starts another command, which terminate and kill do not affect.
 	beside(cmd *exec.Cmd) (wait func() error, err error)
 }
 

@@ -15,8 +15,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has the subcommands of zsync int. They work on an Int64. It also lets negative numbers
-// be arguments.
+// This file has the subcommands of zsync int, which use an Int64. It also lets negative numbers be
+// arguments. The form of other values is the business of queuetext.go.
 
 func intCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
@@ -56,7 +56,8 @@ func (n *number) codec() zsync.Codec {
 	return numberCodec{zsync.JSON}
 }
 
-// A numberCodec marks the error of data that is no number, to separate it from errors of the servers.
+// A numberCodec wraps the error for data that is no number in a noNumberError, to distinguish it
+// from errors of the servers.
 type numberCodec struct{ zsync.Codec }
 
 func (c numberCodec) Unmarshal(data []byte, v any) error {
@@ -66,11 +67,11 @@ func (c numberCodec) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// A noNumberError says that the data at a path is no number.
+// A noNumberError means that the data at a path is no number.
 type noNumberError struct{ error }
 
-// with connects to the number at the first argument, a path. It wants from least to most
-// arguments.
+// with connects to the Int64 at the path in the first argument, and calls do. It checks that there
+// are from least to most arguments.
 func (n *number) with(cmd *cobra.Command, args []string, least, most int, do func(ctx context.Context, i *zsync.Int64) error) error {
 	if len(args) < least || len(args) > most {
 		return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -190,7 +191,7 @@ numbers.`,
 			return n.connected(cmd, args[0], func(ctx context.Context, s *zsync.Session) error {
 				v := zsync.NewValue[int64](s, args[0], zsync.WithCodec(n.codec()))
 				if _, _, err := v.Load(ctx); err != nil && !errors.Is(err, zsync.ErrNoValue) {
-					return err // no permission, or no number
+					return err // such as no permission, or no number
 				}
 				return follow(ctx, cmd, count, args[0], v.Watch(ctx), func(w io.Writer, x int64) error { return printNumber(cmd, x) })
 			})
@@ -201,12 +202,13 @@ numbers.`,
 	return cmd
 }
 
-// negatives marks commands that take negative numbers as arguments.
+// negatives is the annotation of commands that accept negative numbers as arguments.
 var negatives = map[string]string{"negatives": ""}
 
 var negative = regexp.MustCompile(`^-[0-9]+$`)
 
-// behindDashes moves negative numbers among the arguments behind a --, so that they are not taken for flags.
+// behindDashes moves negative numbers in the arguments behind a --, so that cobra does not parse
+// them as flags.
 func behindDashes(root *cobra.Command, args []string) []string {
 	cmd, _, err := root.Find(args)
 	if _, ok := cmd.Annotations["negatives"]; err != nil || !ok || slices.Contains(args, "--") {
@@ -214,7 +216,7 @@ func behindDashes(root *cobra.Command, args []string) []string {
 	}
 	var others, numbers []string
 	for i, a := range args {
-		// The word after --if or --timeout is that flag's value.
+		// After a flag such as --if or --timeout, the number is the value of the flag.
 		if negative.MatchString(a) && (i == 0 || !takesNext(cmd, args[i-1])) {
 			numbers = append(numbers, a)
 		} else {
@@ -235,7 +237,7 @@ func takesNext(cmd *cobra.Command, arg string) bool {
 		if len(arg) < 2 || arg[0] != '-' || negative.MatchString(arg) {
 			return false
 		}
-		// Of several short flags in one word, the last may take a value.
+		// Among several short flags in one word, only the last can take the value.
 		flag = cmd.Flags().ShorthandLookup(arg[len(arg)-1:])
 		if flag == nil {
 			flag = cmd.InheritedFlags().ShorthandLookup(arg[len(arg)-1:])

@@ -14,11 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file stops zsync together with its commands. A stopped zsync cannot keep its
-// session, and others are granted what it holds: no command may go on by itself.
+// This file stops zsync together with its commands, as a shell's job control demands. A stopped
+// zsync cannot keep its session, and another process then gets the hold. So no command may run
+// while zsync is stopped. The stop after a loss is the business of child.go.
 
-// stopTogether begins to watch for the signals that stop a job. Before the first
-// command starts, the signals have their usual effect.
+// stopTogether begins to handle the signals that stop a job. Before the first command starts, they
+// have their default effect.
 var stopTogether = sync.OnceFunc(func() {
 	asked, changed := make(chan os.Signal, 16), make(chan os.Signal, 1)
 	for _, sig := range []syscall.Signal{syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGCONT} {
@@ -30,14 +31,14 @@ var stopTogether = sync.OnceFunc(func() {
 	go controlJob(asked, changed)
 })
 
-// stopping is how long a command may take to stop after SIGTSTP. It may have a
-// screen to restore; or it ignores the signal, and then zsync does not stop either.
+// stopping is the time for a command to stop after SIGTSTP. It may first restore the screen. If it
+// does not stop in this time, zsync does not stop either.
 const stopping = 5 * time.Second
 
-// controlJob passes the signals on, and stops zsync after the commands have stopped.
+// controlJob forwards the signals, and stops zsync after the commands have stopped.
 func controlJob(asked, changed <-chan os.Signal) {
-	runtime.LockOSThread() // suspend stops the thread that it runs on
-	var sig syscall.Signal // stops zsync as soon as the commands have stopped; 0: none does
+	runtime.LockOSThread() // because suspend sends the signal to its own thread
+	var sig syscall.Signal // the signal with which to stop zsync after the commands; 0: none
 	var late, again <-chan time.Time
 	for {
 		select {
@@ -53,24 +54,25 @@ func controlJob(asked, changed <-chan os.Signal) {
 		case <-late:
 			sig = 0
 		}
-		// The terminal repeats SIGTTIN and SIGTTOU until the process stops.
+		// Do not wait after SIGTTIN and SIGTTOU, because the terminal repeats them until the
+		// process stops.
 		if sig != 0 && (sig != syscall.SIGTSTP || ours.still()) {
 			suspend(sig, asked)
 			sig = 0
 		}
-		if again = nil; sig != 0 { // there is no SIGCHLD for a parent in vfork(2)
+		if again = nil; sig != 0 { // a parent in vfork(2) causes no SIGCHLD, so look again
 			again = time.After(20 * time.Millisecond)
 		}
 	}
 }
 
-// suspend stops all running descendants, and then this process, with sig. It returns after SIGCONT. If
-// the kernel does not stop the process, because no shell could continue it, suspend returns at once.
+// suspend stops all running descendants, and then this process with sig. It returns after SIGCONT.
+// The kernel does not stop a process that no shell could continue; then suspend returns at once.
 func suspend(sig syscall.Signal, asked <-chan os.Signal) {
 	frozen := freeze()
 	handler := setAction(sig, action{})
 	continued := false
-	for len(asked) > 0 { // one stop is enough, and none if SIGCONT came after it
+	for len(asked) > 0 { // handle several stops as one, and stop not at all if the last signal is SIGCONT
 		continued = <-asked == syscall.SIGCONT
 	}
 	if !continued {
@@ -83,10 +85,10 @@ func suspend(sig syscall.Signal, asked <-chan os.Signal) {
 	ours.wake()
 }
 
-// freeze stops all descendants of this process, until none of them runs, and returns the ones that it
-// has stopped.
+// freeze stops all descendants of this process. It repeats this until none of them runs, and
+// returns the stopped processes.
 func freeze() (frozen []int) {
-	for began := time.Now(); time.Since(began) < time.Second; { // a process in a system call may need a while
+	for began := time.Now(); time.Since(began) < time.Second; { // a process in a system call may take a while to stop
 		running := running()
 		if len(running) == 0 {
 			break
@@ -114,8 +116,8 @@ func running() (running []int) {
 	return running
 }
 
-// stopped reports whether the process is stopped; or is in vfork(2), and its child is
-// stopped before it has executed a program: until then the parent cannot run either.
+// stopped reports whether the process cannot run: either it is stopped, or it is in vfork(2) and
+// its child is stopped. In vfork(2), a parent waits until its child has executed a program.
 func (c kernelProcess) stopped(children map[int][]kernelProcess) bool {
 	return c.still || c.deep && slices.ContainsFunc(children[c.pid], func(c kernelProcess) bool { return c.still })
 }
@@ -132,7 +134,7 @@ func (t *processTable) signal(sig syscall.Signal) {
 	}
 }
 
-// still reports whether no command runs.
+// still reports whether all commands are stopped or have ended.
 func (t *processTable) still() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -145,8 +147,8 @@ func (t *processTable) still() bool {
 	return true
 }
 
-// wake continues the stopped commands. A shell continues zsync's whole process group, and so also a
-// command that shares the group; but the shell may still be about to.
+// wake continues the stopped commands. First it waits a moment, because a shell that continues
+// zsync also continues the commands in zsync's process group.
 func (t *processTable) wake() {
 	const about = 20 * time.Millisecond
 	time.Sleep(about)
@@ -163,14 +165,14 @@ func (t *processTable) wake() {
 	}
 }
 
-// An action is the kernel's struct sigaction. Its layout depends on the architecture;
-// the zero action is the default everywhere.
+// An action is the kernel's struct sigaction. Its layout depends on the architecture, but the zero
+// action is the default everywhere.
 type action [32]uint64
 
-// setAction sets the action of this process at sig, past Go's runtime: os/signal has
-// no way to give most signals their default effect.
+// setAction sets this process's action for sig without Go's runtime, because os/signal cannot set
+// the default effect of most signals.
 func setAction(sig syscall.Signal, a action) (before action) {
-	size := uintptr(8) // of a set of signals
+	size := uintptr(8) // the size of a set of signals
 	if strings.HasPrefix(runtime.GOARCH, "mips") {
 		size = 16
 	}

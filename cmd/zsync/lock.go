@@ -10,8 +10,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync lock and rlock: their flags choose a Mutex or a side of an RWMutex. hold.go
-// waits, runs the command, and releases.
+// This file has zsync lock and rlock: their flags select a Mutex or a side of an RWMutex. The wait,
+// the run of the command and the release are the business of hold.go.
 
 func lockCommand(c *client) *cobra.Command {
 	h := newHolding(c)
@@ -96,8 +96,8 @@ writers are served in the order in which they came.`,
 	return cmd
 }
 
-// unlessMixed returns mine, refused while the other kind of lock is in use at the path. kazoo's locks do not
-// show their kind.
+// unlessMixed returns mine, but its acquisition fails while the other kind of lock is in use at the
+// path. With --kazoo it does not check, because the znodes of kazoo's locks do not show their kind.
 func (h *holding) unlessMixed(mine hold, other line, format string) hold {
 	if h.kazoo {
 		return mine
@@ -105,7 +105,7 @@ func (h *holding) unlessMixed(mine hold, other line, format string) hold {
 	return mine.unless(other, format)
 }
 
-// The holds that a lock can give.
+// locking, writing and reading return the holds of a lock.
 func locking(m *zsync.Mutex) hold {
 	return hold{m.Lock, m.TryLock, m.Unlock, m.Lost, token(m.Token), []line{m}}
 }
@@ -118,8 +118,8 @@ func reading(m *zsync.RWMutex) hold {
 	return hold{m.RLock, m.TryRLock, m.RUnlock, m.Lost, token(m.Token), []line{m}}
 }
 
-// beginTask is begin for the arguments PATH -- CMD ARG..., or PATH... if there
-// may be several.
+// beginTask is begin for the arguments PATH -- CMD ARG..., or PATH... -- CMD ARG... if several is
+// true.
 func beginTask(h *holding, cmd *cobra.Command, args []string, several bool) (*task, []string, error) {
 	paths, argv, err := pathsAndCommand(cmd, args, several)
 	if err != nil {
@@ -134,9 +134,9 @@ func beginTask(h *holding, cmd *cobra.Command, args []string, several bool) (*ta
 	return t, paths, err
 }
 
-// unless returns a hold that is refused while another kind of lock is in use at the path. It checks
-// after the hold has been acquired: of two commands that come at once, at least the later one then
-// finds the other.
+// unless returns a hold whose acquisition fails while another kind of lock is in use at the path.
+// It checks after it has acquired the hold. So if two commands acquire both kinds at the same time,
+// at least the later command finds the other kind.
 func (h hold) unless(other line, format string) hold {
 	check := func(ctx context.Context) error {
 		cs, err := other.Contenders(ctx)

@@ -16,7 +16,7 @@ import (
 )
 
 // This file has zsync ls: it lists the primitives below a path, once or repeatedly. The look at the
-// tree is package look's.
+// tree is the business of package look.
 
 // A summary is one primitive in a list.
 type summary struct {
@@ -25,10 +25,10 @@ type summary struct {
 	State   string     `json:"state,omitempty"`
 	Holders int        `json:"holders"`
 	Waiters int        `json:"waiters"`
-	Owner   string     `json:"owner,omitempty"`  // the first of the holders
-	Since   *time.Time `json:"since,omitempty"`  // when that came
-	Held    *time.Time `json:"held,omitempty"`   // since when that holds, if it is known
-	Oldest  *time.Time `json:"oldest,omitempty"` // since when the first waits
+	Owner   string     `json:"owner,omitempty"`  // the first holder
+	Since   *time.Time `json:"since,omitempty"`  // the time at which the first holder joined the line
+	Held    *time.Time `json:"held,omitempty"`   // the time of the first holder's grant, if it is known
+	Oldest  *time.Time `json:"oldest,omitempty"` // the time at which the first waiter joined the line
 }
 
 func lsCommand(c *client) *cobra.Command {
@@ -80,7 +80,7 @@ does that in a terminal.`,
 					return outputError(writeJSON(out, rows))
 				}
 				if watch && isTerminal(out) {
-					io.WriteString(out, "\x1b[H\x1b[2J") // to the upper left, and clear
+					io.WriteString(out, "\x1b[H\x1b[2J") // move the cursor to the upper left, and clear the screen
 				}
 				if err := printList(out, rows, time.Now()); err != nil || !watch {
 					return outputError(err)
@@ -101,8 +101,8 @@ does that in a terminal.`,
 	return cmd
 }
 
-// missing reports an outage, if stop is not called soon, and its end, when stop is called after that. Each is
-// reported once.
+// missing reports an outage once, unless the caller calls stop soon. If it has reported one, stop
+// reports the end.
 func (t *task) missing() (stop func()) {
 	began, said := time.Now(), make(chan struct{})
 	timer := time.AfterFunc(overdue, func() {
@@ -140,7 +140,7 @@ func sumUpAll(t *look.Tree) []summary {
 	return rows
 }
 
-// sumUp makes a summary for each kind among the lines of a path. It omits free paths.
+// sumUp returns a summary for each kind in the lines of a path. It omits free paths.
 func sumUp(lines []look.Line) (rows []summary) {
 	for _, l := range lines {
 		if l.Kind == "" {
@@ -183,8 +183,8 @@ func sumUp(lines []look.Line) (rows []summary) {
 	return rows
 }
 
-// calm returns what the waiters of r are if their waiting is normal: they wait for work, or for the end of a
-// leader. It returns nothing if there are none, and for candidates without a leader.
+// calm returns a text about the waiters of r if their wait is normal: they wait for work, or for
+// the end of a leadership. Otherwise, and for candidates without a leader, it returns "".
 func (r summary) calm() string {
 	switch {
 	case r.Waiters == 0:
@@ -206,7 +206,7 @@ func printList(w io.Writer, rows []summary, now time.Time) error {
 	return t.Flush()
 }
 
-// tally returns a list's text for n.
+// tally returns the text for n in a list.
 func tally(n int) string {
 	if n == 0 {
 		return "-"
@@ -214,7 +214,7 @@ func tally(n int) string {
 	return fmt.Sprint(n)
 }
 
-// held returns how long a holder has held, or an upper limit of that.
+// held returns the duration of a hold, or its upper limit if only the time of the arrival is known.
 func held(now time.Time, since, came *time.Time) string {
 	if since == nil && came != nil {
 		return "<" + age(now, came)
@@ -222,7 +222,7 @@ func held(now time.Time, since, came *time.Time) string {
 	return age(now, since)
 }
 
-// age is how long ago something was, in two units at most.
+// age returns the time since since, in at most two units.
 func age(now time.Time, since *time.Time) string {
 	if since == nil {
 		return "-"

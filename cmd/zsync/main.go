@@ -2,7 +2,8 @@
 //
 //	zsync lock /locks/backup -- ./backup.sh
 //
-// runs backup.sh on one machine at a time. See zsync help.
+// runs backup.sh on one machine at a time. See zsync help. This file has main, the exit statuses
+// and the root command. The subcommands have files of their own.
 package main
 
 import (
@@ -20,16 +21,16 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// The exit statuses of zsync itself. zsync passes on the status of a command that it runs, or 128+n if signal n
-// ended the command.
+// The exit statuses of zsync itself. If zsync runs a command, it returns the status of the command,
+// or 128+n if signal n ended the command.
 const (
-	exitUsage    = 64  // bad command line
+	exitUsage    = 64  // the command line is wrong
 	exitServers  = 69  // ZooKeeper cannot be used: no server answers
 	exitOutput   = 74  // standard input or output failed
-	exitBusy     = 75  // not acquired in the time allowed
-	exitLost     = 76  // the hold was lost, and the command stopped
-	exitRefused  = 77  // the servers refuse: no permission; or we do, as others may change what is there
-	exitConfig   = 78  // a file or a setting is wrong, or the path is used otherwise
+	exitBusy     = 75  // the hold was not acquired in the allowed time
+	exitLost     = 76  // the hold was lost, and the command was stopped
+	exitRefused  = 77  // the servers refuse because of permissions; or zsync refuses because other clients could change the znodes
+	exitConfig   = 78  // a file or a setting is wrong, or the path is in use for something else
 	exitNoExec   = 126 // the command cannot be executed
 	exitNotFound = 127 // there is no such command
 )
@@ -75,7 +76,7 @@ Exit status:
 otherwise that of the command`
 
 func main() {
-	// The kernel kills a child whose parent thread ends: see attributes.
+	// The kernel kills a child process at the end of the thread that started it; see attributes.
 	runtime.LockOSThread()
 	keepIgnoring()
 	keepClosed()
@@ -86,8 +87,9 @@ func main() {
 	os.Exit(status)
 }
 
-// execute runs the command line and returns the exit status. If it returns a signal, zsync must die of it:
-// Ctrl-C ends a shell's loop only if the shell sees that.
+// execute runs the command line and returns the exit status. If it also returns a signal, zsync
+// must die of this signal, because Ctrl-C ends a loop of a shell only if the shell sees such an
+// end.
 func execute(ctx context.Context, h *host) (int, os.Signal) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -112,16 +114,16 @@ func execute(ctx context.Context, h *host) (int, os.Signal) {
 	case err == nil:
 		return 0, nil
 	case errors.As(err, &status):
-	case errors.As(err, new(*fs.PathError)): // of what cobra writes: --version, completions
+	case errors.As(err, new(*fs.PathError)): // cobra could not write: --version, completions
 		status = &statusError{exitOutput, err}
 	default:
-		// Only cobra's own errors come without a status.
+		// Only errors of cobra have no status.
 		if m := unknownCommand.FindStringSubmatch(err.Error()); m != nil {
 			err = errors.New(didYouMean(err.Error(), nearest(m[1], commandNames(root))))
 		}
 		status = &statusError{exitUsage, err}
 	}
-	if _, plain := status.err.(*signalError); status.err != nil && !plain { // the shell says that
+	if _, plain := status.err.(*signalError); status.err != nil && !plain { // for a signal, the shell prints a message
 		h.say(status.err)
 	}
 	if sig := (*signalError)(nil); errors.As(status.err, &sig) && status.status == 128+sig.number() {
@@ -133,7 +135,7 @@ func execute(ctx context.Context, h *host) (int, os.Signal) {
 // unknownCommand matches cobra's error for an unknown command.
 var unknownCommand = regexp.MustCompile(`^unknown command "([^"]*)" for "zsync"$`)
 
-// A checkedWriter remembers the first error: cobra's help has no way to return it.
+// A checkedWriter keeps the first error, because cobra's help cannot return it.
 type checkedWriter struct {
 	io.Writer
 	err error
@@ -149,7 +151,7 @@ func (w *checkedWriter) Write(p []byte) (int, error) {
 // say writes an error to standard error, as one line.
 func (h *host) say(err error) {
 	text := strings.TrimPrefix(err.Error(), "zsync: ")
-	text = strings.ReplaceAll(text, ": zsync: ", ": ") // of the library's errors, with ours before them
+	text = strings.ReplaceAll(text, ": zsync: ", ": ") // omit the library's prefix in the middle
 	fmt.Fprintln(h.messages, "zsync:", plain(text))
 }
 
@@ -162,7 +164,7 @@ func newRoot(h *host) *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.DisableSuggestions = true // ours have an order
+	root.DisableSuggestions = true // zsync has its own suggestions, which are ordered
 	root.SetFlagErrorFunc(suggestFlags)
 	c := newClient(h, root)
 	root.AddCommand(
@@ -204,7 +206,7 @@ func newRoot(h *host) *cobra.Command {
 		case "help":
 			cmd.RunE = func(cmd *cobra.Command, args []string) error {
 				if _, _, err := root.Find(args); err != nil {
-					return err // as for the command itself
+					return err // the same error as for the command
 				}
 				show(cmd, args)
 				return nil
@@ -214,7 +216,7 @@ func newRoot(h *host) *cobra.Command {
 	return root
 }
 
-// version returns the version of this build, as go build knows it.
+// version returns the version of this build, from the information of go build.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -223,7 +225,7 @@ func version() string {
 	return strings.Join(append(commit(info), info.GoVersion), " ")
 }
 
-// commit returns the version, and the commit unless the version has it.
+// commit returns the version, followed by the commit unless the version contains it.
 func commit(info *debug.BuildInfo) (words []string) {
 	words = []string{info.Main.Version}
 	for _, s := range info.Settings {
@@ -237,7 +239,7 @@ func commit(info *debug.BuildInfo) (words []string) {
 	return words
 }
 
-// wantSubcommand runs a command that has only subcommands.
+// wantSubcommand runs a command that has only subcommands: it prints the help or an error.
 func wantSubcommand(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return fail(exitUsage, "%s", didYouMean(fmt.Sprintf("unknown subcommand %q; see %s --help", args[0], cmd.CommandPath()), nearest(args[0], commandNames(cmd))))
@@ -245,7 +247,7 @@ func wantSubcommand(cmd *cobra.Command, args []string) error {
 	return fail(exitUsage, "want a subcommand; see %s --help", cmd.CommandPath())
 }
 
-// A statusError ends zsync with a status, and with a message unless err is nil.
+// A statusError ends zsync with a status. If err is not nil, zsync prints it.
 type statusError struct {
 	status int
 	err    error
@@ -254,7 +256,7 @@ type statusError struct {
 func (e *statusError) Error() string { return fmt.Sprintf("exit status %d: %v", e.status, e.err) }
 func (e *statusError) Unwrap() error { return e.err }
 
-// outputError gives a failed write its exit status.
+// outputError adds the exit status to the error of a write.
 func outputError(err error) error {
 	if err == nil {
 		return nil
@@ -262,7 +264,7 @@ func outputError(err error) error {
 	return fail(exitOutput, "standard output: %w", err)
 }
 
-// exitOf returns the status of an error that has one.
+// exitOf returns the exit status in err, or exitServers if it has none.
 func exitOf(err error) int {
 	var s *statusError
 	if errors.As(err, &s) {
@@ -271,7 +273,7 @@ func exitOf(err error) int {
 	return exitServers
 }
 
-// fail makes an error of a status and a message.
+// fail returns an error with a status and a message.
 func fail(status int, format string, args ...any) error {
 	return &statusError{status, fmt.Errorf(format, args...)}
 }

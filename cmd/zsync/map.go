@@ -13,7 +13,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has the subcommands of zsync map. They work on the keys of a Map.
+// This file has the subcommands of zsync map, which use the keys of a Map. The form of the values
+// is the business of queuetext.go.
 
 func mapCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
@@ -39,8 +40,8 @@ are bytes, as with zsync.Raw.`,
 
 type sharedMap = zsync.Map[[]byte]
 
-// withMap connects to the map at the path that is the first argument. It wants from least to most
-// arguments.
+// withMap connects to the Map at the path in the first argument, and calls do. It checks that there
+// are from least to most arguments.
 func withMap(h *holding, cmd *cobra.Command, args []string, least, most int, do func(ctx context.Context, m *sharedMap) error) error {
 	if len(args) < least || len(args) > most {
 		return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -50,7 +51,7 @@ func withMap(h *holding, cmd *cobra.Command, args []string, least, most int, do 
 	})
 }
 
-// connected connects, does something, and gives its error an exit status.
+// connected connects, calls do, and adds an exit status to its error.
 func (h *holding) connected(cmd *cobra.Command, path string, do func(ctx context.Context, s *zsync.Session) error) error {
 	t, err := h.begin(cmd.Context(), path, nil)
 	if err != nil {
@@ -123,7 +124,7 @@ the value is text whatever it looks like, as for NewMap[string], and --raw for b
 }
 
 // An expectation has the flags for the form of a value, and the flags for a write that depends on
-// the present value.
+// the current value.
 type expectation struct {
 	form
 	value       string
@@ -239,7 +240,7 @@ up. It ends with a signal, with --timeout, or after --count lines.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 1, 1, func(ctx context.Context, m *sharedMap) error {
 				if _, err := m.Len(ctx); err != nil {
-					return err // no permission, or no such path
+					return err // such as no permission, or no such path
 				}
 				return follow(ctx, cmd, n, args[0], m.Watch(ctx), func(w io.Writer, all map[string][]byte) error {
 					texts := make(map[string]string, len(all))
@@ -261,7 +262,7 @@ func addCount(cmd *cobra.Command, n *int, what string) {
 	cmd.Flags().IntVarP(n, "count", "n", 0, "end after `N` "+what+" (default: no limit)")
 }
 
-// follow writes n values from watch, or all until ctx ends if n is 0.
+// follow writes n values from watch. If n is 0, it writes all values until ctx ends.
 func follow[T any](ctx context.Context, cmd *cobra.Command, n int, path string, watch <-chan T, write func(io.Writer, T) error) error {
 	if n < 0 || n == 0 && cmd.Flags().Changed("count") {
 		return fail(exitUsage, "--count %d: must be at least 1", n)
@@ -281,7 +282,7 @@ func follow[T any](ctx context.Context, cmd *cobra.Command, n int, path string, 
 	return fmt.Errorf("%s: the permission to read it is gone", path)
 }
 
-// writeLine writes v as JSON, in one line.
+// writeLine writes v as a line of JSON.
 func writeLine(w io.Writer, v any) error {
 	var b, line bytes.Buffer
 	if err := writeJSON(&b, v); err != nil {

@@ -9,7 +9,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync once: a command that runs to success once, on one machine.
+// This file has zsync once: it runs a command until one run succeeds, on one machine at a time. The
+// run of the command is the business of hold.go.
 
 func onceCommand(c *client) *cobra.Command {
 	h := newHolding(c)
@@ -34,14 +35,14 @@ It is a zsync.Once. --reset, without a command, forgets the success.`,
 				return err
 			}
 			defer t.session.Close()
-			// The process that runs it is first in a line, as with a Mutex.
+			// The running process is the first contender in a line, as with a Mutex.
 			lines := []line{zsync.NewMutex(t.session, t.path)}
 			stop := t.narrate(lines)
 			err = zsync.NewOnce(t.session, t.path).Do(t.waiting, func(ctx context.Context) error {
 				stop(true)
 				return t.run(ctx.Done(), nil)
 			})
-			stop(false) // it is done, or cannot be had
+			stop(false) // the Once is done, or Do has failed
 			var late *lateError
 			if errors.As(err, &late) {
 				return t.inVain(err, t.taken(lines, ": "))

@@ -10,10 +10,11 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file reports outages: a command that waits in an outage must not seem to wait for its turn.
+// This file reports outages, so that a user can distinguish a wait for the servers from a wait for
+// a holder. The holders are the business of waiting.go.
 
-// An outageLog is a slog.Handler that reports on standard error the beginning and the end of each outage, and
-// the reminders. It drops all other records: the command itself reports what has failed.
+// An outageLog is a slog.Handler that prints the begin and the end of each outage, and reminders,
+// to standard error. It drops all other records, because the command itself reports its errors.
 type outageLog struct{ h *host }
 
 func (l outageLog) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelWarn }

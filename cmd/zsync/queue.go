@@ -13,8 +13,9 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync queue and its subcommand send. The receiving side is in queuerecv.go, the
-// administration in queueadmin.go, and the form of elements in queuetext.go.
+// This file has zsync queue and its subcommands send and len. The consumer is the business of
+// queuerecv.go, the administration is the business of queueadmin.go, and the form of elements is
+// the business of queuetext.go.
 
 func queueCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
@@ -62,7 +63,7 @@ func (q *queueing) addNull(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&q.null, "null", "0", false, "elements end in a zero byte, not in a newline")
 }
 
-// end returns the byte that ends an element, in input and in output.
+// end returns the byte after each element in the input and in the output.
 func (q *queueing) end() byte {
 	if q.null {
 		return 0
@@ -92,7 +93,7 @@ func (q *queueing) open(cmd *cobra.Command, path string, opts ...zsync.QueueOpti
 	return t, queue, nil
 }
 
-// A sender sends elements, in a way that flags choose.
+// A sender sends elements, in the way that the flags select.
 type sender func(ctx context.Context, vs ...[]byte) error
 
 func sendCommand(c *client) *cobra.Command {
@@ -187,7 +188,7 @@ by its ID.`,
 	return cmd
 }
 
-// sendOnce sends one element with an ID: the argument, or the only line of the input.
+// sendOnce sends one element with an ID. The element is the argument or the only line of the input.
 func (q *queueing) sendOnce(ctx context.Context, cmd *cobra.Command, queue *zsync.Queue[[]byte], id string, args []string) (err error) {
 	var element []byte
 	if len(args) > 0 {
@@ -205,8 +206,8 @@ func (q *queueing) sendOnce(ctx context.Context, cmd *cobra.Command, queue *zsyn
 	return err
 }
 
-// onlyElement reads the only element of the input. It reads to the end before anything is sent: if
-// there are two elements, neither is sent.
+// onlyElement returns the only element of the input. It reads the whole input first, so that an
+// input with two elements sends neither.
 func onlyElement(ctx context.Context, in <-chan input) (element []byte, err error) {
 	for n := 0; ; n++ {
 		select {
@@ -228,13 +229,14 @@ func onlyElement(ctx context.Context, in <-chan input) (element []byte, err erro
 	}
 }
 
-// An input is an element that was read, or the error that ended the reading.
+// An input is an element of the input, or the error that ended the input.
 type input struct {
 	element []byte
 	err     error // io.EOF at the end
 }
 
-// elementsOf reads elements. It reads to the end even if the caller has stopped: a read cannot be interrupted.
+// elementsOf returns a channel with the elements of r. Its goroutine may outlive the caller,
+// because a read cannot be interrupted.
 func elementsOf(r io.Reader, end byte) <-chan input {
 	ch := make(chan input, maxBatch)
 	go func() {
@@ -245,7 +247,7 @@ func elementsOf(r io.Reader, end byte) <-chan input {
 				ch <- input{element: element[:len(element)-1]}
 				continue
 			}
-			if len(element) > 0 { // the last one, without its end
+			if len(element) > 0 { // the last element may have no byte after it
 				ch <- input{element: element}
 			}
 			ch <- input{err: err}
@@ -255,8 +257,8 @@ func elementsOf(r io.Reader, end byte) <-chan input {
 	return ch
 }
 
-// readElement reads to the end of an element, as ReadBytes does, but not beyond the greatest size that can be
-// sent.
+// readElement reads an element with the byte after it, like ReadBytes. It fails if the element is
+// larger than mostInput.
 func readElement(b *bufio.Reader, end byte) (element []byte, err error) {
 	for {
 		part, err := b.ReadSlice(end)
@@ -270,13 +272,14 @@ func readElement(b *bufio.Reader, end byte) (element []byte, err error) {
 	}
 }
 
-// The number of elements and of bytes that sendAll sends in one request, about as many as there is room for.
+// About the largest number of elements, and of bytes, that sendAll sends in one request.
 const (
 	maxBatch      = 1000
 	maxBatchBytes = 256 << 10
 )
 
-// sendAll sends elements as they come. Elements that come at once share a request.
+// sendAll sends the elements of the input as they arrive. Elements that are available at the same
+// time share a request.
 func sendAll(ctx context.Context, send sender, in <-chan input) error {
 	for sent := 0; ; {
 		var batch [][]byte
@@ -314,13 +317,14 @@ func sendAll(ctx context.Context, send sender, in <-chan input) error {
 	}
 }
 
-// stoppedAfter reports the number of elements that were sent. The next ones may be stored or not.
+// stoppedAfter returns an error with the number of elements that were certainly sent. Later
+// elements may be stored or not.
 func stoppedAfter(sent int, verdict, why error) error {
 	return &statusError{exitOf(verdict), fmt.Errorf("elements certainly sent: %d: %w", sent, why)}
 }
 
-// sendBatch sends a batch, in several requests if it does not fit into one, and returns how many
-// elements are certainly stored.
+// sendBatch sends a batch, in several requests if it does not fit into one. It returns the number
+// of elements that are certainly stored.
 func sendBatch(ctx context.Context, send sender, batch [][]byte) (int, error) {
 	err := send(ctx, batch...)
 	if err == nil || len(batch) < 2 || !errors.Is(err, zsync.ErrTooLarge) {

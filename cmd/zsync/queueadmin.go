@@ -17,9 +17,10 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has the commands for the administrator of a queue.
+// This file has the subcommands of zsync queue for operators: they show a queue, pause it, and
+// handle dead letters. Producers and consumers are the business of queue.go and queuerecv.go.
 
-// withQueue connects to the queue at path.
+// withQueue connects to the queue at path, and calls do.
 func (q *queueing) withQueue(cmd *cobra.Command, path string, do func(ctx context.Context, queue *zsync.Queue[[]byte]) error) error {
 	t, queue, err := q.open(cmd, path)
 	if err != nil {
@@ -108,7 +109,7 @@ queue. The ID is still remembered.`,
 	return cmd
 }
 
-// A statsLine has the numbers of a queue, in JSON.
+// A statsLine is the JSON form of a queue's numbers.
 type statsLine struct {
 	Ready    int          `json:"ready"`
 	Claimed  int          `json:"claimed"`
@@ -183,7 +184,7 @@ func (l statsLine) print(w io.Writer, now time.Time) error {
 	return t.Flush()
 }
 
-// orderCommand calls do for the queue that the argument names.
+// orderCommand returns a command that calls do for the queue in its argument.
 func orderCommand(c *client, name, short, long string, do func(*zsync.Queue[[]byte], context.Context) error) *cobra.Command {
 	q := &queueing{holding: *newHolding(c)}
 	cmd := &cobra.Command{
@@ -216,7 +217,7 @@ paused.`,
 		(*zsync.Queue[[]byte]).Resume)
 }
 
-// An itemLine is an element in JSON.
+// An itemLine is the JSON form of an element.
 type itemLine struct {
 	ID       string     `json:"id"`
 	State    string     `json:"state"`
@@ -273,7 +274,7 @@ owner, reason and data (as stored, in base64).`,
 						} else {
 							err = q.printItem(t, item)
 						}
-						if n++; err == nil && n%100 == 0 { // a long list comes as it is read
+						if n++; err == nil && n%100 == 0 { // print a long list while it is read
 							err = errors.Join(t.Flush(), out.Flush())
 						}
 						if err != nil {
@@ -309,7 +310,7 @@ func (q *queueing) printItem(w io.Writer, item zsync.QueueItem[[]byte]) error {
 	return err
 }
 
-// A letterLine is a dead letter in JSON.
+// A letterLine is the JSON form of a dead letter.
 type letterLine struct {
 	ID       string     `json:"id"`
 	Since    time.Time  `json:"since"`
@@ -364,7 +365,7 @@ with id, since, attempts, first (when it was sent), reason, size in bytes, and d
 	return cmd
 }
 
-// lettersCommand applies do to the dead letters that the arguments name.
+// lettersCommand returns a command that calls do for the dead letters in its arguments.
 func lettersCommand(c *client, name, short, long string, do func(*zsync.Queue[[]byte], context.Context, func(zsync.DeadLetter) bool) (int, error)) *cobra.Command {
 	q := &queueing{holding: *newHolding(c)}
 	all := false

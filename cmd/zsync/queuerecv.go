@@ -17,8 +17,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync queue recv: it takes elements and writes them. With a command, queuework.go
-// runs it for each element.
+// This file has zsync queue recv: it receives elements and writes them. The run of a command for
+// each element is the business of queuework.go.
 
 func recvCommand(c *client) *cobra.Command {
 	q := &queueing{holding: *newHolding(c)}
@@ -74,7 +74,8 @@ Exit status 75 means that fewer than --count elements came.`,
 				return err
 			}
 			if argv != nil {
-				// Look before any element is claimed: to give it back would cost it an attempt.
+				// Search the program before recv claims an element, because a return of the element
+				// would cost it an attempt.
 				if _, err := c.lookPath(argv[0]); err != nil && !errors.Is(err, exec.ErrDot) {
 					status, err := notRun(argv[0], err)
 					return &statusError{status, err}
@@ -86,7 +87,7 @@ Exit status 75 means that fewer than --count elements came.`,
 			}
 			switch {
 			case argv != nil:
-				opts = append(opts, zsync.WithPrefetch(1)) // others may be free
+				opts = append(opts, zsync.WithPrefetch(1)) // leave elements for idle consumers
 			case n > 0:
 				opts = append(opts, zsync.WithPrefetch(min(n, maxUnacknowledged)))
 			}
@@ -116,41 +117,42 @@ Exit status 75 means that fewer than --count elements came.`,
 	return cmd
 }
 
-// maxUnacknowledged is how many elements may be written and not yet removed.
+// maxUnacknowledged is the maximum number of elements that are written but not acknowledged.
 const maxUnacknowledged = 128
 
 // A receiver writes the elements of a queue, or runs a command for each.
 type receiver struct {
 	host   *host
 	form   *form
-	id     func() int64 // of the session
+	id     func() int64 // the id of the current session
 	queue  *zsync.Queue[[]byte]
 	path   string
 	out    io.Writer
 	end    byte
-	want   int // 0: as many as there are
+	want   int // the maximum number of elements; 0: no limit
 	follow bool
-	got    int // how many were written, or given to the command
+	got    int // the number of elements written, or given to the command
 
 	working
 	removals sync.WaitGroup
-	slots    chan struct{} // one for each removal that may be under way
+	slots    chan struct{} // one element for each acknowledgment in progress
 
 	mu      sync.Mutex      // guards the fields below
-	doubts  int             // removals with unknown results: these elements may be received again
-	failed  error           // of a removal
+	doubts  int             // the number of acknowledgments with unknown results: their elements may be received again
+	failed  error           // the first error of an acknowledgment
 	ending  bool            // a signal has come that ends recv
-	running []*job          // the commands
-	failing map[string]bool // IDs of the elements to try again
-	status  error           // of the last command that has failed
-	dead    bool            // something was set aside
-	retried time.Time       // when the last retry is due
-	stop    error           // the error from a command that ends recv
+	running []*job          // the running commands
+	failing map[string]bool // the IDs of the elements to try again
+	status  error           // the error of the last failed command
+	dead    bool            // an element became a dead letter
+	retried time.Time       // the time of the last scheduled retry
+	stop    error           // the error of a command, which ends recv
 }
 
-// receive takes the elements that are there or, with follow, all that will come.
+// receive receives elements until the queue is empty or, with follow, until a limit or a signal.
 func (r *receiver) receive(ctx context.Context) error {
-	// If the reader of our output exits, we must not end before the elements are back.
+	// If the reader of the output exits, zsync must first return its elements, so SIGPIPE must not
+	// end it.
 	broken := make(chan os.Signal, 1)
 	r.host.hear(broken, syscall.SIGPIPE)
 	if r.argv != nil {
@@ -161,7 +163,7 @@ func (r *receiver) receive(ctx context.Context) error {
 		if !errors.Is(err, errEmpty) {
 			return err
 		}
-		// Our own consumer has given all its claims back by now.
+		// The consumer of round has returned all its claims.
 		if _, more, err := r.queue.Peek(ctx); err != nil || !more {
 			if err == nil {
 				r.sayIfPaused(ctx)
@@ -171,14 +173,14 @@ func (r *receiver) receive(ctx context.Context) error {
 	}
 }
 
-// sayIfPaused prints the reason for which a queue with elements looks empty.
+// sayIfPaused prints a message if the queue is paused, because a paused queue looks empty.
 func (r *receiver) sayIfPaused(ctx context.Context) {
 	if st, err := r.queue.Stats(ctx); err == nil && st.Paused {
 		r.host.say(fmt.Errorf("%s: paused: no element can be received; see zsync queue resume", r.path))
 	}
 }
 
-// verdict returns the final error, after all work has ended.
+// verdict returns the final error of recv.
 func (r *receiver) verdict(err error) error {
 	switch {
 	case r.doubts > 0:
@@ -195,13 +197,14 @@ func (r *receiver) verdict(err error) error {
 
 func (r *receiver) full() bool { return r.want > 0 && r.got >= r.want }
 
-// errEmpty means that there was nothing to receive.
+// errEmpty means that the queue had no element to receive.
 var errEmpty = errors.New("the queue is empty")
 
-// idle is how long no element must come before receive looks at the queue.
+// idle is the time without an element after which next checks whether the queue is empty.
 const idle = 50 * time.Millisecond
 
-// round consumes until it has enough elements. Without follow, it also ends when none is left.
+// round consumes until it has enough elements. Without follow, it also ends when the queue is
+// empty.
 func (r *receiver) round(ctx context.Context) (err error) {
 	inner, cancel := context.WithCancel(ctx)
 	elements := r.queue.Deliveries(inner)
@@ -209,7 +212,7 @@ func (r *receiver) round(ctx context.Context) (err error) {
 	var jobs sync.WaitGroup
 	defer func() {
 		cancel()
-		for d := range elements { // they go back to their places
+		for d := range elements { // return the elements that were delivered but not used
 			d.Return()
 		}
 		jobs.Wait()
@@ -219,7 +222,7 @@ func (r *receiver) round(ctx context.Context) (err error) {
 	}()
 	for !r.full() {
 		select {
-		case free <- struct{}{}: // a worker is free for the next
+		case free <- struct{}{}: // wait until a command can run
 		case <-stopped:
 			return nil
 		}
@@ -250,8 +253,8 @@ func (r *receiver) round(ctx context.Context) (err error) {
 	return nil
 }
 
-// next waits for an element, for which the caller already has a place in free. If ok is false without an error,
-// a command has ended recv.
+// next waits for an element. The caller has already put its own entry into free. If ok is false
+// without an error, a command has ended recv.
 func (r *receiver) next(ctx context.Context, elements <-chan zsync.Delivery[[]byte], free chan struct{}, stopped <-chan struct{}) (d zsync.Delivery[[]byte], ok bool, err error) {
 	for {
 		var look <-chan time.Time
@@ -267,8 +270,8 @@ func (r *receiver) next(ctx context.Context, elements <-chan zsync.Delivery[[]by
 		case <-stopped:
 			return d, false, nil
 		case <-look:
-			// An element that a command works on may come back. An element to try again will, unless another
-			// consumer takes it.
+			// Do not end yet while a command runs, because its element may return to the queue. Do
+			// not end before the last retry either.
 			if len(free) > 1 || time.Now().Before(r.retry()) {
 				continue
 			}
@@ -281,7 +284,7 @@ func (r *receiver) next(ctx context.Context, elements <-chan zsync.Delivery[[]by
 	}
 }
 
-// ended returns the reason why the channel of elements was closed.
+// ended returns the error for a closed channel of elements.
 func (r *receiver) ended(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return fail(exitServers, "%s: the session is closed", r.path)
@@ -289,11 +292,11 @@ func (r *receiver) ended(ctx context.Context) error {
 	return verdict(context.Cause(ctx), exitBusy)
 }
 
-// write writes an element, and begins to remove it.
+// write writes an element, and begins to acknowledge it.
 func (r *receiver) write(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	if _, err := r.out.Write(append(r.form.decode(d.Value), r.end)); err != nil {
 		r.got--
-		d.Return() // the element is not to blame
+		d.Return() // this costs the element no attempt
 		if errors.Is(err, syscall.EPIPE) {
 			return &statusError{128 + int(syscall.SIGPIPE), nil}
 		}
@@ -309,14 +312,13 @@ func (r *receiver) write(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	return r.failed
 }
 
-// remove removes an element that was written or done, even after a signal. Concurrent removals share
-// requests.
+// remove acknowledges an element, even after a signal. Concurrent acknowledgments share requests.
 func (r *receiver) remove(ctx context.Context, d zsync.Delivery[[]byte]) {
 	r.settle(ctx, d.Ack)
 }
 
-// settle runs how, which acknowledges an element, returns it for a retry, or sets it aside, even after
-// a signal.
+// settle calls how, even after a signal. how acknowledges an element, returns it for a retry, or
+// makes it a dead letter.
 func (r *receiver) settle(ctx context.Context, how func(ctx context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removal)
 	defer cancel()
@@ -324,12 +326,12 @@ func (r *receiver) settle(ctx context.Context, how func(ctx context.Context) err
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case errors.Is(err, zsync.ErrLost), errors.Is(err, zk.ErrNoNode): // it is not known who has removed it
+	case errors.Is(err, zsync.ErrLost), errors.Is(err, zk.ErrNoNode): // another consumer may have removed it
 		r.doubts++
 	case err != nil && r.failed == nil:
 		r.failed = err
 	}
 }
 
-// removal is how long a removal is tried, across sessions.
+// removal is the time limit of settle, across sessions.
 const removal = time.Minute

@@ -12,26 +12,27 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file converts text to stored bytes and back: elements of queues, values, and the INFO of members. A
-// program with the default codec, JSON, can read what the command stores, and the command can print what the
-// program stores.
+// This file converts text to stored bytes and back, for elements, values and the INFO of members.
+// By default, the form is JSON, like the default codec of the library, so that programs and the
+// command can exchange data. Limits of input are the business of value.go.
 
-// A form has the flags for the stored form of text.
+// A form has the flags that select the stored form of text.
 type form struct{ raw, text bool }
 
-// addRaw adds --raw for what, in the plural.
+// addRaw adds --raw. The help text begins with what, a plural noun.
 func (f *form) addRaw(cmd *cobra.Command, what string) {
 	cmd.Flags().BoolVar(&f.raw, "raw", false, what+" are bytes, as with zsync.Raw, not JSON")
 }
 
-// addText adds --text for what, in the singular. The command has --raw, too.
+// addText adds --text to a command that already has --raw. The help text contains what, a singular
+// noun.
 func (f *form) addText(cmd *cobra.Command, what string) {
 	cmd.Flags().BoolVar(&f.text, "text", false, "store "+what+" as a JSON string, even if it is JSON itself, such as 42")
 	cmd.MarkFlagsMutuallyExclusive("raw", "text")
 }
 
-// encode returns the stored form of text. Without a flag, JSON is stored unchanged, for programs that
-// read objects or numbers, and other text as a JSON string.
+// encode returns the stored form of text. Without a flag, it leaves JSON unchanged, for programs
+// with objects or numbers, and makes a JSON string of other text.
 func (f *form) encode(element []byte) ([]byte, error) {
 	switch {
 	case f.raw, !f.text && json.Valid(element):
@@ -46,8 +47,8 @@ func (f *form) encode(element []byte) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
-// encodeAll encodes each element that is read. The first error takes the place of its element, and
-// ends the reading.
+// encodeAll encodes each element of the input. The first error replaces its element, and ends the
+// input.
 func (f *form) encodeAll(in <-chan input) <-chan input {
 	if f.raw {
 		return in
@@ -67,7 +68,7 @@ func (f *form) encodeAll(in <-chan input) <-chan input {
 	return out
 }
 
-// beginning returns the first bytes of data, for a message.
+// beginning returns the first bytes of data for a message.
 func beginning(data []byte) string {
 	const most = 64
 	if len(data) > most {
@@ -76,7 +77,8 @@ func beginning(data []byte) string {
 	return string(data)
 }
 
-// decode returns the text of stored bytes: the content of a JSON string, or else the stored bytes.
+// decode returns the text of stored bytes: the content if they are a JSON string, and otherwise the
+// bytes themselves.
 func (f *form) decode(stored []byte) []byte {
 	if f.raw || !bytes.HasPrefix(stored, []byte(`"`)) {
 		return stored
@@ -100,7 +102,7 @@ func (f *form) check(layout zsync.QueueLayout) error {
 	return nil
 }
 
-// writeText writes an element, as text, with its end.
+// writeText writes an element as text, with the byte after it.
 func (q *queueing) writeText(w io.Writer, stored []byte) error {
 	_, err := fmt.Fprintf(w, "%s%c", q.decode(stored), q.end())
 	return outputError(err)

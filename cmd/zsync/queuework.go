@@ -18,18 +18,19 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file runs the command of queue recv.
+// This file runs the command of zsync queue recv for each element. The delivery of the elements is
+// the business of queuerecv.go.
 
 // A working has the flags for the command.
 type working struct {
-	argv     []string // nil: there is none, and elements are written
+	argv     []string // nil: recv writes the elements instead
 	jobs     int
-	attempts int // 0: without end
+	attempts int // 0: no limit
 	backoff  time.Duration
-	replace  string // the placeholder of the element in argv; empty: the command reads it
+	replace  string // the placeholder for the element in argv; "": the command reads the element
 }
 
-// longest is the longest wait before a retry.
+// longest is the maximum wait before a retry.
 const longest = time.Minute
 
 // check checks the flags for the command.
@@ -57,11 +58,11 @@ func (w *working) check(cmd *cobra.Command, layout string) error {
 	return nil
 }
 
-// longestArgument is the longest argument of a command that Linux takes.
+// longestArgument is Linux's maximum length of an argument.
 const longestArgument = 128<<10 - 1
 
-// with returns the command for an element. The command gets the element in its arguments, with an
-// empty standard input, or else in its standard input.
+// with returns the command for an element. The element is in the arguments if there is a
+// placeholder, and otherwise in the standard input.
 func (w *working) with(element []byte) (argv []string, in io.Reader, err error) {
 	if w.replace == "" {
 		return w.argv, bytes.NewReader(element), nil
@@ -76,7 +77,7 @@ func (w *working) with(element []byte) (argv []string, in io.Reader, err error) 
 	return argv, strings.NewReader(""), nil
 }
 
-// pause returns the wait before the next attempt at an element that has failed attempt times.
+// pause returns the wait after the failure of an element's attempt with this number.
 func (w *working) pause(attempt int) time.Duration {
 	d := w.backoff
 	for ; attempt > 1 && d < longest; attempt-- {
@@ -85,10 +86,10 @@ func (w *working) pause(attempt int) time.Duration {
 	return d
 }
 
-// A job is a command that runs.
+// A job is a running command.
 type job struct{ signals chan os.Signal }
 
-// passSignals passes signals on to all commands that run, until stop is called.
+// passSignals forwards signals to all running commands, until stop is called.
 func (r *receiver) passSignals() (stop func()) {
 	all, ended, gone := make(chan os.Signal, 16), make(chan struct{}), make(chan struct{})
 	r.host.hear(all, passedOn...)
@@ -102,7 +103,7 @@ func (r *receiver) passSignals() (stop func()) {
 				for _, j := range r.running {
 					select {
 					case j.signals <- sig:
-					default: // it has 16 to get
+					default: // 16 signals already wait for the command
 					}
 				}
 				r.mu.Unlock()
@@ -118,7 +119,8 @@ func (r *receiver) passSignals() (stop func()) {
 	}
 }
 
-// begin makes a job that gets all signals from now on. It returns nil if a signal has already ended recv.
+// begin returns a job that receives all later signals. It returns nil if a signal has already ended
+// recv.
 func (r *receiver) begin() *job {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -130,7 +132,7 @@ func (r *receiver) begin() *job {
 	return j
 }
 
-// finish removes a job, and reports whether a signal has come that ends recv.
+// finish removes a job, and reports whether a signal has ended recv.
 func (r *receiver) finish(j *job) (ending bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -138,8 +140,8 @@ func (r *receiver) finish(j *job) (ending bool) {
 	return r.ending
 }
 
-// run runs the command for an element. Then it acknowledges the element, schedules a retry, or sets it
-// aside. An error ends recv.
+// run runs the command for an element. Then it acknowledges the element, schedules a retry, or
+// makes it a dead letter. An error ends recv.
 func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	j := r.begin()
 	if j == nil {
@@ -150,9 +152,9 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 			r.finish(j)
 		}
 		d.Return()
-		return nil // and the elements end
+		return nil // the channel of elements ends, too
 	}
-	// The kernel kills the command when the thread that started it ends.
+	// The kernel kills the command at the end of the thread that started it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	argv, in, err := r.with(r.form.decode(d.Value))
@@ -170,11 +172,11 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 		r.done(d)
 		r.remove(ctx, d)
 		return nil
-	case ending || ctx.Err() != nil: // it may have been stopped, so this was no attempt
+	case ending || ctx.Err() != nil: // a signal may have stopped it, so this was no attempt
 		d.Return()
 		<-ctx.Done() // the same signal ends it
 		return r.ended(ctx)
-	case status == exitNotFound || status == exitNoExec, // that would fail for all
+	case status == exitNotFound || status == exitNoExec, // such a failure affects all elements
 		r.attempts == 0 && r.backoff == 0:
 		d.NackAfter(0)
 		return &statusError{status, err}
@@ -183,10 +185,10 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	return nil
 }
 
-// again schedules a retry of an element that has failed, or sets it aside.
+// again schedules a retry for an element after a failure, or makes it a dead letter.
 func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], status *statusError) {
 	why := fmt.Sprintf("exit status %d", status.status)
-	if status.err != nil { // it was not run
+	if status.err != nil { // the command was not run
 		why = status.err.Error()
 	}
 	last := r.attempts > 0 && d.Attempt >= r.attempts
@@ -196,7 +198,7 @@ func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], status *
 	switch {
 	case last:
 		r.dead = true
-	case !r.follow || r.want > 0: // with follow, recv does not end by itself
+	case !r.follow || r.want > 0: // with follow and without a limit, recv does not end by itself
 		r.failing[d.ID] = true
 	}
 	r.status = status
@@ -211,11 +213,11 @@ func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], status *
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if due := time.Now().Add(pause); r.attempts > 0 && due.After(r.retried) {
-		r.retried = due // not before the element is due
+		r.retried = due // so that recv does not end before the retry
 	}
 }
 
-// done takes note that the command has succeeded.
+// done records that the command has succeeded for an element.
 func (r *receiver) done(d zsync.Delivery[[]byte]) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync schedule: the timetable's flags, and the loop that runs a command at each
-// instant.
+// This file has zsync schedule: the flags of a timetable, and the run of a command at each
+// scheduled time. The process of the command is the business of child.go.
 
 func scheduleCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
@@ -48,10 +48,10 @@ func (t *timetable) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&t.cron, "cron", "", "the five `FIELDS` of crontab(5), or @daily and the like")
 }
 
-// given reports whether there is one.
+// given reports whether the flags give a timetable.
 func (t *timetable) given() bool { return t.every > 0 || t.cron != "" }
 
-// parse returns the timetable. Its errors differ from the library's.
+// parse returns the timetable. Its errors name the flags.
 func (t *timetable) parse() (zsync.Timetable, error) {
 	switch {
 	case t.every > 0 && t.cron != "":
@@ -68,8 +68,8 @@ func (t *timetable) parse() (zsync.Timetable, error) {
 	return nil, fail(exitUsage, "when? give --every or --cron")
 }
 
-// parseCron parses the five fields of crontab(5), or @daily and the like, with a
-// zone before them (CRON_TZ=Europe/Berlin) or without. @every 1h is --every 1h.
+// parseCron parses the five fields of crontab(5), or a word such as @daily. A zone such as
+// CRON_TZ=Europe/Berlin may precede them. @every 1h is the same as --every 1h.
 func parseCron(spec string) (zsync.Timetable, error) {
 	words := strings.Fields(spec)
 	loc := time.Local
@@ -93,10 +93,10 @@ func parseCron(spec string) (zsync.Timetable, error) {
 	return zsync.Cron(strings.Join(words, " "), loc)
 }
 
-// latest returns the last instant that is not after now; the zero time if there
-// is none within thirty years.
+// latest returns the last scheduled time that is not after now, or the zero time if there is none
+// in the last thirty years.
 func latest(table zsync.Timetable, now time.Time) (last time.Time) {
-	// The instants of a window before now, which grows until it has one.
+	// Search a window before now, which grows until it contains a scheduled time.
 	for back := time.Minute; back < 40*366*24*time.Hour && last.IsZero(); back *= 4 {
 		for at := table.Next(now.Add(-back)); !at.IsZero() && !at.After(now); at = table.Next(at) {
 			last = at
@@ -107,7 +107,7 @@ func latest(table zsync.Timetable, now time.Time) (last time.Time) {
 
 func instant(at time.Time) string { return at.UTC().Format(time.RFC3339Nano) }
 
-// doing runs the command for an instant, until ctx ends because the instant is lost.
+// doing runs the command for a scheduled time. If ctx ends because of a loss, it stops the command.
 func (t *task) doing(ctx context.Context, at time.Time, signals <-chan os.Signal) error {
 	c := &child{
 		host: t.host, session: t.session.ID(), argv: t.argv, signals: signals, lost: ctx.Done(), killAfter: t.grace(), onLost: t.onLost,
@@ -126,7 +126,7 @@ func (t *task) doing(ctx context.Context, at time.Time, signals <-chan os.Signal
 	return nil
 }
 
-// A commandError is a command that has failed.
+// A commandError is the failure of the command.
 type commandError struct {
 	status int
 	err    error
@@ -173,7 +173,7 @@ another.`,
 	return cmd
 }
 
-// instant returns the instant of the job, from --at or the timetable.
+// instant returns the scheduled time of the job, from --at or from the timetable.
 func (t *timetable) instant(at string) (time.Time, error) {
 	if at != "" && t.given() {
 		return time.Time{}, fail(exitUsage, "--at does not go with --every and --cron")
@@ -192,7 +192,7 @@ func (t *timetable) instant(at string) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	if t.every > 0 { // however many there are in a minute
+	if t.every > 0 { // faster than latest if there are many in a minute
 		return time.Now().Truncate(t.every), nil
 	}
 	when := latest(table, time.Now())
@@ -202,21 +202,21 @@ func (t *timetable) instant(at string) (time.Time, error) {
 	return when, nil
 }
 
-// doOnce does one instant.
+// doOnce runs the command for one scheduled time.
 func (t *task) doOnce(at time.Time) error {
-	// The process that runs the job is first in a line, as with a Mutex.
+	// The process that runs the job is the first contender in a line, as with a Mutex.
 	lines := []line{zsync.NewMutex(t.session, t.path)}
 	stop := t.narrate(lines)
 	var status *commandError
 	_, err := zsync.NewSchedule(t.session, t.path).Do(t.waiting, at, func(ctx context.Context) error {
 		stop(true)
 		t.stop()
-		if t.waiting.Err() != nil { // at the same instant
+		if t.waiting.Err() != nil { // the wait ended at the same moment
 			return context.Cause(t.waiting)
 		}
 		return t.doing(ctx, at, t.signals)
 	})
-	stop(false) // it is done, or cannot be had
+	stop(false) // the scheduled time is done, or Do has failed
 	var late *lateError
 	switch {
 	case errors.As(err, &status):
@@ -227,8 +227,8 @@ func (t *task) doOnce(at time.Time) error {
 	return verdict(err, t.busy)
 }
 
-// passedOnStatus makes zsync end with the status of its command, and without a message: the command
-// has reported its own error, if it ran at all.
+// passedOnStatus returns an error that ends zsync with the status of its command. It has no message
+// if the command has run, because the command has reported its own error.
 func passedOnStatus(e *commandError) error {
 	if e.status == exitNoExec || e.status == exitNotFound || errors.As(e.err, new(*signalError)) {
 		return &statusError{e.status, e.err}
@@ -262,7 +262,7 @@ latest at once), skip, or all.`,
 			if err != nil {
 				return err
 			}
-			if next.Next(time.Now()).IsZero() { // run would end at once, as if all were done
+			if next.Next(time.Now()).IsZero() { // Run would return at once without an error
 				return fail(exitUsage, "--cron %s: has no instant in the next years", table.cron)
 			}
 			policy, ok := map[string]zsync.MissedPolicy{"latest": zsync.MissedLatest, "skip": zsync.MissedSkip, "all": zsync.MissedAll}[missed]
@@ -291,17 +291,17 @@ latest at once), skip, or all.`,
 	return cmd
 }
 
-// A retrying is what becomes of an instant whose command fails.
+// A retrying has the rules for a scheduled time whose command fails.
 type retrying struct {
 	attempts int
-	pause    time.Duration // before the second attempt
+	pause    time.Duration // the pause before the second attempt
 	missed   zsync.MissedPolicy
 }
 
-// longest is the longest pause.
+// longest returns the maximum pause between two attempts.
 func (r retrying) longest() time.Duration { return max(r.pause, time.Hour) }
 
-// outlook says which attempt of the instant at has failed now, and when the next one is.
+// outlook returns a text with the number of the failed attempt and the time of the next.
 func (r retrying) outlook(attempt int, next zsync.Timetable, at, now time.Time) string {
 	wait := r.pause
 	for n := 1; n < attempt && wait < r.longest(); n++ {
@@ -319,10 +319,10 @@ func (r retrying) outlook(attempt int, next zsync.Timetable, at, now time.Time) 
 	return said + ", the next in " + wait.String()
 }
 
-// runAll runs the command at each instant, until a signal comes.
+// runAll runs the command at each scheduled time, until a signal comes.
 func (t *task) runAll(schedule *zsync.Schedule, next zsync.Timetable, retries retrying) error {
 	t.stop()
-	if t.waiting.Err() != nil { // a signal came while it connected
+	if t.waiting.Err() != nil { // a signal came while zsync connected
 		return verdict(context.Cause(t.waiting), t.busy)
 	}
 	r := newRelay(t.signals)
@@ -348,9 +348,11 @@ func (t *task) runAll(schedule *zsync.Schedule, next zsync.Timetable, retries re
 	return verdict(err, t.busy)
 }
 
-// attemptOf returns the number of the attempt of the instant at that has just failed, unless a loss ended it:
-// then it does not count. The schedule records a failure after its function has returned. Until then, this process
-// holds the schedule's lock, so no other process records one. If the servers do not answer soon, it is unknown.
+// attemptOf returns the number of the attempt for at that has just failed. Schedule records a
+// failure only after its function has returned, so the number is one more than the last record
+// says. This process still holds the schedule's lock, so no other process changes the record. ok is
+// false if the servers do not answer soon. An attempt that ends with a loss does not count, so its
+// number is meaningless.
 func attemptOf(ctx context.Context, schedule *zsync.Schedule, at time.Time) (attempt int, ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -366,18 +368,18 @@ func attemptOf(ctx context.Context, schedule *zsync.Schedule, at time.Time) (att
 	return 1, true
 }
 
-// A relay passes signals to the command while it runs. A signal that ends programs ends ctx: at once if no
-// command runs, or else after the command.
+// A relay sends signals to the command while it runs. A signal that ends programs ends ctx: after
+// the command if one runs, and otherwise at once.
 type relay struct {
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
-	passed  chan os.Signal // to the command
+	passed  chan os.Signal // the signals for the command
 	stopped chan struct{}
 	gone    chan struct{}
 
 	mu      sync.Mutex
 	running bool      // guarded by mu
-	ending  os.Signal // came while the command ran; guarded by mu
+	ending  os.Signal // the signal that ends ctx after the command; guarded by mu
 }
 
 func newRelay(signals <-chan os.Signal) *relay {
@@ -413,26 +415,26 @@ func (r *relay) take(sig os.Signal) {
 		}
 		select {
 		case r.passed <- sig:
-		default: // the kernel too drops signals that no process takes
+		default: // drop it, as the kernel drops signals that a process does not take
 		}
 	case ends(sig):
 		r.cancel(&signalError{sig})
 	}
 }
 
-// begin reports whether a command may be run: no signal has come. Each signal comes either before begin, and
-// ends ctx, or after it, and is passed to the command.
+// begin reports whether a command may run. A signal before begin has ended ctx, so the command must
+// not run. A signal after begin is for the command.
 func (r *relay) begin() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for len(r.passed) > 0 { // meant for the command before
+	for len(r.passed) > 0 { // they were for the previous command
 		<-r.passed
 	}
 	r.running = r.ctx.Err() == nil
 	return r.running
 }
 
-// end is the end of the command.
+// end records the end of the command, and ends ctx if a signal came during the run.
 func (r *relay) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -13,10 +13,10 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has the global flags for security: our credentials, the identity of the servers, and the ACL of our
-// znodes.
+// This file has the global flags for security: the client's credentials, the identity of the
+// servers, and the ACL of created znodes. All other global flags are the business of client.go.
 
-// security returns the options that the security flags give.
+// security returns the options from the flags for security.
 func (c *client) security() (opts []zsync.Option, err error) {
 	auths, err := c.credentials()
 	if err != nil {
@@ -24,7 +24,7 @@ func (c *client) security() (opts []zsync.Option, err error) {
 	}
 	for _, a := range auths {
 		scheme, credentials, ok := strings.Cut(a, ":")
-		if !ok { // do not repeat what may be a password
+		if !ok { // the message omits the text, which may be a password
 			return nil, fail(exitUsage, "credentials must be SCHEME:CREDENTIALS, such as digest:user:password")
 		}
 		opts = append(opts, zsync.WithAuth(scheme, []byte(credentials)))
@@ -46,7 +46,7 @@ func (c *client) security() (opts []zsync.Option, err error) {
 	return opts, err
 }
 
-// credentials returns the credentials from the environment, from --auth-file and from --auth.
+// credentials returns the credentials of the environment, of --auth-file and of --auth.
 func (c *client) credentials() (auths []string, err error) {
 	if env := c.getenv("ZSYNC_AUTH"); env != "" {
 		auths = append(auths, env)
@@ -69,8 +69,8 @@ func (c *client) credentials() (auths []string, err error) {
 	return append(auths, c.auth...), nil
 }
 
-// accessList returns the list that --acl gives. By default, znodes belong to their creator alone if there are
-// credentials.
+// accessList returns the ACL from --acl. With credentials, the default is an ACL that gives all
+// permissions to the creator alone.
 func (c *client) accessList(credentials bool) (acl []zk.ACL, err error) {
 	entries := c.acl
 	if len(entries) == 0 {
@@ -92,7 +92,7 @@ func (c *client) accessList(credentials bool) (acl []zk.ACL, err error) {
 			continue
 		}
 		scheme, rest, ok := strings.Cut(e, ":")
-		i := strings.LastIndexByte(rest, ':') // an ID may have colons
+		i := strings.LastIndexByte(rest, ':') // an ID may contain colons
 		if !ok || i < 0 {
 			return nil, fail(exitUsage, "--acl %q: want SCHEME:ID:PERMS, open or creator", e)
 		}
@@ -105,7 +105,7 @@ func (c *client) accessList(credentials bool) (acl []zk.ACL, err error) {
 	return acl, nil
 }
 
-// permissions reads letters as ZooKeeper's own command does.
+// permissions parses letters such as cdrwa, as ZooKeeper's own command does.
 func permissions(letters string) (perms int32, err error) {
 	if letters == "" {
 		return 0, errors.New("there are no permissions: want letters of cdrwa")
@@ -129,7 +129,8 @@ func permissions(letters string) (perms int32, err error) {
 	return perms, nil
 }
 
-// saslFlags are the flags for SASL. The password is no flag: every user of the machine sees those.
+// saslFlags has the flags for SASL. The password is not a flag, because every user of the machine
+// can see flags.
 type saslFlags struct{ user, passwordIn string }
 
 func (f *saslFlags) add(cmd *cobra.Command) {
@@ -138,7 +139,7 @@ func (f *saslFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.passwordIn, "sasl-password-file", "", "`FILE` whose first line is the password of --sasl-user (environment: ZSYNC_SASL_PASSWORD)")
 }
 
-// option returns the option that the flags give, or none.
+// option returns the option from the flags, or none.
 func (f *saslFlags) option(password string) ([]zsync.Option, error) {
 	m, err := f.mechanism(password)
 	if m == nil || err != nil {
@@ -147,7 +148,7 @@ func (f *saslFlags) option(password string) ([]zsync.Option, error) {
 	return []zsync.Option{zsync.WithSASL(m)}, nil
 }
 
-// mechanism returns the mechanism that the flags give, or nil.
+// mechanism returns the mechanism from the flags, or nil.
 func (f *saslFlags) mechanism(password string) (zsync.SASLMechanism, error) {
 	if f.user == "" {
 		if f.passwordIn != "" {
@@ -171,7 +172,7 @@ func (f *saslFlags) mechanism(password string) (zsync.SASLMechanism, error) {
 	return zsync.SASLDigestMD5(f.user, password), nil
 }
 
-// tlsFlags are the flags for TLS.
+// tlsFlags has the flags for TLS.
 type tlsFlags struct {
 	on            bool
 	ca, cert, key string
@@ -187,7 +188,7 @@ func (f *tlsFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.name, "tls-name", "", "`NAME` that the servers' certificates must have (default: the host of the address)")
 }
 
-// config is nil without TLS. Each of the flags asks for it.
+// config returns the settings for TLS, or nil if no flag for TLS is set.
 func (f *tlsFlags) config() (*tls.Config, error) {
 	if !f.on && *f == (tlsFlags{}) {
 		return nil, nil

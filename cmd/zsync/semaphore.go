@@ -8,7 +8,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync semaphore: a command that runs under permits.
+// This file has zsync semaphore: it runs a command while it holds permits. The run of the command
+// is the business of hold.go.
 
 func semaphoreCommand(c *client) *cobra.Command {
 	h := newHolding(c)

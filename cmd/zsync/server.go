@@ -17,8 +17,8 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// This file has zsync server: a ZooKeeper server in memory, with faults. The server is package
-// zktest's.
+// This file has zsync server: it starts a ZooKeeper server in memory, and causes faults. The server
+// itself is the business of package zktest.
 
 func serverCommand(h *host) *cobra.Command {
 	f := &faults{host: h}
@@ -52,7 +52,7 @@ its connection drops before the reply. server reports each fault on standard err
 	return cmd
 }
 
-// faults has the server's flags.
+// faults has the flags of zsync server.
 type faults struct {
 	*host
 	listen                      string
@@ -94,7 +94,7 @@ func (f *faults) serve(out io.Writer) error {
 	return srv.Close()
 }
 
-// checkAddress refuses what cannot be an address to listen on.
+// checkAddress returns an error if addr is no valid address to listen on.
 func checkAddress(addr string) error {
 	_, port, err := net.SplitHostPort(addr)
 	if err == nil {
@@ -106,8 +106,8 @@ func checkAddress(addr string) error {
 	return nil
 }
 
-// newServer makes the server. zktest, made for tests, panics if it cannot listen, and a check in advance is
-// impossible.
+// newServer makes the server. It recovers from the panic of zktest if the server cannot listen,
+// because no check in advance is reliable.
 func newServer(opts []zktest.Option) (srv *zktest.Server, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -121,7 +121,7 @@ func newServer(opts []zktest.Option) (srv *zktest.Server, err error) {
 	return zktest.NewServer(opts...), nil
 }
 
-// noArgs is cobra.NoArgs, with a message that says so.
+// noArgs is cobra.NoArgs with a clearer message.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -129,12 +129,12 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// bring causes the faults, until the process ends.
+// bring causes the faults until the process ends.
 func (f *faults) bring(srv *zktest.Server) {
 	srv.SetLatency(time.Duration(f.latency))
 	if f.loseReplies > 0 {
 		srv.Intercept(func(r zktest.Request) zktest.Action {
-			// Tests do not want faults in handshakes and pings.
+			// Do not lose replies to handshakes and pings, because tests do not want such faults.
 			if r.Op == zktest.OpConnect || r.Op == zktest.OpPing || rand.Float64()*100 >= f.loseReplies {
 				return zktest.Pass
 			}
@@ -160,7 +160,7 @@ func (f *faults) bring(srv *zktest.Server) {
 		go func() {
 			cut := map[int64]bool{}
 			for range time.Tick(time.Duration(f.partition)) {
-				for _, id := range srv.Sessions() { // oldest first
+				for _, id := range srv.Sessions() { // the oldest session first
 					if !cut[id] {
 						cut[id] = true
 						srv.Partition(id)

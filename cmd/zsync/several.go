@@ -8,11 +8,11 @@ import (
 	"sync"
 )
 
-// This file makes one hold of several.
+// This file makes a single hold from several. The run of the command under it is the business of
+// hold.go.
 
-// all makes one hold of several, at different paths. It acquires them in the order of their paths, in
-// whatever order they are given, so two commands never deadlock. The tokens come in the order of
-// holds.
+// all returns a hold for several holds at different paths. It always acquires them in the order of
+// their paths, so two commands never deadlock. The tokens are in the order of the argument.
 func all(holds []hold) hold {
 	if len(holds) == 1 {
 		return holds[0]
@@ -26,7 +26,7 @@ func all(holds []hold) hold {
 		}
 		return errors.Join(errs...)
 	}
-	// During the wait for the last hold, the first may have been lost.
+	// During the wait for the last hold, the first may be lost.
 	whole := func() bool {
 		return !slices.ContainsFunc(sorted, func(h hold) bool {
 			select {
@@ -49,7 +49,7 @@ func all(holds []hold) hold {
 			if whole() {
 				return nil
 			}
-			release(sorted) // nothing has started yet: wait again
+			release(sorted) // the command is not running yet, so wait again
 		}
 	}
 	together.try = func(ctx context.Context) (bool, error) {
@@ -67,7 +67,7 @@ func all(holds []hold) hold {
 		for _, h := range sorted {
 			lost := h.lost()
 			go func() {
-				<-lost // or the end of the process
+				<-lost // this goroutine ends at a loss or with the process
 				once.Do(func() { close(any) })
 			}()
 		}

@@ -9,8 +9,8 @@ package main
 static unsigned long long ignored;
 static int closed;
 
-// look runs before Go's runtime: that handles most signals, and opens /dev/null in
-// the place of a standard stream that is closed.
+// look runs before Go's runtime, which handles most signals, and opens /dev/null in
+// place of a closed standard stream.
 __attribute__((constructor)) static void look(void) {
 	struct sigaction action;
 	for (int sig = 1; sig <= 64; sig++)
@@ -31,10 +31,13 @@ import (
 	"syscall"
 )
 
-// startedIgnoring reports whether the parent process ignores sig.
+// This file finds out, before Go's runtime starts, which signals the parent process ignores and
+// which standard streams it has closed. host.go uses the results.
+
+// startedIgnoring reports whether sig was ignored at the start of this process.
 func startedIgnoring(sig syscall.Signal) bool {
 	return C.ignoredAtStart()>>(sig-1)&1 != 0 || signal.Ignored(sig)
 }
 
-// startedWithout reports whether the standard stream fd was closed.
+// startedWithout reports whether the standard stream fd was closed at the start of this process.
 func startedWithout(fd int) bool { return C.closedAtStart()>>fd&1 != 0 }

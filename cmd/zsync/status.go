@@ -15,8 +15,8 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
-// This file has zsync status: it shows the holders and waiters at paths. The look at a path is
-// package look's.
+// This file has zsync status: it shows the holders and waiters at paths. The look at a path is the
+// business of package look.
 
 func statusCommand(c *client) *cobra.Command {
 	asJSON := false
@@ -74,12 +74,12 @@ schedule), and value (the data; a string if it is not JSON).`,
 	return cmd
 }
 
-// statusOf looks at each path. For /, it looks at the whole tree. refused says that some paths may not
-// be read.
+// statusOf looks at each path. For /, it looks at the whole tree. refused is true if the permission
+// to read a path is missing.
 func (h *host) statusOf(ctx context.Context, s *zsync.Session, paths []string) (lines []look.Line, refused bool, err error) {
 	lines = []look.Line{}
 	for _, path := range paths {
-		if path == "/" { // only paths below it can have primitives
+		if path == "/" { // only paths below / can have primitives
 			t, err := h.survey(ctx, s, path)
 			if err != nil {
 				return nil, false, verdict(err, exitServers)
@@ -96,7 +96,7 @@ func (h *host) statusOf(ctx context.Context, s *zsync.Session, paths []string) (
 		more, err := look.At(ctx, s, path)
 		lines = append(lines, more...)
 		switch {
-		case errors.Is(err, zk.ErrNoAuth): // show the other paths
+		case errors.Is(err, zk.ErrNoAuth): // still show the other paths
 			lines = append(lines, look.Line{Path: path, State: "not ours to read"})
 			h.say(err)
 			refused = true
@@ -107,7 +107,7 @@ func (h *host) statusOf(ctx context.Context, s *zsync.Session, paths []string) (
 	return lines, refused, nil
 }
 
-// survey looks at everything below root, and reports if it has not seen all.
+// survey looks at the tree below root. It prints a message if it has not seen all znodes.
 func (h *host) survey(ctx context.Context, s *zsync.Session, root string) (*look.Tree, error) {
 	t, err := look.Look(ctx, s, root)
 	if err == nil && t.Cut {
@@ -116,7 +116,7 @@ func (h *host) survey(ctx context.Context, s *zsync.Session, root string) (*look
 	return t, err
 }
 
-// printStatus prints a table.
+// printStatus prints lines as a table.
 func printStatus(w io.Writer, lines []look.Line) error {
 	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(t, "PATH\tKIND\tMODE\tSTATE\tOWNER\tSINCE\tSESSION")
@@ -137,7 +137,7 @@ func printStatus(w io.Writer, lines []look.Line) error {
 	return t.Flush()
 }
 
-// dash returns a table's text for s.
+// dash returns the text for s in a table.
 func dash(s string) string {
 	if s == "" {
 		return "-"

@@ -8,19 +8,22 @@ import (
 	"golang.org/x/term"
 )
 
-// A statusLine writes messages to standard error. On a terminal, its last line can show a text that changes; the
-// messages appear above it.
+// This file writes to standard error so that messages and a changing line do not mix. The texts are
+// the business of waiting.go and outage.go.
+
+// A statusLine writes messages to standard error. On a terminal, its last line can show a text that
+// changes, below the messages.
 type statusLine struct {
 	mu    sync.Mutex
 	w     io.Writer
-	width func() int // columns of the terminal; 0 if zsync must not rewrite a line there
+	width func() int // the width of the terminal, or 0 if zsync must not draw there
 	shown string     // guarded by mu
 }
 
-// eraseLine returns to the beginning of the line and erases it.
+// eraseLine moves the cursor to the begin of the line and erases the line.
 const eraseLine = "\r\x1b[K"
 
-// show replaces the text. It does nothing and returns false if there is no terminal for it.
+// show replaces the text. Without a terminal for it, show does nothing and returns false.
 func (l *statusLine) show(text string) bool {
 	width := l.width()
 	if width == 0 {
@@ -28,7 +31,7 @@ func (l *statusLine) show(text string) bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.shown = cut(text, width-1) // the cursor keeps its line
+	l.shown = cut(text, width-1) // so that the cursor stays in its line
 	io.WriteString(l.w, eraseLine+l.shown)
 	return true
 }
@@ -43,7 +46,7 @@ func (l *statusLine) clear() {
 	}
 }
 
-// Write writes messages, each of whole lines.
+// Write writes messages, which are whole lines, above the text.
 func (l *statusLine) Write(messages []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -56,8 +59,8 @@ func (l *statusLine) Write(messages []byte) (int, error) {
 	return n, err
 }
 
-// columns returns the width of the terminal that w is. It returns 0 if w is none, and if zsync runs in the
-// background, where a prompt has the last line.
+// columns returns the width of the terminal w. It returns 0 if w is no terminal. It also returns 0
+// if zsync runs in the background, because the last line then has the shell's prompt.
 func columns(w io.Writer) int {
 	f, ok := w.(*os.File)
 	if !ok {

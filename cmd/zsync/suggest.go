@@ -10,9 +10,11 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// This file has the suggestions for unknown words, and selects the flags that help shows.
+// This file suggests names for unknown commands and flags, and selects the flags in the help of a
+// command. The parsing of the command line is the business of cobra.
 
-// otherWords are the names that flags have elsewhere, in flock(1) and in other clients.
+// otherWords has, by the name of a flag of flock(1) or of other clients, zsync's flags for the same
+// purpose.
 var otherWords = map[string][]string{
 	"addr": {"listen", "servers"}, "address": {"listen", "servers"}, "bind": {"listen"}, "port": {"listen"},
 	"server": {"servers"}, "host": {"servers"}, "hosts": {"servers"}, "zookeeper": {"servers"},
@@ -20,10 +22,11 @@ var otherWords = map[string][]string{
 	"count": {"permits"}, "workers": {"jobs"}, "parallel": {"jobs"}, "retries": {"max-attempts"}, "debug": {"verbose"},
 }
 
-// near is the greatest distance of a suggested name from the word.
+// near is the maximum distance between a word and a suggested name.
 const near = 2
 
-// nearest returns the names that are nearest to a word, if they are near, or begin with it.
+// nearest returns the names that are nearest to word, but not farther than near, and the names that
+// begin with word.
 func nearest(word string, names []string) (found []string) {
 	least := near
 	for _, name := range names {
@@ -37,8 +40,8 @@ func nearest(word string, names []string) (found []string) {
 	return found
 }
 
-// distance returns how many changes make b of a: a letter replaced, added or removed, or two neighbours
-// exchanged.
+// distance returns the number of changes from a to b. A change replaces, adds or removes a letter,
+// or exchanges two neighbours.
 func distance(a, b string) int {
 	rows := make([][]int, len(a)+1)
 	for i := range rows {
@@ -60,7 +63,7 @@ func distance(a, b string) int {
 	return rows[len(a)][len(b)]
 }
 
-// names of the commands below cmd that people type.
+// commandNames returns the names of the commands below cmd.
 func commandNames(cmd *cobra.Command) (names []string) {
 	for _, c := range cmd.Commands() {
 		names = append(names, c.Name())
@@ -68,7 +71,7 @@ func commandNames(cmd *cobra.Command) (names []string) {
 	return names
 }
 
-// didYouMean adds suggestions to a message.
+// didYouMean adds names as suggestions to a message.
 func didYouMean(message string, names []string) string {
 	if len(names) == 0 {
 		return message
@@ -103,14 +106,14 @@ func suggestFlags(cmd *cobra.Command, err error) error {
 	return errors.New(didYouMean(err.Error(), found))
 }
 
-// offline lists the commands that connect to no server, and so need no global flags for it. looking lists the
-// commands that hold nothing, and so have nothing to trace.
+// offline has the commands that need no global flags, because they do not connect. looking has the
+// commands that need no flag for a trace, because they hold nothing.
 var (
 	offline = []string{"server", "verify", "gen", "version", "completion", "help"}
 	looking = []string{"ls", "status", "top", "ui", "doctor"}
 )
 
-// hideUnused hides the global flags that cmd does not use from its help.
+// hideUnused removes the global flags that cmd does not use from its help.
 func hideUnused(cmd *cobra.Command) {
 	top := cmd
 	for top.HasParent() && top.Parent().HasParent() {

@@ -11,9 +11,10 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
-// This file prints text from other users so that it cannot act on the terminal.
+// This file prints text from other users so that it cannot control the terminal. The rules for such
+// text are the business of package look.
 
-// The ways to print text from other users.
+// Functions of package look, for text from other users.
 var (
 	plain     = look.Plain
 	special   = look.Special
@@ -21,8 +22,8 @@ var (
 	count     = look.Count
 )
 
-// writeJSON writes v as JSON of ASCII and other printable characters. It escapes the rest, which only strings
-// can contain.
+// writeJSON writes v as JSON with only printable characters. It escapes all others, which occur
+// only in strings.
 func writeJSON(w io.Writer, v any) error {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -35,12 +36,12 @@ func writeJSON(w io.Writer, v any) error {
 	for text := b.Bytes(); len(text) > 0; {
 		r, size := utf8.DecodeRune(text)
 		switch {
-		case r == utf8.RuneError: // invalid bytes too: JSON has no way to say them
+		case r == utf8.RuneError: // also for invalid bytes, which JSON cannot represent
 			out = append(out, `\ufffd`...)
 		case r == '\n' || !special(r):
 			out = append(out, text[:size]...)
 		case r > 0xffff:
-			// A surrogate pair: JSON writes it as UTF-16 does.
+			// JSON escapes it as a surrogate pair of UTF-16.
 			r -= 0x10000
 			out = appendEscape(appendEscape(out, 0xd800+r>>10), 0xdc00+r&0x3ff)
 		default:
@@ -56,7 +57,7 @@ func appendEscape(b []byte, r rune) []byte {
 	return append(append(b, `\u`...), strconv.FormatUint(uint64(r)|0x10000, 16)[1:]...)
 }
 
-// isTerminal reports whether w is a terminal, or as good as one.
+// isTerminal reports whether w is a character device, such as a terminal.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {

@@ -17,8 +17,8 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
-// This file has zsync top: it draws the primitives on a terminal and reacts to keys. The look at the
-// tree is package look's.
+// This file has zsync top: it draws the primitives on a terminal and reacts to keys. The look at
+// the tree is the business of package look.
 
 func topCommand(c *client) *cobra.Command {
 	h := newHolding(c)
@@ -60,10 +60,10 @@ wait first. Its keys:
 	return cmd
 }
 
-// shortest is the shortest time between two looks at the tree.
+// shortest is the minimum time between two looks at the tree.
 const shortest = 100 * time.Millisecond
 
-// terminal returns the two sides of the terminal, or nil if there is none.
+// terminal returns standard input and output if both are terminals, and otherwise nil.
 func (h *host) terminal() (in, out *os.File) {
 	in, _ = h.stdin.(*os.File)
 	out, _ = h.stdout.(*os.File)
@@ -79,7 +79,7 @@ func (t *task) top(in, out *os.File, root string, every time.Duration) error {
 	if err != nil {
 		return &statusError{exitOutput, err}
 	}
-	io.WriteString(out, "\x1b[?1049h\x1b[?25l") // another screen, no cursor
+	io.WriteString(out, "\x1b[?1049h\x1b[?25l") // use the alternate screen, and hide the cursor
 	defer func() {
 		io.WriteString(out, "\x1b[?25h\x1b[?1049l")
 		term.Restore(int(in.Fd()), before)
@@ -91,7 +91,7 @@ func (t *task) top(in, out *os.File, root string, every time.Duration) error {
 		err  error
 	}
 	found, busy := make(chan looked, 1), false
-	v, seen := &view{root: root}, &look.Memory{} // used by one look at a time
+	v, seen := &view{root: root}, &look.Memory{} // only one look at a time uses seen
 	again := func() {
 		if !busy {
 			busy, v.looking = true, time.Now()
@@ -107,7 +107,7 @@ func (t *task) top(in, out *os.File, root string, every time.Duration) error {
 	again()
 	ticks := time.NewTicker(max(every, shortest))
 	defer ticks.Stop()
-	draws := time.NewTicker(250 * time.Millisecond) // ages go on, and the window may have another size
+	draws := time.NewTicker(250 * time.Millisecond) // for the ages, and for a new size of the window
 	defer draws.Stop()
 	for {
 		width, height, err := term.GetSize(int(out.Fd()))
@@ -143,7 +143,7 @@ func (t *task) top(in, out *os.File, root string, every time.Duration) error {
 	}
 }
 
-// readKeys sends each key that is pressed: a rune, or a whole escape sequence.
+// readKeys sends each pressed key to keys, as a rune or a whole escape sequence.
 func readKeys(in io.Reader, keys chan<- string) {
 	defer close(keys)
 	buf := make([]byte, 256)
@@ -176,26 +176,26 @@ func splitKeys(in string) (keys []string) {
 	return keys
 }
 
-// overdue is how long a look may take before top marks its display as old.
+// overdue is the duration of a look after which top marks its display as old.
 const overdue = 5 * time.Second
 
-// A view is what top shows.
+// A view is the content of top's screen.
 type view struct {
 	root    string
 	rows    []summary
 	lines   map[string][]look.Line // by path
 	znodes  int
 	looked  bool
-	looking time.Time // the start of the present look, or zero
+	looking time.Time // the start of the current look, or zero
 	failure string
-	order   int     // of orders
-	marked  summary // the line that is marked
-	at      int     // the last row of the marked line
-	top     int     // the first row that is shown
-	detail  bool    // shows the contenders at the marked line
+	order   int     // the index of the current order in orders
+	marked  summary // the marked row
+	at      int     // the index of the marked row
+	top     int     // the index of the first visible row
+	detail  bool    // whether to show the contenders of the marked row
 }
 
-// orders are the ways to sort.
+// orders has the ways to sort the rows.
 var orders = []struct {
 	name string
 	less func(a, b summary) int
@@ -206,7 +206,8 @@ var orders = []struct {
 	{"path", func(a, b summary) int { return 0 }},
 }
 
-// rank puts waiters whose turn may never come before waiters in a normal line.
+// rank orders rows: first rows with waiters, then rows whose waiters wait normally, such as standby
+// candidates, then rows without waiters.
 func rank(r summary) int {
 	switch {
 	case r.Waiters == 0:
@@ -217,7 +218,7 @@ func rank(r summary) int {
 	return 0
 }
 
-// earlier orders times; missing ones come last.
+// earlier compares two times. A missing time is the latest.
 func earlier(a, b *time.Time) int {
 	switch {
 	case a == nil && b == nil:
@@ -230,7 +231,7 @@ func earlier(a, b *time.Time) int {
 	return a.Compare(*b)
 }
 
-// set shows the result of a look.
+// set makes v show the result of a look.
 func (v *view) set(t *look.Tree) {
 	v.rows, v.lines, v.znodes, v.looked, v.failure = sumUpAll(t), map[string][]look.Line{}, t.Znodes, true, ""
 	if t.Cut {
@@ -242,7 +243,7 @@ func (v *view) set(t *look.Tree) {
 	v.sort()
 }
 
-// sort sorts the rows, and keeps the mark where it is.
+// sort sorts the rows. The same primitive stays marked.
 func (v *view) sort() {
 	slices.SortStableFunc(v.rows, func(a, b summary) int {
 		return cmp.Or(orders[v.order].less(a, b), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Kind, b.Kind))
@@ -253,14 +254,14 @@ func (v *view) sort() {
 	v.mark(v.at)
 }
 
-// mark marks the row at i, or the nearest.
+// mark marks the row i, or the nearest row.
 func (v *view) mark(i int) {
 	if v.at = max(min(i, len(v.rows)-1), 0); len(v.rows) > 0 {
 		v.marked = v.rows[v.at]
 	}
 }
 
-// press carries out a key.
+// press carries out the command of a key.
 func (v *view) press(key string, height int) {
 	page := max(height-4, 1)
 	switch key {
@@ -285,7 +286,7 @@ func (v *view) press(key string, height int) {
 	}
 }
 
-// draw returns the bytes that show v on a terminal.
+// draw returns the bytes that draw v on a terminal.
 func (v *view) draw(width, height int, now time.Time) string {
 	head := fmt.Sprintf("zsync top %s   %s   sorted by %s", plain(v.root), count(len(v.rows), "line"), orders[v.order].name)
 	if !v.looked {
@@ -336,7 +337,7 @@ func (v *view) draw(width, height int, now time.Time) string {
 	return out.String()
 }
 
-// drawDetail shows the holders and the waiters at the marked line.
+// drawDetail returns the lines of text about the contenders of the marked row.
 func (v *view) drawDetail(now time.Time) []string {
 	rows := []string{fmt.Sprintf("%s: %s", plain(v.marked.Path), v.marked.Kind)}
 	for _, l := range v.lines[v.marked.Path] {
@@ -358,7 +359,7 @@ func (v *view) drawDetail(now time.Time) []string {
 	return rows
 }
 
-// cut cuts text to so many columns.
+// cut shortens text to width columns.
 func cut(text string, width int) string {
 	if utf8.RuneCountInString(text) <= width {
 		return text

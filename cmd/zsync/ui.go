@@ -16,8 +16,8 @@ import (
 	"github.com/zsync/zsync/ui"
 )
 
-// This file has zsync ui: it serves the page of package ui, to this machine only unless the flags
-// say otherwise.
+// This file has zsync ui: it serves the page of package ui. Without flags, it serves only this
+// machine. The page is the business of package ui.
 
 func uiCommand(c *client) *cobra.Command {
 	h := newHolding(c)
@@ -107,7 +107,7 @@ func (t *task) serve(l net.Listener, page http.Handler) error {
 	}
 }
 
-// local reports whether a host, with a port or without, is this machine.
+// local reports whether host is this machine. host may have a port.
 func local(host string) bool {
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
@@ -116,8 +116,8 @@ func local(host string) bool {
 	return err == nil && ip.IsLoopback() || strings.EqualFold(host, "localhost")
 }
 
-// onlyLocal refuses requests under another name. Otherwise, a page of another site could make its own
-// name lead here, and its scripts could then read this page.
+// onlyLocal refuses requests whose Host is another name. Otherwise, another site could make its own
+// name lead to this server, and its scripts could then read the page.
 func onlyLocal(page http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !local(r.Host) {

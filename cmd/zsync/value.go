@@ -10,7 +10,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has the subcommands of zsync value. They work on a Value.
+// This file has the subcommands of zsync value, which use a Value. The form of the values is the
+// business of queuetext.go.
 
 func valueCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
@@ -27,7 +28,7 @@ zsync.Raw.`,
 	return cmd
 }
 
-// withValue connects to the value at the path that is the first argument.
+// withValue connects to the Value at path, and calls do.
 func withValue(h *holding, cmd *cobra.Command, path string, do func(ctx context.Context, v *zsync.Value[[]byte]) error) error {
 	t, err := h.begin(cmd.Context(), path, nil)
 	if err != nil {
@@ -61,7 +62,7 @@ a JSON string, unless --raw is given. Exit status 75 means that there is no valu
 	return cmd
 }
 
-// writeFound writes the loaded value, or returns the error that it is missing.
+// writeFound writes a loaded value. If there is none, it returns the error for a missing value.
 func (f *form) writeFound(cmd *cobra.Command, data []byte, err error, missing string, args ...any) error {
 	if errors.Is(err, zsync.ErrNoValue) {
 		return fail(exitBusy, missing, args...)
@@ -119,7 +120,7 @@ func unexpected(path string, old []byte, none bool) error {
 	return fail(exitBusy, "%s: the value is %s", path, printable(string(old)))
 }
 
-// argumentOrInput returns the stored form of the one argument there is, or of standard input.
+// argumentOrInput returns the stored form of the argument or, without one, of standard input.
 func (f *form) argumentOrInput(cmd *cobra.Command, args []string) ([]byte, error) {
 	if len(args) > 0 {
 		return f.encode([]byte(args[0]))
@@ -134,11 +135,11 @@ func (f *form) argumentOrInput(cmd *cobra.Command, args []string) ([]byte, error
 	return f.encode(data)
 }
 
-// mostInput is the limit of the input for one value or element. A longer one cannot be sent, and the
-// input may have no end.
+// mostInput is the maximum length of the input for one value or element. The servers accept nothing
+// longer, and the input may never end.
 const mostInput = 1 << 20
 
-// inputError gives a failed read its exit status.
+// inputError adds the exit status to the error of a read.
 func inputError(err error) error {
 	var has *statusError
 	if errors.As(err, &has) {
@@ -172,7 +173,7 @@ values.`,
 			}
 			return withValue(h, cmd, args[0], func(ctx context.Context, v *zsync.Value[[]byte]) error {
 				if _, _, err := v.Load(ctx); err != nil && !errors.Is(err, zsync.ErrNoValue) {
-					return err // no permission, or no such path
+					return err // such as no permission, or no such path
 				}
 				return follow(ctx, cmd, n, args[0], v.Watch(ctx), func(w io.Writer, data []byte) error { return writeElement(w, f.decode(data), end) })
 			})
@@ -185,7 +186,7 @@ values.`,
 	return cmd
 }
 
-// writeElement writes data as it is, and the terminator.
+// writeElement writes data unchanged, followed by end.
 func writeElement(w io.Writer, data []byte, end byte) error {
 	_, err := w.Write(append(data, end))
 	return outputError(err)

@@ -14,9 +14,10 @@ import (
 	"github.com/zsync/zsync/internal/verify"
 )
 
-// This file has zsync verify, and writes the traces that it checks. The rules are package verify's.
+// This file has zsync verify, which checks traces, and the file of --trace. The rules for a trace
+// are the business of package verify.
 
-// verifyCommand checks the traces that zsync.WithTrace, or --trace, has written.
+// verifyCommand returns the command that checks the traces of zsync.WithTrace and of --trace.
 func verifyCommand() *cobra.Command {
 	tolerance := verify.DefaultTolerance
 	cmd := &cobra.Command{
@@ -80,8 +81,8 @@ Exit status:
 	return cmd
 }
 
-// openTrace opens the file of --trace. Processes may share it: each write appends whole lines. It
-// waits for the reader of a named pipe, unless ctx ends.
+// openTrace opens the file of --trace. Several processes may share the file, because each write
+// appends whole lines. For a named pipe, openTrace waits for a reader until ctx ends.
 func (h *host) openTrace(ctx context.Context, name string) (*traceFile, error) {
 	for {
 		// Without O_NONBLOCK, the kernel would wait for the reader and ignore signals.
@@ -100,7 +101,8 @@ func (h *host) openTrace(ctx context.Context, name string) (*traceFile, error) {
 	}
 }
 
-// A traceFile reports its first failed write, once, and continues: a hold is worth more than a trace.
+// A traceFile prints a message for its first failed write, and ignores later failures, because a
+// hold is more important than a trace.
 type traceFile struct {
 	*host
 	f    *os.File

@@ -14,13 +14,15 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 )
 
-// This file describes the wait of a task: the holders, and the waiters ahead.
+// This file describes the wait of a task in messages: the holders, and the waiters ahead. The wait
+// itself is the business of hold.go.
 
-// asking is how long zsync may take to find the holders. Only a command whose wait has failed waits for that.
+// asking is the time limit for finding the holders. Only a command whose wait has failed takes this
+// time.
 const asking = time.Second
 
-// taken names the holders and the waiters ahead, after a colon. It returns nothing if there are none, or if it
-// cannot find out.
+// taken returns a text about the holders and the waiters ahead, with colon before it. If there are
+// none, or if it cannot find out, it returns "".
 func (t *task) taken(lines []line, colon string) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.waiting), asking)
 	defer cancel()
@@ -39,7 +41,8 @@ func (t *task) taken(lines []line, colon string) string {
 	return colon + strings.Join(words, "; ")
 }
 
-// inTheWay names the holders at l, or else the waiters ahead.
+// inTheWay returns a text about the holders at l and the number of waiters ahead or, without
+// holders, about the waiters ahead.
 func (t *task) inTheWay(ctx context.Context, l line) string {
 	contenders, err := l.Contenders(ctx)
 	if err != nil {
@@ -70,7 +73,7 @@ func (t *task) inTheWay(ctx context.Context, l line) string {
 	return words
 }
 
-// describe names the first, and counts the others.
+// describe returns a text with the name of the first contender and the number of the others.
 func describe(cs []zsync.Contender) string {
 	owner, _ := marks.Outer(cs[0].Owner)
 	if owner == "" {
@@ -89,16 +92,16 @@ func describe(cs []zsync.Contender) string {
 	return words
 }
 
-// narrating is how often -v can report a change.
+// narrating is the interval at which -v can report a change.
 const narrating = 500 * time.Millisecond
 
-// narrate is narrateOf for the holders, and the waiters ahead, at lines.
+// narrate is narrateOf for the holders and the waiters ahead at lines.
 func (t *task) narrate(lines []line) (stop func(got bool)) {
 	return t.narrateOf(func() string { return t.taken(lines, "") })
 }
 
-// inVain returns the error of a wait that took too long. who names the present holders; they replace
-// the older names in err.
+// inVain returns the error of a wait that took too long. If who is not empty, it is a text about
+// the current holders, and it replaces the older names in err.
 func (t *task) inVain(err error, who string) error {
 	var op *zsync.Error
 	var wait *zsync.WaitError
@@ -108,7 +111,7 @@ func (t *task) inVain(err error, who string) error {
 	return &statusError{t.busy, fmt.Errorf("%w%s", err, who)}
 }
 
-// colon puts a colon before words, if there are any.
+// colon adds a colon before words, unless they are empty.
 func colon(words string) string {
 	if words == "" {
 		return ""
@@ -116,8 +119,8 @@ func colon(words string) string {
 	return ": " + words
 }
 
-// With -v, narrateOf reports on standard error what the command waits for, until stop is called. The first call
-// of stop reports the outcome.
+// With -v, narrateOf prints the text of what to standard error whenever it changes, until the
+// caller calls stop. The first call of stop prints whether the wait had success.
 func (t *task) narrateOf(what func() string) (stop func(got bool)) {
 	if !t.verbose {
 		return func(bool) {}
@@ -128,9 +131,9 @@ func (t *task) narrateOf(what func() string) (stop func(got bool)) {
 		defer close(gone)
 		last := ""
 		for {
-			words := cmp.Or(what(), last) // in an outage, what finds out nothing
+			words := cmp.Or(what(), last) // in an outage, what returns ""
 			select {
-			case <-ended: // the holder may be this task itself
+			case <-ended: // do not report the task itself as the holder
 				return
 			default:
 			}
@@ -155,7 +158,8 @@ func (t *task) narrateOf(what func() string) (stop func(got bool)) {
 	}
 }
 
-// sayWait reports a wait: on a terminal in one line that changes, and elsewhere if the report is new.
+// sayWait reports a wait: on a terminal in a line that changes, and otherwise as a message if words
+// are new.
 func (t *task) sayWait(began time.Time, words string, isNew bool) {
 	if words == "" {
 		return
@@ -166,7 +170,7 @@ func (t *task) sayWait(began time.Time, words string, isNew bool) {
 	}
 }
 
-// elapsed rounds a time for people.
+// elapsed rounds a duration for people.
 func elapsed(d time.Duration) time.Duration {
 	if d < 10*time.Second {
 		return d.Round(time.Millisecond)
