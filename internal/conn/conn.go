@@ -531,7 +531,7 @@ func (c *Conn) nextPacket() error {
 // accepts and closes connections is dialled at most once a second.
 const Lasting = time.Second
 
-// maxDisowned is the number of connections in a row that disowned ends.
+// maxDisowned is the largest number of connections in a row that disowned ends.
 const maxDisowned = 3
 
 // A server that serves a session may reply that the session has moved or has expired. It has not

@@ -34,7 +34,7 @@ type Place struct {
 	gone    *conn.Watch      // the watch on blocker, joined and set; nil if it must be set
 	own     *conn.Watch      // the watch on p's own znode, set; see Claim.watch
 	alone   bool             // no other contender blocks p, now or later
-	limit   <-chan time.Time // the end of the wait, if p tries
+	limit   <-chan time.Time // fires when a Try stops waiting; nil for other callers
 	look    func()           // stops the reads of the first contender; nil if there are none
 	relist  *relisting       // nil if listings could prove nothing, or are not needed
 }
@@ -155,8 +155,8 @@ func (l *Line) listAhead(ctx context.Context, inc *session.Incarnation, me Child
 // deleted: then the wait is useless. After the end of ctx, awaitGone can be called again.
 //
 // If several events have come, the order of the checks does not matter. The deletion of the blocker
-// proves nothing before Claim.standsAfter has checked the claim's own watch. And a claim that
-// leaves has not been granted.
+// proves nothing before Claim.standsAfter has checked the claim's own watch. And if the claim
+// leaves, it has not been granted.
 func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 	inc := p.claim.Incarnation
 	for {

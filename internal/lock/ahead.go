@@ -65,8 +65,8 @@ func (a *Ahead) Forget() {
 	}
 }
 
-// Now returns the first contender ahead, as far as it is known, and how many there were at the
-// last listing: 0 if there was none.
+// Now returns the first contender ahead, as far as it is known, and the number of contenders ahead
+// at the last listing, or 0 before the first listing.
 func (a *Ahead) Now() Behind {
 	a.mu.Lock()
 	defer a.mu.Unlock()

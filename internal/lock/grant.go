@@ -68,8 +68,8 @@ func (c *Claim) Grant(op string) *Grant {
 		c.begin()
 	}
 	if session.IsClosed(c.Incarnation.Manager.Closing) {
-		// Close may have looked for bare holds already. A function that has acquired c cannot
-		// begin.
+		// Close may have released the holds without a function already. A function that has
+		// acquired c cannot begin.
 		c.ReleaseBare()
 	}
 	return g
@@ -158,10 +158,10 @@ func (g *Grant) Loss() *session.Ending { return &g.lost }
 // Name returns the name of the znode of g.
 func (g *Grant) Name() string { return session.BaseName(g.Claim.Znode()) }
 
-// Release releases g, which is the only use of its claim, and the claim. It returns when the
-// znode is deleted. If the connection drops or is down, Release returns at once. If the servers
-// refuse the deletion, it returns after ReleaseTime. In both cases, the deletion continues in the
-// background. Its only error is ErrLost: the claim was lost, even at the last moment.
+// Release releases g and its claim. g must be the only use of the claim. It returns when the znode
+// is deleted. If the connection drops or is down, Release returns at once. If the servers refuse
+// the deletion, it returns after ReleaseTime. In both cases, the deletion continues in the
+// background. Its only error is ErrLost: the claim was lost, perhaps at the last moment.
 func (g *Grant) Release() error {
 	c := g.Claim
 	defer g.End() // after the claim: a loss during finish ends g too
@@ -245,8 +245,8 @@ func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 		case !session.IsBadVersion(err):
 			return nil, err
 		}
-		// Another client has written the znode, or we have and the reply was lost, or another
-		// goroutine has for its token. Write back the present data.
+		// Another client has written the znode; or we have, and the reply was lost; or another
+		// goroutine has, for its token. Write back the present data.
 		if data, stat, err = c.Incarnation.Get(ctx, path); err != nil {
 			return nil, err
 		}

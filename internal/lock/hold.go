@@ -200,8 +200,8 @@ func (h *Hold) Since() time.Time {
 	return h.since
 }
 
-// Explain returns the meaning of the error of a request about h's own znode: if the znode is
-// deleted or the session has ended, the loss of h.
+// Explain interprets err, the error of a request about h's own znode. If the znode is deleted, or
+// the session has ended, it returns the loss of h.
 func (h *Hold) Explain(err error) error {
 	if session.IsNoNode(err) {
 		h.of.deleted("")

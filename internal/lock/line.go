@@ -60,12 +60,12 @@ type Line struct {
 	Kind   string  // its kind in the trace; for a read-write lock, the kind of a writer
 }
 
-// New returns the line of contenders below path, whose znodes name names.
+// New returns the line of contenders below path. name makes the names of their znodes.
 func New(m *session.Manager, path string, name func(guid, base string) string, bases ...string) Line {
 	return Line{Manager: m, Dir: m.Full(path), Bases: bases, name: name, trip: new(atomic.Int64), each: new(atomic.Int64)}
 }
 
-// SessionDir returns the parent znode for its creation.
+// SessionDir describes the parent znode, for its creation.
 func (l *Line) SessionDir() session.Dir { return session.Dir{Path: l.Dir, Part: l.Part, Kept: l.Kept} }
 
 // A Rule decides which of the contenders ahead blocks a contender. They are in order. If none of
@@ -118,7 +118,7 @@ type Claim struct {
 	closed  bool          // no more readers may join
 	open    int32         // transactions that may still be applied
 	uses    []*Grant      // one for each goroutine, in the order in which they were granted
-	one     [1]*Grant     // storage for uses, while there is one
+	one     [1]*Grant     // memory for uses, while it has one element
 	passed  int           // handoffs, or joins, since no other contender was known
 	listing chan struct{} // closed when the listing under way is answered; nil if there is none
 	moving  chan struct{} // closed at the end of the Downgrade under way; nil if there is none
@@ -160,8 +160,8 @@ func (c *Claim) withdraw(err error) {
 // znode did not exist then.
 //
 // The events of one connection come in the order of the changes, and before any reply that is as
-// new. So c existed under two conditions: a read on that same connection has found c and set its
-// watch, and the watch has not fired. Otherwise standsAfter reads the znode.
+// new. So c's znode existed if a read on that same connection has found it and set its watch, and
+// the watch has not fired. Otherwise standsAfter reads the znode.
 //
 // If one transaction has deleted both znodes, the event of our znode may still follow. That is as
 // if our znode had been deleted right after our turn: the holder learns of the loss by that event.
@@ -274,8 +274,8 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 // ahead returns the contenders ahead of me, in order. The error is ErrVanished if the listing does
 // not contain me, because then our znode is deleted.
 //
-// That the name is listed is enough, although another client may have created a znode of the same
-// name. Such a copy blocks others like our znode, for as long as our session counts as alive.
+// It is enough that the name is listed, although another client may have created a znode of the
+// same name. Such a copy blocks others like our znode, for as long as our session counts as alive.
 // standsBy finds that it is not ours.
 func (l *Line) ahead(ctx context.Context, inc *session.Incarnation, roll *session.Roll, me Child) ([]Child, error) {
 	rk := l.ranks(roll)
@@ -485,7 +485,7 @@ func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known st
 		if n.Data, n.Stat, err = inc.Get(ctx, session.ChildPath(l.Dir, name)); !session.IsNoNode(err) {
 			return name, n, err
 		}
-		// It left between the listing and the read: list the line again.
+		// The first contender left between the listing and the read: list the line again.
 		list, known = inc.Children, ""
 	}
 }

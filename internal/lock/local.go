@@ -641,7 +641,7 @@ func (l *Lock) handOver(h *Claim, g *Grant) error {
 //
 // A transaction without a reply may be anywhere on its way, and can be applied while the znode of h
 // exists. So h does not pass on, and its znode is deleted. A transaction that was not applied
-// before that never will be.
+// before the deletion never will be.
 func (l *Lock) mayPass(h *Claim) bool {
 	return h.mode == Exclusive && l.Handoffs > 0 && !l.Elects && h.open == 0 && !isLost(h) && !h.WasAsked()
 }

@@ -26,9 +26,9 @@ var ErrPartLost = errors.New("a lock was lost while another was waited for")
 // LockAll locks parts in their order, one after the other, or none of them. It returns the
 // function that unlocks them.
 //
-// A caller that waits for a part holds the parts before it in the order, and has no place in
-// the line of a part behind it. The order is the same for every caller, so no two wait for each
-// other, however many locks each has.
+// A caller that waits for a part holds the parts before it in the order, and has no place in the
+// line of a later part. The order is the same for every caller, so no two wait for each other,
+// however many locks each has.
 //
 // If a part is lost while LockAll waits for another, LockAll unlocks all and fails with
 // ErrPartLost. Otherwise, the goroutines of this process that want the lost part would wait

@@ -52,7 +52,7 @@ type Permit struct {
 	ownWatch *session.OwnWatch
 }
 
-// NewPermits returns the Permits of inc, with a stake in it, before any is added.
+// NewPermits returns Permits that have a stake in inc, and no permit yet.
 func (pool *Pool) NewPermits(inc *session.Incarnation, s *session.Stake) *Permits {
 	p := &Permits{Hold: Hold{Incarnation: inc, Stake: s, op: "acquire", since: time.Now()}, Pool: pool}
 	p.of, p.state = p, held
@@ -227,7 +227,7 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 			if err := before.Outcome(context.Background()); !session.IsClosed(before.Done) {
 				return err
 			}
-			before = nil // and with it all earlier changes are done
+			before = nil // it is over, and with it all earlier changes
 		}
 		if whole != nil {
 			// In one transaction, so no client counts too few permits.

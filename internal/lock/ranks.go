@@ -23,7 +23,7 @@ const lookAmong = 8
 type ranks struct {
 	in    []Child // the contenders that a number orders, in the order of their numbers
 	told  bool    // in is in the order of arrival, and all other contenders are behind
-	sure  bool    // told, there are no other contenders, and all numbers differ
+	sure  bool    // told is true, there are no other contenders, and all numbers differ
 	mixed []Child // contenders of other kinds
 
 	once  sync.Once

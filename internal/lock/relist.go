@@ -48,8 +48,9 @@ func (l *Line) handoff() time.Duration {
 //
 // The listing may be made at any time. If it contains the contender, it is newer than the
 // contender's create. So it contains all contenders that came before and have not left. In a
-// Settled line, no other can arrive ahead, so their number only decreases. If the only contender
-// ahead is not the blocker, it may outlast the blocker, so the listing proves nothing.
+// Settled line, no other contender can arrive ahead, so the number of contenders ahead only
+// decreases. If the only contender ahead is not the blocker, it may outlast the blocker, so the
+// listing proves nothing.
 //
 // A watch on the line would show the same, but each release would then notify every waiter.
 // Therefore the line is listed when the blocker is probably the first. The time is an estimate

@@ -9,8 +9,8 @@ import (
 // This file has places that stay in the line while no goroutine holds them. The next goroutine of
 // the same process can then acquire without a request. Which locks do so is not its business.
 //
-// It is safe for the same reason as a handoff. The znode is ahead of all others while its session
-// lives. And a goroutine is granted the hold only after a check of the session
+// To keep a place is safe for the same reason as a handoff. The znode is ahead of all others while
+// its session lives. And a goroutine is granted the hold only after a check of the session
 // (Incarnation.Assured). It is fair because of a watch on the line, which fires when a contender
 // comes or leaves.
 //

@@ -124,8 +124,8 @@ func (inc *Incarnation) AwaitAny(ctx context.Context, watches []*conn.Watch, due
 	return nil
 }
 
-// AwaitConnected is AwaitFor for an operation that needs the servers: it does not wait while
-// there is no connection.
+// AwaitConnected is AwaitFor for an operation that needs the servers. It also returns if there is
+// no connection.
 func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -137,9 +137,9 @@ func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration
 	}
 }
 
-// AwaitLossTime waits until a holder that learns of a loss now has had LossTime to stop. The
-// holder may close done earlier, when it has stopped. It reports false if the session has ended
-// instead, and with it the lost hold.
+// AwaitLossTime waits until a holder that learns of a loss now has had LossTime to stop. The holder
+// may close done earlier, when it has stopped. It reports false if the session ends first: the lost
+// hold ends with it.
 func (inc *Incarnation) AwaitLossTime(done <-chan struct{}) bool {
 	timer := time.NewTimer(inc.LossTime())
 	defer timer.Stop()

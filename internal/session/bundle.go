@@ -15,12 +15,12 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A bundle is a list of znodes which a single request reads. A server assembles the reply in
-// memory, and crashes if it has too little. The client learns the size of a znode only with its
-// data, and the size of one znode says little about the next. So each call begins with small
-// bundles. Their size grows in each round if all znodes so far were small. If recent znodes were
-// large, bundles are smaller. If the connection broke during a bundle, the client reads it in two
-// halves.
+// The client reads znodes in bundles: a single request reads all znodes of a bundle. A server
+// assembles the reply in memory, and crashes if it has too little. The client learns the size of a
+// znode only with its data, and the size of one znode says little about the next. So each call
+// begins with small bundles. Their size grows in each round if all znodes so far were small. If
+// recent znodes were large, bundles are smaller. If the connection broke during a bundle, the
+// client reads it in two halves.
 //
 // Several bundles are read at once. Their total stays below roundBytes even if every znode has the
 // size of the largest recent znode.
@@ -193,8 +193,8 @@ func (inc *Incarnation) getVisible(ctx context.Context, paths []string, size int
 
 var errBundle = errors.New("malformed reply to multiRead")
 
-// parseBundle decodes the reply for n znodes. refused has the indexes of znodes that the server
-// did not return for another reason than NoNode.
+// parseBundle decodes the reply for n znodes. refused has the indexes of the znodes for which the
+// server returned another error than NoNode.
 func parseBundle(p []byte, n int) (nodes []Node, refused []int, err error) {
 	s := wire.Scanner{Rest: p}
 	for op, more := s.Next(); more; op, more = s.Next() {

@@ -26,7 +26,7 @@ type Creation struct {
 	GUID   string // the servers complete the only path with a number; its name begins with GUID, which is unique
 	Shared bool   // other sessions may create a znode at the only path, but no other goroutine of this process does
 
-	Holds []*zk.CheckVersionRequest // must pass in the same transaction; with version -1, the znode must only exist
+	Holds []*zk.CheckVersionRequest // must pass in the same transaction; with version -1, it is enough that the znode exists
 
 	List bool     // lists Dir, with the first znode among its children
 	Read bool     // reads Dir
@@ -313,9 +313,9 @@ func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, err
 	return path, err
 }
 
-// findIn returns the path of the listed child of dir whose name begins with guid, protected or not;
-// or "". Other names may contain guid too, such as the name of a wish for a candidate of an
-// Election. Such names do not match.
+// findIn returns the path of the listed child of dir whose name begins with guid, or with Curator's
+// form of it. It returns "" if there is none. Other names may contain guid too, such as the name of
+// a wish for a candidate of an Election. Such names do not match.
 func findIn(names []string, dir, guid string) string {
 	protected := ProtectedName(guid, "")
 	for _, name := range names {
@@ -332,11 +332,11 @@ func findIn(names []string, dir, guid string) string {
 // already, and ErrVanished if own does not exist. After any error except ErrLost with open set,
 // the transaction was not applied, nor will be.
 //
-// A lost reply needs no log, because no client creates the name of own again. While own exists,
-// no attempt has been applied. When it is deleted, no attempt will be. Then either our attempt
+// A lost reply needs no log, because no client creates the name of own again. While own exists, no
+// attempt has been applied. After its deletion, no attempt can be applied. Then either our attempt
 // has deleted it, and created the znode at path, or another client has deleted own. The znode at
-// path shows which of the two happened. If it is not ours, the error is ErrVanished, although
-// ours may have existed and been deleted again.
+// path shows which of the two happened. If it is not ours, the error is ErrVanished, although ours
+// may have existed and been deleted again.
 func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made, open bool, err error) {
 	if inc.Manager.SizeOf(path, data)+inc.Manager.SizeOf(own, nil)+256 > MaxPacket {
 		return false, false, ErrTooLarge

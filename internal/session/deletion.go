@@ -189,7 +189,7 @@ func (d *Deletion) Await(limit time.Duration) {
 // no error, because it does not last: see Deletion.
 func (d *Deletion) Result() error {
 	d.Await(ReleaseTime)
-	// Several may be true. A known result comes before a possible loss.
+	// Several cases may be true. A known result comes before a possible loss.
 	switch inc := d.queue.inc; {
 	case IsClosed(d.Done) && d.Err == nil:
 		return nil // deleted by us, so it was ours until then, even if the session has ended since

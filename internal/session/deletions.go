@@ -243,8 +243,8 @@ func (q *deletions) attempt(ds []*Deletion) {
 }
 
 // search looks for the znodes of abandoned creates without a reply, in one round trip for all of
-// ds. A znode that is not listed does not exist, and never will. [Incarnation.Find] has the
-// reason: the listings come after a write and a sync.
+// ds. A znode that is not listed does not exist, and never will, because the listings come after a
+// write and a sync: see [Incarnation.Find].
 func (q *deletions) search(ds []*Deletion) {
 	inc := q.inc
 	var flush, sync *pending[void]
@@ -290,7 +290,7 @@ func (q *deletions) search(ds []*Deletion) {
 // sought reports whether the znode that d deletes must be looked for.
 func sought(d *Deletion) bool { return d.guid != "" }
 
-// found sets the znode that d deletes. A failed call has created it.
+// found sets the path of the znode that d deletes. The call that created the znode has failed.
 func (d *Deletion) found(path string) {
 	d.Paths[0], d.guid, d.err = path, "", nil
 }

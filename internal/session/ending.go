@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// An Ending is the end of a session or of a hold: it comes once, with a cause. Like a context
-// it has Done, Cause and AfterFunc. It is not a context, for two reasons.
+// An Ending is the end of a session or of a hold: it comes once, with a cause. Like a context, it
+// has Done, Cause and AfterFunc. It is not a context, for two reasons.
 //
 //   - A context runs an AfterFunc in a goroutine of its own. End runs each hook itself, and
 //     returns when all have returned. So a request that follows End, such as closeSession, is

@@ -91,7 +91,7 @@ func isCtxError(err error) bool {
 	return errors.As(err, &e)
 }
 
-// An outcome is the knowledge about a request after its reply, or after the lack of one.
+// An outcome is the client's knowledge about a request that has a reply, or will get none.
 type outcome int
 
 const (
@@ -156,7 +156,7 @@ func isUnimplemented(err error) bool {
 	return IsAnswer(err, wire.Code(wire.CodeUnimplemented))
 }
 
-// JoinErrors is errors.Join, but a single error stays itself.
+// JoinErrors is errors.Join, but it returns a single error unchanged.
 func JoinErrors(errs []error) error {
 	if errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil }); len(errs) == 1 {
 		return errs[0]

@@ -55,9 +55,9 @@ type written struct{ czxid, mzxid, mtime int64 }
 // snapshot.
 //
 // With confirm, FollowDir also passes on the first snapshot after each lost connection, even if it
-// has not changed. It does not call it while there is no connection. If the connection is lost
-// during a call, lost is closed, and the callback returns false. Without confirm, lost is closed
-// when the session has ended, because a snapshot of that session may then be old.
+// has not changed. It does not call the callback while there is no connection. If the connection is
+// lost during a call, lost is closed, and the callback returns false. Without confirm, lost is
+// closed when the session has ended, because a snapshot of that session may then be old.
 func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell func(nodes map[string]Node, changed, lost <-chan struct{}) (told bool, err error)) error {
 	var last map[string]written
 	return m.During(ctx, func(inc *Incarnation) error {
@@ -113,8 +113,8 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 	})
 }
 
-// connectionLost returns a channel that is closed when the present connection is lost. Without
-// interest in that, it is closed when the session ends.
+// connectionLost returns a channel that is closed when the present connection is lost. If interest
+// is false, it is closed when the session ends.
 func (f *follower) connectionLost(interest bool) <-chan struct{} {
 	if !interest {
 		return f.inc.Ctx.Done()
@@ -126,10 +126,10 @@ func (f *follower) connectionLost(interest bool) <-chan struct{} {
 // change.
 const maxRounds = 8
 
-// catchUp reads the parts that may have changed, until no watch has fired. Then all parts are of
-// one moment. A child that has changed once during the call is read in every later round. So even
-// if many children change all the time, few of them change within a round. If some still do,
-// catchUp stops after maxRounds, and the parts are from the last few round trips.
+// catchUp reads the parts that may have changed, until no watch has fired. Then all parts were
+// current at one moment. A child that has changed once during the call is read in every later
+// round. So even if many children change all the time, few of them change within a round. If some
+// still do, catchUp stops after maxRounds, and the parts are from the last few round trips.
 func (f *follower) catchUp(ctx context.Context) error {
 	hot := make(map[string]struct{})
 	for range maxRounds {

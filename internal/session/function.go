@@ -90,7 +90,7 @@ func (f *Function) AfterClose(end func(cause error)) (stop func()) {
 	return f.of.leaving.AfterFunc(end)
 }
 
-// Runs reports whether f, or a function in whose context it was called, runs.
+// Runs reports whether f runs, or a function in whose context f was called.
 func (f *Function) Runs() bool {
 	for ; f != nil; f = f.parent {
 		f.of.mu.Lock()

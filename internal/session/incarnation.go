@@ -65,7 +65,7 @@ type Incarnation struct {
 	kick   chan struct{}                 // has a token when the watchdog should look again
 	looked atomic.Pointer[lease.Instant] // time of the watchdog's last look
 
-	last    chan struct{} // has a token while lastly runs, and permanently once shut proceeds
+	last    chan struct{} // has a token while lastly runs; shut puts a token in and leaves it there
 	largest atomic.Int64  // bytes of the largest znode in recent bundles
 
 	conns conn.Shared // what its connections share
@@ -165,9 +165,9 @@ func (inc *Incarnation) conclude(c *conn.Conn, err error) {
 			inc.failLater(err)
 		}
 	case errors.Is(err, zk.ErrAuthFailed):
-		// A server refuses credentials, or the mechanism of SASL says that its own are refused.
-		// Another attempt would fail, too. After any other error of the mechanism, such as a ticket
-		// that is not available now, the next attempt is made at the usual pace.
+		// A server refuses credentials, or the mechanism of SASL says that its credentials are
+		// refused. Another attempt would fail, too. After any other error of the mechanism, such as
+		// a ticket that is not available now, the next attempt is made at the usual pace.
 		inc.failLater(err)
 	}
 }
@@ -230,8 +230,8 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		case got.ID == 0:
 		case got.ID == ask.ID && !IsClosed(inc.Manager.Over):
 			// The incarnation ended during the handshake, and its holders have only just learned of
-			// their loss. endOrphan ends the session after they have had their time. It must do
-			// that, because this handshake has renewed the session for another timeout.
+			// their loss. endOrphan ends the session after they have had LossTime. It must do that,
+			// because this handshake has renewed the session for another timeout.
 			inc.abandon()
 		case got.ID == ask.ID:
 			// The whole Session is closed.
@@ -410,10 +410,10 @@ func (inc *Incarnation) ended() bool {
 // off has as much time between the report of its losses and the end of its session.
 func (inc *Incarnation) LossTime() time.Duration { return time.Duration(inc.Timeout.Load() / 10) }
 
-// leaveTime waits, if the session was abandoned, until its holders have had their time. It reports
-// whether the present connection existed during the whole wait. A connection made during the wait
-// does not count: no holder has had time since it began. All holders learned of the loss when the
-// incarnation ended.
+// leaveTime waits, if the session was abandoned, until its holders have had LossTime. All of them
+// learned of the loss when the incarnation ended. It reports whether the present connection existed
+// during the whole wait. A connection made during the wait does not count: since it began, no
+// holder has had that time.
 func (inc *Incarnation) leaveTime() (connected bool) {
 	left, down := inc.leftAt(), inc.Disconnection()
 	if left.IsZero() {
@@ -600,7 +600,7 @@ func (inc *Incarnation) removeWatch(key conn.WatchKey) {
 	}
 }
 
-// TraceLine returns a record of the trace about a hold through inc with the znode of this name.
+// TraceLine returns a record of the trace about a hold through inc. hold is the name of its znode.
 func (inc *Incarnation) TraceLine(event, kind, path, hold string) trace.Record {
 	return trace.Record{
 		Event: event, Kind: kind, Path: inc.Manager.Bare(path), Hold: hold,

@@ -59,8 +59,8 @@ type Manager struct {
 	wg       sync.WaitGroup // every goroutine of this session except run
 	sealed   bool           // run waits for wg; guarded by spawnMu
 	spawnMu  sync.RWMutex   // taken before wg is added to
-	jobs     chan func()    // functions for goroutines that run idle
-	idlers   atomic.Int32   // number of goroutines that run idle
+	jobs     chan func()    // functions for the goroutines in idle
+	idlers   atomic.Int32   // number of goroutines in idle
 }
 
 func New(hosts []string, chroot string, cfg Config) *Manager {

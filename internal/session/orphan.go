@@ -18,7 +18,7 @@ import (
 // And an incarnation that has ended never connects again. The packets are not the business of this
 // file: see [conn.Shared.End].
 
-// endOrphan ends an abandoned session after its holders have had their time. The session has no
+// endOrphan ends an abandoned session after its holders have had LossTime. The session has no
 // connection, or its server has not confirmed the end. endOrphan asks the server of its last
 // connection after all others. It makes attempts until the session has expired by itself or the
 // Session is closed: Close does not wait for it.

@@ -57,8 +57,8 @@ const ownWatchAfter = 10 * time.Millisecond
 // ACL may have changed by then.
 const LookAgainAfter = time.Minute
 
-// WatchOwn returns the watch of the znode at path, which begins with Made. It calls
-// owner.Vanished without locks, in a goroutine of its own.
+// WatchOwn returns an OwnWatch for the znode at path. It begins with Made. It calls owner.Vanished
+// without locks, in a goroutine of its own.
 func (inc *Incarnation) WatchOwn(path string, owner interface{ Vanished(o *OwnWatch) }) *OwnWatch {
 	ws, ok := inc.Attached.Load(ownWatchesKey{})
 	if !ok {
@@ -105,7 +105,7 @@ func (o *OwnWatch) Drop() (left func()) {
 	return func() { ws.inc.Watches.Leave(w) }
 }
 
-// waitLocked starts the timer for the first of the young.
+// waitLocked starts the timer for the first znode of young.
 func (ws *ownWatches) waitLocked() {
 	if ws.timer == nil && len(ws.young) > 0 {
 		ws.timer = time.AfterFunc(time.Until(ws.young[0].due), ws.rise)

@@ -43,7 +43,7 @@ func (p *pacer) pick(limit time.Duration, mayUse func(addr string) bool) (addr s
 		}
 		p.connected, p.useful = time.Time{}, false
 	}
-	for range p.hosts { // a server that may not be used counts as tried
+	for range p.hosts { // a server that must not be used counts as tried
 		next := p.hosts[p.Next%len(p.hosts)]
 		p.Next++
 		if p.tries%len(p.hosts) == 0 {
@@ -85,9 +85,9 @@ func (p *pacer) untried() int {
 	return len(p.hosts) - (p.tries+len(p.hosts)-1)%len(p.hosts)
 }
 
-// pick chooses the next server and waits until it is time to try it. If no server may continue
-// the session now, pick waits until one may or until the session ends. In the latter case its
-// result is not used.
+// pick chooses the next server and waits until it is time to try it. If no server may continue the
+// session now, pick waits until one may or until the session ends. If the session ends, the result
+// is not used.
 func (inc *Incarnation) pick() (addr string) {
 	for addr == "" && inc.Ctx.Err() == nil {
 		var delay time.Duration

@@ -102,8 +102,9 @@ func (p *pending[T]) then(f func()) {
 }
 
 // handOn calls the function that then has registered. Finish closes Done and then calls handOn.
-// then stores heir, and calls handOn if Done is closed. So at least the later of the two finds the
-// function with Done closed. If both call handOn, only the first takes the function.
+// then stores heir, and calls handOn if Done is closed. So the later of the two calls handOn when
+// the function is stored and Done is closed. If both call handOn, only the first takes the
+// function.
 func (p *pending[T]) handOn() {
 	if f := p.heir.Swap(nil); f != nil {
 		(*f)()
@@ -123,8 +124,8 @@ func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 	case <-ctx.Done():
 		return zero, CtxErr(ctx)
 	}
-	// The reply may have come at the moment at which the incarnation ended. A result is still
-	// true of the past. Before a caller treats it as a hold, the caller asks Alive.
+	// The reply may have come at the moment at which the incarnation ended. A result is still true
+	// of the past. Before a caller treats it as a hold, the caller calls Alive.
 	if OutcomeOf(p.err) == Unknown && inc.Ctx.Err() != nil {
 		return zero, ErrEnded
 	}

@@ -80,8 +80,8 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		}
 		q, wait := inc.inquire(true)
 		if q == nil && inc.certain() > enough && inc.wroteHere() {
-			// Another goroutine's inquiry was answered since the check above. The next is due in
-			// a quarter of the timeout, and this caller need not wait for it.
+			// Another goroutine's inquiry was answered since the check above. The next inquiry is
+			// due in a quarter of the timeout, and this caller need not wait for it.
 			continue
 		}
 		var answered <-chan struct{}
@@ -207,7 +207,7 @@ func (q *inquiry) Finish() {
 		q.over(0)
 		return
 	}
-	// Refused, for example because the server is overloaded.
+	// The server has refused the inquiry, for example because it is overloaded.
 	q.inc.Manager.Spawn(func() { q.over(time.Duration(q.inc.Timeout.Load()) / 100) })
 }
 
@@ -288,8 +288,8 @@ func (inc *Incarnation) staked() bool {
 	return inc.stakes > 0
 }
 
-// overslept reports whether the watchdog could not run for a while, as when the process is
-// stopped or the machine sleeps.
+// overslept reports whether the watchdog could not run for a while, for example because the process
+// was stopped or the machine slept.
 func (inc *Incarnation) overslept() bool {
 	m := inc.looked.Load()
 	return m != nil && m.Since(time.Now()) > time.Duration(inc.Timeout.Load()/5)

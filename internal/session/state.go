@@ -16,11 +16,10 @@ var ErrMixed = errors.New("the path has another use")
 // The servers must not delete a znode in which a confirmed write has stored a value. This file
 // makes sure of that. The values themselves are not its business.
 //
-// Servers delete an ephemeral znode with its session, and a container when it has become empty.
-// No Stat shows that a znode is a container. Our own containers are marked by their data: see
-// [Dir]. A container of another program has no data, and was never written. A znode like that
-// gets a persistent child, so it never becomes empty. A znode with data holds a value already,
-// and is persistent.
+// Servers delete an ephemeral znode with its session, and a container when it has become empty. No
+// Stat shows that a znode is a container. Our own containers are marked by their data: see [Dir]. A
+// container of another program has no data, and was never written. Such a znode gets a persistent
+// child, so it never becomes empty. A znode with data holds a value already, and is persistent.
 
 // keptBy is the name of a child that keeps a znode from being empty. NameOfKey never returns it.
 const keptBy = "%kept"
@@ -45,7 +44,7 @@ func (inc *Incarnation) GetMade(ctx context.Context, path string, read func(cont
 	return data, stat, err
 }
 
-// Entry returns the key of a Map from the result of a read. Its Stat is nil if there is no znode,
+// Entry returns the entry of a Map from the result of a read. Its Stat is nil if there is no znode,
 // or if the znode is NeverStored.
 func Entry(data []byte, stat *zk.Stat, err error) (Node, error) {
 	if IsNoNode(err) || err == nil && NeverStored(data, stat) {
@@ -57,9 +56,9 @@ func Entry(data []byte, stat *zk.Stat, err error) (Node, error) {
 // SwapOps returns operations that write data if the znode has this version.
 //
 // The version wraps after 2^31-1 and passes -1, except on the newest servers. A request cannot
-// expect the version -1, because that means any. So at -1 the transaction writes unconditionally,
-// and then checks that the write has made the version 0: an operation sees the effects of the
-// operations before it.
+// expect the version -1, because that means any version. So at -1 the transaction writes
+// unconditionally, and then checks that the write has made the version 0: an operation sees the
+// effects of the operations before it.
 func SwapOps(path string, data []byte, version int32) []any {
 	set := &zk.SetDataRequest{Path: path, Data: data, Version: version}
 	if version != -1 {
@@ -148,8 +147,8 @@ func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
 
 // Wrote checks, after a write to at, that the write changed the persistent znode of czxid. stat is
 // from the reply, or nil if the reply was lost. If the czxid differs, another znode has replaced it
-// since the read. The write has overwritten the mark that a Dir has. So the znode gets a persistent
-// child. A Leaf is refused if it is ephemeral, or has or had children.
+// since the read. If that is a Dir, the write has overwritten its mark. So the znode gets a
+// persistent child. A Leaf is refused if it is ephemeral, or has or had children.
 func (inc *Incarnation) Wrote(ctx context.Context, at Stored, stat *zk.Stat, czxid int64) (err error) {
 	if stat == nil {
 		if stat, err = inc.ExistsFresh(ctx, at.Path); err != nil || stat == nil {

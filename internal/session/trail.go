@@ -14,9 +14,9 @@ import "time"
 //
 //   - The session returns to A directly. All requests over the new connection reach
 //     the leader after the write. A read there shows its outcome.
-//   - The session moves to B, and stays there or moves on to C. Either the write is
-//     executed before the leader learns of B. Then a read over B, after a write or
-//     after the sync with which the connection begins, shows it. Or it is refused.
+//   - The session moves to B, and stays there or moves on to C. Either the write is executed before
+//     the leader learns of B. Then a read over B, after a write or after the sync with which the
+//     connection begins, shows it. Or the leader refuses the write.
 //   - The session moves to B and back to A. A read over B does not find the write. Then A asks the
 //     leader for the session. This request comes after the write, but it changes the owner at once,
 //     and the write is still in the queue. So the leader executes the write after a read has found
@@ -63,8 +63,8 @@ func (t *trail) caughtUp(addr string) {
 	delete(t.left, addr)
 }
 
-// bars reports whether a server must not continue the session now, and whether it says so for the
-// first time.
+// bars reports whether a server must not continue the session now, and whether this is the first
+// such report about the server.
 func (t *trail) bars(addr string, timeout time.Duration) (barred, first bool) {
 	x, ok := t.left[addr]
 	if !ok || addr == t.at {

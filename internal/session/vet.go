@@ -23,7 +23,7 @@ import (
 func (m *Manager) protects() bool { return !slices.Equal(m.Config.ACL, zk.WorldACL(zk.PermAll)) }
 
 // Vet refuses a Dir if other clients may change its children. It reads the ACL once in a session.
-// If the Dir is missing, Vet creates it. Without an ACL of the session, Vet does nothing.
+// If the Dir is missing, Vet creates it. If the session has no ACL of its own, Vet does nothing.
 func (inc *Incarnation) Vet(ctx context.Context, dir Dir) error {
 	if _, ok := inc.vetted.Load(dir.Path); ok || !inc.Manager.protects() || dir.Path == "/" {
 		return nil
