@@ -114,8 +114,8 @@ var (
 )
 
 // A Conn is one network connection. It encodes requests straight into its buffer and decodes
-// replies in the goroutine that reads. No request needs a goroutine of its own. It does the
-// following besides:
+// replies in the goroutine that reads. No request needs a goroutine of its own. It also does the
+// following:
 //
 //   - The handshake (handshake.go). Credentials are sent with it, or after an exchange of SASL.
 //     Watches follow directly, ahead of every request.
@@ -129,7 +129,7 @@ var (
 //     enough to try another before the session must be abandoned.
 //
 // If the connection is otherwise unused, the goroutine that makes a request also writes it (put).
-// All other packets are written by one goroutine, write. Each time it takes all packets that are
+// All other packets are written by one goroutine, write. Each time, it takes all packets that are
 // in the buffer and writes them together. It has no deadline of its own: a server that does not
 // read does not answer either, and the reading goroutine notices that.
 type Conn struct {
@@ -326,7 +326,7 @@ func (c *Conn) put(rs []Request) (mine []byte, ok bool) {
 		c.order = append(c.order, xid)
 	}
 	c.s.Requests.Add(int64(len(rs)))
-	if n := len(c.out); alone && 0 < n && n <= directly { // out is empty if rs is
+	if n := len(c.out); alone && 0 < n && n <= directly { // out is empty if rs is empty
 		return c.takeLocked(), true
 	}
 	c.wroteLocked()
@@ -368,7 +368,7 @@ func (c *Conn) write() {
 		}
 		var p []byte
 		c.wmu.Lock()
-		if !c.busy && len(c.out) > 0 { // else out is empty, or the goroutine that is writing wakes us when it has finished
+		if !c.busy && len(c.out) > 0 { // otherwise, out is empty, or the writing goroutine wakes us when it has finished
 			p = c.takeLocked()
 		}
 		c.wmu.Unlock()
@@ -382,9 +382,9 @@ func (c *Conn) write() {
 func (c *Conn) writeOut(p []byte) {
 	err := c.writeAll(p, c.moved)
 	if err != nil {
-		// A part of the packets may be written. So no packet can follow them, and the connection
-		// ends. If the server has closed it, the reader first reads the server's last words: they
-		// say why.
+		// The server may receive a part of the packets. So no packet can follow them, and the
+		// connection ends. If the server has closed it, the reader first reads the server's last
+		// words: they say why.
 		time.AfterFunc(lastWords, func() { c.Close() })
 	}
 	c.wmu.Lock()
@@ -500,8 +500,8 @@ func (c *Conn) nextPacket() error {
 	}
 	c.s.Seen.see(xid, int64(binary.BigEndian.Uint64(c.head[8:])))
 	if xid != wire.XidEvent && code == wire.CodeWantsAuth {
-		// The server refuses this client and closes the connection. It does not execute the
-		// requests after the refused one either.
+		// The server refuses this client and closes the connection. It executes neither the refused
+		// request nor any later one.
 		c.fail(ErrUnsent)
 		return wire.Error(code)
 	}
@@ -641,8 +641,8 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 		c.s.Seen.Reply.Store(zxid)
 	}
 	if info.ask != nil {
-		// This is so even if the reply is malformed and the read fails: the server has set the
-		// watch.
+		// Watches learns of the reply even if it is malformed and the read fails: the server has
+		// set the watch.
 		c.s.Watches.answered(info.ask, code, ownerOf(code, body) == c.id)
 	}
 	// Watches and the lease are updated before the caller continues.

@@ -54,9 +54,9 @@ type WatchKey struct {
 // waiter may leave at any time. To watch a znode, join, then read the znode, then wait for Fired. A
 // watch is armed if the server has it. The connection sets the watch flag of every read of a key
 // that has a waiter, unless the watch is armed. So every change after the state that a waiter has
-// read fires the watch: either its own read set the watch, or the server already had it. A watch
-// fires once. To see the next change, join and read again. A fired watch means "look again", and
-// nothing more.
+// read fires the watch: either the waiter's own read set the watch, or the server already had it. A
+// watch fires once. To see the next change, join and read again. A fired watch means "look again",
+// and nothing more.
 //
 // When the connection is replaced, the armed watches are set again ahead of any call. The server
 // answers with the events that were missed. When the session ends, its Watches ends with it.
@@ -373,8 +373,8 @@ func (h *Watches) ArmedOnOurs(w *Watch) bool {
 	return w.armed && w.ours
 }
 
-// Stands reports whether the server has w and w has not fired. Then the znode's state in the latest
-// reply of the server is the state that a caller has read since Join.
+// Stands reports whether the server has w and w has not fired. Then the state that a caller has
+// read since Join is still current, as of the server's latest reply.
 func (h *Watches) Stands(w *Watch) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()

@@ -101,7 +101,7 @@ type party struct {
 	// Of a party that is inside.
 	hold   *lock.Grant
 	left   bool     // its child is deleted, or will be
-	keeps  bool     // it certainly is the keeper: it let the round in
+	keeps  bool     // it is certainly the keeper, because it let the round in
 	others []string // the names of the other parties of the round, if it keeps
 
 	making <-chan struct{} // if not nil, closed when the request that may make it the keeper is over
@@ -218,8 +218,8 @@ func partyOf(n int) string { return strconv.Itoa(n) + "-" + partyBase }
 
 func isPartyOf(n int, name string) bool { return strings.Contains(name, "-"+partyOf(n)) }
 
-// LastParty is the number at which a new room replaces a room. A server may give one number to many
-// parties when the numbers are used up, which is much later. If a round reaches LastParty, the
+// LastParty is the number at which a new room replaces the old one. A server may give one number to
+// many parties when the numbers are used up, which is much later. If a round reaches LastParty, the
 // party that lets the round in also closes the room for all others. So no party waits there for
 // parties of the next room. Between two rounds, 2^30 parties may come and leave again. If there are
 // more, they must leave before the others can proceed.
@@ -635,8 +635,8 @@ func (b *Rendezvous) letIn(ctx context.Context, inc *session.Incarnation, state 
 		}
 	}
 	if nth == state.n {
-		// A party behind the round does not become its keeper: it would be that only until it is
-		// inside itself.
+		// A party behind the round does not become its keeper, because it could not be the keeper
+		// once it is inside itself.
 		ops = append(ops, &zk.CreateRequest{Path: b.keeperPath(p.round), Data: []byte(p.name), Flags: zk.FlagEphemeral, Acl: inc.Manager.Config.ACL})
 	}
 	if size > session.MaxPacket {

@@ -46,8 +46,8 @@ type Lease struct {
 	conn    int64         // value of events when the present connection began
 	moved   Instant       // when the latest part of a long packet was sent or read
 
-	// The time of an unanswered handshake, and the shorter timeout, least, that the leader may
-	// count since it received that handshake. tried is nil if there is none.
+	// The time of an unanswered handshake, and the shorter timeout that the leader may count after
+	// it has received the handshake. tried is nil if there is none.
 	tried *Instant
 	least time.Duration
 	lower time.Duration // timeout of the session once asked is confirmed; 0 if it does not change
@@ -162,7 +162,7 @@ func (v *Lease) Trying(now time.Time, least time.Duration) {
 
 // Connected records that the handshake sent at asked has been answered. If the session is new, a
 // quorum has committed it after asked. If the handshake continues the session, it has reached a
-// leader, which has renewed the session. But another leader may have replaced that leader before.
+// leader, which has renewed the session. But another leader may have replaced that leader by then.
 func (v *Lease) Connected(asked time.Time, isNew bool, timeout time.Duration) {
 	v.heard(asked)
 	if v.tried != nil && v.tried.Mono.Equal(asked) {
@@ -220,8 +220,8 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 		}
 	}
 	// Step 3: s is the request after the write. It confirms the time at which the carried packet
-	// was sent. It does not confirm its own time, which is later: the leader might never learn of
-	// the contact by s.
+	// was sent. It does not confirm its own time, which is later: the leader need not have learned
+	// of s.
 	if p == Quorum || p == Leader && v.Confirmed(now) > 0 {
 		for i := len(v.carried) - 1; i >= 0; i-- {
 			if v.carried[i].event < s.event {
@@ -239,9 +239,9 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	}
 	// Step 1. A few packets, some time apart, are enough.
 	if n := len(v.seen); n == 0 || s.At.Sub(v.seen[n-1].sent) >= v.gap()/8 {
-		// A write without a reply was sent at most this long ago: otherwise, the connection would
-		// be closed by now. Of the packets that even the earliest such write would carry, only the
-		// latest is needed.
+		// A write without a reply was sent within the last Silence × timeout: otherwise, the
+		// connection would be closed by now. Of the packets that even the earliest such write would
+		// carry, only the latest is needed.
 		if i := v.ripe(now.Add(-time.Duration(Silence * float64(v.timeout)))); i > 0 {
 			v.seen = v.seen[i:]
 		}

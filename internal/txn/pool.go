@@ -65,8 +65,8 @@ func logACL(cfg session.Config) []zk.ACL {
 	return acl
 }
 
-// holds returns the data that the next write leaves in the log. The write belongs to a transaction,
-// or bars it.
+// holds returns the data that the next write leaves in the log. A write without a transaction bars
+// the transaction.
 func (l *log) holds(transaction bool) []byte {
 	data := strconv.AppendInt(nil, int64(l.version), 10)
 	if !transaction {
@@ -80,8 +80,8 @@ func (l *log) write() any {
 	return &zk.SetDataRequest{Path: l.path, Data: l.holds(true), Version: l.version}
 }
 
-// wrote reports whether the latest write to the log is the next write of l, with a transaction or
-// without. A Stat is enough for that, and needs no permission to read: data that another client
+// wrote reports whether the latest write to the log was our write at l.version, with a transaction
+// or without. A Stat is enough for that, and needs no permission to read: data that another client
 // writes differ in length.
 func (l *log) wrote(transaction bool, stat *zk.Stat) bool {
 	return stat.Version == l.version+1 && int(stat.DataLength) == len(l.holds(transaction))
@@ -134,9 +134,9 @@ func newPool(m *session.Manager, flags int32) *pool {
 	return &pool{m: m, flags: flags, idle: make(map[string][]idleLog)}
 }
 
-// MaxIdle is the largest number of logs that are kept in a directory, and MaxIdleAll that of a pool.
-// Further logs are deleted after use. IdleTime is how long a persistent log is kept. At lastVersion,
-// a log is used up: its version must not become -1, which means any version.
+// MaxIdle is the largest number of logs that are kept in a directory, and MaxIdleAll the largest
+// number in a pool. Further logs are deleted after use. IdleTime is how long a persistent log is
+// kept. At lastVersion, a log is used up: its version must not become -1, which means any version.
 const (
 	MaxIdle     = 16
 	MaxIdleAll  = 1024

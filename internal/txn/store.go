@@ -13,9 +13,9 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// Store applies ops exactly once, as [Across] does. They write the stored value at, or delete it.
-// If the servers may remove the znode of at by themselves, nothing is applied, and the error is
-// ErrMixed.
+// Store applies ops exactly once, as [Across] does. These operations write or delete the value that
+// at describes. If the servers may remove its znode by themselves, nothing is applied, and the
+// error is ErrMixed.
 //
 // Store first reads the znode, from a server that may lag. If the read finds no znode, a create is
 // still safe: it makes a persistent znode, or the servers refuse it. A write is not sent then:

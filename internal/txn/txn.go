@@ -48,7 +48,7 @@ type transaction struct {
 	log  *log
 	made bool               // log was made for it
 	open bool               // an attempt has no reply: it was or may be applied
-	why  refusal            // the refusal that settle settles while an attempt is open
+	why  refusal            // the refusal to return, unless an open attempt was applied
 	rs   []zk.MultiResponse // the answers to ops in the last attempt
 }
 
