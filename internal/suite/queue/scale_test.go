@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -167,6 +168,98 @@ func TestConsumerProcessesTogetherAreNoSlowerThanOne(t *testing.T) {
 		if together < cases[k]*one {
 			t.Errorf("%d processes together take %.0f elements a second, want at least %.1f times the %.0f of one", k, together, cases[k], one)
 		}
+	}
+}
+
+// finishTogether returns how many elements a second so many processes consume by finish, and the
+// requests for each element. finish consumes until ctx ends, and calls done for each element.
+func finishTogether(t *testing.T, processes, n int, finish func(ctx context.Context, q *zsync.Queue[int], done func()) error) (perSecond, requests float64) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		fill(t, srv, zsync.NewQueue[int](open(t, srv), "/q"), n)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var queues []*zsync.Queue[int]
+		for range processes {
+			queues = append(queues, zsync.NewQueue[int](open(t, srv), "/q"))
+		}
+		var left atomic.Int64
+		left.Store(int64(n))
+		finished := make(chan struct{})
+		done := func() {
+			if left.Add(-1) == 0 {
+				close(finished)
+			}
+		}
+		var all sync.WaitGroup
+		began, before := time.Now(), srv.Counts().Total()
+		for _, q := range queues {
+			all.Go(func() {
+				if err := finish(ctx, q, done); !errors.Is(err, context.Canceled) {
+					t.Errorf("got error %v, want that of the context", err)
+				}
+			})
+		}
+		select {
+		case <-finished:
+		case <-time.After(10 * time.Minute):
+			t.Errorf("after 10 minutes %d of %d elements are left", left.Load(), n)
+		}
+		perSecond = float64(n) / time.Since(began).Seconds()
+		requests = float64(srv.Counts().Total()-before) / float64(n)
+		cancel()
+		all.Wait()
+	})
+	return perSecond, requests
+}
+
+// workOne finishes elements by Work with one goroutine, whose function takes no time.
+func workOne(ctx context.Context, q *zsync.Queue[int], done func()) error {
+	return q.Work(ctx, 1, func(context.Context, int) error { done(); return nil })
+}
+
+// receiveOne finishes elements by Receive and Ack.
+func receiveOne(ctx context.Context, q *zsync.Queue[int], done func()) error {
+	for {
+		d, err := q.Receive(ctx)
+		if err != nil {
+			return err
+		}
+		if err := d.Ack(ctx); err != nil {
+			return err
+		}
+		done()
+	}
+}
+
+// Each process more finishes more: a claim covers many elements, and no process waits for another.
+func TestElementsAreFinishedFasterWithEachProcess(t *testing.T) {
+	t.Parallel()
+	for name, finish := range map[string]func(context.Context, *zsync.Queue[int], func()) error{"Work": workOne, "Receive": receiveOne} {
+		n := size(2000, 50_000)
+		if name == "Receive" {
+			n = size(1000, 5000)
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			former := 0.0
+			for _, c := range []struct {
+				processes int
+				least     float64 // elements a second
+			}{{1, 300}, {5, 1300}, {20, 5000}, {60, 12_000}} {
+				if c.processes > 5 && !longTests() {
+					continue
+				}
+				rate, requests := finishTogether(t, c.processes, n, finish)
+				t.Logf("with 1 ms of latency, %s in %d processes finishes %.0f elements a second, with %.1f requests for each", name, c.processes, rate, requests)
+				if name == "Work" && rate < c.least {
+					t.Errorf("Work in %d processes finishes %.0f elements a second; want at least %.0f", c.processes, rate, c.least)
+				}
+				if rate < former {
+					t.Errorf("%s in %d processes finishes %.0f elements a second, and fewer processes finish %.0f", name, c.processes, rate, former)
+				}
+				former = rate
+			}
+		})
 	}
 }
 
