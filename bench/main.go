@@ -35,7 +35,7 @@ type workload struct {
 var workloads = []workload{
 	{"lock_uncontended", func(b *bench) { b.locks(1, false) }},                                // one session, one path: pairs of Lock and Unlock
 	{"lock_shared_session", func(b *bench) { b.locks(1, false) }},                             // n goroutines with one Mutex of one session: handoffs
-	{"lock_retained", func(b *bench) { b.locks(1, false, zsync.WithRetention(time.Minute)) }}, // like lock_uncontended or lock_shared_session, by n, with WithRetention
+	{"lock_retained", func(b *bench) { b.locks(1, false, zsync.WithRetention(time.Minute)) }}, // lock_uncontended (n = 1) or lock_shared_session, with WithRetention
 	{"lock_strict", func(b *bench) { b.locks(1, true) }},                                      // like lock_shared_session, but in the order of arrival: every goroutine has a znode in the line
 	{"lock_sessions", func(b *bench) { b.locks(b.n, false) }},                                 // n sessions, one path: handoffs between processes
 	{"lock_rival", (*bench).rival},                                                            // lock_shared_session, while another session locks all the time
@@ -278,7 +278,7 @@ func (b *bench) drain(holder closedLoop, loops []closedLoop, standing func() int
 	time.Sleep(b.warm) // the waiters still read the znode ahead of them
 	for before, busy := int64(0), sent != nil; busy; {
 		requests, sessions := sent()
-		if busy = requests-before > sessions; busy { // with at most one request per session, only the confirmations of sessions remain
+		if busy = requests-before > sessions; busy { // the rest are confirmations of sessions, with at most one request each
 			before = requests
 			time.Sleep(b.warm / 2)
 		}

@@ -43,8 +43,8 @@ type Options struct {
 	// user who can open the page may break locks.
 	ReadOnly bool
 
-	// Format, if not nil, returns the text to show for text, which is the owner of a contender at
-	// path or the info of a group's member at path.
+	// Format, if not nil, changes a text before the page shows it. The text is the owner of a
+	// contender at path, or the info of a member of the group at path.
 	Format func(path, text string) string
 
 	// Root limits the page to this path and the paths below it. The default is /,

@@ -301,8 +301,8 @@ func (c *conn) carryOut(r *Request) bool {
 	return action.kind.repeats() && !c.closing
 }
 
-// answer sends b, the reply to r, or nothing or only a part of it if action says so. It ends the
-// connection if no request may follow.
+// answer sends b, the reply to r. After some actions, it sends only a part of b, or nothing. It
+// ends the connection if no request may follow.
 func (c *conn) answer(r *Request, action Action, b []byte, code int32) {
 	switch action.kind {
 	case actDropReply:
@@ -322,8 +322,7 @@ func (c *conn) answer(r *Request, action Action, b []byte, code int32) {
 // repeats reports whether another request may follow a request with such an action.
 func (k actionKind) repeats() bool { return k == actPass || k == actFail }
 
-// fails reports whether the server answers a request with such an action with a code, without
-// carrying it out.
+// fails reports whether the action answers a request with a code instead of carrying it out.
 func (k actionKind) fails() bool { return k == actFail || k == actRefuse }
 
 // lockConnected waits for the end of a freeze or a partition that affects the connection, and locks

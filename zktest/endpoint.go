@@ -55,7 +55,7 @@ func madeUpPort() int {
 }
 
 // listen opens e for connections. The first time, it sets e.addr to the address with the real port.
-// Later times use the same address.
+// Later calls use the same address.
 func (s *Server) listen(e *endpoint) error {
 	if s.bubble {
 		host, port, err := net.SplitHostPort(e.addr)
@@ -72,7 +72,7 @@ func (s *Server) listen(e *endpoint) error {
 	if err != nil {
 		return err
 	}
-	// Later times do not write e.addr, because other goroutines may read it.
+	// Later calls do not write e.addr, because other goroutines may read it.
 	if addr := l.Addr().String(); addr != e.addr {
 		e.addr = addr
 	}

@@ -259,8 +259,8 @@ func (e *Ensemble) setSequence(path string, next int32) {
 }
 
 // Crash ends member i as SIGKILL does. Its connections to clients and to other
-// members are closed. The other members learn of it with the delays of the
-// ways. The log of member i survives until [Ensemble.Restart].
+// members are closed. Because of the delays of the ways, the other members
+// learn of it later. The log of member i survives until [Ensemble.Restart].
 func (e *Ensemble) Crash(i int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

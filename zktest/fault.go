@@ -66,7 +66,7 @@ func Delay(d time.Duration) Action {
 }
 
 // Intercept makes the server call f for every later request, including pings,
-// handshakes and auth, and act as f returns. A nil f ends this. f is called on
+// handshakes and auth, and do what f returns. A nil f ends this. f is called on
 // the goroutine of the connection, so concurrently for different connections. f
 // may call the server's methods except Close. It must not change anything that
 // the request points to.
@@ -133,7 +133,7 @@ func (s *Server) Partition(session int64) {
 	}
 }
 
-// Heal ends a partition. All packets that it stopped arrive.
+// Heal ends a partition. All packets that the partition has stopped arrive.
 func (s *Server) Heal(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -88,7 +88,7 @@ func (m *member) describe() string {
 	return fmt.Sprintf("%s, epoch %d, applied %#x, %d logged", text, m.epoch, m.s.leader.tree.zxid, len(m.logged))
 }
 
-// receive runs do, which is a message to m. If m is frozen, do runs after Thaw.
+// receive delivers a message to m by calling do. If m is frozen, do runs after Thaw.
 func (m *member) receive(do func()) {
 	if m.frozen() {
 		m.inbox = append(m.inbox, do)

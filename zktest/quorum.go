@@ -69,7 +69,7 @@ func (ld *leadership) bind(f *member) *tie {
 	now := time.Now()
 	t := &tie{ld: ld, f: f, since: now, leader: tieEnd{true, now}, follow: tieEnd{true, now}}
 	if old := ld.ties[f]; old != nil {
-		old.leader.open = false // the message that f has left is still on its way
+		old.leader.open = false // the farewell of f has not arrived yet
 	}
 	ld.ties[f] = t
 	t.deadline()
@@ -145,8 +145,8 @@ func (ld *leadership) pulse() {
 	})
 }
 
-// silent reports whether, for the sync limit, no message of a follower has arrived or the follower
-// has not acknowledged a proposal.
+// silent reports whether a follower has been silent for the sync limit: no message of it has
+// arrived, or it has not acknowledged a proposal.
 func (ld *leadership) silent(t *tie) bool {
 	limit := ld.m.e.syncLimit
 	if time.Since(t.leader.heard) >= limit {
@@ -211,8 +211,7 @@ func (ld *leadership) request(p *pending) {
 	ld.propose(x)
 }
 
-// allowed returns the code for a write in the session id that comes from a client of the member
-// from.
+// allowed returns the code for a write of the session id through the member from.
 func (ld *leadership) allowed(id int64, from *member) int32 {
 	switch s := ld.sessions[id]; {
 	case s == nil || s.closing:

@@ -39,7 +39,7 @@ func (w *watchTable) add(c *conn, key watchKey, mode watchMode) {
 	w.set(watchers, c, key, watchers[c]|mode)
 }
 
-// set gives the watch of c on key the mode. The mode 0 removes the watch.
+// set sets the mode of c's watch on key. The mode 0 removes the watch.
 func (w *watchTable) set(watchers map[*conn]watchMode, c *conn, key watchKey, mode watchMode) {
 	old := watchers[c]
 	w.recursive += int(mode&watchRecursive)/int(watchRecursive) - int(old&watchRecursive)/int(watchRecursive)

@@ -171,7 +171,7 @@ func (t *tie) toFollower(do func()) {
 	})
 }
 
-// farewell sends the message that from has closed its end to the member to.
+// farewell sends a message to the member to, which says that from has closed its end.
 func (t *tie) farewell(from, to *member) {
 	from.wayTo(to).send(func() {
 		switch {

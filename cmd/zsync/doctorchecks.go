@@ -47,8 +47,8 @@ func (v *visit) all() {
 	} {
 		g, text := v.try(check.make)
 		if v.conn.Hung() || v.other.Hung() {
-			// A server of an idle ensemble may not answer one request, and then answer the next
-			// requests at once.
+			// A server of an idle ensemble sometimes leaves one request without an answer, but
+			// answers the next requests at once.
 			if g, text = v.try(check.make); !v.conn.Hung() && !v.other.Hung() {
 				g, text = max(g, doubt), fmt.Sprintf("%s; at first, a request had no answer for %v", text, answering)
 			}

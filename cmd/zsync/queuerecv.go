@@ -317,8 +317,8 @@ func (r *receiver) remove(ctx context.Context, d zsync.Delivery[[]byte]) {
 	r.settle(ctx, d.Ack)
 }
 
-// settle calls how, even after a signal. how acknowledges an element, returns it for a retry, or
-// makes it a dead letter.
+// settle calls how, which acknowledges an element, returns it for a retry, or makes it a dead
+// letter. It does so even after a signal.
 func (r *receiver) settle(ctx context.Context, how func(ctx context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removal)
 	defer cancel()

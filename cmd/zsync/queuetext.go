@@ -19,13 +19,13 @@ import (
 // A form has the flags that select the stored form of text.
 type form struct{ raw, text bool }
 
-// addRaw adds --raw. The help text begins with what, a plural noun.
+// addRaw adds --raw. The argument what is a plural noun for the help text.
 func (f *form) addRaw(cmd *cobra.Command, what string) {
 	cmd.Flags().BoolVar(&f.raw, "raw", false, what+" are bytes, as with zsync.Raw, not JSON")
 }
 
-// addText adds --text to a command that already has --raw. The help text contains what, a singular
-// noun.
+// addText adds --text to a command that already has --raw. The argument what is a singular noun for
+// the help text.
 func (f *form) addText(cmd *cobra.Command, what string) {
 	cmd.Flags().BoolVar(&f.text, "text", false, "store "+what+" as a JSON string, even if it is JSON itself, such as 42")
 	cmd.MarkFlagsMutuallyExclusive("raw", "text")

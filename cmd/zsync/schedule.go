@@ -192,7 +192,7 @@ func (t *timetable) instant(at string) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	if t.every > 0 { // faster than latest if there are many in a minute
+	if t.every > 0 { // latest would be slow for short intervals
 		return time.Now().Truncate(t.every), nil
 	}
 	when := latest(table, time.Now())

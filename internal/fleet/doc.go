@@ -46,9 +46,10 @@
 //     attempts and dead letters (orders.go). No element is both removed and left over, no element
 //     disappears, and no element has two claims at once.
 //
-//   - After the faults, every waiter is granted. A call fails only with its context or its Session.
-//     Close returns when all functions have returned, or at the end of its timeout. If strangers are
-//     the only fault, a waiter whose znode is deleted soon has another znode in the line.
+//   - After the faults, every waiter is granted. A call fails only if its context has ended or its
+//     Session is closed. Close returns when all functions have returned, or at the end of its
+//     timeout. If strangers are the only fault and delete a waiter's znode, the waiter soon has
+//     another one in the line.
 //
 //   - Two timeouts after all Sessions are closed, the servers hold no ephemeral znode and no marker.
 //     Logs of transactions remain only if a process died or closed its Session under a fault. Their

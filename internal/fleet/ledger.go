@@ -16,8 +16,8 @@ import (
 // and that the calls of a register are linearizable. Calls of the library are the business of the
 // arenas.
 
-// A resource is something of which the holds may add up to at most limit. The program records here
-// only the reports of the library.
+// A resource is a thing that processes hold. At any time, the holds add up to at most limit. The
+// program records here only the reports of the library.
 type resource struct {
 	w     *world
 	name  string

@@ -211,7 +211,7 @@ func (l *lock) plainly(ctx context.Context, a *actor, k *held, by way2) {
 	err := by.unlock()
 	done()
 	switch {
-	case errors.Is(err, zsync.ErrLost) && l.w.strikes: // the release may be the first to find out
+	case errors.Is(err, zsync.ErrLost) && l.w.strikes: // the release may be the first call that finds the loss
 	case err == nil && was && k.cond == nil && by.n == l.limit: // a release among several readers does not say which reader it is for
 		l.w.fail("%s of %s was lost, and its release is nil", l.path, a)
 	case err != nil && (!errors.Is(err, zsync.ErrLost) || !closed(lost)() && k.cond == nil) && !(a.gone() && errors.Is(err, zsync.ErrClosed)):

@@ -131,7 +131,7 @@ func (n *network) dialer(process int, order []int) func(network, address string,
 		n.mu.Unlock()
 		trip := 2 * n.takes(mix(n.seed, 1, uint64(process), uint64(nth)))
 		if blocked && timeout > 0 {
-			trip = timeout - 1 // not timeout itself: at that instant, the caller's context may end first
+			trip = timeout - 1 // just before the end of the caller's context
 		}
 		time.Sleep(trip)
 		if blocked {

@@ -20,9 +20,8 @@ import (
 
 // This file has the arena for the Queue's other features: keys, priorities, delays, IDs, attempts,
 // dead letters, transactions, Recv, TryRecv, Work and Pause. It checks the fate of each element,
-// and the claims on the servers. Send, Receive and Ack alone are the business of state.go. They are
-// separate because testdata/defects lists seeds of that arena, which a change of it would make
-// useless.
+// and the claims on the servers. Send, Receive and Ack alone are the business of state.go. The
+// arena there does not change, because testdata/defects has seeds with which it finds defects.
 
 // maxTries is the maximum number of attempts for an element.
 const maxTries = 4

@@ -169,8 +169,8 @@ func draw(seed uint64) plan {
 	return p
 }
 
-// more makes later additions to the plan, with random numbers of their own. So the seeds of other
-// programs keep their meaning.
+// more changes some plans. It has its own random numbers, so that the other plans are the same as
+// without it.
 func (p *plan) more(seed uint64) {
 	d := rand.New(rand.NewPCG(seed, 8))
 	if p.strikes && d.IntN(4) == 0 {

@@ -39,7 +39,7 @@ type read struct {
 	era     int
 }
 
-// A cellKit has a process's value of the primitive, which is one of the fields.
+// A cellKit has a process's value of the cell's primitive, in one of its fields.
 type cellKit struct {
 	value   *zsync.Value[int64]
 	number  *zsync.Int64

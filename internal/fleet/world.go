@@ -248,8 +248,8 @@ func (w *world) dialMember(member int) (net.Conn, error) {
 	return e.Dial("tcp", e.Addrs()[member], 0)
 }
 
-// process runs the lives of a process, one after another. The last life is the first that no fault
-// ends, or the last of the plan.
+// process runs the lives of a process, one after another. It ends after the first life that no
+// fault has ended, or after the last life of the plan.
 func (w *world) process(i int) {
 	d := rand.New(rand.NewPCG(w.seed, 100+uint64(i)))
 	time.Sleep(time.Duration(d.Int64N(int64(w.timeout / 4))))
@@ -389,7 +389,7 @@ func (a *actor) pause() {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-a.alarm: // calls at the begin of a fault find the most
+	case <-a.alarm: // calls at the begin of a fault find the most defects
 	case <-a.ctx.Done():
 	case <-a.over:
 	}
@@ -493,7 +493,7 @@ func (a *actor) glitch() {
 	go func() {
 		time.Sleep(after)
 		if kill {
-			for range times { // each reset finds the library as it repeats the requests of the reset before
+			for range times { // each reset hits the library while it repeats the requests that the last reset interrupted
 				a.w.net.kill(a.id(), -1)
 				time.Sleep(15*time.Millisecond + 3*after)
 			}
@@ -649,8 +649,8 @@ func (w *world) inspect() {
 // maxLogs is the number of logs that a Session keeps below one parent.
 const maxLogs = 16
 
-// isLog matches the name of a log and the rest of its line in a dump. The data of a log is empty or
-// begins with its version before the last write.
+// isLog matches the name of a log and the rest of its line in a dump. The data of a log is empty,
+// or begins with the version that the log had before its last write.
 var isLog = regexp.MustCompile(`^_c_[-0-9a-f]{36}-receipt czxid \d+ version (\d+)(?: "(\d+)(?: barred)?")?$`)
 
 // swept matches the parents whose logs a consumer or a producer deletes after a day.

@@ -69,7 +69,7 @@ type sent struct {
 func (l *link) pump(to, from net.Conn, inspect func(n int, u unit) bool) {
 	way := make(chan sent, underWay)
 	var reading sync.WaitGroup
-	defer reading.Wait() // the reader ends because run closes from when the link is dropped
+	defer reading.Wait() // after the drop, run closes the connection, so the reader ends
 	defer l.drop()
 	reading.Go(func() { l.read(from, way) })
 
@@ -92,7 +92,7 @@ func (l *link) pump(to, from net.Conn, inspect func(n int, u unit) bool) {
 	}
 }
 
-// read splits the bytes from the connection from into units, and sends them to way.
+// read splits the bytes of a connection into units, and sends them to way.
 func (l *link) read(from net.Conn, way chan<- sent) {
 	cut := splitter{r: from}
 	for {
