@@ -72,7 +72,7 @@ func suspend(sig syscall.Signal, asked <-chan os.Signal) {
 	frozen := freeze()
 	handler := setAction(sig, action{})
 	continued := false
-	for len(asked) > 0 { // handle several stops as one, and stop not at all if the last signal is SIGCONT
+	for len(asked) > 0 { // stop once for several signals, and do not stop if the last signal is SIGCONT
 		continued = <-asked == syscall.SIGCONT
 	}
 	if !continued {

@@ -222,7 +222,7 @@ func held(now time.Time, since, came *time.Time) string {
 	return age(now, since)
 }
 
-// age returns the time since since, in at most two units.
+// age returns the time from since to now, in at most two units.
 func age(now time.Time, since *time.Time) string {
 	if since == nil {
 		return "-"

@@ -74,8 +74,8 @@ Exit status 75 means that fewer than --count elements came.`,
 				return err
 			}
 			if argv != nil {
-				// Search the program before recv claims an element, because a return of the element
-				// would cost it an attempt.
+				// Look for the program before recv claims an element, because a return of the
+				// element would cost it an attempt.
 				if _, err := c.lookPath(argv[0]); err != nil && !errors.Is(err, exec.ErrDot) {
 					status, err := notRun(argv[0], err)
 					return &statusError{status, err}

@@ -348,11 +348,11 @@ func (t *task) runAll(schedule *zsync.Schedule, next zsync.Timetable, retries re
 	return verdict(err, t.busy)
 }
 
-// attemptOf returns the number of the attempt for at that has just failed. Schedule records a
-// failure only after its function has returned, so the number is one more than the last record
-// says. This process still holds the schedule's lock, so no other process changes the record. ok is
-// false if the servers do not answer soon. An attempt that ends with a loss does not count, so its
-// number is meaningless.
+// attemptOf returns the number of the attempt that has just failed, for the scheduled time at.
+// Schedule records a failure only after its function has returned, so the number is one more than
+// the last record says. This process still holds the schedule's lock, so no other process changes
+// the record. ok is false if the servers do not answer soon. An attempt that ends with a loss does
+// not count, so its number is meaningless.
 func attemptOf(ctx context.Context, schedule *zsync.Schedule, at time.Time) (attempt int, ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
