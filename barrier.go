@@ -21,7 +21,7 @@ import (
 //
 // A new Barrier is open. A Wait that begins after Close has returned waits for a later Open. Open
 // releases every Wait of that moment, even if another Close follows at once, and synchronizes
-// before it.
+// before their return.
 //
 // # Loss
 //

@@ -15,7 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Queue is a Go channel that processes share; each element is for one receiver.
+// A Queue is a Go channel that processes share: one receives each element.
 //
 //	err := q.Send(ctx, job)
 //
@@ -443,9 +443,9 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 	return v, err == nil, opError("peek", q.path, err)
 }
 
-// Clear removes the elements that exist when it begins and that no consumer has claimed, also
-// delayed ones, and returns how many. It removes the last first, so that none of a key becomes
-// free. If it fails, it may have removed some.
+// Clear removes the elements that exist when it begins and no consumer has claimed, also delayed
+// ones, and returns how many. It removes the last first, so that none of a key becomes free. If it
+// fails, it may have removed some.
 func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
 	return ask(ctx, q, "clear", queue.Engine.Clear)
 }

@@ -35,7 +35,7 @@ import (
 //
 // # Cost
 //
-// Each method takes 2 round trips, and Wait also Unlock and Lock of L.
+// Each method takes 2 round trips. Wait also unlocks and locks L.
 //
 // # Znodes
 //

@@ -36,7 +36,7 @@ func describe(ctx context.Context, inc *session.Incarnation, dir string, names [
 }
 
 // A Contender is a holder or a waiter. Contenders methods return them in order of arrival, as one
-// server sees them, which can lag.
+// server sees them; it can lag.
 type Contender struct {
 	Owner     string    // the data of its znode: the text of WithOwner, or of another library; empty without permission to read it
 	Node      string    // the name of its znode

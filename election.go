@@ -22,9 +22,9 @@ func WithID(id string) ElectionOption {
 }
 
 // WithPriority sets the candidate's priority. The highest waiting priority leads first, and equals
-// lead in the order of arrival. A leader keeps the leadership. A candidate whose turn comes while a
-// higher priority waits moves to the back of the line, for 5 requests. A candidate without the
-// option, such as Curator's, counts as 0 and never gives way. Set it for all.
+// lead in the order of arrival. A leader keeps the leadership. If its turn comes while a higher
+// priority waits, a candidate moves to the back of the line, for 5 requests. A candidate without
+// the option, such as Curator's, counts as 0 and never gives way. Set it for all.
 func WithPriority(p int) ElectionOption {
 	return electionOption(func(c *electionConfig) { c.prior = &p })
 }
@@ -185,7 +185,7 @@ func (e *Election) current() (*lock.Grant, error) {
 // Run campaigns, calls f when it leads, resigns when f returns, and starts again, also after a
 // loss. f returns nil to pass the leadership on. If f returns an error while it leads, Run returns
 // that error. Run also returns if the Session is closed or Campaign fails for good. If ctx ends,
-// Run returns its error, joined with another one of f.
+// Run returns the error of ctx, joined with another one of f.
 //
 // f's context ends with the leadership: with cause [ErrLost] after a loss, [ErrClosed] when the
 // Session is being closed, and [ErrNotLocked] after a Resign. Return soon from f then: the next

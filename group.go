@@ -317,8 +317,8 @@ func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) err
 	}
 }
 
-// Set replaces the info, in 1 round trip. Between sessions, it returns at once, and m joins with
-// it. If m cannot join again, Set returns the reason.
+// Set replaces the info, in 1 round trip. Between sessions, Set returns at once; m then joins with
+// info. If m cannot join, Set returns why.
 func (m *Membership[T]) Set(ctx context.Context, info T) error {
 	return opError("set", m.g.path, m.set(ctx, info))
 }

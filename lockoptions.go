@@ -202,8 +202,8 @@ func limit(name string, err error, set func(*limits)) LockOption {
 // WithMaxHold ends a hold after d, as a loss with [LossGivenUp]; otherwise, a holder that hangs but
 // stays connected blocks every waiter. The next waiter is granted when the holder releases, or a
 // tenth of the session timeout after the loss. The default is no limit. A handoff starts d again.
-// Readers of one process lose together, and so do all permits of a process; a Release counts for
-// its oldest permits. [Election.Run] campaigns again.
+// Readers of one process lose together, and so do its permits; a Release releases the oldest.
+// [Election.Run] campaigns again.
 func WithMaxHold(d time.Duration) LockOption {
 	var err error
 	if d <= 0 {

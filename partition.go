@@ -55,7 +55,7 @@ type partitionConfig struct {
 	err error
 }
 
-// WithMember sets the process's id in the Partition; a second process with it waits until the
+// WithMember sets the process's id in the Partition; a second process with that id waits until the
 // first leaves. The default is the owner and a unique number.
 func WithMember(id string) PartitionOption {
 	return func(c *partitionConfig) {

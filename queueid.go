@@ -13,8 +13,8 @@ import (
 // defaultIDMemory is for how long an ID is remembered without [WithIDMemory].
 const defaultIDMemory = 24 * time.Hour
 
-// WithIDMemory sets for how long [Queue.SendID] remembers an ID, by the servers' clock. Each ID
-// has the time that its producer set. The default is 24 hours.
+// WithIDMemory sets for how long [Queue.SendID] remembers an ID, by the servers' clock. The option
+// of the ID's producer counts. The default is 24 hours.
 func WithIDMemory(d time.Duration) QueueOption {
 	return checked(func(c *queueConfig) { c.IDMemory = d }, d >= time.Millisecond, "WithIDMemory(%v): must be at least a millisecond", d)
 }

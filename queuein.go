@@ -10,9 +10,9 @@ import (
 // In returns a channel whose elements are sent, in order. When in is closed, In sends the rest;
 // then done yields nil, or the first error, and is closed. After an error, also of an argument of
 // q, In discards all further elements, so that no sender blocks. When ctx ends or the Session is
-// closed, done yields the error, and In stops reading: a sender must select on done, too. In sends
-// all elements that came during a request with the next request, up to 1,000, or as many as there
-// is room for ([WithMaxLen]), all or none.
+// closed, done yields the error, and In stops reading: a sender must select on done, too. Elements
+// that come during a request are sent together in the next: up to 1,000, or as many as there is
+// room for ([WithMaxLen]), all or none.
 func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 	ch, result := make(chan T), make(chan error, 1)
 	if q.misuse() != nil {

@@ -56,9 +56,9 @@ func positive(name string, n int, set func(*queueConfig)) QueueOption {
 	return checked(set, n >= 1, "%s(%d): must be at least 1", name, n)
 }
 
-// WithPrefetch lets the consumers of one Queue value claim up to n elements before the program
-// takes them, or one each if there are more consumers. No other consumer gets these elements until
-// the contexts of their consumers end. With 1, slow work spreads most evenly over processes. The
+// WithPrefetch lets the consumers of one Queue value together claim up to n elements before the
+// program takes them, but at least one each. No other consumer gets these elements until the
+// contexts of their consumers end. With 1, slow work spreads most evenly over processes. The
 // default is 128, and 1 in the layouts of other libraries; a consumer claims more than 1 only if it
 // takes elements quickly.
 func WithPrefetch(n int) QueueOption {

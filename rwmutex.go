@@ -122,8 +122,8 @@ func (rw *RWMutex) Lock(ctx context.Context) error {
 	return opError("lock", rw.path, err)
 }
 
-// RLock locks rw for reading. It waits until no writer holds rw or waits ahead of it, ctx ends, or
-// the Session is closed. Within Do and RDo, use RDo.
+// RLock locks rw for reading. It waits until no writer holds rw or is ahead in the line, ctx ends,
+// or the Session is closed. Within Do and RDo, use RDo.
 func (rw *RWMutex) RLock(ctx context.Context) error {
 	g, err := rw.acquire(ctx, lock.Shared, false)
 	rw.local.follow(ctx, lock.Shared, g)
@@ -209,7 +209,7 @@ func (rw *RWMutex) Downgrade(ctx context.Context) error {
 	return opError("downgrade", rw.path, rw.downgrade(ctx))
 }
 
-// Lost is [Mutex.Lost] for this process's write hold, or else all read holds.
+// Lost is [Mutex.Lost] for the write hold or, without one, for all read holds.
 func (rw *RWMutex) Lost() <-chan struct{} {
 	if rw.misuse() != nil {
 		return session.ClosedChan

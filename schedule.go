@@ -147,8 +147,8 @@ func Daily(at string, loc *time.Location) (Timetable, error) {
 // numbers, names, ranges and steps. If neither field of days begins with a star, a day matches if
 // it matches either. All processes must name the same zone; time.Local is each machine's. When the
 // clocks change, a job whose minute or hour begins with a star follows real time. Any other job
-// runs once: at the change if its local time is skipped, by less than three hours, and only the
-// first time if that comes twice.
+// runs once: at the change if its local time is skipped, by less than three hours, and the first
+// time if its local time comes twice.
 func Cron(spec string, loc *time.Location) (Timetable, error) {
 	return opTable(timetable.ParseCron(spec, loc))
 }

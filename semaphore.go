@@ -46,8 +46,8 @@ import (
 //
 // # Cost
 //
-// Acquire of free permits takes 1 round trip if no contender waits, and so does Release. The first
-// of a *Semaphore, or behind others, takes 4.
+// Acquire of free permits takes 1 round trip if no contender waits, and so does Release. A first
+// Acquire, or one behind contenders, takes 4.
 //
 // # Znodes
 //

@@ -195,8 +195,8 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 }
 
 // Leave ends a membership of Enter, the earliest of several, even if it fails, and waits until all
-// parties of that round have left. Without a membership, it returns [ErrNotLocked], and ErrLost if
-// it was lost with its session.
+// parties of that round have left. Leave returns [ErrNotLocked] without a membership, and ErrLost
+// after its loss.
 func (wg *WaitGroup) Leave(ctx context.Context) error {
 	if wg.misuse() != nil {
 		return opError("leave", wg.path, wg.misuse())
