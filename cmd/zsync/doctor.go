@@ -44,7 +44,7 @@ func doctorCommand(c *client) *cobra.Command {
 reports
 
   deadlocks: sessions that wait for each other in a circle, with the locks
-  orphans: holders and waiters without a session that the servers know: they
+  orphans: holders and waiters whose session the servers do not know, so that they
     are never deleted
   mixed kinds: a path that is used by two kinds of lock, which do not exclude
     each other
@@ -70,7 +70,7 @@ With --ensemble, or --servers without a value, doctor checks on each server what
 depends on, over separate connections, and prints a line for each check:
 
   ok    what was found
-  warn  what makes zsync work worse, or could not be checked, and why
+  warn  what limits zsync but breaks no promise, or could not be checked, and why
   fail  what must be changed before zsync can keep its promises
 
 Run it before the first deployment, with the PATH, the session timeout (--session) and
@@ -135,7 +135,7 @@ The exit status is 1 if doctor finds a problem.`,
 	cmd.Flags().BoolVar(&ensemble, wordless, false, "check on each server what zsync depends on; --servers without a value is the same")
 	cmd.Flags().BoolVar(&d.clean, "clean", false, "delete leftovers that are certainly zsync's")
 	cmd.Flags().BoolVar(&d.yes, "yes", false, "do not ask before deleting")
-	cmd.Flags().Var((*seconds)(&d.older), "older", "`TIME` without a write after which a znode can be a leftover")
+	cmd.Flags().Var((*seconds)(&d.older), "older", "a znode can be a leftover after `TIME` without a write")
 	cmd.Flags().IntVar(&d.admin, "admin-port", 8080, "`PORT` of the servers' admin server; 0 to skip it")
 	return cmd
 }

@@ -23,7 +23,7 @@ func groupCommand(c *client) *cobra.Command {
 		Short: "join a group, and list its members",
 		Long: `A group lists its members. Each has an id, and some text (INFO), such as an
 address. It is a zsync.Group with the default codec, zsync.JSON: INFO that is JSON is
-stored unchanged, other text as a JSON string, whose text is printed. With --raw, INFO
+stored and printed unchanged; other text is stored as a JSON string. With --raw, INFO
 is bytes, as with zsync.Raw and in Curator's GroupMember. With --kazoo, the group can
 share its path with kazoo's Party.`,
 		RunE: wantSubcommand,
@@ -229,7 +229,7 @@ func groupWatchCommand(c *client) *cobra.Command {
 		Use:   "watch PATH [flags]",
 		Short: "print the members after each change",
 		Long: `watch prints the members of the group at PATH, now and after each change, as one
-line of JSON: the array of members --json. It ends with a signal, with --timeout,
+line of JSON: an array, as members --json prints it. It ends with a signal, with --timeout,
 or after --count lines.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {

@@ -40,9 +40,9 @@ func lsCommand(c *client) *cobra.Command {
 		Long: `ls lists every primitive at PATH and below it (default: /), one per line: how many
 hold it and wait, the holder and the time of its hold, and the longest wait. A <
 before the time means that it includes the holder's wait, because the moment of the
-grant is unknown. The command zsync, and programs that take a token, record it, and
---watch sees handoffs. Times are converted from the servers' clocks. ls costs a request
-for each znode and a few for each line, at most eight at once.
+grant is unknown. The command zsync, and programs that take a token, record that
+moment; --watch sees handoffs. Times are converted from the servers' clocks. ls costs a
+request for each znode and a few for each line, at most eight at once.
 
 zsync status PATH shows all contenders of one path. With --watch, ls refreshes its
 output, and says when the servers stop answering and when they answer again. zsync top

@@ -40,12 +40,12 @@ const about = `zsync coordinates programs on different machines, with Apache Zoo
 Name the servers with --servers or ZSYNC_SERVERS, as a connect string:
 zk1:2181,zk2:2181,zk3:2181. With zk1:2181,zk2:2181/app, all paths are below /app.
 
-lock, rlock, semaphore, elect, once, schedule and barrier enter run a command, and
-hold the lock, or what they are named after, while it runs. The command has zsync's
-standard input, output and error. zsync forwards signals to the command. If zsync was
-started with a signal ignored, as by nohup, the command ignores that signal, too. If
-the hold is lost, zsync sends the command SIGTERM and, a little later, SIGKILL. With
-the default --kill-after, the command has ended before another process holds.
+lock, rlock, semaphore, elect, once, schedule and barrier enter run a command. While
+it runs, zsync holds the lock, the permits, the leadership and so on. The command has
+zsync's standard input, output and error. zsync forwards signals to the command. If
+zsync was started with a signal ignored, as by nohup, the command ignores that signal,
+too. If the hold is lost, zsync sends the command SIGTERM and, a little later, SIGKILL.
+With the default --kill-after, the command has ended before another process holds.
 
 With lock, rlock and elect, the command's environment has ZSYNC_TOKEN, a number
 greater than the token of every earlier holder: storage that remembers the greatest

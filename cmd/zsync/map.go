@@ -92,7 +92,7 @@ With --if or --if-absent, it writes only if the value is as expected, and exits 
 status 75 otherwise. OLD is a value as "get" prints it.
 
 A value that is JSON is stored unchanged, other text as a JSON string. Use --text if
-the value is text whatever it looks like, as for NewMap[string], and --raw for bytes.`,
+every value is text, as for NewMap[string], and --raw for bytes.`,
 		Example: `  zsync map set /services billing 10.0.0.7:8080
   zsync map set /owners shard-7 me --if-absent`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -233,7 +233,7 @@ func mapWatchCommand(c *client) *cobra.Command {
 		Use:   "watch PATH [flags]",
 		Short: "print the map after each change",
 		Long: `watch prints the whole map, now and after each change. It prints one line of JSON:
-an object whose values are strings, in the form of get. After quick changes, it can
+an object whose values are strings, as get prints them. After quick changes, it can
 print only the latest. After a lost connection, it prints the map again when it has caught
 up. It ends with a signal, with --timeout, or after --count lines.`,
 		Example: `  zsync map watch /services | while read -r all; do echo "$all" | jq -r '.billing'; done`,

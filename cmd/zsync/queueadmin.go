@@ -372,7 +372,7 @@ func lettersCommand(c *client, name, short, long string, do func(*zsync.Queue[[]
 	cmd := &cobra.Command{
 		Use:   name + " PATH [ID...] [flags]",
 		Short: short,
-		Long:  long + "\n\nName dead letters by their IDs, which zsync queue dead prints, or all of them with\n--all. The command prints how many there were.",
+		Long:  long + "\n\nName dead letters by their IDs, which zsync queue dead prints, or all of them with\n--all. The command prints their number.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 || all != (len(args) == 1) {
 				return fail(exitUsage, "want: zsync queue %s PATH ID..., or zsync queue %s PATH --all", name, name)

@@ -30,10 +30,10 @@ schedule. Times are from the servers' clocks: the time of the grant or, if that 
 recorded, the time at which the contender came. If status may not read a path or an
 owner, it shows the rest, and exits with status 77.
 
-Some znodes are not certain. status recognizes a closed gate and a map only by the data
-that zsync stores in them, and an unused semaphore by the znodes around it. It shows
-any other data as it is: of a Value, a gate closed by Curator, or a map of an older zsync.
-A gate closed by kazoo has no data, and is shown as free.
+The kind of some znodes is uncertain. status recognizes a closed gate and a map only by
+the data that zsync stores in them, and an unused semaphore by the znodes around it.
+It shows any other data as it is: of a Value, a gate closed by Curator, or a map of an
+older zsync. A gate closed by kazoo has no data, and is shown as free.
 
 --json prints an array of objects, one for each line of the table, with the
 fields path, kind (empty if the path is free), mode, state, holding, owner,

@@ -84,7 +84,7 @@ func setCommand(c *client) *cobra.Command {
 otherwise. OLD is a value as "get" prints it.
 
 A value that is JSON is stored unchanged, other text as a JSON string. Use --text if
-the value is text whatever it looks like, as for NewValue[string], and --raw for bytes.`,
+every value is text, as for NewValue[string], and --raw for bytes.`,
 		Example: `  zsync value set /config/limit 20 --if 10
   zsync value set /config/version --text 1.10
   zsync value set /config <config.json`,
