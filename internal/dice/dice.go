@@ -16,7 +16,7 @@ type source struct {
 
 var seeded source
 
-// After Seed, the numbers depend only on seed and on the order of the calls.
+// Seed makes all later numbers depend only on seed and on the order of the calls.
 func Seed(seed uint64) {
 	seeded.mu.Lock()
 	defer seeded.mu.Unlock()

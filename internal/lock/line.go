@@ -53,8 +53,8 @@ type Line struct {
 	// names are all children. A contender that defers enters again at the end of the line.
 	Defers func(me Child, names []string) bool
 
-	trip *atomic.Int64 // the shortest duration of a listing, or of entering, as waiters of this Line saw it
-	each *atomic.Int64 // duration of a handoff in their last wait; 0 if unknown
+	trip *atomic.Int64 // the shortest duration of a listing, or of entering, that waiters of this Line have measured
+	each *atomic.Int64 // duration of a handoff in the last wait of such a waiter; 0 if unknown
 
 	Limits *Limits // limits of holds, or nil
 	Kind   string  // its kind in the trace; for a read-write lock, the kind of a writer
@@ -119,7 +119,7 @@ type Claim struct {
 	open    int32         // transactions that may still be applied
 	uses    []*Grant      // one for each goroutine, in the order in which they were granted
 	one     [1]*Grant     // memory for uses, while it has one element
-	passed  int           // handoffs, or joins, since no other contender was known
+	passed  int           // handoffs, or readers that joined, since it was last known that no contender waits
 	listing chan struct{} // closed when the listing under way is answered; nil if there is none
 	moving  chan struct{} // closed at the end of the Downgrade under way; nil if there is none
 	stop    func()        // ends that Downgrade early, unless it is done already
