@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,13 +35,13 @@ func first(dirs []string) (all []*judge) {
 	for _, dir := range []string{"internal/lock", "internal/txn", "internal/lease"} {
 		all = append(all, &judge{name: "exhaustive tests", dir: dir, args: []string{"-test.run=EveryWay"}})
 	}
-	return append(all, &judge{name: "models", dir: "internal/suite/model", args: []string{"-test.run=TestModelOf"}})
+	return all
 }
 
 // others are the packages whose tests judge the mutants that survive: each test is a judge.
 var others = []string{
-	".", "internal/suite/cancel", "internal/suite/cases", "internal/suite/closing", "internal/suite/doublebarrier", "internal/suite/lag",
-	"internal/suite/linear", "internal/suite/locks", "internal/suite/loss", "internal/suite/model", "internal/suite/observe", "internal/suite/queue",
+	"internal/suite/model", ".", "internal/suite/cancel", "internal/suite/cases", "internal/suite/closing", "internal/suite/doublebarrier", "internal/suite/lag",
+	"internal/suite/linear", "internal/suite/locks", "internal/suite/loss", "internal/suite/observe", "internal/suite/queue",
 	"internal/suite/semaphore", "internal/suite/session", "internal/suite/state", "internal/suite/strangers", "internal/suite/txn",
 }
 
@@ -109,21 +110,44 @@ func (j *judge) record(total int) error {
 	return err
 }
 
-// each returns a judge for each test of a package. A test that fails without a mutant is left out.
-func each(dir string, total int) (all []*judge) {
+// each returns judges with all tests of a package: a test of half a second or more is one, and shorter tests share
+// one. A test that fails without a mutant is left out.
+func each(dir string, total int) (all []*judge, err error) {
 	cmd := exec.Command(binary(dir, *folder), "-test.list=^Test")
 	cmd.Dir = dir
 	out, err := cmd.Output()
 	if err != nil {
-		log.Printf("%s: %v", dir, err)
+		return nil, fmt.Errorf("the tests of %s: %w", dir, err)
 	}
 	for test := range strings.FieldsSeq(string(out)) {
-		j := &judge{name: "other tests", dir: dir, args: []string{"-test.run=^" + test + "$"}}
+		name := "other tests"
+		if strings.HasPrefix(test, "TestModelOf") {
+			name = "models"
+		}
+		j := &judge{name: name, dir: dir, args: []string{"-test.run=^" + test + "$"}}
 		if err := j.record(total); err != nil {
-			log.Print(test, " ", err)
+			log.Print(test, ": ", err)
 			continue
 		}
 		all = append(all, j)
+	}
+	slices.SortStableFunc(all, func(a, b *judge) int { return cmp.Compare(a.took, b.took) })
+	return together(all), nil
+}
+
+// together makes one judge of short tests that follow each other.
+func together(tests []*judge) (all []*judge) {
+	for _, j := range tests {
+		if len(all) == 0 || all[len(all)-1].took+j.took > time.Second/2 || all[len(all)-1].name != j.name {
+			all = append(all, j)
+			continue
+		}
+		last := all[len(all)-1]
+		last.took += j.took
+		last.args[0] += "|" + strings.TrimPrefix(j.args[0], "-test.run=")
+		for i, reached := range j.reached {
+			last.reached[i] |= reached
+		}
 	}
 	return all
 }

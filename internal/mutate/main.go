@@ -22,9 +22,9 @@
 // # Judges
 //
 // The judges are tests, tried in the order of their cost: the package's own tests, random programs of internal/fleet
-// (its 120 programs), the exhaustive tests, and the models. The first that fails kills the mutant; a panic and a
-// timeout kill as well. The other tests judge the survivors, one test at a time: the tests of the primitives and
-// the suites. The tests that take least time come first, and -budget bounds the time for each mutant.
+// (its 120 programs), and the exhaustive tests. The first that fails kills the mutant; a panic and a timeout kill as
+// well. The other tests judge the survivors, a few at a time: the models, the tests of the primitives and the
+// suites. The tests that take least time come first, and -budget bounds the time for each mutant.
 //
 // First, each judge runs without a mutant: it must pass, and shows which mutants it reaches. A judge is not asked
 // about the others. After each 50 mutants, the first judges run again without a mutant. The results say if one
@@ -79,6 +79,9 @@ func main() {
 func run() error {
 	possible, err := find(packages)
 	if err != nil {
+		return err
+	}
+	if *folder, err = filepath.Abs(*folder); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(*folder, 0o755); err != nil {
@@ -184,8 +187,12 @@ func (r *record) judgeSurvivors(mutants []*mutant, overlay string, total int) er
 	}
 	var all []*judge
 	for _, dir := range others {
-		all = append(all, each(dir, total)...)
-		log.Printf("%d tests, up to %s", len(all), dir)
+		tests, err := each(dir, total)
+		if err != nil {
+			return err
+		}
+		all = append(all, tests...)
+		log.Printf("other tests of %s: %d runs", dir, len(tests))
 	}
 	slices.SortStableFunc(all, func(a, b *judge) int { return cmp.Compare(a.took, b.took) })
 	for _, m := range mutants {

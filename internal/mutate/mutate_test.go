@@ -2,12 +2,14 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/zsync/zsync/internal/harness"
 )
@@ -145,5 +147,26 @@ func TestTheTableHasTheLastVerdictOfEachMutant(t *testing.T) {
 		if !strings.Contains(out.String(), row) {
 			t.Errorf("no %q in\n%s", row, &out)
 		}
+	}
+}
+
+func TestShortTestsOfOneKindShareARun(t *testing.T) {
+	var tests []*judge
+	for i, took := range []time.Duration{100, 200, 150, 300, 100, 900} {
+		reached := make([]byte, 6)
+		reached[i] = 1
+		tests = append(tests, &judge{args: []string{fmt.Sprintf("-test.run=^Test%d$", i)}, took: took * time.Millisecond, reached: reached})
+	}
+	tests[4].name = "models"
+	var got []string
+	for _, j := range together(tests) {
+		got = append(got, fmt.Sprint(j.args[0], j.took, j.reached))
+	}
+	want := []string{
+		"-test.run=^Test0$|^Test1$|^Test2$450ms [1 1 1 0 0 0]", "-test.run=^Test3$300ms [0 0 0 1 0 0]",
+		"-test.run=^Test4$100ms [0 0 0 0 1 0]", "-test.run=^Test5$900ms [0 0 0 0 0 1]",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
 	}
 }
