@@ -3,6 +3,8 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log"
@@ -45,13 +47,17 @@ var others = []string{
 	"internal/suite/semaphore", "internal/suite/session", "internal/suite/state", "internal/suite/strangers", "internal/suite/txn",
 }
 
-// build builds the test binary of each package.
-func build(dirs []string, overlay, folder string) error {
-	for _, dir := range dirs {
-		name := binary(dir, folder)
-		out, err := exec.Command("go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", name, "./"+dir).CombinedOutput()
+// build builds the test binary of each judge's package.
+func build(all []*judge, overlay string) error {
+	built := map[string]bool{}
+	for _, j := range all {
+		if built[j.dir] {
+			continue
+		}
+		built[j.dir] = true
+		out, err := exec.Command("go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", binary(j.dir, *folder), "./"+j.dir).CombinedOutput()
 		if err != nil {
-			return fmt.Errorf("%s: %w\n%s", dir, err, out)
+			return fmt.Errorf("%s: %w\n%s", j.dir, err, out)
 		}
 	}
 	return nil
@@ -113,6 +119,10 @@ func (j *judge) record(total int) error {
 // each returns judges with all tests of a package: a test of half a second or more is one, and shorter tests share
 // one. A test that fails without a mutant is left out.
 func each(dir string, total int) (all []*judge, err error) {
+	measured, err := measuredOf(dir)
+	if err != nil {
+		return nil, err
+	}
 	cmd := exec.Command(binary(dir, *folder), "-test.list=^Test")
 	cmd.Dir = dir
 	out, err := cmd.Output()
@@ -120,19 +130,59 @@ func each(dir string, total int) (all []*judge, err error) {
 		return nil, fmt.Errorf("the tests of %s: %w", dir, err)
 	}
 	for test := range strings.FieldsSeq(string(out)) {
-		name := "other tests"
+		j := &judge{name: "other tests", dir: dir, args: []string{"-test.run=^" + test + "$"}}
 		if strings.HasPrefix(test, "TestModelOf") {
-			name = "models"
+			j.name = "models"
 		}
-		j := &judge{name: name, dir: dir, args: []string{"-test.run=^" + test + "$"}}
-		if err := j.record(total); err != nil {
+		if known, ok := measured.Tests[test]; ok {
+			j.took, j.reached = known.Took, known.Reached
+		} else if err := j.record(total); err != nil {
 			log.Print(test, ": ", err)
 			continue
 		}
+		measured.Tests[test] = measurement{j.took, slices.Clone(j.reached)}
 		all = append(all, j)
 	}
 	slices.SortStableFunc(all, func(a, b *judge) int { return cmp.Compare(a.took, b.took) })
-	return together(all), nil
+	return together(all), measured.save()
+}
+
+// measurements are the tests of a binary, as measured without a mutant. A file keeps them for the next run.
+type measurements struct {
+	file   string
+	Binary string // a hash
+	Tests  map[string]measurement
+}
+
+type measurement struct {
+	Took    time.Duration
+	Reached []byte
+}
+
+func measuredOf(dir string) (*measurements, error) {
+	file := binary(dir, *folder)
+	code, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	hash := fmt.Sprintf("%x", sha256.Sum256(code))
+	m := &measurements{}
+	if text, err := os.ReadFile(file + ".json"); err == nil {
+		json.Unmarshal(text, m) // else there is nothing to use
+	}
+	if m.Binary != hash {
+		m = &measurements{Binary: hash, Tests: map[string]measurement{}}
+	}
+	m.file = file + ".json"
+	return m, nil
+}
+
+func (m *measurements) save() error {
+	text, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(m.file, text, 0o644)
 }
 
 // together makes one judge of short tests that follow each other.

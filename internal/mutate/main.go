@@ -28,7 +28,7 @@
 //
 // First, each judge runs without a mutant: it must pass, and shows which mutants it reaches. A judge is not asked
 // about the others. After each 50 mutants, the first judges run again without a mutant. The results say if one
-// failed, for then it kills by chance.
+// failed, for then it kills by chance. The other tests are measured once for each state of their binary.
 //
 // # Results
 //
@@ -98,10 +98,16 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	if err := r.judgeFirst(mutants, overlay, len(possible)); err != nil {
-		return err
+	r.overlay, r.total = overlay, len(possible)
+	for batch := range slices.Chunk(mutants, 50) {
+		if err := r.judgeFirst(batch); err != nil {
+			return err
+		}
+		if err := r.judgeSurvivors(batch); err != nil {
+			return err
+		}
 	}
-	return r.judgeSurvivors(mutants, overlay, len(possible))
+	return nil
 }
 
 // choose picks n mutants. They are in a random order, so that a run that is stopped has judged a random sample.
@@ -125,88 +131,91 @@ func fingerprint() string {
 }
 
 // judgeFirst has the first judges judge the mutants that have no result yet.
-func (r *record) judgeFirst(mutants []*mutant, overlay string, total int) error {
-	mutants = slices.DeleteFunc(slices.Clone(mutants), func(m *mutant) bool { return r.verdict[m.String()] != "" && m.number != *only })
+func (r *record) judgeFirst(mutants []*mutant) error {
+	mutants = slices.DeleteFunc(slices.Clone(mutants), func(m *mutant) bool {
+		return r.verdict[m.String()] != "" && m.number != *only || *only >= 0 && m.number != *only
+	})
 	if len(mutants) == 0 {
 		return nil
 	}
-	all, dirs := first(packages), []string{}
-	for _, j := range all {
-		dirs = append(dirs, j.dir)
-	}
-	slices.Sort(dirs)
-	if err := build(slices.Compact(dirs), overlay, *folder); err != nil {
-		return err
-	}
-	for _, j := range all {
-		if err := j.record(total); err != nil {
+	if r.first == nil {
+		r.first = first(packages)
+		if err := build(r.first, r.overlay); err != nil {
 			return err
 		}
-		log.Printf("%-20s %-24s %6.1f s", j.name, j.dir, j.took.Seconds())
-	}
-	for i, m := range mutants {
-		if *only >= 0 && m.number != *only {
-			continue
-		}
-		if err := r.judge(m, all, "not reached first", "survived first", 0); err != nil {
-			return err
-		}
-		if (i+1)%50 == 0 {
-			if err := r.control(all); err != nil {
+		for _, j := range r.first {
+			if err := j.record(r.total); err != nil {
 				return err
 			}
+			log.Printf("%-20s %-24s %6.1f s", j.name, j.dir, j.took.Seconds())
 		}
 	}
-	return nil
+	for _, m := range mutants {
+		if err := r.judge(m, r.first, "not reached first", "survived first", 0); err != nil {
+			return err
+		}
+	}
+	return r.control()
 }
 
 // control runs the judges without a mutant.
-func (r *record) control(all []*judge) error {
+func (r *record) control() error {
 	red := 0
-	for _, j := range all {
+	for _, j := range r.first {
 		if v := j.run(-1, j.limit()); v.killed {
 			red++
 			fmt.Fprintf(r.file, "# without a mutant, %s of %s failed: %s\n", j.name, j.dir, v.by)
 		}
 	}
-	_, err := fmt.Fprintf(r.file, "# without a mutant, %d of %d judges failed\n", red, len(all))
+	_, err := fmt.Fprintf(r.file, "# without a mutant, %d of %d judges failed\n", red, len(r.first))
 	return err
 }
 
 // judgeSurvivors has the other tests judge the mutants that survived the first judges.
-func (r *record) judgeSurvivors(mutants []*mutant, overlay string, total int) error {
-	mutants = slices.DeleteFunc(slices.Clone(mutants), func(m *mutant) bool {
-		v := r.verdict[m.String()]
-		return v != "survived first" && v != "not reached first"
-	})
-	if len(mutants) == 0 {
-		return nil
-	}
-	if err := build(others, overlay, *folder); err != nil {
-		return err
-	}
-	var all []*judge
-	for _, dir := range others {
-		tests, err := each(dir, total)
-		if err != nil {
-			return err
-		}
-		all = append(all, tests...)
-		log.Printf("other tests of %s: %d runs", dir, len(tests))
-	}
-	slices.SortStableFunc(all, func(a, b *judge) int { return cmp.Compare(a.took, b.took) })
+func (r *record) judgeSurvivors(mutants []*mutant) error {
 	for _, m := range mutants {
+		unreached := "not reached"
+		switch r.verdict[m.String()] {
+		case "survived first":
+			unreached = "survived"
+		case "not reached first":
+		default:
+			continue
+		}
 		if *only >= 0 && m.number != *only {
 			continue
 		}
-		unreached := "not reached"
-		if r.verdict[m.String()] == "survived first" {
-			unreached = "survived"
+		if err := r.measureOthers(); err != nil {
+			return err
 		}
-		if err := r.judge(m, all, unreached, "survived", *budget); err != nil {
+		if err := r.judge(m, r.others, unreached, "survived", *budget); err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+// measureOthers builds the other tests and runs them without a mutant, once.
+func (r *record) measureOthers() error {
+	if r.others != nil {
+		return nil
+	}
+	var packages []*judge
+	for _, dir := range others {
+		packages = append(packages, &judge{dir: dir})
+	}
+	if err := build(packages, r.overlay); err != nil {
+		return err
+	}
+	for _, dir := range others {
+		tests, err := each(dir, r.total)
+		if err != nil {
+			return err
+		}
+		r.others = append(r.others, tests...)
+		log.Printf("other tests of %s: %d runs", dir, len(tests))
+	}
+	slices.SortStableFunc(r.others, func(a, b *judge) int { return cmp.Compare(a.took, b.took) })
 	return nil
 }
 
@@ -241,6 +250,10 @@ func (r *record) judge(m *mutant, all []*judge, unreached, survived string, budg
 type record struct {
 	file    *os.File
 	verdict map[string]string
+
+	overlay       string
+	total         int      // of possible mutants
+	first, others []*judge // nil until they are needed
 }
 
 // openResults opens the file of results for appending.
