@@ -109,3 +109,32 @@ func TestAPacerPassesOverServersThatMayNotBeUsedAndWaitsARoundIfNoneMay(t *testi
 		}
 	})
 }
+
+// A server that accepts connections and closes them at once is dialled after longer and longer pauses. A connection
+// that has lived for a second is replaced without a pause.
+func TestAPacerPausesOnlyAfterAConnectionThatDidNotLast(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		p := pacer{hosts: []string{"a", "b"}, retry: RetryPolicy{Min: 4 * time.Second, Max: time.Hour, Factor: 2}}
+		for _, c := range []struct {
+			lives time.Duration // the connection before, or 0 if there was none
+			want  time.Duration
+		}{
+			{0, 0},
+			{time.Millisecond, 0}, // to the other server
+			{time.Millisecond, 4*time.Second - time.Millisecond},
+			{time.Second - 1, 0},
+			{time.Second - 1, 8*time.Second - time.Second + 1},
+			{time.Second, 0},
+			{0, 0},
+			{0, 4 * time.Second},
+		} {
+			if c.lives > 0 {
+				p.success()
+				time.Sleep(c.lives)
+			}
+			if addr, delay := p.pick(time.Hour, func(string) bool { return true }); delay != c.want {
+				t.Errorf("%s after a connection of %v: a pause of %v, want %v", addr, c.lives, delay, c.want)
+			}
+		}
+	})
+}

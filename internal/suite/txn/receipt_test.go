@@ -176,9 +176,40 @@ func TestAReceiptThatSomebodyHasDeletedOrWrittenIsReplaced(t *testing.T) {
 					_, err = s.Txn(t.Context(), &zk.CreateRequest{Path: fmt.Sprint("/x", i)})
 					harness.WantErr(t, err, zk.ErrNodeExists)
 				}
+				suite.AwaitLogs()
+				if paths := suite.Ephemerals(srv, s.ID()); len(paths) > 1 { // one is kept for the next Txn
+					t.Errorf("%q are left", paths)
+				}
 			})
 		})
 	}
+}
+
+// A client may be permitted to write a znode, and to create none. Its Txn has no receipt, so the outcome is unknown
+// after a lost reply.
+func TestATxnHasNoReceiptIfTheServersPermitNone(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		admin, s := suite.Open(t, srv), suite.Open(t, srv)
+		_, err := inside.Live(t, admin).Create(t.Context(), "/a", nil)
+		harness.Must(t, err)
+		for _, path := range []string{"/a", "/"} {
+			harness.SetACL(t, srv, path, zk.WorldACL(zk.PermRead|zk.PermWrite))
+		}
+		write := &zk.SetDataRequest{Path: "/a", Data: []byte("1"), Version: 0}
+		_, err = s.Txn(t.Context(), write)
+		harness.Must(t, err)
+		_, err = s.Txn(t.Context(), write)
+		harness.WantErr(t, err, zk.ErrBadVersion)
+		srv.Intercept(harness.First(zktest.DropReply, harness.Op(zktest.OpMulti)))
+		write.Version = 1
+		_, err = s.Txn(t.Context(), write)
+		if err == nil || !strings.Contains(err.Error(), "cannot be found out") {
+			t.Errorf("after a lost reply: %v", err)
+		}
+		if _, stat, err := s.Get(t.Context(), "/a"); err != nil || stat.Version != 2 {
+			t.Errorf("%v, %v: the version is not 2", stat, err)
+		}
+	})
 }
 
 // A transaction, or its reply, is lost, and before it is sent again somebody writes its
