@@ -2,6 +2,9 @@
 // Election.Run, and the end of a leadership.
 //
 //	ZSYNC_SERVERS=zk1:2181,zk2:2181,zk3:2181 leader
+//
+// This main is for a program with one function. docs/operations.md, SIGTERM, has a main for several
+// functions, and for a function that can hang.
 package main
 
 import (
