@@ -118,8 +118,8 @@ func digestKey(user, realm, password, nonce, cnonce string) string {
 	return hexMD5(string(secret[:]) + ":" + nonce + ":" + cnonce)
 }
 
-// digestResponses returns the client's response and the server's proof. Both are computed in the
-// same way, but the proof without the name of the method.
+// digestResponses returns the client's response and the server's proof. The proof is computed like
+// the response, but without the name of the method.
 func digestResponses(key, nonce, cnonce, service string) (response, proof string) {
 	of := func(method string) string {
 		return hexMD5(key + ":" + nonce + ":00000001:" + cnonce + ":auth:" + hexMD5(method+":"+service))

@@ -9,7 +9,8 @@ import (
 // configuration one by one. If a server is asked to continue a session, the leader counts the
 // timeout that this server grants from then on, even if the client never receives the reply. So
 // while a handshake has no reply, the client counts the least timeout that the server may grant.
-// This file remembers that least timeout. To count with it is not its business: see package lease.
+// This file remembers that least timeout. The use of that timeout is not its business: see package
+// lease.
 
 // grants records, by server, the session timeout that it has granted.
 type grants struct{ m sync.Map }

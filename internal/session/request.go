@@ -101,10 +101,10 @@ func (p *pending[T]) then(f func()) {
 	}
 }
 
-// handOn calls the function that then has registered. Finish closes Done and then calls handOn.
-// then stores heir, and calls handOn if Done is closed. So the later of the two calls handOn when
-// the function is stored and Done is closed. If both call handOn, only the first takes the
-// function.
+// handOn calls the function that then has registered. Finish closes Done, and calls handOn after
+// that. The method then stores heir, and calls handOn if Done is closed. So the later of the two
+// calls handOn when the function is stored and Done is closed. If both call handOn, only the first
+// takes the function.
 func (p *pending[T]) handOn() {
 	if f := p.heir.Swap(nil); f != nil {
 		(*f)()

@@ -94,8 +94,8 @@ func IsLogName(name string) bool {
 	return ok && ok2 && len(guid) == 36 && uuid.Validate(guid) == nil
 }
 
-// IsLog reports whether a znode with the name of a log also has the data of one: none if it is new,
-// or the data that its last write left, with a transaction or without.
+// IsLog reports whether a znode with the name of a log also has the data of a log. A new log has
+// none. Later, a log has the data of its last write, with a transaction or without.
 func IsLog(data []byte, stat *zk.Stat) bool {
 	l := log{version: stat.Version - 1}
 	return stat.EphemeralOwner == 0 && (stat.Version == 0 && len(data) == 0 || bytes.Equal(data, l.holds(true)) || bytes.Equal(data, l.holds(false)))

@@ -54,5 +54,5 @@ func (e Code) Error() string {
 	return fmt.Sprintf("%s (server's code %d)", text, int32(e))
 }
 
-// Is makes the code of a demand for credentials match zk.ErrAuthFailed, the error of refused ones.
+// Is makes a demand for credentials match zk.ErrAuthFailed, the error of refused credentials.
 func (e Code) Is(err error) bool { return e == CodeWantsAuth && err == zk.ErrAuthFailed }
