@@ -31,21 +31,22 @@ func WithPriority(p int) ElectionOption {
 
 // An Election chooses one leader among the processes that name the same path:
 //
+//	e := zsync.NewElection(s, "/services/scheduler")
 //	err := e.Run(ctx, func(ctx context.Context) error { … }) // while this process leads
+//	leader, err := e.Leader(ctx)
 //
-// or Campaign and Resign. One *Election is one candidate. At most one live session leads.
-// Candidates lead in the order of arrival.
+// Instead of Run, call Campaign and Resign. One *Election is one candidate. At most one live
+// session leads. Candidates lead in the order of arrival.
 //
 // # Loss
 //
 // If the session ends, the leadership is lost and another process may lead. A candidate that
-// campaigns again is a new one, at the back of the line. Against late writes, use
-// [Election.Token] or [Election.Txn].
+// campaigns again is a new one, at the back of the line. Against late writes, use [Election.Token]
+// or [Election.Txn].
 //
 // # Errors
 //
-// Leader returns [ErrNoLeader] if no candidate leads. Transfer returns [ErrNoCandidate] if the
-// heir does not wait.
+// Leader can return [ErrNoLeader], and Transfer [ErrNoCandidate].
 //
 // # Cost
 //
@@ -187,10 +188,10 @@ func (e *Election) current() (*lock.Grant, error) {
 // that error. Run also returns if the Session is closed or Campaign fails for good. If ctx ends,
 // Run returns the error of ctx, joined with another one of f.
 //
-// f's context ends with the leadership: with cause [ErrLost] after a loss, [ErrClosed] when the
-// Session is being closed, and [ErrNotLocked] after a Resign. Return soon from f then: the next
-// leader begins when f has returned or the session has ended. [WithMaxHold] and [WithHealth] end a
-// function that hangs. If f panics, Run resigns and panics.
+// f's context ends with the leadership: with cause [ErrLost] after a loss, [ErrClosed] at
+// [Session.Close], [ErrNotLocked] after a Resign. Return soon from f then: the next leader begins
+// when f has returned or the session has ended. [WithMaxHold] and [WithHealth] end a hanging f. If
+// f panics, so does Run.
 func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) error {
 	if e.misuse() == nil && f == nil {
 		return opError("run", e.path, session.Invalid("the function is nil"))

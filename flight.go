@@ -20,7 +20,9 @@ import (
 // golang.org/x/sync/singleflight across processes.
 //
 //	prices := zsync.NewFlight[string](s, "/cache/prices", time.Minute)
-//	v, shared, err := prices.Do(ctx, "EUR", fetch)
+//	v, shared, err := prices.Do(ctx, "EUR", func(ctx context.Context) (string, error) {
+//		return fetch(ctx, "EUR")
+//	})
 //
 // A caller that comes while another runs its function waits for the same result. A caller that
 // comes less than keep after the result was stored, by the servers' clock, gets it at once. Only

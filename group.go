@@ -23,8 +23,8 @@ import (
 //
 //	for members := range g.Watch(ctx) { … } // all of them, after each change
 //
-// A process is a member, through reconnects and expired sessions, until [Membership.Leave] or its
-// end. At most one member has an id at a time, except with WithLayout(LayoutKazoo).
+// A process is a member, through reconnects and expiries, until it leaves or ends. At most one
+// member has an id at a time, but not with LayoutKazoo.
 //
 // # Loss
 //

@@ -12,10 +12,11 @@ import (
 //
 //	n := zsync.NewInt64(s, "/counters/orders")
 //	id, err := n.Add(ctx, 1) // no two processes get the same
+//	last, err := n.Load(ctx)
 //
 // Operations are linearizable: of a thousand Adds of one, each counts. A new Int64 is 0. Add and
-// Swap wrap around, as in Go. If the stored data is no number, every method except Store returns
-// an error and changes nothing.
+// Swap wrap around, as in Go. If the stored data is no number, every method except Store returns an
+// error and changes nothing.
 //
 // # Loss
 //

@@ -203,7 +203,6 @@ func limit(name string, err error, set func(*limits)) LockOption {
 // stays connected blocks every waiter. The next waiter is granted when the holder releases, or a
 // tenth of the session timeout after the loss. The default is no limit. A handoff starts d again.
 // Readers of one process lose together, and so do its permits; a Release releases the oldest.
-// [Election.Run] campaigns again.
 func WithMaxHold(d time.Duration) LockOption {
 	var err error
 	if d <= 0 {

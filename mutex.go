@@ -14,12 +14,14 @@ import (
 
 // A Mutex is a mutual exclusion lock that processes share by its path:
 //
+//	m := zsync.NewMutex(s, "/locks/accounts")
 //	err := m.Do(ctx, func(ctx context.Context) error { … }) // ctx ends if the lock is lost
+//	err = m.Lock(ctx)                                       // or, as with sync.Mutex, this, and then
+//	err = m.Unlock()
 //
-// or, as with [sync.Mutex], Lock and Unlock. At most one live session holds the Mutex. Waiters
-// are served in the order in which the servers stored them. The goroutines that use one *Mutex
-// share one place in the line, see [WithHandoffs]. The n'th Unlock synchronizes before the m'th
-// Lock for n < m.
+// At most one live session holds it. Waiters are served in the order in which the servers stored
+// them. Goroutines that use one *Mutex share one place ([WithHandoffs]). The n'th Unlock
+// synchronizes before the m'th Lock for n < m.
 //
 // # Loss
 //
@@ -30,13 +32,12 @@ import (
 //
 // # Cost
 //
-// Lock of a free Mutex and Unlock take 1 round trip each. A handoff to another process takes 1,
-// and a handoff between goroutines of one *Mutex none.
+// Lock of a free Mutex and Unlock take 1 round trip each. A handoff to another process takes 1, and
+// a handoff between goroutines of one *Mutex none.
 //
 // # Znodes
 //
-// A contender is path/_c_<uuid>-lock-<seq>, as in Curator's InterProcessMutex, or
-// path/<guid>__lock__<seq> with LayoutKazoo.
+// A contender is path/_c_<uuid>-lock-<seq>, as in Curator (docs/interop.md).
 type Mutex struct {
 	made
 	local localLock
@@ -223,13 +224,13 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 	return cs, opError("contenders", m.path, err)
 }
 
-// Do runs f while it holds m, and returns f's error, the error of the release, such as [ErrLost],
-// or both joined. f's context ends with cause ErrLost if the hold is lost, and with cause
-// [ErrClosed] if [Session.Close] is called, which waits for f. Return soon from f then.
+// Do runs f while it holds m, and returns f's error, the error of the release, or both joined. f's
+// context ends with cause [ErrLost] after a loss, and [ErrClosed] at [Session.Close], which waits
+// for f. Return soon from f then.
 //
-// Do is reentrant through its context: with a ctx from Do of the same path, it runs f at once,
-// and returns ErrLost or [ErrNotLocked] if the outer hold is over by the time f returns. If f
-// panics, Do unlocks m and panics. After the end of ctx, it unlocks in the background if need be.
+// Do is reentrant through its context: with a ctx from Do of the same path, it runs f at once, and
+// returns ErrLost or [ErrNotLocked] if the outer hold is over by the time f returns. If f panics,
+// Do unlocks m and panics. After the end of ctx, it unlocks in the background if need be.
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if m.misuse() == nil && f == nil {
 		return opError("do", m.path, session.Invalid("the function is nil"))

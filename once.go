@@ -22,11 +22,13 @@ import (
 
 // A Once runs a function once among all processes that name the same path:
 //
-//	err := zsync.NewOnce(s, "/migrations/0042").Do(ctx, migrate)
+//	once := zsync.NewOnce(s, "/migrations/0042")
+//	err := once.Do(ctx, migrate) // in one process, until it succeeds
+//	done, err := once.Done(ctx)
 //
 // The first function that returns nil completes the Once for every process, until [Once.Reset].
-// Functions run one at a time: if one fails, or its process dies, the next waiting Do runs its
-// own. The successful return synchronizes before the return of any Do of that value.
+// Functions run one at a time: if one fails, or its process dies, the next waiting Do runs its own.
+// The successful return synchronizes before the return of any Do of that value.
 //
 // # Loss
 //

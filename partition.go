@@ -55,8 +55,8 @@ type partitionConfig struct {
 	err error
 }
 
-// WithMember sets the process's id in the Partition; a second process with that id waits until the
-// first leaves. The default is the owner and a unique number.
+// WithMember sets the process's id; a second process with that id waits until the first leaves. The
+// default is the owner and a unique number.
 func WithMember(id string) PartitionOption {
 	return func(c *partitionConfig) {
 		switch c.id = id; {

@@ -59,8 +59,7 @@ func positive(name string, n int, set func(*queueConfig)) QueueOption {
 // WithPrefetch lets the consumers of one Queue value together claim up to n elements before the
 // program takes them, but at least one each. No other consumer gets these elements until the
 // contexts of their consumers end. With 1, slow work spreads most evenly over processes. The
-// default is 128, and 1 in the layouts of other libraries; a consumer claims more than 1 only if it
-// takes elements quickly.
+// default is 128, and 1 in the layouts of other libraries; a slow consumer claims only 1.
 func WithPrefetch(n int) QueueOption {
 	return positive("WithPrefetch", n, func(c *queueConfig) { c.Prefetch = n })
 }

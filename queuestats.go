@@ -29,7 +29,7 @@ type QueueHolder struct {
 }
 
 // Stats counts the elements of the queue, and writes nothing. It is no snapshot: an element that
-// moves during the count can be counted in its old place, in its new one, or not at all.
+// moves can be counted twice, or not at all.
 func (q *Queue[T]) Stats(ctx context.Context) (QueueStats, error) {
 	st, err := ask(ctx, q, "stats", queue.Engine.Stats)
 	all := QueueStats{Ready: st.Ready, Claimed: st.Claimed, Delayed: st.Delayed, Dead: st.Dead, Oldest: st.Oldest, Attempts: st.Attempts, Paused: st.Paused}

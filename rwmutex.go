@@ -14,33 +14,34 @@ import (
 
 // An RWMutex is a lock for many readers or one writer, in any process:
 //
+//	rw := zsync.NewRWMutex(s, "/locks/accounts")
 //	err := rw.RDo(ctx, func(ctx context.Context) error { … }) // shared
-//	err := rw.Do(ctx, func(ctx context.Context) error { … })  // exclusive
+//	err = rw.Do(ctx, func(ctx context.Context) error { … })   // exclusive
 //
 // While a live session holds it for writing, no other session holds it. Waiters are served in the
-// order in which the servers stored them, readers and writers alike, so neither starves the
-// other. The goroutines that use one *RWMutex share places in the line, see [WithHandoffs]. The
-// n'th Unlock synchronizes before the m'th Lock for n < m, and before every later RLock; an
-// RUnlock synchronizes before the next Lock.
+// order in which the servers stored them, readers and writers alike, so neither starves the other.
+// The goroutines that use one *RWMutex share places in the line, see [WithHandoffs]. The n'th
+// Unlock synchronizes before the m'th Lock for n < m, and before every later RLock; an RUnlock
+// synchronizes before the next Lock.
 //
 // Do not take a read lock twice in one goroutine, except through [RWMutex.RDo]: a writer between
 // the two blocks the second. A read lock cannot be upgraded.
 //
 // # Loss
 //
-// If the session ends, every hold of this process is lost and another process may hold the lock.
-// As with a Mutex, Lock and RLock then wait until the lost holds have been unlocked, or return
+// If the session ends, every hold of this process is lost and another process may hold the lock. As
+// with a Mutex, Lock and RLock then wait until the lost holds have been unlocked, or return
 // [ErrDeadlock].
 //
 // # Cost
 //
-// Lock, RLock, Unlock and RUnlock take 1 round trip each if no contender is in the way. A
-// goroutine that joins a reader of its process takes none.
+// Lock, RLock, Unlock and RUnlock take 1 round trip each if no contender is in the way. A goroutine
+// that joins a reader of its process takes none.
 //
 // # Znodes
 //
 // A writer is path/_c_<uuid>-__WRIT__<seq>, and a reader path/_c_<uuid>-__READ__<seq>, as in
-// Curator; with LayoutKazoo, they are <guid>__lock__<seq> and <guid>__rlock__<seq>.
+// Curator (docs/interop.md).
 type RWMutex struct {
 	made
 	local localLock

@@ -25,11 +25,12 @@ import (
 //
 //	m := zsync.NewSemaphore(s, "/limits/geocoder", 10) // for all processes together
 //	err := m.Do(ctx, 1, func(ctx context.Context) error { … })
+//	err = m.Acquire(ctx, 2) // or this, and then
+//	err = m.Release(2)
 //
-// or Acquire and Release. All processes together hold at most n permits. Requests are served in the
-// order of their arrival, so small requests do not starve a large one. For the goroutines of one
-// process, see [WithHandoffs]. All processes must name the same n; [Semaphore.Resize] changes it
-// for all.
+// All processes together hold at most n permits. Requests are served in the order of their arrival,
+// so small requests do not starve a large one. For the goroutines of one process, see
+// [WithHandoffs]. All processes must name the same n; [Semaphore.Resize] changes it for all.
 //
 // # Loss
 //
@@ -149,8 +150,8 @@ func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a
 	return m.observe(ctx, a), a, err
 }
 
-// TryAcquire tries to acquire n permits and reports whether it succeeded. It waits for the servers,
-// but not for other holders: while another contender waits or acquires, it returns false.
+// TryAcquire tries to acquire n permits, and reports whether it did. It waits for the servers only,
+// and fails while another contender waits or acquires.
 func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	start := time.Now()
 	if err := m.check(ctx, n); err != nil {

@@ -130,8 +130,8 @@ func (t *tracers) queueing(ctx context.Context, name, path string, n int) (_ con
 }
 
 // An Observer receives the events of a Session, for metrics. Observe must not block, but may call
-// methods that send no request, such as State, Stats, ID and Lost. Events of the Session arrive one
-// at a time, in order; events of holds can arrive at the same time.
+// methods that send no request, such as State and Lost. Events of the Session arrive in order;
+// events of holds can overlap.
 type Observer interface {
 	Observe(Event)
 }

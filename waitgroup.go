@@ -12,6 +12,7 @@ import (
 
 // A WaitGroup waits for tasks that run in any number of processes:
 //
+//	wg := zsync.NewWaitGroup(s, "/imports/42")
 //	err := wg.Go(ctx, task) // Add(1), run task in a goroutine, Done
 //	err = wg.Wait(ctx)      // in this process or another
 //
