@@ -5,6 +5,7 @@ import (
 	"go/doc"
 	"go/parser"
 	"go/token"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -21,19 +22,67 @@ var headings = []string{"Loss", "Errors", "Limits", "Znodes", "Cost", "Algorithm
 // commonErrors are told of once, in the package comment: every primitive has them.
 var commonErrors = []string{"ErrLost", "ErrClosed", "ErrNotLocked", "ErrInvalid"}
 
+// The reference is at most this long. A primitive's comment begins with a definition, and code.
+const (
+	maxReferenceLines  = 2200
+	maxTypeWords       = 250
+	maxDefinitionWords = 20
+	minCodeLines       = 3
+	maxCodeLines       = 8
+)
+
+func TestTheReferenceIsShort(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command("go", "doc", "-all", ".").Output()
+	harness.Must(t, err)
+	if n := strings.Count(string(out), "\n"); n > maxReferenceLines {
+		t.Errorf("go doc -all . has %d lines; want at most %d: shorten, merge what is said twice, or link to a document", n, maxReferenceLines)
+	}
+	seen := 0
+	for _, typ := range packageOf(t, ".", sourcesOf(t, ".")).Types {
+		if !isPrimitive(typ) {
+			continue
+		}
+		seen++
+		definition := regexp.MustCompile(`[.:]\s`).Split(typ.Doc, 2)[0]
+		if n := len(strings.Fields(definition)); n > maxDefinitionWords {
+			t.Errorf("%s: the definition has %d words; want at most %d", typ.Name, n, maxDefinitionWords)
+		}
+		if n := len(strings.Fields(typ.Doc)); n > maxTypeWords {
+			t.Errorf("%s: the comment has %d words; want at most %d", typ.Name, n, maxTypeWords)
+		}
+		if n := strings.Count("\n"+typ.Doc, "\n\t"); n < minCodeLines || n > maxCodeLines {
+			t.Errorf("%s: the comment has %d lines of code; want from %d to %d", typ.Name, n, minCodeLines, maxCodeLines)
+		}
+	}
+	if seen < 15 {
+		t.Errorf("only %d primitives were found", seen)
+	}
+}
+
+// sourcesOf names the files of a package, without its tests.
+func sourcesOf(t *testing.T, dir string) map[string]any {
+	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	harness.Must(t, err)
+	sources := make(map[string]any)
+	for _, name := range names {
+		if !strings.HasSuffix(name, "_test.go") {
+			sources[name] = nil // it is read
+		}
+	}
+	return sources
+}
+
+// isPrimitive reports whether a type has a Path.
+func isPrimitive(typ *doc.Type) bool {
+	return slices.ContainsFunc(typ.Methods, func(m *doc.Func) bool { return m.Name == "Path" })
+}
+
 func TestTheReferenceIsCompleteAndItsHeadingsAreThere(t *testing.T) {
 	t.Parallel()
 	seen := 0
 	for _, dir := range []string{".", "zktest", "fence", "kerberos", "otel", "ui"} {
-		names, err := filepath.Glob(filepath.Join(dir, "*.go"))
-		harness.Must(t, err)
-		sources := make(map[string]any)
-		for _, name := range names {
-			if !strings.HasSuffix(name, "_test.go") {
-				sources[name] = nil // it is read
-			}
-		}
-		missing, primitives := missingInReference(t, dir, sources)
+		missing, primitives := missingInReference(t, dir, sourcesOf(t, dir))
 		for _, what := range missing {
 			t.Errorf("%s: %s", dir, what)
 		}
@@ -107,9 +156,8 @@ type Plain struct{}
 	}
 }
 
-// missingInReference says in sorted order what the comments of a package lack,
-// and how many primitives it has: types with a Path.
-func missingInReference(t *testing.T, dir string, sources map[string]any) (missing []string, primitives int) {
+// packageOf parses a package. A source is the text of a file, or nil.
+func packageOf(t *testing.T, dir string, sources map[string]any) *doc.Package {
 	t.Helper()
 	fset := token.NewFileSet()
 	var files []*ast.File
@@ -120,6 +168,14 @@ func missingInReference(t *testing.T, dir string, sources map[string]any) (missi
 	}
 	p, err := doc.NewFromFiles(fset, files, dir)
 	harness.Must(t, err)
+	return p
+}
+
+// missingInReference says in sorted order what the comments of a package lack,
+// and how many primitives it has.
+func missingInReference(t *testing.T, dir string, sources map[string]any) (missing []string, primitives int) {
+	t.Helper()
+	p := packageOf(t, dir, sources)
 	want := func(name, text string) {
 		if strings.TrimSpace(text) == "" {
 			missing = append(missing, name+" has no comment")
@@ -149,7 +205,7 @@ func missingInReference(t *testing.T, dir string, sources map[string]any) (missi
 		values(typ.Consts)
 		values(typ.Vars)
 		told := functions("", typ.Funcs) + functions(typ.Name+".", typ.Methods)
-		if slices.ContainsFunc(typ.Methods, func(m *doc.Func) bool { return m.Name == "Path" }) {
+		if isPrimitive(typ) {
 			primitives++
 			missing = append(missing, missingHeadings(typ.Name, typ.Doc, told)...)
 		}
