@@ -201,3 +201,44 @@ func TestACreationIsFoundOrUndoneWhicheverPacketIsLost(t *testing.T) {
 		}
 	}
 }
+
+// The reply to a creation is lost. Before the client looks whose znode that is, another client deletes it, and may
+// create its own.
+func TestACreationIsMadeAgainIfItsZnodeIsDeletedBeforeItIsFound(t *testing.T) {
+	for name, other := range map[string]bool{"deleted": false, "deleted, and created by another": true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, rival := open(t, srv), open(t, srv)
+				inc, me := live(t, s), s.ID()
+				must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+				creator := live(t, rival)
+				var creates, looks atomic.Int64
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					switch {
+					case r.Session != me || r.Op == zktest.OpConnect || r.Op == zktest.OpPing:
+					case creates.Add(1) == 1:
+						return zktest.DropReply
+					case r.Op == zktest.OpExists && looks.Add(1) == 1:
+						must(t, creator.RemoveNow(t.Context(), "/d/x"))
+						if other {
+							must(t, creator.CreateEphemeral(t.Context(), ours("/d/x", nil)))
+						}
+					}
+					return zktest.Pass
+				})
+				err := inc.CreateEphemeral(t.Context(), ours("/d/x", nil))
+				srv.Intercept(nil)
+				stat, e := inc.Exists(t.Context(), "/d/x")
+				must(t, e)
+				switch {
+				case looks.Load() == 0:
+					t.Error("the client did not look")
+				case other && (!IsNodeExists(err) || stat == nil || stat.EphemeralOwner != rival.ID()):
+					t.Errorf("another has created it, %+v: %v", stat, err)
+				case !other && (err != nil || stat == nil || stat.EphemeralOwner != me):
+					t.Errorf("none has created it, %+v: %v", stat, err)
+				}
+			})
+		})
+	}
+}

@@ -2,6 +2,9 @@ package queue
 
 import (
 	"context"
+	"errors"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -90,5 +93,41 @@ func TestAnElementThatCannotBeRemovedDoesNotKeepItsConsumerFromClaiming(t *testi
 		cancel()
 		time.Sleep(time.Second)
 		wantLen(t, q, 20)
+	})
+}
+
+// A consumer cannot read the bucket in which another consumer has claimed an element. It reports that, receives the
+// elements of other buckets, and looks again after a minute.
+func TestABucketThatCannotBeReadIsReportedAndPassedOverForAMinute(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		opt := zsync.WithPriorities(2)
+		q, o := zsync.NewQueue[int](open(t, srv), "/q", opt), zsync.NewQueue[int](open(t, srv), "/q", opt)
+		must(t, q.SendPriority(t.Context(), 0, 1, 2))
+		_, err := q.Receive(t.Context())
+		must(t, err)
+		bucket := "/q/" + childrenOf(t, open(t, srv), "/q")[0]
+		must(t, q.SendPriority(t.Context(), 1, 3))
+		setACL(t, srv, bucket, zk.WorldACL(zk.PermAll&^zk.PermRead))
+		time.AfterFunc(time.Second, func() { setACL(t, srv, bucket, zk.WorldACL(zk.PermAll)) })
+		began := time.Now()
+		var got []int
+		var refusals []error
+		for d, err := range o.All(within(t, 2*time.Minute)) {
+			if err != nil {
+				refusals = append(refusals, err)
+				continue
+			}
+			got = append(got, d.Value)
+			must(t, d.Ack(t.Context()))
+			if len(got) == 2 {
+				break
+			}
+		}
+		if took := time.Since(began); !slices.Equal(got, []int{3, 2}) || took < time.Minute || took > 61*time.Second {
+			t.Errorf("received %v in %v", got, took)
+		}
+		if len(refusals) != 1 || !errors.Is(refusals[0], zk.ErrNoAuth) || !strings.Contains(refusals[0].Error(), "skip it for a minute") {
+			t.Errorf("the errors are %v", refusals)
+		}
 	})
 }
