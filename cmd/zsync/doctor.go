@@ -152,7 +152,7 @@ type doctor struct {
 	znodes     int
 	hosts      int
 	leftovers  []leftover
-	left       []string          // the znodes with the name of a leftover that doctor keeps, each with the reason
+	left       []string          // the znodes that have the name of a leftover, but that doctor does not delete, each with the reason
 	sessions   map[string]string // the sessions of contenders, each with a path of a contender
 	newest     time.Time         // the creation time of the newest contender
 	first      map[string]int    // the settings of the first server that answered

@@ -145,7 +145,7 @@ func (r *receiver) finish(j *job) (ending bool) {
 func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	j := r.begin()
 	if j == nil {
-		<-ctx.Done() // the same signal ends it
+		<-ctx.Done() // the signal that ends recv also ends ctx
 	}
 	if ctx.Err() != nil {
 		if j != nil {
@@ -174,7 +174,7 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 		return nil
 	case ending || ctx.Err() != nil: // a signal may have stopped it, so this was no attempt
 		d.Return()
-		<-ctx.Done() // the same signal ends it
+		<-ctx.Done() // the signal that ends recv also ends ctx
 		return r.ended(ctx)
 	case status == exitNotFound || status == exitNoExec, // such a failure affects all elements
 		r.attempts == 0 && r.backoff == 0:

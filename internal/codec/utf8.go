@@ -13,10 +13,9 @@ import (
 // This file finds strings that are not UTF-8, which encoding/json would change silently. It encodes
 // nothing.
 
-// replacement is the text that encoding/json writes for each byte that is not UTF-8, and for
-// nothing else: a U+FFFD in a string stays as it is. But the text is also in the result for a
-// string with these six characters, and may be in the result of a Marshaler. So if the text is in a
-// result, checkUTF8 decides.
+// encoding/json writes replacement for each byte that is not UTF-8, and for nothing else: a U+FFFD
+// in a string stays as it is. But a string may contain these six characters itself, and a Marshaler
+// may write them. So if a result contains them, checkUTF8 decides.
 const replacement = `\ufffd`
 
 var (

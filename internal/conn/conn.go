@@ -699,9 +699,9 @@ func (c *Conn) deleted(info sentInfo, code int32) {
 // false if c is no longer the newest connection; then it has done nothing.
 //
 // It holds wmu from the decision until the request has its place in the order. So a read that sets
-// the watch again is sent after the removal. A handshake also holds wmu, from the packets that set
-// the watches again to its end. So these packets do not contain a watch that was dropped before. A
-// watch that is dropped later is removed on the new connection.
+// the watch again is sent after the removal. A handshake holds wmu, too, while it lists and sends
+// the watches to set again. So it does not set a watch that was dropped before. A watch that is
+// dropped later is removed on the new connection.
 func (c *Conn) RemoveWatch(key WatchKey, newest func() bool) bool {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()

@@ -38,7 +38,7 @@ func (s *Shared) End(ctx context.Context, c io.ReadWriter, addr string, ask Hell
 	case 0:
 		return nil // it has expired
 	case ask.ID:
-	default: // the request ends that session, too
+	default: // without SASL, the closeSession that was sent ends this other session, too
 		return fmt.Errorf("%w: session 0x%x", ErrHandshake, uint64(got))
 	}
 	if s.SASL != nil {

@@ -359,8 +359,8 @@ func (b *Rendezvous) leaveBehind(guid string) {
 // removeLeftovers deletes the znodes of leftover parties, the ghosts. A ghost remains in the list
 // until its znode is deleted. Each party that enters tries to delete it.
 //
-// Within a session, Find is exact. A create of an earlier session can arrive after Find only if it
-// was delayed for longer than that session counted as alive. Then its znode looks like a party that
+// Within a session, Find is exact. The create of an earlier session can arrive after Find only if
+// it was delayed until the client had given that session up. Then its znode looks like a party that
 // enters and dies.
 func (b *Rendezvous) removeLeftovers(ctx context.Context, inc *session.Incarnation) error {
 	l := b.leftovers
@@ -635,8 +635,8 @@ func (b *Rendezvous) letIn(ctx context.Context, inc *session.Incarnation, state 
 		}
 	}
 	if nth == state.n {
-		// A party behind the round does not become its keeper, because it could not be the keeper
-		// once it is inside itself.
+		// A party behind the round does not become its keeper. It will be inside a later round
+		// itself, and then it could not serve as the keeper of this round.
 		ops = append(ops, &zk.CreateRequest{Path: b.keeperPath(p.round), Data: []byte(p.name), Flags: zk.FlagEphemeral, Acl: inc.Manager.Config.ACL})
 	}
 	if size > session.MaxPacket {
@@ -662,7 +662,7 @@ func (b *Rendezvous) letIn(ctx context.Context, inc *session.Incarnation, state 
 	return state.n, false, inc.Pause(ctx, 1)
 }
 
-// leave is Leave within one session, which is p's own the first time. It returns ErrEnded only
+// leave is Leave within one session. The first call is in p's own session. It returns ErrEnded only
 // if p has left. If it fails, p stops being the keeper, and another party becomes it.
 func (b *Rendezvous) leave(ctx context.Context, inc *session.Incarnation, p *party) error {
 	err := b.depart(ctx, inc, p)

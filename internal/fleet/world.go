@@ -52,7 +52,7 @@ type world struct {
 	eras     int       // the number of losses of all data; guarded by mu
 
 	cutShort atomic.Int32   // the number of lives whose logs may remain: they crashed, called Close before the end of the faults, or lost the connection during Close
-	absent   map[string]int // by actor: how many times in a row placed has found no znode of its process in the line; only look uses it
+	absent   map[string]int // by actor: for how many checks in a row the function placed has found no znode of its process in the line; only look uses it
 
 	granted chan *hold     // holds for the stranger to strike, at the moment of their grant
 	healed  chan struct{}  // closed when the faults are over

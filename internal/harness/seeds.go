@@ -38,8 +38,8 @@ func Seeds(t testing.TB, short, race, long int) iter.Seq[int] {
 	}
 }
 
-// try yields a seed, and logs it if the test fails. yield may not return, because the test can end
-// in it.
+// try yields a seed, and logs it if the test fails. The test can end in yield, which does not
+// return then.
 func try(t testing.TB, seed int, yield func(int) bool) (goOn bool) {
 	defer func() {
 		if t.Failed() {

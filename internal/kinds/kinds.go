@@ -157,8 +157,8 @@ func Own(name string) bool {
 	return k == KazooPermits || k == Group
 }
 
-// InNeighbour reports whether a child is certainly part of its parent, if the parent is a
-// znode that belongs to another znode, see [Beside].
+// InNeighbour is for a parent that belongs to another znode, see [Beside]. It reports
+// whether a child of this name is certainly part of its parent.
 func InNeighbour(parent, name string) bool {
 	switch {
 	case strings.HasSuffix(parent, "-dead") && letter.MatchString(name), strings.HasSuffix(parent, "-ids") && len(name) == 2, strings.HasSuffix(parent, "-live") && mark.MatchString(name):

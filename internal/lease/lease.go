@@ -140,7 +140,7 @@ func (v *Lease) Left(now time.Time, holds bool) time.Duration {
 	}
 	idle := v.Heard.Since(now)
 	if !v.moved.Mono.IsZero() {
-		idle = min(idle, v.moved.Since(now)) // the reply after the long packet cannot come earlier
+		idle = min(idle, v.moved.Since(now)) // while a long packet moves, no reply can come
 	}
 	return time.Duration(float64(timeout)*patience) - idle
 }

@@ -384,9 +384,9 @@ type Limits struct {
 	Lost   func(session int64, why error, now time.Time) error // makes the ErrLost
 }
 
-// limited gives h up at a limit, if so returns true then. One limit is the duration most. The other
-// is the function Health. limited calls it every third of the session timeout, and it must return
-// nil before the next call is due. stop cancels the limits.
+// limited gives h up when a limit is reached, unless so returns false at that moment. One limit is
+// the duration most. The other is the function Health. limited calls it every third of the session
+// timeout, and it must return nil before the next call is due. stop cancels the limits.
 func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func()) {
 	inc := h.Incarnation
 	ctx, stop := context.WithCancel(inc.Ctx)

@@ -105,7 +105,7 @@ type Claim struct {
 	Path      string            // of its znode, as the server knows it; guarded by mu once its turn has come
 	Child     Child             // guarded by mu once its turn has come
 	own       *conn.Watch       // the watch on its znode, joined, or nil; guarded by mu
-	lineWatch *conn.Watch       // the watch on the line, joined, if it was set while c was alone there; guarded by mu
+	lineWatch *conn.Watch       // the watch on the line, joined; nil unless it was set while c was alone in the line; guarded by mu
 	ownWatch  *session.OwnWatch // during the hold; nil if Unwatched; guarded by mu
 	leaveHeld func()            // from ownWatch.Drop; called when its znode is deleted; guarded by mu
 	asked     chan struct{}     // if not nil, closed when another client asks the holder to release; guarded by mu

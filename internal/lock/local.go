@@ -528,8 +528,8 @@ type Departure struct {
 	grant  *Grant        // nil if there was no use to end
 	handle bool          // the caller has the grant, so the mode does not matter
 	stays  bool          // other goroutines have the hold
-	moving chan struct{} // if not nil, Finish does nothing before this Downgrade is over
-	stop   func()        // ends it
+	moving chan struct{} // if not nil, a Downgrade is under way: Finish waits until this is closed
+	stop   func()        // ends that Downgrade early
 }
 
 // depart calls find under mu, and takes the use that it returns from its hold.

@@ -13,8 +13,9 @@ import (
 
 const (
 	// If servers answer a create sooner than this, the listing after the deletion costs little. A
-	// server that forces its log to disk takes longer. Requests after another client's write wait
-	// for that, so a listing that is made in time saves more than its own round trip.
+	// server that forces its log to disk takes longer. While it forces another client's write to
+	// disk, later requests wait. So a listing that was made in time saves more than its own round
+	// trip.
 	relistTrip = 200 * time.Microsecond
 
 	// The most listings of one wait. They are enough for holds of 20 round trips. After a longer
@@ -172,14 +173,14 @@ func (r *relisting) stop() (over <-chan struct{}) {
 // wait returns the time from the reply to a listing to the next request for one.
 //
 // The blocker becomes the first when ahead-1 contenders have left, and stays the first for one
-// handoff. At the last listing, the first contender was somewhere within its handoff. So the time
-// at which the blocker becomes the first is known only to within one handoff. The next listing is
-// planned for half a round trip before the latest such time, or a quarter of a handoff if that is
-// longer. So the listing is not late if handoffs are a little faster than estimated. If it is too
-// early, another listing follows after one round trip, and the blocker is the first then. If no
-// contender has left since the last listing, the next listing comes sooner than the speed suggests,
-// because several contenders may leave at once. But each contender ahead takes at least one round
-// trip.
+// handoff. At the last listing, the first contender was somewhere within its handoff. So the
+// blocker becomes the first after ahead-2 handoffs at the earliest, and after ahead-1 at the
+// latest. The next listing is planned a little before that latest time: by half a round trip, or by
+// a quarter of a handoff if that is longer. So the listing is not late if handoffs are a little
+// faster than estimated. If it is too early, another listing follows after one round trip, and the
+// blocker is the first then. If no contender has left since the last listing, the next listing
+// comes sooner than the speed suggests, because several contenders may leave at once. But each
+// contender ahead takes at least one round trip.
 func (r *relisting) wait() time.Duration {
 	gap := r.each*time.Duration(r.ahead-1) - max(r.trip/2, r.each/4)
 	if r.still {

@@ -43,7 +43,7 @@ func At(ctx context.Context, s *zsync.Session, path string) ([]Line, error) {
 			return nil, err
 		}
 	}
-	if entry && !a.isMap { // the neighbours of an entry are entries too, and show nothing about it
+	if entry && !a.isMap { // the znodes beside an entry are other entries, so they do not show its kind
 		if a.all, a.kinds = false, kinds.Of(names); len(a.kinds) == 0 {
 			a.kinds = []kinds.Kind{kinds.Entry}
 		}

@@ -123,8 +123,8 @@ func switchable(dirs []string, chosen []*mutant, total int, folder string) (over
 	return overlay, os.WriteFile(overlay, text, 0o644)
 }
 
-// apply edits a text. An outer mutant's edits come before an inner mutant's. So if two mutants begin at one
-// offset, the outer begins first; if two end there, the inner ends first.
+// apply edits a text. In edits, an outer mutant comes before an inner one. If both begin at one offset, the text of the
+// outer mutant comes first; if both end at one offset, the text of the inner mutant does.
 func apply(text string, edits []edit) string {
 	order := make([]int, len(edits))
 	for i := range order {

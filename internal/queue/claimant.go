@@ -52,7 +52,7 @@ type claimant struct {
 	refused map[*entry]bool            // entries that the claimant tries again later; guarded by mu
 	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items; guarded by mu
 	silent  bool                       // the servers refuse to let the claimant ring the bell; guarded by mu
-	blind   bool                       // the servers refuse to let the claimant create and delete "paused", so claims leave that out; guarded by mu
+	blind   bool                       // the servers refuse to let the claimant create and delete "paused", so a claim does not check that the queue is not paused; guarded by mu
 	empty   chan struct{}              // if not nil, closed when the claimant has no items; guarded by mu
 
 	watch *session.OwnWatch // watch of the mark; used only with the turn

@@ -263,8 +263,8 @@ type posted struct {
 	tails map[int]*tail // by priority, as the steps leave them
 }
 
-// build sets g.steps to the transaction of one attempt. It uses the knowledge of the outbox, which
-// cures have corrected after earlier refusals, for example if the newest bucket was deleted.
+// build sets g.steps to the transaction of one attempt. It uses the buckets that the outbox knows. After an earlier refusal, for
+// example because the newest bucket was deleted, a cure has corrected them.
 func (g *posted) build(inc *session.Incarnation) error {
 	g.group = slices.DeleteFunc(g.group, func(p *parcel) bool { return p.err != nil })
 	if g.steps, g.tails = nil, nil; len(g.group) == 0 {

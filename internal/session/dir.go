@@ -31,8 +31,8 @@ func (d Dir) owns(path string) bool {
 }
 
 // dirCall creates the znode at path, which is the Dir or above it. If the session has its own ACL,
-// a Dir is persistent: if the servers deleted it, any client that may create znodes in its parent
-// could create it again.
+// a Dir is persistent, not a container. The servers would delete an empty container, and then
+// another client could create the znode with a wider ACL.
 func (inc *Incarnation) dirCall(path string, dir Dir) call[string] {
 	if !dir.owns(path) {
 		return inc.createCall(path, nil, zk.FlagPersistent)

@@ -371,7 +371,7 @@ func (inc *Incarnation) loseSince(why LossCause, since time.Time) {
 // There may be several reasons to abandon a session. The first counts: an incarnation is
 // abandoned once.
 func (inc *Incarnation) giveUp() {
-	inc.abandon() // before end, because shut reads it after end
+	inc.abandon() // before end is called: shut, which comes after it, reads this time
 	inc.end(inc.Manager.Config.Lost(LossGivenUp, inc.ID.Load(), time.Now()))
 }
 

@@ -57,9 +57,9 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		// A session that is confirmed for so long is alive, unless it was ended.
 		if inc.Lease.Wrote() && inc.Lease.Confirmed(now) > enough && inc.Ctx.Err() == nil {
 			inc.stakes++
-			// The watchdog looks every tenth of the timeout. It must be woken if a request is due,
-			// or the confirmation ends, before its next look: this stake may begin with little time
-			// left.
+			// The watchdog looks every tenth of the timeout. This stake may begin with little time
+			// left. So wake the watchdog if a request is due, or the confirmation ends, before the
+			// watchdog would look.
 			_, due := inc.Lease.Next(now, false)
 			due = min(due, inc.Lease.Confirmed(now))
 			inc.LeaseMu.Unlock()

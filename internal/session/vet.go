@@ -13,11 +13,11 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// If the session has its own ACL, it uses a parent znode of another creator only on one condition:
-// the parent's ACL must not let other clients change its children if the session's ACL would not.
-// Otherwise, a client that creates the parent first could delete the holds in it, however well each
-// znode is protected. This file checks that condition. The creation of parents is not its business:
-// see dir.go.
+// This file checks parent znodes that another client has created, for a session that has its own
+// ACL. It refuses a parent whose ACL lets other clients change the children, if the session's own
+// ACL would not let them. Otherwise, a client that creates the parent first could delete the holds
+// in it, however well each znode is protected. The creation of parents is not the business of this
+// file: see dir.go.
 
 // protects reports whether the session has its own ACL.
 func (m *Manager) protects() bool { return !slices.Equal(m.Config.ACL, zk.WorldACL(zk.PermAll)) }

@@ -18,8 +18,8 @@ import (
 //     list it.
 //  2. A shard without an owner is given to the member with the fewest shards that lists
 //     it.
-//  3. While a member has at least two shards more than another member that lists any of
-//     its shards, such a shard moves.
+//  3. While a member A has at least two shards more than a member B that lists a shard of
+//     A, such a shard moves from A to B.
 func Balance(owners map[string]string, wants map[string][]string) map[string]string {
 	b := newBalancing(wants)
 	for i, shard := range b.shards { // Step 1.
@@ -51,7 +51,7 @@ type balancing struct {
 	shards []string
 	owner  []int   // by shard: the member that owns it, or -1
 	set    []int   // by shard: index of the set of members that list it
-	sets   [][]int // sets of members that list a shard; shards share few sets
+	sets   [][]int // the sets of members that list a shard; many shards have the same set
 	least  []int   // by set: the member with the fewest shards
 }
 

@@ -694,7 +694,8 @@ func (t *Tally) read(ctx context.Context, inc *session.Incarnation) ([]openTasks
 	return t.readFrom(ctx, inc, inc.ChildrenFresh)
 }
 
-// readAgain is read for a server that has caught up already.
+// readAgain reads the znodes as read does, but without a sync: the server has caught up
+// already.
 func (t *Tally) readAgain(ctx context.Context, inc *session.Incarnation) ([]openTasks, error) {
 	return t.readFrom(ctx, inc, inc.Children)
 }

@@ -285,8 +285,8 @@ func (t *transaction) make(ctx context.Context, inc client, dir string) (*log, e
 			return nil, err
 		default:
 			if first, ok := t.ops[0].(*zk.DeleteRequest); ok && t.vet {
-				// A delete that finds no znode makes no container: the servers never remove a
-				// container that has had no child.
+				// If the znode to delete does not exist, make no container: the servers never
+				// remove a container that has had no child.
 				rs, err := inc.Multi(ctx, &zk.CheckVersionRequest{Path: first.Path, Version: -1})
 				if err != nil && !session.IsAnswer(err, zk.ErrNoAuth) { // NoAuth: it exists
 					t.rs = rs

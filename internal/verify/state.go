@@ -92,8 +92,8 @@ type hold struct {
 	why   string    // of a loss
 	token int64
 
-	// The hold was certainly held in the transactions from sure on and before over. If no such
-	// transaction is known, sure is never.
+	// The hold certainly existed at the transactions from sure on, up to the last before over. If
+	// no such transaction is known, sure is never.
 	first int64 // zxid of the first record
 	sure  int64
 	over  int64

@@ -312,9 +312,9 @@ func (q *engine) await(ctx context.Context, take func() (*delivery, error)) (*de
 	}
 }
 
-// first reads the first element. It returns nil if there is none. With aside, it skips a znode that
-// holds no elements, because Peek writes nothing. Without aside, it returns such a znode, and seize
-// removes it.
+// first reads the first element. It returns nil if there is none. A znode may hold no elements.
+// Peek, which writes nothing, sets aside: then first skips such a znode. Otherwise, first returns
+// it, and seize removes it.
 func (q *engine) first(ctx context.Context, aside bool) (found *delivery, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) error {
 		for synced := false; ; {
