@@ -21,8 +21,8 @@ func barrierCommand(c *client) *cobra.Command {
 		Short: "make programs wait for each other",
 		Long: `There are two kinds of barrier, which must not share a path.
 
-A gate has the commands close, wait and open: while it is closed, wait blocks. It is a
-zsync.Barrier, and can share its path with Curator's DistributedBarrier and kazoo's
+A gate has the commands close, wait and open. While it is closed, wait blocks. A gate is
+a zsync.Barrier, and can share its path with Curator's DistributedBarrier and kazoo's
 Barrier.
 
 A double barrier has the commands enter and leave: N parties begin together and end
@@ -123,8 +123,8 @@ func leaveCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "leave -n N PATH [flags]",
 		Short: "wait until N parties are ready to leave",
-		Long: `leave waits until N parties are ready to leave at PATH. A script can call enter before
-its work and leave after it, so that the parties begin and end together.
+		Long: `leave waits until N parties are ready to leave at PATH. A script calls enter before its
+work and leave after it. Then the parties begin and end together.
 
 But between enter and leave, the script is not a member. If another party dies then,
 leave waits for it indefinitely: set --timeout, or make enter run the work as its
