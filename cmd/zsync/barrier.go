@@ -21,8 +21,8 @@ func barrierCommand(c *client) *cobra.Command {
 		Short: "make programs wait for each other",
 		Long: `There are two kinds of barrier, which must not share a path.
 
-A gate has the commands close, wait and open. While it is closed, wait blocks. A gate is
-a zsync.Barrier, and can share its path with Curator's DistributedBarrier and kazoo's
+The commands of a gate are close, wait and open. While it is closed, wait blocks. A gate
+is a zsync.Barrier, and can share its path with Curator's DistributedBarrier and kazoo's
 Barrier.
 
 A double barrier has the commands enter and leave: N parties begin together and end
