@@ -22,7 +22,7 @@ type Place struct {
 	Data   []byte // of its znode
 	Rule   Rule
 	Behind *Ahead // if it is not nil, Take records the contenders ahead there
-	try    bool   // it does not wait, except for a contender that perhaps only keeps its place
+	try    bool   // for Try: p waits only for a contender that perhaps only keeps its place
 
 	claim *Claim        // nil while no znode of p is in the line
 	roll  *session.Roll // a listing of the line that acquire has not used yet
@@ -50,7 +50,7 @@ var (
 // It is our turn if our znode exists and no contender blocks us. Both must be true at the same
 // moment, on one server, and that moment must not be before the last event that we received. A
 // listing shows that by itself. After the deletion of the only blocker, Claim.standsAfter shows it.
-// Later, no contender can come to be ahead of us, unless the rule says so. So the turn lasts while
+// After that, no contender can get ahead of us, unless the rule allows it. So the turn lasts while
 // our znode exists and the session is alive. confirm checks the session last, so no caller learns
 // of a turn in a session that has ended.
 //
@@ -87,9 +87,9 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 		if err != nil {
 			return nil, err
 		}
-		// A relisting that has shown only the blocker ahead is as good as alone. A contender that
-		// may defer always lists the line: a contender that it lets go first may be behind it
-		// (Line.Defers).
+		// A relisting that has shown only the blocker ahead is as good as alone. In a line with
+		// Defers, list in any case: the claim may have to let a contender go first that is behind
+		// it.
 		alone := p.alone || p.relist != nil && p.relist.end(ctx)
 		p.stop()
 		if alone && c.Line.Defers == nil { // Step 5.
@@ -114,7 +114,7 @@ func (p *Place) list(ctx context.Context) (ahead []Child, err error) {
 	c := p.claim
 	if p.roll == nil {
 		if p.roll, err = c.Incarnation.Roll(ctx, c.Line.Dir); err != nil && !session.IsNoNode(err) {
-			return nil, err // without the parent, our own znode is deleted too, which ahead reports
+			return nil, err // NoNode: the parent is deleted, and so is our znode, which ahead reports
 		}
 	}
 	return p.Line.ahead(ctx, c.Incarnation, p.roll, c.Child)
@@ -126,7 +126,7 @@ func (p *Place) wait(ahead []Child, blocker string, alone bool) {
 	rk := c.Line.ranks(p.roll)
 	if p.Behind != nil {
 		p.Behind.set(c.Line.Dir, rk.first(ahead), len(ahead))
-		l, inc, me := c.Line, c.Incarnation, c.Child // a look can outlast the wait, and then Move can change c
+		l, inc, me := c.Line, c.Incarnation, c.Child // copies: a look may end after the wait, when Move may have changed c
 		p.look = p.Behind.LookWhileWaiting(inc, func(ctx context.Context) ([]string, int, error) { return l.listAhead(ctx, inc, me) })
 	}
 	if p.try {

@@ -78,8 +78,8 @@ func wishesFor(c Child, names []string) (wishes []string) {
 // Every candidate whose turn comes after the wishing leader finds the wish. The leader created the
 // wish before its own znode was deleted, and the candidate reads after that deletion. The wish
 // stays until the wished candidate leads, or is deleted. So a candidate may read it late. A wish
-// never keeps a candidate from leading for long. A candidate defers only if the wished candidate is
-// in the line, and then enters the line behind it. So it waits for a contender as usual: the wished
+// delays another candidate only briefly. A candidate defers only if the wished candidate is in the
+// line, and then enters the line behind it. So it waits for a contender as usual: the wished
 // candidate leads, or ends with its session.
 func Defers(me Child, names, bases []string, priority *int) (defers bool, wishes []string) {
 	others := slices.DeleteFunc(ParseChildren(names, bases...), func(c Child) bool { return c.Name == me.Name })

@@ -31,9 +31,9 @@ type Grant struct {
 	follow func(error)       // called without locks at the end; guarded by claim.mu
 }
 
-// Grant begins the next use of c, whose turn has come. op is for the observer. If the session has
-// ended, the grant is lost before the servers are asked to end the session. That is so because
-// begin adds c to the hooks of the session's end, at the first grant.
+// Grant begins the next use of c, whose turn has come. op is for the observer. At the first grant,
+// begin adds c to the hooks of the session's end. So even if the session has just ended, the grant
+// is lost before the client asks the servers to end the session.
 func (c *Claim) Grant(op string) *Grant {
 	c.mu.Lock()
 	first := c.state == waiting
@@ -280,8 +280,8 @@ func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open
 // previous znode. Grants of c continue.
 //
 // If c is lost by now, Move changes nothing and deletes the other znode. The holder learns of the
-// loss of c. If the library gave c up, its znode still exists for as long as the holder has to
-// notice.
+// loss of c. If the library gave c up, c's znode stays for LossTime, so that the holder can notice
+// the loss.
 func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	c.mu.Lock()
 	if lost = c.lost.Cause(); lost != nil {

@@ -293,9 +293,9 @@ func (h *Hold) ReleaseBare() {
 }
 
 // fence returns the fencing token of h: the zxid of a write to a znode of h. It is greater than the
-// zxid of every write of earlier holders. Goroutines that share h share its token. If a goroutine
-// joins during such a write, only the caller of fence gets the token. has reports whether the
-// caller still holds h, and node returns the znode; both are called under mu.
+// zxid of every write of earlier holders. Goroutines that share h share its token. If another
+// goroutine gets h during such a write, the token is for the caller of fence only. has reports
+// whether the caller still holds h, and node returns the znode; both are called under mu.
 func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, write func(ctx context.Context, path string) (*zk.Stat, error)) (int64, error) {
 	for {
 		if err := h.Err(); err != nil {

@@ -159,9 +159,9 @@ func (c *Claim) withdraw(err error) {
 // connection that has delivered the event of that deletion, or 0. The error is ErrVanished if c's
 // znode did not exist then.
 //
-// The events of one connection come in the order of the changes, and before any reply that is as
-// new. So c's znode existed if a read on that same connection has found it and set its watch, and
-// the watch has not fired. Otherwise standsAfter reads the znode.
+// The events of one connection come in the order of the changes, and before any reply that shows
+// one of these changes. So c's znode existed if a read on that same connection has found it and set
+// its watch, and the watch has not fired. Otherwise standsAfter reads the znode.
 //
 // If one transaction has deleted both znodes, the event of our znode may still follow. That is as
 // if our znode had been deleted right after our turn: the holder learns of the loss by that event.
@@ -175,9 +175,10 @@ func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 	return c.confirm()
 }
 
-// mustStand returns ErrVanished if c's znode does not exist. It also sets the watch of c, if that
-// is joined and not set. The watch is on the znode's children. An ephemeral znode has none, so the
-// watch fires only at the deletion, and not at a change of data such as a fencing token.
+// mustStand returns ErrVanished if c's znode does not exist. If c has joined its watch, and the
+// watch is not set, the read sets it. The watch is on the znode's children. An ephemeral znode has
+// none, so the watch fires only at the deletion, and not at a change of data such as a fencing
+// token.
 func (c *Claim) mustStand(ctx context.Context) error {
 	_, stat, err := c.Incarnation.Children(ctx, c.Path)
 	return c.standsBy(session.Look{Stat: stat, Err: err})
@@ -242,7 +243,7 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 	}
 	name := l.name(guid, base)
 	if i := len(name) - len(base); i > 0 {
-		guid = name[:i] // in the form that the name has
+		guid = name[:i] // the part before base, in Curator's form or kazoo's
 	}
 	made := session.Creation{Dir: l.SessionDir(), Paths: []string{session.ChildPath(l.Dir, name)}, GUID: guid, Data: data, List: true}
 	if err := inc.CreateEphemeral(ctx, &made); err != nil {
@@ -274,9 +275,9 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 // ahead returns the contenders ahead of me, in order. The error is ErrVanished if the listing does
 // not contain me, because then our znode is deleted.
 //
-// It is enough that the name is listed, although another client may have created a znode of the
-// same name. Such a copy blocks others like our znode, for as long as our session counts as alive.
-// standsBy finds that it is not ours.
+// ahead compares only names. If our znode was deleted, another client may have created a copy with
+// the same name. For as long as our session counts as alive, the copy blocks others as our znode
+// did. standsBy finds that the copy is not ours.
 func (l *Line) ahead(ctx context.Context, inc *session.Incarnation, roll *session.Roll, me Child) ([]Child, error) {
 	rk := l.ranks(roll)
 	if !rk.told || me.Exhausted() {
@@ -328,8 +329,8 @@ func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []st
 // unknown if the other znode is deleted. But first is right: at the grant, all contenders ahead of
 // the place had left, or may hold together with it. So it does no harm if they come after it.
 //
-// A persistent znode whose number is exhausted comes last. No contender is persistent. So a client
-// has chosen the number, and no end of a session would ever delete the znode.
+// A persistent znode whose number is exhausted comes last. It is no contender, because contenders
+// are ephemeral: a client has chosen its number, and no end of a session would ever delete it.
 func (l *Line) byCreation(ctx context.Context, inc *session.Incarnation, line []Child) ([]Child, error) {
 	paths := make([]string, len(line))
 	for i, c := range line {
@@ -393,8 +394,8 @@ func (c *Claim) leaveLineWatchLocked() {
 // Leave deletes c, which was never granted or has ended, in the background.
 func (c *Claim) Leave() *session.Deletion {
 	c.Stake.Drop()
-	// Its own watch is left after the deletion. Otherwise it could be removed just before it
-	// fires.
+	// c leaves its own watch only after the deletion. Otherwise, the watch could be removed just
+	// before it fires.
 	return c.Incarnation.Delete(&session.Deletion{Paths: []string{c.Znode()}, Then: c.disown})
 }
 

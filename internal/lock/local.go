@@ -336,9 +336,10 @@ func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 
 // forget drops the lost hold of an Election, because a waiter wants to enter the line. Lost is
 // closed, so the goroutine that had the hold need not release it. But its release may still come,
-// and then looks like the release of the next hold: see depart. Only Run releases by its grant.
+// and then looks like the release of the next hold: see depart. Only a release by Run cannot be
+// mistaken, because Run releases its own grant.
 func (l *Lock) forget() {
-	if !l.Elects || session.IsClosed(l.Manager.Closing) { // when it is closing, no waiter enters, and the release must see the loss
+	if !l.Elects || session.IsClosed(l.Manager.Closing) { // while the Session is being closed, no waiter enters, and the release must see the loss
 		return
 	}
 	for _, h := range slices.Clone(l.holds) {
@@ -402,12 +403,12 @@ func (l *Lock) list(h *Claim) {
 }
 
 // review is called each session timeout while a waiter waits for a hold of this process. If such a
-// hold is forgotten, the waiters fail.
+// hold was lost a session timeout ago and is still not released, the waiters fail: see forgotten.
 func (l *Lock) review() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.watch = nil
-	inLine := l.Handoffs > 0 && len(l.waiting) > 0 && l.waiting[0].place != nil // if so, the other waiters wait for it
+	inLine := l.Handoffs > 0 && len(l.waiting) > 0 && l.waiting[0].place != nil // then the first waiter is in the line, and the others wait for it
 	if err := l.forgotten(); err != nil && !inLine {
 		for _, w := range l.waiting {
 			if w.place == nil {
@@ -532,7 +533,7 @@ type Departure struct {
 	stop   func()        // ends that Downgrade early
 }
 
-// depart calls find under mu, and takes the use that it returns from its hold.
+// depart calls find under mu, and removes the use that find returns from its hold.
 func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -600,8 +601,8 @@ func (d Departure) Finish() error {
 //     by that listing has not fired. The create of another contender fires the watch. So that
 //     contender waits until the event has arrived, and then for at most Handoffs more handoffs. At
 //     half of the limit, handOver begins a listing. At the limit, it waits for that listing, once
-//     in each hold: without the watch, a fast loop would give up its place although it is alone.
-//     The answer takes at most 200 ms (askTime).
+//     in each hold. The listing sets the watch: without it, a fast loop would give up its place
+//     although it is alone. The answer takes at most 200 ms (askTime).
 //
 // mayPass says which holds are never passed on.
 func (l *Lock) handOver(h *Claim, g *Grant) error {
@@ -828,8 +829,9 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	return nil
 }
 
-// Standing returns the end, by a loss, of the present hold in the first of these modes in which
-// there is one. That end has come already if the hold is lost, or if there is none.
+// Standing returns an Ending that ends when the present hold is lost. It tries modes in order, and
+// takes the first in which there is a hold. If that hold is lost, or there is none, the Ending has
+// ended already.
 func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -847,8 +849,8 @@ func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	return over
 }
 
-// inUse returns the hold that a goroutine without a handle uses, in the first of these modes in
-// which there is one. It returns nil if there is none.
+// inUse returns the hold that a goroutine without a handle uses. It tries modes in order, and
+// returns nil if no mode has such a hold.
 func (l *Lock) inUse(modes ...HoldMode) *Claim {
 	for _, mode := range modes {
 		if h := l.present(mode, (*Claim).used); h != nil {

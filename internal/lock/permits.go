@@ -174,7 +174,7 @@ func (p *Permits) Release(n int64) (left bool, r *session.Deletion, lost error) 
 func (p *Permits) Result(r *session.Deletion) error {
 	err := r.Result()
 	if err != nil {
-		p.Err() // if some permits are left, the end of the session is their loss
+		p.Err() // if the session has ended, that is the loss of the permits that are left
 		p.lose(err, func() bool { return p.state == released })
 	}
 	return err
@@ -203,8 +203,8 @@ func (p *Permits) give(n int64) *session.Deletion {
 }
 
 // change deletes the znodes of gone in the background. If there is a rest, change replaces the
-// znode of whole with it. If this change or the previous change replaces a znode, this change waits
-// for the previous: it may delete the znode that the previous change creates.
+// znode of whole with it. If this change or the previous one replaces a znode, this change waits
+// for the previous one, because it may delete the znode that the previous one creates.
 func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 	inc := p.Incarnation
 	paths := PathsOf(gone)

@@ -141,9 +141,9 @@ func (r *relisting) list() {
 	}
 }
 
-// end is called when the blocker is deleted. It reports whether the contender is the first, if
-// its own znode exists. It waits for a listing in flight, because the reply to that comes before
-// the reply to a new listing.
+// end is called when the blocker is deleted. It reports whether the contender is the first,
+// provided that its own znode exists. It waits for a listing in flight, because the reply to that
+// comes before the reply to a new listing.
 func (r *relisting) end(ctx context.Context) (first bool) {
 	over := r.stop()
 	r.claim.Line.each.Store(int64(time.Since(r.start)) / int64(r.first))

@@ -82,7 +82,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error 
 		case err == nil:
 			c.Path = rs[len(c.Holds)].String
 		case errors.Is(err, ErrEnded):
-			return err // the znodes were ephemeral
+			return err // the znodes, which are ephemeral, end with the session
 		case c.GUID != "" && open && ctx.Err() == nil:
 			found, e := inc.Find(ctx, c.Dir.Path, c.GUID)
 			if e != nil {
@@ -326,9 +326,9 @@ func findIn(names []string, dir, guid string) string {
 
 // MakeAndLeave creates a persistent znode and deletes own, an ephemeral znode with a unique name,
 // in one transaction. Then it reads the created znode. made means that the read has seen it, and
-// has set a watch that the caller has joined. The error is NodeExists if the znode exists
-// already, and ErrVanished if own does not exist. After any error except ErrLost with open set,
-// the transaction was not applied, nor will be.
+// has set a watch that the caller has joined. The error is NodeExists if the znode exists already,
+// and ErrVanished if own does not exist. If the error is ErrLost and open is true, the outcome is
+// unknown. After any other error, the transaction was not applied, nor will be.
 //
 // A lost reply needs no log, because no client creates the name of own again. While own exists, no
 // attempt has been applied. After its deletion, no attempt can be applied. Then either our attempt
@@ -368,7 +368,7 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 	case open:
 		return inc.foundOut(ctx, path, data, own, err)
 	case IsNoNode(err):
-		return false, false, ErrVanished // with its parent, or alone
+		return false, false, ErrVanished // own was deleted, with its parent or alone
 	}
 	return false, false, err
 }

@@ -121,7 +121,7 @@ func (d *Deletion) refuse(err error) {
 	}
 }
 
-// passPause is the least time between two passes over the deletions because of their times. Those
+// passPause is the least time between two passes that are made because a deletion is due. Deletions
 // that become due at slightly different times share a pass.
 const passPause = 5 * time.Millisecond
 

@@ -49,8 +49,9 @@ func (inc *Incarnation) dirCall(path string, dir Dir) call[string] {
 
 // missingDirs returns the paths to create in one batch with a znode in dir, if dir is missing:
 // dir and all paths above it, because the caller does not know which exist. It returns nil if
-// that was tried already, or if the session must know the creator of each: then they are created
-// one by one.
+// such a batch was tried already. It also returns nil if the session has its own ACL: then the
+// session creates the znodes one by one, because it must know which of them another client has
+// created.
 //
 // The replies to these creates do not matter. If a znode exists, the reply is NodeExists, or NoAuth
 // if the session could not create it. If a missing znode cannot be created, the request after it

@@ -25,7 +25,7 @@ const leastOfAll = 4 * time.Second
 // note records a grant.
 func (g *grants) note(addr string, answer grant) {
 	if known, ok := g.m.Load(addr); ok && known.(grant).asked > answer.asked {
-		return // the new answer says less: a server may grant a shorter request in full
+		return // keep the answer to the longer request: a server grants a short request in full
 	}
 	g.m.Store(addr, answer)
 }

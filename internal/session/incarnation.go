@@ -158,9 +158,9 @@ func (inc *Incarnation) conclude(c *conn.Conn, err error) {
 	case (err == zk.ErrSessionMoved || err == zk.ErrSessionExpired) && inc.Ctx.Err() == nil:
 		m.Pace.again() // the next handshake decides: see conn.Conn.disowned
 	case errors.As(err, new(*sasl.RefusedError)), IsAnswer(err, wire.Code(wire.CodeWantsAuth)):
-		// If every server has refused this client or could not be reached since a server last
-		// executed a request, the Session ends: another attempt would fail in the same way, and
-		// each caller must get the reason.
+		// Since a server last executed a request, every server may have refused this client, or may
+		// have been out of reach. Then the Session ends: another attempt would fail in the same
+		// way, and each caller must get the reason.
 		if m.unfit(c.Addr, fmt.Errorf("%s: %w", c.Addr, err)); m.noneFits() {
 			inc.failLater(err)
 		}
@@ -218,7 +218,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		return err
 	}
 	if want := inc.Manager.Config.Timeout; got.ID != 0 && got.Timeout > max(10*want, maxGranted) {
-		// With that timeout, the client would wait for this server as long, and try no other.
+		// The client would wait that long for this server if it hung, and try no other.
 		c.EndSession()
 		return fmt.Errorf("%w: a session timeout of %v instead of %v: see WithSessionTimeout, and the server's minSessionTimeout", conn.ErrHandshake, got.Timeout, want)
 	}
@@ -542,7 +542,7 @@ func (inc *Incarnation) disconnected() {
 	}
 	inc.Manager.outage.begin()
 	if inc.Manager.Config.LossOnSuspend && inc.Ctx.Err() == nil {
-		inc.abandon() // before its end, because shut reads it after the end
+		inc.abandon() // before Lose is called: shut, which comes after it, reads this time
 		inc.Lose(LossSuspended)
 	}
 	entered := inc.Manager.enter(inc, StateSuspended, Report{Kind: EventSuspended})

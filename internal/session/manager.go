@@ -118,8 +118,8 @@ func (m *Manager) run() {
 		m.enter(nil, StateExpired, Report{Kind: EventExpired, Err: cause})
 		m.enter(nil, StateConnecting, Report{})
 		m.Spawn(inc.shut)
-		// The loss is logged here and not at the place that found it, because its caller may hold
-		// a lock.
+		// The loss is logged here, not by the function that found it: a caller of that function may
+		// hold a lock.
 		m.traceEnd(inc, cause)
 		m.Log.Warn("zsync: session lost", "session", Text(inc.ID.Load()), "reason", cause)
 		m.tell()
@@ -282,9 +282,9 @@ func (m *Manager) Bare(p string) string {
 }
 
 // enter records a change of state, and an event that tell passes to the observer. An incarnation
-// that has ended changes nothing, and enter reports false: after that, only the manager itself
-// (inc is nil) changes the state. Both hold mu, so a change by an ending incarnation comes before
-// the manager's own.
+// that has ended changes nothing, and enter reports false: after that, only the manager itself (inc
+// is nil) changes the state. All changes are made under mu, so the last change by an incarnation
+// comes before the manager's own.
 func (m *Manager) enter(inc *Incarnation, s ConnState, e Report) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -42,8 +42,8 @@ func (o *outage) begin() {
 	}
 }
 
-// end is called when there is a connection, or will be none. It returns when the outage began,
-// and whether it was logged.
+// end is called when there is a connection, or when the Session ends. It returns when the outage
+// began, and whether it was logged.
 func (o *outage) end() (began time.Time, said bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -14,15 +14,16 @@ import (
 // A pacer chooses the next server and the pause before it is tried. It tries every server once
 // without a pause. After that, each round waits longer, until a connection has lasted. The lifetime
 // of the last connection counts as a part of the pause, so a connection that was of some use is
-// replaced at once. A connection that has confirmed a session with holds counts as lasting, at most
-// once a second: if connections break all the time, the holds depend on many attempts.
+// replaced at once. A short connection also counts as lasting if it has confirmed a session with
+// holds: if connections break all the time, the holds depend on many attempts. This happens at most
+// once a second.
 type pacer struct {
 	hosts []string
 	retry RetryPolicy
 
 	Mu        sync.Mutex
 	Next      int       // index of the next server
-	tries     int       // attempts since a connection last lasted
+	tries     int       // attempts since the last connection that lasted
 	connected time.Time // time of the last attempt if it succeeded; else zero
 	useful    bool      // it has confirmed a session with holds
 	spared    time.Time // time of the last reset of tries for such a connection

@@ -101,10 +101,10 @@ func (p *pending[T]) then(f func()) {
 	}
 }
 
-// handOn calls the function that then has registered. Finish closes Done, and calls handOn after
-// that. The method then stores heir, and calls handOn if Done is closed. So the later of the two
-// calls handOn when the function is stored and Done is closed. If both call handOn, only the first
-// takes the function.
+// handOn calls heir, the function that the method then has registered. Finish closes Done, and
+// after that calls handOn. The method stores heir, and after that calls handOn if Done is closed.
+// So the later of the two calls handOn when heir is stored and Done is closed. If both call handOn,
+// only the first takes the function.
 func (p *pending[T]) handOn() {
 	if f := p.heir.Swap(nil); f != nil {
 		(*f)()
@@ -211,9 +211,9 @@ var errAgain = errors.New("zsync: BUG: to be tried again")
 // returns the first reply: nil, or an error of the server. If ctx or the incarnation ends first,
 // it returns CtxErr or ErrEnded.
 //
-// If the operation must not be applied twice, f records the outcome of each attempt in a. Then
-// a.open says in f that a refusal may be the effect of an earlier attempt. After repeat has
-// failed, a.open says that the caller must undo the operation.
+// If the operation must not be applied twice, f records the outcome of each attempt in a. If a.open
+// is true after a refusal, an earlier attempt may have been applied and may have caused the
+// refusal. If a.open is true after repeat has failed, the caller must undo the operation.
 func (inc *Incarnation) repeat(ctx context.Context, f func(a *attempts) error) error {
 	a := new(attempts)
 	for try := 0; ; try++ {

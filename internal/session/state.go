@@ -121,7 +121,7 @@ func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, e
 	return czxid, err
 }
 
-// Saw records that the caller has read at, so that Storable need not.
+// Saw records that the caller has read the znode of at, so that Storable need not read it.
 func (inc *Incarnation) Saw(at Stored, n Node) {
 	if !Unstored(n.Data, n.Stat) && !untouched(n.Stat) {
 		inc.lasting.Store(at.Path, n.Stat.Czxid)

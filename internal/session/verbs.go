@@ -69,8 +69,8 @@ func (inc *Incarnation) Multi(ctx context.Context, ops ...any) ([]zk.MultiRespon
 	return retry(ctx, inc, multiCall(ops))
 }
 
-// MultiOpen is Multi that also reports whether an attempt before the last has no reply. If none
-// has, the error is final.
+// MultiOpen is Multi that also reports whether an attempt before the last has no reply. If all of
+// them have a reply, the error is final.
 func (inc *Incarnation) MultiOpen(ctx context.Context, ops []any) (rs []zk.MultiResponse, open bool, err error) {
 	err = inc.repeat(ctx, func(a *attempts) (err error) {
 		open = a.open

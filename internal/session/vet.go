@@ -47,7 +47,7 @@ func (inc *Incarnation) VetHere(ctx context.Context, path string) error {
 	return nil
 }
 
-// VetNow is Vet for a znode that exists, without the memory of earlier checks.
+// VetNow is Vet for a znode that exists. It reads the ACL even if an earlier check has passed.
 func (inc *Incarnation) VetNow(ctx context.Context, path string) error {
 	inc.vetted.Delete(path)
 	if !inc.Manager.protects() {
