@@ -211,8 +211,8 @@ func (q *Queue[T]) delivery(claim queue.Item) Delivery[T] {
 }
 
 // All is [Queue.Deliveries] as an iterator that also yields errors. An error that retrying does not
-// cure comes with an empty Delivery, whose ID is "", and All continues. The error of ctx or
-// [ErrClosed] is the last.
+// cure comes with an empty Delivery, whose ID is "", and All continues. At the end, All yields the
+// error of ctx, or [ErrClosed].
 //
 // The error of an element that cannot be decoded comes with a Delivery that has only
 // [Delivery.Data]; unless the loop settles it, the element becomes a dead letter. After the loop,
@@ -443,9 +443,9 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 	return v, err == nil, opError("peek", q.path, err)
 }
 
-// Clear removes the elements that exist when it begins and no consumer has claimed, also delayed
-// ones, and returns how many. It removes the last first, so that none of a key becomes free. If it
-// fails, it may have removed some.
+// Clear removes the elements that exist when it begins and that no consumer has claimed, also
+// delayed ones, and returns how many. It begins with the last, so no removal frees another element
+// of its key. If it fails, it may have removed some.
 func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
 	return ask(ctx, q, "clear", queue.Engine.Clear)
 }

@@ -361,8 +361,8 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 	return err
 }
 
-// Leave ends the membership, and returns when other processes can see that, or after half a second,
-// and continues. A second Leave is no error.
+// Leave ends the membership, and waits up to half a second until others see that. After that, it
+// continues in the background. A second Leave is no error.
 func (m *Membership[T]) Leave() error {
 	m.leave()
 	session.AwaitFor(m.ended, leaveLimit)

@@ -101,7 +101,7 @@ func (n *Int64) Swap(ctx context.Context, x int64) (old int64, err error) {
 	return old, nil
 }
 
-// CompareAndSwap makes x the number if it is old, and reports whether it was.
+// CompareAndSwap stores x if old is the number, and reports whether it was.
 func (n *Int64) CompareAndSwap(ctx context.Context, old, x int64) (bool, error) {
 	if err := n.bad("compareandswap"); err != nil {
 		return false, err

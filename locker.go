@@ -50,15 +50,15 @@ func (s *syncLocker) Unlock() {
 // It locks in one global order, by full path, so calls do not deadlock. Each locker needs a method
 // Path() string. If a lock is lost while LockAll waits for another, it unlocks all and begins
 // again. If it fails, or a locker panics, nothing stays locked. A locker given twice is
-// [ErrDeadlock]. unlock returns their errors. A free lock costs 1 round trip, unlock 1 in all.
+// [ErrDeadlock]. unlock returns the errors of all. A free lock costs 1 round trip, unlock 1 in all.
 func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error) {
 	_, unlock, err = lockAll(ctx, ls)
 	return unlock, err
 }
 
-// LockAllContext is [LockAll] with a context for the holds: it ends with the first loss, whose
-// [*LostError] is its cause, with ctx, and at unlock. Call unlock after a loss, too. A foreign
-// locker needs Lost() <-chan struct{}.
+// LockAllContext is [LockAll] with a context for the holds: it ends at the first loss, with the
+// [*LostError] as cause, with ctx, and at unlock. Call unlock after a loss, too. A foreign locker
+// needs Lost() <-chan struct{}.
 func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, unlock func() error, err error) {
 	sorted, release, err := lockAll(ctx, ls)
 	if err != nil {

@@ -87,7 +87,7 @@ func NewOnce(s *Session, path string) *Once {
 func (o *Once) Path() string { return o.path }
 
 // Do runs f, unless the Once is complete or another process completes it first, and returns nil
-// when it is complete. If f panics, so does Do, and later calls here run nothing.
+// when it is complete. If f panics, so does Do, and later calls of this value run nothing.
 //
 // If the session is lost while f runs, f's context ends, and Do returns [ErrLost]: return soon from
 // f. If it is lost just when the Once is being completed, Do waits for the outcome. If ctx ends
@@ -562,17 +562,17 @@ func (o *Once) reset(ctx context.Context) error {
 	return nil
 }
 
-// OnceFunc returns a function that is [Once.Do] of f, for any number of goroutines. To reset it,
-// use [Once.Reset] of the same path.
+// OnceFunc returns a function that calls [Once.Do] with f, for any number of goroutines. To reset
+// it, use [Once.Reset] of the same path.
 func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(ctx context.Context) error {
 	o := NewOnce(s, path)
 	return func(ctx context.Context) error { return o.Do(ctx, f) }
 }
 
-// OnceValue returns a function that is [Once.Do] of f and returns f's value, the same in every
+// OnceValue returns a function that calls [Once.Do] with f and returns f's value, the same in every
 // process: each caller gets the stored bytes, decoded ([WithCodec]). Callers of one process share
-// its pointers, slices and maps. If f fails, its value cannot be encoded, decoded or stored
-// ([ErrTooLarge]), or the session is lost, the Once is not completed: the caller gets value and
+// its pointers, slices and maps. If f fails, if its value cannot be encoded, decoded or stored
+// ([ErrTooLarge]), or if the session is lost, the Once is not completed: the caller gets value and
 // error, so that it can undo f, and the next call runs its own f. If the stored bytes cannot be
 // decoded, every call fails until [Once.Reset].
 func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, error), opts ...ValueOption) func(ctx context.Context) (T, error) {

@@ -148,7 +148,7 @@ func (q *Queue[T]) failed(ctx context.Context, d Delivery[T], err error) (op str
 	return "nack", d.nack(b.Delay(d.Attempt))
 }
 
-// Permanent returns an error with the text of err that makes [Queue.Work] give up: the element
+// Permanent returns an error with the text of err. It makes [Queue.Work] give up: the element
 // becomes a dead letter at once. Permanent(nil) is nil. In the layouts of other libraries, Work
 // tries again.
 func Permanent(err error) error {

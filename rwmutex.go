@@ -123,8 +123,8 @@ func (rw *RWMutex) Lock(ctx context.Context) error {
 	return opError("lock", rw.path, err)
 }
 
-// RLock locks rw for reading. It waits until no writer holds rw or is ahead in the line, ctx ends,
-// or the Session is closed. Within Do and RDo, use RDo.
+// RLock locks rw for reading. It waits while a writer holds rw or is ahead in the line, until ctx
+// ends or the Session is closed. Within Do and RDo, use RDo.
 func (rw *RWMutex) RLock(ctx context.Context) error {
 	g, err := rw.acquire(ctx, lock.Shared, false)
 	rw.local.follow(ctx, lock.Shared, g)
@@ -219,8 +219,8 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 }
 
 // Token is [Mutex.Token], of the write hold if there is one: a number greater than the token of
-// every hold that ended before it began. Goroutines that read together share one token, which can
-// become greater.
+// every hold that ended before it began. Goroutines that read together share one token; a later
+// call can return a greater one.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	var tok int64
 	err := rw.withCurrent(func(g *lock.Grant, mode lock.HoldMode) (err error) {

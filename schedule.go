@@ -68,9 +68,8 @@ type pause struct {
 	seen     time.Time // when this process learned of the last failure, by the monotonic clock
 }
 
-// A Timetable is a list of instants: Next returns the first one after t, or the zero time if
-// there is none. The schedules of robfig/cron fit, except @every: its instants depend on the
-// moment of the question.
+// A Timetable is a list of instants: Next returns the first one after t, or the zero time if there
+// is none. The schedules of robfig/cron fit, except @every, which counts from t.
 type Timetable = interface{ Next(t time.Time) time.Time }
 
 // A ScheduleFailure is a run of a [Schedule]'s function that failed.
@@ -144,11 +143,11 @@ func Daily(at string, loc *time.Location) (Timetable, error) {
 //	weekdays, err := zsync.Cron("30 7 * * mon-fri", time.Local)
 //
 // The fields are minute, hour, day of month, month and day of week (Sunday is 0 and 7): lists of
-// numbers, names, ranges and steps. If neither field of days begins with a star, a day matches if
-// it matches either. All processes must name the same zone; time.Local is each machine's. When the
-// clocks change, a job whose minute or hour begins with a star follows real time. Any other job
-// runs once: at the change if its local time is skipped, by less than three hours, and the first
-// time if its local time comes twice.
+// numbers, names, ranges and steps. If neither day field begins with a star, a day needs to match
+// only one. All processes must name the same zone; time.Local is each machine's. When the clocks
+// change, a job whose minute or hour begins with a star follows real time. Any other job runs once:
+// at the change if its local time is skipped (by less than 3 hours), and the first time if its
+// local time comes twice.
 func Cron(spec string, loc *time.Location) (Timetable, error) {
 	return opTable(timetable.ParseCron(spec, loc))
 }
@@ -607,8 +606,8 @@ func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
 // failure is logged. f is called again as [WithRetries] says, if the failure could be recorded.
 //
 // Run returns nil when the timetable has no further instant. It returns an error if ctx ends, if
-// the Session is closed, or if a retry cannot help. A timetable whose instants depend on the moment
-// of the question is [ErrInvalid].
+// the Session is closed, or if a retry cannot help. A timetable that counts from t, as @every of
+// robfig/cron does, is [ErrInvalid].
 func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.Context, at time.Time) error) error {
 	err := c.misuse()
 	switch {

@@ -126,9 +126,9 @@ func leaveCommand(c *client) *cobra.Command {
 		Long: `leave waits until N parties are ready to leave at PATH. A script calls enter before its
 work and leave after it. Then the parties begin and end together.
 
-But between enter and leave, the script is not a member. If another party dies then,
-leave waits for it indefinitely: set --timeout, or make enter run the work as its
-command.`,
+But between enter and leave, the script is not a member. If another party dies
+during its work, zsync barrier leave waits for it indefinitely. So set --timeout, or
+give the work to enter as its command.`,
 		Example: `  zsync barrier enter -n 3 /job && ./work; zsync barrier leave -n 3 --timeout 1h /job`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {

@@ -51,7 +51,7 @@ func newClient(h *host, root *cobra.Command) *client {
 	flags.StringVar(&c.owner, "owner", "", "`NAME` of this process in the znodes, for people (default host:pid)")
 	flags.StringArrayVar(&c.auth, "auth", nil, "`SCHEME:CREDENTIALS`, such as digest:user:password; may be repeated; every user of the machine can see it (environment, which others cannot see: ZSYNC_AUTH)")
 	flags.StringVar(&c.authIn, "auth-file", "", "`FILE` with SCHEME:CREDENTIALS, one a line")
-	flags.StringArrayVar(&c.acl, "acl", nil, "ACL of created znodes: `SCHEME:ID:PERMS` with PERMS from cdrwa, open, or creator; may be repeated (default: creator with credentials, open without)")
+	flags.StringArrayVar(&c.acl, "acl", nil, "ACL of created znodes: `SCHEME:ID:PERMS` (PERMS: some of the letters cdrwa); or the word open, or creator; may be repeated (default: creator with credentials, open without)")
 	c.sasl.add(root)
 	c.tls.add(root)
 	flags.StringVar(&c.trace, "trace", h.getenv("ZSYNC_TRACE"), "append a trace of all holds to `FILE`, for zsync verify (environment: ZSYNC_TRACE)")

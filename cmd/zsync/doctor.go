@@ -69,9 +69,9 @@ only if it has not changed. It lists the leftovers that it keeps, with the reaso
 With --ensemble, or --servers without a value, doctor checks on each server what zsync
 depends on, over separate connections, and prints a line for each check:
 
-  ok    what was found
-  warn  what limits zsync but breaks no promise, or could not be checked, and why
-  fail  what must be changed before zsync can keep its promises
+  ok    the check passed
+  warn  zsync works with a drawback, or the check was impossible
+  fail  you must change something, or zsync cannot keep its promises
 
 Run it before the first deployment, with the PATH, the session timeout (--session) and
 the credentials of your programs. It checks the way to each server, the timeouts,

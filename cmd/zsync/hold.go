@@ -89,7 +89,7 @@ func (w *waitLimit) Set(text string) error {
 func (h *holding) addFlags(cmd *cobra.Command) {
 	h.addTimeout(cmd)
 	h.addBusy(cmd)
-	cmd.Flags().Var((*seconds)(&h.killAfter), "kill-after", "`TIME` from SIGTERM to SIGKILL after a loss (default: a twentieth of the session timeout, so that the command ends before another process holds)")
+	cmd.Flags().Var((*seconds)(&h.killAfter), "kill-after", "`TIME` from SIGTERM to SIGKILL after a loss (default: a twentieth of the session timeout, so that the command ends before another process gets the hold)")
 	cmd.Flags().StringVar(&h.onLost, "on-lost", "", "shell `COMMAND` to run when the hold is lost")
 }
 

@@ -45,7 +45,7 @@ it runs, zsync holds the lock, the permits, the leadership and so on. The comman
 zsync's standard input, output and error. zsync forwards signals to the command. If
 zsync was started with a signal ignored, as by nohup, the command ignores that signal,
 too. If the hold is lost, zsync sends the command SIGTERM and, a little later, SIGKILL.
-With the default --kill-after, the command has ended before another process holds.
+With the default --kill-after, the command ends before another process gets the hold.
 
 With lock, rlock and elect, the command's environment has ZSYNC_TOKEN, a number
 greater than the token of every earlier holder: storage that remembers the greatest

@@ -195,7 +195,7 @@ func mapListCommand(c *client) *cobra.Command {
 		Short: "print all keys and values",
 		Long: `list prints the map at one moment: a line for each key, in order, with a tab before
 the value. It escapes characters that do not print. With --json it prints one
-object, whose values are strings: what get prints.`,
+object, whose values are strings, as get prints them.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 1, 1, func(ctx context.Context, m *sharedMap) error {
 				all, out := map[string]string{}, new(bytes.Buffer)

@@ -142,10 +142,10 @@ func scheduleDoCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "do PATH [flags] -- CMD [ARG...]",
 		Short: "run a command for one scheduled time, unless it has run",
-		Long: `do runs a command for one instant. If that or a later instant was done, do succeeds
-and runs nothing. While another machine runs its command for the instant, do waits.
-If the command fails, the instant is not done: do exits with the command's status, and
-the next waiting machine runs its own.
+		Long: `do runs a command for one instant. If that or a later instant was done, zsync runs
+nothing and succeeds. While another machine runs its command for the instant, zsync waits.
+If the command fails, the instant is not done: zsync exits with the command's status,
+and the next waiting machine runs its own.
 
 The instant is --at, or the latest instant of the timetable that is not in the future.
 So a job that cron(8) starts on every machine runs on one, and if it fails there, on
@@ -244,7 +244,7 @@ func scheduleRunCommand(c *client) *cobra.Command {
 		Use:   "run PATH [flags] -- CMD [ARG...]",
 		Short: "run a command at each scheduled time",
 		Long: `run runs a command at each instant of the timetable, on one machine of many, until a
-signal comes. run forwards the signal to the command, and ends after it.
+signal comes. zsync forwards the signal to the command, and ends after it.
 
 If the command fails, it runs again, here or on another machine: --attempts times in
 all, after a --pause that doubles up to an hour, and not after the next instant is due

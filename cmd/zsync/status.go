@@ -32,8 +32,8 @@ owner, it shows the rest, and exits with status 77.
 
 The kind of some znodes is uncertain. status recognizes a closed gate and a map only by
 the data that zsync stores in them, and an unused semaphore by the znodes around it.
-It shows any other data as it is: of a Value, a gate closed by Curator, or a map of an
-older zsync. A gate closed by kazoo has no data, and is shown as free.
+It shows any other data unchanged: the data of a Value, of a gate that Curator closed,
+or of a map of an older zsync. A gate closed by kazoo has no data, and is shown as free.
 
 --json prints an array of objects, one for each line of the table, with the
 fields path, kind (empty if the path is free), mode, state, holding, owner,
