@@ -75,7 +75,7 @@ func NewCond(s *Session, path string, l Locker) *Cond {
 // Path returns the path that c was made with.
 func (c *Cond) Path() string { return c.path }
 
-// check returns the error that every operation returns first.
+// check returns why no operation can begin, or nil.
 func (c *Cond) check() error {
 	if c.misuse() == nil && c.L == nil {
 		return session.Invalid("the Locker L is nil")

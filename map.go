@@ -482,8 +482,9 @@ const snapshotTries = 4
 // both listings, no key was added or deleted between them. A value with the same Version in both
 // reads did not change between them. So both hold at the second listing, which is later than the
 // first reads and earlier than the second. The Versions alone are not enough: a key can be created
-// after the first listing and deleted before the second. It is in neither, and other keys may have
-// changed only while it existed. A map that changes all the time is followed instead, see follower.
+// after the first listing and deleted before the second. Then neither listing has that key, and
+// other keys may have changed only while it existed. A map that changes all the time is followed
+// instead, see follower.
 func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, err error) {
 	if err := m.check(ctx); err != nil {
 		return nil, err

@@ -88,7 +88,7 @@ func (m *Mutex) lock(ctx context.Context) error {
 	return err
 }
 
-// check returns the error that every acquisition returns first.
+// check returns why an acquisition cannot begin, or nil.
 func (m *Mutex) check(ctx context.Context) error {
 	switch {
 	case m.misuse() != nil:

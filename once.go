@@ -159,7 +159,7 @@ func (o *Once) round(ctx context.Context, f func(ctx context.Context, place stri
 	return o.run(o.s.tracers.follow(ctx, o.traced, h), h, first && none.lastsFor(h), f)
 }
 
-// check is the first step of every method.
+// check returns why a method cannot begin, or nil.
 func (o *Once) check(ctx context.Context) error {
 	if o.misuse() != nil {
 		return o.misuse()
@@ -216,14 +216,14 @@ func (a *absence) leave() {
 	}
 }
 
-// lastsFor reports whether no mark can exist while h holds. When h entered the line, no
-// other contender was in it.
+// lastsFor reports whether no mark can exist while h holds. When h entered the line, no other
+// contender was in it.
 //
-// The listing that showed h to be the first came after a. Its reply was read, and a's watch
-// was armed and has not fired. On one connection, events arrive before every reply that is
-// as new. On a new connection, the watch is set again before all calls, and a missed event
-// fires. So there was no mark at the listing. While h's znode exists, no other process
-// creates one: all others are behind h.
+// The listing that showed h to be the first came after a. Its reply was read, and a's watch was
+// armed and has not fired. On one connection, events arrive before every reply that is as new. On a
+// new connection, the watch is set again before all calls, and a missed event fires it. So there
+// was no mark at the listing. While h's znode exists, no other process creates a mark: all others
+// are behind h.
 func (a *absence) lastsFor(h *lock.Grant) bool {
 	return a != nil && a.inc == h.Claim.Incarnation && a.inc.Watches.Armed(a.w) && !session.IsClosed(a.w.Fired)
 }

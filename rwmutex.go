@@ -138,7 +138,7 @@ func (rw *RWMutex) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (*
 	return rw.local.acquire(ctx, mode, pin)
 }
 
-// check returns the error that every acquisition returns first.
+// check returns why an acquisition cannot begin, or nil.
 func (rw *RWMutex) check(ctx context.Context) error {
 	switch {
 	case rw.misuse() != nil:

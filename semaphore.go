@@ -279,8 +279,8 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 // them.
 var errUnsettled = errors.New("lost permits have not been released")
 
-// settle waits until this process has released its lost permits. If it keeps them for a session
-// timeout, and no Do will release them, settle fails.
+// settle waits until this process has released its lost permits. If they are not released within a
+// session timeout, and no Do will release them, settle fails.
 func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 	for {
 		m.mu.Lock()

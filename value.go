@@ -118,7 +118,7 @@ func (v *Value[T]) load(ctx context.Context, fresh bool) (x T, version Version, 
 	return x, version, err
 }
 
-// check is what every operation asks first.
+// check returns why an operation cannot begin, or nil.
 func (v *Value[T]) check(ctx context.Context) error {
 	if v.misuse() != nil {
 		return v.misuse()
