@@ -13,7 +13,6 @@ import (
 // through returns n claims of a session, and what ends that.
 func through(t *testing.T, n int) (cs []*Claim, end func(why error)) {
 	m := &session.Manager{Closing: make(chan struct{})}
-	t.Cleanup(func() { close(m.Closing) }) // idle goroutines wait for it
 	inc := &session.Incarnation{Manager: m}
 	var cancel context.CancelCauseFunc
 	inc.Ctx, cancel = context.WithCancelCause(context.Background())

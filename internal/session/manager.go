@@ -59,8 +59,6 @@ type Manager struct {
 	wg       sync.WaitGroup // every goroutine of this session except run
 	sealed   bool           // run waits for wg; guarded by spawnMu
 	spawnMu  sync.RWMutex   // taken before wg is added to
-	jobs     chan func()    // functions for the goroutines in idle
-	idlers   atomic.Int32   // number of goroutines in idle
 }
 
 func New(hosts []string, chroot string, cfg Config) *Manager {
@@ -77,7 +75,6 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 		Closing: make(chan struct{}),
 		Over:    make(chan struct{}),
 		ended:   make(chan struct{}),
-		jobs:    make(chan func()),
 	}
 	m.dialer = conn.Dialer{Own: cfg.Dialer, TLS: cfg.TLS, Spawn: m.Spawn}
 	m.Pace = pacer{hosts: hosts, retry: cfg.Retry}
@@ -180,31 +177,8 @@ func (m *Manager) Spawn(f func()) {
 		go f()
 		return
 	}
-	select {
-	case m.jobs <- f:
-	default:
-		m.wg.Go(func() { f(); m.idle() })
-	}
+	m.wg.Go(f)
 }
-
-// idle runs functions that are spawned later, until the session is closed. It returns if enough
-// goroutines do that already. Most functions are short. A new goroutine would spend more time on
-// growing its stack than on the function.
-func (m *Manager) idle() {
-	for m.idlers.Add(1) <= maxIdlers {
-		select {
-		case f := <-m.jobs:
-			m.idlers.Add(-1)
-			f()
-		case <-m.Closing:
-			return
-		}
-	}
-	m.idlers.Add(-1)
-}
-
-// maxIdlers is the number of goroutines of a session that wait for functions.
-const maxIdlers = 2
 
 // finishingKey marks a context of work that continues while the Session is being closed.
 type finishingKey struct{}

@@ -27,9 +27,6 @@ type Roll struct {
 	pending[listing]
 	rolls *rolls
 
-	once sync.Once
-	has  map[string]struct{}
-
 	mu   sync.Mutex
 	made []madeOf // guarded by mu
 }
@@ -44,19 +41,7 @@ type madeOf struct {
 func (r *Roll) Names() []string { return r.val.names }
 
 // Has reports whether name is listed.
-func (r *Roll) Has(name string) bool {
-	if len(r.val.names) <= fewNames {
-		return slices.Contains(r.val.names, name)
-	}
-	r.once.Do(func() {
-		r.has = make(map[string]struct{}, len(r.val.names))
-		for _, n := range r.val.names {
-			r.has[n] = struct{}{}
-		}
-	})
-	_, ok := r.has[name]
-	return ok
-}
+func (r *Roll) Has(name string) bool { return slices.Contains(r.val.names, name) }
 
 // Make returns the result of f for r. f is called once for all users of r with this key.
 func (r *Roll) Make(key string, f func(names []string) any) any {
@@ -71,9 +56,6 @@ func (r *Roll) Make(key string, f func(names []string) any) any {
 	r.made = append(r.made, madeOf{key, v})
 	return v
 }
-
-// fewNames is the number of names up to which Has searches the list instead of an index.
-const fewNames = 8
 
 // rolls has the listings of one parent znode. Its fields are guarded by rollBook.mu.
 type rolls struct {
