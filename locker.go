@@ -56,9 +56,9 @@ func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error)
 	return unlock, err
 }
 
-// LockAllContext is [LockAll] with a context for the holds: it ends at the first loss, with the
-// [*LostError] as cause, with ctx, and at unlock. Call unlock after a loss, too. A foreign locker
-// needs Lost() <-chan struct{}.
+// LockAllContext is [LockAll] with a context for the holds: it ends when ctx ends, at unlock, and
+// at the first loss, with the [*LostError] as cause. Call unlock after a loss, too. A foreign
+// locker needs Lost() <-chan struct{}.
 func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, unlock func() error, err error) {
 	sorted, release, err := lockAll(ctx, ls)
 	if err != nil {

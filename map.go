@@ -563,8 +563,8 @@ func keyed(nodes map[string]session.Node) map[string]session.Node {
 	return out
 }
 
-// Watch returns a channel of the whole map, now and after each change: snapshots, which the
-// receiver may change, and never an older state again. After an outage, it sends the contents,
+// Watch returns a channel of the whole map, now and after each change. It sends snapshots, which
+// the receiver may change, and never an older state again. After an outage, it sends the contents,
 // changed or not.
 func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
 	out := make(chan map[string]V)

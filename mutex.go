@@ -202,9 +202,9 @@ func (m *Mutex) revoke(ctx context.Context) error {
 	})
 }
 
-// Revoked returns a channel that is closed without a hold, and when [Mutex.Revoke] or Curator's
-// Revoker asks the present holder to release m. From then on, the goroutines of the process no
-// longer hand m over.
+// Revoked returns a channel that is closed if there is no hold, and when [Mutex.Revoke] or
+// Curator's Revoker asks the present holder to release m. From then on, the goroutines of the
+// process no longer hand m over.
 func (m *Mutex) Revoked() <-chan struct{} {
 	g, err := m.current()
 	if err != nil {

@@ -730,7 +730,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 // Do acquires n permits, calls f, and releases them. f's context ends, with cause [ErrLost], when
 // the permits are lost: return soon from f then; Do returns ErrLost. It joins the errors of f and
 // of the release. If f panics, Do releases the permits and panics. Within f, Acquire and Do ask for
-// more permits, and can wait for f's. If f releases some, Do returns [ErrNotLocked].
+// more, and can wait for f's permits. If f releases some, Do returns [ErrNotLocked].
 func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context) error) error {
 	if m.misuse() == nil && f == nil {
 		return opError("do", m.path, session.Invalid("the function is nil"))

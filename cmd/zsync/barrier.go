@@ -97,8 +97,8 @@ the round begins does not count; a party that dies later counts as having left.
 If a party loses its session, it is no longer a member, and zsync stops its
 command. --timeout limits only the wait to enter.
 
-Without a command, enter ends when N parties are there. This is a rendezvous: a
-membership ends with its process, so the next N parties can enter.`,
+Without a command, enter ends when N parties are there, as a rendezvous. Its
+membership ends with it, so the next N parties can enter.`,
 		Example: `  zsync barrier enter -n 3 /load-test -- ./client
   zsync barrier enter -n 3 /deploy && ./switch-over`,
 		RunE: func(cmd *cobra.Command, args []string) error {
