@@ -1,6 +1,8 @@
 package conn
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -9,7 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/sasl"
+	"github.com/zsync/zsync/internal/wire"
 )
 
 // A server that speaks TLS closes the connection, or answers with an alert: 21, its version, its length, and two bytes.
@@ -40,5 +46,92 @@ func TestAHandshakeThatIsNoneSaysWhatTheServerSpeaks(t *testing.T) {
 				t.Errorf("%q: %v, want %q", c.answer, err, c.want)
 			}
 		})
+	}
+}
+
+// Codes of servers.
+const noAuth, authFailed = -102, -115
+
+// A server answers a request that was written before.
+type server struct {
+	io.Reader
+	io.Writer
+}
+
+func answers(packets ...[]byte) server {
+	var all []byte
+	for _, p := range packets {
+		all = append(binary.BigEndian.AppendUint32(all, uint32(len(p))), p...)
+	}
+	return server{bytes.NewReader(all), io.Discard}
+}
+
+// welcome is the reply to the handshake of a session.
+func welcome(id int64) []byte {
+	p := binary.BigEndian.AppendUint64([]byte{0, 0, 0, 0, 0, 0, 39, 16}, uint64(id))
+	return append(p, make([]byte, 20)...)
+}
+
+func reply(xid, code int32, token ...byte) []byte {
+	p := binary.BigEndian.AppendUint32(nil, uint32(xid))
+	p = binary.BigEndian.AppendUint64(p, 1)
+	p = binary.BigEndian.AppendUint32(p, uint32(code))
+	return append(binary.BigEndian.AppendUint32(p, uint32(len(token))), token...)
+}
+
+// A client that asks a server to end a session learns whether it has ended.
+func TestAnEndThatAServerRefusesIsAnError(t *testing.T) {
+	const id, first = 7, 1 // the first request of a client has the number 1
+	for name, c := range map[string]struct {
+		s    server
+		want error
+	}{
+		"ended":                           {answers(welcome(id), reply(wire.XidAuth, 0), reply(first, 0)), nil},
+		"ended in between":                {answers(welcome(id), reply(first, wire.CodeSessionExpired)), nil},
+		"had ended before":                {answers(welcome(0)), nil},
+		"the credentials are refused":     {answers(welcome(id), reply(wire.XidAuth, authFailed)), zk.ErrAuthFailed},
+		"the request is refused":          {answers(welcome(id), reply(first, noAuth)), zk.ErrNoAuth},
+		"no answer":                       {answers(welcome(id)), io.EOF},
+		"the server opens another":        {answers(welcome(8)), ErrHandshake},
+		"the reply to the hello is short": {answers([]byte("short")), ErrHandshake},
+	} {
+		s := &Shared{Requests: new(atomic.Int64)}
+		if err := s.End(t.Context(), c.s, "a", Hello{ID: id, Timeout: 10 * time.Second}); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+	}
+}
+
+// A mechanism has one token, and expects one of the server.
+type mechanism struct{ got []string }
+
+func (m *mechanism) Name() string                 { return "TEST" }
+func (m *mechanism) Start(string) ([]byte, error) { return []byte("token"), nil }
+func (m *mechanism) Next(answer []byte) ([]byte, error) {
+	m.got = append(m.got, string(answer))
+	return nil, nil
+}
+
+// A mechanism proves who the server is by the server's token. A reply that is none never reaches it.
+func TestAMechanismGetsOnlyWhatTheServerAnswersToItsToken(t *testing.T) {
+	const first = 1
+	for name, c := range map[string]struct {
+		answer []byte
+		want   error
+	}{
+		"an answer":                    {reply(first, 0, []byte("yes")...), nil},
+		"an answer to another request": {reply(first+1, 0, []byte("yes")...), ErrProtocol},
+		"a refusal":                    {reply(first, authFailed), zk.ErrAuthFailed},
+		"a demand for another scheme":  {reply(first, wire.CodeWantsAuth), zk.ErrAuthFailed},
+		"a reply that ends early":      {reply(first, 0)[:10], ErrProtocol},
+		"a token that ends early":      {reply(first, 0, []byte("yes")...)[:21], ErrProtocol},
+	} {
+		m := &mechanism{}
+		s := &Shared{Requests: new(atomic.Int64), SASL: sasl.NewClient(m), Spawn: func(f func()) { go f() }}
+		srv := answers(c.answer)
+		err := s.exchange(t.Context(), "a", srv, srv)
+		if !errors.Is(err, c.want) || (len(m.got) == 1) != (err == nil) {
+			t.Errorf("%s: %v, want %v; the mechanism got %q", name, err, c.want, m.got)
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -328,4 +329,32 @@ func TestWhatTheDeadHadComesBackThoughOthersLeaveWhileTheyLook(t *testing.T) {
 		}
 		t.Errorf("in %v what the dead had has not come back", time.Since(start))
 	})
+}
+
+// A consumer that always finds free elements receives what a killed process had claimed, too: soon after the session of
+// the process has expired. How often the consumer searches makes no difference.
+func TestAnElementOfAKilledProcessComesBackThoughTheQueueIsNeverEmpty(t *testing.T) {
+	for _, pause := range []time.Duration{50 * time.Millisecond, 2 * time.Second} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			dead, kill := mortal(t, srv)
+			q := zsync.NewQueue[int](open(t, srv), "/q")
+			must(t, q.Send(t.Context(), 0))
+			_, err := zsync.NewQueue[int](dead, "/q").Receive(t.Context())
+			must(t, err)
+			must(t, q.Send(t.Context(), counted(1000)[1:]...))
+			began := time.Now()
+			time.AfterFunc(5*time.Second, kill)
+			for time.Since(began) <= 5*time.Second+2*harness.Timeout {
+				v, ok, err := q.TryRecv(t.Context())
+				switch must(t, err); {
+				case !ok:
+					t.Fatalf("every %v: the queue is empty", pause)
+				case v == 0:
+					return
+				}
+				time.Sleep(pause)
+			}
+			t.Errorf("every %v: it has not come back", pause)
+		})
+	}
 }
