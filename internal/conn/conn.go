@@ -45,7 +45,7 @@ type Shared struct {
 	Seen Seen
 	xid  atomic.Uint32 // of the last request, over all connections
 
-	disowned int // connections in a row that disowned has ended; only reading goroutines use it
+	disowned int // number of connections in a row that the method disowned has ended; only reading goroutines use it
 }
 
 // A Seen is the newest state of the servers that a session has seen. One connection reads at a
@@ -531,7 +531,7 @@ func (c *Conn) nextPacket() error {
 // accepts and closes connections is dialled at most once a second.
 const Lasting = time.Second
 
-// maxDisowned is the largest number of connections in a row that disowned ends.
+// maxDisowned is the largest number of connections in a row that the method disowned ends.
 const maxDisowned = 3
 
 // A server that serves a session may reply that the session has moved or has expired. It has not

@@ -22,7 +22,8 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A Rendezvous is the double barrier of one path. Each value keeps its own memberships.
+// A Rendezvous is the double barrier of one path. Each Rendezvous keeps the memberships of its own
+// callers.
 //
 // The parties are ephemeral, sequential children of one znode, the room. The room's data say up to
 // which number parties have been let in. So no round leaves a marker that could confuse the next.
@@ -406,8 +407,8 @@ func (b *Rendezvous) withdraw(inc *session.Incarnation, p *party) *session.Delet
 		if !p.asked {
 			return nil
 		}
-		// We may have let a round in without knowing it. From now on, we cannot, because our child
-		// is deleted. If we have, another party must become the keeper.
+		// One of our attempts may have let a round in without a reply. From now on, no attempt can,
+		// because our child is deleted. If one has, another party must become the keeper.
 		if p.making != nil {
 			select {
 			case <-p.making:
@@ -448,7 +449,8 @@ func (b *Rendezvous) replace(ctx context.Context, inc *session.Incarnation, n in
 		if errors.Is(why, errOtherSize) && slices.ContainsFunc(names, others) {
 			return session.Invalid("%d parties, while others enter or are inside with%s", n, strings.TrimPrefix(why.Error(), errOtherSize.Error()))
 		}
-		// This room lets no party in from now on: its parties leave as we do, or are inside.
+		// This room lets no party in from now on. Its waiting parties leave as we do. The others
+		// are inside, and leave in time.
 		if err := b.awaitAll(ctx, inc, names); err != nil {
 			return err
 		}
@@ -891,7 +893,7 @@ func (b *Rendezvous) Parties(ctx context.Context, inc *session.Incarnation) (nam
 	}
 	all := lock.ParseChildren(names, partyBase)
 	if len(all) == 0 {
-		return nil, nil, nil // and the room may have no data yet
+		return nil, nil, nil // without parties, the room may have no data yet
 	}
 	data, _, err := inc.Get(ctx, b.room) // after the listing, so that no party that is inside seems to wait
 	if err != nil {

@@ -162,7 +162,7 @@ func (s *Sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 	var now *zk.Stat
 	for d, err := range s.Letters(ctx) { // the oldest first
 		if session.IsAnswer(err, zk.ErrNoAuth) && d != nil && d.paths != nil {
-			err = nil // it expires like the others
+			err = nil // a letter that this client cannot read expires, too
 		}
 		if err == nil && now == nil {
 			now, err = inc.Set(ctx, s.Dir, nil, -1) // for the servers' time
