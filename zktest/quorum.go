@@ -176,7 +176,7 @@ func (ld *leadership) enqueue(do func()) {
 		return
 	}
 	if at.Before(ld.queued) {
-		at = ld.queued // e.backlog has become shorter
+		at = ld.queued // e.backlog has become shorter: keep the order
 	}
 	ld.queued = at
 	ld.m.at(at, func() {

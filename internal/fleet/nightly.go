@@ -49,9 +49,9 @@ func (n *nightly) step(_ context.Context, a *actor, kit any) {
 		n.mu.Lock()
 		t := n.runs[at.UnixNano()]
 		n.mu.Unlock()
-		// If the process of the earlier run is alive with the same session, it released its hold
-		// only after it had recorded the scheduled time as done. If it died or lost its session, it
-		// may not have recorded it.
+		// If the process of the earlier run is alive with the same session, it recorded the
+		// scheduled time as done before it released its hold. If that process died or lost its
+		// session, the record may be missing.
 		if t != nil && !t.told && !t.by.gone() && t.by.s.ID() == t.session {
 			n.w.fail("/nightly: an instant is run once: %s runs %v, and %s has at %v", a, n.w.at(at), t.by, n.w.at(t.ended))
 		}

@@ -77,7 +77,7 @@ func (w *cable) Write(p []byte) (int, error) {
 	return w.Conn.Write(p)
 }
 
-// Stands reports whether the network has neither ended a session nor is about to.
+// Stands reports whether the network has not ended a session, and is not about to end it.
 func (n *Network) Stands(session int64) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -24,7 +24,8 @@ type mutant struct {
 	text   string // the code that changes
 
 	edits []edit
-	// An error of the compiler is the mutant's from line to last, and at end: there, a function lacks a return.
+	// The mutant has caused an error of the compiler if the error is in the lines from line to last, or in the line
+	// end, where the compiler misses a return.
 	last, end int
 }
 

@@ -417,10 +417,10 @@ func (q *finder) forget(all []bucket) {
 // anything else. So the claims of such a queue have one order, and no other claim is applied
 // between the search and its claim. Other events can happen in that interval:
 //
-//   - An element is removed, cancelled, or made a dead letter. Then its key is free. The search still saw
-//     the element, so it does not find the next element of the key. The removal rings the bell, so
-//     another search finds that element. Clear removes the last element of a key first, so it frees
-//     no element that it is about to remove.
+//   - An element is removed, cancelled, or made a dead letter. Then its key is free. The search
+//     still saw the element, so it does not find the next element of the key. The removal rings the
+//     bell, so another search finds that element. Clear removes the last element of a key first, so
+//     it frees no element that it is about to remove.
 //   - An element returns to its position, because its consumer returned it or crashed. The element
 //     existed all the time, so the other elements of its key waited for it, and still do.
 //   - A consumer returns an element for later, and so moves it to another bucket. The transaction

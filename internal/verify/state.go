@@ -92,7 +92,7 @@ type hold struct {
 	why   string    // of a loss
 	token int64
 
-	// The hold was certainly held at each transaction from sure up to, but not including, over. If
+	// The hold was certainly held at each transaction that is at least sure and less than over. If
 	// no such transaction is known, sure is never.
 	first int64 // zxid of the first record
 	sure  int64

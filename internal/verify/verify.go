@@ -160,8 +160,8 @@ func (h *hold) until() time.Time {
 	return h.ended
 }
 
-// certain returns from and to: h was certainly held at each transaction from from up to, but not
-// including, the second.
+// certain returns bounds of the time of h: h was certainly held at each transaction that is at least
+// from and less than to.
 func (h *hold) certain() (from, to int64) {
 	from = h.sure
 	if h.from != nil { // the earlier hold had the place until its znode was deleted
