@@ -45,8 +45,8 @@ func (q *Queue[T]) dead(ctx context.Context, op string) iter.Seq2[DeadLetter, er
 	}
 }
 
-// RequeueDead returns the dead letters for which choose returns true, or all if choose is nil, to
-// the end of the queue, with their priority and no attempts, and returns how many. It skips letters
+// RequeueDead puts the dead letters for which choose returns true, or all if choose is nil, at the
+// end of the queue, with their priority and no attempts, and reports how many. It skips letters
 // that others remove first.
 func (q *Queue[T]) RequeueDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
 	return q.forDead(ctx, "requeue", choose, func(d DeadLetter) (bool, error) {

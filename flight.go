@@ -24,8 +24,8 @@ import (
 //		return fetch(ctx, "EUR")
 //	})
 //
-// A caller that comes while another runs its function waits for the same result. A caller that
-// comes less than keep after the result was stored, by the servers' clock, gets it at once. Only
+// A caller that comes while another runs its function waits for the same result. Callers that come
+// within the time keep after a result was stored, by the servers' clock, get it at once. Only
 // success is shared: after a failure or panic, a waiting caller runs its own function.
 //
 // # Loss

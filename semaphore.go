@@ -41,9 +41,9 @@ import (
 //
 // # Errors
 //
-// Acquire returns [ErrInvalid] for a number that is not positive or above the limit, and if the
-// path has another n. It returns [ErrTooLarge] for thousands of permits with LayoutKazoo, or
-// hundreds with a very long [WithOwner].
+// Acquire returns [ErrInvalid] for a number below 1 or above the limit, and if the path has another
+// n. It returns [ErrTooLarge] for thousands of permits with LayoutKazoo, or hundreds with a very
+// long [WithOwner].
 //
 // # Cost
 //
