@@ -237,14 +237,16 @@ func replyOr[T any](ctx context.Context, inc *Incarnation, sent *pending[T], rea
 // undo deletes, in the background, the znodes that c may have created. If the servers refuse to
 // list or to delete them, the znodes end with the session: see Deletion.
 func (inc *Incarnation) undo(c *Creation) *Deletion {
-	d, guid := &Deletion{Paths: c.Paths}, c.GUID
+	d := &Deletion{Paths: c.Paths}
 	switch {
-	case guid != "" && c.Path != "":
-		d.Paths, guid = []string{c.Path}, ""
+	case c.GUID != "" && c.Path != "":
+		d.Paths = []string{c.Path}
+	case c.GUID != "":
+		d.Paths, d.guid = []string{ChildPath(c.Dir.Path, c.GUID)}, c.GUID
 	case c.Shared:
 		d.By = func() error { return inc.removeOwn(c.Paths[0], sighting{on: ClosedChan}) }
 	}
-	return inc.deleteBehind(c.made, d, guid)
+	return inc.deleteBehind(c.made, d)
 }
 
 // listBehind returns a listing of dir that is not older than the create of its child at path.

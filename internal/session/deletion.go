@@ -40,6 +40,7 @@ type Deletion struct {
 	whole   *Deletion // the Deletion of which this is a part, or nil; see split
 	parts   int       // number of parts that are not over; guarded by deletions.mu
 	worst   error     // of the parts; guarded by deletions.mu
+	guid    string    // begins the name in the parent of Paths[0], while the name is unknown
 	stay    func()    // called at the end, or after the first refusal; it must not block
 	err     error     // of the last attempt
 	mayBe   bool      // an unanswered attempt may have been applied
@@ -91,33 +92,23 @@ func (d *Deletion) partOver(err error) {
 	}
 }
 
-// deleteBehind begins d when the request that may create its znodes is over. If guid is not empty, it
-// begins the name of the znode, which the reply completes. Without a reply, d looks for it.
-func (inc *Incarnation) deleteBehind(making *pending[[]zk.MultiResponse], d *Deletion, guid string) *Deletion {
+// deleteBehind begins d when the request that may create its znodes is over. If the name of the
+// znode is unknown, and the request has no reply, d looks for the znode.
+func (inc *Incarnation) deleteBehind(making *pending[[]zk.MultiResponse], d *Deletion) *Deletion {
 	inc.deletion(d)
 	making.then(func() {
-		switch err := making.err; {
-		case guid == "":
-		case err == nil:
-			d.Paths = []string{making.val[0].String}
-		case OutcomeOf(err) != Unknown:
-			d.over(nil) // nothing was created, nor will be
-			return
-		default:
-			d.By = func() error { return inc.findAndRemove(ParentPath(d.Paths[0]), guid) }
+		if sought(d) {
+			switch err := making.err; {
+			case err == nil:
+				d.found(making.val[0].String)
+			case OutcomeOf(err) != Unknown:
+				d.over(nil) // nothing was created, nor will be
+				return
+			}
 		}
 		d.queue.wait(d)
 	})
 	return d
-}
-
-// findAndRemove deletes the child of dir whose name begins with guid, if there is one.
-func (inc *Incarnation) findAndRemove(dir, guid string) error {
-	path, err := inc.Find(inc.Ctx, dir, guid)
-	if err == nil && path != "" {
-		err = inc.RemoveNow(inc.Ctx, path)
-	}
-	return err
 }
 
 // Remove deletes ephemeral znodes with unique names in the background.

@@ -4,6 +4,7 @@ package session
 // is not its business: see deletion.go.
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -21,17 +22,19 @@ import (
 // wait. When a connection is back, run sends them all in one write.
 //
 // A deletion of a znode that an abandoned request may create waits for the reply to that request,
-// without a goroutine: see deleteBehind.
+// without a goroutine: see deleteBehind. If abandoned creates have no reply, the names of their
+// znodes are unknown, and one goroutine looks for them together: see search.
 //
 // A deletion by a function has a goroutine while the function runs, but none between two
 // attempts.
 type deletions struct {
 	inc *Incarnation
 
-	mu      sync.Mutex
-	waiting []*Deletion   // new deletions for run; guarded by mu
-	running bool          // run is running; guarded by mu
-	bell    chan struct{} // has a token when something was added to waiting
+	mu        sync.Mutex
+	waiting   []*Deletion   // new deletions for run; guarded by mu
+	running   bool          // run is running; guarded by mu
+	searching bool          // search is running; guarded by mu
+	bell      chan struct{} // has a token when something was added to waiting
 }
 
 type deletionsKey struct{}
@@ -53,6 +56,11 @@ func (q *deletions) wait(d *Deletion) {
 		q.running = true
 		q.inc.Manager.Spawn(q.run)
 	}
+	q.ring()
+}
+
+// ring makes run look again.
+func (q *deletions) ring() {
 	select {
 	case q.bell <- struct{}{}:
 	default: // the token that is already there covers it
@@ -145,12 +153,15 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 			wake = t
 		}
 	}
+	q.mu.Lock()
+	searching := q.searching // its end rings the bell
+	q.mu.Unlock()
 	var due []*Deletion
 	for _, d := range ds {
 		switch {
 		case !d.limit.IsZero() && !now.Before(d.limit):
 			q.giveUpOver(d)
-		case connected && !now.Before(d.due):
+		case connected && !now.Before(d.due) && !(searching && sought(d)):
 			due = append(due, d)
 		default:
 			if now.Before(d.due) {
@@ -159,6 +170,18 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 			sooner(d.limit)
 			left = append(left, d)
 		}
+	}
+	if slices.ContainsFunc(due, sought) {
+		// All znodes to look for are looked for together, even if some deletions are not due.
+		var rest []*Deletion
+		for _, d := range left {
+			if sought(d) {
+				due = append(due, d)
+			} else {
+				rest = append(rest, d)
+			}
+		}
+		left = rest
 	}
 	if len(due) > 0 || len(left) < len(ds) {
 		q.attempt(due)
@@ -185,21 +208,84 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 // attempt makes an attempt at each of ds. Requests among them are sent in one write.
 func (q *deletions) attempt(ds []*Deletion) {
 	var requests []conn.Request
+	var lost []*Deletion
 	for _, d := range ds {
-		if d.By == nil {
+		switch {
+		case sought(d):
+			lost = append(lost, d)
+		case d.By == nil:
 			requests = append(requests, d)
-			continue
+		default:
+			q.inc.Manager.Spawn(func() {
+				d.err = d.By()
+				d.Finish()
+			})
 		}
-		q.inc.Manager.Spawn(func() {
-			d.err = d.By()
-			d.Finish()
-		})
+	}
+	if len(lost) > 0 {
+		q.mu.Lock()
+		q.searching = true // only run begins a search, and there was none
+		q.mu.Unlock()
+		q.inc.Manager.Spawn(func() { q.search(lost) })
 	}
 	if len(requests) > 0 && !q.inc.newestConn().Send(requests...) {
 		for _, d := range requests {
 			d.Fail(conn.ErrUnsent) // the connection has just ended
 		}
 	}
+}
+
+// search looks for the znodes of abandoned creates without a reply, in one round trip for all of
+// ds. A znode that is not listed does not exist, and never will, because the listings come after a
+// write and a sync: see [Incarnation.Find].
+func (q *deletions) search(ds []*Deletion) {
+	inc := q.inc
+	var flush, sync *pending[void]
+	var listed map[string]*pending[listing] // by parent path
+	err := inc.retryAll(inc.Ctx, func(b *batch) {
+		flush = add(b, inc.flush())
+		sync, listed = add(b, syncCall(ParentPath(ds[0].Paths[0]))), make(map[string]*pending[listing])
+		for _, d := range ds {
+			if dir := ParentPath(d.Paths[0]); listed[dir] == nil {
+				listed[dir] = add(b, childrenCall(dir))
+			}
+		}
+	})
+	if err != nil {
+		err = ErrEnded // retryAll ends with no other error
+	} else if err = sync.err; OutcomeOf(flush.err) != Answered {
+		err = flush.err
+	}
+	q.mu.Lock()
+	q.searching = false // before wait, which rings the bell
+	q.mu.Unlock()
+	for _, d := range ds {
+		dir := ParentPath(d.Paths[0])
+		switch l := listed[dir]; {
+		case err != nil:
+			d.Fail(err)
+		case IsNoNode(l.err):
+			d.over(nil)
+		case l.err != nil:
+			d.Fail(l.err)
+		default:
+			if path := findIn(l.val.names, dir, d.guid); path == "" {
+				d.over(nil)
+			} else {
+				d.found(path)
+				q.wait(d)
+			}
+		}
+	}
+	q.ring() // there may be others to look for
+}
+
+// sought reports whether the znode that d deletes must be looked for.
+func sought(d *Deletion) bool { return d.guid != "" }
+
+// found sets the path of the znode that d deletes. The call that created the znode has failed.
+func (d *Deletion) found(path string) {
+	d.Paths[0], d.guid, d.err = path, "", nil
 }
 
 // giveUpOver ends d, and the session with it, because the servers refuse the deletion.

@@ -13,9 +13,9 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// A session looks for the znodes of abandoned creates whose connection was lost, and deletes them.
-// A directory that it may not list delays no other.
-func TestTheZnodesOfAbandonedCreatesAreFoundAndDeleted(t *testing.T) {
+// What abandoned creates have made, or have not, whose connection was lost, is looked
+// for in one round trip; and one directory that may not be listed holds up no other.
+func TestWhatAbandonedCreatesHaveMadeIsLookedForTogether(t *testing.T) {
 	const dirs, each = 5, 40
 	for _, name := range []string{"made", "not made"} {
 		t.Run(name, func(t *testing.T) {
@@ -33,17 +33,23 @@ func TestTheZnodesOfAbandonedCreatesAreFoundAndDeleted(t *testing.T) {
 					quiet.Store(true)
 				}
 				refuse.Store(true)
-				var deletions atomic.Int32
+				var syncs, listings, deletions atomic.Int32
 				me := ours.ID()
 				srv.Intercept(func(r zktest.Request) zktest.Action {
 					switch {
 					case r.Session != me || r.Op == zktest.OpConnect:
 					case quiet.Load():
 						return zktest.Hang
+					case r.Op == zktest.OpSync && r.Path != "/": // and not that with which a connection begins
+						syncs.Add(1)
+						return zktest.Delay(time.Millisecond) // so that all have failed with the connection before it is over
 					case r.Op == zktest.OpDelete && !strings.HasSuffix(r.Path, "/none"): // and not the write ahead of a search
 						deletions.Add(1)
-					case r.Op == zktest.OpGetChildren2 && refuse.Load() && r.Path == dir(0):
-						return zktest.Fail(zktest.CodeNoAuth)
+					case r.Op == zktest.OpGetChildren2:
+						listings.Add(1)
+						if refuse.Load() && r.Path == dir(0) {
+							return zktest.Fail(zktest.CodeNoAuth)
+						}
 					}
 					return zktest.Pass
 				})
@@ -72,11 +78,19 @@ func TestTheZnodesOfAbandonedCreatesAreFoundAndDeleted(t *testing.T) {
 				}
 				quiet.Store(false)
 				srv.Disconnect(me)
-				time.Sleep(time.Second)
+				time.Sleep(4 * time.Millisecond) // what was refused is tried again later than that
+				// The first search may begin before the last have failed, and the second has all those.
+				if n := syncs.Load(); n < 1 || n > 2 || listings.Load() > dirs*n {
+					t.Errorf("%d syncs, %d listings of %d directories; want one or two syncs, each with a listing of a directory", n, listings.Load(), dirs)
+				}
 				for i := 1; i < dirs; i++ {
 					if names, _, err := other.Children(t.Context(), dir(i)); len(names) != 0 || err != nil && !IsNoNode(err) {
 						t.Errorf("%s: %d are left, %v", dir(i), len(names), err)
 					}
+				}
+				time.Sleep(time.Second)
+				if n := syncs.Load(); n > 20 {
+					t.Errorf("%d syncs while one directory may not be listed", n)
 				}
 				refuse.Store(false)
 				time.Sleep(testTimeout / 2)
