@@ -449,8 +449,8 @@ func (b *Rendezvous) replace(ctx context.Context, inc *session.Incarnation, n in
 		if errors.Is(why, errOtherSize) && slices.ContainsFunc(names, others) {
 			return session.Invalid("%d parties, while others enter or are inside with%s", n, strings.TrimPrefix(why.Error(), errOtherSize.Error()))
 		}
-		// This room lets no party in from now on. Its waiting parties leave as we do. The others
-		// are inside, and leave in time.
+		// This room lets no party in from now on. Its waiting parties leave as we do. The other
+		// parties are inside, and will leave, too.
 		if err := b.awaitAll(ctx, inc, names); err != nil {
 			return err
 		}

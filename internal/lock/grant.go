@@ -68,8 +68,8 @@ func (c *Claim) Grant(op string) *Grant {
 		c.begin()
 	}
 	if session.IsClosed(c.Incarnation.Manager.Closing) {
-		// Close may have released the holds without a function already. A function that has
-		// acquired c cannot begin.
+		// Close may already have released the holds without a function: then release this hold,
+		// too. If a function has acquired c, Close does not let the function begin.
 		c.ReleaseBare()
 	}
 	return g
@@ -164,7 +164,7 @@ func (g *Grant) Name() string { return session.BaseName(g.Claim.Znode()) }
 // background. Its only error is ErrLost: the claim was lost, perhaps at the last moment.
 func (g *Grant) Release() error {
 	c := g.Claim
-	defer g.End() // after the claim: a loss during finish ends g too
+	defer g.End() // g ends after the claim, so that a loss during finish ends g, too
 	if err := c.finish(); err != nil {
 		return err
 	}
