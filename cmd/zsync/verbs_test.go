@@ -255,7 +255,7 @@ func TestScheduleRunsEachInstantOnce(t *testing.T) {
 			t.Errorf("after %s came %s", done[i], done[i+1])
 		}
 	}
-	if all := runs[0].stderr.String() + runs[1].stderr.String(); strings.Count(all, "is not done: exit status 3; attempt 1 of 5, no other follows: ") != 1 {
+	if all := runs[0].stderr.String() + runs[1].stderr.String(); strings.Count(all, "is not done: exit status 3") != 1 {
 		t.Errorf("it says\n%s", all)
 	}
 	start(t, srv.Addr(), "", "schedule", "last", "/r").want(0, done[len(done)-1]+"\n")
