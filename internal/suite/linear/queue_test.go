@@ -29,24 +29,33 @@ type queueAnswer struct {
 	n  int
 }
 
-// queueModel is a queue as one process would have it, of Send and TryRecv.
-var queueModel = porcupine.Model{
-	Init: func() any { return []int(nil) },
-	Step: func(state, input, output any) (bool, any) {
-		q, op, a := state.([]int), input.(queueOp), output.(queueAnswer)
-		switch op.kind {
-		case "send":
-			return true, slices.Concat(q, op.vs)
+// A queueState is a queue as one process would have it. Aside are elements that a TryRecv had claimed when its
+// session ended. They come back, but others may get later elements before them.
+type queueState struct{ elements, aside []int }
+
+// queueModel is a queue of Send and TryRecv. A "lose" is the end of a session during a TryRecv, which had
+// perhaps claimed the first element.
+var queueModel = porcupine.NondeterministicModel{
+	Init: func() []any { return []any{queueState{}} },
+	Step: func(state, input, output any) []any {
+		q, op, a := state.(queueState), input.(queueOp), output.(queueAnswer)
+		switch {
+		case op.kind == "send":
+			return []any{queueState{slices.Concat(q.elements, op.vs), q.aside}}
+		case op.kind == "lose" && len(q.elements) > 0:
+			return []any{q, queueState{q.elements[1:], slices.Concat(q.aside, q.elements[:1])}}
+		case op.kind == "lose", !a.ok && len(q.elements) == 0:
+			return []any{q}
+		case len(q.elements) > 0 && a.ok && a.v == q.elements[0]:
+			return []any{queueState{q.elements[1:], q.aside}}
+		case a.ok && slices.Contains(q.aside, a.v):
+			return []any{queueState{q.elements, slices.DeleteFunc(slices.Clone(q.aside), func(v int) bool { return v == a.v })}}
 		}
-		if !a.ok {
-			return len(q) == 0, q
-		}
-		if len(q) == 0 || a.v != q[0] {
-			return false, q
-		}
-		return true, q[1:]
+		return nil
 	},
-	Equal: func(a, b any) bool { return slices.Equal(a.([]int), b.([]int)) },
+	Equal: func(a, b any) bool {
+		return slices.Equal(a.(queueState).elements, b.(queueState).elements) && slices.Equal(a.(queueState).aside, b.(queueState).aside)
+	},
 }
 
 // A history records what several clients do at once.
@@ -59,11 +68,11 @@ type history struct {
 	ended  map[int]bool          // by element taken: the session of its taker had ended when it returned; guarded by mu
 }
 
-// tryRecv records a TryRecv of s. What comes again because a session has ended during its first TryRecv, or
-// during this one, is left out.
+// tryRecv records a TryRecv of s, and each end of its session during it. What comes again because a session
+// has ended during its first TryRecv, or during this one, is left out.
 func (h *history) tryRecv(t testing.TB, client int, s *zsync.Session, q *zsync.Queue[int]) {
 	t.Helper()
-	call, id := h.clock.Add(1), s.ID()
+	call, id, ends := h.clock.Add(1), s.ID(), s.Stats().Expiries
 	v, ok, err := q.TryRecv(t.Context())
 	if err != nil {
 		t.Errorf("take: %v", err)
@@ -71,6 +80,9 @@ func (h *history) tryRecv(t testing.TB, client int, s *zsync.Session, q *zsync.Q
 	ended := s.ID() != id
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	for range s.Stats().Expiries - ends {
+		h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: queueOp{kind: "lose"}, Call: call, Output: queueAnswer{}, Return: h.clock.Add(1)})
+	}
 	before, again := h.ended[v]
 	if ok && again && (before || ended) {
 		return
@@ -146,7 +158,7 @@ func (h *history) check(t testing.TB) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.checkLooks(t)
-	if porcupine.CheckOperations(queueModel, h.ops) {
+	if porcupine.CheckOperations(queueModel.ToModel(), h.ops) {
 		return
 	}
 	for _, o := range h.ops {
