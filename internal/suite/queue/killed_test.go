@@ -358,3 +358,32 @@ func TestAnElementOfAKilledProcessComesBackThoughTheQueueIsNeverEmpty(t *testing
 		})
 	}
 }
+
+// The first transaction of a consumer creates its mark and claims elements. If it is sent again because its reply was
+// lost, the servers say that the mark exists: the claim was applied.
+func TestAClaimIsTheConsumersThoughItsReplyIsLost(t *testing.T) {
+	for _, lost := range []zktest.Action{zktest.DropReply, zktest.DropRequest} {
+		for n := range 3 {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				must(t, zsync.NewQueue[int](open(t, srv), "/q").Send(t.Context(), 0, 1, 2))
+				var sent atomic.Int32
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					if r.Session == s.ID() && r.Op == zktest.OpMulti && int(sent.Add(1)) == n+1 {
+						return lost
+					}
+					return zktest.Pass
+				})
+				q := zsync.NewQueue[int](s, "/q")
+				for want := range 3 {
+					d, err := q.Receive(within(t, time.Second))
+					must(t, err)
+					if d.Value != want {
+						t.Errorf("%v of transaction %d: received %d, want %d", lost, n, d.Value, want)
+					}
+					must(t, d.Ack(t.Context()))
+				}
+			})
+		}
+	}
+}
