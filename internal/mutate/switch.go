@@ -85,6 +85,7 @@ func mutantSubtract[T mutantInteger](n int, a, b T) T {
 // switchable writes the packages with all chosen mutants in them, each switched off, into a folder, and an
 // overlay for the go command that names the written files. total is the number of all possible mutants.
 func switchable(dirs []string, chosen []*mutant, total int, folder string) (overlay string, err error) {
+	chosen = slices.SortedFunc(slices.Values(chosen), func(a, b *mutant) int { return cmp.Compare(a.number, b.number) }) // see apply
 	replace := map[string]string{}
 	write := func(name, text string) error {
 		to := filepath.Join(folder, strings.ReplaceAll(name, "/", "+")) // compilable reads it
