@@ -23,7 +23,7 @@ func WithID(id string) ElectionOption {
 
 // WithPriority sets the candidate's priority. The highest waiting priority leads first, and equals
 // lead in the order of arrival. A leader keeps the leadership. If its turn comes while a higher
-// priority waits, a candidate moves to the back of the line, for 5 requests. A candidate without
+// priority waits, a candidate moves to the back of the line (5 requests). A candidate without
 // the option, such as Curator's, counts as 0 and never gives way. Set it for all.
 func WithPriority(p int) ElectionOption {
 	return electionOption(func(c *electionConfig) { c.prior = &p })

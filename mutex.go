@@ -101,8 +101,8 @@ func (m *Mutex) check(ctx context.Context) error {
 	return nil
 }
 
-// TryLock tries to lock m and reports whether it succeeded. It waits for the servers, but not for a
-// holder, and up to half a second for a place that may only be retained. A lock that was unlocked
+// TryLock tries to lock m and reports whether it succeeded. It waits for the servers, not for a
+// holder; if a retained place may be unused, it waits up to half a second. A lock that was unlocked
 // before the call counts as free.
 func (m *Mutex) TryLock(ctx context.Context) (bool, error) {
 	ok, err := m.tryLock(ctx)

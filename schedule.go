@@ -583,8 +583,8 @@ func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 	return r.done, opError("last", c.path, err)
 }
 
-// LastFailure returns the last run that failed, at least as new as the call. A later success does
-// not remove it: compare its At with [Schedule.Last].
+// LastFailure returns the last failed run, as of the call or later. A later success does not remove
+// it: compare its At with [Schedule.Last].
 func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
 	if c.misuse() != nil {
 		return ScheduleFailure{}, opError("last failure", c.path, c.misuse())

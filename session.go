@@ -26,8 +26,8 @@ import (
 // primitives and goroutines. It reconnects by itself, and holds survive a change of server. If its
 // ZooKeeper session ends, the Session opens a new one. A client that is cut off learns of a loss
 // before the servers can grant its locks to another client, if the clocks of both run at about the
-// same rate. The time that a machine sleeps counts, by the wall clock. So a wall clock that is set
-// forward can cause a loss.
+// same rate. The time that a machine sleeps counts as elapsed, by the wall clock. So a wall clock
+// that is set forward can cause a loss.
 //
 // # Cost
 //

@@ -22,8 +22,8 @@ import (
 //	for n := range limit.Watch(ctx) { … } // the value, now and after each change
 //
 // Operations are linearizable: of a hundred Updates that add one, each counts. Load is as new as
-// ZooKeeper's sync: a leader that is cut off can return an old value for some seconds, on which
-// no write depends.
+// ZooKeeper's sync: a leader that is cut off can return an old value for some seconds. No write
+// depends on it.
 //
 // # Loss
 //

@@ -128,7 +128,7 @@ work and leave after it. Then the parties begin and end together.
 
 But between enter and leave, the script is not a member. If another party dies
 during its work, zsync barrier leave waits for it indefinitely. So set --timeout, or
-give the work to enter as its command.`,
+run the work as the command of zsync barrier enter.`,
 		Example: `  zsync barrier enter -n 3 /job && ./work; zsync barrier leave -n 3 --timeout 1h /job`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {

@@ -517,10 +517,10 @@ func (p *pump) quick(hands int) int {
 func (p *pump) pacedLocked() bool { return p.returns > 1 }
 
 const (
-	// noteAhead is the largest number of items that the pump notes at once.
+	// noteAhead is the largest number of items that the pump notes in one write.
 	noteAhead = 128
 
-	// noteAfter is the time in which consumers take the items that the pump notes at once.
+	// The pump notes about as many items in one write as consumers take within noteAfter.
 	noteAfter = 20 * time.Millisecond
 )
 

@@ -400,7 +400,7 @@ func (g *posted) assemble(inc *session.Incarnation) error {
 		g.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
 			_, err := inc.Create(session.Finishing, keys, nil)
 			if session.IsNoNode(err) {
-				err = nil // the queue was deleted: the servers refuse the next attempt, and the bell's cure creates it
+				err = nil // the queue was deleted: the servers refuse the next attempt, and then the cure of the bell creates the queue
 			}
 			return err
 		}))

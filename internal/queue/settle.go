@@ -498,7 +498,7 @@ func (c *claimant) refuseLocked(e *entry, err error) {
 	next := *e
 	next.alone = true
 	next.wait = min(max(2*e.wait, retryAfter), time.Minute)
-	if e.fate != fateHand { // a consumer offers the item only after its note is written, so it still waits
+	if e.fate != fateHand { // with fateHand, the consumer still waits: it offers the item only after its note is written
 		next.done = make(chan struct{})
 		e.item.final = &next
 		e.close(err)

@@ -49,9 +49,10 @@ type Creation struct {
 // together. No read shows older state than the creation, or than the read before it.
 //
 // A request without a reply may have been executed. If the servers complete the name,
-// CreateEphemeral then looks for a child with GUID. Otherwise, it sends the request again. Then the
-// error NodeExists means that an earlier request was executed: no other client creates the name, or
-// the znode belongs to this session. If another client deletes the znode before the listing,
+// CreateEphemeral then looks for a child with GUID. Otherwise, it sends the request again. If the
+// reply is NodeExists, an earlier request was executed, because no other client creates the name.
+// With Shared, another client may create it, so CreateEphemeral then checks that the znode belongs
+// to this session. If another client deletes the znode before the listing,
 // CreateEphemeral creates another. If a client deletes it later, that is a loss, and the owner of
 // the znode learns of it.
 //

@@ -421,8 +421,8 @@ func (inc *Incarnation) leaveTime() (connected bool) {
 	}
 	// Several cases may be ready at once; whichever is picked, down is checked again. Without a
 	// connection, endOrphan waits for the same time. If the session expires first, holders have had
-	// LossTime, too: the session was confirmed for longer when it was abandoned. A caller of Close
-	// gives up its holds itself, so Close waits for no holder.
+	// LossTime, too: when the session was abandoned, the servers had to keep it for longer than
+	// that. A caller of Close gives up its holds itself, so Close waits for no holder.
 	select {
 	case <-time.After(time.Until(left.Add(inc.LossTime()))):
 	case <-down:
@@ -604,7 +604,8 @@ func (inc *Incarnation) removeWatch(key conn.WatchKey) {
 func (inc *Incarnation) TraceLine(event, kind, path, hold string) trace.Record {
 	return trace.Record{
 		Event: event, Kind: kind, Path: inc.Manager.Bare(path), Hold: hold,
-		// Blind is read first: an event between the two reads can only improve the record.
+		// Blind is read first. In the other order, a packet between the two reads could clear Blind,
+		// and the record would then have an old Zxid, but no Blind.
 		Blind: inc.conns.Seen.Blind.Load(), Zxid: inc.conns.Seen.Zxid.Load(), Session: Text(inc.ID.Load()),
 	}
 }

@@ -32,7 +32,7 @@ type engine struct {
 	m       *session.Manager
 	cfg     queue.Settings
 	dir     string
-	called  string // the program's name of the layout
+	called  string // the layout's name, from zsync.QueueLayout.String
 	sweeper *queue.Sweeper
 	skips   queue.Skipper
 	line    lock.Line     // line of the consumers that wait for elements

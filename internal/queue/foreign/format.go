@@ -32,7 +32,7 @@ type elementName struct {
 	part  string // its position in the znode from which split has moved it, or empty
 }
 
-// formats has the format of each layout, by the program's name of the layout.
+// formats has the format of each layout, by the name that zsync.QueueLayout.String returns.
 var formats = map[string]*format{
 	"SimpleDistributedQueue": {
 		prefix: "qn-",
