@@ -138,8 +138,8 @@ func (m *queueModel) received(how string, v, attempt int, claim context.Context,
 		m.fault(v, "was received from among the dead letters")
 	case m.limit > 0 && attempt > m.limit:
 		m.fault(v, "was delivered more often than %d times", m.limit)
-	case attempt > 0 && !e.back && (attempt < e.attempt || attempt == e.attempt && m.limit > 0):
-		// Without a limit, an attempt that ends with its session may not be counted.
+	case attempt > 0 && !e.back && (attempt < e.attempt || attempt == e.attempt && !(m.limit == 0 && m.endedWithSession(e))):
+		// Without a limit, an attempt during which its session ends may not be counted.
 		m.fault(v, "attempt %d comes after %d", attempt, e.attempt)
 	}
 	for u, other := range m.all {
@@ -178,6 +178,13 @@ func (m *queueModel) cutOff(at time.Time) bool {
 		}
 	}
 	return false
+}
+
+// endedWithSession reports whether a delivery of e may have ended with its session.
+func (m *queueModel) endedWithSession(e *queueElement) bool {
+	return m.cutOff(e.last) || slices.ContainsFunc(e.claims, func(c context.Context) bool {
+		return errors.Is(context.Cause(c), zsync.ErrLost) || errors.Is(context.Cause(c), zsync.ErrClosed)
+	})
 }
 
 // settle settles a delivery somehow, or does not.
