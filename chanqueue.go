@@ -342,7 +342,7 @@ func (d Delivery[T]) Nack() error {
 }
 
 // Return is an immediate Nack for an element that the consumer has not tried. It uses no attempt,
-// unless the claim is lost before that is recorded.
+// unless the claim is lost before the return is recorded.
 func (d Delivery[T]) Return() error {
 	return d.settle(context.Background(), "return", queue.Settlement{Fate: queue.Return, Untried: true})
 }

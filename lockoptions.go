@@ -140,8 +140,8 @@ func WithHandoffs(n int) LockOption {
 // A contender that comes fires a watch, and gets the place one round trip later, or after at most
 // [WithHandoffs] handoffs, or, if the process is paused or cut off, at most a session timeout
 // later. A TryLock elsewhere waits up to half a second for the place; Curator and kazoo see a held
-// lock. A hold is as safe as without retention. A Session retains at most 128 places, and sends
-// requests for them as for holds. WithHandoffs(0) excludes WithRetention.
+// lock. A hold is as safe as without retention. While a Session retains places, at most 128, it
+// sends requests as a holder does. WithHandoffs(0) excludes WithRetention.
 func WithRetention(d time.Duration) LockOption {
 	return lockOption{name: "WithRetention", lock: func(c *lockConfig) {
 		if d <= 0 {
@@ -202,7 +202,7 @@ func limit(name string, err error, set func(*limits)) LockOption {
 // WithMaxHold ends a hold after d, as a loss with [LossGivenUp]; otherwise, a holder that hangs but
 // stays connected blocks every waiter. The next waiter is granted when the holder releases, or a
 // tenth of the session timeout after the loss. The default is no limit. A handoff starts d again.
-// Readers of one process lose together, and so do its permits; a Release releases the oldest.
+// Readers of one process lose together, and so do permits; Release begins with the oldest.
 func WithMaxHold(d time.Duration) LockOption {
 	var err error
 	if d <= 0 {

@@ -170,9 +170,9 @@ func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 }
 
 // Revoke asks the holder of m to release it: its [Mutex.Revoked] is closed. The holder decides;
-// later holders are not asked. A place that is only retained is released, after at most half a
-// second in the line. Without a holder, Revoke returns [ErrNotLocked]. The owner in the znode
-// becomes __REVOKE__.
+// later holders are not asked. To release a place that is only retained, Revoke joins the line for
+// up to half a second. Without a holder, it returns [ErrNotLocked]. The owner in the znode becomes
+// __REVOKE__.
 func (m *Mutex) Revoke(ctx context.Context) error {
 	return opError("revoke", m.path, m.revoke(ctx))
 }

@@ -78,8 +78,8 @@ func WithMaxLen(n int) QueueOption {
 	return positive("WithMaxLen", n, func(c *queueConfig) { c.MaxLen = n })
 }
 
-// WithMaxAttempts makes an element a dead letter after n deliveries of which each was returned, or
-// lost with its consumer. Set it for the consumers. The default is no limit. An attempt is recorded
+// WithMaxAttempts makes an element a dead letter after n deliveries that were all returned, or lost
+// with their consumers. Set it for the consumers. The default is no limit. An attempt is recorded
 // before the element is offered: if the process is killed, offered elements can count as tried.
 func WithMaxAttempts(n int) QueueOption {
 	return positive("WithMaxAttempts", n, func(c *queueConfig) { c.MaxAttempts = n })
@@ -161,9 +161,9 @@ func newQueueConfig(opts []QueueOption) queueConfig {
 	return c
 }
 
-// A QueueLayout selects the znodes of a Queue, so that programs of other libraries can share its
-// path. LayoutZsync, the default, gives all guarantees. In another layout, methods and options that
-// its znodes cannot express return [ErrInvalid] (docs/interop.md). An element is deleted before it
+// A QueueLayout selects the znodes of a Queue, to share its path with programs of other libraries.
+// LayoutZsync, the default, gives all guarantees. In another layout, methods and options that its
+// znodes cannot express return [ErrInvalid] (docs/interop.md), and an element is deleted before it
 // is offered: if the process crashes, or the Session is closed while no server answers, up to
 // [WithPrefetch] elements and all unsettled ones are lost.
 type QueueLayout int

@@ -16,7 +16,7 @@ type QueueStats struct {
 	Claimed  int           // claimed by a consumer: delivered, or claimed ahead
 	Delayed  int           // waiting for their time, by the clock of this machine
 	Dead     int           // dead letters
-	Oldest   time.Time     // when the oldest of these was stored: the first ready element of each priority that was never delayed; zero without one
+	Oldest   time.Time     // when the oldest ready element was stored, not counting elements that were delayed; zero without one
 	Attempts int           // the largest number of deliveries of one unclaimed element; if it is large, the work fails every time
 	Holders  []QueueHolder // of the claims, the largest number first
 	Paused   bool          // see [Queue.Pause]

@@ -583,8 +583,8 @@ func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 	return r.done, opError("last", c.path, err)
 }
 
-// LastFailure returns the last failed run, as of the call or later. A later success does not remove
-// it: compare its At with [Schedule.Last].
+// LastFailure returns the last failed run, recorded before the call or during it. A later success
+// does not remove it: compare its At with [Schedule.Last].
 func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
 	if c.misuse() != nil {
 		return ScheduleFailure{}, opError("last failure", c.path, c.misuse())
@@ -601,9 +601,9 @@ func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
 }
 
 // Run calls f for each instant of the timetable, unless another process has done it. The first
-// instant ever is the first after the call of Run. Next gets local times; [Daily] and [Cron] name a
-// zone. An instant is missed if the next instant is due before it ran, see [WithMissed]. A failure
-// is logged. f is called again as [WithRetries] says, if the failure could be recorded.
+// instant ever is the first after the call of Run. Next gets local times; [Daily] and [Cron] use
+// their own zone. An instant is missed if the next instant is due before it ran, see [WithMissed].
+// A failure is logged. f is called again as [WithRetries] says, if the failure could be recorded.
 //
 // Run returns nil when the timetable has no further instant. It returns an error if ctx ends, if
 // the Session is closed, or if a retry cannot help. A timetable that counts from t, as @every of

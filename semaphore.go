@@ -436,10 +436,10 @@ func (m *Semaphore) resized() string {
 }
 
 // Resize makes n the limit of the semaphore, for every process that uses the path now or later,
-// with any limit in NewSemaphore, even after a time without users. No permit is taken away: if more
-// than n are out, Acquire waits until enough are released. If the limit grows, the first waiters
-// get the new permits at once. When Resize has returned, the old limit no longer applies. kazoo
-// refuses a limit other than its own at first use; Curator ignores it.
+// whatever limit it names, even after a time without users. No permit is taken away: if more than n
+// are out, Acquire waits until enough are released. If the limit grows, the first waiters get the
+// new permits at once. When Resize has returned, the old limit no longer applies. kazoo refuses a
+// limit other than its own at first use; Curator ignores it.
 func (m *Semaphore) Resize(ctx context.Context, n int64) error {
 	return opError("resize", m.path, m.resize(ctx, n))
 }

@@ -32,7 +32,7 @@ import (
 // # Cost
 //
 // A Session sends pings and, while it holds something, two small requests every 11/40 of its
-// timeout, unless others confirm the session.
+// timeout, unless other requests confirm it.
 type Session struct {
 	_ noCopy
 	m *session.Manager

@@ -27,7 +27,7 @@ type Op struct {
 	Path      string // of the primitive
 	Owner     string // of the Session; see WithOwner
 	Session   int64  // the ZooKeeper session at the time, or 0
-	Hold      string // the name of the znode of the hold; of holds, and of acquisitions that have succeeded
+	Hold      string // the name of the znode of the hold; set for a hold, and after an acquisition that has succeeded
 	Count     int    // of permits, or elements
 }
 

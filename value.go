@@ -76,9 +76,9 @@ func NewValue[T any](s *Session, path string, opts ...ValueOption) *Value[T] {
 // Path returns the path that v was made with.
 func (v *Value[T]) Path() string { return v.path }
 
-// Load returns the value, at least as new as the call, and its Version, or [ErrNoValue]. A value
-// that cannot be decoded is an error with a Version to replace it. An empty znode is no value,
-// unless the codec decodes it.
+// Load returns the value, at least as new as the call, and its Version, or [ErrNoValue]. An error
+// of decoding comes with the Version, so that the value can be replaced. An empty znode is no
+// value, unless the codec decodes it.
 func (v *Value[T]) Load(ctx context.Context) (T, Version, error) {
 	x, version, err := v.load(ctx, true)
 	if err == nil && version == (Version{}) {

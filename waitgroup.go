@@ -195,9 +195,9 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 	return nil
 }
 
-// Leave ends a membership of Enter, the earliest of several, even if it fails, and waits until all
-// parties of that round have left. Leave returns [ErrNotLocked] without a membership, and ErrLost
-// after its loss.
+// Leave ends the earliest membership of Enter, even if Leave fails, and waits until all parties of
+// that round have left. Leave returns [ErrNotLocked] without a membership, and ErrLost after its
+// loss.
 func (wg *WaitGroup) Leave(ctx context.Context) error {
 	if wg.misuse() != nil {
 		return opError("leave", wg.path, wg.misuse())
