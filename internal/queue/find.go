@@ -346,7 +346,7 @@ func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []b
 func hidden(n session.Node) bool { return n.Stat != nil && int(n.Stat.DataLength) != len(n.Data) }
 
 // deleteEmpty deletes the empty lots to which producers add no elements: they have a successor, or
-// their time is over. The buckets in all begin with lots.
+// their time is over. all has the buckets of lots and all later buckets.
 func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) {
 	newest := make(map[int]int64)
 	for _, b := range all {

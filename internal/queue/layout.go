@@ -65,8 +65,8 @@ import (
 //   - Buckets are in order, and so are the elements in each.
 //   - No listing is long, and no sequence number wraps, however large the queue is.
 //
-// The tail exists as long as the queue. So no bucket is created twice, although empty buckets
-// are deleted.
+// The tail keeps the newest number, and exists as long as the queue. So no bucket is created twice,
+// although empty buckets are deleted.
 //
 // # Delay
 //

@@ -133,7 +133,7 @@ type tail struct {
 	bucket  int64 // number of the newest bucket; negative if there is none
 	full    bool  // the newest bucket is full, or does not exist
 	gone    bool  // another client has deleted the newest bucket, but not the queue
-	last    int   // of the tail after a transaction: index of the step that creates its last element
+	last    int   // of the tail after a transaction: index of the step that creates the last element of this priority
 }
 
 // maxGroup is the largest number of elements of several Sends that a transaction stores. A single

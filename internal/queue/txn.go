@@ -30,9 +30,9 @@ type load struct {
 	size  int         // upper bound, in bytes
 }
 
-// A shipment is all elements that a load sends to one queue. They are one posted, because a
-// transaction can have only one posted for a queue: each checks the version of the tail, and the
-// first could change the version that the second checks.
+// A shipment is all elements that a load sends to one queue, as a single posted. Two posted in one
+// transaction could fail: each checks the version of the tail, and the first could change the
+// version that the second checks.
 //
 // A shipment has its own outbox, which keeps its knowledge of the queue from the first attempt to
 // the last. That knowledge can be stale. Then the servers refuse the attempt, because a Send checks
