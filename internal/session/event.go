@@ -21,7 +21,7 @@ type ReportKind int
 
 const (
 	EventAcquired    ReportKind = iota + 1 // a wait ended with a grant
-	EventGaveUp                            // a wait ended without one
+	EventGaveUp                            // a wait ended without a grant
 	EventReleased                          // a hold was released
 	EventLost                              // a hold was lost with its session
 	EventDead                              // a queue element became a dead letter
@@ -30,7 +30,7 @@ const (
 	EventReconnected                       // the same session continues over a new connection
 	EventExpired                           // the session ended, and every hold through it is lost
 	EventStarted                           // the function of a schedule was called
-	EventEnded                             // it has ended
+	EventEnded                             // that function has ended
 	EventJoined                            // a member has joined its group
 	EventLeft                              // a member is no longer in its group
 )

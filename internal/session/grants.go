@@ -6,11 +6,11 @@ import (
 )
 
 // Servers may grant different session timeouts, for example while operators change their
-// configuration one by one. If a server is asked to continue a session, the leader counts the
-// timeout that this server grants from then on, even if the client never receives the reply. So
-// while a handshake has no reply, the client counts the least timeout that the server may grant.
-// This file remembers that least timeout. The use of that timeout is not its business: see package
-// lease.
+// configuration one by one. If a server is asked to continue a session, it grants a timeout. From
+// then on, the leader uses that timeout, even if the client never receives the reply. So while a
+// handshake has no reply, the client counts on no more than the least timeout that the server may
+// grant. This file remembers that least timeout. The use of that timeout is not its business: see
+// package lease.
 
 // grants records, by server, the session timeout that it has granted.
 type grants struct{ m sync.Map }

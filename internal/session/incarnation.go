@@ -109,12 +109,12 @@ func (inc *Incarnation) start() {
 
 // serve keeps the session connected until it ends. It is the only goroutine that reads.
 //
-// A request without a reply may have been executed, or may still be. It fails when its connection
-// has ended, and its sender settles it over a later connection: see repeat and Find. A write that
-// was left behind could be executed after the sender has looked for its effect. So pick leaves out
-// the servers at which such a write may still be under way (trail), and each later connection
-// begins with a sync. Ahead of that sync, the watches are set again. So a missed event arrives
-// before every reply that is as new.
+// A request without a reply may have been executed, or may be executed later. It fails when its
+// connection has ended, and its sender settles it over a later connection: see repeat and Find. A
+// write that was left behind could be executed after the sender has looked for its effect. So pick
+// leaves out the servers at which such a write may still be under way (trail), and each later
+// connection begins with a sync. Ahead of that sync, the watches are set again. So a missed event
+// arrives before every reply that shows the change.
 //
 // A broken connection does not end the session. The session ends when its time is over (Alive), or
 // by a server's reply to a handshake (accept).
@@ -306,7 +306,7 @@ func (inc *Incarnation) sending() lease.Stamp {
 	return inc.Lease.Sending(time.Now())
 }
 
-// moved records a stride of a long packet.
+// moved records that a part of a long packet was sent or read.
 func (inc *Incarnation) moved(now time.Time) {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
@@ -412,8 +412,7 @@ func (inc *Incarnation) LossTime() time.Duration { return time.Duration(inc.Time
 
 // leaveTime waits, if the session was abandoned, until its holders have had LossTime. All of them
 // learned of the loss when the incarnation ended. It reports whether the present connection existed
-// during the whole wait. A connection made during the wait does not count: since it began, no
-// holder has had that time.
+// during the whole wait. If there is none, or it ends, leaveTime returns false at once.
 func (inc *Incarnation) leaveTime() (connected bool) {
 	left, down := inc.leftAt(), inc.Disconnection()
 	if left.IsZero() {

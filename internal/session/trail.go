@@ -22,8 +22,9 @@ import "time"
 //     and the write is still in the queue. So the leader executes the write after a read has found
 //     that it was not executed.
 //
-// Therefore the session does not return to A after another server has had it. It may do so later,
-// when the leader would have dropped A if A still had not forwarded the write.
+// Therefore the session does not return to A soon after another server has had it. It may return
+// after syncLimit or a longer session timeout: by then, A has forwarded the write, or the leader
+// has dropped A.
 //
 // Only the goroutine that serves the session uses a trail.
 type trail struct {
