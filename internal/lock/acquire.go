@@ -255,8 +255,8 @@ func (p *Place) stop() {
 	}
 }
 
-// contend is acquire and, for a caller that will hold, a stake in the session. If ctx ends, p may
-// keep its place. After any other error, no znode of p is in the line.
+// contend calls acquire and, if the caller will hold, takes a stake in the session. If ctx ends, p
+// may keep its place. After any other error, no znode of p is in the line.
 func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds bool) (*Claim, error) {
 	c, err := p.acquire(ctx, inc)
 	if err == nil && holds {

@@ -398,7 +398,7 @@ func (l *Lock) list(h *Claim) {
 		if shared {
 			h.passed, h.closed = 0, h.closed || writers || err != nil
 		}
-		l.serve() // this lists again if h is shared only since a Downgrade
+		l.serve() // this lists again if a Downgrade has made h shared since the listing began
 	})
 }
 
@@ -932,9 +932,9 @@ func (l *Lock) joinable() *Claim {
 	return nil
 }
 
-// present returns the hold that a goroutine without a handle uses, among the holds in mode for
-// which so is true. It prefers a lost hold, so that its loss is returned. Otherwise, it returns the
-// newest.
+// present returns the hold that a goroutine without a handle uses: one in mode for which the
+// function so returns true. It prefers a lost hold, so that its loss is returned. Otherwise, it
+// returns the newest.
 func (l *Lock) present(mode HoldMode, so func(h *Claim) bool) (found *Claim) {
 	for _, h := range slices.Backward(l.holds) {
 		switch {
