@@ -213,8 +213,8 @@ func WithMaxHold(d time.Duration) LockOption {
 
 // WithHealth calls f every third of the session timeout during a hold, with a context that ends
 // after another third. If f fails, or has not returned by then, the hold ends as with
-// [WithMaxHold], and the [LostError] has f's error. A shorter hold costs nothing. The default is no
-// check.
+// [WithMaxHold], and the [LostError] has f's error. A hold that ends before the first call costs
+// nothing. The default is no check.
 func WithHealth(f func(ctx context.Context) error) LockOption {
 	var err error
 	if f == nil {

@@ -78,9 +78,9 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 //
 // Close ends the contexts of running functions of Do, RDo, Run and [Queue.Work] with cause
 // ErrClosed, and waits for them, for at most [WithCloseTimeout]. Until then, functions keep their
-// holds, and locks acquired with their contexts; Token, Txn, Ack and Unlock work, and a success
-// counts. After that, these holds are lost, and Lost is closed before another session can be
-// granted them. Close releases every other lock at once.
+// holds, and locks acquired with their contexts; Token, Txn, Ack and Unlock work, and a
+// function's success counts. After that, these holds are lost, and Lost is closed before another
+// session can be granted them. Close releases every other lock at once.
 //
 // Then Close waits up to a second for work that only this process can finish: elements of a Queue
 // to return, changes of a [WaitGroup], receipts, a Transfer. If no server answers, znodes stay for

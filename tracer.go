@@ -36,7 +36,7 @@ type OpKind int
 
 const (
 	OpAcquire OpKind = iota + 1 // a wait for a hold, or a TryLock that succeeds; End's error is why the wait ended
-	OpHold                      // from a grant to its release; a function's context comes from its Start; End's error is a LostError after a loss
+	OpHold                      // from a grant to its release; the context of its function is made from the result of Start; End's error is a LostError after a loss
 	OpWait                      // Wait of a Barrier, WaitGroup or Cond
 	OpQueue                     // a send, a receive (when the channel has passed the element on) or a settlement of elements
 )

@@ -23,7 +23,7 @@ import (
 //
 // Operations are linearizable: of a hundred Updates that add one, each counts. Load is as new as
 // ZooKeeper's sync: a leader that is cut off can return an old value for some seconds. No write
-// depends on it.
+// depends on such a read.
 //
 // # Loss
 //
