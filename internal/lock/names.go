@@ -103,8 +103,8 @@ func byNumbers(line []Child) []Child {
 const numberWindow = 1 << 30
 
 // split divides line, which is sorted by number, into the contenders before the first exhausted
-// number, and the rest. tell reports whether in is in the order of arrival, and ahead of all of
-// exhausted. The order within exhausted is unknown.
+// number, and the rest. tell reports whether the contenders of in are in the order of arrival, and
+// ahead of all of exhausted. The order within exhausted is unknown.
 //
 // A parent numbers its children one by one, until it has had 2^31 of them. After that, ZooKeeper
 // 3.6 and later gives 2147483647 to each child, or -2147483648 and its successors while earlier

@@ -22,7 +22,7 @@ const lookAmong = 8
 // listing.
 type ranks struct {
 	in    []Child // the contenders that a number orders, in the order of their numbers
-	told  bool    // in is in the order of arrival, and all other contenders are behind
+	told  bool    // the contenders of in are in the order of arrival, and all others are behind them
 	sure  bool    // told is true, there are no other contenders, and all numbers differ
 	mixed []Child // contenders of other kinds
 
