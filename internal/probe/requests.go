@@ -63,7 +63,7 @@ func (c *Conn) Children(path string) ([]string, error) {
 	return s.Strings(), err
 }
 
-// After Sync, reads of this connection see all earlier writes.
+// Sync has the server catch up: later reads of this connection see all earlier writes.
 func (c *Conn) Sync(path string) error {
 	_, err := c.Call(wire.OpSync, wire.AppendString(nil, path))
 	return err
