@@ -42,7 +42,7 @@ import (
 type WaitGroup struct {
 	made
 	tally  *tally.Tally
-	double *double.Rendezvous
+	double *double.DoubleBarrier
 }
 
 // A WaitGroupOption changes a WaitGroup.

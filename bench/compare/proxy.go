@@ -9,7 +9,7 @@ import (
 // This file makes a link with latency between the clients and the server. The choice of the latency
 // is the business of main.go.
 
-// A chunk has the bytes of one read, and the time to forward them.
+// A chunk is the data of one read. The proxy forwards it when it is due.
 type chunk struct {
 	due   time.Time
 	bytes []byte

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // This file has zsync schedule: the flags of a timetable, and the run of a command at each
@@ -239,7 +240,7 @@ func passedOnStatus(e *commandError) error {
 func scheduleRunCommand(c *client) *cobra.Command {
 	h := newHolding(c)
 	var table timetable
-	missed, r := "", retrying{pause: time.Minute}
+	missed, r := "", retrying{backoff: zsync.Backoff{Min: time.Minute}}
 	cmd := &cobra.Command{
 		Use:   "run PATH [flags] -- CMD [ARG...]",
 		Short: "run a command at each scheduled time",
@@ -269,24 +270,24 @@ latest at once), skip, or all.`,
 			if !ok {
 				return fail(exitUsage, "--missed %s: want latest, skip or all", missed)
 			}
-			if r.attempts < 1 || r.pause <= 0 {
-				return fail(exitUsage, "--attempts %d, --pause %v: want at least one attempt, and a pause above 0", r.attempts, r.pause)
+			if r.attempts < 1 || r.backoff.Min <= 0 {
+				return fail(exitUsage, "--attempts %d, --pause %v: want at least one attempt, and a pause above 0", r.attempts, r.backoff.Min)
 			}
-			r.missed = policy
+			r.missed, r.backoff.Max = policy, max(r.backoff.Min, time.Hour)
 			t, _, err := beginTask(h, cmd, args, false)
 			if err != nil {
 				return err
 			}
 			defer t.session.Close()
-			retries := zsync.WithRetries(r.attempts, zsync.Backoff{Min: r.pause, Max: r.longest()})
-			return t.runAll(zsync.NewSchedule(t.session, t.path, zsync.WithMissed(r.missed), retries), next, r)
+			schedule := zsync.NewSchedule(t.session, t.path, zsync.WithMissed(r.missed), zsync.WithRetries(r.attempts, r.backoff))
+			return t.runAll(schedule, next, r)
 		},
 	}
 	cmd.Flags().Var((*seconds)(&h.killAfter), "kill-after", "`TIME` from SIGTERM to SIGKILL, as with zsync lock")
 	cmd.Flags().StringVar(&h.onLost, "on-lost", "", "shell `COMMAND` to run when the hold is lost")
 	table.add(cmd)
 	cmd.Flags().IntVar(&r.attempts, "attempts", 5, "attempts for each scheduled time, on all machines together")
-	cmd.Flags().Var((*seconds)(&r.pause), "pause", "`TIME` before the second attempt, doubled for each further one up to an hour")
+	cmd.Flags().Var((*seconds)(&r.backoff.Min), "pause", "`TIME` before the second attempt, doubled for each further one up to an hour")
 	cmd.Flags().StringVar(&missed, "missed", "latest", "`POLICY` for missed times: latest, skip or all")
 	return cmd
 }
@@ -294,20 +295,13 @@ latest at once), skip, or all.`,
 // A retrying has the rules for a scheduled time whose command fails.
 type retrying struct {
 	attempts int
-	pause    time.Duration // the pause before the second attempt
+	backoff  zsync.Backoff
 	missed   zsync.MissedPolicy
 }
 
-// longest returns the maximum pause between two attempts.
-func (r retrying) longest() time.Duration { return max(r.pause, time.Hour) }
-
 // outlook returns a text with the number of the failed attempt and the time of the next.
 func (r retrying) outlook(attempt int, next zsync.Timetable, at, now time.Time) string {
-	wait := r.pause
-	for n := 1; n < attempt && wait < r.longest(); n++ {
-		wait *= 2
-	}
-	wait = min(wait, r.longest())
+	wait := session.RetryPolicy(r.backoff).Delay(attempt)
 	said := fmt.Sprintf("attempt %d of %d", attempt, r.attempts)
 	later := next.Next(at.Local())
 	switch {

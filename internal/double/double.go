@@ -22,7 +22,7 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A Rendezvous is the double barrier of one path. Each Rendezvous keeps the memberships of its own
+// A DoubleBarrier is the double barrier of one path. Each DoubleBarrier keeps the memberships of its own
 // callers.
 //
 // The parties are ephemeral, sequential children of one znode, the room. The room's data say up to
@@ -65,7 +65,7 @@ import (
 //
 // Step 6 comes before step 7 because the keeper waits for the deletion of our child. So while the
 // keeper lives, it does not delete its znode before we watch it.
-type Rendezvous struct {
+type DoubleBarrier struct {
 	line lock.Line // names only the path of the holds
 	room string    // the parent of the parties, as the server knows it
 	dir  string    // the path of the WaitGroup, as the server knows it
@@ -81,7 +81,7 @@ type Leftovers struct {
 	m shared.WeakMap[string, leftovers]
 }
 
-// leftovers identifies parties whose Enter is over but whose znodes may still exist. All Rendezvous
+// leftovers identifies parties whose Enter is over but whose znodes may still exist. All DoubleBarrier
 // values of a path in a Session share them: the caller may enter again by another value.
 type leftovers struct {
 	all *Leftovers
@@ -189,9 +189,9 @@ func parseRoomState(data []byte) (roomState, error) {
 }
 
 // New returns the double barrier at path. It does no I/O.
-func New(m *session.Manager, path string, all *Leftovers) *Rendezvous {
+func New(m *session.Manager, path string, all *Leftovers) *DoubleBarrier {
 	dir := m.Full(path)
-	return &Rendezvous{
+	return &DoubleBarrier{
 		line:      lock.Line{Manager: m, Dir: dir, Kind: trace.Party},
 		room:      session.ChildPath(dir, "parties"),
 		dir:       dir,
@@ -200,10 +200,10 @@ func New(m *session.Manager, path string, all *Leftovers) *Rendezvous {
 }
 
 // Room returns the parent of the parties, as the server knows it.
-func (b *Rendezvous) Room() string { return b.room }
+func (b *DoubleBarrier) Room() string { return b.room }
 
 // Check returns an error if there cannot be rounds of n.
-func (b *Rendezvous) Check(n int) error {
+func (b *DoubleBarrier) Check(n int) error {
 	if most := (session.MaxPacket - 1024) / (len(b.room) + 128); n < 1 || n > most {
 		return session.Invalid("%d parties; want from 1 to %d, which one transaction can let in", n, most)
 	}
@@ -228,7 +228,7 @@ const LastParty = 1 << 30
 
 // keeperPath returns the path of the keeper of a round. It is the same for all parties of the
 // round, and no other round uses it.
-func (b *Rendezvous) keeperPath(id roundID) string {
+func (b *DoubleBarrier) keeperPath(id roundID) string {
 	return session.ChildPath(b.dir, fmt.Sprintf("keeper-%x-%d", id.room, id.version))
 }
 
@@ -239,8 +239,8 @@ var (
 )
 
 // Enter waits until n parties have entered and all are let in together. The hold is the
-// caller's membership, which [Rendezvous.Leave] ends.
-func (b *Rendezvous) Enter(ctx context.Context, n int) (*lock.Grant, error) {
+// caller's membership, which [DoubleBarrier.Leave] ends.
+func (b *DoubleBarrier) Enter(ctx context.Context, n int) (*lock.Grant, error) {
 	m := b.line.Manager
 	m.Waiters.Add(1)
 	defer m.Waiters.Add(-1)
@@ -264,7 +264,7 @@ func (b *Rendezvous) Enter(ctx context.Context, n int) (*lock.Grant, error) {
 
 // Leave ends the earliest membership from Enter, and waits until all parties of its round have
 // left.
-func (b *Rendezvous) Leave(ctx context.Context) error {
+func (b *DoubleBarrier) Leave(ctx context.Context) error {
 	b.mu.Lock()
 	if len(b.inside) == 0 {
 		b.mu.Unlock()
@@ -286,7 +286,7 @@ func (b *Rendezvous) Leave(ctx context.Context) error {
 
 // Membership returns the hold of the membership that Leave would end next, and its round. It
 // returns nil if there is none.
-func (b *Rendezvous) Membership() (hold *lock.Grant, round any) {
+func (b *DoubleBarrier) Membership() (hold *lock.Grant, round any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.inside) == 0 {
@@ -297,7 +297,7 @@ func (b *Rendezvous) Membership() (hold *lock.Grant, round any) {
 
 // enter is Enter within one session. It returns ErrVanished if the room or our child was
 // deleted, and Enter must start again.
-func (b *Rendezvous) enter(ctx context.Context, inc *session.Incarnation, n int) (*party, error) {
+func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*party, error) {
 	// Without a connection, create nothing. So if ctx ends before there is one, no znode is left.
 	if err := inc.Connection(ctx); err != nil {
 		return nil, err
@@ -349,7 +349,7 @@ func (b *Rendezvous) enter(ctx context.Context, inc *session.Incarnation, n int)
 // deletion is under way, or its session is lost to us and still alive at the servers. The same
 // caller may enter again, or continue in the next session. Then the old znode must not count as a
 // party in addition to the new one.
-func (b *Rendezvous) leaveBehind(guid string) {
+func (b *DoubleBarrier) leaveBehind(guid string) {
 	l := b.leftovers
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -363,7 +363,7 @@ func (b *Rendezvous) leaveBehind(guid string) {
 // Within a session, Find is exact. The create of an earlier session can arrive after Find only if
 // it was delayed until the client had given that session up. Then its znode looks like a party that
 // enters and dies.
-func (b *Rendezvous) removeLeftovers(ctx context.Context, inc *session.Incarnation) error {
+func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarnation) error {
 	l := b.leftovers
 	l.mu.Lock()
 	ghosts := slices.Clone(l.guids)
@@ -389,7 +389,7 @@ func (b *Rendezvous) removeLeftovers(ctx context.Context, inc *session.Incarnati
 
 // withdraw deletes p's znodes in the background: its child, and the keeper's znode if p is the
 // keeper.
-func (b *Rendezvous) withdraw(inc *session.Incarnation, p *party) *session.Deletion {
+func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion {
 	return inc.Delete(&session.Deletion{Paths: []string{p.path}, By: func() error {
 		ctx := inc.Ctx // not the caller's: no other goroutine can do this
 		if p.going != nil {
@@ -429,7 +429,7 @@ func (b *Rendezvous) withdraw(inc *session.Incarnation, p *party) *session.Delet
 // replace deletes the empty room, so that another takes its place. It first waits until the
 // room is empty; if the room is for another number of parties, and such parties are in it, it
 // fails. It always returns an error: ErrVanished if Enter must start again.
-func (b *Rendezvous) replace(ctx context.Context, inc *session.Incarnation, n int, room int64, why error) error {
+func (b *DoubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n int, room int64, why error) error {
 	for {
 		err := inc.RemoveNow(ctx, b.room)
 		switch {
@@ -464,12 +464,12 @@ type seen struct {
 	watch *conn.Watch // which is set, unless there is an error
 }
 
-func (b *Rendezvous) watch(inc *session.Incarnation) *conn.Watch {
+func (b *DoubleBarrier) watch(inc *session.Incarnation) *conn.Watch {
 	return inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: b.room})
 }
 
 // arrive is steps 1 and 2.
-func (b *Rendezvous) arrive(ctx context.Context, inc *session.Incarnation, guid string, n int) (path string, room seen, err error) {
+func (b *DoubleBarrier) arrive(ctx context.Context, inc *session.Incarnation, guid string, n int) (path string, room seen, err error) {
 	name, dir := session.ProtectedName(guid, partyOf(n)), session.Dir{Path: b.room, Part: true, Data: roomState{n: n}.bytes()}
 	room.watch = b.watch(inc)
 	made := session.Creation{Dir: dir, Paths: []string{session.ChildPath(b.room, name)}, GUID: guid, Data: inc.Manager.Owner, Read: true}
@@ -481,14 +481,14 @@ func (b *Rendezvous) arrive(ctx context.Context, inc *session.Incarnation, guid 
 }
 
 // read is step 2 alone.
-func (b *Rendezvous) read(ctx context.Context, inc *session.Incarnation) (room seen) {
+func (b *DoubleBarrier) read(ctx context.Context, inc *session.Incarnation) (room seen) {
 	room.watch = b.watch(inc)
 	room.Data, room.Stat, room.err = inc.Get(ctx, b.room)
 	return room
 }
 
 // await is Enter after step 1, and after step 2 the first time.
-func (b *Rendezvous) await(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) error {
+func (b *DoubleBarrier) await(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) error {
 	for {
 		inside, err := b.look(ctx, inc, room, p, n)
 		inc.Watches.Leave(room.watch)
@@ -500,7 +500,7 @@ func (b *Rendezvous) await(ctx context.Context, inc *session.Incarnation, room s
 }
 
 // look runs steps 3 to 5 once, with the result of step 2.
-func (b *Rendezvous) look(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) (inside bool, _ error) {
+func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) (inside bool, _ error) {
 	switch err := room.err; {
 	case session.IsNoNode(err), err == nil && p.round.room != 0 && p.round.room != room.Stat.Czxid:
 		return false, session.ErrVanished // another client deleted the room, and our child with it
@@ -560,7 +560,7 @@ const ownAfter = time.Second
 // awaitWritten waits until the room is written. It returns ErrVanished if another client deletes
 // our child, even after a party let the round in. To us, that is as if our session had ended at
 // that moment.
-func (b *Rendezvous) awaitWritten(ctx context.Context, inc *session.Incarnation, room *conn.Watch, p *party) error {
+func (b *DoubleBarrier) awaitWritten(ctx context.Context, inc *session.Incarnation, room *conn.Watch, p *party) error {
 	err := inc.AwaitAny(ctx, []*conn.Watch{room}, time.Now().Add(ownAfter))
 	watched := room
 	if err == nil && !session.IsClosed(room.Fired) {
@@ -606,7 +606,7 @@ func (p *party) ours(inc *session.Incarnation, stat *zk.Stat, err error) error {
 // letIn is step 4: it lets the next round in if p is the n'th waiting party, or a later one.
 // It returns p's place, and whether p is inside. If p is not inside and not among the first
 // n-1, p must look again.
-func (b *Rendezvous) letIn(ctx context.Context, inc *session.Incarnation, state roomState, p *party) (nth int, inside bool, err error) {
+func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, state roomState, p *party) (nth int, inside bool, err error) {
 	names, err := inc.Names(ctx, b.room)
 	if err != nil {
 		return 0, false, err
@@ -666,7 +666,7 @@ func (b *Rendezvous) letIn(ctx context.Context, inc *session.Incarnation, state 
 
 // leave is Leave within one session. The first call is in p's own session. It returns ErrEnded only
 // if p has left. If it fails, p stops being the keeper, and another party becomes it.
-func (b *Rendezvous) leave(ctx context.Context, inc *session.Incarnation, p *party) error {
+func (b *DoubleBarrier) leave(ctx context.Context, inc *session.Incarnation, p *party) error {
 	err := b.depart(ctx, inc, p)
 	switch {
 	case err == nil, p.left && !p.asked:
@@ -683,7 +683,7 @@ func (b *Rendezvous) leave(ctx context.Context, inc *session.Incarnation, p *par
 }
 
 // depart runs steps 6 to 11.
-func (b *Rendezvous) depart(ctx context.Context, inc *session.Incarnation, p *party) error {
+func (b *DoubleBarrier) depart(ctx context.Context, inc *session.Incarnation, p *party) error {
 	if p.keeps {
 		p.keeps = false
 		return b.keep(ctx, inc, p)
@@ -700,7 +700,7 @@ func (b *Rendezvous) depart(ctx context.Context, inc *session.Incarnation, p *pa
 
 // follow runs steps 6 to 9 once, or becomes the keeper. It sets w, a watch on the keeper's
 // znode.
-func (b *Rendezvous) follow(ctx context.Context, inc *session.Incarnation, w *conn.Watch, p *party) (done bool, err error) {
+func (b *DoubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w *conn.Watch, p *party) (done bool, err error) {
 	keeper, unread, err := b.readKeeper(ctx, inc, p) // Steps 6 and 7.
 	switch {
 	case err != nil:
@@ -730,7 +730,7 @@ func (b *Rendezvous) follow(ctx context.Context, inc *session.Incarnation, w *co
 //
 // If the connection is lost before both replies, the read may come after the deletion. Then the
 // keeper's znode may be deleted already. Step 8 finds that out.
-func (b *Rendezvous) readKeeper(ctx context.Context, inc *session.Incarnation, p *party) (keeper session.Node, unread, err error) {
+func (b *DoubleBarrier) readKeeper(ctx context.Context, inc *session.Incarnation, p *party) (keeper session.Node, unread, err error) {
 	path := b.keeperPath(p.round)
 	if p.left {
 		keeper.Data, keeper.Stat, unread = inc.Get(ctx, path)
@@ -770,7 +770,7 @@ func (b *Rendezvous) readKeeper(ctx context.Context, inc *session.Incarnation, p
 }
 
 // succeed is step 8. If it returns neither done nor an error, p must look again.
-func (b *Rendezvous) succeed(ctx context.Context, inc *session.Incarnation, p *party) (done bool, err error) {
+func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p *party) (done bool, err error) {
 	p.asked = true
 	create, err := inc.StartCreate(ctx, b.keeperPath(p.round), []byte(p.name), zk.FlagEphemeral)
 	if err != nil {
@@ -795,7 +795,7 @@ func (b *Rendezvous) succeed(ctx context.Context, inc *session.Incarnation, p *p
 }
 
 // keep is steps 10 and 11.
-func (b *Rendezvous) keep(ctx context.Context, inc *session.Incarnation, p *party) error {
+func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *party) error {
 	names, err := p.others, error(nil)
 	if names == nil {
 		names, err = b.rest(ctx, inc, p)
@@ -810,7 +810,7 @@ func (b *Rendezvous) keep(ctx context.Context, inc *session.Incarnation, p *part
 }
 
 // rest returns the names of the other parties of p's round that are inside.
-func (b *Rendezvous) rest(ctx context.Context, inc *session.Incarnation, p *party) ([]string, error) {
+func (b *DoubleBarrier) rest(ctx context.Context, inc *session.Incarnation, p *party) ([]string, error) {
 	// The listing comes before the read: if the room is ours when it is read, it was ours when
 	// it was listed. In the other order, a new room could be listed, and its numbers begin at 0.
 	names, err := inc.Names(ctx, b.room)
@@ -840,7 +840,7 @@ func (b *Rendezvous) rest(ctx context.Context, inc *session.Incarnation, p *part
 
 // awaitAll waits until all of these children of the room are deleted. It asks the servers
 // about all at once: a request each, in one round trip.
-func (b *Rendezvous) awaitAll(ctx context.Context, inc *session.Incarnation, names []string) error {
+func (b *DoubleBarrier) awaitAll(ctx context.Context, inc *session.Incarnation, names []string) error {
 	paths := make([]string, len(names))
 	for i, name := range names {
 		paths[i] = session.ChildPath(b.room, name)
@@ -850,7 +850,7 @@ func (b *Rendezvous) awaitAll(ctx context.Context, inc *session.Incarnation, nam
 
 // tell is step 11. The write is the first operation, so the waiting parties get its event. It
 // returns ErrLost if another client had deleted p's child.
-func (b *Rendezvous) tell(ctx context.Context, inc *session.Incarnation, p *party) (lost error) {
+func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *party) (lost error) {
 	path := b.keeperPath(p.round)
 	ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}
 	if !p.left {
@@ -886,7 +886,7 @@ func (b *Rendezvous) tell(ctx context.Context, inc *session.Incarnation, p *part
 
 // Parties returns the names of all parties in the room, in their order, and a function that
 // reports which of them are inside.
-func (b *Rendezvous) Parties(ctx context.Context, inc *session.Incarnation) (names []string, inside func(i int) bool, err error) {
+func (b *DoubleBarrier) Parties(ctx context.Context, inc *session.Incarnation) (names []string, inside func(i int) bool, err error) {
 	names, _, err = inc.Children(ctx, b.room)
 	if err != nil {
 		return nil, nil, err

@@ -28,7 +28,9 @@ func Live(t testing.TB, s *zsync.Session) *session.Incarnation {
 }
 
 // Double returns the double barrier of wg.
-func Double(wg *zsync.WaitGroup) *double.Rendezvous { return field[double.Rendezvous](wg, "double") }
+func Double(wg *zsync.WaitGroup) *double.DoubleBarrier {
+	return field[double.DoubleBarrier](wg, "double")
+}
 
 // Session returns the Session of a primitive.
 func Session(primitive interface{ Path() string }) *zsync.Session {

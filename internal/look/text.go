@@ -32,8 +32,8 @@ func Plain(s string) string {
 // Special reports whether a rune must be escaped to be printed.
 func Special(r rune) bool { return !strconv.IsPrint(r) }
 
-// Printable returns the data of a znode for a table: cut to 60 bytes, and quoted if it has
-// characters that must be escaped.
+// Printable returns the data of a znode for a table. It cuts the data to 60 bytes, and quotes data
+// with special characters.
 func Printable(s string) string {
 	const most = 60
 	if len(s) > most {
