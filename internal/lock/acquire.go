@@ -14,7 +14,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Place is a place in a line, on the way to a hold. It belongs to no goroutine: several
+// A Place is a place in a line, until its turn comes. It belongs to no goroutine: several
 // goroutines may call Take for the same place, one after another.
 type Place struct {
 	Line   *Line
@@ -22,21 +22,21 @@ type Place struct {
 	Data   []byte // of its znode
 	Rule   Rule
 	Behind *Ahead // if it is not nil, Take records the contenders ahead there
-	try    bool   // for Try: p waits only for a contender that perhaps only keeps its place
+	try    bool   // p is used by Try: it waits only for a contender that perhaps only keeps its place
 
 	claim *Claim        // nil while no znode of p is in the line
 	roll  *session.Roll // a listing of the line that acquire has not used yet
-	trip  time.Duration // duration of a round trip
+	trip  time.Duration // duration of Enter, about one round trip
 	lists int           // number of listings that it may still make while it waits
 
 	// While it waits for the deletion of a contender ahead, its blocker:
 	blocker string           // the path of its znode; "" if p waits for none
 	gone    *conn.Watch      // the watch on blocker, joined and set; nil if it must be set
 	own     *conn.Watch      // the watch on p's own znode, set; see Claim.watch
-	alone   bool             // no other contender blocks p, now or later
+	alone   bool             // no contender except blocker blocks p, now or later
 	limit   <-chan time.Time // fires when a Try stops waiting; nil for other callers
-	look    func()           // stops the reads of the first contender; nil if there are none
-	relist  *relisting       // nil if listings could prove nothing, or are not needed
+	look    func()           // stops the reads of the first contender (Ahead); nil if there are none
+	relist  *relisting       // lists the line during the wait; nil if listings could prove nothing, or are not needed
 }
 
 var (
@@ -48,11 +48,11 @@ var (
 // ends, a later call continues the wait.
 //
 // It is our turn if our znode exists and no contender blocks us. Both must be true at the same
-// moment, on one server, and that moment must not be before the last event that we received. A
-// listing shows that by itself. After the deletion of the only blocker, Claim.standsAfter shows it.
-// After that, no contender can get ahead of us, unless the rule allows it. So the turn lasts while
-// our znode exists and the session is alive. confirm checks the session last, so no caller learns
-// of a turn in a session that has ended.
+// moment, on one server, and that moment must not be before the last event that we received. One
+// listing can show both. After the deletion of the only blocker, Claim.standsAfter shows both
+// without a listing. From then on, no contender can get ahead of us, unless the rule allows it. So
+// the turn lasts while our znode exists and the session is alive. confirm checks the session last,
+// so no caller learns of a turn in a session that has ended.
 //
 // The turn may come at the moment at which acquire fails. It is right to leave even then: the
 // caller holds nothing, and the deletion of our znode wakes the next contender.
@@ -63,7 +63,7 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 		}
 	}
 	c := p.claim
-	if ctx.Err() != nil { // the turn may have come already, and is not wanted
+	if ctx.Err() != nil { // the caller does not want the turn any longer, even if it has come
 		return nil, session.CtxErr(ctx)
 	}
 	for {
@@ -87,9 +87,8 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 		if err != nil {
 			return nil, err
 		}
-		// A relisting that has shown only the blocker ahead is as good as alone. In a line with
-		// Defers, list in any case: the claim may have to let a contender go first that is behind
-		// it.
+		// If a relisting has shown only the blocker ahead, another listing is not needed. In a line
+		// with Defers, list in any case: the claim may have to defer to a contender behind it.
 		alone := p.alone || p.relist != nil && p.relist.end(ctx)
 		p.stop()
 		if alone && c.Line.Defers == nil { // Step 5.
@@ -100,7 +99,7 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 
 // enter creates the znode of p and lists the line.
 func (p *Place) enter(ctx context.Context, inc *session.Incarnation) (err error) {
-	p.Behind.Forget() // the contenders ahead of the previous place
+	p.Behind.Forget() // it may name the contenders ahead of p's previous znode
 	start := time.Now()
 	p.claim, p.roll, err = p.Line.Enter(ctx, inc, p.Base, p.Data)
 	p.trip, p.lists = time.Since(start), maxRelists
@@ -154,9 +153,10 @@ func (l *Line) listAhead(ctx context.Context, inc *session.Incarnation, me Child
 // shown the deletion, or 0 if that is uncertain. The error is ErrVanished if p's own znode is
 // deleted: then the wait is useless. After the end of ctx, awaitGone can be called again.
 //
-// If several events have come, the order of the checks does not matter. The deletion of the blocker
-// proves nothing before Claim.standsAfter has checked the claim's own watch. And if the claim
-// leaves, it has not been granted.
+// If several events have come, the order of the checks does not matter. If the deletion of the
+// blocker is found first, Claim.standsAfter still checks the claim's own watch before the grant. If
+// another event is found first, the claim leaves the line or continues to wait, and was not
+// granted.
 func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 	inc := p.claim.Incarnation
 	for {
@@ -165,7 +165,7 @@ func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 			return 0, session.CtxErr(ctx)
 		case inc.Ctx.Err() != nil:
 			return 0, session.ErrEnded
-		case session.IsClosed(inc.Manager.Closing): // the session may live on for functions
+		case session.IsClosed(inc.Manager.Closing): // Close has begun; the session may live on until functions have returned
 			return 0, inc.Manager.Failure()
 		case p.gone == nil:
 			switch gone, proof, err := p.watch(ctx); {
@@ -197,13 +197,14 @@ func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 		case <-ctx.Done():
 		case <-inc.Ctx.Done():
 		case <-inc.Manager.Closing:
-		case <-p.limit: // if it is deleted at the same moment, either answer is right
+		case <-p.limit: // if the blocker is deleted at the same moment, either answer is right
 			return 0, errBlocked
 		}
 	}
 }
 
-// watch sets both watches at the same time, unless it finds that the blocker is deleted.
+// watch sets the watches on the blocker and on p's own znode, in one round trip. gone reports that
+// the blocker was already deleted; proof is then as in awaitGone.
 func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
 	c, inc, watches := p.claim, p.claim.Incarnation, p.claim.Incarnation.Watches
 	p.gone = watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: p.blocker})
@@ -227,7 +228,7 @@ func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
 		return false, 0, looks[0].Err
 	}
 	if watches.Connection() != over {
-		over = 0 // perhaps sent on one connection, and answered on another
+		over = 0 // the read was perhaps sent on one connection, and answered on another
 	}
 	return true, over, nil
 }
@@ -285,12 +286,12 @@ func (p *Place) withdraw(err error) {
 	}
 }
 
-// Take waits until it is the turn of p, through lost sessions and deleted znodes. If ctx ends
-// first, p may still be in the line. The next Take, with another ctx, continues from there, and
-// Leave removes the place. After any other error, no znode of p is in the line.
+// Take waits until it is the turn of p. If the session ends or p's znode is deleted, p enters the
+// line again. If ctx ends first, p may still be in the line: another Take, with another ctx,
+// continues the wait, and Leave removes p. After any other error, no znode of p is in the line.
 func (p *Place) Take(ctx context.Context) (c *Claim, err error) {
 	m := p.Line.Manager
-	if p.claim == nil { // else it has been counted
+	if p.claim == nil { // otherwise, an earlier Take has counted p
 		m.Waiters.Add(1)
 	}
 	defer func() {
@@ -347,13 +348,14 @@ func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base strin
 }
 
 // RecallTime is how long Try waits for a contender that perhaps only keeps its place. In that time,
-// an event can reach its process, and the event of its deletion can come back.
+// the event of our create can reach its process, and the event of its deletion can reach us.
 const RecallTime = 500 * time.Millisecond
 
 // Try takes its turn if it comes at once, and otherwise leaves the line. It first reads the line,
-// and does not enter if a contender blocks it. There is one exception: if the contender perhaps
-// only keeps its place, the create of Try recalls it, and Try waits for RecallTime. If it is not
-// deleted by then, a goroutine holds it, or its process does not answer.
+// and does not enter if a contender blocks it. There is one exception: a contender that perhaps
+// only keeps its place. The create of Try recalls it (Lock.recall), and Try waits for its deletion,
+// at most for RecallTime. If it is not deleted by then, a goroutine holds it, or its process does
+// not answer.
 func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (won *Claim, err error) {
 	err = l.Manager.During(ctx, func(inc *session.Incarnation) error {
 		if blocked, err := l.blocked(ctx, inc, rule); blocked || err != nil {

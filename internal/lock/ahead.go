@@ -18,13 +18,14 @@ type Ahead struct {
 	mu    sync.Mutex
 	dir   string
 	first []string // names of the first contenders, in order
-	place int      // number of contenders at the listing
+	place int      // number of contenders ahead, at the last listing or read
 	head  string   // the first contender that was read; "" before the first read
 	node  session.Node
 	timer *time.Timer // of the present wait, if it has reads
 }
 
-// A Behind says which contender a wait is for, as far as it is known, and how many are ahead.
+// A Behind describes the contenders that a waiter waits for: the first of them, as far as it is
+// known, and their number.
 type Behind struct {
 	Own   *Claim       // held by a goroutine of this process, or nil
 	Name  string       // of the first contender in the line, unless it is Own; "" if unknown
@@ -33,8 +34,8 @@ type Behind struct {
 	Place int
 }
 
-// An Ahead first reads the first contender when the wait has lasted for lookAfter. It reads again
-// each time that the wait has lasted twice as long, and in a longer wait once in lookEvery.
+// A waiter first reads the first contender when it has waited for lookAfter. It reads again each
+// time that its wait has doubled, but at least once in lookEvery.
 const (
 	lookAfter = time.Second
 	lookEvery = time.Minute
@@ -80,10 +81,10 @@ func (a *Ahead) Now() Behind {
 // LookWhileWaiting reads the first contender after a second, and then at doubling intervals, up to
 // once a minute, until the caller stops it. The caller does not wait for the reads. If all
 // contenders that a knows have left, LookWhileWaiting calls list. list lists the line, and returns
-// the names of the first contenders and the number of all contenders ahead. Between two reads,
-// there is only a timer.
+// the names of the first contenders and the number of all contenders ahead. Between two reads, the
+// wait needs only a timer, and no goroutine.
 func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context.Context) (first []string, place int, err error)) (stop func()) {
-	var timer *time.Timer // the wait continues while it is a.timer
+	var timer *time.Timer // while the wait lasts, a.timer is this timer
 	wait := lookAfter
 	look := func() {
 		ctx := inc.Ctx

@@ -9,9 +9,9 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has the rules by which a candidate of an election defers to others, in addition to the
-// order of arrival: priorities, and a leader's wish for its successor. The wait of a candidate is
-// not its business: see acquire.go.
+// This file has the two reasons for which a candidate of an election lets a later candidate go
+// first: a higher priority, and a wish of the last leader. A wish is a znode that names the next
+// leader (Election.Transfer). The wait of a candidate is in acquire.go.
 
 // priorityMark comes before a priority in the name of a candidate.
 const priorityMark = "p"
@@ -54,8 +54,8 @@ const wishMark = "transfer-"
 // guidSize is the length of a GUID as text.
 const guidSize = 36
 
-// WishFor returns a name for a wish that c should lead. It ends with the part of c's name before
-// the base. With the base, Curator would sort the wish among the candidates.
+// WishFor returns a name for a wish that c leads next. It ends with the part of c's name before the
+// base. If it had the base, too, Curator would sort the wish among the candidates.
 func WishFor(c Child) string { return wishMark + session.NewGUID() + "-" + beforeBase(c) }
 
 // wishesFor returns the wishes for c among names.
@@ -70,17 +70,17 @@ func wishesFor(c Child, names []string) (wishes []string) {
 	return wishes
 }
 
-// Defers reports whether me, whose turn has come, defers to others: to a candidate that the last
-// leader has wished for, or to candidates of a higher priority, if me has a priority. A candidate
-// that defers enters the line again, behind all of them, so it defers to each of them once. Defers
-// also returns the wishes for me.
+// Defers reports whether me, whose turn has come, defers to others: to a candidate for which there
+// is a wish, or to candidates of a higher priority, if me has a priority. A candidate that defers
+// enters the line again, behind all of them, so it defers to each of them once. Defers also returns
+// the wishes for me.
 //
-// Every candidate whose turn comes after the wishing leader finds the wish. The leader created the
-// wish before its own znode was deleted, and the candidate reads after that deletion. The wish
-// stays until the wished candidate leads, or is deleted. So a candidate may read it late. A wish
-// delays another candidate only briefly. A candidate defers only if the wished candidate is in the
-// line, and then enters the line behind it. So it waits for a contender as usual: the wished
-// candidate leads, or ends with its session.
+// When a leader with a wish has left, every other candidate whose turn comes finds the wish. The
+// leader created the wish before its own znode was deleted, and a candidate lists the line after
+// that deletion. The wish exists until the heir, the candidate that it names, leads or is deleted.
+// So a late listing shows it, too. A wish blocks the election no longer than any candidate: another
+// candidate defers only if the heir is in the line, and then waits behind the heir, which leads or
+// ends with its session.
 func Defers(me Child, names, bases []string, priority *int) (defers bool, wishes []string) {
 	others := slices.DeleteFunc(ParseChildren(names, bases...), func(c Child) bool { return c.Name == me.Name })
 	wishes = wishesFor(me, names)

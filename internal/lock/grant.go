@@ -23,17 +23,18 @@ type Grant struct {
 	Claim  *Claim
 	lost   session.Ending
 	hook   session.Hook      // on the loss of the claim, during the grant
-	lasts  bool              // guarded by claim.mu
+	lasts  bool              // false after the end of the grant; guarded by claim.mu
 	use    int               // the number of this grant among the grants of the claim, for the trace
-	free   func()            // ends its limits; nil if it has none
+	free   func()            // stops its limits (Hold.limited); nil if it has none
 	Pinned bool              // a Do or Run releases it; guarded by the lock of its owner
-	within *session.Function // the function that has acquired it, or nil; guarded by claim.mu
-	follow func(error)       // called without locks at the end; guarded by claim.mu
+	within *session.Function // the program's function that has acquired it, in a Do or Run; or nil; guarded by claim.mu
+	follow func(error)       // called without locks when the grant ends: see Follow; guarded by claim.mu
 }
 
 // Grant begins the next use of c, whose turn has come. op is for the observer. At the first grant,
-// begin adds c to the hooks of the session's end. So even if the session has just ended, the grant
-// is lost before the client asks the servers to end the session.
+// Hold.begin registers c with the hooks on the end of the session. If the session has just ended,
+// begin ends the grant by a loss. In both cases, the loss comes before the client asks the servers
+// to end the session.
 func (c *Claim) Grant(op string) *Grant {
 	c.mu.Lock()
 	first := c.state == waiting
@@ -68,15 +69,16 @@ func (c *Claim) Grant(op string) *Grant {
 		c.begin()
 	}
 	if session.IsClosed(c.Incarnation.Manager.Closing) {
-		// Close may already have released the holds without a function: then release this hold,
-		// too. If a function has acquired c, Close does not let the function begin.
+		// Close releases the holds that no function uses. If it has done so already, it has missed
+		// c, so release c here. If the caller is a Do or Run, Close does not let its function
+		// begin.
 		c.ReleaseBare()
 	}
 	return g
 }
 
-// Within records that f has acquired g: Close waits for f before it releases g. Either may be
-// nil.
+// Within records that the function f holds g. Close then waits for f before it releases g. g and f
+// may be nil.
 func (g *Grant) Within(f *session.Function) {
 	if g == nil || f == nil {
 		return
@@ -123,8 +125,8 @@ func (g *Grant) overLocked() {
 	g.OnEnd(nil)
 }
 
-// Revoke ends g and closes Lost, so that its holder notices that another goroutine has released
-// it. The claim is held until it is released.
+// Revoke ends g and closes its Lost, because another goroutine has released the claim: so the
+// holder of g notices that. The caller of Revoke then releases the claim.
 func (g *Grant) Revoke() {
 	c := g.Claim
 	c.mu.Lock()
@@ -151,8 +153,8 @@ func (g *Grant) Follow(f func(why error)) {
 
 func (g *Grant) Err() error { return g.Claim.Err() }
 
-// Loss returns the end of g by a loss, or Revoke. A context that a hook ends must be an
-// endingContext.
+// Loss returns the Ending of g: it ends if the claim is lost during g, or g is revoked. A context
+// that a hook on it ends must be an endingContext of the root package.
 func (g *Grant) Loss() *session.Ending { return &g.lost }
 
 // Name returns the name of the znode of g.
@@ -215,10 +217,10 @@ func (g *Grant) Left() {
 	g.End()
 }
 
-// GiveBack is Leave, and waits for the deletion.
+// GiveBack calls Leave and waits for the deletion.
 func (c *Claim) GiveBack() error { return c.Leave().Result() }
 
-// Token returns the fencing token of g. alone says that no other goroutine can share its claim.
+// Token returns the fencing token of g. alone says that g shares its claim with no other goroutine.
 func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 	c := g.Claim
 	has := func() bool { return c.users > 0 && c.state != released && (g.lasts || !alone) }
@@ -226,8 +228,8 @@ func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 }
 
 // touch writes the data of c's znode again, unchanged. It expects the version of its own last
-// write, so it never overwrites data of another client. Such data may ask the holder to release
-// (Mutex.Revoke), and the holder might not have read them yet.
+// write, so it never overwrites data of another client. Such data may be a request to release
+// (Mutex.Revoke) that the holder has not read yet.
 func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 	c.mu.Lock()
 	data, version := c.data, c.version
@@ -254,7 +256,7 @@ func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 	}
 }
 
-// errMoved means that the znode of a claim was exchanged during a transaction that names it.
+// errMoved means that Move gave a claim another znode during a transaction that checks the znode.
 // Nothing was applied.
 var errMoved = errors.New("the lock was downgraded at the same time")
 
@@ -276,12 +278,12 @@ func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open
 	return nil, false, c.Explain(err)
 }
 
-// Move makes c the claim of another znode of the same session, and returns the path of the
-// previous znode. Grants of c continue.
+// Move gives c the znode of to, a claim of the same session, and returns the path of the previous
+// znode. Grants of c continue.
 //
-// If c is lost by now, Move changes nothing and deletes the other znode. The holder learns of the
-// loss of c. If the library gave c up, c's znode stays for LossTime, so that the holder can notice
-// the loss.
+// If c is already lost, Move changes nothing, deletes the znode of to and returns the loss. It does
+// not delete c's znode: after a loss by Hold.giveUp, that znode stays for LossTime, so that the
+// holder can notice the loss.
 func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	c.mu.Lock()
 	if lost = c.lost.Cause(); lost != nil {
@@ -324,8 +326,8 @@ func (c *Claim) Asked() <-chan struct{} {
 	return c.asked
 }
 
-// listen closes asked when the znode contains RevokeMessage. It returns when end is closed, or c is
-// no longer held.
+// listen closes asked when the znode at path contains RevokeMessage. Without that message, it
+// returns when end is closed, the znode is deleted, or the session has ended.
 func (c *Claim) listen(path string, asked chan struct{}, end <-chan struct{}) {
 	inc := c.Incarnation
 	for over := false; !over; {
@@ -362,9 +364,9 @@ func (c *Claim) WasAsked() bool {
 	return c.asked != nil && session.IsClosed(c.asked)
 }
 
-// HeldSince returns when the holder with the znode n has written it: a holder writes its znode to
-// take its token. The time is zero for a waiter, for a holder that has taken no token, and after a
-// Revoke, which writes the znode too.
+// HeldSince returns the time at which the holder with the znode n has taken its fencing token: it
+// writes its znode for that. The time is zero for a waiter, for a holder without a token, and after
+// a Revoke, which writes the znode too.
 func HeldSince(holding bool, n session.Node) time.Time {
 	if !holding || n.Stat.Mzxid == n.Stat.Czxid || string(n.Data) == RevokeMessage {
 		return time.Time{}
@@ -386,8 +388,9 @@ func (c *Claim) path() string   { return c.Line.Manager.Bare(c.Line.Dir) }
 func (c *Claim) discard()       { c.Leave() }
 func (c *Claim) deleted(string) { c.Lose(c.Incarnation.Deleted()) }
 
-// inFunction reports whether a function has a grant of c. It is also true for an Unwatched claim,
-// which its owner or the end of the session releases.
+// inFunction reports whether Close must leave c to another release. This is so if a running
+// function of the program holds c. It is also so for an Unwatched claim, which its primitive or the
+// end of the session releases.
 func (c *Claim) inFunction() bool {
 	return c.Unwatched || c.lost.Any(func(owner any) bool {
 		g, ok := owner.(*Grant)
@@ -395,7 +398,7 @@ func (c *Claim) inFunction() bool {
 	})
 }
 
-// guardLocked watches the znode of c, unless its owner does.
+// guardLocked begins to watch the znode of c, unless c is Unwatched.
 func (c *Claim) guardLocked() {
 	if c.Unwatched {
 		return
@@ -404,8 +407,8 @@ func (c *Claim) guardLocked() {
 	c.ownWatch.Made(c.own != nil)
 }
 
-// Vanished is called when another client has deleted the znode of o. If Move has exchanged that
-// znode before, c is not lost.
+// Vanished is called when another client has deleted the znode that o watches. If Move has given c
+// another znode since, c is not lost.
 func (c *Claim) Vanished(o *session.OwnWatch) {
 	c.lose(c.Incarnation.Deleted(), func() bool { return c.ownWatch == o && c.standing() })
 }
@@ -421,9 +424,8 @@ func (c *Claim) unwatch(gone bool) {
 	}
 }
 
-// traced reports whether c is traced: there is a trace, and c has an operation. (A claim without an
-// operation is a part of another hold.) Records of a claim come in the order in which callers
-// learned of its changes.
+// traced reports whether c is traced. A claim without an operation is not: it is a part of another
+// primitive. The records of a claim are in the order in which callers learned of its changes.
 func (c *Claim) traced() bool {
 	return c.Line.Manager.Trace != nil && c.op != "" && c.Line.Kind != "" && c.granted > 0
 }

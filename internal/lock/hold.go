@@ -23,7 +23,7 @@ var (
 	// comes.
 	ErrDeadlock = errors.New("deadlock: the caller already holds it")
 
-	// ErrNotLocked means a release by a value that holds nothing.
+	// ErrNotLocked means that the value holds nothing that it could release.
 	ErrNotLocked = errors.New("not locked")
 
 	// ErrMixed means that a contender of another kind, or of another layout, is in the line: a
@@ -47,14 +47,15 @@ func (e *forgottenError) Is(target error) bool { return target == ErrDeadlock }
 // ephemeral znodes of its own: one znode for a lock or a leadership, one or more for permits. It
 // begins and ends once.
 //
-// Every consequence of a loss is a hook on lost: the channels of Lost, the contexts of functions,
-// and waits of other goroutines that must end. The goroutine that finds the loss runs the hooks,
-// under mu. If the session has ended, that is the goroutine that ended it. It runs them before it
-// asks the servers to end the session (session.Incarnation.end).
+// Everything that a loss must do is a hook on lost: to close the channels of Lost, and to end the
+// contexts of functions and the waits of other goroutines. The goroutine that finds the loss runs
+// the hooks, under mu. If the session ends, this is the goroutine that ends it in this process.
+// Only after the hooks does the client ask the servers to end the session
+// (session.Incarnation.end).
 type Hold struct {
 	Incarnation *session.Incarnation
 	Stake       *session.Stake // nil until the grant
-	of          holding        // set at the first grant
+	of          holding        // the Claim or the Permits; set at the first grant
 
 	// A primitive may take mu while it holds its own lock, and never the reverse. Under mu, code
 	// takes only locks that never wait for a primitive: the locks of lost (whose hooks run under
@@ -63,13 +64,13 @@ type Hold struct {
 	state state
 	lost  session.Ending // ended by a loss
 	left  chan struct{}  // made on demand; closed by the release, even of a lost hold
-	hook  session.Hook   // on the end of the session
+	hook  session.Hook   // on the end of the session: OnEnd
 	op    string         // for the observer
 	since time.Time      // of the last grant
 	ended time.Time      // of the loss
 	token int64          // the fencing token; 0 until a caller asks for it
-	told  int64          // the greatest token that was returned to a single caller only
-	epoch int            // number of uses that need a new token
+	told  int64          // the greatest token that fence has returned
+	epoch int            // counts the calls of renew
 }
 
 // A state is the state of a Hold.
@@ -86,17 +87,17 @@ const (
 // A holding is the part of a Hold that differs between a lock and permits. Its methods are
 // called under Hold.mu, except deleted and discard.
 type holding interface {
-	weight() int64       // its part of the gauge of holds
+	weight() int64       // how much it adds to the gauge of holds
 	path() string        // of the primitive
 	trace(event string)  // writes a record for each znode
 	deleted(path string) // the znode at path is deleted; "" means any of them
 	unwatch(gone bool)   // stops watching the znodes; gone says that they are deleted already
 	discard()            // deletes the znodes, in the background
-	inFunction() bool    // a function holds it, or its owner releases it in another way at the end of the session
+	inFunction() bool    // Close must not release it: a function of the program does, or the primitive
 }
 
-// begin makes the end of the session end h. It is called without mu, at the first grant of h. If
-// the session has ended already, h is lost when begin returns.
+// begin registers the hook of h on the end of the session. It is called without mu, at the first
+// grant of h. If the session has ended already, h is lost when begin returns.
 func (h *Hold) begin() {
 	h.hook.Owner = h
 	h.Incarnation.Ended.Add(&h.hook)
@@ -105,7 +106,8 @@ func (h *Hold) begin() {
 // OnEnd is the hook on the end of the session.
 func (h *Hold) OnEnd(why error) { h.Lose(why) }
 
-// Ending returns the end of h by a loss. Its hooks run before any call or channel shows the loss.
+// Ending returns the Ending that ends if h is lost. Its hooks run before any call or channel shows
+// the loss.
 func (h *Hold) Ending() *session.Ending { return &h.lost }
 
 // standing reports whether h is held or kept.
@@ -255,11 +257,11 @@ func (h *Hold) observeRelease() {
 	h.Incarnation.Manager.Observe(e)
 }
 
-// giveUp ends h by a loss, if so returns true. The holder need not do anything.
+// giveUp ends h by a loss, if so returns true. It does not need the holder, which may hang.
 //
 // As with every loss, the hooks run first. The znodes are deleted when the holder has released h,
-// or after LossTime. A holder that is cut off from the servers has the same time. The servers can
-// grant the lock to another session only after that.
+// or after LossTime. A holder that is cut off from the servers has the same time to notice its
+// loss. Until then, the servers do not grant the lock to another session.
 func (h *Hold) giveUp(l *Limits, why error, so func() bool) {
 	inc := h.Incarnation
 	if !h.lose(l.Lost(inc.ID.Load(), why, time.Now()), so) {
@@ -294,8 +296,9 @@ func (h *Hold) ReleaseBare() {
 
 // fence returns the fencing token of h: the zxid of a write to a znode of h. It is greater than the
 // zxid of every write of earlier holders. Goroutines that share h share its token. If another
-// goroutine gets h during such a write, the token is for the caller of fence only. has reports
-// whether the caller still holds h, and node returns the znode; both are called under mu.
+// goroutine gets h during such a write, only the caller of fence gets the token of that write. has
+// reports whether the caller still holds h, and node returns the path of a znode of h; both are
+// called under mu. write writes that znode.
 func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, write func(ctx context.Context, path string) (*zk.Stat, error)) (int64, error) {
 	for {
 		if err := h.Err(); err != nil {
@@ -312,8 +315,8 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 		moved := path != node()
 		switch {
 		case !has():
-			// h was unlocked during our write. Another goroutine may hold it now. Its write may be
-			// older than ours, and then its token is smaller.
+			// h was unlocked during our write. Another goroutine may hold it now, with a token from
+			// a write before ours. So our caller must not get our token, which is greater.
 			h.mu.Unlock()
 			return 0, ErrNotLocked
 		case err != nil && !moved:
@@ -321,7 +324,7 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 			return 0, h.Explain(err)
 		case moved || h.token == 0 && stat.Mzxid < h.told:
 			h.mu.Unlock()
-			continue // the znode was exchanged, or another caller has a greater token already
+			continue // h has another znode since, or another caller has a greater token already
 		case h.token != 0: // another caller was first
 			tok = h.token
 		default:
@@ -384,9 +387,10 @@ type Limits struct {
 	Lost   func(session int64, why error, now time.Time) error // makes the ErrLost
 }
 
-// limited gives h up when a limit is reached, unless so returns false at that moment. One limit is
-// the duration most. The other is the function Health. limited calls it every third of the session
-// timeout, and it must return nil before the next call is due. stop cancels the limits.
+// limited ends h by a loss (giveUp) when a limit is reached, unless so returns false at that
+// moment. One limit is the duration most. The other is the function Health: limited calls it every
+// third of the session timeout, and it must return nil before the next call is due. stop cancels
+// the limits.
 func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func()) {
 	inc := h.Incarnation
 	ctx, stop := context.WithCancel(inc.Ctx)

@@ -1,8 +1,7 @@
 package lock
 
-// This file has the line of contenders, and a contender in it: how it enters and leaves, and how it
-// learns that its znode exists. The wait for a turn is not its business (acquire.go), nor are
-// holds.
+// This file has the line of contenders: how a contender enters the line and leaves it, and how it
+// learns that its znode exists. The wait for a turn is in acquire.go, and holds are in hold.go.
 
 import (
 	"cmp"
@@ -21,9 +20,9 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Line is the ephemeral, sequential children of one znode: contenders, in the order in which
-// ZooKeeper saw them arrive. Every primitive with waiters uses it. A Rule has the condition of a
-// turn.
+// A Line is the contenders of one primitive, in the order of their arrival. Each contender is an
+// ephemeral, sequential child of one znode. Every primitive with waiters uses a Line. A Rule says
+// which contenders must leave before another contender has its turn.
 //
 // The protocol is "Locks" from the ZooKeeper recipes:
 //
@@ -34,27 +33,28 @@ import (
 //  5. If no other contender blocked us, and our own child still exists, it is our turn. Otherwise
 //     continue with 2.
 //
-// Place.acquire is this protocol. If several contenders block us, the children are also listed
-// during step 4. Such a listing may show that only the nearest is left, and step 5 then knows that:
-// see relisting.
+// Place.acquire carries out this protocol. If several contenders block us, it also lists the
+// children during step 4. If such a listing shows that only the nearest is left, step 5 needs no
+// other listing: see relisting.
 type Line struct {
 	Manager *session.Manager
 	Dir     string                         // the parent, as the server knows it
-	Bases   []string                       // each marks a child as a contender, before its number
+	Bases   []string                       // kinds of contenders: the part of a name right before the number
 	name    func(guid, base string) string // returns a name up to the number
 
 	Part    bool // the znode above Dir belongs to the same primitive
 	Kept    bool // other programs rely on the parent: see [session.Dir]
-	Strict  bool // no contender enters after a contender of another kind
+	Strict  bool // Enter fails with ErrMixed if a contender of another kind may be ahead
 	Settled bool // no contender can arrive ahead of an existing one
-	Keeps   bool // a contender with the first of Bases may keep its place while no goroutine holds it
+	Keeps   bool // a contender with the base Bases[0] may keep its place while no goroutine holds the lock
 
-	// Defers is nil, or reports whether the contender me, whose turn has come, defers to others.
-	// names are all children. A contender that defers enters again at the end of the line.
+	// Defers reports whether the contender me, whose turn has come, must let others go first. names
+	// are the names of all children. A contender that defers enters the line again, at its end. If
+	// Defers is nil, no contender defers.
 	Defers func(me Child, names []string) bool
 
-	trip *atomic.Int64 // the shortest duration of a listing, or of entering, that waiters of this Line have measured
-	each *atomic.Int64 // duration of a handoff in the last wait of such a waiter; 0 if unknown
+	trip *atomic.Int64 // shortest duration of an Enter or a listing that waiters of this Line have measured; 0 if none has
+	each *atomic.Int64 // mean duration of a handoff during the last wait with a relisting; 0 if unknown
 
 	Limits *Limits // limits of holds, or nil
 	Kind   string  // its kind in the trace; for a read-write lock, the kind of a writer
@@ -68,10 +68,10 @@ func New(m *session.Manager, path string, name func(guid, base string) string, b
 // SessionDir describes the parent znode, for its creation.
 func (l *Line) SessionDir() session.Dir { return session.Dir{Path: l.Dir, Part: l.Part, Kept: l.Kept} }
 
-// A Rule decides which of the contenders ahead blocks a contender. They are in order. If none of
-// them blocks, blocker is nil. Otherwise, blocker is the contender whose deletion is worth waiting
-// for. alone means that no other contender blocks, now or later. Then the deletion of the blocker
-// proves that it is our turn.
+// A Rule decides whether the contenders ahead, which are in order, block a contender. If none of
+// them does, blocker is nil. Otherwise, the contender waits for the deletion of blocker. alone
+// means that no contender except blocker blocks it, now or later. Then, after that deletion, it has
+// its turn.
 type Rule func(ahead []Child) (blocker *Child, alone bool)
 
 // EveryoneAhead is the rule of a mutex: every contender ahead blocks.
@@ -90,47 +90,48 @@ const (
 	Shared                    // by any number
 )
 
-// A Claim is a contender of this process in a line: a znode and its session. It waits for its
-// turn. After that, every goroutine with a grant of it holds it.
+// A Claim is a contender of this process: a znode in a line, and the session that created it. When
+// its turn has come, goroutines hold it, each by a Grant.
 type Claim struct {
 	Hold
 	Line      *Line
 	data      []byte // of its znode
-	beside    string // the znode whose place it shares
-	Unwatched bool   // its owner watches its znode
-	recalls   bool   // OnRecall has registered with lineWatch; guarded by mu
+	beside    string // name of the znode whose place it shares, or "": see Beside
+	Unwatched bool   // the primitive that uses it watches its znode itself
+	recalls   bool   // OnRecall has registered a function with lineWatch; guarded by mu
 
 	version   int32             // of its znode, after our last write to it; guarded by mu
-	users     int32             // number of present grants; guarded by mu
+	users     int32             // number of grants that have not ended; guarded by mu
 	Path      string            // of its znode, as the server knows it; guarded by mu once its turn has come
 	Child     Child             // guarded by mu once its turn has come
-	own       *conn.Watch       // the watch on its znode, joined, or nil; guarded by mu
-	lineWatch *conn.Watch       // the watch on the line, joined; nil unless it was set while c was alone in the line; guarded by mu
-	ownWatch  *session.OwnWatch // during the hold; nil if Unwatched; guarded by mu
+	own       *conn.Watch       // its watch on its own znode (Watches.Join), or nil; guarded by mu
+	lineWatch *conn.Watch       // its watch on the line; nil unless a listing set it and showed no other contender; guarded by mu
+	ownWatch  *session.OwnWatch // watches its znode during the hold; nil if Unwatched; guarded by mu
 	leaveHeld func()            // from ownWatch.Drop; called when its znode is deleted; guarded by mu
 	asked     chan struct{}     // if not nil, closed when another client asks the holder to release; guarded by mu
 	granted   int               // number of all grants, for the trace; guarded by mu
 	first     Grant             // storage for its first grant
 
-	// The fields of a claim that a Lock has granted; guarded by Lock.mu:
+	// Only a Lock uses the following fields; guarded by Lock.mu:
 	mode    HoldMode
-	listed  bool          // the line was listed once, and a watch set if c was alone
+	listed  bool          // Lock.list has listed the line for c
 	closed  bool          // no more readers may join
-	open    int32         // transactions that may still be applied
-	uses    []*Grant      // one for each goroutine, in the order in which they were granted
+	open    int32         // number of transactions that may still be applied
+	uses    []*Grant      // one for each goroutine that holds c, in the order in which they were granted
 	one     [1]*Grant     // memory for uses, while it has one element
-	passed  int           // handoffs, or readers that joined, since it was last known that no contender waits
-	listing chan struct{} // closed when the listing under way is answered; nil if there is none
-	moving  chan struct{} // closed at the end of the Downgrade under way; nil if there is none
-	stop    func()        // ends that Downgrade early, unless it is done already
+	passed  int           // number of handoffs, or of readers that joined, since c was last known to block no other contender
+	listing chan struct{} // closed when the listing of Lock.list is answered; nil if none is under way
+	moving  chan struct{} // closed at the end of a Downgrade; nil if none is under way
+	stop    func()        // cancels that Downgrade, unless it is done already
 	keptAt  time.Time     // when its last goroutine released it, if it is kept
-	timer   *time.Timer   // ends the time for which it is kept; nil if it fired while a goroutine had c
-	recall  func()        // gives up the place if no goroutine has it; nil if it was never kept
+	timer   *time.Timer   // fires when c was kept for Lock.Retain; nil if it fired while a goroutine held c
+	recall  func()        // deletes c if no goroutine holds it; nil if c was never kept
 }
 
 func (l *Line) ranks(r *session.Roll) *ranks { return ranksOf(r, l.Bases) }
 
-// confirm is the last step before a caller learns of the turn: see Place.acquire.
+// confirm returns ErrEnded if the session has ended. It is the last check before a caller learns of
+// the turn: see Place.acquire.
 func (c *Claim) confirm() error {
 	if !c.Incarnation.Alive() {
 		return session.ErrEnded
@@ -138,14 +139,14 @@ func (c *Claim) confirm() error {
 	return nil
 }
 
-// assure is confirm for a caller that will hold: the session must be confirmed, and a stake keeps
-// it confirmed.
+// assure is confirm for a caller that will hold c. It waits until the session is confirmed, and
+// takes a stake, which keeps the session confirmed: see [session.Incarnation.Stake].
 func (c *Claim) assure(ctx context.Context) (err error) {
 	c.Stake, err = c.Incarnation.Stake(ctx)
 	return err
 }
 
-// withdraw deletes c after err. No caller has learned of its turn.
+// withdraw deletes c, which was not granted. err is the error of the step that failed, or nil.
 func (c *Claim) withdraw(err error) {
 	if errors.Is(err, session.ErrVanished) {
 		c.Stake.Drop()
@@ -155,16 +156,18 @@ func (c *Claim) withdraw(err error) {
 	c.Leave().Await(session.Grace)
 }
 
-// standsAfter is confirm after the deletion of the only blocker. proof is the number of the
-// connection that has delivered the event of that deletion, or 0. The error is ErrVanished if c's
-// znode did not exist then.
+// standsAfter is confirm after the deletion of the only blocker, and also checks that c's znode
+// exists. If it does not, the error is ErrVanished. proof is the number of the connection that has
+// delivered the event of the blocker's deletion, or 0 if that is unknown.
 //
 // The events of one connection come in the order of the changes, and before any reply that shows
-// one of these changes. So c's znode existed if a read on that same connection has found it and set
-// its watch, and the watch has not fired. Otherwise standsAfter reads the znode.
+// one of these changes. So if a read over that connection has found c's znode and set a watch on
+// it, and the watch has not fired, the znode still existed when the blocker was deleted. Otherwise,
+// standsAfter reads the znode.
 //
-// If one transaction has deleted both znodes, the event of our znode may still follow. That is as
-// if our znode had been deleted right after our turn: the holder learns of the loss by that event.
+// If one transaction has deleted both znodes, the event of c's znode may come after the event of
+// the blocker. Then c is granted, and the second event reports the loss, as if c's znode had been
+// deleted right after the grant.
 func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 	own, watches := c.watch(), c.Incarnation.Watches
 	if proof == 0 || watches.ArmedOn(own) != proof || !watches.ArmedOnOurs(own) || session.IsClosed(own.Fired) {
@@ -175,10 +178,10 @@ func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 	return c.confirm()
 }
 
-// mustStand returns ErrVanished if c's znode does not exist. If c has joined its watch, and the
-// watch is not set, the read sets it. The watch is on the znode's children. An ephemeral znode has
-// none, so the watch fires only at the deletion, and not at a change of data such as a fencing
-// token.
+// mustStand reads c's znode, and returns ErrVanished if it does not exist. If c waits for a watch
+// on the znode that is not set, the read sets it. It is a watch on the znode's children. An
+// ephemeral znode has no children, so the watch fires only at the deletion of the znode, and not
+// when the holder writes the znode for a fencing token.
 func (c *Claim) mustStand(ctx context.Context) error {
 	_, stat, err := c.Incarnation.Children(ctx, c.Path)
 	return c.standsBy(session.Look{Stat: stat, Err: err})
@@ -197,7 +200,8 @@ func (c *Claim) standsBy(l session.Look) error {
 	return nil
 }
 
-// watch returns the watch on c's own znode, which is joined.
+// watch returns c's watch on its own znode. If the watch has fired, or there is none, c joins a new
+// one.
 func (c *Claim) watch() *conn.Watch {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -275,9 +279,9 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 // ahead returns the contenders ahead of me, in order. The error is ErrVanished if the listing does
 // not contain me, because then our znode is deleted.
 //
-// ahead compares only names. If our znode was deleted, another client may have created a copy with
-// the same name. For as long as our session counts as alive, the copy blocks others as our znode
-// did. standsBy finds that the copy is not ours.
+// ahead compares only names. If our znode was deleted, another client may have created a copy, a
+// znode with the same name. While our session counts as alive, the copy blocks other contenders as
+// our znode did. standsBy finds by the copy's owner that it is not ours.
 func (l *Line) ahead(ctx context.Context, inc *session.Incarnation, roll *session.Roll, me Child) ([]Child, error) {
 	rk := l.ranks(roll)
 	if !rk.told || me.Exhausted() {
@@ -307,9 +311,9 @@ func (l *Line) aheadAmong(ctx context.Context, inc *session.Incarnation, names [
 	return nil, session.ErrVanished
 }
 
-// InOrder returns the contenders among names in the order of their arrival. If the numbers do not
-// show the order, it is the order of the zxids of the creates, which every client can read. To read
-// the zxids costs one request for every 128 contenders.
+// InOrder returns the contenders among names in the order of their arrival. If their numbers do not
+// show that order, InOrder reads the zxids of their creates, with one request for every 128
+// contenders.
 func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []string) ([]Child, error) {
 	all := ParseChildren(names, l.Bases...)
 	in, exhausted, tell := split(all)
@@ -325,12 +329,13 @@ func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []st
 
 // byCreation sorts line by the zxids of the creates, without contenders that have left.
 //
-// A granted znode that shares the place of another znode comes first. The zxid of its place is
-// unknown if the other znode is deleted. But first is right: at the grant, all contenders ahead of
-// the place had left, or may hold together with it. So it does no harm if they come after it.
+// A znode that shares the place of another znode (Claim.Beside) comes first. Its own zxid is too
+// late, and the other znode may be deleted. To put it first does no harm: the place has had its
+// turn, so every contender ahead of it has left, or may hold together with it.
 //
-// A persistent znode whose number is exhausted comes last. It is no contender, because contenders
-// are ephemeral: a client has chosen its number, and no end of a session would ever delete it.
+// A persistent znode with an exhausted number comes last. Contenders are ephemeral, so it is none:
+// a client has chosen its number. No end of a session deletes it, so ahead of contenders it would
+// block them forever.
 func (l *Line) byCreation(ctx context.Context, inc *session.Incarnation, line []Child) ([]Child, error) {
 	paths := make([]string, len(line))
 	for i, c := range line {
@@ -362,10 +367,11 @@ func (l *Line) joinLineWatch(inc *session.Incarnation) *conn.Watch {
 	return inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: l.Dir})
 }
 
-// keepLineWatch gives c a watch on the line that was joined before the line was listed. alone says
-// that the listing has shown no other contender. If the watch is nil or the listing has failed, c
-// keeps the watch that it has, because a goroutine may be waiting for it. If a listing shows other
-// contenders, that watch has fired before, provided that it was armed.
+// keepLineWatch is called after a listing that could set w, a watch on the line; w may be nil.
+// alone says that the listing has shown no other contender. If so, and if w is set and has not
+// fired, c takes w. Otherwise, c keeps its present watch, for which a goroutine may wait. If the
+// listing has shown other contenders, their arrival has fired that watch, provided that it was
+// armed.
 func (c *Claim) keepLineWatch(w *conn.Watch, alone bool) {
 	if w == nil {
 		return
@@ -400,16 +406,17 @@ func (c *Claim) Leave() *session.Deletion {
 }
 
 // askTime is how long a release waits for a listing that shows whether there are waiters. Without a
-// reply, it assumes that there are.
+// reply, the release assumes that there are waiters.
 const askTime = 200 * time.Millisecond
 
-// others reports whether a contender of these bases is in the line, except c and the znode that
-// shares its place: see RWMutex.Downgrade. If c itself is not in the listing, it is lost. With
-// watch, bases must be all bases of the line, and the listing sets a watch. If there is no other
-// contender, c.Alone is true from then on, until another contender comes or c is deleted.
+// others lists the line, and reports whether it has another contender with one of bases. A znode
+// that shares c's place does not count: see RWMutex.Downgrade. If c itself is not listed, c is
+// lost. With watch, the listing also sets a watch on the line, and bases must be all bases of the
+// line. If there is no other contender, c.Alone is then true until another contender comes or c is
+// deleted.
 //
-// It fails if there is no connection, or no answer within askTime: a release does not wait for the
-// next connection.
+// others fails if there is no connection, or no answer within askTime: a release does not wait for
+// the next connection.
 func (c *Claim) others(watch bool, bases ...string) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), askTime)
 	defer cancel()
@@ -438,8 +445,8 @@ func (c *Claim) others(watch bool, bases ...string) (bool, error) {
 		return false, c.Explain(err) // without the parent there is no child
 	}
 	if child() != me {
-		// c was downgraded during the listing. So the listing may show either znode or both, and
-		// proves nothing about waiters. That is no loss.
+		// c was downgraded during the listing. So the listing may show the old znode, the new one
+		// or both. It proves nothing about waiters, and shows no loss.
 		return true, nil
 	}
 	if !slices.Contains(names, me.Name) {
@@ -468,9 +475,9 @@ func (l *Line) First(ctx context.Context, inc *session.Incarnation, list func(ct
 	return all[0].Name, nil
 }
 
-// ReadFirst returns the name of the first contender, not older than the call, and its znode; or "".
-// If known is the name of the first contender, that takes one round trip, and otherwise two. known
-// may be "".
+// ReadFirst returns the name of the first contender and its znode, at least as new as the call. The
+// name is "" if there is no contender. If known is the name of the first contender, ReadFirst takes
+// one round trip, and otherwise two. known may be "".
 func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known string) (name string, n session.Node, err error) {
 	list := inc.ChildrenFresh
 	if known != "" {
@@ -491,8 +498,8 @@ func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known st
 	}
 }
 
-// errExhausted means that a number no longer shows the place of its znode, so no znode can share
-// it. See split.
+// errExhausted means that the number of a znode does not show its place (see split). So no other
+// znode can share that place.
 var errExhausted = errors.New("the path has had 2^31 children: the order is kept, but no read lock can be put in a writer's place")
 
 // Beside creates a child of another mode at the place of c in the line: its name ends in the same

@@ -1,10 +1,10 @@
-// Package lock has the contenders of one znode, in the order of their arrival: their way to a turn,
-// holds and their end, and the goroutines of one process that share a place in the line. The
-// methods that programs call are not its business.
+// Package lock is the common part of all primitives with waiters: a line of contenders, their way
+// to a turn, holds and their end, and goroutines of one process that share a place in the line. The
+// root package has the methods that programs call.
 package lock
 
 // This file shares a place in the line among the goroutines of one process: it has their list of
-// waiters, and their holds. The order of processes is not its business: see line.go.
+// waiters, and their holds. The order of processes is in line.go.
 
 import (
 	"cmp"
@@ -31,12 +31,13 @@ type Entry struct {
 // golang.org/x/sync/semaphore: one mutex, a list of waiters, and each waiter waits in the
 // goroutine of its caller.
 //
-//   - Acquire joins the list. The first waiter is let in by a hold of this process that it can
-//     share. If there is none, it waits in the line itself, on behalf of the waiters behind it.
-//     If its context ends before its turn has come, the next waiter takes over its place.
-//   - Release gives an exclusive hold to the first waiter, without a request. While other
-//     contenders are in the line, or may be, it does so at most Handoffs times in a row. In the
-//     same way, at most Handoffs readers join a shared hold before the line is listed again.
+//   - Acquire puts the caller at the end of the list. If this process has a hold that the first
+//     waiter can share, it gets a grant of that hold. Otherwise, the first waiter waits in the
+//     line, on behalf of the waiters behind it. If its context ends before its turn has come, the
+//     next waiter takes over its place.
+//   - Release gives an exclusive hold to the first waiter, without a request: a handoff. While
+//     other contenders are in the line, or may be, it makes at most Handoffs handoffs in a row. In
+//     the same way, at most Handoffs readers join a shared hold before the line is listed again.
 //
 // The zero value holds nothing, and can only report that.
 type Lock struct {
@@ -52,9 +53,9 @@ type Lock struct {
 	Kept     *atomic.Int64 // the number of places that the session keeps
 
 	mu      sync.Mutex
-	owed    bool            // the release of a lost hold of an Election may still come
+	owed    bool            // the release of a lost hold that forget has dropped may still come
 	waiting []*waiter       // in the order in which they came
-	holds   []*Claim        // of this process, in the order in which they were granted, lost ones too, until they are released
+	holds   []*Claim        // of this process, in the order in which they were granted; a lost hold, too, until its release
 	idle    *Claim          // the kept place, or nil; while there is one, no goroutine waits, or holds exclusively
 	reading *session.Ending // ended by the first loss of a shared hold; nil if there is none
 	watch   *time.Timer     // calls review; nil unless a goroutine waits for a hold of this process
@@ -63,8 +64,8 @@ type Lock struct {
 // A waiter is a goroutine in Acquire.
 type waiter struct {
 	mode  HoldMode
-	pin   bool          // it is in Do or RDo
-	ready chan struct{} // has a token when another goroutine has set a field below; nil until w waits for a token
+	pin   bool          // the caller is Do, RDo or Run, which releases the grant itself
+	ready chan struct{} // receives a value when another goroutine has set a field below; nil until w waits for that
 
 	place  *Place // its place in the line; nil while w waits for goroutines of this process
 	first  Place  // the place with which w enters; a field to save an allocation
@@ -85,8 +86,8 @@ func (l *Lock) Entry(mode HoldMode) Entry {
 	return l.Entries[mode]
 }
 
-// Acquire waits for a grant. pin says that the caller is Do. If Acquire fails, behind describes the
-// contenders for which it has waited.
+// Acquire waits for a grant. pin says that the caller is Do, RDo or Run. If Acquire fails, behind
+// describes the contenders for which it has waited.
 func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, behind Behind, err error) {
 	l.mu.Lock()
 	if h := l.regain(mode); h != nil {
@@ -138,8 +139,9 @@ func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, 
 }
 
 // take gives c, whose turn has come, to w. If w is a reader, take also gives c to the readers right
-// behind w. take fails if a goroutine of this process has yet to notice that its hold is lost. Then
-// w waits for that goroutine, and c is given back, because other processes need not wait for it.
+// behind w. take fails if a goroutine of this process has lost its hold and not released it yet.
+// Then w waits for that goroutine. take deletes c, so that other processes need not wait for it,
+// too.
 func (l *Lock) take(ctx context.Context, c *Claim, w *waiter) bool {
 	l.mu.Lock()
 	w.place = nil
@@ -252,9 +254,9 @@ func (l *Lock) enter(w *waiter) {
 	w.wake()
 }
 
-// room returns the hold by which the first waiter may be let in, in this mode. If there is none,
-// waits reports whether the waiter must wait for a goroutine of this process. Otherwise, it enters
-// the line.
+// room returns the hold of this process that the first waiter may get in this mode. If there is
+// none, waits reports whether the waiter must wait for a goroutine of this process. If it need not,
+// it enters the line.
 func (l *Lock) room(mode HoldMode) (h *Claim, waits bool) {
 	if h := l.regain(mode); h != nil {
 		return h, false
@@ -268,7 +270,7 @@ func (l *Lock) room(mode HoldMode) (h *Claim, waits bool) {
 		return nil, false
 	}
 	if h.passed >= l.Handoffs {
-		l.list(h) // which calls serve
+		l.list(h) // serve is called when the line is listed
 		return nil, true
 	}
 	h.passed++
@@ -308,13 +310,13 @@ func (l *Lock) admit(h *Claim, pin bool) *Grant {
 }
 
 // hold makes c, whose turn has come, a hold of this process. It returns nil if a lost hold of this
-// process was not released yet. Every hold that excludes c is lost: otherwise, c's turn would not
-// have come.
+// process was not released yet. It first ends every hold that excludes c by a loss: the znode of
+// such a hold must be deleted, because otherwise c's turn would not have come.
 func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	if c.Err() != nil {
 		return nil // l.holds may be of the next session
 	}
-	l.discard() // c has its turn, so the znode of a kept place no longer exists
+	l.discard() // c has its turn, so the znode of a kept place, which is ahead of c, no longer exists
 	for _, h := range l.holds {
 		if mode == Exclusive || h.mode == Exclusive {
 			h.Lose(h.Incarnation.Deleted())
@@ -334,10 +336,10 @@ func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	return c
 }
 
-// forget drops the lost hold of an Election, because a waiter wants to enter the line. Lost is
-// closed, so the goroutine that had the hold need not release it. But its release may still come,
-// and then looks like the release of the next hold: see depart. Only a release by Run cannot be
-// mistaken, because Run releases its own grant.
+// forget drops the lost hold of an Election, because a waiter wants to enter the line. A waiter of
+// an Election does not wait for the release of a lost hold, because Lost has reported the loss. But
+// that release may still come. Then it looks like the release of the next hold: see depart. Only a
+// release by Run cannot be mistaken, because Run releases its own grant.
 func (l *Lock) forget() {
 	if !l.Elects || session.IsClosed(l.Manager.Closing) { // while the Session is being closed, no waiter enters, and the release must see the loss
 		return
@@ -363,9 +365,8 @@ func (l *Lock) look() {
 	l.serve()
 }
 
-// read makes h, which is shared, a part of the present reading: all shared holds of the process. A
-// reader without a handle does not know which of them is its own, so the loss of one is the loss of
-// all.
+// read makes the loss of h, which is shared, end reading. A reader without a handle does not know
+// which of the shared holds of the process is its own, so the loss of one is the loss of all.
 func (l *Lock) read(h *Claim) {
 	if l.reading == nil {
 		l.reading = new(session.Ending)
@@ -374,10 +375,10 @@ func (l *Lock) read(h *Claim) {
 	h.lost.AfterFunc(func(why error) { reading.End(why) })
 }
 
-// list finds out, in the background, whether other contenders are in the line. An exclusive hold
-// does so once: if it is alone, the listing sets a watch, and h.Alone is true until another
-// contender comes. A shared hold needs no watch: the shared holds of other processes often change,
-// and exclude no reader. Its listing only looks for writers.
+// list lists the line in the background, to find other contenders. For an exclusive hold, it does
+// so once: if h is alone, the listing sets a watch, and h.Alone is true until another contender
+// comes. For a shared hold, list only looks for writers, and sets no watch: readers of other
+// processes would fire it often, and they block no reader.
 func (l *Lock) list(h *Claim) {
 	if h.listing != nil {
 		return
@@ -408,7 +409,7 @@ func (l *Lock) review() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.watch = nil
-	inLine := l.Handoffs > 0 && len(l.waiting) > 0 && l.waiting[0].place != nil // then the first waiter is in the line, and the others wait for it
+	inLine := l.Handoffs > 0 && len(l.waiting) > 0 && l.waiting[0].place != nil // the first waiter is in the line, and the others wait for it and not for a lost hold
 	if err := l.forgotten(); err != nil && !inLine {
 		for _, w := range l.waiting {
 			if w.place == nil {
@@ -480,8 +481,8 @@ func (l *Lock) Try(ctx context.Context, mode HoldMode) (g *Grant, err error) {
 	return g, nil
 }
 
-// atOnce lets the caller in by a hold of this process, if it can. busy says that a goroutine of
-// this process blocks it.
+// atOnce grants a hold of this process to the caller, if it can. busy says that a goroutine of this
+// process blocks the caller.
 func (l *Lock) atOnce(mode HoldMode) (g *Grant, busy bool) {
 	h := l.regain(mode)
 	if h == nil {
@@ -497,7 +498,8 @@ func (l *Lock) atOnce(mode HoldMode) (g *Grant, busy bool) {
 	return l.admit(h, false), false
 }
 
-// BeginUnlock begins the end of a use in mode, for a goroutine without a handle.
+// BeginUnlock begins the end of a use in mode, for a goroutine without a handle: it calls Unlock or
+// RUnlock, which have no Grant to name the use.
 func (l *Lock) BeginUnlock(mode HoldMode) Departure {
 	return l.depart(false, func() (*Claim, int) { return l.anonymous(mode) })
 }
@@ -507,9 +509,9 @@ func (l *Lock) BeginRelease(g *Grant) Departure {
 	return l.depart(true, func() (*Claim, int) { return l.useOf(g) })
 }
 
-// renounce ends the use of w, which was let in at the moment at which its wait ended. RUnlock has
-// no handle, so it may have ended the use of w instead of the use of its own caller. Then renounce
-// ends the use of that caller.
+// renounce ends the use of w, which got its grant at the moment at which its wait failed. An
+// RUnlock has no handle, so it may have ended the use of w instead of the use of its own caller.
+// Then renounce ends the use of that caller.
 func (l *Lock) renounce(w *waiter) error {
 	return l.depart(true, func() (*Claim, int) {
 		h, i := l.useOf(w.grant)
@@ -547,13 +549,14 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 	}
 	h.uses = slices.Delete(h.uses, i, i+1) // at once, so that a second Unlock does not find the use
 	if l.owed {
-		// This may be the late release of a lost hold, which now ends the present hold. So the
-		// present leader must see a loss. Its own release may also come late. A release that finds
-		// no hold does not clear owed: many programs resign twice, to be sure.
+		// This may be the late release of a lost hold, which now ends the present hold instead. So
+		// the present leader must see a loss. owed stays true, because its own release can now come
+		// late, too. Not even a release that finds no hold clears owed: many programs resign twice,
+		// to be sure.
 		d.grant.Revoke()
 	}
 	if d.stays = h.used(); d.stays {
-		h.Err() // so that a loss ends the grant as a loss, for the tracer
+		h.Err() // if h is lost, this ends the grant by the loss, for the tracer, before End does
 		d.grant.End()
 	}
 	return d
@@ -586,23 +589,24 @@ func (d Departure) Finish() error {
 }
 
 // handOver ends g, the last use of h, and gives h to the first waiter of this process. If it must
-// not do that, it keeps the place, or deletes the znode.
+// not, it keeps the place of h, or deletes the znode.
 //
 // A handoff needs no request: the znode of h stays, so h is granted to one goroutine after another
 // while every other contender waits behind it.
 //
 //   - It is safe. mu is held from the look at the list to the grant, so no two goroutines get h.
-//     The znode may be deleted, or the session may end, at any time. Then the grant of the next
-//     goroutine is lost, as g would have been (Claim.Grant).
-//   - No waiter is forgotten. A waiter joins the list under mu. Either it is in the list now, or
-//     it finds in serve that h is not held. A waiter whose ctx has ended leaves under mu
-//     too: before that it may be chosen, and then it renounces the grant.
+//     The znode may be deleted, or the session may end, at any time. Then the next goroutine loses
+//     its grant, as it would have lost g (Claim.Grant).
+//   - No waiter is forgotten. A waiter joins the list under mu. Either it is in the list now, or it
+//     joins later, and then finds in serve that h is not held. A waiter whose ctx has ended leaves
+//     the list under mu, too. If it was chosen before that, it renounces the grant.
 //   - It is fair. Claim.Alone is true if a listing has shown no other contender, and the watch set
 //     by that listing has not fired. The create of another contender fires the watch. So that
 //     contender waits until the event has arrived, and then for at most Handoffs more handoffs. At
 //     half of the limit, handOver begins a listing. At the limit, it waits for that listing, once
-//     in each hold. The listing sets the watch: without it, a fast loop would give up its place
-//     although it is alone. The answer takes at most 200 ms (askTime).
+//     in each hold. That listing sets the watch if h is alone. Without the watch, a process that is
+//     alone would delete its znode after every Handoffs handoffs. The listing takes at most 200 ms
+//     (askTime).
 //
 // mayPass says which holds are never passed on.
 func (l *Lock) handOver(h *Claim, g *Grant) error {
@@ -618,7 +622,7 @@ func (l *Lock) handOver(h *Claim, g *Grant) error {
 			l.mu.Lock()
 			continue
 		} else {
-			break // the next waiter enters the line, behind the other contenders
+			break // the limit is reached: the next waiter enters the line, behind the other contenders
 		}
 		g.End()
 		l.letIn(h)
@@ -638,11 +642,11 @@ func (l *Lock) handOver(h *Claim, g *Grant) error {
 	return g.Release()
 }
 
-// mayPass reports whether h, which no goroutine has, may pass to another goroutine of this process.
+// mayPass reports whether handOver may give h to another goroutine of this process.
 //
-// A transaction without a reply may be anywhere on its way, and can be applied while the znode of h
-// exists. So h does not pass on, and its znode is deleted. A transaction that was not applied
-// before the deletion never will be.
+// A transaction without a reply can still be applied while the znode of h exists, because it checks
+// that znode. It must not be applied under the next goroutine. So h is not handed over, and its
+// znode is deleted: after that, the transaction cannot be applied.
 func (l *Lock) mayPass(h *Claim) bool {
 	return h.mode == Exclusive && l.Handoffs > 0 && !l.Elects && h.open == 0 && !isLost(h) && !h.WasAsked()
 }
@@ -683,7 +687,7 @@ func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, kept bool) {
 	if h.timer == nil {
 		h.timer = time.AfterFunc(l.Retain, func() { l.expire(h) })
 	}
-	// If a contender comes at this same instant, it has fired the watch, and recall is called at
+	// If a contender has come after Alone, it has fired the watch, and OnRecall calls recall at
 	// once.
 	h.OnRecall(h.recall)
 	l.idle = h
@@ -691,9 +695,10 @@ func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, kept bool) {
 	return e, true
 }
 
-// regain returns the kept place, if it is good for mode: no other contender has come, and the
-// session is confirmed for long enough (Incarnation.Assured). Otherwise, the caller gives the place
-// up and enters the line. There, a grant waits until the session is confirmed for long enough.
+// regain returns the kept place, if a goroutine can hold it in mode at once: no other contender has
+// come, and the session is confirmed for as long as a grant needs (Incarnation.Assured). If regain
+// returns nil, its caller deletes the kept place and enters the line, where a grant waits for the
+// confirmation.
 func (l *Lock) regain(mode HoldMode) *Claim {
 	h := l.idle
 	if h == nil || mode != Exclusive || h.WasAsked() || h.Loss() != nil || session.IsClosed(h.recalled()) || !h.Incarnation.Assured() {
@@ -750,7 +755,8 @@ func (l *Lock) expire(h *Claim) {
 	l.discard()
 }
 
-// Txn applies ops while g is held. If g was released, the error is ErrNotLocked.
+// Txn applies ops in one transaction, if g is still held. If g was released, the error is
+// ErrNotLocked.
 //
 // The transaction is counted under mu, and a release decides about h under mu. So either the
 // release knows of the transaction, or the transaction is not begun.
@@ -801,8 +807,8 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	l.mu.Lock()
 	var former string
 	if err == nil {
-		// Since the read znode was created, no other contender could get its turn to write. So it
-		// does not matter when, or by which client, the write znode is deleted.
+		// The read znode exists, and blocks every other writer. So it does not matter when, or by
+		// which client, the write znode is deleted.
 		former, err = own.Move(c, e.Op)
 	}
 	close(h.moving)
@@ -823,15 +829,15 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	case <-r.Done:
 	case <-r.Refused: // readers behind it wait until the deletion is permitted
 	case <-c.Incarnation.Disconnection():
-	case <-c.Incarnation.Ctx.Done(): // the new holders learn of the loss
+	case <-c.Incarnation.Ctx.Done(): // the readers learn of the loss from their grants
 	case <-ctx.Done():
 	}
 	return nil
 }
 
-// Standing returns an Ending that ends when the present hold is lost. It tries modes in order, and
-// takes the first in which there is a hold. If that hold is lost, or there is none, the Ending has
-// ended already.
+// Standing returns an Ending that ends when the present hold is lost: the hold in the first of
+// modes in which there is one. If that hold is lost, or there is none, the Ending has ended
+// already.
 func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -894,8 +900,9 @@ func isLost(c *Claim) bool { return c.Err() != nil }
 
 func (c *Claim) used() bool { return len(c.uses) > 0 }
 
-// anonymous returns the index of the use that a goroutine without a handle releases, or -1. It is not
-// the use of a Do, unless the hold is exclusive and has no other.
+// anonymous returns the index of the use that a goroutine without a handle releases, or -1. This is
+// the newest use that no Do, RDo or Run will release. If there is none, and the hold is exclusive,
+// it is the newest use.
 func (c *Claim) anonymous() int {
 	for i, g := range slices.Backward(c.uses) {
 		if !g.Pinned {
@@ -908,9 +915,9 @@ func (c *Claim) anonymous() int {
 	return -1
 }
 
-// occupied reports whether a hold must be released before another goroutine can hold mode. A lost
-// hold must be released even before another reader: RUnlock has no handle, and would return the
-// loss to the wrong reader.
+// occupied reports whether a hold must be released before another goroutine can get the lock in
+// mode. Even a new reader must wait for the release of a lost shared hold. Otherwise, RUnlock,
+// which has no handle, could return the loss to the new reader.
 func (l *Lock) occupied(mode HoldMode) bool {
 	return slices.ContainsFunc(l.holds, func(h *Claim) bool {
 		return mode == Exclusive || h.mode == Exclusive || isLost(h)
@@ -933,8 +940,8 @@ func (l *Lock) joinable() *Claim {
 }
 
 // present returns the hold that a goroutine without a handle uses: one in mode for which the
-// function so returns true. It prefers a lost hold, so that its loss is returned. Otherwise, it
-// returns the newest.
+// function so returns true. It prefers a lost hold, so that the release returns the loss.
+// Otherwise, it returns the newest.
 func (l *Lock) present(mode HoldMode, so func(h *Claim) bool) (found *Claim) {
 	for _, h := range slices.Backward(l.holds) {
 		switch {

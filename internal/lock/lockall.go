@@ -1,6 +1,6 @@
 package lock
 
-// This file locks several locks, or none of them. A single lock is not its business.
+// This file locks several locks, or none of them.
 
 import (
 	"context"
@@ -15,24 +15,23 @@ import (
 type Part struct {
 	Lock     func(ctx context.Context) error
 	Unlock   func() error
-	Ours     bool                   // Unlock does not panic, and may run in a goroutine of its own
-	Standing func() *session.Ending // returns the end of its hold by a loss; nil if that is not known
+	Ours     bool                   // a locker of zsync: Unlock does not panic, and may run in a goroutine of its own
+	Standing func() *session.Ending // returns the Ending that ends if the hold is lost; nil if the locker has none
 }
 
-// ErrPartLost means that a part was lost while LockAll waited for another. LockAll may be called
-// again.
+// ErrPartLost means that a part was lost while LockAll waited for another. The caller may call
+// LockAll again.
 var ErrPartLost = errors.New("a lock was lost while another was waited for")
 
 // LockAll locks parts in their order, one after the other, or none of them. It returns the
 // function that unlocks them.
 //
-// A caller that waits for a part holds the parts before it in the order, and has no place in the
-// line of a later part. The order is the same for every caller, so no two wait for each other,
-// however many locks each has.
+// While a caller waits for a part, it holds only parts that come earlier in the order. The order is
+// the same for all callers, so no two callers wait for each other, however many locks each has.
 //
 // If a part is lost while LockAll waits for another, LockAll unlocks all and fails with
-// ErrPartLost. Otherwise, the goroutines of this process that want the lost part would wait
-// for the other part too.
+// ErrPartLost. Otherwise, goroutines of this process that want the lost part would wait for the
+// other part, too.
 func LockAll(ctx context.Context, parts []Part) (unlock func() error, err error) {
 	locked := 0
 	defer func() {
@@ -40,7 +39,7 @@ func LockAll(ctx context.Context, parts []Part) (unlock func() error, err error)
 			UnlockSoon(ctx, func() error { return unlockAll(parts[:locked]) })
 		}
 	}()
-	ours, rest := context.WithCancel(ctx) // a hook must not end a context of the program
+	ours, rest := context.WithCancel(ctx) // a hook must end only a context of this package, not a context of the program
 	defer rest()
 	waiting, end := context.WithCancelCause(ours)
 	defer end(nil)

@@ -99,7 +99,7 @@ func byNumbers(line []Child) []Child {
 	return sorted
 }
 
-// numberWindow is the least difference of two numbers at which their order proves nothing.
+// If two numbers differ by numberWindow or more, they do not show which contender came first.
 const numberWindow = 1 << 30
 
 // split divides line, which is sorted by number, into the contenders before the first exhausted
@@ -109,8 +109,9 @@ const numberWindow = 1 << 30
 // A parent numbers its children one by one, until it has had 2^31 of them. After that, ZooKeeper
 // 3.6 and later gives 2147483647 to each child, or -2147483648 and its successors while earlier
 // creates are under way. Before 3.6, it continues from -2147483648 through -1, and then from 0. So
-// numbers show no order if one is just below 0, or if they are far apart. Any client may also
-// choose its own number. A contender with an exhausted number is behind the others.
+// numbers do not show the order if a number is just below 0. Nor do they if two are far apart,
+// because a client can also choose a number itself. If they show the order, a contender with an
+// exhausted number is behind all others.
 func split(line []Child) (in, exhausted []Child, tell bool) {
 	i := len(line)
 	for i > 0 && line[i-1].Exhausted() {
@@ -175,8 +176,8 @@ func PermitsName(n int64) string {
 	return "_c_" + session.NewGUID() + weightBase + strconv.FormatInt(n, 10)
 }
 
-// Without returns names except the znodes at paths. A caller compares the permits of others with
-// the rest of the limit: a sum that includes its own permits could overflow.
+// Without returns names without the znodes at paths. With it, a caller counts the permits of
+// others, and compares them with the limit minus its own permits: the sum of both could overflow.
 func Without(names, paths []string) []string {
 	ours := make(map[string]bool, len(paths))
 	for _, path := range paths {
@@ -185,9 +186,9 @@ func Without(names, paths []string) []string {
 	return slices.DeleteFunc(names, func(name string) bool { return ours[name] })
 }
 
-// CountPermits returns the number of permits of znodes with these names. A znode counts as one
-// permit, whatever its name, as Curator and kazoo count it. If its name has a weight, it counts
-// as more; in kazoo's layout, no name has one.
+// CountPermits returns the number of permits of znodes with these names. If a name has a weight,
+// its znode counts as so many permits. Any other znode counts as one permit, as in Curator and
+// kazoo. In kazoo's layout, no name has a weight.
 func CountPermits(names []string, kazoo bool) (out int64) {
 	for _, name := range names {
 		weight := int64(1)
@@ -196,7 +197,7 @@ func CountPermits(names []string, kazoo bool) (out int64) {
 				weight = n
 			}
 		}
-		if out += weight; out < 0 { // the sum overflows; no semaphore has so many permits
+		if out += weight; out < 0 { // the sum has overflowed; no semaphore has so many permits
 			return math.MaxInt64
 		}
 	}

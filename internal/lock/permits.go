@@ -1,7 +1,7 @@
 package lock
 
-// This file has the permits that a process holds, and their znodes. How permits are acquired is not
-// its business.
+// This file has the permits that a process holds, and their znodes. The root package acquires
+// permits (semaphore.go).
 
 import (
 	"context"
@@ -32,11 +32,11 @@ type Permits struct {
 	Hold
 	Pool   *Pool
 	leases []Permit            // guarded by Hold.mu, like the fields below
-	n      int64               // the sum of leases; after a loss, the permits that are not released
+	n      int64               // number of permits in leases; after a loss, number of permits that the program has not released
 	taken  []taking            // acquired and not released, in order
 	free   func()              // cancels the limit, if there is one
-	within []*session.Function // the functions that have acquired some of p
-	last   *session.Deletion   // the last change of znodes with a weight
+	within []*session.Function // the program's functions that have acquired some of p
+	last   *session.Deletion   // the latest deletion by change that replaces a znode, or waits for an earlier one
 }
 
 // A taking is the part of one Acquire that is not released yet.
@@ -52,7 +52,7 @@ type Permit struct {
 	ownWatch *session.OwnWatch
 }
 
-// NewPermits returns Permits that have a stake in inc, and no permit yet.
+// NewPermits returns Permits of inc without a permit. s is their stake in inc.
 func (pool *Pool) NewPermits(inc *session.Incarnation, s *session.Stake) *Permits {
 	p := &Permits{Hold: Hold{Incarnation: inc, Stake: s, op: "acquire", since: time.Now()}, Pool: pool}
 	p.of, p.state = p, held
@@ -81,8 +81,8 @@ func (p *Permits) Add(leases []Permit, n int64) error {
 	return nil
 }
 
-// Within records that f has acquired some of p: Close waits for f before it releases p. Either
-// may be nil.
+// Within records that the function f has acquired some of p. Close then waits for f before it
+// releases p. p and f may be nil.
 func (p *Permits) Within(f *session.Function) {
 	if p == nil || f == nil {
 		return
@@ -96,7 +96,7 @@ func (p *Permits) inFunction() bool {
 	return slices.ContainsFunc(p.within, (*session.Function).Runs)
 }
 
-// Vanished is called when another client has deleted the znode of o.
+// Vanished is called when another client has deleted the znode that o watches.
 func (p *Permits) Vanished(o *session.OwnWatch) { p.deleted(o.Path) }
 
 func (p *Permits) deleted(path string) {
@@ -110,8 +110,8 @@ func (p *Permits) has(path string) bool {
 	return path == "" || slices.ContainsFunc(p.leases, func(l Permit) bool { return l.Path == path })
 }
 
-// limit begins the limits of p again. The limit on time counts from the acquisition of the oldest
-// permits in p.
+// limit starts the limits of p (Hold.limited) again. Limits.Max counts from the acquisition of the
+// oldest permits in p.
 func (p *Permits) limit() {
 	l := p.Pool.Limits
 	if l == nil {
@@ -124,12 +124,12 @@ func (p *Permits) limit() {
 	if len(p.taken) > 0 {
 		first := p.taken[0].at
 		p.free = p.limited(l, time.Until(first.Add(l.Max)), func() bool {
-			return p.standing() && len(p.taken) > 0 && p.taken[0].at.Equal(first) // otherwise, they were released at this moment
+			return p.standing() && len(p.taken) > 0 && p.taken[0].at.Equal(first) // otherwise, the oldest permits were released at this moment
 		})
 	}
 }
 
-// Left returns a channel that is closed by the release of the last of p, also after a loss.
+// Left returns a channel that is closed when the program has released all of p, also after a loss.
 func (p *Permits) Left() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -202,9 +202,10 @@ func (p *Permits) give(n int64) *session.Deletion {
 	return p.change(gone, nil, nil)
 }
 
-// change deletes the znodes of gone in the background. If there is a rest, change replaces the
-// znode of whole with it. If this change or the previous one replaces a znode, this change waits
-// for the previous one, because it may delete the znode that the previous one creates.
+// change deletes the znodes of gone in the background. If rest is not nil, change also replaces the
+// znode of whole with the znode of rest. If this change or an earlier one replaces a znode, this
+// change first waits for the earlier one, because it may delete the znode that the earlier one
+// creates.
 func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 	inc := p.Incarnation
 	paths := PathsOf(gone)
@@ -227,7 +228,7 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 			if err := before.Outcome(context.Background()); !session.IsClosed(before.Done) {
 				return err
 			}
-			before = nil // it is over, and with it all earlier changes
+			before = nil // it is over, and so are all changes before it
 		}
 		if whole != nil {
 			// In one transaction, so no client counts too few permits.
@@ -236,7 +237,7 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 				&zk.CreateRequest{Path: rest.Path, Data: p.Pool.Manager.Owner, Acl: p.Pool.Manager.Config.ACL, Flags: zk.FlagEphemeral},
 				&zk.DeleteRequest{Path: whole.Path, Version: -1})
 			if len(rs) > 0 && session.IsNodeExists(rs[0].Error) {
-				err = nil // an attempt without a reply was applied: no other client creates this name
+				err = nil // our earlier attempt, whose reply was lost, was applied: no other client creates this name
 			}
 		}
 		if removed == nil && len(paths) > 0 {
@@ -247,7 +248,7 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 	return p.last
 }
 
-// drop ends the watches of leases. The caller calls left when the znodes are deleted.
+// drop ends the watches of leases. The caller must call left when the znodes are deleted.
 func drop(leases []Permit) (left func()) {
 	var all []func()
 	for _, l := range leases {

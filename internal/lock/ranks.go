@@ -1,7 +1,7 @@
 package lock
 
 // This file has the order of the contenders in one listing, and finds contenders of other kinds in
-// it. Requests are not its business.
+// it. It sends no request.
 
 import (
 	"cmp"
@@ -13,17 +13,17 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// lookAmong is the number of contenders ahead that an Ahead keeps, and reads with one request.
-// The first of them that still exists is the first of the line: no contender arrives ahead of
-// them.
+// lookAmong is the largest number of contenders ahead that an Ahead keeps, and reads with one
+// request. The first of them that still exists is the first in the line, because no contender
+// arrives ahead of them.
 const lookAmong = 8
 
-// ranks is the order of a line in a listing. It is computed once for all waiters that share the
-// listing.
+// ranks is the order of the contenders in one listing. It is computed once for all waiters that
+// share the listing.
 type ranks struct {
-	in    []Child // the contenders that a number orders, in the order of their numbers
-	told  bool    // the contenders of in are in the order of arrival, and all others are behind them
-	sure  bool    // told is true, there are no other contenders, and all numbers differ
+	in    []Child // the contenders whose numbers are not exhausted (split), in the order of their numbers
+	told  bool    // the contenders of in are in the order of arrival, and all other contenders are behind them
+	sure  bool    // told is true, all contenders are in in, and their numbers differ
 	mixed []Child // contenders of other kinds
 
 	once  sync.Once
@@ -64,8 +64,8 @@ func namesOf(all []Child) []string {
 	return names
 }
 
-// before returns the contenders ahead of c, and whether c is in the line. Numbers must show the
-// order.
+// before returns the contenders ahead of c, and reports whether c is in the line. The numbers in rk
+// must show the order.
 func (rk *ranks) before(c Child) ([]Child, bool) {
 	i, _ := slices.BinarySearchFunc(rk.in, c, func(a, b Child) int {
 		if a.Seq != b.Seq {
@@ -92,11 +92,12 @@ func strangers(names []string, bases []string) (mixed []Child) {
 	return mixed
 }
 
-// unmixed returns ErrMixed if there is a contender of another kind that may be ahead of me (or
-// any, if me is nil): the two would not exclude each other.
+// unmixed returns ErrMixed if a contender in mixed, which has the contenders of other kinds, may be
+// ahead of me: the two would not exclude each other. If me is nil, every contender in mixed is an
+// error.
 //
-// All children of one parent share one sequence of numbers. So of two contenders that arrive at
-// the same time, only the later sees the earlier, and only the later leaves. A contender that has
+// All children of one parent share one sequence of numbers. So if two contenders of different kinds
+// arrive at the same time, only the contender with the greater number leaves. A contender that has
 // listed the line need not check again, because no contender arrives ahead of it.
 func unmixed(bases []string, mixed []Child, me *Child) error {
 	for _, c := range mixed {

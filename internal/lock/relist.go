@@ -1,7 +1,7 @@
 package lock
 
 // This file lists the line during a wait, so that a handoff takes one round trip. The wait itself
-// is not its business: see acquire.go.
+// is in acquire.go.
 
 import (
 	"context"
@@ -12,20 +12,20 @@ import (
 )
 
 const (
-	// If servers answer a create sooner than this, the listing after the deletion costs little. A
-	// server that forces its log to disk takes longer. While it forces another client's write to
-	// disk, later requests wait. So a listing that was made in time saves more than its own round
-	// trip.
+	// If a create takes less than this, a waiter does not list the line in advance: a listing after
+	// the deletion of the blocker costs little. Servers that sync their log to disk take longer.
+	// While such a server syncs another client's write, later requests wait. So a listing in
+	// advance saves more than its own round trip.
 	relistTrip = 200 * time.Microsecond
 
-	// The most listings of one wait. They are enough for holds of 20 round trips. After a longer
-	// hold, one more round trip does not matter.
+	// The most listings of one wait. They suffice if a hold lasts for up to 20 round trips. After a
+	// longer hold, one more round trip does not matter.
 	maxRelists = 8
 )
 
-// took records the duration of a listing, or of a create and a listing, which may have waited for
-// others. It returns the shortest so far, about one round trip. Like handoff, it only says when a
-// listing is useful.
+// took records t, the duration of a listing, or of a create and a listing. It returns the shortest
+// duration so far, which is about one round trip: longer ones include waits for other requests.
+// Like handoff, it is only used to estimate when to list the line.
 func (l *Line) took(t time.Duration) time.Duration {
 	if trip := l.trip.Load(); trip == 0 || int64(t) < trip {
 		l.trip.Store(int64(max(t, relistTrip))) // of two concurrent calls, either may win
@@ -33,8 +33,8 @@ func (l *Line) took(t time.Duration) time.Duration {
 	return time.Duration(l.trip.Load())
 }
 
-// handoff returns the duration of a handoff. Before the first handoff, it returns a round trip
-// and a little more, for the next contender to unlock.
+// handoff returns the estimated duration of a handoff. Before one was measured, this is a round
+// trip, and a sixteenth of it for the holder's work.
 func (l *Line) handoff() time.Duration {
 	if each := l.each.Load(); each > 0 {
 		return time.Duration(each)
@@ -53,9 +53,9 @@ func (l *Line) handoff() time.Duration {
 // decreases. If the only contender ahead is not the blocker, it may outlast the blocker, so the
 // listing proves nothing.
 //
-// A watch on the line would show the same, but each release would then notify every waiter.
-// Therefore the line is listed when the blocker is probably the first. The time is an estimate
-// from the speed of the line so far. A wrong estimate only costs time.
+// A watch on the line would show the same, but then each release would send an event to every
+// waiter. Instead, a relisting estimates, from the speed of the line so far, when the blocker will
+// be the first in the line, and lists the line then. A wrong estimate only costs time.
 type relisting struct {
 	claim   *Claim
 	me      Child
@@ -67,20 +67,21 @@ type relisting struct {
 	timer *time.Timer   // fires when the next listing may be due; guarded by mu, as all below
 	ended bool          // the wait is over
 	over  chan struct{} // closed when the latest listing is over; nil if there was none
-	alone bool          // a listing has shown no contender ahead except, perhaps, the blocker
+	alone bool          // a listing has shown no contender ahead, or only the blocker
 	lists int           // number of listings that may still be made
 	since time.Time     // the start, or the reply to the last listing
 
-	trip  time.Duration // of a listing; no handoff takes less
+	trip  time.Duration // duration of a listing; no handoff takes less
 	each  time.Duration // duration of a handoff
 	ahead int           // at the last listing
 	gone  int           // number of contenders that have left since the first listing
 	spent time.Duration // from the first listing to the last
-	still bool          // at the last listing, no contender had left
-	took  time.Duration // the last wait
+	still bool          // no contender had left between the last two listings
+	took  time.Duration // the wait for the next listing, as wait has planned it
 }
 
-// relist begins to list the line for c, which waits behind blocker, the last of several.
+// relist begins to list the line for c, which waits for blocker. ahead is the number of contenders
+// ahead of c, at least two.
 func (c *Claim) relist(blocker string, ahead, lists int, trip time.Duration) *relisting {
 	now := time.Now()
 	r := &relisting{claim: c, me: c.Child, blocker: blocker, start: now, first: ahead, lists: lists, since: now, ahead: ahead}
@@ -92,7 +93,7 @@ func (c *Claim) relist(blocker string, ahead, lists int, trip time.Duration) *re
 }
 
 // due begins a listing, in a goroutine of its own, if it is time for one. It first checks the time
-// again: other waiters may have found since that the line is faster.
+// again, because other waiters may have measured a shorter trip or handoff since.
 func (r *relisting) due() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -115,8 +116,8 @@ func (r *relisting) early() time.Duration {
 	return max(left/2, min(left, r.trip/2), 0)
 }
 
-// list makes one listing, which other waiters of the session may share. A failed listing is the
-// last. The request does not end with the contender's ctx: see end.
+// list makes one listing, which other waiters of the session may share. If it fails, r makes no
+// other. The request does not end with the contender's ctx, but end does not wait for it longer.
 func (r *relisting) list() {
 	defer close(r.over)
 	c, start := r.claim, time.Now()
@@ -129,7 +130,7 @@ func (r *relisting) list() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.trip = c.Line.took(time.Since(start))
-	if !rk.sure || !there { // the order is unknown, or c is deleted, which its own watch reports
+	if !rk.sure || !there { // the order is unknown, or c is deleted, which c's own watch reports
 		return
 	}
 	blocked := len(ahead) > 0 && ahead[len(ahead)-1].Name == r.blocker
@@ -142,8 +143,8 @@ func (r *relisting) list() {
 }
 
 // end is called when the blocker is deleted. It reports whether the contender is the first,
-// provided that its own znode exists. It waits for a listing in flight, because the reply to that
-// comes before the reply to a new listing.
+// provided that its own znode exists. It waits for a listing in flight, because the reply to a new
+// listing would come later.
 func (r *relisting) end(ctx context.Context) (first bool) {
 	over := r.stop()
 	r.claim.Line.each.Store(int64(time.Since(r.start)) / int64(r.first))
@@ -157,8 +158,7 @@ func (r *relisting) end(ctx context.Context) (first bool) {
 	}
 }
 
-// stop ends the listings, and returns the channel that is closed when none is under way. It does not
-// wait for that.
+// stop begins no other listing, and returns a channel that is closed when no listing is under way.
 func (r *relisting) stop() (over <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -173,14 +173,14 @@ func (r *relisting) stop() (over <-chan struct{}) {
 // wait returns the time from the reply to a listing to the next request for one.
 //
 // The blocker becomes the first when ahead-1 contenders have left, and stays the first for one
-// handoff. At the last listing, the first contender was somewhere within its handoff. So the
-// blocker becomes the first after ahead-2 handoffs at the earliest, and after ahead-1 at the
+// handoff. It is unknown how much of the first contender's handoff was over at the last listing. So
+// the blocker becomes the first after ahead-2 handoffs at the earliest, and after ahead-1 at the
 // latest. The next listing is planned a little before that latest time: by half a round trip, or by
 // a quarter of a handoff if that is longer. So the listing is not late if handoffs are a little
 // faster than estimated. If it is too early, another listing follows after one round trip, and the
-// blocker is the first then. If no contender has left since the last listing, the next listing
-// comes sooner than the speed suggests, because several contenders may leave at once. But each
-// contender ahead takes at least one round trip.
+// blocker is the first then. If no contender had left between the last two listings, the next
+// listing comes sooner than the speed suggests, because several contenders may leave at once. But
+// each contender ahead takes at least one round trip.
 func (r *relisting) wait() time.Duration {
 	gap := r.each*time.Duration(r.ahead-1) - max(r.trip/2, r.each/4)
 	if r.still {

@@ -6,25 +6,25 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has places that stay in the line while no goroutine holds them. The next goroutine of
-// the same process can then acquire without a request. Which locks do so is not its business.
+// This file keeps places in the line while no goroutine holds the lock. The next goroutine of the
+// same process can then acquire it without a request. Lock.keep decides which places are kept.
 //
-// To keep a place is safe for the same reason as a handoff. The znode is ahead of all others while
-// its session lives. And a goroutine is granted the hold only after a check of the session
-// (Incarnation.Assured). It is fair because of a watch on the line, which fires when a contender
-// comes or leaves.
+// To keep a place is as safe as a handoff. While the session lives, the znode is ahead of all
+// others, and a goroutine gets a grant only after a check of the session (Incarnation.Assured). It
+// is fair because of a watch on the line, which fires when a contender comes or leaves.
 //
 //  1. Enter with the watch joined, so that the listing after the create sets it. A contender that is
 //     alone in that listing is alone until the watch fires.
 //  2. Release: if the watch has not fired, the znode stays.
 //  3. Acquire in the same process: no request is sent.
-//  4. When the watch fires, the znode is deleted, at once if no goroutine holds it.
+//  4. When the watch fires, the znode is deleted at once if no goroutine holds it. If one does, the
+//     place is not kept after that hold.
 //
-// Our own create fires the watch only if another contender of this session has set it before. Then
-// this place is not kept.
+// If another contender of this session has set the watch before, our own create fires it. Then this
+// place is not kept.
 
 // recalled returns a channel that is closed when another contender may have come to the line of c,
-// or c itself was deleted. It is closed already if the process cannot learn of that.
+// or c itself was deleted. Without a watch on the line, it is closed already.
 func (c *Claim) recalled() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -76,9 +76,9 @@ func (c *Claim) OnRecall(f func()) {
 	}
 }
 
-// Recall releases the place of holder if that contender only keeps it, and reports whether it has
-// released the place. If a goroutine holds the lock, its process does not keep the place after that
-// hold. So a later holder does not receive this request.
+// Recall makes the process of holder give up its place, if that contender only keeps it, and
+// reports whether that has happened. If a goroutine holds the lock, Recall returns false. Then the
+// place is not kept after that hold, because Try has entered the line.
 func (l *Line) Recall(ctx context.Context, holder string) (recalled bool, err error) {
 	if !MayBeKept(holder) {
 		return false, nil
