@@ -32,9 +32,9 @@ type Entry struct {
 // goroutine of its caller.
 //
 //   - Acquire puts the caller at the end of the list. If this process has a hold that the first
-//     waiter can share, it gets a grant of that hold. Otherwise, the first waiter waits in the
-//     line, on behalf of the waiters behind it. If its context ends before its turn has come, the
-//     next waiter takes over its place.
+//     waiter can share, the waiter gets a grant of that hold. Otherwise, the first waiter waits in
+//     the line, on behalf of the waiters behind it. If its context ends before its turn has come,
+//     the next waiter takes over its place.
 //   - Release gives an exclusive hold to the first waiter, without a request: a handoff. While
 //     other contenders are in the line, or may be, it makes at most Handoffs handoffs in a row. In
 //     the same way, at most Handoffs readers join a shared hold before the line is listed again.
@@ -270,7 +270,7 @@ func (l *Lock) room(mode HoldMode) (h *Claim, waits bool) {
 		return nil, false
 	}
 	if h.passed >= l.Handoffs {
-		l.list(h) // serve is called when the line is listed
+		l.list(h) // calls serve again when the listing is answered
 		return nil, true
 	}
 	h.passed++
