@@ -42,7 +42,7 @@ type claimant struct {
 	users   int                        // number of enlist callers that have not called leave; guarded by mu
 	timer   *time.Timer                // ends the claimant if it stays unused; guarded by mu
 	items   map[string]map[int32]*item // claimed elements that are not settled, by bucket and number; guarded by mu
-	known   map[string]*lot            // by bucket, if it has items: the board as the claimant wrote it last; guarded by mu
+	known   map[string]*lot            // for each bucket in items, the board as the claimant wrote it last; guarded by mu
 	past    map[string]spans           // by bucket: settled numbers that are still in the claimant's line; guarded by mu
 	pastAt  map[string]time.Time       // by bucket: the time at which its first number came into past; guarded by mu
 	notes   []*entry                   // entries for boards; guarded by mu
@@ -246,12 +246,12 @@ func (c *claimant) ending() error {
 // claim claims es, which are free elements of t. If another transaction has written the bucket
 // since t was read, claim returns no items and no error.
 //
-// The same write notes elements as in hand: all of es[:hand], and the untried elements of
-// es[:quick].
+// The same write notes elements as in hand: all of es[:hand], and each element of es[:quick] that
+// was not tried before.
 func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error) {
 	c.turn <- struct{}{}
 	defer func() { <-c.turn }()
-	c.flush() // first write the notes that return elements, because these may come before es
+	c.flush() // first write the notes that return elements: these elements may come before es in the queue
 	if err := c.ending(); err != nil {
 		return nil, err
 	}
@@ -661,9 +661,9 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 	c.restLocked()
 }
 
-// prune forgets the past of deleted buckets. all is a listing that began after from. If the listing
-// lacks a bucket that had a past before from, the bucket was deleted, and its name is never used
-// again.
+// prune drops the entries of deleted buckets from past. all is a listing of the buckets that began
+// after from. If it lacks a bucket that was in past before from, the bucket was deleted, and its
+// name is never used again.
 func (c *claimant) prune(all []bucket, from time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

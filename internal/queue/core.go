@@ -88,7 +88,7 @@ func (q *core) Send(ctx context.Context, b Batch) error {
 	return q.out.send(p)
 }
 
-// commit applies ops in one transaction, exactly once, in as many sessions as that needs.
+// commit applies ops in one transaction, exactly once, even if sessions end during the call.
 func (q site) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 	return txns.Across(ctx, q.m, q.receipts, ops)
 }

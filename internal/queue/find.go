@@ -426,8 +426,8 @@ func (q *finder) forget(all []bucket) {
 //   - A consumer returns an element for later, and so moves it to another bucket. The transaction
 //     writes "keys" too. Otherwise a search could read the new bucket before the move and the old
 //     bucket after it. It would miss the element, and claim the next element of the key. In the new
-//     bucket, the element still comes before all others of its key. They wait for it, even while it
-//     is not due.
+//     bucket, the element still comes before all others of its key. The others wait for it, even
+//     while it is not due.
 //   - A producer sends an element, or a delayed element becomes due. It may come before the claimed
 //     element. That does no harm: the producer could have sent it a moment later.
 //

@@ -18,10 +18,10 @@ import (
 // client that returns elements. The second searches a moment after the first, in case the first
 // hangs. The first also watches the marks: when a mark is deleted, its claimed elements are free.
 
-// turnBase is the name of a place, before its number.
+// The name of a place ends in turnBase and a number.
 const turnBase = "turn-"
 
-// secondAfter is how much later than the first in the line the second searches.
+// The second consumer in the line searches secondAfter later than the first.
 const secondAfter = 10 * time.Millisecond
 
 // A place is a position in the line of idle consumers.

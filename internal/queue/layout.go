@@ -182,7 +182,7 @@ type element struct {
 	first  int64 // when it was first sent, in Unix milliseconds; 0: when its znode was created
 	seq    int32
 	tag    string // of its key and its ID, if it has any
-	origin string // its first key(), if a consumer has returned it for later
+	origin string // the key() of its first name, if a consumer has returned it for later
 }
 
 // key identifies the element within its queue, as long as it has this position.

@@ -286,7 +286,7 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 		}
 		return err
 	}
-	// 3. Claim as many elements as there is room for. Read them at the same time, unless other
+	// 3. Claim as many elements as there is room for. Read their data at the same time, unless other
 	// consumers are likely to be quicker. The data is valid if the claim succeeds: no other consumer
 	// has had the elements since the search.
 	es := p.found.es[:min(len(p.found.es), room, maxBatch)]
@@ -438,7 +438,7 @@ func (p *pump) roomLocked() int {
 	}
 	n := max(ahead-p.offering-len(p.ready), p.waiting-len(p.ready), 0)
 	if n <= ahead/2 && p.waiting == 0 {
-		return 0 // the pump claims many elements at once, or none
+		return 0 // wait until there is room for more elements in one claim
 	}
 	return n
 }

@@ -122,7 +122,7 @@ type outbox struct {
 	// Only the goroutine that sends uses the fields below.
 
 	brief bool          // it is for one transaction, and saves the round trip that reads how full a bucket is
-	first int64         // the number of a first bucket
+	first int64         // the number of the queue's first bucket
 	tails map[int]*tail // the known tails, by priority
 }
 
@@ -196,7 +196,7 @@ func (o *outbox) take() (group []*parcel) {
 			o.waiting = o.waiting[1:]
 			continue
 		}
-		size += p.size + o.overhead() // it may need its own bucket
+		size += p.size + o.overhead() // the parcel may need a new bucket
 		n += len(p.data)
 		twice := p.id != "" && slices.ContainsFunc(group, func(o *parcel) bool { return o.id == p.id })
 		if len(group) > 0 && (size > session.MaxPacket || n > maxGroup || twice || len(p.with)+len(group[0].with) > 0) {

@@ -62,8 +62,8 @@ type item struct {
 	back   bool            // a write of the board that returns it is under way
 	posted bool            // its fate is carried out
 	final  *entry          // its fate; nil until it is decided
-	then   *entry          // its fate if final is a txn and the servers refuse that; or nil
-	lost   error           // reason of the loss, if the end of the claimant has returned it
+	then   *entry          // its fate if the servers refuse final, which is a txn; or nil
+	lost   error           // reason of the loss, if the claimant has ended and returned the item
 
 	ctx    context.Context         // context of the claim; nil until the first call of context
 	cancel context.CancelCauseFunc // ends ctx
@@ -320,7 +320,7 @@ func (c *claimant) attempt(ops []any, open bool) (rs []zk.MultiResponse, _ bool,
 	return rs, open || session.OutcomeOf(err) == session.Unknown, err
 }
 
-// isOver reports whether err is the end of the session, or of the Session.
+// isOver reports whether err means that the ZooKeeper session has ended or the Session was closed.
 func isOver(err error) bool {
 	return errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrClosed)
 }

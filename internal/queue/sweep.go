@@ -38,7 +38,7 @@ func NewSweeper(dead DeadLetters, senders, ids string, keep time.Duration) *Swee
 }
 
 const (
-	// sweepEvery is the longest time until the next sweep of a process is due.
+	// After a sweep, the next sweep of the same process is due in sweepEvery at the latest.
 	sweepEvery = 6 * time.Hour
 
 	// sweepAtOnce is the largest number of notes that a transaction deletes.
@@ -118,7 +118,8 @@ func (s *Sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error 
 		return nil
 	}
 	shards, stat, err := inc.Children(ctx, s.ids)
-	// It is enough if one process sweeps. To decide that, the clock of any machine is exact enough.
+	// Only one process must sweep in half of sweepEvery. This machine's clock is exact enough to
+	// decide that.
 	if err != nil || time.Since(time.UnixMilli(stat.Mtime)) < sweepEvery/2 {
 		return err
 	}

@@ -47,8 +47,9 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 		return nil, err == nil, err
 	}
 	e = &Element{ID: it.id(), Data: it.data, Value: it.value, Sent: it.sent, Attempts: it.attempts}
-	// The removal is a txn, so it fails if the servers refuse it. As another kind of entry, the
-	// claimant would try it again later, and would remove an element that the caller does not get.
+	// The removal is a txn, so it fails if the servers refuse it. Without the txn, the claimant
+	// would try a refused removal again later, and would remove an element that the caller does not
+	// get.
 	removal, err := c.settleNow(ctx, it, entry{fate: Remove, alone: true, with: &txn{load: &load{m: q.m}}})
 	switch {
 	case err == nil, session.IsNoNode(err):

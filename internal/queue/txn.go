@@ -91,7 +91,7 @@ func (x *load) send(q *core, p *parcel, op int) {
 }
 
 // awaitRoom waits until there is room in all queues. home is the path of the queue whose element
-// the transaction removes, or "". One element fewer needs room there.
+// the transaction removes, or "". That queue needs room for one element fewer.
 func (x *load) awaitRoom(ctx context.Context, home string) error {
 	for _, s := range x.sends {
 		p := &parcel{}

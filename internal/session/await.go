@@ -138,8 +138,8 @@ func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration
 }
 
 // AwaitLossTime waits until a holder that learns of a loss now has had LossTime to stop. The holder
-// may close done earlier, when it has stopped. It reports false if the session ends first: the lost
-// hold ends with it.
+// may close done earlier, when it has stopped. It reports false if the session ends first: the
+// servers then delete the znodes of the lost hold.
 func (inc *Incarnation) AwaitLossTime(done <-chan struct{}) bool {
 	timer := time.NewTimer(inc.LossTime())
 	defer timer.Stop()

@@ -14,9 +14,10 @@ import (
 // A batch is a list of requests that are executed in order, over one connection. They are sent
 // together, so they take one round trip. A batch does not repeat requests; its sender does.
 //
-// All requests are sent over one connection, and never over another. So if the connection is replaced,
-// the servers may have executed the first requests of the batch, and answered some of them. The
-// others have no reply, now or later, and the sender of the batch decides about them.
+// All requests are sent over one connection, and never over another. So if the connection is
+// replaced, the servers may have executed the first requests of the batch, and answered some of
+// them. The other requests will get no reply. The sender of the batch decides whether to send them
+// again.
 //
 // A server executes and answers the requests of one connection in order. So a reply proves that
 // all earlier requests of the batch were executed and answered. And a request sees the effects of
@@ -155,8 +156,8 @@ type Look struct {
 	Err  error
 }
 
-// LookAtAll looks at several znodes in one round trip, and sets the watches on their children
-// that have a waiter. It returns an error if a request was not answered.
+// LookAtAll looks at several znodes in one round trip. It sets those watches on their children for
+// which a caller waits. It returns an error if a request was not answered.
 func (inc *Incarnation) LookAtAll(ctx context.Context, paths ...string) (looks []Look, err error) {
 	listed, err := retryEach(ctx, inc, paths, childrenCall)
 	if err != nil {

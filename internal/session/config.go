@@ -33,7 +33,7 @@ type Config struct {
 	LossOnSuspend bool
 	CloseTimeout  time.Duration                   // how long Close waits for functions; less than 0 is the session timeout
 	Trace         io.Writer                       // or nil
-	Reason        func(error) (string, time.Time) // returns the reason of a loss in a word, and its Since
+	Reason        func(error) (string, time.Time) // returns, for the trace, the reason of a loss in a word and the time of the loss
 }
 
 // A RetryPolicy paces attempts. The first repetition is immediate. Before the n'th repetition after

@@ -23,8 +23,8 @@ type Creation struct {
 	Data  []byte   // of each
 
 	// Without GUID and Shared, no other client ever creates a znode of these names.
-	GUID   string // the servers complete the only path with a number; its name begins with GUID, which is unique
-	Shared bool   // other sessions may create a znode at the only path, but no other goroutine of this process does
+	GUID   string // if set: Paths has one path, to which the servers append a number; its last element begins with GUID, which is unique
+	Shared bool   // Paths has one path; other sessions may create a znode there, but no other goroutine of this process does
 
 	Holds []*zk.CheckVersionRequest // must pass in the same transaction; with version -1, it is enough that the znode exists
 
@@ -46,7 +46,7 @@ type Creation struct {
 }
 
 // CreateEphemeral creates the znodes of c, and its Dir if that is missing. All requests are sent
-// together. No read shows older state than the creation, or than the read before it.
+// together. Each read shows the created znodes, and is not older than the read before it.
 //
 // A request without a reply may have been executed. If the servers complete the name,
 // CreateEphemeral then looks for a child with GUID. Otherwise, it sends the request again. If the
@@ -277,12 +277,12 @@ func (inc *Incarnation) listBehind(ctx context.Context, dir, path string, listed
 
 // Find looks for the child of dir whose name begins with guid, and returns its path or "".
 //
-// It is exact, for this reason. It first sends a write, which changes nothing (see flush). The
-// reply shows that the server has applied every request of this session's earlier connections that
-// reached the leader. Requests that did not reach the leader cannot be applied any longer, because
-// the leader refuses requests from a server that the session has left (SessionMoved). A sync alone
-// is not enough if the server is the leader: it answers a sync of its own client at once, before
-// its pending proposals are committed.
+// The result is certain, for this reason. Find first sends a write, which changes nothing (see
+// flush). The reply shows that the server has applied every request of this session's earlier
+// connections that reached the leader. Requests that did not reach the leader cannot be applied any
+// longer, because the leader refuses requests from a server that the session has left
+// (SessionMoved). A sync alone is not enough if the server is the leader: it answers a sync of its
+// own client at once, before its pending proposals are committed.
 //
 // The listing is shared, because several replies are usually lost together. It comes after the
 // sync, or over a later connection, which began with its own sync. If the sync was not executed,

@@ -40,7 +40,7 @@ type Deletion struct {
 	whole   *Deletion // the Deletion of which this is a part, or nil; see split
 	parts   int       // number of parts that are not over; guarded by deletions.mu
 	worst   error     // of the parts; guarded by deletions.mu
-	guid    string    // begins the name in the parent of Paths[0], while the name is unknown
+	guid    string    // if set: the path is unknown, but the znode's name begins with guid, and Paths[0] has the same parent
 	stay    func()    // called at the end, or after the first refusal; it must not block
 	err     error     // of the last attempt
 	mayBe   bool      // an unanswered attempt may have been applied

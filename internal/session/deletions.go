@@ -236,8 +236,8 @@ func (q *deletions) attempt(ds []*Deletion) {
 }
 
 // search looks for the znodes of abandoned creates without a reply, in one round trip for all of
-// ds. A znode that is not listed does not exist, and never will, because the listings come after a
-// write and a sync: see [Incarnation.Find].
+// ds. search first sends a write and a sync, so the servers execute no abandoned create after the
+// listings. So a znode that is not listed does not exist, and never will: see [Incarnation.Find].
 func (q *deletions) search(ds []*Deletion) {
 	inc := q.inc
 	var flush, sync *pending[void]

@@ -116,7 +116,7 @@ func (e *Ending) owners() (all []any) {
 	return all
 }
 
-// Any reports whether f is true of the owner of a hook. f must not call e.
+// Any reports whether f returns true for the owner of any hook. f must not call e.
 func (e *Ending) Any(f func(owner any) bool) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

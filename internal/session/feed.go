@@ -42,7 +42,7 @@ type feed[S ~int] struct {
 	out   chan S
 	more  chan struct{} // has a token when queue may not be empty
 	last  chan struct{} // closed when StateClosed is in queue
-	stuck chan struct{} // closed when, after last, the feed waits only for its reader
+	stuck chan struct{} // closed when last is closed and the feed only waits for its reader
 
 	mu    sync.Mutex
 	queue []ConnState // guarded by mu

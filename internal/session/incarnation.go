@@ -218,7 +218,8 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		return err
 	}
 	if want := inc.Manager.Config.Timeout; got.ID != 0 && got.Timeout > max(10*want, maxGranted) {
-		// The client would wait that long for this server if it hung, and try no other.
+		// If this server hung, the client would wait for it during that timeout, and try no other
+		// server.
 		c.EndSession()
 		return fmt.Errorf("%w: a session timeout of %v instead of %v: see WithSessionTimeout, and the server's minSessionTimeout", conn.ErrHandshake, got.Timeout, want)
 	}
@@ -406,8 +407,8 @@ func (inc *Incarnation) ended() bool {
 }
 
 // LossTime is the time that holders have to react after the library gives up their holds, before
-// another session can be granted them. It is a tenth of the session timeout. A client that is cut
-// off has as much time between the report of its losses and the end of its session.
+// the servers can grant them to another session. It is a tenth of the session timeout. A client
+// that is cut off has as much time between the report of its losses and the end of its session.
 func (inc *Incarnation) LossTime() time.Duration { return time.Duration(inc.Timeout.Load() / 10) }
 
 // leaveTime waits, if the session was abandoned, until its holders have had LossTime. All of them
@@ -437,8 +438,8 @@ func (inc *Incarnation) fail(err error) {
 	inc.seal(err)
 }
 
-// failLater is fail after a refusal of credentials. If they were accepted before, perhaps no call
-// returns the reason. So it is logged.
+// failLater is fail after a refusal of credentials. If the servers accepted them before, perhaps no
+// call returns the error, so failLater logs it.
 func (inc *Incarnation) failLater(err error) {
 	if inc.ID.Load() != 0 || inc.Manager.expiries.Load() > 0 {
 		inc.Manager.Log.Error("zsync: the credentials are refused, and the session ends", "session", Text(inc.ID.Load()), "err", err)

@@ -296,8 +296,8 @@ func (m *Manager) tell() {
 	m.telling = false
 }
 
-// Observe passes an event to the observer. The caller holds no lock. An event of a hold without
-// an operation is left out: that hold is a part of another.
+// Observe passes an event to the observer. The caller holds no lock. An event of a hold without an
+// operation is left out: that hold is a part of another primitive.
 func (m *Manager) Observe(e Report) {
 	if m.Config.Observe != nil && (e.Op != "" || e.Path == "") {
 		m.Config.Observe(e)

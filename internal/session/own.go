@@ -16,7 +16,8 @@ import (
 
 // AwaitOwnGone waits until the znode of a shared [Creation] is deleted, even if another session has
 // created its own znode there since. In that case, a watch that is set again after an outage
-// reports only a change. A change of the data does not wake AwaitOwnGone, see AwaitGone.
+// reports a change, not the deletion. A change of the data does not wake AwaitOwnGone, see
+// AwaitGone.
 func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path})
@@ -40,7 +41,8 @@ func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 
 // SetOwn writes the data of the znode of a shared [Creation]. The error is NoNode if that znode is
 // deleted, even if another session has created its own znode there since. Then nothing was written.
-// SetOwn costs 1 request. The first call after an outage reads the znode first, which costs 2 more.
+// SetOwn costs 1 request. The first call after an outage reads the znode first, which costs 2 more
+// requests.
 func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) error {
 	stat, on, err := whileOurs(ctx, inc, inc.seenOwn(path), inc.lookAtOwn(ctx, path), func(version int32) call[*zk.Stat] { return setCall(path, data, version) })
 	if err == nil {
@@ -125,9 +127,9 @@ func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) err
 //
 // Over the connection of the last sighting, a watch reports the deletion of the znode. During an
 // outage, and after an attempt without a reply, the znode may have been deleted, and another client
-// may have created another. Then look comes first. It is a fresh read, so it is not older than that
-// attempt, and no request of a session is executed late (see Find). c is sent over a connection
-// that existed before the look, or not at all: so there is no outage between the two.
+// may have created another. Then look comes first. It is a fresh read, so it shows the result of
+// that attempt: the attempt is not executed later (see Find). c is sent only over a connection that
+// existed before look, so there is no outage between look and c.
 //
 // If the znode is deleted, and the event has not arrived yet, only the version distinguishes the
 // two znodes. If another client has written our znode, its version also differs, and look reads it

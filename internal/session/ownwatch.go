@@ -178,8 +178,8 @@ func (ws *ownWatches) vanished(o *OwnWatch, reply *pending[listing]) bool {
 	case IsNoNode(reply.err):
 		return true
 	case reply.err != nil:
-		// The servers refuse the read. The next write, or the release, finds a deletion. Or the
-		// read is permitted again later.
+		// The servers refuse the read. The next write or the release finds a deletion, or a later
+		// read does that the servers permit.
 		inc.Manager.Log.Debug("zsync: cannot watch a held znode", "path", o.Path, "err", reply.err)
 		time.AfterFunc(LookAgainAfter, func() { inc.Manager.Spawn(o.fired) })
 		return false

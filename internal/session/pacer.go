@@ -15,8 +15,8 @@ import (
 // without a pause. After that, each round waits longer, until a connection has lasted. The lifetime
 // of the last connection counts as a part of the pause, so a connection that was of some use is
 // replaced at once. A short connection also counts as lasting if it has confirmed a session with
-// holds: if connections break all the time, the holds depend on many attempts. This happens at most
-// once a second.
+// holds: if connections break all the time, the holds depend on many attempts. A short connection
+// counts so at most once a second.
 type pacer struct {
 	hosts []string
 	retry RetryPolicy
@@ -25,8 +25,8 @@ type pacer struct {
 	Next      int       // index of the next server
 	tries     int       // attempts since the last connection that lasted
 	connected time.Time // time of the last attempt if it succeeded; else zero
-	useful    bool      // it has confirmed a session with holds
-	spared    time.Time // time of the last reset of tries for such a connection
+	useful    bool      // that connection has confirmed a session with holds
+	spared    time.Time // time of the last reset of tries by a useful connection
 }
 
 // pick returns the next server that may be used, and the pause before it is tried, at most limit.

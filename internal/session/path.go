@@ -74,8 +74,8 @@ const MaxPath = 2048
 // Curator requires.
 func NewGUID() string { return uuid.NewString() }
 
-// NewMarkedGUID is NewGUID with a mark that costs no space: it is a UUID of version 8 (custom),
-// and NewGUID returns version 4 (random).
+// NewMarkedGUID is NewGUID with a mark that needs no extra characters: the UUID has version 8
+// (custom) instead of version 4 (random).
 func NewMarkedGUID() string {
 	id := uuid.New()
 	id[6] = id[6]&0x0f | 0x80

@@ -91,9 +91,9 @@ func (p *pending[T]) Fail(err error) {
 }
 
 // then registers f, which is called once, when Done is closed. So no goroutine needs to wait for
-// the reply after the caller has left. The reading goroutine may call f, so f must not block. f
-// is called at the latest when the session has ended and its connection is down: then a request
-// without a reply fails. A request has one f.
+// the reply after the caller has left. The reading goroutine may call f, so f must not block. f is
+// called at the latest when the session has ended and its connection is down: then a request
+// without a reply fails. A request has at most one f.
 func (p *pending[T]) then(f func()) {
 	p.heir.Store(&f)
 	if IsClosed(p.Done) {
@@ -101,10 +101,10 @@ func (p *pending[T]) then(f func()) {
 	}
 }
 
-// handOn calls heir, the function that the method then has registered. Finish closes Done, and
-// after that calls handOn. The method stores heir, and after that calls handOn if Done is closed.
-// So the later of the two calls handOn when heir is stored and Done is closed. If both call handOn,
-// only the first takes the function.
+// handOn calls heir, the function that p.then has registered. Finish closes Done, and after that
+// calls handOn. p.then stores heir, and after that calls handOn if Done is closed. So the later of
+// the two calls handOn when heir is stored and Done is closed. If both call handOn, only the first
+// takes the function.
 func (p *pending[T]) handOn() {
 	if f := p.heir.Swap(nil); f != nil {
 		(*f)()
@@ -124,8 +124,9 @@ func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 	case <-ctx.Done():
 		return zero, CtxErr(ctx)
 	}
-	// The reply may have come at the moment at which the incarnation ended. A result is still true
-	// of the past. Before a caller treats it as a hold, the caller calls Alive.
+	// The reply may have come at the moment at which the incarnation ended. Wait returns it even
+	// then, because it shows a past state. A caller that will hold something by it calls Alive
+	// first.
 	if OutcomeOf(p.err) == Unknown && inc.Ctx.Err() != nil {
 		return zero, ErrEnded
 	}
@@ -136,8 +137,8 @@ func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 // waiting for the reply. The servers may execute it even if the caller leaves. So a caller that
 // leaves passes the pending to a function that undoes its effect.
 //
-// Requests have their places in the order when start returns. If two are on one connection, the
-// earlier one is executed first.
+// When start returns, the place of the request in the order of its connection is fixed: the server
+// executes the requests of one connection in that order.
 func start[T any](ctx context.Context, inc *Incarnation, c call[T]) (*pending[T], error) {
 	l, err := inc.openConn(ctx)
 	if err != nil {
@@ -162,7 +163,8 @@ func (inc *Incarnation) openConn(ctx context.Context) (*conn.Conn, error) {
 	return inc.newestConn(), nil
 }
 
-// attempt makes a single attempt at a request. It returns an error of unknown outcome unchanged.
+// attempt makes a single attempt at a request. If the outcome is unknown, it returns the error that
+// says so.
 func attempt[T any](ctx context.Context, inc *Incarnation, c call[T]) (T, error) {
 	p, err := start(ctx, inc, c)
 	if err != nil {

@@ -20,9 +20,9 @@ import (
 //
 // A Roll is always sent after the caller has asked for it. So the server executes it after the
 // caller's earlier requests, if both were sent over the same connection. The connection may have
-// been replaced between the two. So the caller looks for the znode that it has created. If it is
-// listed, the Roll is newer than the znode. If it is not listed, that proves nothing, and the
-// caller asks again.
+// been replaced between the two. So the caller looks for the znode that it has created. If the
+// znode is listed, the Roll is newer than the znode. If it is not listed, that proves nothing, and
+// the caller asks for another Roll.
 type Roll struct {
 	pending[listing]
 	rolls *rolls

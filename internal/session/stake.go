@@ -54,7 +54,8 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		}
 		inc.LeaseMu.Lock()
 		now := time.Now()
-		// A session that is confirmed for so long is alive, unless it was ended.
+		// A session that is confirmed for longer than enough is alive, unless this process has
+		// ended it.
 		if inc.Lease.Wrote() && inc.Lease.Confirmed(now) > enough && inc.Ctx.Err() == nil {
 			inc.stakes++
 			// The watchdog looks every tenth of the timeout. This stake may begin with little time
@@ -94,10 +95,9 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		// Several cases may be ready at once; whichever is picked, the next pass checks them all.
 		select {
 		case <-answered:
-			// An inquiry that was lost with its connection has confirmed no later time. The hold
-			// would begin with little time left and without a connection, so the loop continues. It
-			// also continues if a write has carried a packet, because the next inquiry confirms
-			// that packet at once.
+			// If the inquiry was lost with its connection, it has confirmed nothing. The hold would
+			// begin with little time left and without a connection, so the loop continues. It also
+			// continues after a write if a sync can now confirm a later time at once.
 			if q.proved && !(q.op == wire.OpDelete && inc.confirmable()) {
 				enough = 0 // no inquiry can confirm more
 			}
@@ -143,8 +143,8 @@ type inquiry struct {
 }
 
 // inquire returns the inquiry under way. If there is none, it starts the next if one is due. If
-// none is due, it returns nil and the time until then. If urgent is set, an inquiry is due as
-// soon as it can be of use.
+// none is due, it returns nil and the time until then. If urgent is set, an inquiry is due as soon
+// as it can confirm a later time.
 func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	inc.mu.Lock()
 	up := IsClosed(inc.up)
@@ -214,7 +214,7 @@ func (q *inquiry) Finish() {
 // Fail is called when the connection is lost. The inquiry is sent again over the next connection.
 func (q *inquiry) Fail(error) { q.over(0) }
 
-// over ends q after wait.
+// over waits, and then ends q, so that the next inquiry can begin.
 func (q *inquiry) over(wait time.Duration) {
 	if wait > 0 {
 		select {

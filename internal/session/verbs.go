@@ -80,8 +80,8 @@ func (inc *Incarnation) MultiOpen(ctx context.Context, ops []any) (rs []zk.Multi
 	return rs, open, err
 }
 
-// AttemptMulti is a single attempt at a transaction. It returns an error of unknown outcome
-// unchanged.
+// AttemptMulti is a single attempt at a transaction. If the outcome is unknown, it returns the
+// error that says so.
 func (inc *Incarnation) AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 	return attempt(ctx, inc, multiCall(ops))
 }
@@ -96,8 +96,8 @@ func (inc *Incarnation) StartCreate(ctx context.Context, path string, data []byt
 	return start(ctx, inc, inc.createCall(path, data, flags))
 }
 
-// AttemptCreate is a single attempt at a create. It returns an error of unknown outcome
-// unchanged.
+// AttemptCreate is a single attempt at a create. If the outcome is unknown, it returns the error
+// that says so.
 func (inc *Incarnation) AttemptCreate(ctx context.Context, path string, data []byte, flags int32, acl []zk.ACL) (string, error) {
 	return attempt(ctx, inc, inc.createWithACL(path, data, flags, acl))
 }
