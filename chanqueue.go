@@ -216,7 +216,7 @@ func (q *Queue[T]) delivery(claim queue.Item) Delivery[T] {
 //
 // The error of an element that cannot be decoded comes with a Delivery that has only
 // [Delivery.Data]; unless the loop settles it, the element becomes a dead letter. After the loop,
-// elements that were claimed ahead are back.
+// elements claimed ahead are back in the queue.
 func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 	return func(yield func(Delivery[T], error) bool) {
 		if q.misuse() != nil {

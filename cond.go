@@ -39,7 +39,7 @@ import (
 //
 // # Znodes
 //
-// A waiter is path/_c_<uuid>-wait-<seq>; docs/interop.md has its signal.
+// A waiter is path/_c_<uuid>-wait-<seq>; for signals, see docs/interop.md.
 type Cond struct {
 	made
 	L    Locker // held while observing or changing the condition
@@ -86,7 +86,7 @@ func (c *Cond) check() error {
 // Wait unlocks c.L, waits for a signal, and locks c.L again before it returns nil. After an error,
 // such as [ErrNotLocked] if c.L is not held, the caller does not hold c.L, and its signal passes to
 // the next waiter. Inside [Mutex.Do] or [RWMutex.RDo] of c.L, ctx may be the context of Do: Wait
-// releases that hold and takes it again. A loss between these two does not end ctx.
+// releases that hold and takes it again. A loss in that time does not end ctx.
 func (c *Cond) Wait(ctx context.Context) error {
 	traced, end := c.tracers().waiting(ctx, "cond", c.path)
 	start := time.Now()

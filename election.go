@@ -23,8 +23,8 @@ func WithID(id string) ElectionOption {
 
 // WithPriority sets the candidate's priority. The highest waiting priority leads first, and equals
 // lead in the order of arrival. A leader keeps the leadership. If its turn comes while a higher
-// priority waits, a candidate moves to the back of the line (5 requests). A candidate without
-// the option, such as Curator's, counts as 0 and never gives way. Set it for all.
+// priority waits, a candidate moves to the back of the line (5 requests). A candidate without the
+// option, such as Curator's, counts as 0 and never gives way. Set the option for all.
 func WithPriority(p int) ElectionOption {
 	return electionOption(func(c *electionConfig) { c.prior = &p })
 }
@@ -110,8 +110,8 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 func (e *Election) Path() string { return e.path }
 
 // Campaign waits until e leads, ctx ends, or the Session is closed. An Election is in the line at
-// most once: while it leads or campaigns, Campaign waits as [Mutex.Lock] would. After a loss, no
-// Resign is needed.
+// most once: while it leads or campaigns, another Campaign waits as [Mutex.Lock] would. After a
+// loss, no Resign is needed.
 func (e *Election) Campaign(ctx context.Context) error {
 	_, _, err := e.campaign(ctx, false)
 	return opError("campaign", e.path, err)
@@ -186,7 +186,7 @@ func (e *Election) current() (*lock.Grant, error) {
 // Run campaigns, calls f when it leads, resigns when f returns, and starts again, also after a
 // loss. f returns nil to pass the leadership on. If f returns an error while it leads, Run returns
 // that error. Run also returns if the Session is closed or Campaign fails for good. If ctx ends,
-// Run returns the error of ctx, joined with another one of f.
+// Run returns its error, joined with f's error if f returns another one.
 //
 // f's context ends with the leadership: with cause [ErrLost] after a loss, [ErrClosed] at
 // [Session.Close], [ErrNotLocked] after a Resign. Return soon from f then: the next leader begins

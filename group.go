@@ -447,7 +447,7 @@ func unescaped(name string) string {
 }
 
 // Watch returns a channel of the members, in the order of their ids, now and after each change: the
-// group at one moment, and never an older one.
+// group at one moment, never older than the last.
 func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 	out := make(chan []Member[T])
 	if g.misuse() != nil {

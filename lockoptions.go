@@ -31,8 +31,8 @@ func (l limits) ofLine() *lock.Limits {
 }
 
 // A LockOption configures a Mutex, RWMutex or Semaphore. An Election also takes [WithMaxHold],
-// [WithHealth] and [WithLayout], and a Group WithLayout; with any other, their methods return
-// [ErrInvalid].
+// [WithHealth] and [WithLayout], and a Group takes WithLayout. With another LockOption, their
+// methods return [ErrInvalid].
 type LockOption interface {
 	applyLock(*lockConfig)
 	ElectionOption
@@ -199,10 +199,10 @@ func limit(name string, err error, set func(*limits)) LockOption {
 	}
 }
 
-// WithMaxHold ends a hold after d, as a loss with [LossGivenUp]; otherwise, a holder that hangs but
-// stays connected blocks every waiter. The next waiter is granted when the holder releases, or a
+// WithMaxHold ends a hold after d, as a loss with [LossGivenUp]. Without it, a holder that hangs
+// but stays connected blocks all waiters. The next waiter is granted when the holder releases, or a
 // tenth of the session timeout after the loss. The default is no limit. A handoff starts d again.
-// Readers of one process lose together, and so do permits; Release begins with the oldest.
+// Readers of a process lose together. So do permits; Release releases the oldest first.
 func WithMaxHold(d time.Duration) LockOption {
 	var err error
 	if d <= 0 {

@@ -109,8 +109,8 @@ func (m *Map[V]) stored(ctx context.Context, key string, v V) (znode string, dat
 	return znode, data, nil
 }
 
-// Load returns the value of key, at least as new as the call, and its Version, or [ErrNoValue]. An
-// error of decoding comes with the Version, too.
+// Load returns the value of key, at least as new as the call, and its Version, or [ErrNoValue]. A
+// decoding error comes with the Version, too.
 func (m *Map[V]) Load(ctx context.Context, key string) (V, Version, error) {
 	var v V
 	var n session.Node

@@ -93,7 +93,7 @@ func (o *Once) Path() string { return o.path }
 // f. If it is lost just when the Once is being completed, Do waits for the outcome. If ctx ends
 // while f runs and f returns nil, the Once is completed, if need be in the background, and Do
 // returns the error of ctx. That error, or [ErrClosed], leaves the outcome unknown. After a Reset
-// in another process, Do here still takes the Once for complete until the event arrives, or until
+// in another process, Do here still treats the Once as complete until the event arrives, or until
 // the session can have ended.
 func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if o.misuse() == nil && f == nil {

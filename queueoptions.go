@@ -108,10 +108,10 @@ func WithRetryBackoff(b Backoff) QueueOption {
 // whose key is "" waits for no other. The default is no key. Set it for producers; consumers find
 // the keys.
 //
-// Two keys with one short hash are served as one. An element that returns keeps its place: others
-// of its key wait for it, also during its delay. But an element of [Queue.SendAt] blocks no other
-// before its time. To work in order, use Deliveries: [Queue.Recv] removes an element before the
-// work.
+// Two keys with the same short hash count as one key. An element that returns keeps its place:
+// others of its key wait for it, also during its delay. But an element of [Queue.SendAt] blocks no
+// other before its time. To work in order, use Deliveries: [Queue.Recv] removes an element before
+// the work.
 func WithKey[T any](key func(T) string) QueueOption {
 	return checked(func(c *queueConfig) { c.key = key }, key != nil, "WithKey(nil): the function is nil")
 }

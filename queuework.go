@@ -150,7 +150,7 @@ func (q *Queue[T]) failed(ctx context.Context, d Delivery[T], err error) (op str
 
 // Permanent returns an error with the text of err. It makes [Queue.Work] give up: the element
 // becomes a dead letter at once. Permanent(nil) is nil. In the layouts of other libraries, Work
-// tries again.
+// ignores Permanent and tries again.
 func Permanent(err error) error {
 	if err == nil {
 		return nil
@@ -162,8 +162,8 @@ type permanentError struct{ error }
 
 func (e permanentError) Unwrap() error { return e.error }
 
-// A WorkDelivery is the [Delivery] of a call of [Queue.Work]'s function, without the type of its
-// Value. If the function settles it, Work leaves it as it is.
+// A WorkDelivery is the [Delivery] for which [Queue.Work] calls its function, without the Value. If
+// the function settles it, Work leaves it as it is.
 type WorkDelivery interface {
 	ID() string   // see [Delivery].ID
 	Attempt() int // see [Delivery].Attempt

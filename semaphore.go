@@ -727,9 +727,9 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 	return nil, errUnsettled
 }
 
-// Do acquires n permits, calls f, and releases them. f's context ends, with cause [ErrLost], when
-// the permits are lost: return soon from f then; Do returns ErrLost. It joins the errors of f and
-// of the release. If f panics, Do releases the permits and panics. Within f, Acquire and Do ask for
+// Do acquires n permits, calls f, and releases them. If the permits are lost, f's context ends with
+// cause [ErrLost]; return soon from f then, and Do returns ErrLost. It joins the errors of f and of
+// the release. If f panics, Do releases the permits and panics. Within f, Acquire and Do ask for
 // more, and can wait for f's permits. If f releases some, Do returns [ErrNotLocked].
 func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context) error) error {
 	if m.misuse() == nil && f == nil {

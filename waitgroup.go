@@ -76,7 +76,7 @@ func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
 // Path returns the path that wg was made with.
 func (wg *WaitGroup) Path() string { return wg.path }
 
-// Add adds delta, which may be negative, to the counter. If it ends tasks of some thousand other
+// Add adds delta, which may be negative, to the counter. If it ends tasks of thousands of other
 // sessions, it may end only some. If ctx ends first, a positive delta is not added, or is taken
 // back.
 func (wg *WaitGroup) Add(ctx context.Context, delta int) error {
