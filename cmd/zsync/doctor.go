@@ -58,8 +58,8 @@ reports
     needs the admin server
   clocks of servers that are ahead of this machine's
 
-A circle is a deadlock, unless one of its processes waits in one thread and can release
-in another. doctor reports a circle only if it sees the circle twice.
+If a process of a circle waits in one thread and can release in another, the circle is
+no deadlock. doctor reports a circle only if it sees the circle twice.
 
 Without --clean, doctor changes nothing. With --clean, it deletes leftovers that
 are certainly zsync's: empty parents and receipts, by their names, their data and
@@ -135,7 +135,7 @@ The exit status is 1 if doctor finds a problem.`,
 	cmd.Flags().BoolVar(&ensemble, wordless, false, "check on each server what zsync depends on; --servers without a value is the same")
 	cmd.Flags().BoolVar(&d.clean, "clean", false, "delete leftovers that are certainly zsync's")
 	cmd.Flags().BoolVar(&d.yes, "yes", false, "do not ask before deleting")
-	cmd.Flags().Var((*seconds)(&d.older), "older", "a znode can be a leftover after `TIME` without a write")
+	cmd.Flags().Var((*seconds)(&d.older), "older", "`TIME` without a write after which a znode counts as a leftover")
 	cmd.Flags().IntVar(&d.admin, "admin-port", 8080, "`PORT` of the servers' admin server; 0 to skip it")
 	return cmd
 }

@@ -181,9 +181,9 @@ func intWatchCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch PATH [flags]",
 		Short: "print the number after each change",
-		Long: `watch prints the number, now and after each change. After quick changes it can
-print only the latest. It ends with a signal, with --timeout, or after --count
-numbers.`,
+		Long: `watch prints the number, now and after each change. If the number changes quickly,
+watch can skip numbers, but not the last. It ends with a signal, with --timeout, or
+after --count numbers.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())

@@ -53,9 +53,11 @@ number can refuse late writes. With several locks, it has ZSYNC_TOKENS, one numb
 for each, in the order of the paths.
 
 With a terminal, the command shares zsync's process group, as with flock(1).
-Otherwise it has its own group, and zsync sends signals to that group. On Linux,
-Ctrl-Z stops the command first, and then zsync. After a loss, zsync ends all processes
-that the command started, too. If zsync is killed, the kernel kills the command.
+Otherwise it has its own group, and zsync sends signals to that group.
+
+On Linux, Ctrl-Z stops the command first, and then zsync; after a loss, zsync ends all
+processes that the command started, too; and if zsync is killed, the kernel kills the
+command.
 
 Times are seconds, or have a unit: 5, 0.5, 5s, 1m30s, 2h.
 

@@ -233,9 +233,10 @@ func mapWatchCommand(c *client) *cobra.Command {
 		Use:   "watch PATH [flags]",
 		Short: "print the map after each change",
 		Long: `watch prints the whole map, now and after each change. It prints one line of JSON:
-an object whose values are strings, as get prints them. After quick changes, it can
-print only the latest. After a lost connection, it prints the map again when it has caught
-up. It ends with a signal, with --timeout, or after --count lines.`,
+an object whose values are strings, as get prints them. If the map changes quickly,
+watch can skip states, but not the last. After a lost connection, it prints the map
+again when it has caught up. It ends with a signal, with --timeout, or after --count
+lines.`,
 		Example: `  zsync map watch /services | while read -r all; do echo "$all" | jq -r '.billing'; done`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 1, 1, func(ctx context.Context, m *sharedMap) error {

@@ -45,7 +45,7 @@ type timetable struct {
 }
 
 func (t *timetable) add(cmd *cobra.Command) {
-	cmd.Flags().Var((*seconds)(&t.every), "every", "run at the multiples of `TIME`")
+	cmd.Flags().Var((*seconds)(&t.every), "every", "run at each multiple of `TIME`")
 	cmd.Flags().StringVar(&t.cron, "cron", "", "the five `FIELDS` of crontab(5), or @daily and the like")
 }
 
@@ -149,8 +149,8 @@ If the command fails, the instant is not done: zsync exits with the command's st
 and the next waiting machine runs its own.
 
 The instant is --at, or the latest instant of the timetable that is not in the future.
-So a job that cron(8) starts on every machine runs on one, and if it fails there, on
-another.`,
+So if cron(8) starts zsync on every machine, the command runs on one of them, and if it
+fails there, on another.`,
 		Example: "  zsync schedule do /jobs/nightly --cron '0 3 * * *' -- ./nightly.sh\n  zsync schedule do /jobs/report --at 2026-01-31T00:00:00Z -- ./report.sh",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, _, err := pathsAndCommand(cmd, args, false); err != nil {

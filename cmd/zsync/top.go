@@ -33,7 +33,7 @@ wait first. Its keys:
   s             sort by another column: longest wait, longest hold, waiters, path
   up, down, k, j, page up, page down, home, end   move
   enter         show the holders and waiters of the marked line; again: go back
-  r             look again at once`,
+  r             refresh at once`,
 		Example: "  zsync top\n  zsync top /jobs --interval 0.5",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {

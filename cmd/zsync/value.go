@@ -160,9 +160,9 @@ func watchCommand(c *client) *cobra.Command {
 		Use:   "watch PATH [flags]",
 		Short: "print the value, and again when it changes",
 		Long: `watch writes the value at PATH to its standard output, now and after each change.
-It prints the text of a JSON string, unless --raw is given. After quick changes, it
-can write only the latest. It ends with a signal, with --timeout, or after --count
-values.`,
+It prints the text of a JSON string, unless --raw is given. If the value
+changes quickly, watch can skip values, but not the last. It ends with a signal, with
+--timeout, or after --count values.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
