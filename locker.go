@@ -50,7 +50,8 @@ func (s *syncLocker) Unlock() {
 // It locks in one global order, by full path, so calls do not deadlock. Each locker needs a method
 // Path() string. If a lock is lost while LockAll waits for another, it unlocks all and begins
 // again. If it fails, or a locker panics, nothing stays locked. A locker given twice is
-// [ErrDeadlock]. unlock returns the errors of all. A free lock costs 1 round trip, unlock 1 in all.
+// [ErrDeadlock]. unlock returns the errors of all. A free lock costs 1 round trip, unlock 1 for
+// all.
 func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error) {
 	_, unlock, err = lockAll(ctx, ls)
 	return unlock, err

@@ -130,8 +130,8 @@ type SASLMechanism interface {
 
 // SASLDigestMD5 is DIGEST-MD5 (RFC 2831) with ZooKeeper's choices: the service is
 // zookeeper/zk-sasl-md5, and the qop is auth. The client checks that the server knows the password.
-// Use it with [WithTLS]: a listener can try passwords on the tokens, and later packets are not
-// protected. Servers before ZooKeeper 3.9.3 have a fault, see docs/operations.md.
+// Use it with [WithTLS]: from the tokens, a listener can guess the password, and later packets are
+// not protected. Servers before ZooKeeper 3.9.3 have a fault, see docs/operations.md.
 func SASLDigestMD5(user, password string) SASLMechanism { return sasl.DigestMD5(user, password) }
 
 // WithTLS encrypts the connections. An empty ServerName is set from the server's address. The

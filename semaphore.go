@@ -52,8 +52,8 @@ import (
 //
 // # Znodes
 //
-// A permit is path/leases/_c_<uuid>-lease-<number>, or path/<guid> with LayoutKazoo. Above a limit
-// of 1,000, an Acquire is one znode.
+// A permit is path/leases/_c_<uuid>-lease-<number>, or path/<guid> with LayoutKazoo. With a limit
+// above 1,000, an Acquire makes one znode.
 type Semaphore struct {
 	made
 	named  int64        // the limit that NewSemaphore was given

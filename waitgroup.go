@@ -144,8 +144,8 @@ func (wg *WaitGroup) Wait(ctx context.Context) error {
 	return opError("wait", wg.path, err)
 }
 
-// Count returns the number of open tasks. During constant changes, it adds numbers of sessions that
-// it read at different times.
+// Count returns the number of open tasks. If they change all the time, the numbers of different
+// sessions are of different times.
 func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 	if wg.misuse() != nil {
 		return 0, opError("count", wg.path, wg.misuse())

@@ -180,7 +180,7 @@ by its ID.`,
 	q.addRaw(cmd, "elements")
 	q.addText(cmd, "each element")
 	cmd.Flags().IntVar(&priorities, "priorities", 1, "the queue has `N` priorities; all producers must name the same N")
-	cmd.Flags().IntVar(&priority, "priority", 0, "priority `N`: 0 is received first, --priorities less 1 last (default: the middle)")
+	cmd.Flags().IntVar(&priority, "priority", 0, "priority `N`, from 0, which is received first, up to --priorities minus 1 (default: the middle)")
 	cmd.Flags().Var(&delay, "delay", "`TIME` from now in which no consumer receives the elements")
 	cmd.Flags().StringVar(&key, "key", "", "elements of the same `KEY` are received in order, one at a time")
 	cmd.Flags().StringVar(&id, "id", "", "`ID` of the element, such as an order number: it is sent once")

@@ -59,7 +59,7 @@ func (a *Ahead) setLocked(names []string, place int) {
 	}
 }
 
-// Forget is Set for a contender that is not in the line.
+// Forget drops all contenders, because the waiter is not in the line. a may be nil.
 func (a *Ahead) Forget() {
 	if a != nil {
 		a.Set("", nil)

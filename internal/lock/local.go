@@ -556,7 +556,7 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 		d.grant.Revoke()
 	}
 	if d.stays = h.used(); d.stays {
-		h.Err() // if h is lost, this ends the grant by the loss, for the tracer, before End does
+		h.Err() // if h is lost, Err ends the grant by the loss, which the tracer must see; End ends it without one
 		d.grant.End()
 	}
 	return d

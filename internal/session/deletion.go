@@ -27,8 +27,8 @@ import (
 // attempt, then the reader of the reply, then run.
 type Deletion struct {
 	Paths   []string     // with unique names
-	By      func() error // deletes them instead, and repeats unanswered requests; called again after a refusal
-	MayStay bool         // no client waits for them; if the servers refuse, the session continues, and without By the znodes stay
+	By      func() error // if not nil, it deletes them, and itself repeats a request without a reply; called again after a refusal
+	MayStay bool         // no client waits for them: a refusal does not end the session; without By, the znodes then stay
 	Then    func()       // called at the end, perhaps by the reading goroutine: it must not block
 
 	Done    chan struct{} // closed when Err is set
