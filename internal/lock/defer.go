@@ -54,8 +54,8 @@ const wishMark = "transfer-"
 // guidSize is the length of a GUID as text.
 const guidSize = 36
 
-// WishFor returns a name for a wish that c leads next. It ends with the part of c's name before the
-// base. If it had the base, too, Curator would sort the wish among the candidates.
+// WishFor returns a name for a wish that c should lead next. It ends with the part of c's name
+// before the base. If it had the base, too, Curator would sort the wish among the candidates.
 func WishFor(c Child) string { return wishMark + session.NewGUID() + "-" + beforeBase(c) }
 
 // wishesFor returns the wishes for c among names.

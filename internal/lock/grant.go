@@ -32,9 +32,9 @@ type Grant struct {
 }
 
 // Grant begins the next use of c, whose turn has come. op is for the observer. At the first grant,
-// Hold.begin registers c with the hooks on the end of the session. If the session has just ended,
-// begin ends the grant by a loss. In both cases, the loss comes before the client asks the servers
-// to end the session.
+// Hold.begin registers c with the hooks on the end of the session. If the session ends later, the
+// hook ends the grant before the client asks the servers to end the session. If the session has
+// ended already, the grant is lost before Grant returns.
 func (c *Claim) Grant(op string) *Grant {
 	c.mu.Lock()
 	first := c.state == waiting

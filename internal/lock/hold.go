@@ -106,8 +106,8 @@ func (h *Hold) begin() {
 // OnEnd is the hook on the end of the session.
 func (h *Hold) OnEnd(why error) { h.Lose(why) }
 
-// Ending returns the Ending that ends if h is lost. Its hooks run before any call or channel shows
-// the loss.
+// Ending returns h's Ending, which ends if h is lost. Its hooks run before any call or channel
+// shows the loss.
 func (h *Hold) Ending() *session.Ending { return &h.lost }
 
 // standing reports whether h is held or kept.

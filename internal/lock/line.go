@@ -329,9 +329,10 @@ func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []st
 
 // byCreation sorts line by the zxids of the creates, without contenders that have left.
 //
-// A znode that shares the place of another znode (Claim.Beside) comes first. Its own zxid is too
-// late, and the other znode may be deleted. To put it first does no harm: the place has had its
-// turn, so every contender ahead of it has left, or may hold together with it.
+// A znode that shares the place of another znode (Claim.Beside) comes first. The zxid of its own
+// create does not show that place, and the other znode may be deleted. To put it first does no
+// harm: the place has had its turn, so every contender ahead of it has left, or may hold together
+// with it.
 //
 // A persistent znode with an exhausted number comes last. Contenders are ephemeral, so it is none:
 // a client has chosen its number. No end of a session deletes it, so ahead of contenders it would

@@ -365,7 +365,7 @@ func (l *Lock) look() {
 	l.serve()
 }
 
-// read makes the loss of h, which is shared, end reading. A reader without a handle does not know
+// read makes reading end when h, which is shared, is lost. A reader without a handle does not know
 // which of the shared holds of the process is its own, so the loss of one is the loss of all.
 func (l *Lock) read(h *Claim) {
 	if l.reading == nil {
@@ -595,8 +595,8 @@ func (d Departure) Finish() error {
 // while every other contender waits behind it.
 //
 //   - It is safe. mu is held from the look at the list to the grant, so no two goroutines get h.
-//     The znode may be deleted, or the session may end, at any time. Then the next goroutine loses
-//     its grant, as it would have lost g (Claim.Grant).
+//     The znode may be deleted, or the session may end, at any time. Then the grant of the next
+//     goroutine is lost (Claim.Grant), as g would be without the handoff.
 //   - No waiter is forgotten. A waiter joins the list under mu. Either it is in the list now, or it
 //     joins later, and then finds in serve that h is not held. A waiter whose ctx has ended leaves
 //     the list under mu, too. If it was chosen before that, it renounces the grant.

@@ -169,8 +169,9 @@ func (p *Permits) Release(n int64) (left bool, r *session.Deletion, lost error) 
 	return left, r, lost
 }
 
-// Result returns the outcome of r, from Release. If it is a loss, p is lost before Result returns,
-// so Lost is closed first. If Release has released the last permit, it has ended p before.
+// Result returns the outcome of r, from Release. If it is a loss, Lost is closed first, provided
+// that the session has ended or that Release has released the last permit. Otherwise, the permits
+// that are left are not lost.
 func (p *Permits) Result(r *session.Deletion) error {
 	err := r.Result()
 	if err != nil {

@@ -23,7 +23,7 @@ const lookAmong = 8
 type ranks struct {
 	in    []Child // the contenders whose numbers are not exhausted (split), in the order of their numbers
 	told  bool    // the contenders of in are in the order of arrival, and all other contenders are behind them
-	sure  bool    // told is true, all contenders are in in, and their numbers differ
+	sure  bool    // told is true, no number is exhausted, and all numbers differ
 	mixed []Child // contenders of other kinds
 
 	once  sync.Once

@@ -117,7 +117,8 @@ func (r *relisting) early() time.Duration {
 }
 
 // list makes one listing, which other waiters of the session may share. If it fails, r makes no
-// other. The request does not end with the contender's ctx, but end does not wait for it longer.
+// other. The request does not end with the contender's ctx, because other waiters may share it; end
+// stops waiting for it when ctx ends.
 func (r *relisting) list() {
 	defer close(r.over)
 	c, start := r.claim, time.Now()

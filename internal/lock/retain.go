@@ -77,8 +77,9 @@ func (c *Claim) OnRecall(f func()) {
 }
 
 // Recall makes the process of holder give up its place, if that contender only keeps it, and
-// reports whether that has happened. If a goroutine holds the lock, Recall returns false. Then the
-// place is not kept after that hold, because Try has entered the line.
+// reports whether that has happened. If a goroutine holds the lock, Recall returns false, and the
+// caller may write RevokeMessage to the znode of holder. That asks no later holder: another
+// contender has come, so the place is not kept after that hold.
 func (l *Line) Recall(ctx context.Context, holder string) (recalled bool, err error) {
 	if !MayBeKept(holder) {
 		return false, nil
