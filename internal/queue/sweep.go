@@ -118,8 +118,8 @@ func (s *Sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error 
 		return nil
 	}
 	shards, stat, err := inc.Children(ctx, s.ids)
-	// Only one process must sweep in half of sweepEvery. This machine's clock is exact enough to
-	// decide that.
+	// It is enough if one process sweeps in half of sweepEvery. This machine's clock is exact
+	// enough to decide that.
 	if err != nil || time.Since(time.UnixMilli(stat.Mtime)) < sweepEvery/2 {
 		return err
 	}
