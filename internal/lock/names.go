@@ -109,9 +109,9 @@ const numberWindow = 1 << 30
 // A parent numbers its children one by one, until it has had 2^31 of them. After that, ZooKeeper
 // 3.6 and later gives 2147483647 to each child, or -2147483648 and its successors while earlier
 // creates are under way. Before 3.6, it continues from -2147483648 through -1, and then from 0. So
-// numbers do not show the order if a number is just below 0. Nor do they if two are far apart,
-// because a client can also choose a number itself. If they show the order, a contender with an
-// exhausted number is behind all others.
+// numbers do not show the order if one number is just below 0, or if two are far apart. A client
+// can also choose a number itself. If the numbers show the order, a contender with an exhausted
+// number is behind all others.
 func split(line []Child) (in, exhausted []Child, tell bool) {
 	i := len(line)
 	for i > 0 && line[i-1].Exhausted() {

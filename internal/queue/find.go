@@ -455,8 +455,8 @@ func (w ward) bar(e element, owner string) {
 }
 
 // guard returns the function may, which reports whether the key of an element allows a claim. The
-// caller must call may in the order of the lots. guard lists each lot with claimed elements,
-// because only the name of an element shows its key.
+// caller must call that function in the order of the lots. guard lists each lot with claimed
+// elements, because only the name of an element shows its key.
 func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lot, keys int32) (may func(element) bool, err error) {
 	w := make(ward)
 	for _, t := range lots {

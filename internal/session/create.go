@@ -46,7 +46,7 @@ type Creation struct {
 }
 
 // CreateEphemeral creates the znodes of c, and its Dir if that is missing. All requests are sent
-// together. Each read shows the created znodes, and is not older than the read before it.
+// together. Each read is at least as new as the creation, and as the read before it.
 //
 // A request without a reply may have been executed. If the servers complete the name,
 // CreateEphemeral then looks for a child with GUID. Otherwise, it sends the request again. If the
