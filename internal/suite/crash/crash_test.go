@@ -199,6 +199,12 @@ func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
 	besideCtx, besideEnd := context.WithCancel(ctx)
 	defer besideEnd()
 	beside := harness.Async(func() error { return nil })
+	living := []*zsync.Session{}
+	defer func() {
+		for _, s := range living {
+			s.Close()
+		}
+	}()
 	if c.beside == nil {
 		child.ready()
 	} else {
@@ -206,7 +212,7 @@ func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
 		if err != nil {
 			return 0, err
 		}
-		defer s.Close()
+		living = append(living, s)
 		beside = harness.Async(func() error {
 			defer child.ready()
 			return c.beside(besideCtx, s, child.ready, child)
@@ -227,7 +233,7 @@ func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
 	if err != nil {
 		return n, err
 	}
-	defer fresh.Close()
+	living = append(living, fresh)
 	before := fresh.Stats().Requests
 	done := harness.Async(func() error { return c.after(ctx, fresh) })
 	for began := time.Now(); len(done) == 0 && fresh.Stats().Requests == before && time.Since(began) < 50*time.Millisecond; {
@@ -245,20 +251,28 @@ func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
 			return n, fmt.Errorf("the next: %w", err)
 		}
 	}
-	if left := c.left(ctx); len(left) > 0 {
+	if left := c.left(ctx, isOfTheLiving); len(left) > 0 {
 		return n, fmt.Errorf("left behind: %v", left)
+	}
+	for _, s := range living {
+		if err := s.Close(); err != nil {
+			return n, err
+		}
+	}
+	if left := c.left(ctx, nothing); len(left) > 0 {
+		return n, fmt.Errorf("left behind when all sessions have ended: %v", left)
 	}
 	return n, nil
 }
 
-// left returns the znodes that should not be there when everybody has done
-// what there was to do. What is deleted in the background is waited for.
-func (c crash) left(ctx context.Context) (left []string) {
+// left returns the znodes that should not exist when each session has done its work, except those
+// that allow accepts. It waits for deletions that a session does in the background.
+func (c crash) left(ctx context.Context, allow func(ctx context.Context, path string) bool) (left []string) {
 	allowed := regexp.MustCompile(`^(/|/zookeeper|/crash|` + crashPath + `|` + c.leaves + `)$`)
 	for {
 		left = left[:0]
 		for paths := []string{"/"}; len(paths) > 0; paths = paths[1:] {
-			if !allowed.MatchString(paths[0]) && !isPage(ctx, paths[0]) {
+			if !allowed.MatchString(paths[0]) && !allow(ctx, paths[0]) {
 				left = append(left, paths[0])
 			}
 			names, err := childrenOf(ctx, paths[0])
@@ -282,10 +296,11 @@ func (c crash) left(ctx context.Context) (left []string) {
 	}
 }
 
-// isPage reports whether path is a page for receipts. It goes with its session,
-// and that of the dead has ended, so it is kept by one who lives.
-func isPage(ctx context.Context, path string) bool {
-	if !strings.HasSuffix(path, "-txn") {
+// isOfTheLiving reports whether a living session keeps path for its next operation: its log of
+// transactions, or the mark of a consumer of a queue. They are ephemeral, and the dead process's
+// session has ended.
+func isOfTheLiving(ctx context.Context, path string) bool {
+	if !strings.HasSuffix(path, "-txn") && !strings.Contains(path, "-live/") {
 		return false
 	}
 	c, err := treeOf(ctx)
@@ -295,6 +310,8 @@ func isPage(ctx context.Context, path string) bool {
 	_, stat, err := c.Exists(path)
 	return err == nil && stat.EphemeralOwner != 0
 }
+
+func nothing(context.Context, string) bool { return false }
 
 // A tree is what the servers have, as a client of go-zookeeper's own sees it,
 // whose requests are not among those that are counted. It connects when it is
