@@ -186,36 +186,42 @@ func FuzzReplies(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, hello, body []byte, framed bool) {
-		i := &impostor{hello: hello, reply: func(xid, op int32) []byte {
-			if framed {
-				return frame(replyTo(xid, 0, body...))
-			}
-			return body
-		}}
-		var dials atomic.Int32
-		dial := func(network, addr string, timeout time.Duration) (net.Conn, error) {
-			if dials.Add(1) > 2 {
-				return nil, errors.New("enough")
-			}
-			return i.dial(network, addr, timeout)
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
-		defer cancel()
-		s, err := zsync.Connect(ctx, "x:1", zsync.WithDialer(dial))
-		if err != nil {
-			return
-		}
-		defer s.Close()
-		calls := []<-chan error{
-			harness.Async(func() error { return zsync.NewMutex(s, "/m").Lock(ctx) }),
-			harness.Async(func() error { _, err := zsync.NewMutex(s, "/m").Contenders(ctx); return err }),
-			harness.Async(func() error { return zsync.NewBarrier(s, "/m").Wait(ctx) }),
-			harness.Async(func() error { _, err := s.Txn(ctx, &zk.DeleteRequest{Path: "/m"}); return err }),
-		}
-		for _, c := range calls {
-			<-c
-		}
+		harness.VirtualTime(t, func(t *testing.T) { callsEndDespite(t, hello, body, framed) })
 	})
+}
+
+// callsEndDespite connects to a server that answers everything with hello and body, and makes
+// requests of several kinds. Each of them must end.
+func callsEndDespite(t *testing.T, hello, body []byte, framed bool) {
+	i := &impostor{hello: hello, reply: func(xid, op int32) []byte {
+		if framed {
+			return frame(replyTo(xid, 0, body...))
+		}
+		return body
+	}}
+	var dials atomic.Int32
+	dial := func(network, addr string, timeout time.Duration) (net.Conn, error) {
+		if dials.Add(1) > 2 {
+			return nil, errors.New("enough")
+		}
+		return i.dial(network, addr, timeout)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+	defer cancel()
+	s, err := zsync.Connect(ctx, "x:1", zsync.WithDialer(dial))
+	if err != nil {
+		return
+	}
+	defer s.Close()
+	calls := []<-chan error{
+		harness.Async(func() error { return zsync.NewMutex(s, "/m").Lock(ctx) }),
+		harness.Async(func() error { _, err := zsync.NewMutex(s, "/m").Contenders(ctx); return err }),
+		harness.Async(func() error { return zsync.NewBarrier(s, "/m").Wait(ctx) }),
+		harness.Async(func() error { _, err := s.Txn(ctx, &zk.DeleteRequest{Path: "/m"}); return err }),
+	}
+	for _, c := range calls {
+		<-c
+	}
 }
 
 // One server that lies, or is broken, does not keep the client from the others for as long as it says.
