@@ -146,7 +146,7 @@ type Conn struct {
 	id         int64         // of the session
 	timeout    time.Duration // of the session; it does not change after the handshake
 	asked      time.Time     // when the handshake was sent
-	relative   int64         // the last zxid that the session had seen at the handshake
+	lastZxid   int64         // the last zxid that the session had seen at the handshake
 	began      atomic.Bool   // the handshake is over
 	closeOnce  sync.Once
 	closeError error
@@ -162,8 +162,8 @@ type Conn struct {
 	due  time.Time // the read deadline that is set; guarded by dmu
 	went time.Time // time of the last stride, in either direction; guarded by dmu
 
-	heard time.Time // when the last reply came, or zero; only the reading goroutine uses it
-	reset int       // answers to setWatches; only the reading goroutine uses it
+	heard    time.Time // when the last reply came, or zero; only the reading goroutine uses it
+	setAgain int       // answers to setWatches; only the reading goroutine uses it
 
 	useful bool // the server has executed a request; only the reading goroutine uses it
 
@@ -514,7 +514,7 @@ func (c *Conn) nextPacket() error {
 			// that, no read may be answered.
 			return fmt.Errorf("the server refuses to set the watches again (code %d)", code)
 		}
-		c.reset++
+		c.setAgain++
 		c.moved()
 	}
 	switch {

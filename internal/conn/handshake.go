@@ -30,13 +30,13 @@ type Hello struct {
 // Connect asks the server to open the session, or to continue it, and returns the reply. asked is
 // the present time.
 func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
-	c.relative = c.s.Seen.Reply.Load()
+	c.lastZxid = c.s.Seen.Reply.Load()
 	if ask.ID == 0 {
 		ask.Password = make([]byte, 16)
 	}
 	// The credentials are sent with the handshake, which saves a round trip. A server reads them
 	// only after it has established the session, and answers in this order.
-	out := wire.Connect(c.relative, ask.Timeout, ask.ID, ask.Password)
+	out := wire.Connect(c.lastZxid, ask.Timeout, ask.ID, ask.Password)
 	if c.s.SASL == nil { // with SASL, they follow the exchange
 		out = append(out, authPackets(c.s.Auths)...)
 	}
@@ -91,7 +91,7 @@ func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 	if continued && c.s.Confirm() {
 		out = append(out, c.confirmPacket()...)
 	}
-	portions := c.s.Watches.resend(c.relative)
+	portions := c.s.Watches.resend(c.lastZxid)
 	atOnce := min(len(portions), portionsAhead)
 	for _, p := range portions[:atOnce] {
 		out = append(out, p...)
@@ -129,7 +129,7 @@ const portionsAhead = 4
 // with each portion: all other requests, inquiries included, wait until the handshake is over.
 func (c *Conn) resendRest(portions [][]byte) error {
 	for i, p := range portions {
-		for c.reset <= i {
+		for c.setAgain <= i {
 			if err := c.nextPacket(); err != nil {
 				return err
 			}

@@ -373,7 +373,7 @@ func (w *ensemble) state() string {
 			}
 		}
 	}
-	fmt.Fprint(&b, "|", moment(v.Sure), moment(v.tried), v.least, v.lower, v.timeout, rank(v.conn), v.asked != nil)
+	fmt.Fprint(&b, "|", moment(v.Sure), moment(v.tried), v.least, v.lower, v.timeout, rank(v.conn), v.handshake != nil)
 	for _, c := range v.seen {
 		fmt.Fprint(&b, " s", ago(c.sent), ago(c.answered))
 	}

@@ -29,6 +29,10 @@ import (
 //     learner forwarded it to the leader after its answer to the question. So the leader has
 //     renewed the session later than t: t is confirmed.
 //
+// A handshake that continues a session is confirmed by the first write behind it: the leader has
+// renewed the session after the handshake was sent. Each confirmed time is the sending of a packet,
+// never the time of a reply.
+//
 // A session that is confirmed at t does not end before t plus its timeout, whatever happens to
 // connections, servers and leaders. docs/design.md has the argument and its assumptions.
 //
@@ -50,13 +54,13 @@ type Lease struct {
 	// it has received the handshake. tried is nil if there is none.
 	tried *Instant
 	least time.Duration
-	lower time.Duration // timeout of the session once asked is confirmed; 0 if it does not change
+	lower time.Duration // timeout of the session once handshake is confirmed; 0 if it does not change
 
 	// Of the present connection, each oldest first:
-	asked   *Stamp    // sending of the handshake that continued the session; nil once confirmed
-	pending bool      // the write that confirms it was sent with the handshake
-	seen    []contact // answered, not carried
-	carried []carried // carried, not confirmed
+	handshake *Stamp    // sending of the handshake that continued the session; nil once confirmed
+	pending   bool      // the write that confirms handshake was sent with the handshake
+	seen      []contact // answered, not carried
+	carried   []carried // carried, not confirmed
 }
 
 // A Stamp says when a packet was sent, by clock and by order.
@@ -180,9 +184,9 @@ func (v *Lease) Connected(asked time.Time, isNew bool, timeout time.Duration) {
 	}
 	v.events++
 	v.conn = v.events
-	v.asked, v.pending, v.seen, v.carried = nil, false, nil, nil
+	v.handshake, v.pending, v.seen, v.carried = nil, false, nil, nil
 	if !isNew {
-		v.asked = &Stamp{asked, v.events, v.conn}
+		v.handshake = &Stamp{asked, v.events, v.conn}
 	}
 }
 
@@ -191,7 +195,7 @@ func (v *Lease) Confirming() { v.pending = true }
 
 // Wrote reports whether a write was answered over the present connection. It also reports true if
 // the session began with this connection.
-func (v *Lease) Wrote() bool { return v.asked == nil }
+func (v *Lease) Wrote() bool { return v.handshake == nil }
 
 // Sending returns the stamp of a request that is about to be sent.
 func (v *Lease) Sending(now time.Time) Stamp {
@@ -209,12 +213,14 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	}
 	before := v.Sure
 	v.events++
-	if p == Quorum && v.asked != nil {
-		v.confirm(v.asked.At)
+	if p == Quorum && v.handshake != nil {
+		// The leader renewed the session after the handshake was sent. The write proves that it was
+		// still the leader. It does not renew the session, so it confirms no later time.
+		v.confirm(v.handshake.At)
 		// The leader has received this handshake, and counts the timeout that the server has
 		// granted. An earlier unanswered handshake has reached the leader before this one, or is
 		// lost. design.md names the exception.
-		v.asked, v.tried = nil, nil
+		v.handshake, v.tried = nil, nil
 		if v.lower > 0 {
 			v.timeout, v.lower = v.lower, 0
 		}
@@ -282,10 +288,10 @@ func (v *Lease) Next(now time.Time, urgent bool) (p Proof, wait time.Duration) {
 		wait = 2*v.gap() - v.Sure.Since(now)
 	}
 	switch {
-	case v.asked != nil && v.pending && !urgent:
+	case v.handshake != nil && v.pending && !urgent:
 		// The confirming write has no reply yet. If the reply is late, another write is due.
-		return Quorum, v.timeout/20 - now.Sub(v.asked.At)
-	case v.asked != nil:
+		return Quorum, v.timeout/20 - now.Sub(v.handshake.At)
+	case v.handshake != nil:
 		return Quorum, 0
 	case len(v.carried) > 0 && v.Confirmed(now) > 0:
 		return Leader, wait
