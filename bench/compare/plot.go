@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -20,7 +21,7 @@ type dots struct {
 	plotter.YErrors
 }
 
-// writePlots writes a plot of the rates of all workloads for each link. For each workload with
+// writePlots writes a plot of the rates for each link. For each workload with
 // several sizes, it also writes a plot of the time by size.
 func (r *result) writePlots(dir string) error {
 	if dir == "" {
@@ -34,30 +35,60 @@ func (r *result) writePlots(dir string) error {
 		p.Title.Text = "Operations per second, " + link(delay)
 		p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 		var names []string
-		jobs := r.jobs(delay)
+		jobs := r.compared(delay)
 		for _, j := range jobs {
-			names = append(names, j.String())
+			names = append(names, j.title())
 		}
 		for i, peer := range r.peers() {
 			var d dots
 			for x, j := range jobs {
-				d.add(float64(x)+0.12*float64(i), values(r.rates(delay, j, peer)))
+				d.add(float64(x)+0.12*(float64(i)-float64(len(r.peers())-1)/2), values(r.rates(delay, j, peer)))
 			}
 			if err := d.draw(p, i, peer, false); err != nil {
 				return err
 			}
 		}
 		p.NominalX(names...)
-		p.X.Tick.Label.Rotation = 0.4
-		p.X.Tick.Label.XAlign = -0.9
+		p.X.Min, p.X.Max = -0.5, float64(len(jobs))-0.5
+		p.Legend.Top = true
+		p.Add(plotter.NewGrid())
 		if err := p.Save(9*vg.Inch, 4.5*vg.Inch, filepath.Join(dir, fmt.Sprintf("rates-%v.svg", delay))); err != nil {
 			return err
 		}
-		if err := r.plotSizes(dir, jobs); err != nil {
+		if err := r.plotSizes(dir, r.jobs(delay)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// compared returns the workloads that several peers have, or all of them if there is only one peer.
+func (r *result) compared(delay time.Duration) (jobs []job) {
+	for _, j := range r.jobs(delay) {
+		n := 0
+		for _, peer := range r.peers() {
+			n += min(len(r.rates(delay, j, peer)), 1)
+		}
+		if n > 1 || len(r.peers()) == 1 {
+			jobs = append(jobs, j)
+		}
+	}
+	return jobs
+}
+
+// title returns the name of j below a plot.
+func (j job) title() string {
+	switch j.workload {
+	case "lock_uncontended":
+		return "free lock"
+	case "lock_shared_session":
+		return fmt.Sprintf("lock of\n%d goroutines", j.n)
+	case "lock_sessions":
+		return fmt.Sprintf("lock of\n%d sessions", j.n)
+	case "barrier":
+		return fmt.Sprintf("double barrier\nof %d", j.n)
+	}
+	return j.String()
 }
 
 // plotSizes plots the workloads with several sizes, on the first link.
@@ -120,7 +151,7 @@ func (d *dots) draw(p *plot.Plot, i int, name string, joined bool) error {
 	if err != nil {
 		return err
 	}
-	points.Color, points.Shape = plotutil.Color(i), plotutil.Shape(i)
+	points.Color, points.Shape, points.Radius = plotutil.Color(i), plotutil.Shape(i), vg.Points(4)
 	bars, err := plotter.NewYErrorBars(d)
 	if err != nil {
 		return err
