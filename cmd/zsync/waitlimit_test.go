@@ -63,15 +63,16 @@ func TestTryEndsSoonWhereNoServerAnswers(t *testing.T) {
 }
 
 func TestTraceIntoAPipeWithoutAReaderCanBeEnded(t *testing.T) {
-	srv := serve(t)
-	pipe := filepath.Join(t.TempDir(), "pipe")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r := start(t, srv.Addr(), "", "lock", "/p", "--trace", pipe, "--", "echo", "no")
-	time.Sleep(100 * time.Millisecond) // it may be on its way there, too
-	r.signal(syscall.SIGTERM)
-	r.want(128+int(syscall.SIGTERM), "")
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		pipe := filepath.Join(t.TempDir(), "pipe")
+		if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r := start(t, srv.Addr(), "", "lock", "/p", "--trace", pipe, "--", "echo", "no")
+		time.Sleep(time.Second) // it waits for a reader
+		r.signal(syscall.SIGTERM)
+		r.want(128+int(syscall.SIGTERM), "")
+	})
 }
 
 func TestCommandThatASignalStopsHasFailedAtNoAttempt(t *testing.T) {
