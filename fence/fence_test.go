@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/zsync/zsync/fence"
@@ -380,14 +381,16 @@ func TestADamagedTokenFileRefusesEveryWrite(t *testing.T) {
 
 func TestAWriterGivesUpWaitingForAnotherWithItsContext(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "state")
-	ctx, cancel := context.WithCancel(t.Context())
-	must(t, fence.DoFile(t.Context(), name, 1, func() error {
-		time.AfterFunc(20*time.Millisecond, cancel)
-		if err := fence.WriteFile(ctx, name, nil, 0o600, 2); !errors.Is(err, context.Canceled) {
-			t.Errorf("got %v, want %v", err, context.Canceled)
-		}
-		return nil
-	}))
+	synctest.Test(t, func(t *testing.T) { // so it waits when it is cancelled
+		ctx, cancel := context.WithCancel(t.Context())
+		must(t, fence.DoFile(t.Context(), name, 1, func() error {
+			time.AfterFunc(time.Second, cancel)
+			if err := fence.WriteFile(ctx, name, nil, 0o600, 2); !errors.Is(err, context.Canceled) {
+				t.Errorf("got %v, want %v", err, context.Canceled)
+			}
+			return nil
+		}))
+	})
 	for _, err := range []error{
 		fence.WriteFile(t.Context(), "", nil, 0o600, 1), fence.WriteFile(t.Context(), name, nil, 0o600, 0), fence.DoFile(t.Context(), name, 1, nil),
 	} {
