@@ -21,6 +21,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/ui"
 	"github.com/zsync/zsync/zktest"
 )
@@ -233,63 +234,65 @@ func (x *stream) await(section, pattern string) {
 }
 
 func TestAHandOverIsShownAsItHappensAndWhy(t *testing.T) {
-	srv := zktest.Start(t, harness.Patient)
-	first := session(t, srv, "first")
-	m := zsync.NewMutex(first, "/p")
-	other := zsync.NewMutex(first, "/other")
-	if err := errors.Join(m.Lock(t.Context()), other.Lock(t.Context())); err != nil {
-		t.Fatal(err)
-	}
-	second, third := session(t, srv, "second"), session(t, srv, "third")
-	for i, s := range []*zsync.Session{second, third} {
-		go zsync.NewMutex(s, "/p").Lock(t.Context())
-		waiting(t, m, i+2)
-	}
-	base, c := serve(t, srv, ui.Options{Interval: 20 * time.Millisecond})
-	x := listen(t, c, base)
-	x.await("lines", `(?s)>holds</td><td data-th="Who">first</td>.*>1</td><td data-th="Who">second</td>.*>2</td><td data-th="Who">third</td>`)
-	x.await("timeline", `None yet`)
-	if err := m.Unlock(); err != nil {
-		t.Fatal(err)
-	}
-	x.await("lines", `(?s)>holds</td><td data-th="Who">second</td>.*>1</td><td data-th="Who">third</td>`)
-	x.await("timeline", `<code>/p</code></td><td data-th="Who">first</td><td data-th="Held for">&lt;\d+s</td><td data-th="Why it ended">released</td><td data-th="Then">second</td>`)
-	srv.Expire(second.ID())
-	x.await("timeline", `<code>/p</code></td><td data-th="Who">second</td><td data-th="Held for">\d+s</td><td data-th="Why it ended"></td><td data-th="Then">third</td>`)
-	srv.Close()
-	x.await("summary", `What is shown is old: .*the servers do not answer`)
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		first := suite.Open(t, srv, zsync.WithOwner("first"))
+		m := zsync.NewMutex(first, "/p")
+		other := zsync.NewMutex(first, "/other")
+		if err := errors.Join(m.Lock(t.Context()), other.Lock(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		second, third := suite.Open(t, srv, zsync.WithOwner("second")), suite.Open(t, srv, zsync.WithOwner("third"))
+		for i, s := range []*zsync.Session{second, third} {
+			go zsync.NewMutex(s, "/p").Lock(t.Context())
+			waiting(t, m, i+2)
+		}
+		x := listen(t, serveInMemory(t, ui.Handler(suite.Open(t, srv), ui.Options{Interval: 20 * time.Millisecond})), "http://page/")
+		x.await("lines", `(?s)>holds</td><td data-th="Who">first</td>.*>1</td><td data-th="Who">second</td>.*>2</td><td data-th="Who">third</td>`)
+		x.await("timeline", `None yet`)
+		if err := m.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+		x.await("lines", `(?s)>holds</td><td data-th="Who">second</td>.*>1</td><td data-th="Who">third</td>`)
+		x.await("timeline", `<code>/p</code></td><td data-th="Who">first</td><td data-th="Held for">&lt;\d+s</td><td data-th="Why it ended">released</td><td data-th="Then">second</td>`)
+		srv.Expire(second.ID())
+		x.await("timeline", `<code>/p</code></td><td data-th="Who">second</td><td data-th="Held for">\d+s</td><td data-th="Why it ended"></td><td data-th="Then">third</td>`)
+		srv.Close()
+		x.await("summary", `What is shown is old: .*the servers do not answer`)
+	})
 }
 
 func TestTheTreeIsLookedAtOnceForAllWhoWatch(t *testing.T) {
-	srv := zktest.Start(t, harness.Patient)
-	if err := zsync.NewMutex(session(t, srv, "holder"), "/p").Lock(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	var looks, all atomic.Int64
-	srv.Intercept(func(r zktest.Request) zktest.Action {
-		if r.Op != zktest.OpPing && r.Op != zktest.OpConnect {
-			all.Add(1)
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		if err := zsync.NewMutex(suite.Open(t, srv, zsync.WithOwner("holder")), "/p").Lock(t.Context()); err != nil {
+			t.Fatal(err)
 		}
-		if r.Path == "/" {
-			looks.Add(1)
+		eyes := suite.Open(t, srv)
+		var looks, all atomic.Int64
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op != zktest.OpPing && r.Op != zktest.OpConnect {
+				all.Add(1)
+			}
+			if r.Path == "/" {
+				looks.Add(1)
+			}
+			return zktest.Pass
+		})
+		const interval = 50 * time.Millisecond
+		c := serveInMemory(t, ui.Handler(eyes, ui.Options{Interval: interval}))
+		began := time.Now()
+		for range 10 {
+			listen(t, c, "http://page/").await("lines", `holder`)
 		}
-		return zktest.Pass
+		await(t, "ten looks", func() bool { return looks.Load() >= 10 })
+		got := looks.Load()
+		most := int64(time.Since(began)/interval) + 3 // the first, one for the first viewer, one under way
+		if got > most {
+			t.Errorf("%d looks in %v", got, time.Since(began))
+		}
+		if per := float64(all.Load()) / float64(looks.Load()); per > 8 {
+			t.Errorf("%.1f requests a look at one lock", per)
+		}
 	})
-	const interval = 50 * time.Millisecond
-	base, c := serve(t, srv, ui.Options{Interval: interval})
-	began := time.Now()
-	for range 10 {
-		listen(t, c, base).await("lines", `holder`)
-	}
-	await(t, "ten looks", func() bool { return looks.Load() >= 10 })
-	got := looks.Load()
-	most := int64(time.Since(began)/interval) + 3 // the first, one for the first viewer, one under way
-	if got > most {
-		t.Errorf("%d looks in %v", got, time.Since(began))
-	}
-	if per := float64(all.Load()) / float64(looks.Load()); per > 8 {
-		t.Errorf("%.1f requests a look at one lock", per)
-	}
 }
 
 func TestALockIsBrokenOnlyAsItWasShown(t *testing.T) {

@@ -143,6 +143,22 @@ func (l listener) Accept() (net.Conn, error) {
 func (l listener) Close() error   { return nil }
 func (l listener) Addr() net.Addr { return &net.TCPAddr{} }
 
+// serveInMemory serves a page without the network, for a bubble. The client reaches it at any address.
+func serveInMemory(t *testing.T, page http.Handler) (client *http.Client) {
+	t.Helper()
+	l := listener{make(chan net.Conn)}
+	web := &http.Server{Handler: page}
+	go web.Serve(l)
+	t.Cleanup(func() { close(l.conns); web.Close() })
+	client = &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+		ours, theirs := net.Pipe()
+		l.conns <- theirs
+		return ours, nil
+	}}}
+	t.Cleanup(client.CloseIdleConnections)
+	return client
+}
+
 func TestWhoDoesNotReadWhatIsSentIsLeft(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, eyes := suite.Open(t, srv), suite.Open(t, srv)
