@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -139,15 +140,29 @@ func TestTourLeavesNothingBehindWhenItsOutputIsClosed(t *testing.T) {
 	wantGone(t, pids(seen), tmp)
 }
 
+// In virtual time, because the tour tries for long. If run returns an error, main prints it and exits
+// with status 1.
 func TestTourSaysThatNoServerAnswers(t *testing.T) {
-	cmd, tmp := build(t)("-servers", "127.0.0.1:1")
-	out, err := cmd.CombinedOutput()
-	if cmd.ProcessState.ExitCode() != 1 {
-		t.Errorf("got %v; want exit status 1", err)
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	stderr, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	if err != nil {
+		t.Fatal(err)
 	}
-	want := `^tour: no server answers yet at 127\.0\.0\.1:1; .*\ntour: zsync: connect: no server answered within 15s \(last attempt: .*\)\n$`
-	if !regexp.MustCompile(want).Match(out) {
-		t.Errorf("the output does not match %s:\n%s", want, out)
+	defer stderr.Close()
+	defer func(before *os.File) { os.Stderr = before }(os.Stderr)
+	os.Stderr = stderr
+	synctest.Test(t, func(t *testing.T) {
+		tour := tour{servers: "127.0.0.1:1"}
+		ok, err := tour.run(t.Context())
+		want := `^zsync: connect: no server answered within 15s \(last attempt: .*\)$`
+		if ok || err == nil || !regexp.MustCompile(want).MatchString(err.Error()) {
+			t.Errorf("got %v, %v; want an error that matches %s", ok, err, want)
+		}
+	})
+	out, err := os.ReadFile(stderr.Name())
+	if want := `^tour: no server answers yet at 127\.0\.0\.1:1; .*\n$`; err != nil || !regexp.MustCompile(want).Match(out) {
+		t.Errorf("the output does not match %s:\n%s%v", want, out, err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(tmp, "*")); len(left) > 0 {
 		t.Errorf("left in the directory for temporary files: %v", left)
