@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
@@ -52,21 +51,15 @@ func TestServersHearOfACloseAfterEveryHolder(t *testing.T) {
 			s := suite.Open(t, srv, zsync.WithCloseTimeout(0)) // the functions return after it
 			var mu sync.Mutex
 			var all []<-chan struct{}
-			told := func(c <-chan struct{}) { mu.Lock(); all = append(all, c); mu.Unlock() }
+			var held sync.WaitGroup
+			held.Add(n)
+			told := func(c <-chan struct{}) { mu.Lock(); all = append(all, c); mu.Unlock(); held.Done() }
 			end := make(chan struct{})
 			var running sync.WaitGroup
 			for i := range n {
 				running.Go(func() { hold(t, s, i, told, end) })
 			}
-			for {
-				mu.Lock()
-				got := len(all)
-				mu.Unlock()
-				if got == n {
-					break
-				}
-				time.Sleep(time.Millisecond)
-			}
+			held.Wait()
 			stop := make(chan struct{})
 			for range 4 {
 				go func() {
