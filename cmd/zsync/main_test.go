@@ -409,12 +409,20 @@ func TestWaitingIsLimited(t *testing.T) {
 			{"barrier", "leave", "-n", "2", "/d", "--timeout", "2s"},
 			{"once", "/p", "--timeout", "2s", "--", "echo", "no"}, // its line is that of the Mutex
 			{"barrier", "wait", "/b", "--timeout", "2s"},
+			{"queue", "recv", "-f", "/q", "--timeout", "2s", "--", "cat"},
 		} {
 			all.Go(func() {
 				steadily(t, func() string { return start(t, srv.Addr(), "", args...).outcome(exitBusy, "", "gave up after 2s") })
 			})
 		}
 		all.Wait()
+		if _, err := zsync.NewGroup[string](s, "/g").Join(t.Context(), "a", "info"); err != nil {
+			t.Fatal(err)
+		}
+		second := start(t, srv.Addr(), "", "group", "join", "/g", "a", "--timeout", "2", "-E", "9", "--", "echo", "no")
+		if wrong := second.outcome(9, "", "gave up after 2s: a is a member since 20"); wrong != "" { // an id is one member's, and the next waits for it
+			t.Error(wrong)
+		}
 		contenders(t, m, 1)
 		contenders(t, e, 1)
 	})
@@ -1085,7 +1093,6 @@ func TestQueueRecvRunsACommandForEachElement(t *testing.T) {
 	start(t, srv.Addr(), "", "queue", "recv", "/q", "--", "/no/such/command").want(exitNotFound, "")
 	recv(`cat; echo " $ZSYNC_ATTEMPT"`).want(0, "two 3\n 1\nthree 1\n")
 	recv(`cat`, "-n", "1").want(exitBusy, "")
-	steadily(t, func() string { return recv(`cat`, "-f", "--timeout", "2s").outcome(exitBusy, "", "") })
 	start(t, srv.Addr(), strings.Repeat("x", 200<<10), "queue", "send", "/q").want(0, "")
 	recv(`exec 3<&0; sleep 10 <&3 >/dev/null 2>&1 & exit 0`).want(0, "") // neither reads it
 	start(t, srv.Addr(), "", "queue", "len", "/q").want(0, "0\n")
@@ -1421,6 +1428,7 @@ func TestTheSASLPasswordComesFromAFileOrTheEnvironmentAlone(t *testing.T) {
 }
 
 func TestTLSIsUsedAndChecked(t *testing.T) {
+	t.Parallel() // each refusal takes a second
 	srv := serve(t)
 	certificate, dir := httptest.NewUnstartedServer(nil), t.TempDir()
 	certificate.StartTLS() // for its certificate, which is for example.com and 127.0.0.1
@@ -1585,6 +1593,7 @@ func TestNothingThatIsPrintedActsOnTheTerminal(t *testing.T) {
 }
 
 func TestServerBringsTheFaultsThatItIsToldTo(t *testing.T) {
+	t.Parallel() // it waits for faults at intervals
 	serve := func(flags ...string) (*run, string) {
 		r := start(t, "", "", append([]string{"server", "--listen", "127.0.0.1:0"}, flags...)...)
 		r.awaitOutput("\n")
