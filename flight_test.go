@@ -386,6 +386,7 @@ func TestAClosedSessionIsGarbageThoughAFlightKeepsItsResults(t *testing.T) {
 			must(t, err)
 			return weak.Make(s)
 		}()
+		// real time: the garbage collector does not say when it is done
 		for end := time.Now().Add(time.Minute); w.Value() != nil && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 			runtime.GC()
 		}

@@ -352,6 +352,7 @@ func TestNothingIsLeftWhenTheFirstProcessIsKilled(t *testing.T) {
 	x.cmd.Wait()
 	// Its output is closed a little before it is gone, or is a zombie until whoever has
 	// taken it over reaps it.
+	// real time: the kernel does not say when the child of a child ends
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		state, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", tuner))
 		if len(state) == 0 || strings.Contains(string(state), ") Z ") {

@@ -172,6 +172,7 @@ func (s *server) start(program string) (err error) {
 		return err
 	}
 	defer db.Close()
+	// real time: the database server does not say when it is ready
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		err := db.Ping()
 		if err == nil {

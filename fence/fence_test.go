@@ -381,7 +381,7 @@ func TestADamagedTokenFileRefusesEveryWrite(t *testing.T) {
 
 func TestAWriterGivesUpWaitingForAnotherWithItsContext(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "state")
-	synctest.Test(t, func(t *testing.T) { // so it waits when it is cancelled
+	synctest.Test(t, func(t *testing.T) { // so the writer waits when its context is cancelled
 		ctx, cancel := context.WithCancel(t.Context())
 		must(t, fence.DoFile(t.Context(), name, 1, func() error {
 			time.AfterFunc(time.Second, cancel)

@@ -226,7 +226,7 @@ func TestRequestsOfRisingTokensMayEndWhileNewerOnesBegin(t *testing.T) {
 	var running, done atomic.Int64
 	h := fence.NewHandler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		running.Add(1)
-		time.Sleep(20 * time.Microsecond)
+		time.Sleep(20 * time.Microsecond) // real time: the work of a request, beside which others begin
 		running.Add(-1)
 		done.Add(1)
 	}), nil, nil)

@@ -113,6 +113,7 @@ func (r *realm) start() {
 // eventually waits until f returns nil.
 func (r *realm) eventually(f func() error) {
 	r.t.Helper()
+	// real time: programs of MIT Kerberos, which say nothing when they are ready
 	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		err := f()
 		if err == nil {
@@ -216,7 +217,7 @@ func TestKerberosHoldsALockOverLostConnectionsAndTheEndOfATicket(t *testing.T) {
 	if left := time.Until(first.end); left > short {
 		t.Fatalf("the ticket ends in %v; want %v", left, short)
 	}
-	time.Sleep(time.Until(first.end))
+	time.Sleep(time.Until(first.end)) // real time: the KDC gives a ticket for at least this time
 	id, bobsID := brief.ID(), bob.ID()
 	before, bobsBefore := brief.Stats().Reconnects, bob.Stats().Reconnects
 	servers.Restart(1)

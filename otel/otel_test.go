@@ -124,6 +124,7 @@ func drive(t *testing.T, tel *otel.Telemetry) {
 // await waits until what is wrong is nothing: ends are told in another goroutine.
 func await(t *testing.T, wrong func() error) {
 	t.Helper()
+	// real time: the exporter has goroutines of its own
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		err := wrong()
 		if err == nil {

@@ -54,7 +54,7 @@ func openBrowser(t *testing.T) *browser {
 			if os.RemoveAll(profile) == nil {
 				return
 			}
-			time.Sleep(50 * time.Millisecond)
+			time.Sleep(50 * time.Millisecond) // real time: children of the browser may still write
 		}
 	})
 	cmd := exec.Command(program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
@@ -145,6 +145,7 @@ func (b *browser) eval(expression string) string {
 func (b *browser) await(expression, want string) {
 	b.t.Helper()
 	got := ""
+	// real time: the browser is a process of its own
 	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if got = b.eval(expression); strings.Contains(got, want) {
 			return

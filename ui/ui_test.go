@@ -67,6 +67,7 @@ func get(t *testing.T, c *http.Client, url string) (status int, body string) {
 
 func await(t *testing.T, what string, cond func() bool) {
 	t.Helper()
+	// real time: tests over HTTP and TCP use it too
 	for deadline := time.Now().Add(2 * time.Minute); !cond(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain for %s", what)

@@ -197,7 +197,7 @@ func TestCtrlZDoesNotStopZsyncWhileTheCommandGoesOn(t *testing.T) {
 	x.enter(`$ZSYNC sh -c 'trap "" TSTP; echo "wrapper $PPID."; read line; echo "read $line."'`)
 	wrapper := x.await(`wrapper (\d+)\.`)
 	x.press("\x1a")
-	time.Sleep(100 * time.Millisecond) // what must not happen would have happened
+	time.Sleep(100 * time.Millisecond) // real time: time in which a zsync that stops would stop
 	if stateOf(wrapper) == "T" {
 		t.Error("zsync has stopped, and its command runs on")
 	}

@@ -219,6 +219,7 @@ func (r *run) want(status int, stdout string) {
 
 func await(t *testing.T, cond func() bool, format string, args ...any) {
 	t.Helper()
+	// real time: a process of its own does what the test awaits; virtual time in memory
 	for deadline := time.Now().Add(patienceOf(t)); !cond(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain for "+format, args...)

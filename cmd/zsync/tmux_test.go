@@ -79,6 +79,7 @@ var prompts = regexp.MustCompile(`(?m)^(\$ )+`)
 func (x *terminals) await(name, pattern string) string {
 	x.t.Helper()
 	last := ""
+	// real time: tmux does not say when a terminal changes
 	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if last = prompts.ReplaceAllString(x.screen(name), ""); regexp.MustCompile(pattern).MatchString(last) {
 			return last

@@ -88,6 +88,7 @@ func (p *pair) seen(word string) (lines []string) {
 
 func (p *pair) await(what string, is func() bool) {
 	p.t.Helper()
+	// real time: other processes do what the test awaits
 	for end := time.Now().Add(2 * time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			p.t.Fatalf("waited in vain for %s", what)

@@ -228,7 +228,7 @@ func wantGone(t *testing.T, ids []int, tmp string) {
 				t.Errorf("worker process %d is still there", id)
 				break
 			}
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond) // real time: the kernel does not say when the child of a child ends
 		}
 	}
 	if tmp == "" {

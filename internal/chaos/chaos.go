@@ -164,7 +164,7 @@ func (e *Ensemble) Await(limit time.Duration) error {
 				log, _ := os.ReadFile(filepath.Join(e.home(i), "log"))
 				return fmt.Errorf("server %d does not serve after %v; its log ends:\n%s", i, limit, log[max(0, len(log)-2000):])
 			}
-			time.Sleep(50 * time.Millisecond)
+			time.Sleep(50 * time.Millisecond) // real time: real servers take a while
 		}
 	}
 	return nil
@@ -187,6 +187,7 @@ func (e *Ensemble) mode(i int) string {
 
 // Leader returns the server that leads.
 func (e *Ensemble) Leader() (int, error) {
+	// real time: real servers elect a leader meanwhile
 	for until := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // a server without CPU time does not answer for a while
 		for i := 1; i <= Servers; i++ {
 			if e.mode(i) == "leader" {

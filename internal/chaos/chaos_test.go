@@ -394,7 +394,7 @@ func try(t *testing.T, e *chaos.Ensemble, p plan, fault string) []result {
 	for _, c := range couples {
 		all.Go(func() { c.follow(ctx) })
 	}
-	time.Sleep(longest/2 + rand.N(longest/2))
+	time.Sleep(longest/2 + rand.N(longest/2))     // real time: the fault comes at a random moment of the session, which a real server keeps
 	lucky := couples[2*rand.IntN(len(couples)/2)] // an idle one, which is hit at the worst moment
 	select {
 	case <-lucky.pong:
@@ -465,7 +465,7 @@ func (w *traces) verify(t *testing.T, fault string, sessions int) {
 
 // meet has the holder hold the lock and the other wait for it.
 func (c *couple) meet(ctx context.Context, t *testing.T, e *chaos.Ensemble, victim int) {
-	time.Sleep(rand.N(c.timeout / 2)) // so that not all ping at once
+	time.Sleep(rand.N(c.timeout / 2)) // real time: so that the clients ping real servers at different times
 	var others []string
 	for i := 1; i <= chaos.Servers; i++ {
 		if i != victim {
@@ -529,7 +529,7 @@ func (c *couple) work(ctx context.Context) {
 		} else {
 			_, _, _ = v.Load(ctx)
 		}
-		time.Sleep(rand.N(c.timeout / 5))
+		time.Sleep(rand.N(c.timeout / 5)) // real time: the work between two requests to real servers
 	}
 }
 

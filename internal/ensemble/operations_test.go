@@ -393,6 +393,7 @@ func (e *machines) rolling(s *zsync.Session, what, commands string) {
 	answered := func() { // waits until a call that began now has ended
 		t.Helper()
 		enough := calls.Load() + 2
+		// real time: real servers restart meanwhile
 		for deadline := time.Now().Add(2 * patience); calls.Load() < enough; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("%s: no call has ended for %v", what, 2*patience)
@@ -410,7 +411,7 @@ func (e *machines) rolling(s *zsync.Session, what, commands string) {
 				harness.Raise(&longest, int64(time.Since(start)))
 				calls.Add(1)
 			}
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond) // real time: the pause of a client whose servers restart
 		}
 	})
 	id := s.ID()

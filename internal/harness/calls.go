@@ -33,7 +33,7 @@ func Eventually(t testing.TB, f func() error) {
 		if err = f(); err == nil {
 			return
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond) // real time: tests against real servers use it too
 	}
 	t.Fatal(err)
 }

@@ -142,6 +142,6 @@ func eventually(t *testing.T, want string, f func() string) {
 		if time.Now().After(deadline) {
 			t.Fatalf("got %q, want %q", got, want)
 		}
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond) // real time: a foreign client is a process of its own
 	}
 }

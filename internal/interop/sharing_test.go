@@ -621,14 +621,14 @@ func TestEachAdditionCountsWhereAForeignCounterAndOursBeginTogether(t *testing.T
 			ours := make(chan error, 1)
 			lead := time.Duration(i/2-rounds/4) * time.Millisecond // of the program
 			go func() {
-				time.Sleep(lead)
+				time.Sleep(lead) // real time: in some rounds, our client begins later
 				var err error
 				for n := 0; n < each && err == nil; n++ {
 					err = add(ctx)
 				}
 				ours <- err
 			}()
-			time.Sleep(-lead)
+			time.Sleep(-lead) // real time: in the others, the program begins later
 			for range each {
 				p.Send("count %s 3", path)
 			}

@@ -136,7 +136,7 @@ func (p *Proxy) Accept() {
 	}
 	l, err := net.Listen("tcp", p.addr)
 	for i := 0; err != nil && i < 6000; i++ { // another process may use the port for a short connection
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond) // real time: another process has the port
 		l, err = net.Listen("tcp", p.addr)
 	}
 	if err != nil {

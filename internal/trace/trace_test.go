@@ -21,7 +21,7 @@ func BenchmarkHold(b *testing.B) {
 		behind := len(w.pending) > room/2
 		w.mu.Unlock()
 		if behind {
-			time.Sleep(time.Millisecond)
+			time.Sleep(time.Millisecond) // real time: a benchmark whose writer writes meanwhile
 		}
 	}
 	w.Close(time.Minute)

@@ -69,7 +69,7 @@ func crowd(ctx context.Context, n int) error {
 		if len(names) >= n || err != nil {
 			return err
 		}
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) // real time: a process of its own makes the children
 	}
 }
 
@@ -1111,6 +1111,7 @@ func condWait(ctx context.Context, s *zsync.Session) error {
 // afterCond has one wait, and be woken by another.
 func afterCond(ctx context.Context, s *zsync.Session) error {
 	woken := harness.Async(func() error { return condWait(ctx, s) })
+	// real time: between two signals, beside a process that is killed
 	for c := newCrashCond(s); ; time.Sleep(time.Millisecond) {
 		if err := c.Signal(ctx); err != nil {
 			return err
@@ -1180,6 +1181,7 @@ var condCrashes = []crash{{
 		// One signal is enough for both if the dead does not take it: the
 		// other must be the one that gets it.
 		woken := harness.Async(func() error { return condWait(ctx, s) })
+		// real time: between two signals, beside a process that is killed
 		for c := newCrashCond(s); ; time.Sleep(time.Millisecond) {
 			if err := c.Signal(ctx); err != nil {
 				return err

@@ -237,7 +237,7 @@ func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
 	before := fresh.Stats().Requests
 	done := harness.Async(func() error { return c.after(ctx, fresh) })
 	for began := time.Now(); len(done) == 0 && fresh.Stats().Requests == before && time.Since(began) < 50*time.Millisecond; {
-		time.Sleep(100 * time.Microsecond)
+		time.Sleep(100 * time.Microsecond) // real time: a poll; a session does not say when it sends
 	}
 	srv.Expire(child.session)
 	if err := <-done; err != nil {
@@ -511,7 +511,7 @@ func (c *crashChild) settle() {
 		if idle || killed {
 			return
 		}
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(2 * time.Millisecond) // real time: another process is idle if it sends nothing for a while
 	}
 }
 
@@ -550,6 +550,7 @@ func TestCrashChild(t *testing.T) {
 // settleSession waits until s has nothing left to do in the background, so that
 // the requests that follow are those of the operation.
 func settleSession(s *zsync.Session) {
+	// real time: a session is idle if it sends nothing for a while
 	for last := int64(-1); last != s.Stats().Requests; time.Sleep(5 * time.Millisecond) {
 		last = s.Stats().Requests
 	}

@@ -251,7 +251,7 @@ func flyOnce(v int, begin func()) func(ctx context.Context, s *zsync.Session) er
 // sweepFlight runs a function for another key: whoever does deletes the results of
 // those who have died.
 func sweepFlight(ctx context.Context, s *zsync.Session) error {
-	time.Sleep(5 * time.Millisecond) // the result of the other key is old
+	time.Sleep(5 * time.Millisecond) // real time: until the result of the other key is old
 	_, _, err := newCrashFlight(s).Do(ctx, "l", func(context.Context) (int, error) { return 3, nil })
 	return err
 }

@@ -53,7 +53,7 @@ func roomHas(ctx context.Context, n int) error {
 		if len(names) == n || err != nil {
 			return err
 		}
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) // real time: processes of their own enter and leave
 	}
 }
 

@@ -262,6 +262,7 @@ var queueCrashes = []crash{{
 	after: func(ctx context.Context, s *zsync.Session) error {
 		// Wait until they are sent, or have been.
 		var err error
+		// real time: a process of its own sends
 		for buckets := []string(nil); err == nil && len(buckets) == 0; time.Sleep(time.Millisecond) {
 			buckets, err = childrenOf(ctx, crashPath)
 		}

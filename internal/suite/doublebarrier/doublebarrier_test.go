@@ -1206,7 +1206,7 @@ func hammerParties(t *testing.T, rnd *rand.Rand, wgs []*zsync.WaitGroup, n int, 
 					t.Errorf("round %v has %d parties, want at most %d", round, k, n)
 				}
 				mu.Unlock()
-				time.Sleep(some(length / 30))
+				time.Sleep(some(length / 30)) // real time: the stay inside, also on real servers
 				mu.Lock()
 				rounds[round][party] = true
 				mu.Unlock()

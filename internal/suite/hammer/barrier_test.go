@@ -34,7 +34,7 @@ func hammerBarrier(t *testing.T, rnd *rand.Rand, sessions []*zsync.Session, roun
 				if e%2 == 1 && epoch.Load() == e {
 					t.Error("Wait returned while the gate was closed")
 				}
-				time.Sleep(time.Duration(naps.Int64N(int64(pause))))
+				time.Sleep(time.Duration(naps.Int64N(int64(pause)))) // real time: the pause of a party, also on real servers
 			}
 		})
 	}
@@ -42,10 +42,10 @@ func hammerBarrier(t *testing.T, rnd *rand.Rand, sessions []*zsync.Session, roun
 		b := zsync.NewBarrier(sessions[rnd.IntN(len(sessions))], "/gate")
 		harness.Must(t, b.Close(ctx))
 		epoch.Add(1)
-		time.Sleep(time.Duration(rnd.Int64N(int64(pause))))
+		time.Sleep(time.Duration(rnd.Int64N(int64(pause)))) // real time: the gate is closed for a while, also on real servers
 		epoch.Add(1)
 		harness.Must(t, zsync.NewBarrier(sessions[rnd.IntN(len(sessions))], "/gate").Open(ctx))
-		time.Sleep(time.Duration(rnd.Int64N(int64(pause))))
+		time.Sleep(time.Duration(rnd.Int64N(int64(pause)))) // real time: the gate is open for a while, also on real servers
 	}
 	close(stop)
 	waiting.Wait()

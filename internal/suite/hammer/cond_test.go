@@ -70,7 +70,7 @@ func hammerCond(t *testing.T, rnd *rand.Rand, sessions []*zsync.Session) {
 		})
 	}
 	for entered.Load() < waiters {
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond) // real time: a poll, also on real servers
 	}
 	// All are in Wait once the lock can be had.
 	m := zsync.NewMutex(sessions[0], "/l")
@@ -80,7 +80,7 @@ func hammerCond(t *testing.T, rnd *rand.Rand, sessions []*zsync.Session) {
 		if err := newCond(sessions[i%len(sessions)]).Signal(ctx); err != nil {
 			t.Error(err)
 		}
-		time.Sleep(time.Duration(rnd.IntN(500)) * time.Millisecond)
+		time.Sleep(time.Duration(rnd.IntN(500)) * time.Millisecond) // real time: the pause between signals, also on real servers
 	}
 	lasting.Wait()
 	wg.Wait()

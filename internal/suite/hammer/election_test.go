@@ -129,7 +129,7 @@ func (h *electionHammer) candidate(ctx context.Context, s *zsync.Session, e *zsy
 		h.leads = v
 		h.terms++
 		h.mu.Unlock()
-		time.Sleep(time.Duration(dice.IntN(1000)) * time.Millisecond)
+		time.Sleep(time.Duration(dice.IntN(1000)) * time.Millisecond) // real time: the first part of a term, also on real servers
 		if tok, err := e.Token(ctx); err == nil {
 			rs, err := e.Txn(ctx, &zk.SetDataRequest{Path: "/log", Version: -1})
 			h.mu.Lock()
@@ -138,7 +138,7 @@ func (h *electionHammer) candidate(ctx context.Context, s *zsync.Session, e *zsy
 			}
 			h.mu.Unlock()
 		}
-		time.Sleep(time.Duration(dice.IntN(1000)) * time.Millisecond)
+		time.Sleep(time.Duration(dice.IntN(1000)) * time.Millisecond) // real time: the rest of a term, also on real servers
 		h.mu.Lock()
 		if h.leads == v {
 			h.leads = nil

@@ -205,7 +205,7 @@ func (l *flights) hammer(t *testing.T, s *zsync.Session, f *zsync.Flight[int], r
 			patience = time.Duration(rnd.Int64N(int64(10 * pause)))
 		}
 		l.call(t, s, f, rnd, flightKeys[rnd.IntN(len(flightKeys))], patience, pause)
-		time.Sleep(time.Duration(rnd.Int64N(int64(2 * pause))))
+		time.Sleep(time.Duration(rnd.Int64N(int64(2 * pause)))) // real time: the pause between calls, also on real servers
 	}
 }
 

@@ -146,7 +146,7 @@ func TestHammerGroupOnServers(t *testing.T) {
 						if got := " " + suite.RollCall(members) + " "; !strings.Contains(got, " "+id+"="+info+" ") && valid(now) {
 							t.Errorf("%s=%s has joined, and the members are%s", id, info, got)
 						}
-						time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
+						time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond) // real time: a membership on real servers lasts for a while
 						mu.Lock()
 						if in[id] == now {
 							delete(in, id)
@@ -159,6 +159,7 @@ func TestHammerGroupOnServers(t *testing.T) {
 		}
 		wg.Wait()
 		fresh := zsync.NewGroup[string](connect(), "/g")
+		// real time: real servers end sessions meanwhile
 		for start := time.Now(); ; time.Sleep(100 * time.Millisecond) {
 			members, err := fresh.Members(t.Context())
 			if harness.Must(t, err); len(members) == 0 {

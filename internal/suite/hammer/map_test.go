@@ -106,6 +106,7 @@ func hammerMaps(t *testing.T, rnd *rand.Rand, sessions []*zsync.Session, under f
 		t.Errorf("%d more were put in than were taken out or are there: %v", sum, now)
 	}
 	for i := range last {
+		// real time: watches bring the last changes, also on real servers
 		for start := time.Now(); ; time.Sleep(100 * time.Millisecond) {
 			mu.Lock()
 			all := last[i]

@@ -38,7 +38,7 @@ func hammerMutex(t *testing.T, s *zsync.Session, m *zsync.Mutex, f *floor, highe
 				}
 			}
 		}
-		time.Sleep(time.Duration(rnd.Int64N(int64(pause))))
+		time.Sleep(time.Duration(rnd.Int64N(int64(pause)))) // real time: the hold lasts for a while, on real servers and over TCP
 	}
 	for range loops {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rnd.Int64N(int64(200*pause))))

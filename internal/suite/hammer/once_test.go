@@ -42,7 +42,7 @@ func hammerOnce(t *testing.T, rnd *rand.Rand, sessions []*zsync.Session, path st
 		delay, work := time.Duration(rnd.IntN(500))*time.Millisecond, time.Duration(rnd.IntN(3000))*time.Millisecond
 		fails, patience := rnd.IntN(3) == 0, time.Duration(1+rnd.IntN(60))*time.Second
 		wg.Go(func() {
-			time.Sleep(delay)
+			time.Sleep(delay) // real time: callers come at random times, also on real servers
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			ran := false

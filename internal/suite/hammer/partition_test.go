@@ -74,6 +74,7 @@ func TestHammerPartitionOnServers(t *testing.T) {
 			return true
 		}
 		// Connections still break and sessions end, so it may become uneven again.
+		// real time: members divide the shards of real servers meanwhile
 		for start := time.Now(); !even(); time.Sleep(10 * time.Millisecond) {
 			if time.Since(start) > time.Minute {
 				t.Errorf("the shards are spread as %v", owned)

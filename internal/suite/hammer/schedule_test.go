@@ -33,7 +33,7 @@ func TestHammerScheduleOnServers(t *testing.T) {
 					v := &visit{write: true, session: s.ID(), lost: ctx.Done()}
 					f.enter(t, v)
 					defer f.leave(v)
-					time.Sleep(time.Duration(rnd.IntN(20)) * time.Millisecond)
+					time.Sleep(time.Duration(rnd.IntN(20)) * time.Millisecond) // real time: the work of a job on real servers
 					if rnd.IntN(4) == 0 {
 						return boom
 					}
@@ -46,7 +46,7 @@ func TestHammerScheduleOnServers(t *testing.T) {
 			wg.Go(func() {
 				for n := range 5 * 60 {
 					at := first.Add(time.Duration(n) * period)
-					time.Sleep(time.Until(at))
+					time.Sleep(time.Until(at)) // real time: a job is due at its time
 					ran, err := do(at)
 					for errors.Is(err, boom) || errors.Is(err, zsync.ErrLost) {
 						ran, err = do(at)

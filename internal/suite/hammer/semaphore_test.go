@@ -87,7 +87,7 @@ func hammerSemaphore(t *testing.T, s *zsync.Session, m *zsync.Semaphore, c *till
 		for n > 0 {
 			o := &outlay{n, s.ID(), m.Lost()}
 			c.enter(t, o)
-			time.Sleep(time.Duration(rnd.Int64N(int64(pause))))
+			time.Sleep(time.Duration(rnd.Int64N(int64(pause)))) // real time: the permits are held for a while, also on real servers
 			c.leave(o)
 			part := 1 + rnd.Int64N(n)
 			check(m.Release(part))

@@ -80,7 +80,7 @@ func hammerTasks(t *testing.T, rnd *rand.Rand, sessions []*zsync.Session, stands
 				mu.Lock()
 				open = append(open, tk)
 				mu.Unlock()
-				time.Sleep(time.Duration(rnd.Int64N(int64(pause))))
+				time.Sleep(time.Duration(rnd.Int64N(int64(pause)))) // real time: a task takes a while, also on real servers
 				tk.ending.Store(true)
 				mu.Lock()
 				open = slices.DeleteFunc(open, func(x *task) bool { return x == tk })
@@ -88,7 +88,7 @@ func hammerTasks(t *testing.T, rnd *rand.Rand, sessions []*zsync.Session, stands
 				if err := wg.Done(); err != nil && !errors.Is(err, zsync.ErrLost) {
 					t.Errorf("Done: %v", err)
 				}
-				time.Sleep(time.Duration(rnd.Int64N(int64(2 * pause))))
+				time.Sleep(time.Duration(rnd.Int64N(int64(2 * pause)))) // real time: the pause between tasks, also on real servers
 			}
 		})
 	}
@@ -107,7 +107,7 @@ func hammerTasks(t *testing.T, rnd *rand.Rand, sessions []*zsync.Session, stands
 					t.Error("Wait returned while a task was open")
 				}
 			}
-			time.Sleep(pause / 10)
+			time.Sleep(pause / 10) // real time: the pause between waits, also on real servers
 		}
 	})
 	gs.Wait()

@@ -61,7 +61,7 @@ func gather(t *testing.T, srv *zktest.Server, path string, sessions, n int) (c *
 		if stat != nil && int(stat.NumChildren) == n+1 {
 			return c, time.Since(start)
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond) // real time: the test measures how long thousands of waiters take
 		if time.Since(start) > time.Minute {
 			t.Fatalf("after a minute %d of %d stand in the line", stat.NumChildren-1, n)
 		}

@@ -126,6 +126,7 @@ func TestAHolderIsToldThatItWasStopped(t *testing.T) {
 			t.Fatalf("the holder does not hold: %+v", now)
 		}
 		harness.Must(t, h.Process.Signal(syscall.SIGSTOP))
+		// real time: the kernel has stopped a process, whose session must end
 		for start := time.Now(); slices.Contains(srv.Sessions(), now.Session); time.Sleep(20 * time.Millisecond) {
 			if time.Since(start) > 3*time.Minute {
 				t.Fatal("the session of a process that stands still does not end")
