@@ -863,7 +863,7 @@ func TestWaitGroupChangeIsCarriedOverToTheNextSession(t *testing.T) {
 
 func TestTheTasksOfOneSessionMayBeMoreThanOneAddTakes(t *testing.T) {
 	if math.MaxInt == math.MaxInt32 {
-		t.Skip("an int holds no more")
+		t.Skip("an int has 32 bits, so this is not shown: the tasks of one session may be more than one Add takes")
 	}
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := zsync.NewWaitGroup(open(t, srv), "/w"), zsync.NewWaitGroup(open(t, srv), "/w")

@@ -175,7 +175,7 @@ func (b *browser) screenshot(name, scheme string) {
 
 func TestChromiumShowsAHandOverWithoutLoadingThePageAnew(t *testing.T) {
 	if testing.Short() {
-		t.Skip("a browser takes seconds")
+		t.Skip("-short is set, and a browser takes seconds, so this is not shown: Chromium shows a hand-over without loading the page anew")
 	}
 	b := openBrowser(t)
 	srv := zktest.Start(t, harness.Patient)
@@ -222,7 +222,7 @@ func TestChromiumShowsAHandOverWithoutLoadingThePageAnew(t *testing.T) {
 // The page fits any width, whatever is on it: ten names of 35 characters in a deadlock, and many locks and queues.
 func TestThePageFitsItsWindow(t *testing.T) {
 	if testing.Short() {
-		t.Skip("a browser takes seconds")
+		t.Skip("-short is set, and a browser takes seconds, so this is not shown: the page fits its window")
 	}
 	b := openBrowser(t)
 	srv := zktest.Start(t, harness.Patient)

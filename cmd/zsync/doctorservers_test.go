@@ -9,7 +9,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"os"
 	"os/exec"
 	"regexp"
 	"strings"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/need"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
@@ -523,10 +523,7 @@ func TestDoctorMeasuresHowFarTheLeadersClockIsOff(t *testing.T) {
 
 // Debian's server is fit, alone and as an ensemble.
 func TestDoctorFindsRealServersFit(t *testing.T) {
-	servers := os.Getenv("ZSYNC_TEST_SERVERS")
-	if servers == "" {
-		t.Skip("needs real servers, which ZSYNC_TEST_SERVERS names")
-	}
+	servers := need.Variable(t, "ZSYNC_TEST_SERVERS")
 	dir := t.TempDir()
 	alone, err := exec.Command("../../scripts/ensemble", "start", "1", dir).Output()
 	harness.Must(t, err)

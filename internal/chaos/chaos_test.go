@@ -25,6 +25,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/chaos"
+	"github.com/zsync/zsync/internal/need"
 	"github.com/zsync/zsync/internal/verify"
 )
 
@@ -132,10 +133,7 @@ func plans(full bool) []plan {
 // ZSYNC_TEST_CHAOS_PARALLEL how many ensembles run at a time, and
 // ZSYNC_TEST_CHAOS_PROXIES=1 does without network namespaces.
 func TestTheLossIsToldBeforeTheGrantElsewhereOnRealServers(t *testing.T) {
-	mode := os.Getenv("ZSYNC_TEST_CHAOS")
-	if mode == "" {
-		t.Skip("needs real servers: ZSYNC_TEST_CHAOS")
-	}
+	mode := need.Variable(t, "ZSYNC_TEST_CHAOS")
 	proxies := os.Getenv("ZSYNC_TEST_CHAOS_PROXIES") != ""
 	if !proxies {
 		if err := probe(); err != nil {
@@ -318,7 +316,7 @@ func TestCarryOutOnePlan(t *testing.T) {
 	var p plan
 	text := os.Getenv("ZSYNC_CHAOS_PLAN")
 	if text == "" {
-		t.Skip("is run by the other test here")
+		t.Skip("ZSYNC_CHAOS_PLAN is not set: TestTheLossIsToldBeforeTheGrantElsewhereOnRealServers runs this in processes of its own")
 	}
 	if err := json.Unmarshal([]byte(text), &p); err != nil {
 		t.Fatal(err)

@@ -20,6 +20,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/zsync/zsync/internal/need"
 )
 
 // An Ensemble is a group of real ZooKeeper servers that the tests share. The servers are numbered
@@ -55,10 +57,9 @@ func FromEnv(tb testing.TB) (e *Ensemble, ok bool) {
 // if there is no ensemble, or if the environment does not allow faults.
 func Faults(tb testing.TB) *Ensemble {
 	tb.Helper()
-	e, ok := FromEnv(tb)
-	if !ok || !e.MayBeHurt() {
-		tb.Skip("needs a real ensemble that may be hurt: ZSYNC_TEST_SERVERS and ZSYNC_TEST_ENSEMBLE")
-	}
+	need.Variable(tb, "ZSYNC_TEST_SERVERS")
+	need.Variable(tb, "ZSYNC_TEST_ENSEMBLE") // without it, the servers may not be hurt
+	e, _ := FromEnv(tb)
 	return e
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync/internal/ensemble"
+	"github.com/zsync/zsync/internal/need"
 )
 
 func TestNoEnsembleWithoutEnvironment(t *testing.T) {
@@ -22,10 +23,8 @@ func TestNoEnsembleWithoutEnvironment(t *testing.T) {
 }
 
 func TestEveryServerAnswers(t *testing.T) {
-	e, ok := ensemble.FromEnv(t)
-	if !ok {
-		t.Skip("needs a real ensemble: ZSYNC_TEST_SERVERS")
-	}
+	need.Variable(t, "ZSYNC_TEST_SERVERS")
+	e, _ := ensemble.FromEnv(t)
 	for _, addr := range e.Addrs() {
 		if !serves(addr, patience) {
 			t.Errorf("%s does not answer ruok", addr)
@@ -48,7 +47,7 @@ func TestPausedServerIsSilentUntilResumed(t *testing.T) {
 func TestKilledLeaderIsReplacedAndComesBack(t *testing.T) {
 	e := ensemble.Faults(t)
 	if len(e.Addrs()) < 3 {
-		t.Skip("needs three servers")
+		need.Missing(t, "a third server", "ZSYNC_TEST_SERVERS names fewer")
 	}
 	old := e.Leader()
 	e.Kill(old)
@@ -66,7 +65,7 @@ func TestKilledLeaderIsReplacedAndComesBack(t *testing.T) {
 func TestServerThatWasKilledBeforeItStoredItsEpochStartsAgain(t *testing.T) {
 	e := ensemble.Faults(t)
 	if len(e.Addrs()) < 3 {
-		t.Skip("needs three servers")
+		need.Missing(t, "a third server", "ZSYNC_TEST_SERVERS names fewer")
 	}
 	e.Kill(2)
 	path := filepath.Join(os.Getenv("ZSYNC_TEST_ENSEMBLE"), "2", "data", "version-2", "currentEpoch")
@@ -90,7 +89,7 @@ func TestServerThatWasKilledBeforeItStoredItsEpochStartsAgain(t *testing.T) {
 func TestHurtServersServeAgainWhenTheTestIsOver(t *testing.T) {
 	e := ensemble.Faults(t)
 	if len(e.Addrs()) < 3 {
-		t.Skip("needs three servers")
+		need.Missing(t, "a third server", "ZSYNC_TEST_SERVERS names fewer")
 	}
 	t.Run("hurt", func(t *testing.T) {
 		e := ensemble.Faults(t)

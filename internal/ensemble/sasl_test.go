@@ -16,14 +16,13 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/ensemble"
+	"github.com/zsync/zsync/internal/need"
 )
 
 // withSASL starts n servers that demand SASL, and returns their connect string.
 func withSASL(t *testing.T, n int) (o *ensemble.Own, servers string) {
 	t.Helper()
-	if _, ok := ensemble.FromEnv(t); !ok {
-		t.Skip("needs real servers, as those of ZSYNC_TEST_SERVERS: real servers that demand SASL are used")
-	}
+	need.Variable(t, "ZSYNC_TEST_SERVERS") // these servers are others, but as real
 	jaas := filepath.Join(t.TempDir(), "jaas.conf")
 	text := `Server {
   org.apache.zookeeper.server.auth.DigestLoginModule required

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/zsync/zsync/internal/gosync/semaphore"
 	_ "github.com/zsync/zsync/internal/gosync/singleflight"
 	_ "github.com/zsync/zsync/internal/gosync/sync" // so that a cached result goes with it
+	"github.com/zsync/zsync/internal/need"
 )
 
 const here = "github.com/zsync/zsync/internal/gosync"
@@ -155,11 +155,9 @@ var _ = []interface {
 
 func needGo(t *testing.T) {
 	t.Helper()
-	if _, err := exec.LookPath("go"); err != nil {
-		t.Skip("there is no go command to build Go's tests with: ", err)
-	}
+	need.Command(t, "go")
 	if _, err := os.Stat(filepath.Join(command(t, "go", "env", "GOROOT"), "src", "sync", "mutex_test.go")); err != nil {
-		t.Skip("this Go comes without its own tests: ", err)
+		need.Missing(t, "Go's own tests", err.Error())
 	}
 }
 

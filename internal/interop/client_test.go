@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync/internal/interop"
+	"github.com/zsync/zsync/internal/need"
 	"github.com/zsync/zsync/internal/netproxy"
 )
 
@@ -191,7 +192,7 @@ func TestForeignClientMovesToAnotherServerWithItsSession(t *testing.T) {
 			t.Run(name+"/"+d.name, func(t *testing.T) {
 				s := open(t)
 				if s.stop == nil {
-					t.Skip("needs servers that may be stopped: ZSYNC_TEST_ENSEMBLE")
+					need.Missing(t, "an ensemble of three servers that may be stopped", "ZSYNC_TEST_ENSEMBLE names none")
 				}
 				p := d.program(t, s.servers, long)
 				n := fresh(p) + "/mine"

@@ -1,5 +1,5 @@
-// Package need is for tests that use programs and devices of the machine. If one is missing, it
-// skips the test, or fails it. It installs nothing.
+// Package need is for tests that use programs and devices of the machine, or servers that a variable
+// names. If one is missing, it skips the test, or fails it. It installs nothing.
 package need
 
 import (
@@ -24,6 +24,17 @@ func Command(tb testing.TB, name string) string {
 		Missing(tb, name, err.Error())
 	}
 	return path
+}
+
+// Variable returns the value of an environment variable. If the variable is not set, Variable skips
+// the test. The message of a skipped test has its name as a sentence.
+func Variable(tb testing.TB, name string) string {
+	tb.Helper()
+	value := os.Getenv(name)
+	if value == "" {
+		tb.Skipf("%s is not set, so this is not shown: %s", name, sentence(tb.Name()))
+	}
+	return value
 }
 
 // Missing skips the test because a program is missing. If the variable Env lists the program, it

@@ -1,6 +1,7 @@
 package need
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -10,12 +11,13 @@ import (
 type witness struct {
 	testing.TB
 	skipped, failed string
+	args            []any
 }
 
 func (w *witness) Helper()      {}
 func (w *witness) Name() string { return "TestCommandDiesWithZsync/by_SIGKILL" }
 
-func (w *witness) Skipf(format string, args ...any)  { w.skipped = format; panic(w) }
+func (w *witness) Skipf(format string, args ...any)  { w.skipped, w.args = format, args; panic(w) }
 func (w *witness) Fatalf(format string, args ...any) { w.failed = format; panic(w) }
 
 func endOf(f func(tb testing.TB)) (w *witness) {
@@ -42,6 +44,18 @@ func TestATestIsSkippedForWantOfAProgramUnlessThatIsKnownToBeInstalled(t *testin
 	}
 	if got := Command(t, self); got != self {
 		t.Errorf("%s is at %s", self, got)
+	}
+}
+
+func TestATestIsSkippedForWantOfAVariableAndSaysWhich(t *testing.T) {
+	ask := func(tb testing.TB) { Variable(tb, "ZSYNC_TEST_NEED") }
+	t.Setenv("ZSYNC_TEST_NEED", "")
+	if w := endOf(ask); !strings.Contains(fmt.Sprintf(w.skipped, w.args...), "ZSYNC_TEST_NEED is not set, so this is not shown: Command dies with zsync (by SIGKILL)") {
+		t.Errorf("skipped %q %v", w.skipped, w.args)
+	}
+	t.Setenv("ZSYNC_TEST_NEED", "1")
+	if w := endOf(ask); w.skipped != "" || Variable(t, "ZSYNC_TEST_NEED") != "1" {
+		t.Errorf("skipped %q %v", w.skipped, w.args)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/need"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -100,9 +101,8 @@ func Anywhere(t *testing.T, f func(t *testing.T, connect func(opts ...zsync.Opti
 // write a trace. After they are closed, OnServers checks the trace as zsync verify does.
 func OnServers(t *testing.T, f func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(session int64) bool)) {
 	t.Helper()
-	if os.Getenv("ZSYNC_TEST_SERVERS") == "" || !harness.Long() {
-		t.Skip("needs ZSYNC_TEST_SERVERS and ZSYNC_TEST_LONG")
-	}
+	need.Variable(t, "ZSYNC_TEST_SERVERS")
+	need.Variable(t, "ZSYNC_TEST_LONG")
 	t.Parallel()
 	var n harness.Network
 	written := traceFile(t, n.Stands)

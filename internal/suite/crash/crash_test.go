@@ -520,7 +520,7 @@ func (c *crashChild) settle() {
 func TestCrashChild(t *testing.T) {
 	op := os.Getenv(crashEnv)
 	if op == "" {
-		t.Skip("is run by TestCrashLeavesNothingThatBlocksAnyone")
+		t.Skip(crashEnv + " is not set: TestCrashLeavesNothingThatBlocksAnyone runs this in processes of its own")
 	}
 	in := bufio.NewScanner(os.Stdin)
 	fail := func(err error) {
