@@ -3,10 +3,15 @@ package lock
 // This file compares the order of a line with the order of arrival, in every way that a model of
 // the servers' numbers allows: contenders arrive, leave or are deleted, and numbers are used up.
 //
-// What the model assumes: a parent numbers its children one by one. After 2^31-1, a server of
-// version 3.6 or later gives that number again, and wrapped numbers while earlier creates are under
-// way; an earlier server goes on from -2^31 through -1 to 0. No contender stays for 2^30
-// creates.
+// The model has these assumptions of docs/guarantees.md:
+//
+//   - zookeeper: A parent numbers its children one by one. After 2^31-1, a server of version 3.6 or
+//     later gives that number again, and wrapped numbers while earlier creates are under way. An
+//     earlier server continues from -2^31 through -1 to 0.
+//   - arrivals: No contender stays for 2^30 creates.
+//
+// A listing from a server that lags shows the line at an earlier time. The test has compared that
+// line, too.
 
 import (
 	"fmt"

@@ -3,16 +3,19 @@ package txn
 // This file runs the real code of transactions in every way that a model of the servers allows. The
 // search is the business of package explore.
 //
-// The model has these assumptions (docs/guarantees.md, "What is assumed of the servers"):
+// The model has these assumptions of docs/guarantees.md:
 //
-//   - The servers execute requests one by one, a transaction whole or not at all, and keep their
-//     data.
-//   - A read is not older than the last reply of its session.
-//   - A request without a reply was executed, was lost, or was left behind: any server executes it
-//     at any later time, within or after its session. (The session prevents some of these: see
-//     trail. A transaction does not need that.)
-//   - Other clients may delete a log, write other data into it, forbid and permit writing it, and
-//     make and delete the other znodes of a transaction.
+//   - zookeeper: The servers execute requests one by one, each at most once, and a transaction whole
+//     or not at all. A read is not older than the last reply. The model reads the present data: all
+//     that the read could have missed may also happen after it.
+//   - logs: Other clients may delete a log, write data of another length into it, and forbid and
+//     permit writing it. They do not create it again.
+//   - data: The servers keep their data.
+//
+// A request without a reply was executed, was lost, or was left behind: any server executes it at
+// any later time, within or after its session. The session prevents some of these (see trail), and
+// a transaction does not need that. Other clients may make and delete the other znodes of a
+// transaction.
 
 import (
 	"context"

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/zsync/zsync/internal/harness"
 )
 
 func TestEveryTestThatTheDocumentsNameExists(t *testing.T) {
@@ -57,6 +59,42 @@ func TestEveryTestThatTheDocumentsNameExists(t *testing.T) {
 	}
 	if seen == 0 {
 		t.Error("no test is named in any document")
+	}
+}
+
+// The models of the exhaustive tests rest on the assumptions in bold, and on no others.
+func TestTheAssumptionsOfTheModelsAreThoseInBold(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("docs/guarantees.md")
+	harness.Must(t, err)
+	_, section, _ := strings.Cut(string(text), "\n## Assumptions\n")
+	listed := regexp.MustCompile(`(?m)^- (\*\*?)([a-z-]+)\*\*?: `).FindAllStringSubmatch(section, -1)
+	if lines := strings.Count(section, "\n- "); lines == 0 || lines != len(listed) {
+		t.Errorf("of %d assumptions, %d have a name", lines, len(listed))
+	}
+	models, err := filepath.Glob("internal/*/everyway_test.go")
+	harness.Must(t, err)
+	assumes := make(map[string]string) // a model, by the name of its assumption
+	for _, model := range models {
+		source, err := os.ReadFile(model)
+		harness.Must(t, err)
+		comment, _, _ := strings.Cut(string(source), "\nimport (")
+		names := regexp.MustCompile(`(?m)^//   - ([a-z-]+): `).FindAllStringSubmatch(comment, -1)
+		if lines := strings.Count(comment, "\n//   - "); lines == 0 || lines != len(names) {
+			t.Errorf("%s has %d assumptions, and names %d", model, lines, len(names))
+		}
+		for _, m := range names {
+			assumes[m[1]] = model
+		}
+	}
+	for _, m := range listed {
+		if bold := m[1] == "**"; bold != (assumes[m[2]] != "") {
+			t.Errorf("docs/guarantees.md: %s is in bold: %v, and its model is %q", m[2], bold, assumes[m[2]])
+		}
+		delete(assumes, m[2])
+	}
+	for name, model := range assumes {
+		t.Errorf("%s assumes %s, which docs/guarantees.md does not list", model, name)
 	}
 }
 
