@@ -13,10 +13,10 @@ package lease
 //   - clocks: All clocks run at one rate. The last tenth of the timeout stays for their difference.
 //   - ticks: The session timeout is two ticks, the least that is permitted.
 //   - leader: The leader asks each learner every half tick, in time.
-//   - expiry: Only an answer and a handshake renew the session. An answer names it if the learner has
-//     heard from it since the last answer. At any time after a leader has lost its quorum, another
-//     takes over, and gives the session a new timeout. A leader that has ended the session refuses
-//     writes and handshakes, and answers syncs.
+//   - expiry: Only an answer and a handshake renew the session. An answer names it if the learner
+//     has heard from it since the last answer. At any time after a leader has lost its quorum,
+//     another takes over, and gives the session a new timeout. A leader that has ended the session
+//     refuses writes and handshakes, and answers syncs.
 //   - zookeeper: Messages of one connection come in order, after any time, or not at all. A
 //     connection has one learner, and that learner has one leader. A leader without a quorum may
 //     continue, and answer syncs, but it commits no write.
