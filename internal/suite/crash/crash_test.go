@@ -88,11 +88,21 @@ func TestCrashLeavesNothingThatBlocksAnyone(t *testing.T) {
 	if _, err := os.Executable(); err != nil {
 		t.Fatal("cannot run the test binary again: ", err)
 	}
+	// Most of the time, a child waits, and only a few subtests run at a time. So goroutines of their
+	// own do each operation once, ahead of its subtest.
+	var ahead sync.WaitGroup
+	t.Cleanup(ahead.Wait) // t's context has ended
 	for _, c := range crashes() {
+		var n int
+		whole := make(chan error, 1)
+		ahead.Go(func() {
+			var err error
+			n, err = c.at(t.Context(), crashPoint{})
+			whole <- err
+		})
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			n, err := c.at(t.Context(), crashPoint{})
-			if err != nil {
+			if err := <-whole; err != nil {
 				t.Fatal(err)
 			}
 			points := []crashPoint{{1, crashDropped}}
