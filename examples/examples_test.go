@@ -10,6 +10,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,6 +26,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/need"
 	"github.com/zsync/zsync/zktest"
 )
@@ -82,23 +85,86 @@ type example struct {
 	lines   chan string
 	seen    []string
 	servers string // for one process more; what else it needs with it
+	site    site
 }
 
-// start starts an example on a server of its own, or on the ensemble that
-// ZSYNC_TEST_SERVERS names.
+// start starts an example on a server of the test.
 func start(t *testing.T, name string, args ...string) *example {
 	t.Helper()
 	t.Parallel()
-	servers := os.Getenv("ZSYNC_TEST_SERVERS")
-	if servers != "" {
-		servers += "/zsync-test-" + uuid.NewString()
-		args = append(args, "--servers", servers)
-		if !slices.Contains(args, "--processes") {
-			args = append(args, "--processes", "3")
-		}
+	on := newSite(t)
+	args = append(args, "--servers", on.servers)
+	if !slices.Contains(args, "--processes") {
+		args = append(args, "--processes", "3")
 	}
 	// A machine that is busy, or servers that are, may stand still for seconds.
-	return command(t, servers, name, append(args, "--session", "10s")...)
+	x := command(t, on.servers, name, append(args, "--session", "10s")...)
+	x.site = on
+	return x
+}
+
+// A site is the servers of a test: a server in memory, or the ensemble that ZSYNC_TEST_SERVERS names.
+type site struct {
+	servers string
+	srv     *zktest.Server // nil for an ensemble
+}
+
+// newSite starts a server whose sessions outlast a busy machine.
+func newSite(t *testing.T) site {
+	t.Helper()
+	if servers := os.Getenv("ZSYNC_TEST_SERVERS"); servers != "" {
+		return site{servers: servers + "/zsync-test-" + uuid.NewString()}
+	}
+	srv := zktest.Start(t, zktest.WithSessionTimeouts(time.Minute, time.Hour))
+	return site{srv.Addr(), srv}
+}
+
+// endDead ends the sessions that have no connection, because their processes were killed. On an
+// ensemble, the test waits until the servers do it.
+func (s site) endDead(t *testing.T) {
+	t.Helper()
+	if s.srv == nil {
+		return
+	}
+	// real time: the kernel closes the connection a little after the process has ended
+	for end, dead := time.Now().Add(time.Minute), 0; dead == 0; time.Sleep(time.Millisecond) {
+		all := s.srv.Sessions() // before cons, so a session that begins later is not taken for dead
+		c, err := net.Dial("tcp", s.servers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(c, "cons")
+		connected, err := io.ReadAll(c)
+		c.Close()
+		if err != nil || time.Now().After(end) {
+			t.Fatalf("no session is dead: %v\n%s", err, connected)
+		}
+		for _, id := range all {
+			if !bytes.Contains(connected, fmt.Appendf(nil, "sid=%#x,", uint64(id))) {
+				s.srv.Expire(id)
+				dead++
+			}
+		}
+	}
+}
+
+// endHolder ends the session of the process that holds a lock. On an ensemble, the test waits until
+// the servers do it, because the process is stopped.
+func (s site) endHolder(t *testing.T, path string) {
+	t.Helper()
+	if s.srv == nil {
+		return
+	}
+	session, err := zsync.Connect(t.Context(), s.servers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.Close()
+	cs, err := zsync.NewMutex(session, path).Contenders(t.Context())
+	if err != nil || len(cs) == 0 {
+		t.Fatalf("%s has no holder: %v", path, err)
+	}
+	s.srv.Expire(cs[0].Session)
 }
 
 func command(t *testing.T, servers, name string, args ...string) *example {
@@ -175,7 +241,7 @@ func (x *example) wants(pattern string) (pid int, parts []string) {
 
 const now = `.*now kill this one: kill -9 (\d+)$`
 
-// killsOne does what a line of that pattern says: it kills the process.
+// killsOne does what a line of that pattern says: it kills the process. Then the session ends.
 func (x *example) killsOne(pattern string) (pid int, parts []string) {
 	x.t.Helper()
 	pid, parts = x.wants(pattern + now)
@@ -183,6 +249,8 @@ func (x *example) killsOne(pattern string) (pid int, parts []string) {
 		x.t.Fatalf("process %d says to kill %s", pid, told)
 	}
 	x.signal(pid, syscall.SIGKILL)
+	x.wants(fmt.Sprintf("process %d has ended", pid))
+	x.site.endDead(x.t)
 	return pid, parts
 }
 
@@ -241,8 +309,11 @@ func TestServersOfTheEnvironmentGetSeveralProcessesToo(t *testing.T) {
 }
 
 func TestPoolNeverGivesMoreLicencesThanThereAre(t *testing.T) {
-	// They need more turns than there is time for until the licence of the dead is free again.
-	x := start(t, "pool", "--processes", "5", "--turns", "10", "--takes", "300ms")
+	takes := "100ms"
+	if os.Getenv("ZSYNC_TEST_SERVERS") != "" {
+		takes = "300ms" // so they still take turns when the licence of the dead is free again
+	}
+	x := start(t, "pool", "--processes", "5", "--turns", "10", "--takes", takes)
 	x.killsOne("has a licence, turn 1 of 10;")
 	users, most := make(map[string]bool), 0
 	line := regexp.MustCompile(`\[(\d+)\] (has a|gives its) licence|process (\d+) has ended`)
@@ -321,6 +392,7 @@ func TestFencedRefusesOneThatWasPausedAndComesBack(t *testing.T) {
 	x.wants("has written the balance, 1$")
 	paused, parts := x.wants(`has read the balance, (\d+), under token (\d+);.*now kill this one`)
 	x.signal(paused, syscall.SIGSTOP)
+	x.site.endHolder(t, "/examples/account")
 	for range 2 {
 		if by, _ := x.wants("has written the balance"); by == paused {
 			t.Error("it was written by one that is paused")
@@ -343,7 +415,8 @@ func TestFencedRefusesOneThatWasPausedAndComesBack(t *testing.T) {
 }
 
 func TestNothingIsLeftWhenTheFirstProcessIsKilled(t *testing.T) {
-	x := start(t, "config")
+	t.Parallel()
+	x := command(t, "", "config", "--session", "10s") // on a server of its own
 	tuner, _ := x.wants("is the tuner")
 	if err := x.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -365,7 +438,8 @@ func TestNothingIsLeftWhenTheFirstProcessIsKilled(t *testing.T) {
 }
 
 func TestAnExampleThatIsInterruptedEndsWithoutAnError(t *testing.T) {
-	x := start(t, "config")
+	t.Parallel()
+	x := command(t, "", "config", "--session", "10s") // on a server of its own
 	x.wants("is the tuner")
 	x.signal(x.cmd.Process.Pid, syscall.SIGINT)
 	x.ends()

@@ -14,10 +14,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/google/uuid"
-
-	"github.com/zsync/zsync/zktest"
 )
 
 // This file runs the programs that readers copy: nightly, leader and worker, in several
@@ -25,8 +21,8 @@ import (
 
 // A fleet is the processes of one program, around one server.
 type fleet struct {
-	t       *testing.T
-	servers string
+	site
+	t *testing.T
 
 	mu      sync.Mutex
 	lines   []string // of all processes in the order in which they came; guarded by mu
@@ -35,12 +31,7 @@ type fleet struct {
 
 func newFleet(t *testing.T) *fleet {
 	t.Parallel()
-	f := &fleet{t: t, servers: os.Getenv("ZSYNC_TEST_SERVERS"), changed: make(chan struct{}, 1)}
-	if f.servers == "" {
-		f.servers = zktest.Start(t).Addr()
-	} else {
-		f.servers += "/zsync-test-" + uuid.NewString()
-	}
+	f := &fleet{site: newSite(t), t: t, changed: make(chan struct{}, 1)}
 	t.Cleanup(func() {
 		if t.Failed() {
 			f.mu.Lock()
@@ -150,13 +141,14 @@ func TestNightlyRunsEachNightOnOneMachineAndOnAnotherIfThatDies(t *testing.T) {
 	f := newFleet(t)
 	ps := map[string]*process{}
 	for _, name := range []string{"a", "b", "c"} {
-		ps[name] = f.start(name, "nightly", "--every", "3s")
+		ps[name] = f.start(name, "nightly", "--every", "1s")
 	}
 	f.wants(2, `(\w): .*the report is done at=(\S+)`)
 	seen := len(f.matches(regexp.MustCompile(`the report begins`)))
 	begun := f.wants(seen+1, `(\w): .*the report begins at=(\S+)`)
 	killed := begun[len(begun)-1]
 	ps[killed[1]].kill() // in the middle of its work, as a rule
+	f.endDead(t)
 	f.wants(1, `^[^`+killed[1]+`]: .*the report is done at=`)
 	f.wants(len(begun)+2, `the report begins`)
 	for name, p := range ps {
@@ -189,6 +181,7 @@ func TestTheNextLeaderBeginsWhenTheOneBeforeHasReturned(t *testing.T) {
 	third := f.start("z", "leader")
 	f.wants(3, `INFO stands by`)
 	ps[second].kill()
+	f.endDead(t)
 	f.wants(1, `z: .*INFO leads`)
 	third.stops()
 }
