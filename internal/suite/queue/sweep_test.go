@@ -312,7 +312,7 @@ func TestAnIdleConsumerReceivesAtOnceThoughItSweeps(t *testing.T) {
 func TestIDsAreForgottenThoughTheQueueIsAlwaysBusy(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b := open(t, srv), open(t, srv)
+		a, b := open(t, srv, longSession), open(t, srv, longSession)
 		in, out := zsync.NewQueue[int](a, "/q", zsync.WithIDMemory(time.Minute)), zsync.NewQueue[int](b, "/q")
 		for range 10 {
 			must(t, in.Send(t.Context(), make([]int, 1000)...))
@@ -355,7 +355,7 @@ func TestIDsAreForgottenThoughTheQueueIsAlwaysBusy(t *testing.T) {
 		if k := notes(t, b); k > int(n.Load()/2) {
 			t.Errorf("of %d IDs, each remembered for a minute, %d are noted", n.Load(), k)
 		}
-	})
+	}, longSessions)
 }
 
 func TestDeadLettersAreNotKeptForLongerInAnyLayoutHoweverOneConsumes(t *testing.T) {
@@ -380,10 +380,10 @@ func TestDeadLettersAreNotKeptForLongerInAnyLayoutHoweverOneConsumes(t *testing.
 		} {
 			t.Run(layout.String()+"/"+name, func(t *testing.T) {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
-					s := open(t, srv)
+					s := open(t, srv, longSession)
 					raw := zsync.NewQueue[string](s, "/q", zsync.WithCodec(zsync.Raw), zsync.WithQueueLayout(layout))
 					must(t, raw.Send(t.Context(), "not a number"))
-					q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithQueueLayout(layout), zsync.WithDeadRetention(time.Hour))
+					q := zsync.NewQueue[int](open(t, srv, longSession), "/q", zsync.WithQueueLayout(layout), zsync.WithDeadRetention(time.Hour))
 					ctx, cancel := context.WithTimeout(t.Context(), 8*time.Hour)
 					defer cancel()
 					go consume(ctx, q)
@@ -404,7 +404,7 @@ func TestDeadLettersAreNotKeptForLongerInAnyLayoutHoweverOneConsumes(t *testing.
 					}
 					cancel()
 					time.Sleep(2 * time.Minute)
-				})
+				}, longSessions)
 			})
 		}
 	}

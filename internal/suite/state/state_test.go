@@ -206,6 +206,8 @@ var directories = map[string]use{
 		return join(ctx, zsync.NewGroup[string](s, at, zsync.WithLayout(zsync.LayoutKazoo)), "me")
 	},
 	"member of a Group": func(ctx context.Context, s *zsync.Session, at string) (func(), error) {
+		ctx, cancel := context.WithTimeout(ctx, time.Hour) // Join waits if the znode exists, and the sessions ping meanwhile
+		defer cancel()
 		return join(ctx, zsync.NewGroup[string](s, path.Dir(at)), path.Base(at))
 	},
 	"Partition": func(ctx context.Context, s *zsync.Session, at string) (func(), error) {
