@@ -611,7 +611,7 @@ func TestNothingOfACallersContextIsCalledUnderTheLockOfAnElection(t *testing.T) 
 		go func() { e.Lost(); close(asked) }()
 		select {
 		case <-asked:
-		case <-time.After(5 * time.Second):
+		case <-time.After(time.Minute):
 			t.Error("Lost waits for who calls the context")
 		}
 	})
