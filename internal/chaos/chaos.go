@@ -187,7 +187,7 @@ func (e *Ensemble) mode(i int) string {
 
 // Leader returns the server that leads.
 func (e *Ensemble) Leader() (int, error) {
-	// real time: real servers elect a leader meanwhile
+	// real time: the real servers elect a leader
 	for until := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // a server without CPU time does not answer for a while
 		for i := 1; i <= Servers; i++ {
 			if e.mode(i) == "leader" {

@@ -108,7 +108,7 @@ func (e *Ensemble) Restart(i ...int) {
 // for up to a minute.
 func (e *Ensemble) Leader() int {
 	e.tb.Helper()
-	// real time: real servers elect a leader meanwhile
+	// real time: the real servers elect a leader
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		status := e.run("status", nil)
 		for line := range strings.Lines(status) {
