@@ -288,3 +288,34 @@ func TestKerberosSaysWhatIsWrong(t *testing.T) {
 		}
 	}
 }
+
+func TestTheCommandAuthenticatesWithAKeytabOrATicketCache(t *testing.T) {
+	need.Command(t, "go")
+	r := newRealm(t)
+	_, addr := r.servers()
+	zsync := r.path("zsync")
+	r.run("", "go", "build", "-o", zsync, "github.com/zsync/zsync/cmd/zsync")
+	r.run("secret\n", "kinit", "-l", "1h", "bob")
+	keytab := r.path("client.keytab")
+	for _, c := range []struct {
+		args, want string
+		ok         bool
+		env        string
+	}{
+		{args: "--keytab " + keytab + " --principal bob", want: "has the lock", ok: true},
+		{args: "--keytab " + keytab + " --principal bob@ZSYNC.TEST --server-principal zookeeper/_HOST@ZSYNC.TEST", want: "has the lock", ok: true},
+		{args: "--kerberos", want: "has the lock", ok: true},
+		{args: "--kerberos", env: "KRB5CCNAME=" + r.path("none"), want: "no such file or directory: run kinit"},
+		{args: "--keytab " + keytab + " --principal eve", want: "it has no key of eve@ZSYNC.TEST, but of: bob@ZSYNC.TEST"},
+		{args: "--keytab " + keytab + " --principal bob --server-principal kafka/_HOST", want: "the KDC does not know the server kafka/localhost"},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		cmd := exec.CommandContext(ctx, zsync, append(strings.Fields("lock /locks/command --servers "+addr+" "+c.args), "--", "echo", "has the lock")...)
+		cmd.Env = append(append(os.Environ(), r.env...), c.env)
+		out, err := cmd.CombinedOutput()
+		cancel()
+		if (err == nil) != c.ok || !strings.Contains(string(out), c.want) {
+			t.Errorf("%s %s: %v\n%s\nwant: %s", c.env, c.args, err, out, c.want)
+		}
+	}
+}

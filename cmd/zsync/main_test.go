@@ -1428,6 +1428,30 @@ func TestTheSASLPasswordComesFromAFileOrTheEnvironmentAlone(t *testing.T) {
 	}, zktest.WithSASL(map[string]string{"bob": "secret"}), zktest.WithRequiredAuth("sasl"))
 }
 
+func TestTheFlagsOfKerberosAreCheckedBeforeAServerIsAsked(t *testing.T) {
+	dir := t.TempDir()
+	config := filepath.Join(dir, "krb5.conf")
+	if err := os.WriteFile(config, []byte("[realms]\n  EXAMPLE.ORG = {\n    kdc = 127.0.0.1:1\n  }\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("KRB5_CONFIG", config)
+	for _, c := range []struct {
+		args, want string
+		status     int
+	}{
+		{"--keytab f", "--keytab and --principal go together", exitUsage},
+		{"--principal bob", "--keytab and --principal go together", exitUsage},
+		{"--sasl-user bob --kerberos", "--sasl-user and Kerberos are two ways to authenticate", exitUsage},
+		{"--sasl-user bob --server-principal zookeeper/_HOST", "--sasl-user and Kerberos are two ways to authenticate", exitUsage},
+		{"--keytab " + dir + "/none --principal bob@EXAMPLE.ORG", "no such file or directory", exitConfig},
+	} {
+		r := start(t, "127.0.0.1:1", "", append([]string{"lock", "/p"}, append(strings.Fields(c.args), "--", "true")...)...)
+		if status := r.wait(); status != c.status || !strings.Contains(r.stderr.String(), c.want) {
+			t.Errorf("%s: exit status %d, want %d, with %q:\n%s", c.args, status, c.status, c.want, &r.stderr)
+		}
+	}
+}
+
 func TestTLSIsUsedAndChecked(t *testing.T) {
 	t.Parallel() // each refusal takes a second
 	srv := serve(t)

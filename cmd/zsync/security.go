@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/kerberos"
 )
 
 // This file has the global flags for security: the client's credentials, the identity of the
@@ -29,12 +30,14 @@ func (c *client) security() (opts []zsync.Option, err error) {
 		}
 		opts = append(opts, zsync.WithAuth(scheme, []byte(credentials)))
 	}
-	sasl, err := c.sasl.option(c.getenv("ZSYNC_SASL_PASSWORD"))
+	mechanism, err := c.sasl.mechanism(c.getenv("ZSYNC_SASL_PASSWORD"))
 	if err != nil {
 		return nil, err
 	}
-	opts = append(opts, sasl...)
-	acl, err := c.accessList(len(auths)+len(sasl) > 0)
+	if mechanism != nil {
+		opts = append(opts, zsync.WithSASL(mechanism))
+	}
+	acl, err := c.accessList(len(auths) > 0 || mechanism != nil)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +89,7 @@ func (c *client) accessList(credentials bool) (acl []zk.ACL, err error) {
 			continue
 		case "creator":
 			if !credentials {
-				return nil, fail(exitUsage, "--acl creator: there are no credentials; give --auth-file or --sasl-user")
+				return nil, fail(exitUsage, "--acl creator: there are no credentials; give --auth-file, --sasl-user or --kerberos")
 			}
 			acl = append(acl, zk.AuthACL(zk.PermAll)...)
 			continue
@@ -131,26 +134,31 @@ func permissions(letters string) (perms int32, err error) {
 
 // saslFlags has the flags for SASL. The password is not a flag, because every user of the machine
 // can see flags.
-type saslFlags struct{ user, passwordIn string }
+type saslFlags struct {
+	user, passwordIn          string // DIGEST-MD5
+	kerberos                  bool
+	principal, keytab, server string // Kerberos
+}
 
 func (f *saslFlags) add(cmd *cobra.Command) {
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&f.user, "sasl-user", "", "`NAME` to authenticate with by SASL DIGEST-MD5; use TLS with it")
 	flags.StringVar(&f.passwordIn, "sasl-password-file", "", "`FILE` whose first line is the password of --sasl-user (environment: ZSYNC_SASL_PASSWORD)")
-}
-
-// option returns the option from the flags, or none.
-func (f *saslFlags) option(password string) ([]zsync.Option, error) {
-	m, err := f.mechanism(password)
-	if m == nil || err != nil {
-		return nil, err
-	}
-	return []zsync.Option{zsync.WithSASL(m)}, nil
+	flags.BoolVar(&f.kerberos, "kerberos", false, "authenticate by Kerberos, with --keytab or with the ticket in kinit's cache; use TLS with it")
+	flags.StringVar(&f.keytab, "keytab", "", "`FILE` with the key of --principal, for Kerberos")
+	flags.StringVar(&f.principal, "principal", "", "`NAME` to authenticate with by --keytab, such as billing@EXAMPLE.ORG")
+	flags.StringVar(&f.server, "server-principal", "", "`NAME` of the servers for Kerberos; their names in --servers replace _HOST (default: zookeeper/_HOST)")
 }
 
 // mechanism returns the mechanism from the flags, or nil.
 func (f *saslFlags) mechanism(password string) (zsync.SASLMechanism, error) {
-	if f.user == "" {
+	wantsKerberos := f.kerberos || f.keytab != "" || f.principal != "" || f.server != ""
+	switch {
+	case wantsKerberos && f.user != "":
+		return nil, fail(exitUsage, "--sasl-user and Kerberos are two ways to authenticate: give one")
+	case wantsKerberos:
+		return f.gssapi()
+	case f.user == "":
 		if f.passwordIn != "" {
 			return nil, fail(exitUsage, "--sasl-password-file goes with --sasl-user")
 		}
@@ -170,6 +178,26 @@ func (f *saslFlags) mechanism(password string) (zsync.SASLMechanism, error) {
 		return nil, fail(exitUsage, "--sasl-user needs a password: give --sasl-password-file or set ZSYNC_SASL_PASSWORD")
 	}
 	return zsync.SASLDigestMD5(f.user, password), nil
+}
+
+// gssapi returns the mechanism for Kerberos.
+func (f *saslFlags) gssapi() (m zsync.SASLMechanism, err error) {
+	if (f.keytab == "") != (f.principal == "") {
+		return nil, fail(exitUsage, "--keytab and --principal go together")
+	}
+	var opts []kerberos.Option
+	if f.server != "" {
+		opts = append(opts, kerberos.WithService(f.server))
+	}
+	if f.keytab != "" {
+		m, err = kerberos.Keytab(f.principal, f.keytab, opts...)
+	} else {
+		m, err = kerberos.Cache("", opts...)
+	}
+	if err != nil {
+		return nil, fail(exitConfig, "%w", err)
+	}
+	return m, nil
 }
 
 // tlsFlags has the flags for TLS.
