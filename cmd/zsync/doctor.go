@@ -62,9 +62,10 @@ If a process of a circle waits in one thread and can release in another, the cir
 no deadlock. doctor reports a circle only if it sees the circle twice.
 
 Without --clean, doctor changes nothing. With --clean, it deletes leftovers that
-are certainly zsync's: empty parents and receipts, by their names, their data and
-the mark of their parent. It asks first, unless --yes is given, and deletes a leftover
-only if it has not changed. It lists the leftovers that it keeps, with the reason.
+are certainly zsync's: empty parents and receipts. It recognises them by their names,
+their data and the mark of their parent. It asks first, unless --yes is given, and
+deletes a leftover only if it has not changed. It lists the leftovers that it keeps,
+with the reason.
 
 With --ensemble, or --servers without a value, doctor checks on each server what zsync
 depends on, over separate connections, and prints a line for each check:

@@ -426,8 +426,8 @@ func (e *examination) begin(ctx context.Context, a *examined) bool {
 	return true
 }
 
-// clockOff returns by how much a clock is ahead at least, if it showed the time made between sent
-// and got.
+// clockOff returns the least time by which a clock is ahead; it is negative if the clock is behind.
+// The clock showed the time made at a moment between the times sent and got.
 func clockOff(sent, got, made time.Time) time.Duration {
 	switch {
 	case made.After(got):
