@@ -1,6 +1,6 @@
 // Package conn has the network connections of a session, one at a time: dialing, the handshake,
-// packets and their order, pings, deadlines, and the watches that the server has. The use of a
-// session, and the choice of the next server, are not its business: see package session.
+// packets and their order, pings, deadlines, and the watches that the server has. Package session
+// uses the connection, and chooses the next server.
 package conn
 
 import (
@@ -190,7 +190,7 @@ type Request interface {
 	// Key returns the key of the watch that a read can set; ok is false for other requests.
 	Key() (key WatchKey, ok bool)
 	Op() int32
-	// Moot reports whether the request changes nothing, whenever the server executes it.
+	// Moot reports whether the request changes nothing, even if the server executes it late.
 	Moot() bool
 	// Reply decodes the reply. It returns the code of the reply as a whole. ok is false if the
 	// reply is malformed.
@@ -333,7 +333,7 @@ func (c *Conn) put(rs []Request) (mine []byte, ok bool) {
 	return nil, true
 }
 
-// takeLocked takes the packets in out, for the caller to write.
+// takeLocked empties out, and returns its packets for the caller to write.
 func (c *Conn) takeLocked() (p []byte) {
 	p, c.out, c.spare, c.busy = c.out, c.spare, nil, true
 	return p

@@ -1,7 +1,7 @@
 package conn
 
-// This file reaches a server: by TCP, with TLS, or with the dialer of WithDialer. The choice of the
-// server (package session), and the handshake of ZooKeeper, are not its business.
+// This file reaches a server: by TCP, with TLS, or with the dialer of WithDialer. Package session
+// chooses the server, and handshake.go has the handshake of ZooKeeper.
 
 import (
 	"context"

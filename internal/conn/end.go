@@ -1,7 +1,7 @@
 package conn
 
 // This file ends an abandoned session, so that its ephemeral znodes do not stay until it expires.
-// The decision to abandon a session is not its business: see package session.
+// Package session decides when to abandon a session.
 
 import (
 	"context"

@@ -1,8 +1,9 @@
 package conn
 
-// This file has the handshake: Connect, Authenticate, and then Begin. They run in the goroutine
-// that reads later, while no other goroutine uses the connection. Whether the reply to Connect
-// continues the session is not its business: package session decides that before Begin.
+// This file has the handshake: Connect, Authenticate, and then Begin. One goroutine calls all
+// three, and reads the packets afterwards. During the handshake, no other goroutine uses the
+// connection. Before Begin, package session decides whether the reply to Connect continues the
+// session.
 
 import (
 	"bytes"

@@ -1,7 +1,7 @@
 package conn
 
-// This file has the packets of SASL. The mechanisms are not its business (package sasl), nor are
-// the consequences of a failure (package session).
+// This file has the packets of SASL. Package sasl has the mechanisms, and package session handles a
+// failure.
 
 import (
 	"context"

@@ -1,7 +1,7 @@
 package conn
 
-// This file decides which watches the server has, and shares each of them among its waiters.
-// Conclusions from an event are not its business.
+// This file records which watches the server has, and shares each watch among its waiters. The
+// waiters decide what an event means.
 
 import (
 	"cmp"
@@ -64,8 +64,8 @@ type WatchKey struct {
 // If the last waiter leaves, the watch stays for later waiters, up to a limit. Beyond the limit,
 // the server is asked to remove watches without a waiter.
 //
-// Watches alone decides whether the server has a watch. The connection calls it in the order of the
-// packets:
+// Watches alone records whether the server has a watch. The connection calls these methods in the
+// order of the packets:
 //
 //	ask        a read is written: with the flag, if the key has a waiter and is not armed
 //	answered   its reply has come: armed, unless a removal was written after the read
@@ -73,9 +73,9 @@ type WatchKey struct {
 //	fire       the event has come: not armed
 //	resend     a new connection: armed watches are set again before any other request
 //
-// So the server has every armed watch, or its event is on the way, or it is set again before any
-// other request. The server may also have a watch that is not armed here. That does no harm: an
-// event without a waiter is ignored.
+// So one of three things is true of every armed watch: the server has it, its event is on the way,
+// or the client sets it again before any other request. The server may also have a watch that is
+// not armed here. That does no harm: an event without a waiter is ignored.
 type Watches struct {
 	remove func(WatchKey) // asks the server to remove an idle watch
 	spawn  func(func())   // runs a goroutine that Close waits for
