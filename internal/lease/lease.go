@@ -1,8 +1,8 @@
 // Package lease computes until when a client may believe that its session lives.
 //
 // It knows only the packets that the client sends and receives, and their times. It has no clock,
-// no goroutine and no lock: the caller passes each instant and each answer. Sending is not its
-// business: package session sends the requests that Next asks for.
+// no goroutine and no lock: the caller passes each instant and each answer. Package session sends
+// the requests that Next asks for.
 package lease
 
 import (
@@ -50,8 +50,8 @@ type Lease struct {
 	conn    int64         // value of events when the present connection began
 	moved   Instant       // when the latest part of a long packet was sent or read
 
-	// The time of an unanswered handshake, and the shorter timeout that the leader may count after
-	// it has received the handshake. tried is nil if there is none.
+	// tried is the sending time of an unanswered handshake, or nil if there is none. If the leader has
+	// received that handshake, it may use a timeout as short as least.
 	tried *Instant
 	least time.Duration
 	lower time.Duration // timeout of the session once handshake is confirmed; 0 if it does not change
@@ -153,9 +153,9 @@ func (v *Lease) Left(now time.Time, holds bool) time.Duration {
 // alive, and confirms nothing.
 func (v *Lease) Moved(now time.Time) { v.moved = At(now) }
 
-// Trying records that a handshake is about to be sent. It continues the session, and the server may
-// grant as little as least. If several handshakes are unanswered, Trying keeps the handshake after
-// which the session can end first.
+// Trying records that a handshake is about to be sent. The handshake continues the session, and
+// least is the shortest timeout that the server may grant. If several handshakes are unanswered,
+// Trying keeps the handshake after which the session can end first.
 func (v *Lease) Trying(now time.Time, least time.Duration) {
 	if least >= v.timeout || v.tried != nil && v.least-v.tried.Since(now) <= least {
 		return
@@ -164,9 +164,10 @@ func (v *Lease) Trying(now time.Time, least time.Duration) {
 	v.tried, v.least = &m, least
 }
 
-// Connected records that the handshake sent at asked has been answered. If the session is new, a
-// quorum has committed it after asked. If the handshake continues the session, it has reached a
-// leader, which has renewed the session. But another leader may have replaced that leader by then.
+// Connected records the answer to a handshake; asked is the sending time of the handshake. If the
+// session is new, a quorum has committed it after that time. If the handshake continues the
+// session, it has reached a leader, which has renewed the session. But another leader may have
+// replaced that leader by then.
 func (v *Lease) Connected(asked time.Time, isNew bool, timeout time.Duration) {
 	v.heard(asked)
 	if v.tried != nil && v.tried.Mono.Equal(asked) {
@@ -177,8 +178,8 @@ func (v *Lease) Connected(asked time.Time, isNew bool, timeout time.Duration) {
 		v.timeout = timeout
 		v.confirm(asked)
 	case timeout < v.timeout:
-		// If the leader has renewed the session, it counts the shorter timeout from then on. If
-		// it was no longer the leader, the earlier confirmation still holds unchanged.
+		// If the leader has renewed the session, it uses the shorter timeout from then on. If it was no
+		// longer the leader, the earlier confirmation still holds unchanged.
 		v.Trying(asked, timeout)
 		v.lower = timeout
 	}
@@ -204,8 +205,8 @@ func (v *Lease) Sending(now time.Time) Stamp {
 }
 
 // Answered records that the request s was answered, and with which proof. It reports whether that
-// confirms a later time. It takes the steps from the last to the first. So an answer never serves
-// as two steps for the same packet.
+// confirms a later time. It takes the steps from the last to the first. So no answer takes one
+// packet through two steps.
 func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	v.heard(s.At)
 	if s.conn != v.conn || p == Nothing {
@@ -217,9 +218,9 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 		// The leader renewed the session after the handshake was sent. The write proves that it was
 		// still the leader. It does not renew the session, so it confirms no later time.
 		v.confirm(v.handshake.At)
-		// The leader has received this handshake, and counts the timeout that the server has
-		// granted. An earlier unanswered handshake has reached the leader before this one, or is
-		// lost. design.md names the exception.
+		// The leader has received this handshake, and uses the timeout that the server has granted. An
+		// earlier unanswered handshake has reached the leader before this one, or is lost. design.md
+		// names the exception.
 		v.handshake, v.tried = nil, nil
 		if v.lower > 0 {
 			v.timeout, v.lower = v.lower, 0
@@ -256,9 +257,9 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	return v.Sure != before
 }
 
-// ripe returns the index in seen of the latest packet that a write sent at this time would carry,
-// or -1. It uses the monotonic clock, which can only be too slow: it stops while the machine
-// sleeps.
+// ripe takes the sending time of a write. It returns the index in v.seen of the latest packet that
+// the write would carry, or -1 if the write would carry none. ripe uses the monotonic clock, which
+// can only be too slow: that clock stops while the machine sleeps.
 func (v *Lease) ripe(at time.Time) int {
 	i := len(v.seen) - 1
 	for i >= 0 && at.Sub(v.seen[i].answered) < v.gap() {
@@ -301,7 +302,7 @@ func (v *Lease) Next(now time.Time, urgent bool) (p Proof, wait time.Duration) {
 	return Quorum, wait
 }
 
-// Timeout returns the timeout with which the lease counts.
+// Timeout returns the session timeout that the lease uses.
 func (v *Lease) Timeout() time.Duration { return v.timeout }
 
 // ProofOf returns the proof in a reply with this code to a request of type op. For a transaction,
