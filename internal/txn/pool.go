@@ -1,7 +1,7 @@
 package txn
 
-// This file has the logs of transactions, and keeps the logs that no transaction uses now for the
-// next one. The use of a log by a transaction is not its business: see txn.go.
+// This file creates and deletes the logs of transactions. A pool keeps a log that no transaction
+// uses, for a later transaction. txn.go has the transactions.
 
 import (
 	"bytes"
@@ -33,10 +33,10 @@ type client interface {
 	Pause(ctx context.Context, try int) error
 	Loss() error
 
-	drop(p *pool, l *log, later bool) // deletes l in the background; if later, its create may still arrive
+	drop(p *pool, l *log, later bool) // deletes l in the background; later is true if a request that creates l may still arrive
 }
 
-// An incarnation is the client of a session.
+// An incarnation implements client within one session.
 type incarnation struct{ *session.Incarnation }
 
 // A log is a znode that only this client writes.
@@ -80,9 +80,9 @@ func (l *log) write() any {
 	return &zk.SetDataRequest{Path: l.path, Data: l.holds(true), Version: l.version}
 }
 
-// wrote reports whether the latest write to the log was our write at l.version, with a transaction
-// or without. A Stat is enough for that, and needs no permission to read: data that another client
-// writes differ in length.
+// wrote reports whether the latest write to the log was our write at l.version. The argument
+// transaction says which of our writes: with the transaction, or without it. A Stat is enough for
+// that, and needs no permission to read: data that another client writes differ in length.
 func (l *log) wrote(transaction bool, stat *zk.Stat) bool {
 	return stat.Version == l.version+1 && int(stat.DataLength) == len(l.holds(transaction))
 }
@@ -274,8 +274,8 @@ func (inc incarnation) drop(p *pool, l *log, later bool) {
 }
 
 // Drop deletes a persistent znode in the background, in this session or, if that ends first, in the
-// next. If later, it first waits until the create of the znode can no longer arrive. If the servers
-// refuse the deletion, only this session tries again.
+// next. If later is true, Drop first waits until a request that creates the znode can no longer
+// arrive. If the servers refuse the deletion, only this session tries again.
 func Drop(inc *session.Incarnation, path string, later bool) {
 	m := inc.Manager
 	drop := func() error {

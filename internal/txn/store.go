@@ -1,7 +1,7 @@
 package txn
 
 // This file applies a transaction that stores a value, and checks that the servers never remove the
-// znode of the value. Which values are stored is not its business.
+// znode of the value. The caller chooses the values.
 
 import (
 	"context"

@@ -1,13 +1,13 @@
-// Package txn applies transactions exactly once, whatever happens to their replies. The meaning of
-// their operations is not its business.
+// Package txn applies transactions exactly once, whatever happens to their replies. It does not
+// interpret their operations.
 //
 // A client cannot simply repeat a transaction without a reply: the servers may have applied it, or
 // may apply it later. So each transaction also writes a log: a znode with a unique name that only
 // this client writes.
 //
-//  1. A log is made by a create of its own. If the create has no reply, the client makes another
-//     log with another name. So no create of a log in use is under way, and a deleted log never
-//     comes back.
+//  1. The client creates a log by a separate request, before the transaction. If that request has
+//     no reply, the client creates another log with another name. So the request that creates a log
+//     is never under way while the log is in use, and a deleted log never comes back.
 //  2. A transaction writes its log as its first operation, at the version that the previous
 //     transaction has left. So at most one attempt at the transaction is applied, at any time and
 //     through any server.
@@ -41,7 +41,7 @@ type transaction struct {
 	m    *session.Manager
 	pool *pool
 	dirs []string // for its log: it is made in the first that permits one
-	ops  []any    // the paths are the server's
+	ops  []any    // with full paths, which include the chroot
 	vet  bool     // a log is made only in a directory that no other client may change
 	bare bool     // applied without a log, because the servers permit none
 
@@ -76,7 +76,7 @@ func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResp
 }
 
 // Within is Session within inc. The log is made at the root or, if that is not permitted, in dir.
-// The paths of ops are the server's. The error is ErrEnded only if nothing was sent.
+// ops have full paths, which include the chroot. The error is ErrEnded only if nothing was sent.
 func Within(ctx context.Context, inc *session.Incarnation, dir string, ops []any) ([]zk.MultiResponse, error) {
 	m := inc.Manager
 	t := &transaction{m: m, pool: poolOf(m, &inc.Attached, zk.FlagEphemeral), dirs: []string{m.Full("/"), dir}, ops: ops}
@@ -89,10 +89,11 @@ func (t *transaction) within(ctx context.Context, inc client) ([]zk.MultiRespons
 }
 
 // Across applies ops in one transaction, exactly once, through as many sessions as it takes. Its
-// log is a persistent child of the container dir. dir and the paths of ops are the server's.
+// log is a persistent child of the container dir. dir and the paths of ops are full paths, which
+// include the chroot.
 //
 // If ctx ends first, the caller does not learn the outcome: all of ops or none. The error of an
-// unknown outcome says so. After any other error, nothing was applied, nor will be.
+// unknown outcome says so. After any other error, nothing was applied, and nothing will be.
 func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]zk.MultiResponse, error) {
 	l := &log{path: session.ChildPath(dir, session.LogName)}
 	if err := session.CheckSize(append([]any{l.write()}, ops...)); err != nil {
@@ -171,7 +172,7 @@ func (t *transaction) during(ctx context.Context, inc client) error {
 			}
 			why = t.why
 		}
-		// No attempt was applied, nor will be.
+		// No attempt was applied, and none will be.
 		if !why.log {
 			t.rs = why.rs
 			return why.err
