@@ -1,7 +1,7 @@
 package lock
 
-// This file takes a contender from its create to its turn, across sessions. Holds are not its
-// business: they begin after the turn, see grant.go.
+// This file takes a contender from its create to its turn, across sessions. After the turn, a hold
+// begins: see grant.go.
 
 import (
 	"context"
@@ -208,7 +208,7 @@ func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
 	c, inc, watches := p.claim, p.claim.Incarnation, p.claim.Incarnation.Watches
 	p.gone = watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: p.blocker})
-	p.blocker = p.gone.Key.Path // the string that all waits for this znode share
+	p.blocker = p.gone.Key.Path // all waits for this znode share one string
 	p.own = c.watch()
 	paths := []string{p.blocker, c.Path}
 	if watches.ArmedOnOurs(p.own) {

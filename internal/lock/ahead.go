@@ -1,7 +1,7 @@
 package lock
 
-// This file records the contenders that a waiter waits for, for errors and reports. Turns are not
-// its business.
+// This file records the contenders that a waiter waits for, for errors and reports. acquire.go
+// decides about the turn.
 
 import (
 	"context"

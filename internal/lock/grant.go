@@ -1,7 +1,7 @@
 package lock
 
 // This file has the use of a claim after its turn: grants, fencing tokens, and requests to release.
-// How the turn comes is not its business: see acquire.go.
+// acquire.go waits for the turn.
 
 import (
 	"context"

@@ -1,7 +1,7 @@
 package lock
 
-// This file has a hold and its end: release, loss, limits, fencing tokens and transactions. How its
-// turn comes is not its business: see acquire.go.
+// This file has a hold and its end: release, loss, limits, fencing tokens and transactions. Before
+// the hold, acquire.go waits for the turn.
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 	"github.com/zsync/zsync/internal/txn"
 )
 
-// The errors of a line. The loss of a hold is in package session.
+// The errors of a line. The loss of a hold is ErrLost in package session.
 var (
 	// ErrDeadlock means that the call would wait for its own caller, or for a release that never
 	// comes.

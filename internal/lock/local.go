@@ -562,7 +562,7 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 	return d
 }
 
-// None reports whether there was no use to end.
+// None reports whether the caller had nothing to release.
 func (d Departure) None() bool { return d.grant == nil }
 
 // Finish must be called once.

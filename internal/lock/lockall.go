@@ -58,8 +58,8 @@ func LockAll(ctx context.Context, parts []Part) (unlock func() error, err error)
 	return sync.OnceValue(func() error { return unlockAll(parts) }), nil
 }
 
-// unlockAll unlocks all parts, the last first, even if an Unlock panics. The parts of this
-// package are unlocked at the same time.
+// unlockAll unlocks all parts, the last first, even if an Unlock panics. It unlocks zsync's own
+// lockers at the same time, each in a goroutine.
 func unlockAll(parts []Part) (err error) {
 	errs := make([]error, len(parts))
 	var under sync.WaitGroup

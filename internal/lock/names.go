@@ -1,7 +1,7 @@
 package lock
 
 // This file has the names of contenders and permits, and the order that names alone can show.
-// Reads of znodes are not its business.
+// It reads no znodes.
 
 import (
 	"math"
@@ -38,8 +38,8 @@ func kindOf(base string) string {
 	return "another primitive"
 }
 
-// Exhausted reports whether c has a number that a server gives after it has given all others. See
-// split.
+// Exhausted reports whether c has a number that a parent gives only after it has given all numbers
+// below 2147483647. See split.
 func (c Child) Exhausted() bool { return c.Seq < 0 || c.Seq == math.MaxInt32 }
 
 // ParseChild splits name into base and number, for the first of bases that comes right before a
