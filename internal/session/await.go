@@ -1,7 +1,7 @@
 package session
 
-// This file has the waits for znodes: until they are deleted, created, or a watch fires. The
-// conclusions of a waiter are not its business.
+// This file has the waits for znodes: until they are deleted, created, or a watch fires. The waiter
+// decides what the end of its wait means.
 
 import (
 	"context"

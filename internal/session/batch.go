@@ -1,7 +1,7 @@
 package session
 
-// This file sends several requests together, over one connection and in order. Their content is not
-// its business: see calls.go.
+// This file sends several requests together, over one connection and in order. calls.go has their
+// content.
 
 import (
 	"context"

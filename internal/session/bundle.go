@@ -1,7 +1,7 @@
 package session
 
-// This file reads the data of many znodes with few requests. Znodes that change during the reads
-// are not its business: the result is no snapshot.
+// This file reads the data of many znodes with few requests. Znodes may change during the reads, so
+// the result is no snapshot.
 
 import (
 	"bytes"

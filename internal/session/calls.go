@@ -9,7 +9,7 @@ import (
 )
 
 // This file has the requests that a session sends, as its connection encodes them, and their replies.
-// The time of sending is not its business.
+// request.go and batch.go send them.
 
 type void = struct{}
 

@@ -1,7 +1,6 @@
 package session
 
-// This file has the settings of a session. Their defaults are not its business: the public package
-// sets them.
+// This file has the settings of a session. The public package sets their defaults.
 
 import (
 	"crypto/tls"

@@ -1,8 +1,8 @@
 package session
 
 // This file creates ephemeral znodes, although the reply to a create may be lost. CreateEphemeral
-// either finds the znodes that its request has created, or deletes them in the background. Creates
-// without that treatment are not its business: see verbs.go.
+// either finds the znodes that its request has created, or deletes them in the background. verbs.go
+// creates the other znodes.
 
 import (
 	"bytes"
@@ -58,8 +58,9 @@ type Creation struct {
 //
 // If ctx ends, or after any other error, no znode stays: in the background, c.Undo deletes the
 // znodes that may have been created. So the znodes must be ephemeral, and the names must not be
-// used again until Undo has ended. With Holds, the error is ErrVanished if the znode of the first
-// check does not exist, and NoNode if another znode or Dir does not exist: then the caller decides.
+// used again until Undo has ended. If c has Holds and the znode of the first check does not exist,
+// the error is ErrVanished. If c has Holds and another znode or Dir does not exist, the error is
+// NoNode, and the caller decides what to do.
 func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error {
 	call, err := inc.creation(c)
 	if err != nil {
@@ -90,7 +91,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error 
 				return a.last(e)
 			}
 			if found == "" {
-				open = false // it was not created, nor will be
+				open = false // it was not created, and will not be
 				return err
 			}
 			c.Path, c.roll, c.read, c.lists = found, nil, nil, nil // the reads may be older than the znode
@@ -331,7 +332,7 @@ func findIn(names []string, dir, guid string) string {
 // in one transaction. Then it reads the created znode. made means that the read has seen it, and
 // has set a watch that the caller has joined. The error is NodeExists if the znode exists already,
 // and ErrVanished if own does not exist. If the error is ErrLost and open is true, the outcome is
-// unknown. After any other error, the transaction was not applied, nor will be.
+// unknown. After any other error, the transaction was not applied, and will not be.
 //
 // A lost reply needs no log, because no client creates the name of own again. While own exists, no
 // attempt has been applied. After its deletion, no attempt can be applied. Then either our attempt

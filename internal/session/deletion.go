@@ -1,8 +1,8 @@
 package session
 
-// This file has the ways in which znodes are deleted: now, or in the background. The queue of
-// background deletions is not its business (deletions.go), nor are znodes that another session may
-// have created again (own.go).
+// This file has the ways in which znodes are deleted: now, or in the background. deletions.go has
+// the queue of background deletions. own.go deletes znodes that another session may have created
+// again.
 
 import (
 	"context"
@@ -102,7 +102,7 @@ func (inc *Incarnation) deleteBehind(making *pending[[]zk.MultiResponse], d *Del
 			case err == nil:
 				d.found(making.val[0].String)
 			case OutcomeOf(err) != Unknown:
-				d.over(nil) // nothing was created, nor will be
+				d.over(nil) // nothing was created, and nothing will be
 				return
 			}
 		}

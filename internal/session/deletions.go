@@ -1,7 +1,7 @@
 package session
 
-// This file decides when each attempt at a background deletion is made. The meaning of a deletion
-// is not its business: see deletion.go.
+// This file decides when each attempt at a background deletion is made. deletion.go has the
+// deletions themselves.
 
 import (
 	"slices"

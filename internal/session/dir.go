@@ -1,7 +1,6 @@
 package session
 
-// This file creates the parent znodes of a primitive's znodes. Their ACLs are not its business: see
-// vet.go.
+// This file creates the parent znodes of a primitive's znodes. vet.go checks their ACLs.
 
 import (
 	"context"

@@ -1,7 +1,7 @@
 package session
 
 // This file has the end of a session or of a hold, and the functions that run at that end. The
-// reason of an end is not its business.
+// caller of End gives the reason.
 
 import (
 	"slices"

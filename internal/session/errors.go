@@ -1,7 +1,7 @@
 package session
 
 // This file has the errors of a session, and the conclusion from an error about its request. The
-// public errors are not its business: the root package makes them.
+// root package makes the public errors.
 
 import (
 	"context"

@@ -1,7 +1,7 @@
 package session
 
-// This file has the events and states of a session, as its observer sees them. Their causes are not
-// its business.
+// This file has the events and states of a session, as its observer sees them. Other files report
+// them: see Manager.Observe and Manager.enter.
 
 import (
 	"time"

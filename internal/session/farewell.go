@@ -1,7 +1,7 @@
 package session
 
 // This file delays the end of a session until its users have finished work that only this process
-// can do, such as deleting persistent znodes. That work is not its business.
+// can do, such as deleting persistent znodes. The users do that work themselves.
 
 import (
 	"sync"

@@ -1,6 +1,6 @@
 package session
 
-// This file passes the changes of a session's state to readers. The states are not its business.
+// This file passes the changes of a session's state to readers. event.go has the states.
 
 import (
 	"context"

@@ -1,7 +1,7 @@
 package session
 
-// This file maintains a snapshot of the children of a znode, with their data. The meaning of the
-// data is not its business.
+// This file maintains a snapshot of the children of a znode, with their data. It does not interpret
+// the data.
 
 import (
 	"context"

@@ -1,7 +1,7 @@
 package session
 
-// This file counts the calls of the program's functions, so that Close can wait for them. Holds are
-// not its business.
+// This file counts the calls of the program's functions, so that Close can wait for them. It does
+// not count holds.
 
 import (
 	"bytes"

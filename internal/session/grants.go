@@ -9,8 +9,7 @@ import (
 // configuration one by one. If a server is asked to continue a session, it grants a timeout. From
 // then on, the leader uses that timeout, even if the client never receives the reply. So while a
 // handshake has no reply, the client counts on no more than the least timeout that the server may
-// grant. This file remembers that least timeout. The use of that timeout is not its business: see
-// package lease.
+// grant. This file remembers that least timeout. Package lease uses it.
 
 // grants records, by server, the session timeout that it has granted.
 type grants struct{ m sync.Map }

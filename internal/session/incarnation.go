@@ -24,8 +24,9 @@ import (
 // belongs to the incarnation that created it, so "do I still hold the lock?" has one answer. When
 // the incarnation ends, its socket is closed and it never connects again.
 //
-// This file has its life: connections one after another, the end, and the states in which callers
-// see it. How long the session is confirmed is not its business (package lease), nor are requests.
+// This file has the life of an incarnation: connections one after another, the end, and the states
+// that callers see. Package lease says how long the session is confirmed. request.go has the
+// requests.
 type Incarnation struct {
 	Manager *Manager
 	Watches *conn.Watches
@@ -35,7 +36,7 @@ type Incarnation struct {
 	Ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	Ended Ending // its hooks are the holds of the session; they run before its end on the servers
+	Ended Ending // each hold of the session has a hook here, which ends the hold; the hooks run before the servers end the session
 
 	ID      atomic.Int64               // the session id; 0 before the first handshake
 	Timeout atomic.Int64               // the negotiated session timeout, in nanoseconds
@@ -109,12 +110,12 @@ func (inc *Incarnation) start() {
 
 // serve keeps the session connected until it ends. It is the only goroutine that reads.
 //
-// A request without a reply may have been executed, or may be executed later. It fails when its
-// connection has ended, and its sender settles it over a later connection: see repeat and Find. A
-// write that was left behind could be executed after the sender has looked for its effect. So pick
-// leaves out the servers at which such a write may still be under way (trail), and each later
-// connection begins with a sync. Ahead of that sync, the watches are set again. So a missed event
-// arrives before every reply that shows the change.
+// The servers may have executed a request without a reply, or may execute it later. The request
+// fails when its connection has ended. Its sender then finds the outcome over a later connection:
+// see repeat and Find. A write that was left behind could be executed after the sender has looked
+// for its effect. So pick leaves out the servers at which such a write may still be under way
+// (trail), and each later connection begins with a sync. Ahead of that sync, the watches are set
+// again. So a missed event arrives before every reply that shows the change.
 //
 // A broken connection does not end the session. The session ends when its time is over (Alive), or
 // by a server's reply to a handshake (accept).
@@ -515,8 +516,8 @@ func (inc *Incarnation) connected(c *conn.Conn) {
 		kind, text = EventReconnected, "zsync: reconnected"
 		m.reconnects.Add(1)
 	}
-	// The state comes first: a goroutine that is woken by one of the channels closed next may ask
-	// for it.
+	// Change the state before the channels are closed: a goroutine that waits for a channel may then
+	// read the state.
 	entered := m.enter(inc, StateConnected, Report{Kind: kind})
 	inc.mu.Lock()
 	inc.down = make(chan struct{})
@@ -531,7 +532,7 @@ func (inc *Incarnation) connected(c *conn.Conn) {
 		m.Log.Info(text, "session", Text(inc.ID.Load()), "timeout", time.Duration(inc.Timeout.Load()))
 		m.tell()
 	}
-	if said { // at the level of the message about the outage
+	if said { // a warning, because the message about the outage was a warning
 		m.Log.Warn(TextReconnected, "since", time.Now(), "lasted", time.Since(began).Round(time.Millisecond), "session", Text(inc.ID.Load()))
 	}
 }

@@ -1,7 +1,7 @@
 package session
 
-// This file converts any string into the name of a znode, and back. Other rules for names are not
-// its business: see path.go.
+// This file converts any string into the name of a znode, and back. path.go has the other rules for
+// names.
 
 import (
 	"fmt"

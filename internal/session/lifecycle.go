@@ -1,7 +1,7 @@
 package session
 
 // This file has the operations of a Session as a whole: Connect, Close, and its state and
-// counters. How incarnations follow each other is not its business: see manager.go.
+// counters. manager.go opens one incarnation after another.
 
 import (
 	"cmp"

@@ -20,7 +20,7 @@ import (
 // the inside of a [Session].
 //
 // This file has that loop, the life of the manager's goroutines, and its reports to the observer.
-// Requests and holds are not its business: they belong to an Incarnation.
+// Requests and holds belong to an Incarnation.
 type Manager struct {
 	Config Config
 	Owner  []byte   // Config.Owner in the form in which it is stored; never changed

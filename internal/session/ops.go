@@ -14,8 +14,8 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// This file prepares the operations of transactions, and reconstructs lost results. How a
-// transaction is applied exactly once is not its business: see internal/txn.
+// This file prepares the operations of transactions, and reconstructs lost results. Package txn
+// applies a transaction exactly once.
 
 // Recall reconstructs the responses of a transaction that was applied at zxid, but whose reply
 // was lost. It cannot reconstruct responses about znodes that other clients have changed since.

@@ -1,7 +1,6 @@
 package session
 
-// This file logs that no server can be reached. The attempts to reach a server are not its
-// business: see pacer.go.
+// This file logs that no server can be reached. pacer.go decides when to try which server.
 
 import (
 	"sync"

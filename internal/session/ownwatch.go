@@ -1,7 +1,7 @@
 package session
 
-// This file watches the znodes that a session holds. The consequences of a deletion are not its
-// business.
+// This file watches the znodes that a session holds. The function Vanished of the owner handles a
+// deletion.
 
 import (
 	"slices"

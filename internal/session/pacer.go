@@ -1,7 +1,7 @@
 package session
 
-// This file chooses the next server to try, and the time of the attempt. The attempt is not its
-// business: see incarnation.go.
+// This file chooses the next server to try, and the time of the attempt. incarnation.go makes the
+// attempt.
 
 import (
 	"math"

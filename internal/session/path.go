@@ -1,7 +1,6 @@
 package session
 
-// This file has the rules for paths and names of znodes. Whether a znode exists is not its
-// business.
+// This file has the rules for paths and names of znodes. It does not check whether a znode exists.
 
 import (
 	"path"

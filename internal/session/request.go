@@ -1,7 +1,7 @@
 package session
 
 // This file has the life of a request: it is started, awaited, and repeated until it is answered.
-// How it reaches a server is not its business: see package conn.
+// Package conn sends it to a server.
 
 import (
 	"context"

@@ -1,7 +1,7 @@
 package session
 
-// This file shares listings among the callers in a session. The conclusions from a listing are not
-// its business.
+// This file shares listings among the callers in a session. The callers decide what a listing
+// means.
 
 import (
 	"context"

@@ -1,7 +1,7 @@
 package session
 
-// This file keeps a session confirmed while it has holds, and ends it when its time is over. How
-// replies confirm a session is not its business: see package lease.
+// This file keeps a session confirmed while it has holds, and ends it when its time is over.
+// Package lease decides which replies confirm a session.
 
 import (
 	"context"

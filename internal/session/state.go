@@ -14,7 +14,7 @@ import (
 var ErrMixed = errors.New("the path has another use")
 
 // The servers must not delete a znode in which a confirmed write has stored a value. This file
-// makes sure of that. The values themselves are not its business.
+// makes sure of that.
 //
 // Servers delete an ephemeral znode with its session, and a container when it has become empty. No
 // Stat shows that a znode is a container. Our own containers are marked by their data: see [Dir]. A

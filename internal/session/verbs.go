@@ -9,8 +9,8 @@ import (
 )
 
 // This file has the operations with which the recipes use ZooKeeper. Each is one request within
-// one incarnation, with the treatment of a lost reply. Paths are the server's (see Manager.Full).
-// How a request reaches a server is not its business: see package conn.
+// one incarnation, with the treatment of a lost reply. Paths are full paths, which include the
+// chroot (see Manager.Full). Package conn sends the requests.
 
 // maxRequest is the largest request that a server with the default jute.maxbuffer accepts. A
 // larger one would break the connection for all users of the session. MaxPacket is the limit for

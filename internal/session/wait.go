@@ -1,7 +1,6 @@
 package session
 
-// This file has waits with a time limit, for work that then continues in the background. The work
-// is not its business.
+// This file has waits with a time limit, for work that then continues in the background.
 
 import (
 	"context"
