@@ -11,7 +11,7 @@ import (
 )
 
 // This file removes unclaimed elements without delivering them: all elements, or the element with an
-// ID. Claimed elements are not its business.
+// ID. It does not remove claimed elements.
 
 // Clear removes elements from the end of the queue to its front, and last the elements that a
 // consumer has returned for later. So no removal makes another element free: if an element waits

@@ -15,8 +15,8 @@ import (
 )
 
 // This file creates the engine of zsync's own layout, and has the parts that the other files share:
-// decoding elements, committing transactions and reporting errors. Sending, claiming and settling
-// are not its business.
+// decoding elements, committing transactions and reporting errors. send.go stores elements, pump.go
+// claims them, and settle.go settles them.
 
 // A core is the Engine of zsync's own layout, see layout.go.
 type core struct {

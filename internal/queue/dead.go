@@ -16,8 +16,8 @@ import (
 	txns "github.com/zsync/zsync/internal/txn"
 )
 
-// This file stores, reads and removes dead letters, for all layouts. The decision to make an element
-// a dead letter is not its business.
+// This file stores, reads and removes dead letters, for all layouts. Its callers decide which
+// elements become dead letters.
 
 // DeadLetters are the elements of a queue that could not be decoded, were rejected, or were delivered
 // too often. They stay until a program or a Sweeper removes them.

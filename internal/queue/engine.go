@@ -1,5 +1,5 @@
 // Package queue stores elements in ZooKeeper, as bytes, and delivers them to consumers.
-// Element types, codecs and channels are not its business: its caller, Queue, has them.
+// The type Queue of the root package has the element types, codecs and channels.
 package queue
 
 import (
@@ -12,7 +12,7 @@ import (
 )
 
 // This file defines the interface between Queue and the engines, one engine for each layout of
-// znodes. How an engine stores elements is not its business.
+// znodes. core.go and package foreign have the engines.
 
 // Errors of engines, in addition to the errors of internal/session and internal/lock.
 var (
@@ -28,11 +28,11 @@ var (
 type Settings struct {
 	Path string // as the program knows it, for messages
 
-	// The engine calls Decode for each claimed element before a consumer offers it, and Take calls
-	// it before it removes the element. Its result becomes Element.Value. If it returns an error,
-	// the element is a misfit, and becomes a dead letter. After several misfits in a row, the
-	// consumer itself may be at fault: the engine then leaves further misfits in the queue for a
-	// while, and reports that.
+	// The engine calls Decode for each claimed element before a consumer offers the element. Take
+	// calls Decode before it removes an element. The result of Decode becomes Element.Value. If Decode
+	// returns an error, the element is a misfit, and becomes a dead letter. After several misfits in a
+	// row, the consumer itself may be at fault: the engine then leaves further misfits in the queue
+	// for a while, and reports that.
 	Decode func(data []byte) (any, error)
 
 	Prefetch      int           // elements that the consumers may claim ahead, at most

@@ -12,12 +12,13 @@ import (
 
 // This file brings elements from the queue to the consumers of one Queue value. It claims enough
 // ahead for fast consumers, and leaves the rest to other clients. It does not search: see find.go.
-// It does not wait for elements to be sent: see idle.go. How an element is offered and settled is
-// not its business: see consumer.go and settle.go.
+// It does not wait for elements to be sent: see idle.go. consumer.go offers the elements, and
+// settle.go settles them.
 
 // A pump claims elements for the consumers of one Queue value: see step. At first, it claims one
-// element ahead. After a claim that filled all room, it doubles this number if a consumer had to
-// wait, up to the prefetch. So a slow consumer leaves the rest to other clients.
+// element ahead. If a claim has filled all room, and a consumer has waited since the previous
+// claim, the pump doubles that number, up to the prefetch. So a slow consumer leaves the rest to
+// other clients.
 type pump struct {
 	q      *core
 	most   int // limit of ahead; 0: the pump claims only elements that consumers wait for

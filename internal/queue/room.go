@@ -10,8 +10,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file makes a Send wait while the queue is full, and counts elements. How elements are stored
-// is not its business.
+// This file makes a Send wait while the queue is full, and counts elements. send.go stores the
+// elements.
 
 // A gate makes producers wait while the queue is full. The limit is soft: a producer counts at most
 // every countEvery, and adds its own elements between two counts. The elements that other producers

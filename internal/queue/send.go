@@ -19,7 +19,7 @@ import (
 )
 
 // This file stores elements: it groups the Sends of many goroutines, finds the newest bucket, and
-// creates the next bucket when that is full. Waiting for room in the queue is not its business.
+// creates the next bucket when that is full. room.go waits for room in the queue.
 
 // A parcel is the elements of one Send. All or none of them are stored.
 type parcel struct {
@@ -495,8 +495,9 @@ func (g *posted) open(prio int) *tail {
 	return &t
 }
 
-// missing is the cure if the newest bucket of a priority does not exist: another client has deleted
-// the bucket, or the queue.
+// missing corrects the tails of o if the newest bucket of a priority does not exist. If another
+// client has deleted the queue, missing forgets all tails. Otherwise, another client has deleted
+// the bucket, and the next transaction must create another.
 func (o *outbox) missing(inc *session.Incarnation, prio int) error {
 	stat, err := inc.Exists(session.Finishing, o.dir)
 	switch {

@@ -108,8 +108,8 @@ func (e *entry) tried() int {
 	return e.item.attempts
 }
 
-// decide decides the fate of an item, unless an earlier call has done so. It returns the entry of
-// the decided fate, and reports whether that fate is the fate of e.
+// decide gives an item the fate of e, unless an earlier call has decided the fate. It returns the
+// entry that was decided, and reports whether its fate is the same as the fate of e.
 func (c *claimant) decide(it *item, e entry) (_ *entry, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -571,7 +571,7 @@ func (c *claimant) closeAll(es []*entry, err error) {
 }
 
 // settleNow decides the fate of an item, and waits until it is carried out. It returns the entry
-// of the decided fate.
+// that was decided.
 func (c *claimant) settleNow(ctx context.Context, it *item, model entry) (e *entry, err error) {
 	for {
 		loss := c.lost()

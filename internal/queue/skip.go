@@ -9,9 +9,8 @@ import (
 )
 
 // This file keeps bad elements from blocking the queue: it remembers the elements that a consumer
-// skips for a while. There are two kinds. The servers refuse to let this client read the element;
-// or the element does not decode, after several elements in a row that did not decode either.
-// Moving elements to the dead letters is not its business.
+// skips for a while. There are two kinds: the servers do not let this client read the element, or
+// the element is one of several in a row that do not decode. dead.go stores dead letters.
 
 // skipFor is how long a consumer skips an element. Within that time, an operator may repair the cause.
 const skipFor = time.Minute

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// This file has sets of numbers in the compact form in which a board stores them. The meaning of
-// the numbers is not its business.
+// This file has sets of numbers in the compact form in which a board stores them. It does not
+// interpret the numbers.
 
 // A span is the numbers from a to b, both included.
 type span struct{ a, b int32 }

@@ -14,7 +14,7 @@ import (
 )
 
 // This file deletes znodes that no client needs: receipts of crashed processes, notes of expired IDs
-// and expired dead letters. Empty buckets and marks are not its business.
+// and expired dead letters. It does not delete empty buckets or marks.
 
 // A Sweeper sweeps the znodes of a queue, once in sweepEvery, or more often if dead letters expire
 // sooner. A sweep that is due is started by:

@@ -10,8 +10,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has the operations that need no consumer: Take, Peek, List and Requeue. Waiting for
-// elements is not its business.
+// This file has the operations that need no consumer: Take, Peek, List and Requeue. idle.go waits
+// for elements.
 
 // Take claims an element and then removes it.
 func (q *core) Take(ctx context.Context) (*Element, error) {

@@ -12,7 +12,7 @@ import (
 )
 
 // This file applies a program's own operations, and its sends to queues, in one transaction: all or
-// none. How an element is removed or sent is not its business.
+// none. settle.go removes elements, and send.go stores them.
 
 // A txn is the operations that a transaction applies together with the removal of an element. Until
 // the transaction is applied, the element stays in hand: a refused txn changes nothing.
@@ -44,8 +44,8 @@ type shipment struct {
 	at int   // index of its first step in the load
 }
 
-// newLoad returns the load of ops, which are requests of go-zookeeper's Multi and *Outgoing. It
-// fails if they need more than limit bytes.
+// newLoad returns the load of ops. Each of ops is a request for go-zookeeper's Multi, or an
+// *Outgoing. It fails if they need more than limit bytes.
 func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *load, err error) {
 	x = &load{m: m}
 	for i, op := range ops {

@@ -14,8 +14,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file gives taken elements to consumers, and settles them or writes them back. Taking
-// elements from the servers is not its business.
+// This file gives taken elements to consumers, and settles them or writes them back. foreign.go
+// takes elements from the servers.
 
 // A delivery is an element that this process has read and then taken.
 type delivery struct {

@@ -22,8 +22,8 @@ import (
 	txns "github.com/zsync/zsync/internal/txn"
 )
 
-// This file sends, takes and counts elements. Settling a taken element is the business of delivery.go;
-// names and frames are in format.go.
+// This file sends, takes and counts elements. delivery.go settles a taken element; format.go has
+// names and frames.
 
 // An engine is the Engine of a layout.
 type engine struct {
