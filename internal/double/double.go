@@ -1,5 +1,5 @@
 // Package double is the double barrier of a WaitGroup: parties enter together and leave together,
-// round after round. The counter of a WaitGroup is not its business: see package tally.
+// round after round. Package tally has the counter of a WaitGroup.
 package double
 
 import (
@@ -213,8 +213,8 @@ func (b *DoubleBarrier) Check(n int) error {
 const partyBase = "party-"
 
 // partyOf returns the base of a party's name, which contains the number of parties that its
-// caller wants. A party with another number than the room's is about to leave, and does not
-// count.
+// caller wants. If that number is not the room's number of parties, the party is about to leave,
+// and does not count.
 func partyOf(n int) string { return strconv.Itoa(n) + "-" + partyBase }
 
 func isPartyOf(n int, name string) bool { return strings.Contains(name, "-"+partyOf(n)) }
@@ -222,8 +222,8 @@ func isPartyOf(n int, name string) bool { return strings.Contains(name, "-"+part
 // LastParty is the number at which a new room replaces the old one. A server may give one number to
 // many parties when the numbers are used up, which is much later. If a round reaches LastParty, the
 // party that lets the round in also closes the room for all others. So no party waits there for
-// parties of the next room. Between two rounds, 2^30 parties may come and leave again. If there are
-// more, they must leave before the others can proceed.
+// parties of the next room. Between two rounds, 2^30 parties may come and leave again. If more of
+// them come, all parties must leave before a new room can replace this one.
 const LastParty = 1 << 30
 
 // keeperPath returns the path of the keeper of a round. It is the same for all parties of the
@@ -407,8 +407,9 @@ func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.De
 		if !p.asked {
 			return nil
 		}
-		// One of our attempts may have let a round in without a reply. From now on, no attempt can,
-		// because our child is deleted. If one has, another party must become the keeper.
+		// One of our attempts that had no reply may have let a round in. From now on, no attempt can let
+		// a round in, because our child is deleted. If an attempt has done so, another party must become
+		// the keeper of that round.
 		if p.making != nil {
 			select {
 			case <-p.making:

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// This file stores the result of Balance as a Plan, and makes it small enough for one znode. How
-// shards are spread is not its business: see spread.go.
+// This file stores the result of Balance as a Plan, and makes it small enough for one znode.
+// spread.go spreads the shards.
 
 // A Plan has the owner of each shard.
 type Plan struct {
@@ -44,8 +44,8 @@ func Fit(owners map[string]string, wants map[string][]string, fits func(Plan) bo
 	return of(n), ids[n:]
 }
 
-// A PlanCodec is JSON. Another program may have written other data. PlanCodec decodes such data as
-// an empty Plan, so that a member replaces it.
+// A PlanCodec encodes a Plan as JSON. Another program may have written other data. PlanCodec
+// decodes such data as an empty Plan, and a member then replaces the data.
 type PlanCodec struct{}
 
 func (PlanCodec) Marshal(v any) ([]byte, error) { return json.Marshal(v) }

@@ -16,8 +16,8 @@ import (
 //
 //  1. A shard loses its owner if no member lists it, or if its owner has left or does not
 //     list it.
-//  2. A shard without an owner is given to the member with the fewest shards that lists
-//     it.
+//  2. A shard without an owner is given to a member that lists it. If several members list it, the
+//     member with the fewest shards gets it.
 //  3. While a member A has at least two shards more than a member B that lists a shard of
 //     A, such a shard moves from A to B.
 func Balance(owners map[string]string, wants map[string][]string) map[string]string {
@@ -83,14 +83,15 @@ func newBalancing(wants map[string][]string) *balancing {
 	return b
 }
 
-// fewest returns the first member of a set with the fewest shards.
+// fewest returns the member of a set that has the fewest shards. Of several such members, it
+// returns the first.
 func (b *balancing) fewest(set int) int {
 	return slices.MinFunc(b.sets[set], func(m, n int) int { return b.load[m] - b.load[n] })
 }
 
-// move moves one shard to the member with the fewest shards that lists it, if its owner
-// has at least two shards more. It chooses the shard with the greatest difference. It
-// reports false if there is none.
+// move moves one shard from a member A to a member B that lists it, if A has at least two shards
+// more than B. For each shard, B is the member with the fewest shards. move chooses the shard for
+// which the difference is greatest, and reports false if there is none.
 func (b *balancing) move() bool {
 	for set := range b.sets {
 		b.least[set] = b.fewest(set)

@@ -1,5 +1,5 @@
 // Package tally is the counter of a WaitGroup: it adds tasks, ends them, and waits until
-// none is open. The double barrier of a WaitGroup is not its business: see package double.
+// none is open. Package double has the double barrier of a WaitGroup.
 package tally
 
 import (
