@@ -367,7 +367,8 @@ func (ld *leadership) reap() {
 
 // Sessions.
 
-// track makes the leader count the timeout of a session, whose client is connected to owner.
+// track makes the leader track a session: its timeout, and the member owner, to which its client is
+// connected.
 func (ld *leadership) track(id int64, timeout time.Duration, owner *member) {
 	if ld.sessions[id] == nil {
 		ld.sessions[id] = &tracked{}

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// This file has the server's side of SASL with the mechanism DIGEST-MD5. Kerberos is not its
-// business: zktest does not have it.
+// This file has the server's side of SASL with the mechanism DIGEST-MD5. zktest does not have
+// Kerberos.
 
 // WithSASL makes the server authenticate clients with SASL DIGEST-MD5, as
 // ZooKeeper does with a JAAS file. users has the password of each user. A client

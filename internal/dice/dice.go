@@ -1,5 +1,5 @@
 // Package dice draws the random numbers of the library: pauses, and choices among equals. A program
-// that must be repeatable seeds it. Unique names and secrets are not its business.
+// that must be repeatable seeds it. Do not use it for unique names or secrets.
 package dice
 
 import (

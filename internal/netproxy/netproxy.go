@@ -1,6 +1,6 @@
 // Package netproxy is a TCP proxy between a ZooKeeper client and a real server. It causes
-// partitions, closed and refused connections, latency, and lost requests and replies. Faults of the
-// server itself, such as a crash, are not its business.
+// partitions, closed and refused connections, latency, and lost requests and replies. It causes no
+// faults of the server itself, such as a crash.
 package netproxy
 
 import (

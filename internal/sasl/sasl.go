@@ -1,5 +1,5 @@
-// Package sasl authenticates a client with a mechanism of SASL (RFC 4422). The packets of
-// ZooKeeper, and the consequences of a failure, are not its business.
+// Package sasl authenticates a client with a mechanism of SASL (RFC 4422). Package conn has the
+// packets of ZooKeeper, and package session handles a failure.
 package sasl
 
 import (

@@ -1,7 +1,7 @@
 package shared
 
-// This file has a bounded memory for values that can be found out again. Values that must not be lost are not
-// its business.
+// This file has a bounded memory for values that can be found out again. Do not put values into it
+// that must not be lost.
 
 import "sync"
 

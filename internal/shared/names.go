@@ -1,7 +1,7 @@
 package shared
 
-// This file lets goroutines of one Session use a name one after another. Other processes are not its business:
-// they exclude each other by znodes.
+// This file lets goroutines of one Session use a name one after another. Processes exclude each
+// other by znodes instead.
 
 import (
 	"context"

@@ -1,6 +1,6 @@
 package shared
 
-// This file limits how often the work for a key is done. The work itself is not its business.
+// This file limits how often the work for a key is done. The caller does the work.
 
 import (
 	"maps"

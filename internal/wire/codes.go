@@ -1,7 +1,6 @@
 package wire
 
-// This file has the error codes of a server and their meanings. The reaction to an error is not its
-// business.
+// This file has the error codes of a server and their meanings. Its callers react to the errors.
 
 import (
 	"fmt"

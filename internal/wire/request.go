@@ -1,7 +1,7 @@
 package wire
 
-// This file encodes the bodies of requests and decodes the parts of replies. To send requests and
-// to match replies with them is not its business: see package conn.
+// This file encodes the bodies of requests and decodes the parts of replies. Package conn sends
+// requests and matches replies with them.
 
 import (
 	"bytes"

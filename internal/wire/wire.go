@@ -1,5 +1,5 @@
 // Package wire encodes and decodes the packets of the ZooKeeper protocol that the connection of a
-// session uses. Connections and sessions are not its business.
+// session uses. Package conn has connections, and package session has sessions.
 package wire
 
 import (
