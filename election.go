@@ -21,10 +21,10 @@ func WithID(id string) ElectionOption {
 	return electionOption(func(c *electionConfig) { c.id = &id })
 }
 
-// WithPriority sets the candidate's priority. The highest waiting priority leads first, and equals
-// lead in the order of arrival. A leader keeps the leadership. If its turn comes while a higher
-// priority waits, a candidate moves to the back of the line (5 requests). A candidate without the
-// option, such as Curator's, counts as 0 and never gives way. Set the option for all.
+// WithPriority sets the candidate's priority. Of the waiting candidates with the highest priority,
+// the earliest leads first. A leader keeps the leadership. A candidate whose turn comes while a
+// higher priority waits moves to the back of the line (5 requests). A candidate without the option,
+// such as Curator's, counts as 0 and never gives way. Set the option for all.
 func WithPriority(p int) ElectionOption {
 	return electionOption(func(c *electionConfig) { c.prior = &p })
 }

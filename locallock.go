@@ -141,8 +141,9 @@ type doCall struct {
 	lost *session.Ending // of the g that it has, or had last; guarded by mu
 }
 
-// endingContext returns a context made from ctx, and end, which ends it, also under a lock. The
-// caller calls rest without locks, after the last call of end.
+// endingContext returns a context made from ctx, and two functions. end ends that context, and may
+// be called under a lock. After the last call of end, the caller must call rest, without holding a
+// lock.
 //
 // The end of a context calls Done and Value of its parent. So the parent is a context of this
 // package, and only rest calls ctx, which is the user's. A context made from the result ends

@@ -103,7 +103,7 @@ func (m *Mutex) check(ctx context.Context) error {
 }
 
 // TryLock tries to lock m and reports whether it succeeded. It waits for the servers, not for a
-// holder; if a retained place may be unused, it waits up to half a second. A lock that was unlocked
+// holder. If an unused lock may be retained, TryLock waits up to half a second. A lock unlocked
 // before the call counts as free.
 func (m *Mutex) TryLock(ctx context.Context) (bool, error) {
 	ok, err := m.tryLock(ctx)

@@ -411,13 +411,14 @@ func (c *Schedule) record(ctx context.Context, lock *Mutex, r scheduleRecord) er
 
 // ahead is how far in the future an instant may be for a Schedule to remember that it was
 // done. Two clocks that are five minutes wrong differ by that much. An instant further ahead comes
-// from a broken clock. An operator may delete it with path/last, so the Schedule reads it each time.
+// from a broken clock. An operator may delete the znode path/last, which stores that instant, so
+// the Schedule reads the znode each time.
 const ahead = 10 * time.Minute
 
-// learn remembers the last instant that was done, as last read. Two goroutines may read at the
-// same time and learn in the other order. That costs a request: if the remembered instant is too
-// early, the servers are asked. An instant far ahead is not remembered, as path/last may be
-// deleted before its time comes.
+// learn remembers the last instant that was done, from the record r that the caller has just read.
+// Two goroutines may read at the same time and learn in the other order. That costs a request: if
+// the remembered instant is too early, the servers are asked. An instant far ahead is not
+// remembered, as path/last may be deleted before its time comes.
 func (c *Schedule) learn(r scheduleRecord) {
 	at := r.done
 	if at.After(c.now().Add(ahead)) {

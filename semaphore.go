@@ -395,8 +395,8 @@ func (m *Semaphore) adopt(ctx context.Context, inc *session.Incarnation, data []
 }
 
 // stored returns the data for a limit. With LayoutKazoo, that is the number alone. Otherwise, the
-// number has a mark, because the znode may be a container: another primitive must not mistake it
-// for a number whose znode lasts.
+// data also have a mark, because the znode may be a container. Without the mark, another primitive
+// could take the znode for one that lasts.
 func (m *Semaphore) stored(limit int64) []byte {
 	data := strconv.AppendInt(nil, limit, 10)
 	if m.layout == LayoutKazoo {

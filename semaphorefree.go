@@ -124,8 +124,8 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *l
 		m.mu.Unlock()
 		return a, false, unlessEnded(err)
 	case withdrawn != nil:
-		// A znode that still exists would count as a permit that is out in the listing behind the
-		// gate.
+		// Wait for the deletion: the listing behind the gate would count a znode that still exists as a
+		// permit in use.
 		if ctx.Err() != nil {
 			withdrawn.Await(session.Grace)
 			return nil, false, session.CtxErr(ctx)

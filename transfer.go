@@ -104,7 +104,7 @@ func dropWish(inc *session.Incarnation, path string) {
 	inc.Delete(&session.Deletion{Paths: []string{path}, MayStay: true, By: func() error { return inc.RemoveNow(inc.Ctx, path) }})
 }
 
-// awaitHeir waits until heir is the first in the line, in the session of the wish.
+// awaitHeir waits until heir is the first in the line. inc is the session that made the wish.
 func (e *Election) awaitHeir(ctx context.Context, inc *session.Incarnation, heir lock.Child) error {
 	for {
 		names, _, err := inc.Children(ctx, e.local.Line.Dir)

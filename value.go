@@ -215,7 +215,7 @@ func (v *Value[T]) still(ctx context.Context, old Version) (same bool, err error
 	err = v.s.m.During(ctx, func(inc *session.Incarnation) error {
 		data, stat, err := inc.Get(ctx, v.full())
 		if session.IsNoNode(err) || err == nil && stat.Mzxid < old.mzxid {
-			// This server does not know old yet, or it was deleted.
+			// This server has not seen the version old yet, or the znode was deleted.
 			data, stat, err = inc.GetFresh(ctx, v.full())
 		}
 		if session.IsNoNode(err) {
