@@ -162,8 +162,8 @@ const flightResult = "result"
 // look reads the result, and reports whether it is for this caller: it was stored less than
 // keep before the call, or later. Both times are of the servers' clock.
 //
-// A process that stored a result held the lock for writing before this call got it, and our
-// own create is later than that. So the server that answered our create has the result too.
+// A process that stored a result held the lock for writing before this call got it, and our own
+// znode was created later. So the server that answered the request to create it has the result too.
 //
 // came is the znode that this call created first. look sets it if it is nil.
 func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T, ok bool, err error) {

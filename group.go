@@ -342,7 +342,7 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 	inc := m.inc
 	m.mu.Unlock()
 	if inc == nil {
-		return nil // enter stores it: in the create, or by a write after the create
+		return nil // enter stores it: in the request that creates the znode, or by a later write
 	}
 	err = m.write(ctx, inc)
 	switch {

@@ -669,8 +669,8 @@ func (m *Semaphore) leasesDir() session.Dir {
 	return session.Dir{Path: m.leases, Part: true}
 }
 
-// name chooses the names of n permits' znodes. They are unique, so the client
-// can see whether a create was applied.
+// name chooses the names of n permits' znodes. They are unique, so the client can see whether its
+// request has created the znodes.
 func (m *Semaphore) name(limit, n int64) []lock.Permit {
 	if m.heavy(limit) {
 		return []lock.Permit{{Path: session.ChildPath(m.leases, lock.PermitsName(n)), Weight: n}}

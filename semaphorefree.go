@@ -31,8 +31,8 @@ import (
 //
 //   - the listing of the permits (step 3), without the gate;
 //   - the transaction that creates the znodes, behind the gate in zsync;
-//   - the create of the znode, in kazoo;
-//   - a listing of the permits after the create of the znode, in Curator.
+//   - the request that creates the znode, in kazoo;
+//   - a listing of the permits after the creation of the znode, in Curator.
 //
 // Consider all permits that are out at one time. Take the grant whose last step was the latest.
 // It counted all other permits, in both cases:
@@ -40,15 +40,15 @@ import (
 // Case 1: the last step is a listing. The znodes of every other permit were created no later than
 // the last step of their own grant. That step came before this listing, so the listing counts them.
 //
-// Case 2: the last step is a create by a client G behind the gate. G listed the permits before.
-// There are two ways in which another permit was granted:
+// Case 2: the last step is the creation of znodes by a client G behind the gate. G had listed the
+// permits before that. There are two ways in which another permit was granted:
 //
 //   - Behind the gate. Its client had the gate before G had it, so G's listing counts the permit.
 //   - Without the gate, to a client H. If H created its znodes before G's listing, the listing
-//     counts them. Otherwise, all three steps of H came after G's listing and before G's create.
-//     During that time, G's znode was at the gate: the transaction of zsync proves it, and clients
-//     of kazoo and Curator hold the lock. So H's listing of the gate showed G's znode, and H did
-//     not acquire its permits.
+//     counts them. Otherwise, all three steps of H came after G's listing and before G created its
+//     znodes. During that time, G's znode was at the gate: the transaction of zsync proves it, and
+//     clients of kazoo and Curator hold the lock. So H's listing of the gate showed G's znode, and
+//     H did not acquire its permits.
 //
 // Case 2 needs the order of steps 2 and 3. If H listed the permits first, G could create its
 // znodes and leave the gate between H's listings. H would not count G's permits, and would find

@@ -50,7 +50,7 @@ type examination struct {
 	broken  error  // the first error of out
 	base    string // the path with the chroot
 	own     string // the znode of the examination, above all its other znodes; "" before begin
-	unsure  bool   // own may appear later, because its create had no reply
+	unsure  bool   // own may appear later, because the request that creates it had no reply
 	servers []*examined
 	counts  [grades]int
 }
@@ -613,7 +613,7 @@ func (e *examination) cleanUp(ctx context.Context) error {
 		}
 		err = removeAll(conn, e.own)
 		conn.Close()
-		if err == nil && (!e.unsure || try > 1) { // the servers may carry out a create without a reply later
+		if err == nil && (!e.unsure || try > 1) { // the servers may execute later a request that had no reply
 			return nil
 		}
 	}

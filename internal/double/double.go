@@ -458,7 +458,7 @@ func (b *DoubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n
 	}
 }
 
-// A seen is the room, as a party has read it after its create.
+// A seen is the room, as a party has read it after it created its child.
 type seen struct {
 	session.Node
 	err   error
@@ -595,8 +595,8 @@ func (p *party) mustStand(ctx context.Context, inc *session.Incarnation) error {
 	return p.ours(inc, stat, err)
 }
 
-// ours returns ErrVanished if a read of p's child, with this result, has found no znode, or a
-// copy that another client has created.
+// ours takes the result of a read of p's child. It returns ErrVanished if the read has found no
+// znode, or a copy that another client has created.
 func (p *party) ours(inc *session.Incarnation, stat *zk.Stat, err error) error {
 	if err == nil && (stat == nil || stat.EphemeralOwner != inc.ID.Load()) {
 		return session.ErrVanished

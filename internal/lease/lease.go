@@ -275,7 +275,7 @@ func (v *Lease) confirm(t time.Time) {
 	}
 }
 
-// heard records that a packet sent at this time has been answered.
+// heard takes the sending time of a packet that has been answered.
 func (v *Lease) heard(at time.Time) {
 	if at.After(v.Heard.Mono) {
 		v.Heard = At(at)

@@ -1,7 +1,7 @@
 package lock
 
-// This file takes a contender from its create to its turn, across sessions. After the turn, a hold
-// begins: see grant.go.
+// This file takes a contender from the creation of its znode to its turn, across sessions. After
+// the turn, a hold begins: see grant.go.
 
 import (
 	"context"
@@ -44,8 +44,8 @@ var (
 	errBlocked  = errors.New("zsync: somebody stands in the way") // a contender blocks a caller that does not wait
 )
 
-// acquire takes p from its create to its turn, in one session. (Line describes the steps.) If ctx
-// ends, a later call continues the wait.
+// acquire takes p from the creation of its znode to its turn, in one session. (Line describes the
+// steps.) If ctx ends, a later call continues the wait.
 //
 // It is our turn if our znode exists and no contender blocks us. Both must be true at the same
 // moment, on one server, and that moment must not be before the last event that we received. One
@@ -348,14 +348,15 @@ func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base strin
 }
 
 // RecallTime is how long Try waits for a contender that perhaps only keeps its place. In that time,
-// the event of our create can reach its process, and the event of its deletion can reach us.
+// the contender's process can learn that our znode was created, and we can learn that the
+// contender's znode was deleted.
 const RecallTime = 500 * time.Millisecond
 
 // Try takes its turn if it comes at once, and otherwise leaves the line. It first reads the line,
 // and does not enter if a contender blocks it. There is one exception: a contender that perhaps
-// only keeps its place. The create of Try recalls it (Lock.recall), and Try waits for its deletion,
-// at most for RecallTime. If it is not deleted by then, a goroutine holds it, or its process does
-// not answer.
+// only keeps its place. When Try creates a znode, the process of that contender deletes the kept
+// znode (Lock.recall). Try waits for the deletion, at most for RecallTime. If the kept znode is not
+// deleted by then, a goroutine holds it, or the process does not answer.
 func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (won *Claim, err error) {
 	err = l.Manager.During(ctx, func(inc *session.Incarnation) error {
 		if blocked, err := l.blocked(ctx, inc, rule); blocked || err != nil {

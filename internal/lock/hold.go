@@ -257,7 +257,7 @@ func (h *Hold) observeRelease() {
 	h.Incarnation.Manager.Observe(e)
 }
 
-// giveUp ends h by a loss, if so returns true. It does not need the holder, which may hang.
+// giveUp ends h by a loss if so() is true. It does not need the holder, which may hang.
 //
 // As with every loss, the hooks run first. The znodes are deleted when the holder has released h,
 // or after LossTime. A holder that is cut off from the servers has the same time to notice its
@@ -387,10 +387,10 @@ type Limits struct {
 	Lost   func(session int64, why error, now time.Time) error // makes the ErrLost
 }
 
-// limited ends h by a loss (giveUp) when a limit is reached, unless so returns false at that
-// moment. One limit is the duration most. The other is the function Health: limited calls it every
-// third of the session timeout, and it must return nil before the next call is due. stop cancels
-// the limits.
+// limited ends h by a loss (giveUp) when a limit is reached, unless so() is false at that moment.
+// One limit is the duration most. The other is the function Health: limited calls Health every
+// third of the session timeout, and Health must return nil before the next call is due. The caller
+// cancels the limits by stop.
 func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func()) {
 	inc := h.Incarnation
 	ctx, stop := context.WithCancel(inc.Ctx)

@@ -327,10 +327,11 @@ func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []st
 	return append(in, behind...), err
 }
 
-// byCreation sorts line by the zxids of the creates, without contenders that have left.
+// byCreation sorts line by the zxids at which the znodes were created, without contenders that have
+// left.
 //
 // A znode that shares the place of another znode (Claim.Beside) comes first. The zxid of its own
-// create does not show that place, and the other znode may be deleted. To put it first does no
+// creation does not show that place, and the other znode may be deleted. To put it first does no
 // harm: the place has had its turn, so every contender ahead of it has left, or may hold together
 // with it.
 //

@@ -249,7 +249,8 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 	return p.last
 }
 
-// drop ends the watches of leases. The caller must call left when the znodes are deleted.
+// drop ends the watches of leases. It returns left, which the caller must call when the znodes are
+// deleted.
 func drop(leases []Permit) (left func()) {
 	var all []func()
 	for _, l := range leases {

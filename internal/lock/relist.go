@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	// If a create takes less than this, a waiter does not list the line in advance: a listing after
-	// the deletion of the blocker costs little. Servers that sync their log to disk take longer.
-	// While such a server syncs another client's write, later requests wait. So a listing in
-	// advance saves more than its own round trip.
+	// If a request that creates a znode takes less than this, a waiter does not list the line in
+	// advance: a listing after the deletion of the blocker costs little. Servers that sync their log
+	// to disk take longer. While such a server syncs another client's write, later requests wait. So a
+	// listing in advance saves more than its own round trip.
 	relistTrip = 200 * time.Microsecond
 
 	// The most listings of one wait. They suffice if a hold lasts for up to 20 round trips. After a
@@ -23,9 +23,9 @@ const (
 	maxRelists = 8
 )
 
-// took records t, the duration of a listing, or of a create and a listing. It returns the shortest
-// duration so far, which is about one round trip: longer ones include waits for other requests.
-// Like handoff, it is only used to estimate when to list the line.
+// took records t: the duration of a listing, or of a creation together with a listing. It returns
+// the shortest duration so far, which is about one round trip: longer ones include waits for other
+// requests. Like handoff, it is only used to estimate when to list the line.
 func (l *Line) took(t time.Duration) time.Duration {
 	if trip := l.trip.Load(); trip == 0 || int64(t) < trip {
 		l.trip.Store(int64(max(t, relistTrip))) // of two concurrent calls, either may win

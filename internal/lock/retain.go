@@ -13,15 +13,15 @@ import (
 // others, and a goroutine gets a grant only after a check of the session (Incarnation.Assured). It
 // is fair because of a watch on the line, which fires when a contender comes or leaves.
 //
-//  1. Enter with the watch joined, so that the listing after the create sets it. A contender that is
-//     alone in that listing is alone until the watch fires.
+//  1. Enter with the watch joined, so that the listing after the creation of the znode sets the
+//     watch. A contender that is alone in that listing is alone until the watch fires.
 //  2. Release: if the watch has not fired, the znode stays.
 //  3. Acquire in the same process: no request is sent.
-//  4. When the watch fires, the znode is deleted at once if no goroutine holds it. If one does, the
-//     place is not kept after that hold.
+//  4. When the watch fires, the znode is deleted at once if no goroutine holds it. If a goroutine
+//     holds it, the place is not kept after that hold.
 //
-// If another contender of this session has set the watch before, our own create fires it. Then this
-// place is not kept.
+// If another contender of this session has set the watch before, the creation of our own znode
+// fires it. Then this place is not kept.
 
 // recalled returns a channel that is closed when another contender may have come to the line of c,
 // or c itself was deleted. Without a watch on the line, it is closed already.

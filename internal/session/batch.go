@@ -22,7 +22,7 @@ import (
 // A server executes and answers the requests of one connection in order. So a reply proves that
 // all earlier requests of the batch were executed and answered. And a request sees the effects of
 // the requests before it, or newer state. A read after a sync is as new as the sync. A listing
-// after a create shows the created znode.
+// after a request that creates a znode shows the znode.
 //
 // A batch is used once.
 type batch struct {

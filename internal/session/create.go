@@ -1,8 +1,8 @@
 package session
 
-// This file creates ephemeral znodes, although the reply to a create may be lost. CreateEphemeral
-// either finds the znodes that its request has created, or deletes them in the background. verbs.go
-// creates the other znodes.
+// This file creates ephemeral znodes, although the reply to such a request may be lost.
+// CreateEphemeral either finds the znodes that its request has created, or deletes them in the
+// background. verbs.go creates the other znodes.
 
 import (
 	"bytes"
@@ -251,8 +251,9 @@ func (inc *Incarnation) undo(c *Creation) *Deletion {
 	return inc.deleteBehind(c.made, d)
 }
 
-// listBehind returns a listing of dir that is not older than the create of its child at path.
-// listed was sent after that create, over the same connection or the next, or is nil.
+// listBehind returns a listing of dir that is not older than the creation of its child at path.
+// listed is nil, or a listing that was sent after the request that creates the child, over the same
+// connection or the next.
 func (inc *Incarnation) listBehind(ctx context.Context, dir, path string, listed *Roll) (*Roll, error) {
 	if listed != nil {
 		_, err := listed.Wait(ctx, inc)
@@ -262,7 +263,7 @@ func (inc *Incarnation) listBehind(ctx context.Context, dir, path string, listed
 		case err != nil && OutcomeOf(err) == Answered:
 			return nil, err
 		}
-		// The reply was lost, or the connection changed between the create and the listing.
+		// The reply was lost, or the connection changed between the two requests.
 	}
 	roll, err := inc.Roll(ctx, dir)
 	if OutcomeOf(err) != Answered { // return the cause to the caller, not the error of a request

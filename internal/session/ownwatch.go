@@ -17,9 +17,10 @@ import (
 //
 // The watch is set by a listing of the znode's children; an ephemeral znode has none. The watch
 // fires when the znode is deleted. If the znode is deleted before the listing, the listing fails
-// with NoNode. A lagging server cannot cause that failure: the same session has received the reply
-// to the create before. A deletion while there is no connection is found, too: the client sets the
-// watch again before it sends anything else, and the server answers with the event that was missed.
+// with NoNode. A lagging server cannot cause that failure: the same session has already received
+// the reply to the request that created the znode. A deletion while there is no connection is
+// found, too: the client sets the watch again before it sends anything else, and the server answers
+// with the event that was missed.
 //
 // The owner calls Drop before it deletes the znode itself. Vanished may still be called at that
 // time. So the owner calls Drop under a lock, and checks in Vanished, under the same lock, whether

@@ -91,13 +91,13 @@ func (inc *Incarnation) StartMulti(ctx context.Context, ops []any) (*pending[[]z
 	return start(ctx, inc, multiCall(ops))
 }
 
-// StartCreate sends a single attempt at a create, without waiting for the reply.
+// StartCreate sends a single request that creates a znode, without waiting for the reply.
 func (inc *Incarnation) StartCreate(ctx context.Context, path string, data []byte, flags int32) (*pending[string], error) {
 	return start(ctx, inc, inc.createCall(path, data, flags))
 }
 
-// AttemptCreate is a single attempt at a create. If the outcome is unknown, it returns the error
-// that says so.
+// AttemptCreate makes a single attempt to create a znode. If the outcome is unknown, it returns the
+// error that says so.
 func (inc *Incarnation) AttemptCreate(ctx context.Context, path string, data []byte, flags int32, acl []zk.ACL) (string, error) {
 	return attempt(ctx, inc, inc.createWithACL(path, data, flags, acl))
 }
@@ -138,7 +138,7 @@ func (inc *Incarnation) CreateIn(ctx context.Context, dir Dir, path string, data
 // askTime, which it may need before that, it is less than half a second.
 const ReleaseTime = 250 * time.Millisecond
 
-// SizeOf returns an upper bound of the size of a create or set.
+// SizeOf returns an upper bound of the size of a request that creates or writes a znode.
 func (m *Manager) SizeOf(path string, data []byte) int {
 	return 64 + len(path) + len(data) + sizeOfACL(m.Config.ACL)
 }

@@ -17,14 +17,14 @@ import (
 // at describes. If the servers may remove its znode by themselves, nothing is applied, and the
 // error is ErrMixed.
 //
-// Store first reads the znode, from a server that may lag. If the read finds no znode, a create is
-// still safe: it makes a persistent znode, or the servers refuse it. A write is not sent then:
-// Store returns NoNode. If a write changes another znode than Store has read, the answer shows
-// another czxid: see [session.Incarnation.Wrote].
+// Store first reads the znode, from a server that may lag. If the read finds no znode, it is still
+// safe to create the znode: the request creates a persistent znode, or the servers refuse the
+// request. But Store does not send a write then: it returns NoNode. If a write changes another
+// znode than Store has read, the answer shows another czxid: see [session.Incarnation.Wrote].
 func Store(ctx context.Context, m *session.Manager, dir string, at session.Stored, ops []any) error {
 	known := at
 	if _, ok := ops[0].(*zk.CreateRequest); ok {
-		known.Path = "" // the servers refuse a create if there is a znode
+		known.Path = "" // if there is a znode, the servers refuse to create it
 	}
 	czxid, err := storable(ctx, m, known)
 	if err != nil {

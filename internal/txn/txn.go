@@ -272,7 +272,7 @@ func (t *transaction) make(ctx context.Context, inc client, dir string) (*log, e
 		l := &log{path: session.ChildPath(dir, session.ProtectedName(session.NewGUID(), t.pool.suffix()))}
 		_, err := inc.AttemptCreate(ctx, l.path, nil, t.pool.flags, logACL(t.m.Config))
 		if session.OutcomeOf(err) == session.Unknown {
-			inc.drop(t.pool, l, true) // the create may still arrive
+			inc.drop(t.pool, l, true) // the request that creates l may still arrive
 		}
 		switch {
 		case err == nil:
