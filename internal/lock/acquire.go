@@ -41,7 +41,7 @@ type Place struct {
 
 var (
 	errDeferred = errors.New("zsync: others go before")           // a contender whose turn has come lets others go first
-	errBlocked  = errors.New("zsync: somebody stands in the way") // a contender blocks a caller that does not wait
+	errBlocked  = errors.New("zsync: another contender is ahead") // a contender blocks a caller that does not wait
 )
 
 // acquire takes p from the creation of its znode to its turn, in one session. (Line describes the
