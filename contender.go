@@ -45,7 +45,7 @@ type Contender struct {
 	Holding   bool      // whether it holds, according to the listing
 	Since     time.Time // time of its arrival, by the servers' clock
 	HeldSince time.Time // when a holder took its fencing token, by the servers' clock: it has held since then; zero without one
-	Retained  bool      // whether it uses WithRetention: it may only retain its place
+	Retained  bool      // whether it uses WithRetention: perhaps it retains its place without a holder
 }
 
 // LogValue gives slog a group: owner, session, mode, state, since, node.

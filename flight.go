@@ -98,7 +98,7 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 			return fn(ctx)
 		})
 		// If fn has not begun, only a wait was lost, and the loop continues. But ctx may have ended
-		// because of a loss of the caller's own.
+		// because the caller has lost another hold.
 		if shared || ran || ctx.Err() != nil || !errors.Is(err, ErrLost) || errors.Is(err, ErrClosed) {
 			return v, shared, err
 		}

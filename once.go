@@ -261,8 +261,8 @@ func (k *mark) known() *sight {
 	return g
 }
 
-// shortMark is less than the length of a Once's mark, which has the name of a znode in the
-// line.
+// shortMark is less than the length of the data of a Once's mark. They contain the name of a znode
+// in the line.
 const shortMark = 40
 
 // look looks for the mark and remembers it. Without a mark, it returns the absence, which

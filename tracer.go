@@ -103,7 +103,7 @@ func (t *tracers) follow(ctx context.Context, op func() Op, g *lock.Grant) conte
 	return ctx
 }
 
-// got is acquiring for a grant that was acquired without a wait, and follow.
+// got calls acquiring and follow for a grant that was acquired without a wait.
 func (t *tracers) got(ctx context.Context, op func() Op, g *lock.Grant) {
 	t.acquiring(ctx, op)(g.Name(), nil)
 	t.follow(ctx, op, g)

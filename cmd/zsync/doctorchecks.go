@@ -291,7 +291,7 @@ func (v *visit) transactions() (grade, string) {
 	return fine, "they are applied whole, or not at all"
 }
 
-// multiRead checks that the server knows this request.
+// multiRead checks that the server knows the request of that name.
 func (v *visit) multiRead() (grade, string) {
 	a, err := v.ephemeral("a")
 	if err != nil {

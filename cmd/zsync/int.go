@@ -36,7 +36,7 @@ Curator's DistributedAtomicLong. A new int is 0.`,
 	return cmd
 }
 
-// A number has the flags for a number.
+// A number has the flags of the subcommands of zsync int.
 type number struct {
 	*holding
 	curator bool

@@ -342,7 +342,7 @@ func (t *task) runAll(schedule *zsync.Schedule, next zsync.Timetable, retries re
 	return verdict(err, t.busy)
 }
 
-// attemptOf returns the number of the attempt that has just failed, for the scheduled time at.
+// attemptOf returns the number of the attempt that has just failed; at is its scheduled time.
 // Schedule records a failure only after its function has returned, so the number is one more than
 // the last record says. This process still holds the schedule's lock, so no other process changes
 // the record. ok is false if the servers do not answer soon. An attempt that ends with a loss does

@@ -61,9 +61,9 @@ type Seen struct {
 func (s *Seen) see(xid int32, zxid int64) {
 	switch {
 	case zxid > s.Zxid.Load():
-		// The packets of one connection come in the order of the states. So a zxid that is newer
-		// than all before covers the packets without a zxid, too. The first replies of the next
-		// connection may be older.
+		// Over one connection, no packet shows an older state than an earlier packet. So a zxid that
+		// is newer than all before covers the packets without a zxid, too. The first replies of the
+		// next connection may be older.
 		s.Zxid.Store(zxid)
 		s.Blind.Store(false)
 	case zxid <= 0 && xid < 0: // an event, before ZooKeeper 3.9
@@ -531,7 +531,7 @@ func (c *Conn) nextPacket() error {
 // accepts and closes connections is dialled at most once a second.
 const Lasting = time.Second
 
-// maxDisowned is the largest number of connections in a row that the method disowned ends.
+// maxDisowned limits how many connections in a row may end because of [Conn.disowned].
 const maxDisowned = 3
 
 // A server that serves a session may reply that the session has moved or has expired. It has not

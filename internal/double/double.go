@@ -103,7 +103,7 @@ type party struct {
 	hold   *lock.Grant
 	left   bool     // its child is deleted, or will be
 	keeps  bool     // it is certainly the keeper, because it let the round in
-	others []string // the names of the other parties of the round, if it keeps
+	others []string // the names of the other parties of the round, if it is the keeper
 
 	making <-chan struct{} // if not nil, closed when the request that may make it the keeper is over
 	going  <-chan struct{} // if not nil, closed when it has deleted its child, or has failed to
@@ -116,8 +116,8 @@ type roundID struct {
 	version int32
 }
 
-// A round is the parties that were let in together: their numbers are greater than after and
-// at most last.
+// A round is the parties that were let in together. Their numbers are greater than the field after,
+// and at most the field last.
 type round struct {
 	version     int32
 	after, last int32
@@ -391,7 +391,7 @@ func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarn
 // keeper.
 func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion {
 	return inc.Delete(&session.Deletion{Paths: []string{p.path}, By: func() error {
-		ctx := inc.Ctx // not the caller's: no other goroutine can do this
+		ctx := inc.Ctx // not the caller's, which may have ended: no other goroutine deletes the znodes
 		if p.going != nil {
 			// A Leave whose ctx has ended continues in the background. If we deleted its znode
 			// first, it would report a loss.

@@ -101,8 +101,8 @@ const (
 )
 
 // PingEvery is the interval between pings. It is a little shorter than the gap, so in each gap the
-// server answers a packet. A write at the end of the next gap carries that packet. So the next
-// confirmation comes at most two gaps after the last one, even in the first cycle of a connection.
+// server answers a packet. If a write at the end of the next gap is
+// answered, that packet is carried. So the next confirmation comes at most two gaps after the last one, even in the first cycle of a connection.
 func PingEvery(timeout time.Duration) time.Duration { return timeout / 4 }
 
 // gap is the time that must pass between a reply and a later write. Then the leader has certainly
@@ -246,7 +246,7 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	}
 	// Step 1. A few packets, some time apart, are enough.
 	if n := len(v.seen); n == 0 || s.At.Sub(v.seen[n-1].sent) >= v.gap()/8 {
-		// A write without a reply was sent within the last Silence × timeout: otherwise, the
+		// Each write without a reply was sent within the last Silence × timeout: otherwise, the
 		// connection would be closed by now. Of the packets that even the earliest such write would
 		// carry, only the latest is needed.
 		if i := v.ripe(now.Add(-time.Duration(Silence * float64(v.timeout)))); i > 0 {

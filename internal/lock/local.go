@@ -210,7 +210,7 @@ func (l *Lock) fail(w *waiter, err error) {
 	l.waiting = slices.DeleteFunc(l.waiting, func(x *waiter) bool { return x.err != nil })
 }
 
-// wake ends the wait of w for other goroutines, if it has begun.
+// If w already waits for goroutines of this process, wake ends that wait.
 func (w *waiter) wake() {
 	if w.ready != nil {
 		w.ready <- struct{}{}
@@ -601,8 +601,8 @@ func (d Departure) Finish() error {
 //     joins later, and then finds in serve that h is not held. A waiter whose ctx has ended leaves
 //     the list under mu, too. If it was chosen before that, it renounces the grant.
 //   - It is fair. Claim.Alone is true if a listing has shown no other contender, and the watch set
-//     by that listing has not fired. The create of another contender fires the watch. So that
-//     contender waits until the event has arrived, and then for at most Handoffs more handoffs. At
+//     by that listing has not fired. The create of another contender fires the watch. Therefore,
+//     it waits until the event has arrived, and then for at most Handoffs more handoffs. At
 //     half of the limit, handOver begins a listing. At the limit, it waits for that listing, once
 //     in each hold. That listing sets the watch if h is alone. Without the watch, a process that is
 //     alone would delete its znode after every Handoffs handoffs. The listing takes at most 200 ms

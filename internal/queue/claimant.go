@@ -123,8 +123,8 @@ func (c *claimant) use() bool {
 	return true
 }
 
-// leave removes a user. If c then has no users and no items for whenIdle, c ends and deletes its
-// mark.
+// leave removes a user. If c then has neither users nor items for the time whenIdle, c ends and
+// deletes its mark.
 func (c *claimant) leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

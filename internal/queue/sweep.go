@@ -52,7 +52,7 @@ func (s *Sweeper) Next() time.Time {
 	return s.due
 }
 
-// begin reports whether a sweep has been due for at least late. If so, the caller must sweep.
+// begin reports whether the next sweep is overdue by late or more. If so, the caller must sweep.
 func (s *Sweeper) begin(late time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,8 +71,8 @@ func (s *Sweeper) again() {
 	s.due = time.Now()
 }
 
-// Sweep sweeps in the background, if a sweep has been due for at least late. If the servers refuse a
-// deletion, the next sweep tries again.
+// Sweep sweeps in the background, if the next sweep is overdue by late or more. If the servers
+// refuse a deletion, the next sweep tries again.
 func (s *Sweeper) Sweep(inc *session.Incarnation, late time.Duration) {
 	if !s.begin(late) {
 		return
@@ -87,8 +87,8 @@ func (s *Sweeper) Sweep(inc *session.Incarnation, late time.Duration) {
 	})
 }
 
-// read reads each child of dir if of returns true for its name. After the listing, read writes dir.
-// now is the Stat from that write: its Mtime is the servers' time.
+// read reads each child of dir if of returns true for its name. After the listing, it writes dir.
+// The Mtime of now, the Stat from that write, is the servers' time.
 func (s *Sweeper) read(ctx context.Context, inc *session.Incarnation, dir string, of func(name string) bool) (paths []string, nodes []session.Node, now *zk.Stat, err error) {
 	names, err := inc.Names(ctx, dir)
 	for _, name := range names {

@@ -21,8 +21,8 @@ import (
 // attempt, waits with all others in one goroutine, run. That goroutine exists only while deletions
 // wait. When a connection is back, run sends them all in one write.
 //
-// A deletion of a znode that an abandoned request may create waits for the reply to that request,
-// without a goroutine: see deleteBehind. If abandoned creates have no reply, the names of their
+// If an abandoned request may still create a znode, the deletion of that znode waits for the reply
+// to the request, without a goroutine: see deleteBehind. If abandoned creates have no reply, the names of their
 // znodes are unknown, and one goroutine looks for them together: see search.
 //
 // A deletion by a function has a goroutine while the function runs, but none between two

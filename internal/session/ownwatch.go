@@ -199,7 +199,7 @@ func (o *OwnWatch) followLocked() {
 
 // fired looks at the znode again. It does not conclude that the znode is deleted: a server that
 // ends a session deletes its ephemeral znodes, and may send these events before it closes the
-// connection. Then look has no reply, and the owner learns of the end of the session instead.
+// connection. Then the listing of look has no reply, and the owner learns of the end of the session.
 func (o *OwnWatch) fired() {
 	ws := o.ownWatches
 	ws.mu.Lock()

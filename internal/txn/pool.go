@@ -46,8 +46,8 @@ type log struct {
 }
 
 // logACL returns the session's ACL, in which each client that may create may also write. The
-// session's ACL may lack that permission, because no other znode that this client makes with it
-// needs to be written.
+// session's ACL may lack that permission: of the znodes with that ACL, the client writes only the
+// logs.
 func logACL(cfg session.Config) []zk.ACL {
 	acl := slices.Clone(cfg.ACL)
 	lacks := func(e zk.ACL) bool { return e.Perms&zk.PermCreate != 0 && e.Perms&zk.PermWrite == 0 }

@@ -47,7 +47,7 @@ type transaction struct {
 
 	log  *log
 	made bool               // log was made for it
-	open bool               // an attempt has no reply: it was or may be applied
+	open bool               // an attempt has no reply: it may have been applied, or may be applied later
 	why  refusal            // the refusal to return, unless an open attempt was applied
 	rs   []zk.MultiResponse // the answers to ops in the last attempt
 }
@@ -105,8 +105,8 @@ func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]z
 	})
 }
 
-// across applies t. during calls a function in one session after another, as long as the function
-// returns ErrEnded.
+// across applies t. The function during calls its argument in one session after another, as long as
+// the argument returns ErrEnded.
 func (t *transaction) across(ctx context.Context, during func(func(client) error) error) ([]zk.MultiResponse, error) {
 	var last client
 	err := during(func(inc client) error {
