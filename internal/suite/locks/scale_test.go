@@ -183,26 +183,37 @@ func TestAGoroutineThatWaitsForAMutexCostsNoOtherAndFourKilobytes(t *testing.T) 
 				servers = int64(inUse()-before) / int64(n)
 			}
 			shared := zsync.NewMutex(s, "/crowd")
-			ctx, cancel := context.WithCancel(t.Context())
-			heap, stack, goroutines := inUse(), stacks(), runtime.NumGoroutine()
 			var waiting sync.WaitGroup
-			for range n {
-				waiting.Go(func() {
-					m := shared
-					if each {
-						m = zsync.NewMutex(s, "/crowd")
-					}
-					m.Lock(ctx)
-				})
+			crowd := func(ctx context.Context) {
+				for range n {
+					waiting.Go(func() {
+						m := shared
+						if each {
+							m = zsync.NewMutex(s, "/crowd")
+						}
+						m.Lock(ctx)
+					})
+				}
+				synctest.Wait()
 			}
+			// A crowd leaves maps and buffers in client and server. Their size depends on how many of
+			// its requests were under way at once, so another crowd has come and gone before. They take
+			// up to a kilobyte a waiter, of the four in the name of this test.
+			ctx, cancel := context.WithCancel(t.Context())
+			crowd(ctx)
+			cancel()
+			waiting.Wait()
 			synctest.Wait()
+			ctx, cancel = context.WithCancel(t.Context())
+			heap, stack, goroutines := inUse(), stacks(), runtime.NumGoroutine()
+			crowd(ctx)
 			cost := int64(inUse()-heap)/int64(n) - servers
 			if more := runtime.NumGoroutine() - goroutines; more > n+10 {
 				t.Errorf("%d goroutines wait in %d, a Mutex each: %t", n, more, each)
 			}
 			t.Logf("%d bytes a waiter, a Mutex each: %t; and %d for its stack, %d for its znode in the server", cost, each, int64(stacks()-stack)/int64(n), servers)
 			const watch = 150 // about what the test server keeps of a watch, on each waiter's znode
-			if !harness.UnderRace && cost > 4<<10+watch {
+			if !harness.UnderRace && cost > 3<<10+256+watch {
 				t.Errorf("%d bytes a waiter, a Mutex each: %t", cost, each)
 			}
 			cancel()
