@@ -39,6 +39,7 @@ const stopping = 5 * time.Second
 func controlJob(asked, changed <-chan os.Signal) {
 	runtime.LockOSThread() // because suspend sends the signal to its own thread
 	var sig syscall.Signal // the signal with which to stop zsync after the commands; 0: none
+	var idle bool          // there was no command when the signal arrived
 	var late, again <-chan time.Time
 	for {
 		select {
@@ -48,15 +49,24 @@ func controlJob(asked, changed <-chan os.Signal) {
 				continue
 			}
 			sig, late = s.(syscall.Signal), time.After(stopping)
+			alive, _ := ours.look()
+			idle = !alive
 			ours.signal(sig)
 		case <-changed:
 		case <-again:
 		case <-late:
 			sig = 0
 		}
+		var alive, running bool
+		if sig != 0 {
+			alive, running = ours.look()
+		}
+		if sig == syscall.SIGTSTP && !alive && !idle {
+			sig = 0 // the commands have ended instead of stopping: zsync may be about to release the hold
+		}
 		// Do not wait after SIGTTIN and SIGTTOU, because the terminal repeats them until the
 		// process stops.
-		if sig != 0 && (sig != syscall.SIGTSTP || ours.still()) {
+		if sig != 0 && (sig != syscall.SIGTSTP || !running) {
 			suspend(sig, asked)
 			sig = 0
 		}
@@ -134,17 +144,17 @@ func (t *processTable) signal(sig syscall.Signal) {
 	}
 }
 
-// still reports whether all commands are stopped or have ended.
-func (t *processTable) still() bool {
+// look reports whether a command has not ended, and whether such a command runs.
+func (t *processTable) look() (alive, running bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	children := processes()
 	for _, c := range children[os.Getpid()] {
-		if _, ours := t.pids[c.pid]; ours && !c.stopped(children) && !c.ended {
-			return false
+		if _, ours := t.pids[c.pid]; ours && !c.ended {
+			alive, running = true, running || !c.stopped(children)
 		}
 	}
-	return true
+	return alive, running
 }
 
 // wake continues the stopped commands. First it waits a moment, because a shell that continues

@@ -203,6 +203,7 @@ func TestCtrlZDoesNotStopZsyncWhileTheCommandGoesOn(t *testing.T) {
 	}
 	x.enter("on")
 	x.await("read on")
+	await(t, func() bool { return stateOf(wrapper) == "" }, "the end of zsync after the end of its command")
 }
 
 // What the command has started may ignore the signal that stops the command.
