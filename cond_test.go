@@ -512,9 +512,7 @@ func TestCondWakesInOrderAnywhere(t *testing.T) {
 			}
 		}
 		left := func() []string {
-			return slices.DeleteFunc(childrenOf(t, sessions[0], "/c"), func(name string) bool {
-				return strings.HasSuffix(name, "-receipt") // a session keeps its log for its next transactions
-			})
+			return slices.DeleteFunc(childrenOf(t, sessions[0], "/c"), txn.IsLogName) // a session keeps its log for its next transactions
 		}
 		await(func() bool { return len(left()) == 0 })
 		if left := left(); len(left) != 0 {

@@ -120,7 +120,7 @@ func (x *exchange) Next(challenge []byte) ([]byte, error) {
 // proof checks the server's AP-REP.
 func (x *exchange) proof(challenge []byte) ([]byte, error) {
 	if len(challenge) == 0 {
-		return nil, fmt.Errorf("the server does not accept a ticket for %s: it has another principal or an old keytab (see kerberos.WithService), or its JAAS file has no section Server with Krb5LoginModule", x.server)
+		return nil, fmt.Errorf("the server does not accept a ticket for %s: it has another principal or an old keytab (see kerberos.WithService, or --server-principal of the command), or its JAAS file has no section Server with Krb5LoginModule", x.server)
 	}
 	kind, b, err := cutHeader(challenge)
 	if err != nil {
@@ -277,7 +277,7 @@ func (m *mechanism) host(server string) (string, error) {
 		}
 	}
 	if net.ParseIP(host) != nil {
-		return "", fmt.Errorf("the connect string has the address %s, but Kerberos knows a server by its name: use names, or kerberos.WithService or kerberos.WithCanonicalNames", host)
+		return "", fmt.Errorf("the connect string has the address %s, but Kerberos knows a server by its name: use names, or kerberos.WithService (--server-principal of the command) or kerberos.WithCanonicalNames", host)
 	}
 	return strings.ToLower(strings.TrimSuffix(host, ".")), nil
 }
@@ -353,7 +353,7 @@ func judge(err error, principal, server string, again bool) error {
 		err = fmt.Errorf("the KDC refuses %s: %w", principal, err)
 	case errorcode.KDC_ERR_S_PRINCIPAL_UNKNOWN:
 		// The error concerns only this server.
-		return &sasl.RefusedError{Err: fmt.Errorf("the KDC does not know the server %s (see kerberos.WithService): %w", server, err)}
+		return &sasl.RefusedError{Err: fmt.Errorf("the KDC does not know the server %s (see kerberos.WithService, or --server-principal of the command): %w", server, err)}
 	case errorcode.KRB_AP_ERR_SKEW:
 		err = fmt.Errorf("the clocks of the KDC and of this machine differ by too much: %w", err)
 		fallthrough

@@ -265,7 +265,7 @@ func TestKerberosSaysWhatIsWrong(t *testing.T) {
 		{"no key in the keytab", addr, func() (zsync.SASLMechanism, error) { return Keytab("eve", r.path("client.keytab"), config) }, "it has no key of eve@ZSYNC.TEST, but of: bob@ZSYNC.TEST, short@ZSYNC.TEST"},
 		{"an unknown server", addr, func() (zsync.SASLMechanism, error) {
 			return Password("bob", "secret", config, WithService("kafka/_HOST"))
-		}, "the KDC does not know the server kafka/localhost (see kerberos.WithService)"},
+		}, "the KDC does not know the server kafka/localhost (see kerberos.WithService, or --server-principal"},
 		{"another server", addr, func() (zsync.SASLMechanism, error) {
 			return Password("bob", "secret", config, WithService("host/_HOST"))
 		}, "SASL GSSAPI: the server "},

@@ -16,9 +16,9 @@ type Plan struct {
 	Owners map[string]string `json:"owners"` // by shard: the id of the member
 }
 
-// Fit returns the plan that Balance makes. If fits reports false for it, Fit leaves out as few
-// members as possible, first the members that own nothing, and returns their ids in out. The same
-// owners and wants give the same result in every process.
+// Fit returns the plan that Balance makes, unless fits refuses it. Then Fit leaves out as few members
+// as possible. Members without shards come first. out has the ids of these members. The same owners
+// and wants give the same result in every process.
 func Fit(owners map[string]string, wants map[string][]string, fits func(Plan) bool) (plan Plan, out []string) {
 	if plan = (Plan{Balance(owners, wants)}); fits(plan) {
 		return plan, nil

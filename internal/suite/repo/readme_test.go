@@ -15,7 +15,6 @@ import (
 	"testing"
 
 	"github.com/zsync/zsync/internal/harness"
-	"github.com/zsync/zsync/internal/need"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -217,7 +216,7 @@ func main() {}
 		if out, err := cmd.CombinedOutput(); err != nil {
 			disabled := regexp.MustCompile(`(\S+): module lookup disabled by GOPROXY=off`).FindSubmatch(out)
 			if disabled != nil && !strings.HasPrefix(string(disabled[1]), "github.com/zsync/") {
-				need.Missing(t, "a module that fence or otel requires", string(out))
+				t.Skipf("a module that fence or otel requires was not downloaded, so this is not shown: the lines of README work in an empty module: %s", out)
 			}
 			t.Fatalf("%s: %v\n%s", command, err, out)
 		}
