@@ -648,8 +648,9 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 	// Watches and the lease are updated before the caller continues.
 	whole, ok := info.r.Reply(code, body)
 	if !ok {
-		info.r.Fail(zk.ErrConnectionClosed) // it may have been applied
-		return fmt.Errorf("%w: malformed reply to a request of type %d", ErrProtocol, info.op)
+		err := fmt.Errorf("%w: malformed reply to a request of type %d", ErrProtocol, info.op)
+		info.r.Fail(err) // it may have been applied
+		return err
 	}
 	c.s.Answered(info.at, lease.ProofOf(info.op, whole), now)
 	c.deleted(info, whole)

@@ -85,6 +85,10 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error 
 			c.Path = rs[len(c.Holds)].String
 		case errors.Is(err, ErrEnded):
 			return err // the znodes, which are ephemeral, end with the session
+		case errors.Is(err, conn.ErrProtocol):
+			// The server may have created a znode, but has not named it. The caller learns that
+			// its server is broken, and c.Undo deletes the znode.
+			return a.last(err)
 		case c.GUID != "" && open && ctx.Err() == nil:
 			found, e := inc.Find(ctx, c.Dir.Path, c.GUID)
 			if e != nil {
