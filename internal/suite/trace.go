@@ -74,13 +74,23 @@ func traceFile(t *testing.T, alive func(session int64) bool) *os.File {
 		var out strings.Builder
 		_ = r.Print(&out)
 		if text := out.String(); len(r.Violations) > 0 || r.Traces == 0 {
-			t.Errorf("the traces:\n%s", text)
+			t.Errorf("the traces, which are kept in %s:\n%s", keep(t, f.Name()), text)
 		} else {
 			first, _, _ := strings.Cut(text, "\n")
 			t.Logf("the traces have no violation: %s", first)
 		}
 	})
 	return f
+}
+
+// keep moves a file of the test's directory, which is deleted at the end of the test, and returns its
+// new name.
+func keep(t *testing.T, name string) string {
+	dir, err := os.MkdirTemp("", "zsync-trace-")
+	harness.Must(t, err)
+	kept := filepath.Join(dir, filepath.Base(name))
+	harness.Must(t, os.Rename(name, kept))
+	return kept
 }
 
 var sessionText = regexp.MustCompile(`0x[0-9a-f]+`)

@@ -350,7 +350,8 @@ func (j *judge) token(p *place, h *hold) {
 
 // mostAtOnce finds the transaction, during h, in which others had the most permits. It returns the
 // holds of that transaction and their permits. Each of others overlaps h, but two of them need not
-// overlap each other. If a hold overlaps h only by the clocks, it counts in every transaction.
+// overlap each other. If a hold overlaps h only by the clocks, it counts in every transaction in which
+// neither the hold that it continues counts, nor the hold that continues it.
 func mostAtOnce(h *hold, others []*hold) (most []*hold, out int64) {
 	from, to := h.certain()
 	for _, at := range append([]*hold{h}, others...) {
@@ -360,10 +361,16 @@ func mostAtOnce(h *hold, others []*hold) (most []*hold, out int64) {
 		}
 		var with []*hold
 		var sum int64
-		for _, o := range others {
-			of, ot := o.certain()
-			if by := max(of, from) < min(ot, to); !by || of <= point && point < ot {
-				with, sum = append(with, o), sum+o.permits
+		for _, clocks := range []bool{false, true} { // first the holds that overlap h by transactions
+			for _, o := range others {
+				of, ot := o.certain()
+				switch by := max(of, from) < min(ot, to); {
+				case by == clocks:
+				case by && (point < of || ot <= point):
+				case slices.ContainsFunc(with, o.kin): // o continues a hold that counts, or the reverse: it is one hold
+				default:
+					with, sum = append(with, o), sum+o.permits
+				}
 			}
 		}
 		if sum > out {

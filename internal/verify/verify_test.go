@@ -132,6 +132,17 @@ func TestVerify(t *testing.T) {
 			at("a", 4, 500, trace.Grant, trace.Semaphore, "z", 26, permits(1, 3)), at("a", 5, 900, trace.Release, trace.Semaphore, "z", 40),
 			at("b", 1, 500, trace.Grant, trace.Semaphore, "y", 22, permits(2, 3)), at("b", 2, 950, trace.Release, trace.Semaphore, "y", 41),
 		}},
+		{name: "a part of the permits whose znode replaces another late, beside permits up to the limit", lines: []trace.Record{
+			at("a", 1, 0, trace.Grant, trace.Semaphore, "x", 10, permits(1254, 4000)), at("a", 2, 500, trace.Move, trace.Semaphore, "x2", 11, from("x"), permits(1124, 4000), blind),
+			at("a", 3, 510, trace.Grant, trace.Semaphore, "y", 15, permits(2000, 4000)), at("a", 4, 800, trace.Release, trace.Semaphore, "x2", 16, blind),
+			at("a", 5, 900, trace.Gone, trace.Semaphore, "x", 20), at("a", 6, 950, trace.Release, trace.Semaphore, "y", 30),
+		}},
+		{name: "a part of the permits beside permits over the limit", want: "4124 permits of 4000", lines: []trace.Record{
+			at("a", 1, 0, trace.Grant, trace.Semaphore, "x", 10, permits(1254, 4000)), at("a", 2, 500, trace.Move, trace.Semaphore, "x2", 11, from("x"), permits(1124, 4000)),
+			at("a", 3, 505, trace.Gone, trace.Semaphore, "x", 12),
+			at("a", 4, 510, trace.Grant, trace.Semaphore, "y", 15, permits(3000, 4000)), at("a", 5, 800, trace.Release, trace.Semaphore, "x2", 20),
+			at("a", 6, 950, trace.Release, trace.Semaphore, "y", 30),
+		}},
 		{name: "a short hold between hides nothing", want: "two holders", lines: []trace.Record{
 			at("a", 1, 0, trace.Grant, trace.Mutex, "x", 10), at("a", 2, 1, trace.Release, trace.Mutex, "x", 10), at("a", 3, 2, trace.Gone, trace.Mutex, "x", 30),
 			at("c", 1, 1500, trace.Grant, trace.Mutex, "z", 40), at("c", 2, 1600, trace.Release, trace.Mutex, "z", 40), at("c", 3, 1601, trace.Gone, trace.Mutex, "z", 41),
