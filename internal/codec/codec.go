@@ -170,8 +170,8 @@ type Pair[T1, T2 any] struct {
 	Second T2
 }
 
-// EncodePair returns the length of the encoded first value, in four bytes, the first value, and the
-// second value.
+// EncodePair returns three parts: four bytes with the length of the encoded first value, the first
+// value, and the second value.
 func EncodePair[T1, T2 any](c Encoding, v Pair[T1, T2]) ([]byte, error) {
 	first, err := Encode(c, v.First)
 	if err != nil {

@@ -64,7 +64,7 @@ type WatchKey struct {
 // If the last waiter leaves, the watch stays for later waiters, up to a limit. Beyond the limit,
 // the server is asked to remove watches without a waiter.
 //
-// Watches alone records whether the server has a watch. The connection calls these methods in the
+// Only Watches records whether the server has a watch. The connection calls these methods in the
 // order of the packets:
 //
 //	ask        a read is written: with the flag, if the key has a waiter and is not armed

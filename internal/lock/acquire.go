@@ -373,7 +373,8 @@ func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (wo
 	return won, err
 }
 
-// onlyKept reports whether exactly one contender is ahead, and perhaps only keeps its place.
+// onlyKept reports whether exactly one contender is ahead and may have only kept its place, without
+// a hold.
 func onlyKept(ahead []Child) bool { return len(ahead) == 1 && MayBeKept(ahead[0].Name) }
 
 // blocked reports whether a contender would block a newcomer. It reads after a sync, because a

@@ -39,7 +39,7 @@ type Permits struct {
 	last   *session.Deletion   // the latest deletion by change that replaces a znode, or waits for an earlier one
 }
 
-// A taking is the part of one Acquire that is not released yet.
+// A taking counts the permits of one Acquire that are not yet released.
 type taking struct {
 	at time.Time
 	n  int64

@@ -314,7 +314,7 @@ func (t *Tally) finish(cs []*change, err error) {
 	}
 }
 
-// forfeitLocked records that own's session has ended, and its open tasks with it.
+// forfeitLocked records that the session of own has ended. Its open tasks have ended with it.
 func (t *Tally) forfeitLocked() {
 	t.lost += t.own.count
 	t.why = t.inc.Loss()
@@ -323,8 +323,8 @@ func (t *Tally) forfeitLocked() {
 }
 
 // rememberLocked keeps the tally in memory while it has tasks of a session of this process,
-// or tasks that ended with such a session. A Done for these tasks can come when every
-// WaitGroup that added them is garbage, and must not end another task instead. Persistent
+// or tasks that ended with such a session. The program can call Done for these tasks after the
+// WaitGroup that added them is freed. That Done must not end another task instead. Persistent
 // tasks belong to no session.
 func (t *Tally) rememberLocked() {
 	t.all.m.Keep(key{t.dir, t.keep}, t, !t.keep && t.own.count+t.lost > 0)

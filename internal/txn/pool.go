@@ -46,8 +46,7 @@ type log struct {
 }
 
 // logACL returns the session's ACL, in which each client that may create may also write. The
-// session's ACL may lack that permission: of the znodes with that ACL, the client writes only the
-// logs.
+// session's ACL may lack that permission, because the client writes no other znode with that ACL.
 func logACL(cfg session.Config) []zk.ACL {
 	acl := slices.Clone(cfg.ACL)
 	lacks := func(e zk.ACL) bool { return e.Perms&zk.PermCreate != 0 && e.Perms&zk.PermWrite == 0 }
@@ -81,8 +80,8 @@ func (l *log) write() any {
 }
 
 // wrote reports whether the latest write to the log was our write at l.version. The argument
-// transaction says which of our writes: with the transaction, or without it. A Stat is enough for
-// that, and needs no permission to read: data that another client writes differ in length.
+// transaction says which of our writes: with the transaction, or without it. The length in the Stat
+// tells them apart, also from data that another client writes. A Stat needs no permission to read.
 func (l *log) wrote(transaction bool, stat *zk.Stat) bool {
 	return stat.Version == l.version+1 && int(stat.DataLength) == len(l.holds(transaction))
 }
@@ -154,7 +153,7 @@ func (p *pool) suffix() string {
 	return "receipt"
 }
 
-// take takes a log in dir out of p. It returns nil if there is none.
+// take removes a log in dir from p and returns it, or nil if there is none.
 func (p *pool) take(dir string) *log {
 	p.mu.Lock()
 	defer p.mu.Unlock()

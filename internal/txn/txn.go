@@ -40,7 +40,7 @@ import (
 type transaction struct {
 	m    *session.Manager
 	pool *pool
-	dirs []string // for its log: it is made in the first that permits one
+	dirs []string // where its log may be made: the first directory that permits it
 	ops  []any    // with full paths, which include the chroot
 	vet  bool     // a log is made only in a directory that no other client may change
 	bare bool     // applied without a log, because the servers permit none
@@ -75,7 +75,7 @@ func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResp
 	return rs, err
 }
 
-// Within is Session within inc. The log is made at the root or, if that is not permitted, in dir.
+// Within does what Session does, but only in the session inc. The log is made at the root or, if that is not permitted, in dir.
 // ops have full paths, which include the chroot. The error is ErrEnded only if nothing was sent.
 func Within(ctx context.Context, inc *session.Incarnation, dir string, ops []any) ([]zk.MultiResponse, error) {
 	m := inc.Manager
@@ -105,8 +105,8 @@ func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]z
 	})
 }
 
-// across applies t. The function during calls its argument in one session after another, as long as
-// the argument returns ErrEnded.
+// across applies t. It calls during with a function, which during calls in one session after another
+// as long as the function returns ErrEnded.
 func (t *transaction) across(ctx context.Context, during func(func(client) error) error) ([]zk.MultiResponse, error) {
 	var last client
 	err := during(func(inc client) error {
