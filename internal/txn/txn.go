@@ -40,7 +40,7 @@ import (
 type transaction struct {
 	m    *session.Manager
 	pool *pool
-	dirs []string // where its log may be made: the first directory that permits it
+	dirs []string // of its log: the first of them that permits a log
 	ops  []any    // with full paths, which include the chroot
 	vet  bool     // a log is made only in a directory that no other client may change
 	bare bool     // applied without a log, because the servers permit none
@@ -105,8 +105,8 @@ func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]z
 	})
 }
 
-// across applies t. It calls during with a function, which during calls in one session after another
-// as long as the function returns ErrEnded.
+// across applies t. It calls during with a function. during calls that function in one session
+// after another, until the function returns an error other than ErrEnded, or nil.
 func (t *transaction) across(ctx context.Context, during func(func(client) error) error) ([]zk.MultiResponse, error) {
 	var last client
 	err := during(func(inc client) error {
