@@ -49,12 +49,13 @@ type Creation struct {
 // together. Each read is at least as new as the creation, and as the read before it.
 //
 // A request without a reply may have been executed. If the servers complete the name,
-// CreateEphemeral then looks for a child with GUID. Otherwise, it sends the request again. If the
-// reply is NodeExists, an earlier request was executed, because no other client creates the name.
-// With Shared, another client may create it, so CreateEphemeral then checks that the znode belongs
-// to this session. If another client deletes the znode before the listing,
-// CreateEphemeral creates another. If a client deletes it later, that is a loss, and the owner of
-// the znode learns of it.
+// CreateEphemeral then looks for a child with GUID. But a reply without that name ends the
+// attempts, with conn.ErrProtocol. If the caller gives the whole name, CreateEphemeral sends the
+// request again. If the reply is NodeExists, an earlier request was executed, because no other
+// client creates the name. With Shared, another client may create it, so CreateEphemeral then
+// checks that the znode belongs to this session. If another client deletes the znode before the
+// listing, CreateEphemeral creates another. If a client deletes it later, that is a loss, and the
+// owner of the znode learns of it.
 //
 // If ctx ends, or after any other error, no znode stays: in the background, c.Undo deletes the
 // znodes that may have been created. So the znodes must be ephemeral, and the names must not be
@@ -85,9 +86,10 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error 
 			c.Path = rs[len(c.Holds)].String
 		case errors.Is(err, ErrEnded):
 			return err // the znodes, which are ephemeral, end with the session
-		case errors.Is(err, conn.ErrProtocol):
-			// The server may have created a znode, but has not named it. The caller learns that
-			// its server is broken, and c.Undo deletes the znode.
+		case c.GUID != "" && errors.Is(err, conn.ErrProtocol):
+			// The server may have created the znode, but its reply does not have the name that the
+			// server has completed. The caller learns that the server is broken, and c.Undo deletes
+			// the znode. Without GUID, the client knows the name, and sends the request again.
 			return a.last(err)
 		case c.GUID != "" && open && ctx.Err() == nil:
 			found, e := inc.Find(ctx, c.Dir.Path, c.GUID)

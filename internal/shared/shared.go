@@ -41,7 +41,8 @@ func (s *WeakMap[K, V]) drop(key K) {
 	}
 }
 
-// Keep keeps v, the shared value of key, even while it has no user, until a call with hold set to false.
+// Keep keeps v, the shared value of key, even while it has no user, until a call with hold set to
+// false.
 func (s *WeakMap[K, V]) Keep(key K, v *V, hold bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

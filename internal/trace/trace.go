@@ -159,8 +159,8 @@ func (t *Writer) putLocked(l Record) {
 	t.pending = append(append(t.pending, text...), '\n')
 }
 
-// Held writes l, the record that a hold begins. Its znode has the path full. [Writer.Gone] must be called when
-// that znode is deleted.
+// Held writes l, the record that a hold begins. Its znode has the path full. [Writer.Gone] must be
+// called when that znode is deleted.
 func (t *Writer) Held(full string, l Record) {
 	if t == nil {
 		return

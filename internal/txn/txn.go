@@ -75,8 +75,9 @@ func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResp
 	return rs, err
 }
 
-// Within does what Session does, but only in the session inc. The log is made at the root or, if that is not permitted, in dir.
-// ops have full paths, which include the chroot. The error is ErrEnded only if nothing was sent.
+// Within does what Session does, but only in the session inc. The log is made at the root or, if that
+// is not permitted, in dir. ops have full paths, which include the chroot. The error is ErrEnded only
+// if nothing was sent.
 func Within(ctx context.Context, inc *session.Incarnation, dir string, ops []any) ([]zk.MultiResponse, error) {
 	m := inc.Manager
 	t := &transaction{m: m, pool: poolOf(m, &inc.Attached, zk.FlagEphemeral), dirs: []string{m.Full("/"), dir}, ops: ops}

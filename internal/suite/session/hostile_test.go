@@ -248,9 +248,10 @@ func TestAServerThatGrantsFarMoreThanWasAskedForIsLeft(t *testing.T) {
 	})
 }
 
-// A nameless is a connection to a server that answers each create of a party with an empty path.
+// A nameless is a connection to a server that answers some creates with an empty path.
 type nameless struct {
 	net.Conn
+	part    string // of the paths of these creates
 	mu      sync.Mutex
 	creates map[uint32]bool // by xid; guarded by mu
 	answers atomic.Int64    // without a path
@@ -262,7 +263,7 @@ func (c *nameless) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	for q := p; len(q) >= 12; { // each write has whole packets
 		size := 4 + int(binary.BigEndian.Uint32(q))
-		if op := binary.BigEndian.Uint32(q[8:]); op == wire.OpCreate && strings.Contains(string(q[:size]), "-party-") {
+		if op := binary.BigEndian.Uint32(q[8:]); op == wire.OpCreate && strings.Contains(string(q[:size]), c.part) {
 			c.creates[binary.BigEndian.Uint32(q[4:])] = true
 		}
 		q = q[size:]
@@ -290,20 +291,36 @@ func (c *nameless) Read(p []byte) (int, error) {
 	return n, nil
 }
 
+// namelessAtFirst returns an Option with which the first connection of a Session is a nameless, and
+// that connection, which is nil before it exists.
+func namelessAtFirst(srv *zktest.Server, part string) (zsync.Option, func() *nameless) {
+	var first *nameless
+	return zsync.WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
+		c, err := srv.Dial(network, addr, limit)
+		if first != nil || err != nil {
+			return c, err
+		}
+		first = &nameless{Conn: c, part: part, creates: map[uint32]bool{}}
+		return first, nil
+	}), func() *nameless { return first }
+}
+
+// wantOneNameless fails if the connection did not answer one create without a path, or if the Session
+// did not replace it then.
+func wantOneNameless(t *testing.T, s *zsync.Session, c *nameless) {
+	t.Helper()
+	if n := c.answers.Load(); n != 1 || s.Stats().Reconnects != 1 {
+		t.Errorf("%d answers had no path, %d reconnects; want one of each", n, s.Stats().Reconnects)
+	}
+}
+
 // An answer without a path costs the connection, and fails the call: the client cannot rely on a
 // server that does not name the znode which it has created. The znode exists, but only until the
 // client has deleted it. So the other party waits until this one has entered over a sound connection.
 func TestAPartyWhoseCreateIsAnsweredWithoutAPathFailsAndLeavesNoZnode(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		var bad *nameless // the first connection
-		s := suite.Open(t, srv, zsync.WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
-			c, err := srv.Dial(network, addr, limit)
-			if bad != nil || err != nil {
-				return c, err
-			}
-			bad = &nameless{Conn: c, creates: map[uint32]bool{}}
-			return bad, nil
-		}))
+		dialer, bad := namelessAtFirst(srv, "-party-")
+		s := suite.Open(t, srv, dialer)
 		o := suite.Open(t, srv)
 		wg, other := zsync.NewWaitGroup(s, "/w"), zsync.NewWaitGroup(o, "/w")
 		entered := harness.Async(func() error { return other.Enter(t.Context(), 2) })
@@ -311,11 +328,9 @@ func TestAPartyWhoseCreateIsAnsweredWithoutAPathFailsAndLeavesNoZnode(t *testing
 		if err := wg.Enter(t.Context(), 2); err == nil || !strings.Contains(err.Error(), "malformed reply") {
 			t.Errorf("Enter returned %v; want an error that names the malformed reply", err)
 		}
-		if n := bad.answers.Load(); n != 1 {
-			t.Errorf("%d answers had no path: the test shows nothing", n)
-		}
 		time.Sleep(time.Second)
 		harness.PendingStill(t, entered)
+		wantOneNameless(t, s, bad())
 		for _, name := range suite.ChildrenOf(t, o, "/w/parties") {
 			_, stat, err := o.Get(t.Context(), "/w/parties/"+name)
 			harness.Must(t, err)
@@ -330,5 +345,24 @@ func TestAPartyWhoseCreateIsAnsweredWithoutAPathFailsAndLeavesNoZnode(t *testing
 		harness.Must(t, other.Leave(t.Context()))
 		harness.Must(t, <-left)
 		suite.WantEmptyRoom(t, o)
+	})
+}
+
+// The client has given the whole name of a member's znode, so an answer without a path withholds
+// nothing. It creates the znode again, and finds that it exists.
+func TestAMemberWhoseCreateIsAnsweredWithoutAPathIsInTheGroup(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		dialer, bad := namelessAtFirst(srv, "/g/m")
+		s := suite.Open(t, srv, dialer)
+		g := zsync.NewGroup[string](s, "/g")
+		m, err := g.Join(t.Context(), "m", "here")
+		harness.Must(t, err)
+		wantOneNameless(t, s, bad())
+		members, err := g.Members(t.Context())
+		harness.Must(t, err)
+		if len(members) != 1 || members[0].ID != "m" || members[0].Info != "here" {
+			t.Errorf("the members are %v", members)
+		}
+		harness.Must(t, m.Leave())
 	})
 }
