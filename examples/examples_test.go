@@ -49,7 +49,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(bin)
-	if out, err := exec.Command("go", "build", "-o", bin, "./batch", "./config", "./leader", "./migration", "./nightly", "./pool", "./worker").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-ldflags=-w", "-o", bin, "./batch", "./config", "./leader", "./migration", "./nightly", "./pool", "./worker").CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
 		return 1
 	}

@@ -43,7 +43,7 @@ import (
 // binary returns where the command is, built once for all tests.
 var binary = sync.OnceValue(func() string {
 	file := filepath.Join(scratch, "zsync")
-	if out, err := exec.Command("go", "build", "-o", file, ".").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-ldflags=-w", "-o", file, ".").CombinedOutput(); err != nil {
 		panic(fmt.Sprintf("go build: %v\n%s", err, out))
 	}
 	return file
@@ -52,6 +52,7 @@ var binary = sync.OnceValue(func() string {
 var scratch string // a folder that is removed after all tests
 
 func TestMain(m *testing.M) {
+	harness.CollectLess()
 	// What we were started to ignore, as in the background of a script, the command
 	// would ignore too.
 	for _, sig := range passedOn {
@@ -1570,7 +1571,7 @@ func TestServerThatCannotListenSaysSoWheneverTheAddressIsTaken(t *testing.T) {
 			}
 		}
 	}()
-	for range 40 {
+	for range 10 {
 		r := start(t, "", "", "server", "--listen", addr)
 		await(t, func() bool { return r.stdout.String() != "" || r.stderr.String() != "" }, "a word of the server")
 		r.signal(syscall.SIGTERM)
@@ -1624,12 +1625,15 @@ func TestServerBringsTheFaultsThatItIsToldTo(t *testing.T) {
 		r.awaitOutput("\n")
 		return r, strings.Fields(strings.ReplaceAll(r.stdout.String(), ",", ""))[2]
 	}
-	r, addr := serve("--disconnect-every", "0.2", "--lose-replies", "20", "--latency", "1ms")
-	for range 10 {
-		start(t, addr, "", "lock", "/p", "--", "echo", "served").want(0, "served\n")
-	}
+	r, addr := serve("--disconnect-every", "0.2", "--lose-replies", "10", "--latency", "1ms")
+	start(t, addr, "", "lock", "/p", "--", "echo", "served").want(0, "served\n")
+	s, err := zsync.Connect(t.Context(), addr)
+	harness.Must(t, err)
+	defer s.Close()
 	await(t, func() bool { // which ones are lost is left to chance
-		start(t, addr, "", "lock", "/p", "--", "echo", "served").want(0, "served\n")
+		m := zsync.NewMutex(s, "/p")
+		harness.Must(t, m.Lock(t.Context()))
+		harness.Must(t, m.Unlock())
 		return regexp.MustCompile(`session 0x\S+: the reply to create\S* /`).MatchString(r.stderr.String())
 	}, "a lost reply")
 	await(t, func() bool { return strings.Contains(r.stderr.String(), ": disconnected\n") }, "a disconnection")

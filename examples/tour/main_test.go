@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	}
 	bin = filepath.Join(dir, "tour.exe") // the suffix is of use on Windows alone
 	status := 1
-	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-ldflags=-w", "-o", bin, ".").CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
 	} else {
 		status = m.Run()

@@ -49,13 +49,26 @@ func (f Found) String() string { return fmt.Sprintf("%d states, %d runs", f.Stat
 // ended is the value with which a run panics to end early.
 type ended struct{ fault string }
 
+// strayed is the value with which a run panics if it does not repeat an earlier run. This is a fault
+// of the model, unless the scheduler has interrupted a goroutine of the code under test.
+type strayed string
+
 // All runs model with all choices, at most limit times.
 func All(limit int, model func(*Run)) Found {
 	s := &search{seed: maphash.MakeSeed(), seen: make(map[uint64]struct{})}
 	r := &Run{search: s}
 	var found Found
 	for {
-		fault := r.once(model)
+		fault, err := r.once(model)
+		for range 10 {
+			if err == "" {
+				break
+			}
+			fault, err = r.once(model)
+		}
+		if err != "" {
+			panic(string(err))
+		}
 		found.Runs++
 		found.States = len(s.seen)
 		if fault != "" {
@@ -80,19 +93,24 @@ func All(limit int, model func(*Run)) Found {
 }
 
 // once makes one run of the model. It first repeats the picks of r.
-func (r *Run) once(model func(*Run)) (fault string) {
+func (r *Run) once(model func(*Run)) (fault string, err strayed) {
 	r.next, r.notes = 0, r.notes[:0]
 	defer func() {
 		switch p := recover().(type) {
 		case nil:
 		case ended:
 			fault = p.fault
+		case strayed:
+			err = p
 		default:
 			panic(p)
 		}
 	}()
 	model(r)
-	return ""
+	if r.next < len(r.picks) {
+		panic(strayed(fmt.Sprintf("explore: a run made %d choices, and an earlier one %d", r.next, len(r.picks))))
+	}
+	return "", ""
 }
 
 // Pick returns a number below n. Over all runs of an exploration, it returns each of these numbers.
@@ -102,7 +120,7 @@ func (r *Run) Pick(n int) int {
 	}
 	p := r.picks[r.next]
 	if p.of != n {
-		panic(fmt.Sprintf("explore: choice %d is among %d in one run, and among %d in another", r.next, p.of, n))
+		panic(strayed(fmt.Sprintf("explore: choice %d is among %d in one run, and among %d in another, after %v", r.next, p.of, n, r.notes)))
 	}
 	r.next++
 	return p.taken

@@ -26,23 +26,31 @@ import (
 // be noticed.
 const Timeout = 10 * time.Second
 
-// Main runs the tests of a package, and fails if they leave a goroutine behind.
-//
-// Main makes the garbage collector run less often, unless the environment sets GOGC. Each client of
-// go-zookeeper takes 1.5 MB of an otherwise small heap. So with the default GOGC, the collector
-// runs for every second or third session, and takes a third of the time of these tests.
+// Main runs the tests of a package, and fails if they leave a goroutine behind. It calls
+// [CollectLess].
 //
 // Sessions log nothing unless a test sets a logger. Otherwise, they would warn of the faults that
 // the tests cause.
 func Main(m *testing.M) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(1000)
-		if os.Getenv("GOMEMLIMIT") == "" {
-			debug.SetMemoryLimit(1 << 30)
-		}
-	}
+	CollectLess()
 	goleak.VerifyTestMain(m)
+}
+
+// CollectLess makes the garbage collector run less often in this process and in the processes that
+// it starts, unless the environment sets GOGC. Each client of go-zookeeper takes 1.5 MB of an
+// otherwise small heap. So with the default GOGC, the collector runs for every second or third
+// session, and takes a third of the time of the tests.
+func CollectLess() {
+	if os.Getenv("GOGC") != "" {
+		return
+	}
+	debug.SetGCPercent(1000)
+	os.Setenv("GOGC", "1000")
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(1 << 30)
+		os.Setenv("GOMEMLIMIT", "1GiB")
+	}
 }
 
 // Long reports whether ZSYNC_TEST_LONG asks for the long run of a test.
