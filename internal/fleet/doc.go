@@ -20,8 +20,8 @@
 //
 //   - The connections of a process are reset.
 //   - Messages between a process and a member stall, in one direction or in both.
-//   - A process moves from one member to another and back. Its first requests through the first
-//     member reach the leader late.
+//   - A process moves from one member to another and back. The requests that the first member has
+//     forwarded reach the leader late.
 //   - Messages from one member to another stall or are slow.
 //   - A member is cut off, killed or stopped, or applies transactions late. The leader is slow to
 //     look at requests.

@@ -208,7 +208,7 @@ func (p *partition) keeps(path string) bool {
 	return strings.HasPrefix(path, "/partition") && !strings.Contains(path, "_c_") && !strings.Contains(path, "/members/")
 }
 
-// lockAll is the arena of three Mutexes. An actor locks two or all of them together, in any order.
+// lockAll is the arena of three Mutexes. An actor locks some or all of them together, in any order.
 type lockAll struct {
 	w     *world
 	paths []string
