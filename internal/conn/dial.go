@@ -61,8 +61,8 @@ func tlsError(err error) error {
 	return err
 }
 
-// RefusesTLS reports whether err says that one side rejects the other's certificate, or a similar
-// failure of TLS. Another attempt will probably fail, too.
+// RefusesTLS reports whether err is a rejected certificate, of either side, or a similar failure of
+// TLS. Another attempt will probably fail, too.
 func RefusesTLS(err error) bool {
 	var certificate *tls.CertificateVerificationError
 	var alert tls.AlertError

@@ -152,9 +152,9 @@ func (h *Watches) Join(key WatchKey) *Watch {
 	return w
 }
 
-// Tell registers f, to be called when w fires. If w has fired already, Tell calls f at once. Tell
-// is for a waiter that has no goroutine, or too many watches for a select. f runs with h.Mu held,
-// so f must not block and must not call methods of h.
+// Tell registers the function f, which is called when w fires. If w has fired already, f is called
+// at once. Use Tell for a waiter without a goroutine, or with too many watches for a select. The
+// caller of f holds h.Mu, so f must not block and must not call methods of h.
 func (h *Watches) Tell(w *Watch, owner any, f func()) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -376,8 +376,8 @@ func (h *Watches) ArmedOnOurs(w *Watch) bool {
 	return w.armed && w.ours
 }
 
-// Stands reports whether the server has w and w has not fired. If so, the state that a caller has
-// read since Join has not changed up to the server's latest reply.
+// Stands reports whether w is armed and has not fired. While Stands returns true, the state that a
+// caller has read since Join is still current, as of the server's latest reply.
 func (h *Watches) Stands(w *Watch) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -420,7 +420,7 @@ func (h *Watches) resend(zxid int64) (portions [][]byte) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	h.conn++
-	clear(h.asks) // no more replies come from the previous connection
+	clear(h.asks) // the previous connection delivers no replies now
 	var data, exist, child []string
 	size := 0
 	flush := func() {

@@ -16,7 +16,7 @@ import (
 // and that the calls of a register are linearizable. The arenas call the library.
 
 // A resource is something that processes hold. At any time, its holds add up to at most limit. The
-// records follow only from what the library has reported.
+// program records here only the reports of the library.
 type resource struct {
 	w     *world
 	name  string

@@ -276,12 +276,12 @@ func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) (whole 
 	return whole
 }
 
-// toldInside returns the method told of a hold within a function, whose context is inner. The end
-// of inner reports a loss, except that Close also ends inner. That is no loss, because Close waits
-// for the function. If Close stops waiting, or the session ends earlier, Lost reports the loss. A
-// primitive without Lost cannot report a loss after Close has ended inner. For these primitives,
-// the check is exact only in a quiet program, while Close waits and the session is the same. Even a
-// quiet program can lose a session if its members are uneven.
+// toldInside returns the field told for a hold within a function with the context inner. Usually,
+// the end of inner is the report of a loss. But Close also ends inner, without a loss, because
+// Close waits for the function. If Close stops waiting, or the session ends earlier, Lost reports
+// the loss. A primitive without Lost cannot report a loss after Close has ended inner. For these
+// primitives, the check is exact only in a quiet program, while Close waits and the session is the
+// same. Even a quiet program can lose a session if its members are uneven.
 func (l *lock) toldInside(a *actor, inner context.Context, lost <-chan struct{}) func() bool {
 	id := a.s.ID()
 	return func() bool {

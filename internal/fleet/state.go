@@ -473,8 +473,8 @@ func (g *ledger) step(ctx context.Context, a *actor, kit any) {
 	}
 }
 
-// slot creates an entry and the znode slot in one transaction, and then deletes slot. If slot
-// exists already, the servers refuse the transaction.
+// slot creates an entry and a slot znode in one transaction, and later deletes the slot znode. If
+// the slot znode exists already, the servers refuse the transaction.
 func (g *ledger) slot(ctx context.Context, a *actor, s *zsync.Session, n int64) {
 	acl := zk.WorldACL(zk.PermAll)
 	_, err := s.Txn(ctx, &zk.CreateRequest{Path: "/ledger-slot", Acl: acl}, &zk.SetDataRequest{Path: "/ledger", Version: -1}, &zk.CreateRequest{Path: fmt.Sprint("/ledger/", n), Acl: acl})

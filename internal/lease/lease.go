@@ -23,15 +23,15 @@ import (
 //  2. At least half a tick after q, the client sends a write, and the write is answered. The leader
 //     had a quorum for the write, so it was already the leader when the client sent the write. The
 //     leader asked the learner between q and the write. The learner received that question before
-//     the result of the write, and has answered it. So its report of the contact is on the way to
-//     the leader: t is carried.
+//     the result of the write, and has answered it. So the learner's report of the contact is on
+//     the way to the leader: t is carried.
 //  3. After the reply to the write, the client sends a request that needs the leader, and the
 //     request is answered. The learner forwarded the request to the leader after the report. So the
 //     leader has renewed the session later than t: t is confirmed.
 //
-// If a handshake continues a session, the first answered write after the handshake confirms it: the
-// leader has renewed the session after the client sent the handshake. A confirmed time is always
-// the sending time of a packet, never the time of a reply.
+// If a handshake continues a session, the first answered write after the handshake confirms the
+// handshake's sending time: the leader has renewed the session after that time. A confirmed time is
+// never the time of a reply.
 //
 // If a session is confirmed at t, it does not end before t plus its timeout, even if connections,
 // servers and leaders fail. docs/design.md has the argument and its assumptions.
@@ -105,9 +105,9 @@ const (
 // confirmation comes at most two gaps after the last one, even at the start of a connection.
 func PingEvery(timeout time.Duration) time.Duration { return timeout / 4 }
 
-// gap is the least time between a reply and a later write in which the leader has certainly asked
-// the learner. The leader asks every half tick, and a session timeout is at least two ticks. So gap
-// is a quarter of the timeout, plus a little for a leader that is late.
+// gap is a time in which the leader certainly asks the learner at least once. Step 2 needs a gap
+// between a reply and a later write. The leader asks every half tick, and a session timeout is at
+// least two ticks. So gap is a quarter of the timeout, plus a little for a leader that is late.
 func (v *Lease) gap() time.Duration { return v.timeout / 40 * 11 }
 
 // belief is the time for which holds count as held after the latest confirmed t. The last tenth of
@@ -132,7 +132,7 @@ func (v *Lease) Confirmed(now time.Time) time.Duration {
 
 // Left returns the time until the client must abandon the session, if no further reply comes. A
 // session with holds is abandoned when it is no longer confirmed. A session without holds is
-// abandoned according to patience.
+// abandoned after the share patience of the timeout.
 func (v *Lease) Left(now time.Time, holds bool) time.Duration {
 	timeout := v.timeout
 	if v.lower > 0 {
@@ -156,8 +156,8 @@ func (v *Lease) Left(now time.Time, holds bool) time.Duration {
 func (v *Lease) Moved(now time.Time) { v.moved = At(now) }
 
 // Trying is called before a handshake is sent that continues the session. least is the shortest
-// timeout that the server may grant. If several handshakes are unanswered, the lease keeps the one
-// after which the session can end first.
+// timeout that the server may grant. If several handshakes are unanswered, the lease keeps only the
+// handshake after which the session can end first.
 func (v *Lease) Trying(now time.Time, least time.Duration) {
 	if least >= v.timeout || v.tried != nil && v.least-v.tried.Since(now) <= least {
 		return
@@ -167,8 +167,8 @@ func (v *Lease) Trying(now time.Time, least time.Duration) {
 }
 
 // Connected records the reply to the handshake that was sent at asked. If the session is new, a
-// quorum has committed it after asked. If the handshake continues the session, a leader has renewed
-// the session. But another leader may already have replaced that leader.
+// quorum has committed its creation since then. If the handshake continues the session, a leader
+// has renewed the session. But another leader may already have replaced that leader.
 func (v *Lease) Connected(asked time.Time, isNew bool, timeout time.Duration) {
 	v.heard(asked)
 	if v.tried != nil && v.tried.Mono.Equal(asked) {
@@ -179,9 +179,8 @@ func (v *Lease) Connected(asked time.Time, isNew bool, timeout time.Duration) {
 		v.timeout = timeout
 		v.confirm(asked)
 	case timeout < v.timeout:
-		// If a current leader has renewed the session, the shorter timeout is valid from now on. If
-		// another leader had replaced it, the earlier confirmation is still valid, with the longer
-		// timeout.
+		// If the server that renewed the session was still the leader, the shorter timeout is valid from
+		// now on. If not, the earlier confirmation is still valid, with the longer timeout.
 		v.Trying(asked, timeout)
 		v.lower = timeout
 	}
@@ -249,7 +248,7 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	if n := len(v.seen); n == 0 || s.At.Sub(v.seen[n-1].sent) >= v.gap()/8 {
 		// Every unanswered write was sent within the last Silence × timeout, because the connection would
 		// be closed by now if a write were older. So each of these writes carries the packet that is ripe
-		// for the oldest possible write, or a later packet. Packets before that one are not needed.
+		// for the oldest possible write, or a later packet. v.seen does not need earlier packets.
 		if i := v.ripe(now.Add(-time.Duration(Silence * float64(v.timeout)))); i > 0 {
 			v.seen = v.seen[i:]
 		}
@@ -308,9 +307,9 @@ func (v *Lease) Next(now time.Time, urgent bool) (p Proof, wait time.Duration) {
 func (v *Lease) Timeout() time.Duration { return v.timeout }
 
 // ProofOf returns the proof in a reply with this code to a request of type op. For a transaction,
-// code is the code of the whole transaction. Some refusals, such as one for lack of permission, can
-// come from any server. They prove nothing. Only the leader gives the other refusals of a write,
-// and a quorum commits them like a write.
+// code is the code of the whole transaction. Some refusals, such as a refusal for lack of
+// permission, can come from any server. These refusals prove nothing. Only the leader gives the
+// other refusals of a write, and a quorum commits them like a write.
 func ProofOf(op, code int32) Proof {
 	switch op {
 	case wire.OpCreate, wire.OpCreateContainer, wire.OpDelete, wire.OpSetData, wire.OpMulti:
@@ -331,10 +330,10 @@ func ProofOf(op, code int32) Proof {
 }
 
 // An Instant is a time by two clocks. The monotonic clock is never set, but it stops while the
-// machine sleeps or migrates. The servers do not stop then. The wall clock counts that time, or is
-// set afterwards, but it may also be set at any other time. So the clock that shows more elapsed
-// time counts. To abandon a session without need does less harm than to trust a session that has
-// ended.
+// machine sleeps or migrates. The servers do not stop then. The wall clock counts the time of a
+// sleep, or is set afterwards. But the wall clock may also be set at any other time. So the clock
+// that shows more elapsed time counts. To abandon a session without need does less harm than to
+// trust a session that has ended.
 type Instant struct{ Mono, Wall time.Time }
 
 // At returns t as an Instant.

@@ -9,8 +9,8 @@ import (
 	"weak"
 )
 
-// A WeakMap finds the shared value of a key. The map drops a value that has no user any more, unless Keep was called
-// for it. The zero value is ready for use.
+// A WeakMap finds the shared value of a key. When a value has no user left, the map drops the value, unless Keep was
+// called for it. The zero value is ready for use.
 type WeakMap[K comparable, V any] struct {
 	mu   sync.Mutex
 	in   map[K]weak.Pointer[V] // guarded by mu
