@@ -1,6 +1,6 @@
-// Package conn has the network connections of a session, one at a time: dialing, the handshake,
-// packets and their order, pings, deadlines, and the watches that the server has. Package session
-// uses the connection, and chooses the next server.
+// Package conn implements the network connections of a session, which has one at a time. It dials,
+// makes the handshake, orders the packets, sends pings, sets deadlines, and records the watches on
+// the server. Package session uses the connection, and chooses the next server.
 package conn
 
 import (
@@ -24,8 +24,9 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A Shared has what the connections of one session share, and how they report to it. Only Watches,
-// Requests, Seen, xid and disowned change after the first connection.
+// A Shared has the data that all connections of one session share, and the functions by which they
+// report to the session. After the first connection, only Watches, Requests, Seen, xid and disowned
+// change.
 type Shared struct {
 	Ctx      context.Context // ends with the session: no request is sent after that
 	Spawn    func(f func())  // runs f in a goroutine for which Close waits
@@ -36,34 +37,34 @@ type Shared struct {
 	Nobody   string        // a path at which no znode exists
 
 	Sending  func() lease.Stamp                                // called when a packet gets its place in the order
-	Answered func(s lease.Stamp, p lease.Proof, now time.Time) // called with each reply, before its request learns of it
-	Moved    func(now time.Time)                               // called when a stride of a long packet was sent or read
-	Confirm  func() bool                                       // reports whether a write must confirm the session ahead of all requests
-	Served   func()                                            // called when a server has executed the first request over a connection
+	Answered func(s lease.Stamp, p lease.Proof, now time.Time) // called for each reply, before the request receives it
+	Moved    func(now time.Time)                               // called after each stride of a long packet; see stride
+	Confirm  func() bool                                       // reports whether a write must come before all requests, to confirm the session
+	Served   func()                                            // called after the first reply to a request over a connection
 	Deleted  func(path string, zxid int64)                     // called for each deletion; nil if there is no trace
 
 	Seen Seen
-	xid  atomic.Uint32 // of the last request, over all connections
+	xid  atomic.Uint32 // the newest xid, over all connections
 
-	disowned int // number of connections in a row that the method disowned has ended; only reading goroutines use it
+	disowned int // the last connections in a row that ended because of Conn.disowned; only reading goroutines use it
 }
 
-// A Seen is the newest state of the servers that a session has seen. One connection reads at a
-// time, so no two goroutines write it.
+// A Seen identifies the newest state of the servers that the session has seen. Only one connection
+// reads at a time, so only one goroutine writes the Seen.
 type Seen struct {
 	Reply atomic.Int64 // the newest zxid of a reply to a request of the session
-	Zxid  atomic.Int64 // the newest transaction, events included, for the trace
-	Blind atomic.Bool  // a newer transaction was seen since, without its zxid
+	Zxid  atomic.Int64 // the zxid of the newest transaction, events included, for the trace
+	Blind atomic.Bool  // the session has since seen a newer transaction without its zxid
 }
 
-// see records that a packet showed the state after transaction zxid. A zxid that is not positive is
-// unknown.
+// see records a packet that shows the state after transaction zxid. If the zxid is unknown, it is
+// not positive.
 func (s *Seen) see(xid int32, zxid int64) {
 	switch {
 	case zxid > s.Zxid.Load():
-		// Over one connection, no packet shows an older state than an earlier packet. So a zxid that
-		// is newer than all before covers the packets without a zxid, too. The first replies of the
-		// next connection may be older.
+		// On one connection, the state that the packets show never becomes older. So a new highest zxid
+		// covers all earlier packets, including packets without a zxid. The first replies on the next
+		// connection may show an older state.
 		s.Zxid.Store(zxid)
 		s.Blind.Store(false)
 	case zxid <= 0 && xid < 0: // an event, before ZooKeeper 3.9
@@ -71,15 +72,15 @@ func (s *Seen) see(xid int32, zxid int64) {
 	}
 }
 
-// NextXid returns an xid that no other request of the session has, over any connection. A
-// follower or observer knows the result of a request by session and xid alone. If an xid were
-// used again, the late result of a request from an earlier connection could be delivered as the
-// result of another request, which might not have been executed.
+// NextXid returns an xid that no other request of the session has, over any connection. A follower
+// or observer matches results with requests by session and xid alone. Suppose two requests had the
+// same xid. The late result of the first, sent over an earlier connection, could be delivered as
+// the result of the second, even if no server had executed the second.
 //
 // Pings, credentials and setWatches always have the xids that the protocol prescribes. No server
 // proposes a transaction for them, so they have no late results. After 2^31 requests, the xids
-// begin again. The first requests have long been answered by then. 0 is left out: the leader uses
-// it for the session's creation and for the expiry that it decides.
+// begin again. The first requests have long been answered by then. The xid 0 is never used: the
+// leader uses it for the creation of a session and for its expiry.
 func (s *Shared) NextXid() int32 {
 	for {
 		if xid := int32(s.xid.Add(1) & math.MaxInt32); xid != 0 {
@@ -107,31 +108,31 @@ func authPackets(as []Auth) (out []byte) {
 var (
 	ErrHandshake = errors.New("handshake refused")
 	ErrProtocol  = errors.New("not the ZooKeeper protocol")
-	// ErrUnsent is the error of a request that certainly has not reached a server.
+	// ErrUnsent is the error of a request that certainly was not executed.
 	ErrUnsent = zk.ErrNoServer
 	// ErrEnded is returned by Read after the server has ended the session, as Bye has requested.
 	ErrEnded = errors.New("the server has ended the session")
 )
 
-// A Conn is one network connection. It encodes requests straight into its buffer and decodes
-// replies in the goroutine that reads. No request needs a goroutine of its own. It also does the
-// following:
+// A Conn is one network connection. It encodes requests directly into its buffer, and decodes
+// replies in the goroutine that reads. So requests need no goroutines of their own. A Conn also
+// does the following:
 //
-//   - The handshake (handshake.go). Credentials are sent with it, or after an exchange of SASL.
-//     Watches follow directly, ahead of every request.
-//   - Catching up. The server of a new connection first catches up with the
-//     leader. So no read over it is older than a read over the previous connection.
-//   - Watches. A read carries the watch flag if Watches wants a watch on its
-//     znode. Events are passed to Watches.
-//   - Times. The session learns when each packet is sent and when the reply comes:
-//     see package lease.
-//   - Deadlines. A handshake cannot hang. A silent server is noticed early
-//     enough to try another before the session must be abandoned.
+//   - The handshake (handshake.go). The client sends its credentials with the handshake or, with
+//     SASL, after the exchange. Then it sets the watches again, ahead of every request.
+//   - Catching up. The server of a new connection first catches up with the leader. So no read on
+//     the new connection shows an older state than a read on the previous one.
+//   - Watches. A read carries the watch flag if Watches wants a watch on its znode. The Conn passes
+//     events to Watches.
+//   - Times. The Conn reports to the session when it sends each packet and receives each reply: see
+//     package lease.
+//   - Deadlines. A handshake cannot hang. The Conn notices a silent server early enough: the client
+//     can try another server before it must abandon the session.
 //
-// If the connection is otherwise unused, the goroutine that makes a request also writes it (put).
-// All other packets are written by one goroutine, write. Each time, it takes all packets that are
-// in the buffer and writes them together. It has no deadline of its own: a server that does not
-// read does not answer either, and the reading goroutine notices that.
+// If no other packet is waiting or unanswered, the goroutine that makes a request also writes it
+// (put). One goroutine, write, writes all other packets. Each time, it writes all packets in the
+// buffer together. Writes have no deadline of their own: a server that does not read does not
+// answer either, and the reading goroutine notices that no reply comes.
 type Conn struct {
 	net.Conn        // the socket
 	Addr     string // of the server
@@ -141,20 +142,20 @@ type Conn struct {
 	head     [replyHeader]byte
 	body     []byte // of the last reply; only the reading goroutine uses it
 
-	limit      time.Duration // time to reach the server, and for its answer to the handshake
-	hardLimit  time.Time     // when limit is over
+	limit      time.Duration // the total time to dial the server and to receive its reply to the handshake
+	hardLimit  time.Time     // the time at which limit is over
 	id         int64         // of the session
 	timeout    time.Duration // of the session; it does not change after the handshake
-	asked      time.Time     // when the handshake was sent
-	lastZxid   int64         // the last zxid that the session had seen at the handshake
+	asked      time.Time     // the time at which the handshake was sent
+	lastZxid   int64         // the newest zxid that the session had seen before the handshake
 	began      atomic.Bool   // the handshake is over
 	closeOnce  sync.Once
 	closeError error
 	closed     chan struct{} // closed by Close
 
-	wmu   sync.Mutex // held while a packet is put in its place in the order; taken before Watches.Mu
+	wmu   sync.Mutex // held while a packet gets its place in the order; locked before Watches.Mu
 	out   []byte     // packets that are not written yet; guarded by wmu
-	spare []byte     // the empty buffer that replaces out; guarded by wmu
+	spare []byte     // an empty buffer for the next packets; guarded by wmu
 	busy  bool       // a goroutine is writing packets taken from out; guarded by wmu
 	more  chan struct{}
 
@@ -162,12 +163,12 @@ type Conn struct {
 	due  time.Time // the read deadline that is set; guarded by dmu
 	went time.Time // time of the last stride, in either direction; guarded by dmu
 
-	heard    time.Time // when the last reply came, or zero; only the reading goroutine uses it
-	setAgain int       // answers to setWatches; only the reading goroutine uses it
+	heard    time.Time // the time of the last reply, or zero; only the reading goroutine uses it
+	setAgain int       // number of replies to setWatches; only the reading goroutine uses it
 
 	useful bool // the server has executed a request; only the reading goroutine uses it
 
-	mu    sync.Mutex         // guards the fields below; taken before the session's own locks
+	mu    sync.Mutex         // guards the fields below; locked before the session's own locks
 	sent  map[int32]sentInfo // requests without a reply, by xid
 	order []int32            // the xids of sent in the order of sending; some may have been answered
 	pings []lease.Stamp      // pings without a reply, oldest first
@@ -178,7 +179,7 @@ type Conn struct {
 type phase int
 
 const (
-	unopened phase = iota // not yet: the session does not know of the connection
+	unopened phase = iota // not yet: the session does not use the connection yet
 	opened                // yes
 	over                  // no longer: all requests without a reply have failed
 )
@@ -187,13 +188,13 @@ const (
 type Request interface {
 	// Encode appends the body, which follows the header.
 	Encode(p []byte) []byte
-	// Key returns the key of the watch that a read can set; ok is false for other requests.
+	// Key returns the key of the watch that a read can set. For other requests, ok is false.
 	Key() (key WatchKey, ok bool)
 	Op() int32
-	// Moot reports whether the request changes nothing, even if the server executes it late.
+	// Moot reports whether a late execution of the request would change nothing.
 	Moot() bool
-	// Reply decodes the reply. It returns the code of the reply as a whole. ok is false if the
-	// reply is malformed.
+	// Reply decodes the reply and returns its code, which is one code even for a transaction. If the
+	// reply is malformed, ok is false.
 	Reply(code int32, body []byte) (whole int32, ok bool)
 	// Finish lets the caller continue.
 	Finish()
@@ -205,13 +206,13 @@ type Request interface {
 type sentInfo struct {
 	at  lease.Stamp
 	op  int32
-	ask *ask    // passed to Watches with the reply, if the read carries the watch flag
+	ask *ask    // for a read with the watch flag: given back to Watches with the reply
 	r   Request // nil if the connection made the request itself
 
-	deletes []string // the paths that it deletes, if a trace is written
+	deletes []string // the paths that the request deletes, if there is a trace
 }
 
-// Harms reports whether r does harm if a server executes it late.
+// Harms reports whether a late execution of r would do harm.
 func Harms(r Request) bool {
 	switch r.Op() {
 	case wire.OpCreate, wire.OpCreateContainer, wire.OpDelete, wire.OpSetData, wire.OpMulti:
@@ -220,8 +221,8 @@ func Harms(r Request) bool {
 	return false
 }
 
-// New returns a connection over c. The server must answer the handshake before deadline, which is
-// at most limit after the dialing began.
+// New returns a connection over c. The server must answer the handshake before deadline. The time
+// limit began with the dialing, and deadline is not later than its end.
 func New(s *Shared, c net.Conn, addr string, limit time.Duration, deadline time.Time) *Conn {
 	return &Conn{
 		Conn:      c,
@@ -236,7 +237,8 @@ func New(s *Shared, c net.Conn, addr string, limit time.Duration, deadline time.
 	}
 }
 
-// Open lets requests in. The session calls it when it knows of the connection.
+// Open makes the connection accept requests. The session calls Open when it begins to use the
+// connection.
 func (c *Conn) Open() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -245,8 +247,8 @@ func (c *Conn) Open() {
 	}
 }
 
-// Over is called when the connection has ended. It makes every request without a reply fail. It
-// reports whether such a request does harm if the server executes it late.
+// Over is called when the connection has ended. Every request without a reply fails. Over reports
+// whether a late execution of one of these requests would do harm.
 func (c *Conn) Over() (harms bool) { return c.fail(zk.ErrConnectionClosed) }
 
 // fail stops the sending of requests. Requests without a reply fail with err.
@@ -264,11 +266,11 @@ func (c *Conn) fail(err error) (harms bool) {
 	return harms
 }
 
-// Send sends requests, one directly after the other. It reports false if the connection does not take
-// requests; then it has sent none of them.
+// Send sends requests, one directly after the other. If the connection does not accept requests,
+// Send returns false and sends none.
 func (c *Conn) Send(rs ...Request) bool {
 	if !c.began.Load() {
-		return false // not open yet; put would wait for wmu, which the handshake holds even while a server is silent
+		return false // put would wait for wmu, and the handshake holds wmu even while the server is silent
 	}
 	mine, ok := c.put(rs)
 	if mine != nil {
@@ -277,8 +279,8 @@ func (c *Conn) Send(rs ...Request) bool {
 	return ok
 }
 
-// SendOrFail is Send for a connection that may just have ended. Requests that it cannot send fail
-// with ErrUnsent.
+// SendOrFail calls Send on a connection that may just have ended. If Send sends nothing, the
+// requests fail with ErrUnsent.
 func (c *Conn) SendOrFail(rs ...Request) {
 	if !c.Send(rs...) {
 		for _, r := range rs {
@@ -290,12 +292,12 @@ func (c *Conn) SendOrFail(rs ...Request) {
 // directly is the size of the largest packets that a requesting goroutine writes itself.
 const directly = 4 << 10
 
-// put appends requests to out. If it returns packets, the caller must write them.
+// put appends requests to out. If put returns packets, the caller must write them.
 //
-// It returns packets only if every packet that was sent before has been answered, including the
-// packets sent with the handshake. So the server has read them, the socket's buffer is empty, and
-// the caller's write does not block, whatever the server does from now on. If other goroutines add
-// requests during that write, the goroutine write writes them: there may be many.
+// put returns packets only if every earlier packet has been answered, including the packets sent
+// with the handshake. So the server has read the earlier packets, and the socket's buffer is empty.
+// Then the caller's write does not block, even if the server reads nothing more. If other
+// goroutines add requests during that write, the goroutine write writes them: there may be many.
 func (c *Conn) put(rs []Request) (mine []byte, ok bool) {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -326,14 +328,14 @@ func (c *Conn) put(rs []Request) (mine []byte, ok bool) {
 		c.order = append(c.order, xid)
 	}
 	c.s.Requests.Add(int64(len(rs)))
-	if n := len(c.out); alone && 0 < n && n <= directly { // out is empty if rs is empty
+	if n := len(c.out); alone && 0 < n && n <= directly { // n is 0 if rs is empty
 		return c.takeLocked(), true
 	}
 	c.wroteLocked()
 	return nil, true
 }
 
-// takeLocked empties out, and returns its packets for the caller to write.
+// takeLocked removes all packets from out and returns them. The caller must write them.
 func (c *Conn) takeLocked() (p []byte) {
 	p, c.out, c.spare, c.busy = c.out, c.spare, nil, true
 	return p
@@ -343,12 +345,12 @@ func (c *Conn) takeLocked() (p []byte) {
 func (c *Conn) wroteLocked() {
 	select {
 	case c.more <- struct{}{}:
-	default: // the token that is already there covers these packets too
+	default: // write has not taken the earlier token yet, and will write these packets too
 	}
 }
 
-// lastWords is how long the client still reads from a connection on which a write has failed. If
-// the server has closed it, the reading ends earlier.
+// lastWords is the time for which the client still reads after a write has failed. If the server
+// has closed the connection, the reading ends earlier.
 const lastWords = 20 * time.Millisecond
 
 // keptBuffer is the size of the largest buffer that is reused for later packets.
@@ -368,7 +370,7 @@ func (c *Conn) write() {
 		}
 		var p []byte
 		c.wmu.Lock()
-		if !c.busy && len(c.out) > 0 { // otherwise, out is empty, or the writing goroutine wakes us when it has finished
+		if !c.busy && len(c.out) > 0 { // a goroutine that is writing calls wroteLocked at its end
 			p = c.takeLocked()
 		}
 		c.wmu.Unlock()
@@ -382,9 +384,9 @@ func (c *Conn) write() {
 func (c *Conn) writeOut(p []byte) {
 	err := c.writeAll(p, c.moved)
 	if err != nil {
-		// The server may receive a part of the packets. So no packet can follow them, and the
-		// connection ends. If the server has closed it, the reader first reads the server's last
-		// words: they say why.
+		// The server may have received only a part of the packets. So no packet can follow, and the
+		// connection must end. Before that, the reader can read the server's last packets, which may give
+		// the reason.
 		time.AfterFunc(lastWords, func() { c.Close() })
 	}
 	c.wmu.Lock()
@@ -397,17 +399,17 @@ func (c *Conn) writeOut(p []byte) {
 	}
 }
 
-// Deadlines move with the bytes. If a deadline were fixed, a packet that needs longer over a slow
-// network would fail, be sent again in full, and fail again. So a long packet is sent or read in
-// strides, and each stride has as much time as a reply. A packet has about 64 strides at most. So a
-// server that trickles delays the replies to pings by at most 32 session timeouts. A stride proves
-// nothing about the session: holds rest on replies alone, see package lease.
+// A long packet is sent or read in strides, and each stride extends the deadline. Suppose the
+// deadline were fixed: on a slow network, a long packet would fail, be sent again in full, and fail
+// again. Each stride has as much time as a reply. A packet has about 64 strides at most. So a slow
+// server can delay the replies to pings by at most 32 session timeouts. A stride proves nothing
+// about the session. Only replies confirm holds: see package lease.
 const stride = 16 << 10
 
-// strideOf is the stride of a packet of n bytes.
+// strideOf returns the size of a stride for a packet of n bytes.
 func strideOf(n int) int { return max(stride, n/64) }
 
-// writeAll writes p, and calls moved after each stride but the last.
+// writeAll writes p, and calls moved after each stride except the last.
 func (c *Conn) writeAll(p []byte, moved func()) error {
 	for step := strideOf(len(p)); len(p) > step; p = p[step:] {
 		if _, err := c.Conn.Write(p[:step]); err != nil {
@@ -429,7 +431,7 @@ func (c *Conn) moved() {
 	c.deadline(now.Add(c.silence()))
 }
 
-// Read processes packets of the server until the connection ends.
+// Read processes packets from the server until the connection ends.
 func (c *Conn) Read() error {
 	for {
 		if err := c.nextPacket(); err != nil {
@@ -486,9 +488,9 @@ func (c *Conn) nextPacket() error {
 	}
 	xid, code := int32(binary.BigEndian.Uint32(c.head[4:])), int32(binary.BigEndian.Uint32(c.head[16:]))
 	now, n := time.Now(), int(size)-(replyHeader-4)
-	if xid != wire.XidEvent { // a server can send events even if it receives nothing from us
-		// The present deadline may belong to this request or to another. A packet that has begun
-		// gets its own time.
+	if xid != wire.XidEvent { // an event does not show that the server receives the client's packets
+		// The present deadline may have come from another request. A packet that has begun to arrive gets
+		// a new deadline.
 		c.deadline(now.Add(c.silence()))
 		if c.heard = now; c.r.Buffered() < n {
 			defer func() { c.heard = time.Now() }()
@@ -510,8 +512,8 @@ func (c *Conn) nextPacket() error {
 		return c.event(body)
 	case wire.XidSetWatches:
 		if code != 0 {
-			// The server has set none of the watches. The next connection sets them again. Before
-			// that, no read may be answered.
+			// The server has set none of the watches, so no read may be answered now. The next connection
+			// sets the watches again.
 			return fmt.Errorf("the server refuses to set the watches again (code %d)", code)
 		}
 		c.setAgain++
@@ -527,24 +529,24 @@ func (c *Conn) nextPacket() error {
 	return c.received(xid, code, body, now)
 }
 
-// Lasting is how long a connection must live to be replaced without a pause. So a server that
-// accepts and closes connections is dialled at most once a second.
+// Lasting is the least life of a connection that the client replaces without a pause. So if a
+// server accepts connections and closes them at once, the client dials it at most once a second.
 const Lasting = time.Second
 
 // maxDisowned limits how many connections in a row may end because of [Conn.disowned].
 const maxDisowned = 3
 
-// A server that serves a session may reply that the session has moved or has expired. It has not
-// executed that request, and it answers all later ones over this connection in the same way.
+// The server of a connection may reply that the session has moved or has expired. It has not
+// executed that request, and it gives the same reply to all later requests on this connection.
 //
 // A session has moved if another server's request to continue it reached the leader late. The next
 // handshake makes its own server the owner of the session, so a new connection always helps.
 //
-// If the session has expired, the next handshake fails. disowned reports whether the connection
-// must end so that this handshake takes place. If three handshakes in a row succeed, and each
-// connection ends in this way within a second, the servers contradict themselves. A server with
-// localSessionsEnabled does that, because the leader does not know its sessions. Then the caller
-// gets the reply.
+// If the session has really expired, the next handshake fails. disowned reports whether the
+// connection must end, so that a new handshake decides. Sometimes the servers contradict
+// themselves: three handshakes in a row succeed, but each connection ends with such a reply within
+// a second. A server with localSessionsEnabled does that, because the leader does not know its
+// sessions. In that case, the caller receives the reply.
 func (c *Conn) disowned() bool {
 	if time.Since(c.asked) >= Lasting {
 		c.s.disowned = 0
@@ -556,10 +558,11 @@ func (c *Conn) disowned() bool {
 	return true
 }
 
-// readBody reads the n bytes of the packet xid. They are valid until the next packet.
+// readBody reads the n bytes of the packet with this xid. The bytes are valid until the next
+// packet.
 //
-// Strides extend the deadline only for the reply that is due next. Each request has one reply. So
-// a server that does not answer a request cannot keep the connection open with other long
+// Strides extend the deadline only for the reply that is due next, and each request has only one
+// reply. So a server that does not answer a request cannot keep the connection open with other long
 // packets.
 func (c *Conn) readBody(n int, xid int32) ([]byte, error) {
 	body, step := c.body[:0], strideOf(n)
@@ -587,7 +590,7 @@ func (c *Conn) readBody(n int, xid int32) ([]byte, error) {
 	return body, nil
 }
 
-// expects reports whether the reply to xid is due next.
+// expects reports whether the next reply is due to the request with this xid.
 func (c *Conn) expects(xid int32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -607,8 +610,8 @@ func (c *Conn) event(body []byte) error {
 	return nil
 }
 
-// received processes every packet except events. now is when the packet began to arrive: the facts
-// that the packet reports were true by then. It runs in the reading goroutine.
+// received processes every packet except events, in the reading goroutine. now is the time at which
+// the packet began to arrive. The facts in the packet were already true at that time.
 func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 	c.mu.Lock()
 	if xid == wire.XidPing {
@@ -641,15 +644,14 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 		c.s.Seen.Reply.Store(zxid)
 	}
 	if info.ask != nil {
-		// Watches learns of the reply even if it is malformed and the read fails: the server has
-		// set the watch.
+		// This call comes first because the server has set the watch even if the reply is malformed.
 		c.s.Watches.answered(info.ask, code, ownerOf(code, body) == c.id)
 	}
-	// Watches and the lease are updated before the caller continues.
+	// Watches and the lease must be updated before Finish lets the caller continue.
 	whole, ok := info.r.Reply(code, body)
 	if !ok {
 		err := fmt.Errorf("%w: malformed reply to a request of type %d", ErrProtocol, info.op)
-		info.r.Fail(err) // it may have been applied
+		info.r.Fail(err) // the server may have executed it
 		return err
 	}
 	c.s.Answered(info.at, lease.ProofOf(info.op, whole), now)
@@ -658,10 +660,9 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 	return nil
 }
 
-// own processes the reply to a request that the connection itself has made. The zxid of the reply
-// does not count as seen. The next connection asks only for the events after the last zxid seen.
-// But events before this zxid may still be missing: the watches are set again after the
-// confirmation.
+// own processes the reply to a request of the connection itself. It does not record the zxid of the
+// reply as seen, because the next connection asks only for events after that zxid. Earlier events
+// may still be missing: the confirming write is sent before the watches are set again.
 func (c *Conn) own(info sentInfo, code int32, now time.Time) error {
 	switch info.op {
 	case wire.OpCloseSession:
@@ -670,7 +671,7 @@ func (c *Conn) own(info sentInfo, code int32, now time.Time) error {
 		}
 	case wire.OpSync:
 		if code != 0 {
-			// So the connection ends before any later reply is used.
+			// The error ends the connection before any later reply is used.
 			return fmt.Errorf("the server cannot catch up with its leader (code %d)", code)
 		}
 		c.CaughtUp = true
@@ -680,8 +681,8 @@ func (c *Conn) own(info sentInfo, code int32, now time.Time) error {
 	return nil
 }
 
-// deleted records a deletion in the trace. If the znode did not exist, an earlier transaction
-// whose reply was lost has deleted it.
+// deleted records a deletion in the trace. If the znode does not exist, an earlier delete whose
+// reply was lost has deleted it. Then the zxid is unknown.
 func (c *Conn) deleted(info sentInfo, code int32) {
 	zxid := int64(binary.BigEndian.Uint64(c.head[8:]))
 	switch {
@@ -696,13 +697,13 @@ func (c *Conn) deleted(info sentInfo, code int32) {
 	}
 }
 
-// RemoveWatch asks the server to drop a watch, unless a goroutine waits for it again. It reports
-// false if c is no longer the newest connection; then it has done nothing.
+// RemoveWatch asks the server to remove a watch, unless the watch has a waiter again. If c is no
+// longer the newest connection, RemoveWatch returns false and does nothing.
 //
-// It holds wmu from the decision until the request has its place in the order. So a read that sets
-// the watch again is sent after the removal. A handshake holds wmu, too, while it lists and sends
-// the watches to set again. So it does not set a watch that was dropped before. A watch that is
-// dropped later is removed on the new connection.
+// RemoveWatch holds wmu until the removal has its place in the order. So a read that sets the watch
+// again is sent after the removal. A handshake also holds wmu while it lists the watches and sets
+// them again. So the handshake does not set a watch that was dropped before it. A watch that is
+// dropped after the handshake is removed on the new connection.
 func (c *Conn) RemoveWatch(key WatchKey, newest func() bool) bool {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -719,12 +720,12 @@ func (c *Conn) RemoveWatch(key WatchKey, newest func() bool) bool {
 	return true
 }
 
-// silence is how long a connection may have no reply before it is closed.
+// silence is the time without a reply after which the connection is closed.
 func (c *Conn) silence() time.Duration { return time.Duration(float64(c.timeout) * lease.Silence) }
 
-// patience sets the deadline for the next packet. A silent server is noticed even if it sends
-// events, and an unanswered request even if pings are answered. A request that is sent during the
-// read does not move the deadline; patience considers it before the next read.
+// patience sets the deadline for the next packet. The deadline depends on the last reply and on the
+// oldest unanswered request. So events alone do not extend it, and neither do replies to pings. A
+// request that is sent during a read affects only the deadline of the next read.
 func (c *Conn) patience() {
 	if c.heard.IsZero() {
 		c.heard = time.Now()
@@ -741,8 +742,8 @@ func (c *Conn) patience() {
 }
 
 // deadline sets the read deadline to due, or to the deadline of the next stride if that is later.
-// If the present deadline is only a little earlier, it stays: moving it for every packet would
-// cost more than the packet.
+// If the present deadline is only a little earlier, deadline does not change it: a change for every
+// packet would cost more than the packet.
 func (c *Conn) deadline(due time.Time) {
 	silence := c.silence()
 	c.dmu.Lock()
@@ -756,9 +757,9 @@ func (c *Conn) deadline(due time.Time) {
 	}
 }
 
-// Close closes the socket. Any goroutine may call it, any number of times. It sends no TLS
-// close_notify: that would wait for a server that does not answer, and nothing may be sent after
-// Close.
+// Close closes the socket. Any goroutine may call it, any number of times. Close does not send a
+// TLS close_notify, for two reasons: the write would wait for a silent server, and nothing may be
+// sent after Close.
 func (c *Conn) Close() error {
 	c.closeOnce.Do(func() {
 		close(c.closed)
@@ -771,9 +772,8 @@ func (c *Conn) Close() error {
 	return c.closeError
 }
 
-// ownerOf returns the owner of the znode that a read with a watch has found: a session, or 0. The
-// reply to each such read ends with the Stat, and the Stat ends with the owner, two counts and a
-// zxid.
+// ownerOf returns the session that owns the znode, or 0, from the reply to a read with a watch.
+// Each of these replies ends with a Stat, and a Stat ends with the owner, two counts and a zxid.
 func ownerOf(code int32, body []byte) int64 {
 	const behind = 24
 	if code != 0 || len(body) < behind {

@@ -1,7 +1,7 @@
 package conn
 
-// This file reaches a server: by TCP, with TLS, or with the dialer of WithDialer. Package session
-// chooses the server, and handshake.go has the handshake of ZooKeeper.
+// This file connects to a server, by TCP or with the dialer of WithDialer, and with TLS if
+// configured. Package session chooses the server, and handshake.go has the handshake of ZooKeeper.
 
 import (
 	"context"
@@ -19,14 +19,14 @@ import (
 	"github.com/zsync/zsync/internal/dice"
 )
 
-// A Dialer says how servers are reached.
+// A Dialer connects to servers.
 type Dialer struct {
-	Own   zk.Dialer      // instead of TCP; or nil
+	Own   zk.Dialer      // replaces TCP if it is not nil
 	TLS   *tls.Config    // or nil
 	Spawn func(f func()) // runs f in a goroutine for which Close waits
 }
 
-// Dial connects to addr within limit. It resolves the name each time.
+// Dial connects to addr within limit. Each call resolves the name again.
 func (d *Dialer) Dial(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -61,8 +61,8 @@ func tlsError(err error) error {
 	return err
 }
 
-// RefusesTLS reports whether the connection failed because one side rejects the other's
-// certificate, or for a similar reason. Another attempt will hardly help.
+// RefusesTLS reports whether err is a rejected certificate, of either side, or a similar failure of
+// TLS. Another attempt will probably fail, too.
 func RefusesTLS(err error) bool {
 	var certificate *tls.CertificateVerificationError
 	var alert tls.AlertError
@@ -75,8 +75,8 @@ func dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 	if _, e := netip.ParseAddr(host); err != nil || e == nil {
 		return d.DialContext(ctx, "tcp", addr)
 	}
-	// One name may resolve to a whole ensemble: try its servers in random order, not always
-	// the resolver's first.
+	// One name may resolve to a whole ensemble. So try its servers in random order, not in the
+	// resolver's order.
 	ips, err := net.DefaultResolver.LookupHost(ctx, host)
 	if err != nil {
 		return nil, err
@@ -87,14 +87,14 @@ func dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 	})
 }
 
-// leastShare is the least time for one address, unless a third of the total is less. In less than a
-// round trip, no server can be reached.
+// leastShare is the least time for one address. If a third of the total time is less, that third is
+// the least time. A share shorter than a round trip would be useless.
 const leastShare = time.Second
 
-// dialEach connects to the first of several addresses that can be reached. The remaining addresses
-// share the remaining time equally. So a dead address costs only its share, and no address fails
-// because others took all the time. If there are too many for a share of leastShare, the time ends
-// before all are tried. The next attempt tries them in another order.
+// dialEach tries the addresses in order and returns the first connection. The remaining addresses
+// share the remaining time equally. So a dead address uses only its own share of the time. If there
+// are too many addresses for the least share, the time ends before all are tried. The next attempt
+// uses another order.
 func dialEach(ctx context.Context, addrs []string, dial func(ctx context.Context, addr string) (net.Conn, error)) (net.Conn, error) {
 	end, _ := ctx.Deadline()
 	least := min(leastShare, time.Until(end)/3)
@@ -120,8 +120,8 @@ func dialEach(ctx context.Context, addrs []string, dial func(ctx context.Context
 }
 
 // dialOwn connects with the dialer of WithDialer, which takes no context. If ctx ends first,
-// dialOwn returns, and a connection that the dialer returns later is closed. Close waits for the
-// dialer, but only for limit.
+// dialOwn returns and later closes the connection that the dialer returns. Close of the Session
+// waits for the dialer, but at most for limit.
 func (d *Dialer) dialOwn(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
 	type result struct {
 		c   net.Conn
@@ -160,7 +160,7 @@ func (d *Dialer) dialOwn(ctx context.Context, addr string, limit time.Duration) 
 	}
 }
 
-// A timedConn gives deadlines to a connection that has none, such as an SSH channel: it closes
+// A timedConn adds deadlines to a connection without deadlines, such as an SSH channel. It closes
 // the connection at the deadline.
 type timedConn struct {
 	net.Conn

@@ -1,7 +1,7 @@
 package conn
 
-// This file ends an abandoned session, so that its ephemeral znodes do not stay until it expires.
-// Package session decides when to abandon a session.
+// This file ends an abandoned session, so that its ephemeral znodes are deleted before the session
+// would expire. Package session decides when to abandon a session.
 
 import (
 	"context"
@@ -13,14 +13,14 @@ import (
 )
 
 // End ends an abandoned session over a connection of its own. It returns nil if the session has
-// ended, now or before. The client sends only the handshake, its credentials, and the request to
-// end the session, in one write. With SASL, the exchange comes after the handshake. So a server
-// that renews the session also ends it, unless the connection breaks between the handshake and the
-// request. Then the session lives for one more timeout.
+// ended, now or earlier. The client sends the handshake, its credentials, and the request to end
+// the session, in one write. With SASL, the exchange comes after the handshake, and the rest
+// follows it. A server that renews the session by the handshake also ends it by the request. If the
+// connection breaks between the two, the session lives for one more timeout.
 func (s *Shared) End(ctx context.Context, c io.ReadWriter, addr string, ask Hello) error {
-	out := wire.Connect(0, ask.Timeout, ask.ID, ask.Password) // zxid 0: any server will do, because nothing is read
+	out := wire.Connect(0, ask.Timeout, ask.ID, ask.Password) // zxid 0: the state of the server may be old, because the client reads nothing
 	last := s.NextXid()
-	end := append(authPackets(s.Auths), wire.EndPacket(wire.AppendHeader(nil, last, wire.OpCloseSession))...) // a server may demand credentials even for this
+	end := append(authPackets(s.Auths), wire.EndPacket(wire.AppendHeader(nil, last, wire.OpCloseSession))...) // a server may demand credentials even for closeSession
 	if s.SASL == nil {
 		out = append(out, end...)
 	}
@@ -36,9 +36,9 @@ func (s *Shared) End(ctx context.Context, c io.ReadWriter, addr string, ask Hell
 	}
 	switch got := int64(binary.BigEndian.Uint64(body[8:])); got {
 	case 0:
-		return nil // it has expired
+		return nil // the session has expired
 	case ask.ID:
-	default: // without SASL, the closeSession that was sent ends this other session, too
+	default: // without SASL, the client has already sent the closeSession, which ends this other session
 		return fmt.Errorf("%w: session 0x%x", ErrHandshake, uint64(got))
 	}
 	if s.SASL != nil {

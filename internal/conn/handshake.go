@@ -1,7 +1,7 @@
 package conn
 
-// This file has the handshake: Connect, Authenticate, and then Begin. One goroutine calls all
-// three, and reads the packets afterwards. During the handshake, no other goroutine uses the
+// This file has the handshake: Connect, Authenticate, and then Begin. The reading goroutine calls
+// all three before it reads other packets. During the handshake, no other goroutine uses the
 // connection. Before Begin, package session decides whether the reply to Connect continues the
 // session.
 
@@ -23,22 +23,22 @@ import (
 
 // A Hello is a client's request for a session, or a server's reply.
 type Hello struct {
-	ID       int64 // of the session; a request with 0 asks for a new one, and a reply with 0 says that it has expired
+	ID       int64 // of the session; 0 in a request asks for a new session; 0 in a reply means that the session has expired
 	Password []byte
 	Timeout  time.Duration
 }
 
 // Connect asks the server to open the session, or to continue it, and returns the reply. asked is
-// the present time.
+// the time of the call.
 func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
 	c.lastZxid = c.s.Seen.Reply.Load()
 	if ask.ID == 0 {
 		ask.Password = make([]byte, 16)
 	}
-	// The credentials are sent with the handshake, which saves a round trip. A server reads them
-	// only after it has established the session, and answers in this order.
+	// The credentials are sent with the handshake, which saves a round trip. A server reads the
+	// credentials only after it has established the session. It answers in the same order.
 	out := wire.Connect(c.lastZxid, ask.Timeout, ask.ID, ask.Password)
-	if c.s.SASL == nil { // with SASL, they follow the exchange
+	if c.s.SASL == nil { // with SASL, Begin sends the credentials
 		out = append(out, authPackets(c.s.Auths)...)
 	}
 	c.asked = asked
@@ -73,14 +73,14 @@ func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
 	return got, nil
 }
 
-// EndSession asks the server to end the session of this handshake. It is called instead of Begin.
+// EndSession asks the server to end the session of this handshake. Call it instead of Begin.
 func (c *Conn) EndSession() {
 	c.Conn.Write(wire.AppendHeader(nil, c.s.NextXid(), wire.OpCloseSession))
 }
 
-// Begin completes the handshake of session id, which has this timeout. It sends the packets that
-// come ahead of every request: the credentials with SASL, a write that confirms the session, the
-// watches, and a sync, in this order.
+// Begin completes the handshake of session id, which has this timeout. Begin sends the packets that
+// come ahead of all requests, in this order: the credentials (only with SASL), a write that
+// confirms the session, the watches, and a sync.
 func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -121,13 +121,13 @@ func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 	return nil
 }
 
-// portionsAhead is how many portions of watches are sent before the first is answered.
+// portionsAhead is the number of portions of watches that are sent before the first reply.
 const portionsAhead = 4
 
-// resendRest sets the remaining watches again. It sends a portion each time that an earlier one has
-// been answered, and gives each answer the usual time. So the handshake succeeds over a slow link,
-// however many watches there are. While the session has holds, a write that confirms it is sent
-// with each portion: all other requests, inquiries included, wait until the handshake is over.
+// resendRest sets the remaining watches again. It sends the next portion after each reply, and each
+// reply may take the usual time. So even with many watches, the handshake succeeds over a slow
+// link. All requests, inquiries included, wait until the handshake is over. So while the session
+// has holds, each portion is sent with a write that confirms the session.
 func (c *Conn) resendRest(portions [][]byte) error {
 	for i, p := range portions {
 		for c.setAgain <= i {
@@ -149,13 +149,13 @@ func (c *Conn) resendRest(portions [][]byte) error {
 	return nil
 }
 
-// catchUpPacket is the sync that is sent at the beginning of a connection that continues a session.
+// catchUpPacket returns the sync that a new connection sends first if it continues a session.
 //
-// The handshake shows the next server the zxid of the last reply, but not the zxid of an event. So
-// a server whose state is older than an event could take over the session. Reads would then show
-// the state before the event: a place that was deleted, for example. A new session needs no sync:
-// its server has applied the session's creation, which is later than everything that the client has
-// seen.
+// The handshake contains the zxid of the last reply, but not the zxid of a later event. So without
+// the sync, a server whose state is older than that event could take over the session. Reads would
+// then show the state before the event, such as a place that was deleted. A new session needs no
+// sync: its server has applied the creation of the session, which is later than everything that the
+// client has seen.
 func (c *Conn) catchUpPacket() []byte {
 	return wire.EndPacket(wire.AppendString(c.begin(nil, wire.OpSync), "/"))
 }
@@ -165,16 +165,17 @@ func isTLS(c net.Conn) bool {
 	return ok
 }
 
-// confirmPacket is a write that confirms a continued session with holds: see package lease. It
-// deletes a znode that does not exist.
+// confirmPacket returns a write that confirms a continued session with holds: see package lease.
+// The write deletes a znode that does not exist.
 func (c *Conn) confirmPacket() []byte {
 	c.s.Requests.Add(1)
 	p := wire.AppendString(c.begin(nil, wire.OpDelete), c.s.Nobody)
 	return wire.EndPacket(binary.BigEndian.AppendUint32(p, math.MaxUint32)) // any version
 }
 
-// authenticated reads the replies to n credentials, which come before all other replies. A refusal
-// is final: its error is ErrAuthFailed.
+// authenticated reads the replies to n credentials, which come before all other replies. If the
+// server refuses a credential, authenticated returns zk.ErrAuthFailed, and the client does not try
+// again.
 func (c *Conn) authenticated(n int) error {
 	for range n {
 		var head [replyHeader]byte

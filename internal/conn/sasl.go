@@ -1,7 +1,7 @@
 package conn
 
-// This file has the packets of SASL. Package sasl has the mechanisms, and package session handles a
-// failure.
+// This file sends and receives the packets of SASL. Package sasl has the mechanisms, and package
+// session handles a failure.
 
 import (
 	"context"
@@ -15,12 +15,12 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// maxToken is the size of the largest packet with a token from a server.
+// maxToken is the maximum size of a packet with a token from a server.
 const maxToken = 64 << 10
 
-// Authenticate makes the exchange of SASL directly after the reply to the handshake. It does
-// nothing without a mechanism, or if id, the session in that reply, is 0. The deadline of the
-// handshake ends it.
+// Authenticate makes the exchange of SASL directly after the reply to the handshake. id is the
+// session in that reply. Without a mechanism, or if id is 0, Authenticate does nothing. The
+// exchange ends at the deadline of the handshake.
 func (c *Conn) Authenticate(id int64) error {
 	if c.s.SASL == nil || id == 0 {
 		return nil

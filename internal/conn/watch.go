@@ -1,7 +1,7 @@
 package conn
 
-// This file records which watches the server has, and shares each watch among its waiters. The
-// waiters decide what an event means.
+// This file records the watches that the server has, and shares each watch among its waiters. The
+// waiters interpret the events.
 
 import (
 	"cmp"
@@ -19,9 +19,9 @@ import (
 type WatchKind int
 
 const (
-	WatchData     WatchKind = iota // set by getData: the znode's data, and its deletion
-	WatchExists                    // set by exists: creation, data, deletion
-	WatchChildren                  // set by getChildren2: its children, and its deletion
+	WatchData     WatchKind = iota // set by getData: fires at a change of the data and at deletion
+	WatchExists                    // set by exists: fires at creation, a change of the data, and deletion
+	WatchChildren                  // set by getChildren2: fires at a change of the children and at deletion
 )
 
 // KindOfRead returns the kind of watch that a read sets.
@@ -50,21 +50,21 @@ type WatchKey struct {
 
 // A Watches shares the watches of one ZooKeeper session among all waiters.
 //
-// There is at most one watch on the server for each key, however many waiters there are, and each
-// waiter may leave at any time. To watch a znode, join, then read the znode, then wait for Fired. A
-// watch is armed if the server has it. The connection sets the watch flag of every read of a key
-// that has a waiter, unless the watch is armed. So every change after the state that a waiter has
-// read fires the watch: either the waiter's own read set the watch, or the server already had it. A
-// watch fires once. To see the next change, join and read again. A fired watch means "look again",
-// and nothing more.
+// All waiters for a key share at most one watch on the server, and each waiter may leave at any
+// time. To watch a znode, call Join, then read the znode, then wait for Fired. A watch is armed if
+// the server has it. If a key has a waiter and its watch is not armed, the connection sets the
+// watch flag of every read of the key. So every change after the state that a waiter has read fires
+// the watch: either the waiter's own read set the watch, or the server already had it. A watch
+// fires once. To see the next change, call Join and read again. A fired watch means only that the
+// waiter must read again.
 //
-// When the connection is replaced, the armed watches are set again ahead of any call. The server
-// answers with the events that were missed. When the session ends, its Watches ends with it.
+// A new connection sets the armed watches again before any other request. The server answers with
+// the events that the client has missed. When the session ends, its Watches is no longer used.
 //
-// If the last waiter leaves, the watch stays for later waiters, up to a limit. Beyond the limit,
-// the server is asked to remove watches without a waiter.
+// A watch without a waiter is idle. Idle watches stay for later waiters, up to a limit. Beyond the
+// limit, the client asks the server to remove idle watches.
 //
-// Only Watches records whether the server has a watch. The connection calls these methods in the
+// No other type records whether the server has a watch. The connection calls these methods in the
 // order of the packets:
 //
 //	ask        a read is written: with the flag, if the key has a waiter and is not armed
@@ -75,10 +75,10 @@ type WatchKey struct {
 //
 // So one of three things is true of every armed watch: the server has it, its event is on the way,
 // or the client sets it again before any other request. The server may also have a watch that is
-// not armed here. That does no harm: an event without a waiter is ignored.
+// not armed here. Such a watch does no harm, because Watches ignores an event without a waiter.
 type Watches struct {
 	remove func(WatchKey) // asks the server to remove an idle watch
-	spawn  func(func())   // runs a goroutine that Close waits for
+	spawn  func(func())   // runs a function in a goroutine for which Close waits
 
 	Mu      sync.Mutex
 	conn    int64 // number of the present connection, from 1; guarded by Mu, like all below
@@ -88,8 +88,8 @@ type Watches struct {
 	janitor bool // a goroutine is removing idle watches
 }
 
-// A serverWatch identifies a watch on the server. Data watches and exists watches of a znode are
-// the same watch to the server.
+// A serverWatch identifies a watch on the server. For the server, a data watch and an exists watch
+// on one znode are the same watch.
 type serverWatch struct {
 	path     string
 	children bool
@@ -97,16 +97,16 @@ type serverWatch struct {
 
 func (k WatchKey) onServer() serverWatch { return serverWatch{k.Path, k.Kind == WatchChildren} }
 
-// An ask is a read that carries the watch flag and whose reply has not come.
+// An ask is an unanswered read with the watch flag.
 type ask struct {
 	key  WatchKey
 	void bool // a removal of the watch was written after the read; guarded by Watches.Mu
 }
 
-// MaxIdleWatches is the number of watches without a waiter that a session keeps.
+// MaxIdleWatches is the maximum number of idle watches that a session keeps.
 const MaxIdleWatches = 64
 
-// A Watch is a watch on the server, or a request for one.
+// A Watch is a watch that the server has, or that a waiter wants.
 type Watch struct {
 	Key     WatchKey
 	Fired   chan struct{} // closed, under Watches.Mu, by the event
@@ -114,13 +114,13 @@ type Watch struct {
 	told    []telling     // guarded by Watches.Mu
 	waiters int           // guarded by Watches.Mu
 	armed   bool          // the server has it; guarded by Watches.Mu
-	ours    bool          // it was set on a znode of this session; guarded by Watches.Mu
+	ours    bool          // it was set on an ephemeral znode of this session; guarded by Watches.Mu
 	setOn   int64         // number of the connection on which it was set; guarded by Watches.Mu
 	toldOn  int64         // number of the connection on which the event came; guarded by Watches.Mu
-	missing bool          // it was set by an exists that found nothing; guarded by Watches.Mu
+	missing bool          // it was set by an exists request that found no znode; guarded by Watches.Mu
 }
 
-// A telling is a function that is called, under Watches.Mu, when the event has come.
+// A telling is a function that the event calls, with Watches.Mu held.
 type telling struct {
 	owner any // identifies the telling for Untell
 	f     func()
@@ -152,9 +152,9 @@ func (h *Watches) Join(key WatchKey) *Watch {
 	return w
 }
 
-// Tell registers f, which is called when w fires. It is for a waiter with too many watches for a
-// select, or without a goroutine. f runs with h.Mu held: it must not block, nor call h. If w fired
-// earlier, f is called at once.
+// Tell registers the function f, which is called when w fires. If w has fired already, f is called
+// at once. Use Tell for a waiter without a goroutine, or with too many watches for a select. The
+// caller of f holds h.Mu, so f must not block and must not call methods of h.
 func (h *Watches) Tell(w *Watch, owner any, f func()) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -166,7 +166,7 @@ func (h *Watches) Tell(w *Watch, owner any, f func()) {
 	w.told = append(w.told, telling{owner: owner, f: f})
 }
 
-// Untell removes the function that owner has registered.
+// Untell removes the function that was registered for owner.
 func (h *Watches) Untell(w *Watch, owner any) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -177,7 +177,7 @@ func (h *Watches) untellLocked(w *Watch, owner any) {
 	w.told = slices.DeleteFunc(w.told, func(t telling) bool { return t.owner == owner })
 }
 
-// LeaveUntold is Untell and Leave.
+// LeaveUntold calls Untell and Leave.
 func (h *Watches) LeaveUntold(w *Watch, owner any) {
 	h.Untell(w, owner)
 	h.Leave(w)
@@ -191,7 +191,7 @@ func (h *Watches) Leave(w *Watch) {
 	h.tidyLocked()
 }
 
-// tidyLocked starts the removal of idle watches if there are too many.
+// tidyLocked starts the goroutine clean if there are too many idle watches.
 func (h *Watches) tidyLocked() {
 	if len(h.Idle) > MaxIdleWatches && !h.janitor {
 		h.janitor = true
@@ -199,8 +199,9 @@ func (h *Watches) tidyLocked() {
 	}
 }
 
-// Abandon is Leave for a waiter that the garbage collector has freed. The runtime calls it, so it
-// starts no goroutine. The next Leave removes surplus idle watches.
+// Abandon replaces Leave for a waiter that the garbage collector has freed. The runtime calls
+// Abandon, so Abandon starts no goroutine. The next Leave starts the removal of surplus idle
+// watches.
 func (h *Watches) Abandon(w *Watch) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -213,14 +214,14 @@ func (h *Watches) leaveLocked(w *Watch) {
 		return
 	}
 	if !w.armed {
-		// A read that was sent may still arm it. See answered.
+		// A read that was already sent may still set the watch on the server: see answered.
 		delete(h.watches, w.Key)
 		return
 	}
 	h.Idle[w.Key] = struct{}{}
 }
 
-// clean removes idle watches until half the limit is left.
+// clean removes idle watches until only half of the limit remains.
 func (h *Watches) clean() {
 	for {
 		h.Mu.Lock()
@@ -239,9 +240,9 @@ func (h *Watches) clean() {
 	}
 }
 
-// forget drops the watch of key if it is still idle. It reports whether the caller must write a
-// removal, so that the server drops the watch too. The caller writes no other packet between this
-// call and the removal.
+// forget drops the watch of key if the watch is still idle. If forget returns true, the caller must
+// write a removal, so that the server drops the watch, too. The caller writes no other packet
+// between this call and the removal.
 func (h *Watches) forget(key WatchKey) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -253,19 +254,20 @@ func (h *Watches) forget(key WatchKey) bool {
 	delete(h.Idle, key)
 	other := WatchKey{WatchData + WatchExists - key.Kind, key.Path}
 	if key.Kind != WatchChildren && h.watches[other] != nil {
-		return false // removing this watch would remove the other
+		return false // the removal would also remove the other watch
 	}
-	// Reads that were written earlier carry the flag, but the removal also removes their watch. No
-	// waiter needs them: otherwise, forget would have returned above. A waiter that comes later
-	// sends its read after the removal.
+	// The removal also removes the watches of earlier reads that carry the flag. No waiter needs these
+	// watches, because forget has returned above if there is a waiter. A later waiter sends its read
+	// after the removal.
 	for _, a := range h.asks[key.onServer()] {
 		a.void = true
 	}
 	return true
 }
 
-// ask is called when a read of key is about to be written. It returns nil if the read need not
-// carry the watch flag. Otherwise the caller must call answered with the reply.
+// ask is called before a read of key is written. If ask returns nil, the read does not carry the
+// watch flag. If ask returns an ask, the read carries the flag, and the caller must call answered
+// with the reply.
 func (h *Watches) ask(key WatchKey) *ask {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -277,8 +279,9 @@ func (h *Watches) ask(key WatchKey) *ask {
 	return a
 }
 
-// answered processes the reply code of the read of a. ours says whether the read has found a
-// znode of this session. It runs in the reading goroutine, so later events are processed later.
+// answered processes the reply to the read of a. code is the reply's error code. ours is true if
+// the read has found an ephemeral znode of this session. answered runs in the reading goroutine, so
+// later events are processed later.
 func (h *Watches) answered(a *ask, code int32, ours bool) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -291,14 +294,14 @@ func (h *Watches) answered(a *ask, code int32, ours bool) {
 		return
 	}
 	w := h.watches[a.key]
-	if w == nil { // all waiters have left before the server had it
+	if w == nil { // all waiters left before the server had the watch
 		w = newWatch(a.key)
 		h.watches[a.key] = w
 	}
 	w.armed, w.missing, w.ours, w.setOn = true, code != 0, ours, h.conn
 	if w.waiters == 0 {
 		h.Idle[a.key] = struct{}{}
-		h.tidyLocked() // all waiters may have left already, so no later Leave would tidy
+		h.tidyLocked() // no Leave may follow that would do it
 	}
 }
 
@@ -309,8 +312,8 @@ func (h *Watches) fire(t zk.EventType, path string) {
 	switch t {
 	case zk.EventNodeCreated:
 		h.fireLocked(t, WatchKey{WatchExists, path})
-		// For the server, a watch on data and one on existence are the same watch. It has fired, so
-		// neither is armed.
+		// For the server, the data watch and the exists watch are the same watch. That watch has fired,
+		// so neither is armed now.
 		if w := h.watches[WatchKey{WatchData, path}]; w != nil && w.armed {
 			h.fireLocked(t, w.Key)
 		}
@@ -340,41 +343,41 @@ func (h *Watches) fireLocked(t zk.EventType, key WatchKey) {
 	delete(h.Idle, key)
 }
 
-// Connection returns the number of the present connection, or of the last one if there is none.
-// Within one connection, events and replies arrive in the order of the transactions that they show.
-// An event comes before every reply that is at least as new.
+// Connection returns the number of the present connection. If there is none now, it returns the
+// number of the last one. On one connection, events and replies arrive in the order of their
+// transactions. An event arrives before every reply whose state includes the change.
 func (h *Watches) Connection() int64 {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return h.conn
 }
 
-// Armed reports whether the server has w, or had it until it fired.
+// Armed reports whether the server has w, or had w until w fired.
 func (h *Watches) Armed(w *Watch) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return w.armed
 }
 
-// Waiting returns how many waiters w has, and how many functions its event calls.
+// Waiting returns the number of waiters of w, and the number of functions that its event calls.
 func (h *Watches) Waiting(w *Watch) (waiters, functions int) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return w.waiters, len(w.told)
 }
 
-// ArmedOnOurs reports whether w was armed by a read that has found an ephemeral znode of this
-// session. A watch shows that a znode exists, but not which session has created it. Another client
-// may have created a copy of our znode, and another waiter of this session may have set the watch
-// on that copy.
+// ArmedOnOurs reports whether the read that armed w has found an ephemeral znode of this session. A
+// watch shows that a znode exists, but does not show the session that created it. Another client
+// may have created a copy of this session's znode, and another waiter may have set the watch on
+// that copy.
 func (h *Watches) ArmedOnOurs(w *Watch) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return w.armed && w.ours
 }
 
-// Stands reports whether the server has w and w has not fired. Then the state that a caller has
-// read since Join is still current, as of the server's latest reply.
+// Stands reports whether w is armed and has not fired. While Stands returns true, the state that a
+// caller has read since Join is still current, as of the server's latest reply.
 func (h *Watches) Stands(w *Watch) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -409,15 +412,15 @@ func (h *Watches) All() []*Watch {
 	return slices.Collect(maps.Values(h.watches))
 }
 
-// resend begins a new connection, before a watch is set or an event arrives on it. All events of the
-// previous connection have been processed by then: one goroutine reads the connections one after the
-// other. resend returns the packets that set all armed watches again and ask for the events after
-// zxid. No request is sent before them.
+// resend is called for a new connection, before a watch is set or an event arrives on it. One
+// goroutine reads the connections one after the other, so all events of the previous connection
+// have been processed. resend returns the packets that set all armed watches again and ask for the
+// events after zxid. The session's requests are sent after these packets.
 func (h *Watches) resend(zxid int64) (portions [][]byte) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	h.conn++
-	clear(h.asks) // no reply comes from the previous connection now
+	clear(h.asks) // the previous connection delivers no replies now
 	var data, exist, child []string
 	size := 0
 	flush := func() {

@@ -1,5 +1,5 @@
-// Package dice draws the random numbers of the library: pauses, and choices among equals. A program
-// that must be repeatable seeds it. Do not use it for unique names or secrets.
+// Package dice returns the library's random numbers, for pauses and for choices among equals. A
+// program that must be repeatable calls Seed. Do not use the package for unique names or secrets.
 package dice
 
 import (
@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A source may be used by several goroutines at once.
+// A source is a source of random numbers that is safe for concurrent use.
 type source struct {
 	mu  sync.Mutex
 	rnd *rand.Rand // nil without a seed; guarded by mu
@@ -23,7 +23,7 @@ func Seed(seed uint64) {
 	seeded.rnd = rand.New(rand.NewPCG(seed, 0))
 }
 
-// Uint64 lets source be the source of a [rand.Rand].
+// Uint64 implements [rand.Source].
 func (s *source) Uint64() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -33,8 +33,7 @@ func (s *source) Uint64() uint64 {
 	return s.rnd.Uint64()
 }
 
-// draw returns a Rand that draws from seeded. It has no state of its own, so each number may have
-// another Rand.
+// draw returns a new Rand over seeded. The state is in seeded, so each call may use a new Rand.
 func draw() *rand.Rand { return rand.New(&seeded) }
 
 // Below returns a duration in [0, d). d must be positive.
@@ -46,5 +45,5 @@ func IntN(n int) int { return draw().IntN(n) }
 // Float64 returns a number in [0, 1).
 func Float64() float64 { return draw().Float64() }
 
-// Shuffle puts n things in a random order.
+// Shuffle puts n elements in a random order; swap exchanges elements i and j.
 func Shuffle(n int, swap func(i, j int)) { draw().Shuffle(n, swap) }

@@ -8,10 +8,10 @@ import (
 )
 
 // This file adds to a program the parts that only a day has: the roles of its processes, deploys
-// and restarts, and the check that every call returns soon after a fault. Most faults are the
-// business of faults.go.
+// and restarts, and the check that every call returns soon after a fault. The file faults.go has
+// most faults.
 
-// A role is the work that some processes do for the whole day.
+// A role is the work of some processes for the whole day.
 type role struct {
 	name      string
 	arenas    []string
@@ -34,7 +34,7 @@ var roles = []role{
 	{"once", []string{"once", "flight", "schedule"}, 2},
 }
 
-// dayKinds has the faults that only a day has, with the weight of each in the draw.
+// dayKinds lists the faults that occur only in a day, each with its weight in the draw.
 var dayKinds = []weighted{
 	{"deploy", 12},  // one process after another closes its Session and starts again
 	{"stranger", 6}, // a stranger deletes the znode of a contender, or replaces it with a copy
@@ -42,8 +42,8 @@ var dayKinds = []weighted{
 	{"restart", 6},  // one member after another is killed and comes back
 }
 
-// drawDay returns the plan of a day of a fleet. There is enough time between two faults to serve
-// all waiters, but a fault may begin during another.
+// drawDay returns the plan of a day of a fleet. Between two faults there is enough time to serve
+// all waiters. But one fault may begin during another.
 func drawDay(seed uint64) plan {
 	d := rand.New(rand.NewPCG(seed, 11))
 	p := plan{
@@ -67,7 +67,7 @@ func drawDay(seed uint64) plan {
 		f := p.fault(d, kinds)
 		f.at = at
 		p.faults = append(p.faults, f)
-		for at += 12 * p.timeout; d.IntN(2) == 0; { // another fault begins during this one
+		for at += 12 * p.timeout; d.IntN(2) == 0; { // the next fault begins during this one
 			g := p.fault(d, kinds)
 			if g.at = f.at + time.Duration(d.Int64N(int64(p.timeout))); d.IntN(2) == 0 {
 				g.process = f.process
@@ -78,7 +78,7 @@ func drawDay(seed uint64) plan {
 	return p
 }
 
-// ownOf returns the arenas that a process uses: all, unless it has a role.
+// ownOf returns the arenas that a process uses. A process without a role uses all arenas.
 func (w *world) ownOf(process int) []arena {
 	if !w.day {
 		return w.arenas
@@ -138,7 +138,7 @@ func (w *world) states(l *life) (states []string) {
 	return slices.Compact(states)
 }
 
-// hit notes the current states of the processes that a fault affects.
+// hit counts a fault for the current states of the processes that it affects.
 func (w *world) hit(f fault, home func(l *life) int, member, leader int) {
 	if !w.day {
 		return
@@ -168,7 +168,8 @@ func (w *world) hit(f fault, home func(l *life) int, member, leader int) {
 	}
 }
 
-// rouse makes about half of the processes take a step, so that a fault does not find them idle.
+// rouse makes about half of the processes take a step now, so that they are not idle during a
+// fault.
 func (w *world) rouse(d *rand.Rand) {
 	for i := range w.processes {
 		if l := w.present(i); l != nil && d.IntN(2) == 0 {
@@ -182,9 +183,9 @@ func (w *world) rouse(d *rand.Rand) {
 	time.Sleep(time.Duration(d.Int64N(int64(some))))
 }
 
-// serve waits three timeouts after the end of a fault. If no other fault began or ended in that
-// time, every call from before the end must have returned. The holds before a waiter end within
-// one timeout, and the waiter is served within two more.
+// serve waits three timeouts after a fault has ended. If no other fault begins or ends during that
+// time, every older call must have returned. The holds before a waiter end within one timeout, and
+// the waiter is granted within two more.
 func (w *world) serve(f fault) {
 	w.mu.Lock()
 	ended := time.Now()
@@ -215,7 +216,7 @@ func (w *world) serve(f fault) {
 	}
 }
 
-// sleep sleeps for d. It returns early if a check fails. It reports whether no check has failed.
+// sleep sleeps for d. If a check fails, it returns early. It returns true if no check has failed.
 func (w *world) sleep(d time.Duration) bool {
 	for end := time.Now().Add(d); time.Now().Before(end) && !w.broken.Load(); {
 		time.Sleep(min(time.Until(end), w.timeout))

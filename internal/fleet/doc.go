@@ -1,6 +1,6 @@
-// Command fleet judges the library: it runs random programs under faults, and checks whether the
-// promises of docs/guarantees.md hold. The programs use the public API alone. The tests of the
-// package run short programs. The command runs long programs, called days:
+// Command fleet tests the library: it runs random programs under faults, and checks the promises of
+// docs/guarantees.md. The programs use the public API alone. The tests of the package run short
+// programs. The command runs long programs, called days:
 //
 //	go run ./internal/fleet -days 20
 //
@@ -9,10 +9,10 @@
 //
 // # A program
 //
-// A program follows from its seed, by a [plan]. The seed decides the number of members and their
-// speed, the number of processes, the primitives, and the faults with their times. Each process is
-// a [life]: a Session with actors. An actor is a goroutine that calls random methods (step of an
-// [arena]). The contexts of its calls end at any moment, late or never.
+// A [plan] describes a program, and follows from a seed. The seed decides the number of members and
+// their speed, the number of processes, the primitives, and the faults with their times. Each
+// process is a [life]: a Session with actors. An actor is a goroutine that calls random methods
+// (step of an [arena]). The context of a call may end at any moment, late or never.
 //
 // # The faults
 //
@@ -20,16 +20,17 @@
 //
 //   - The connections of a process are reset.
 //   - Messages between a process and a member stall, in one direction or in both.
-//   - A process moves from member to member, and back to a member whose requests have not reached
-//     the leader yet.
+//   - A process moves from one member to another and back. The requests that the first member has
+//     forwarded reach the leader late.
 //   - Messages from one member to another stall or are slow.
-//   - A member is cut off, killed, stopped or slow to apply transactions. The leader is slow to look
-//     at requests.
+//   - A member is cut off, killed or stopped, or applies transactions late. The leader is slow to
+//     look at requests.
 //   - A member grants a shorter timeout than the others.
 //   - A majority elects a leader while the old leader still serves.
 //   - A process closes its Session, or dies, at any moment.
-//   - A stranger, a client with its own session, deletes znodes of contenders and of consumers. It
-//     makes copies of them, and znodes with numbers of its choice. The consumer may learn of it late.
+//   - A stranger is a client with its own session. It deletes znodes of contenders and of
+//     consumers, makes copies of these znodes, and creates znodes with numbers of its choice. The
+//     consumer may learn of the deletion late.
 //   - The servers lose all their data.
 //
 // # The invariants
@@ -42,13 +43,13 @@
 //     an Int64, a Map and a Barrier ([register]). The records of the program check it for a Once, a
 //     Queue and transactions.
 //
-//   - In one program of about eight, all methods of a Queue run at random, with keys, priorities, IDs,
-//     attempts and dead letters (orders.go). No element is both removed and left over, no element
+//   - In one program of about eight, all methods of a Queue run at random, with keys, priorities,
+//     IDs, attempts and dead letters (orders.go). No removed element remains, no element
 //     disappears, and no element has two claims at once.
 //
 //   - After the faults, every waiter is granted. A call fails only if its context has ended or its
-//     Session is closed. Close returns when all functions have returned, or at the end of its
-//     timeout. If strangers are the only fault and delete a waiter's znode, the waiter soon has
+//     Session is closed. Close returns when all functions have returned, or when the timeout of
+//     Close ends. If strangers are the only fault and delete a waiter's znode, the waiter soon has
 //     another one in the line.
 //
 //   - Two timeouts after all Sessions are closed, the servers hold no ephemeral znode and no marker.
@@ -62,26 +63,28 @@
 // A day is a program of 50 processes on five members for 24 hours (day.go). Each process has a
 // role, such as a nightly job, a leader, a worker, a pool, a cache, or rounds of a barrier. A day
 // also has deploys, restarts of all members in turn, wrong wall clocks and strangers. The faults
-// come one at a time, or a few together. After three timeouts without a fault, every older call
-// must have returned: the holders before it need one timeout, and the call needs two. Each run of
-// a nightly job happens once. At the end, the command prints the number of steps, the number of
-// faults, and a table: how often each kind of fault found a process in each state.
+// come one at a time, or a few together. If three timeouts pass without a fault, every call from
+// before that time must have returned. The earlier holders need one timeout, and the call itself
+// needs two. Each run of a nightly job happens once. At the end, the command prints the number of
+// steps, the number of faults, and a table. The table counts how often each kind of fault met each
+// state of a process.
 //
 // The command shrinks a day that fails. It leaves out faults as long as the day still fails. Then it
 // prints the remaining faults and a timeline. With -whole, it does not shrink the day.
 //
-// Three things never happen in a day. No machine sleeps, because all processes of a bubble share one
-// clock. No quota is full and no disk is slow, because zktest has neither. A member that applies late
-// and a leader that looks late resemble a slow disk.
+// Three things never happen in a day. No machine sleeps, because all processes of a bubble share
+// one clock. No quota is full and no disk is slow, because zktest has neither. The nearest faults
+// to a slow disk are a member that applies late and a leader that looks at requests late.
 //
 // # Replay
 //
-// A program that fails prints its seed, and ZSYNC_TEST_SEED runs it again. Each message arrives at
-// its own instant, which the seed decides ([network]). Virtual time advances only when all
-// goroutines wait, so all effects of a message are over before the next message arrives. Timers
-// begin with messages, so they end at different instants, too. The seed decides the GUIDs and the
-// random numbers of the library (package dice). The order in which zktest lists children follows
-// from a hash of their names. The programs run on one processor of Go's scheduler.
+// A failure prints the seed of its program. Set ZSYNC_TEST_SEED to the seed to run the program
+// again. Each message arrives at its own instant, which the seed decides ([network]). Virtual time
+// advances only when all goroutines wait, so all effects of a message are over before the next
+// message arrives. Timers begin with messages, so they end at different instants, too. The seed
+// decides the GUIDs and the random numbers of the library (package dice). The order in which zktest
+// lists children follows from a hash of their names. The programs run on one processor of Go's
+// scheduler.
 //
 // The seed does not decide the following:
 //

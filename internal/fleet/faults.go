@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// This file causes the faults of a program, and checks the servers while they last. The draw of the
-// faults is the business of plan.go and day.go.
+// This file causes the faults of a program, and checks the servers during the faults. The files
+// plan.go and day.go draw the faults.
 
 // harmAll causes the faults of the plan, each at its time. After the last fault, it heals all
 // members and all directions between them.
@@ -62,7 +62,8 @@ func (w *world) resources() (all []*resource) {
 	return all
 }
 
-// believers returns the holds that the library has not reported as lost and that have not ended.
+// believers returns the current holds: they have not ended, and the library has not reported their
+// loss.
 func (w *world) believers() (holds []*hold) {
 	for _, r := range w.resources() {
 		r.mu.Lock()
@@ -76,7 +77,7 @@ func (w *world) believers() (holds []*hold) {
 	return holds
 }
 
-// holders returns the processes that believe that they hold a lock.
+// holders returns the processes with a current hold of a lock.
 func (w *world) holders() (processes []int) {
 	for _, x := range w.arenas {
 		if l, ok := x.(*lock); ok {
@@ -92,8 +93,8 @@ func (w *world) holders() (processes []int) {
 	return processes
 }
 
-// standing checks that the leader has the session of every holder, and a znode of that session. The
-// library must report a loss before the servers end the session.
+// standing checks each current hold: the leader must have its session, and a znode of that session.
+// The library must report a loss before the servers end the session.
 func (w *world) standing() {
 	e := w.e.Load()
 	leader := e.Leader()
@@ -123,9 +124,10 @@ func (w *world) standing() {
 	}
 }
 
-// placed checks that the process of each caller that waits for a lock has a znode in the line. It
-// checks only quiet programs with strangers. There a contender without a znode creates another one
-// long before the next check, so placed fails at the third check in a row without a znode.
+// placed checks that each process with a waiting call has a znode in the line of the lock. It
+// checks only quiet programs with strangers. In these programs, a contender whose znode was deleted
+// creates another long before the next check. So placed fails at the third check in a row without a
+// znode.
 func (w *world) placed() {
 	if !w.strikes || !w.quiet || w.day || w.e.Load().Leader() < 0 {
 		return
@@ -159,8 +161,8 @@ func (w *world) placed() {
 	}
 }
 
-// occupied reports whether an actor of the process has a hold at path, lost or not, that has not
-// ended.
+// occupied reports whether an actor of the process has a hold at path. A hold that is lost but has
+// not ended counts, too.
 func (w *world) occupied(l *life, path string) bool {
 	for _, r := range w.resources() {
 		r.mu.Lock()
@@ -350,11 +352,11 @@ func (w *world) harmOne(f fault) {
 	}
 }
 
-// andBack drives a process from its member, home, to another member and back. The earlier requests
-// of the process through home reach the leader only after its return.
+// andBack drives a process from its member, home, to another member and back. Requests that the
+// process has sent through home before that reach the leader only after its return.
 func (w *world) andBack(l *life, d *rand.Rand, f fault) {
 	e := w.e.Load()
-	trips := func(least, most int) { // sleeps for the duration of so many messages
+	trips := func(least, most int) { // sleeps for the duration of least to most messages
 		time.Sleep(time.Duration(least)*w.latency + time.Duration(d.Int64N(int64(most-least)))*w.latency)
 	}
 	leader, home := e.Leader(), e.MemberOf(l.s.ID())
@@ -371,7 +373,7 @@ func (w *world) andBack(l *life, d *rand.Rand, f fault) {
 	defer e.Heal(home, leader)
 	l.wake()
 	trips(1, 20)
-	most := time.Duration(w.syncLimit) * w.tick * 3 / 4 // after a longer time, the leader abandons the member
+	most := time.Duration(w.syncLimit) * w.tick * 3 / 4 // after more ticks, the leader abandons the member
 	w.away(l, home, min(20*w.latency+f.lasts/2, most))
 	for m := range w.members {
 		if m != home {
@@ -385,8 +387,9 @@ func (w *world) andBack(l *life, d *rand.Rand, f fault) {
 }
 
 // late makes a process connect again, and delays the replies of the members. Soon after the
-// replies, all messages stall. In half of the cases, the reply to the handshake is in time. Then
-// only the replies to the next requests are late, and no later request reaches a member.
+// replies, all messages stall. In half of the cases, the reply to the handshake arrives without
+// delay. In these cases, only the replies to the next requests are late, and no later request
+// reaches a member.
 func (w *world) late(l *life, d *rand.Rand) {
 	stall := func(up bool) (resume func()) {
 		var all []func()
@@ -451,9 +454,9 @@ func (w *world) shorten(l *life, d *rand.Rand) {
 }
 
 // depose makes a majority elect a new leader while the old leader continues with one loyal member.
-// The process moves from via, a member of the majority, to the loyal member. Only then does the
-// old leader receive the messages that via sent before the election, such as its acknowledgments
-// of proposals.
+// The process moves from via, a member of the majority, to the loyal member. Before the election,
+// via has sent messages to the old leader, such as acknowledgments of proposals. The old leader
+// receives them only after the move.
 func (w *world) depose(l *life, d *rand.Rand, f fault) {
 	e := w.e.Load()
 	old := e.Leader()
@@ -517,7 +520,7 @@ func (l *life) wake() {
 	}
 }
 
-// away resets the connection of a process to a member, and stalls the messages between them for d.
+// away resets the connection between a process and a member, and stalls their messages for d.
 func (w *world) away(l *life, member int, d time.Duration) {
 	for _, up := range []bool{true, false} {
 		defer w.net.stall(wayOf{l.id(), member, up})()

@@ -45,14 +45,14 @@ func init() {
 }
 
 // This file has the arenas for Flight, Schedule, Partition, LockAll, the double barrier of a
-// WaitGroup, and Group. Each arena calls its primitive at random and checks the results. The check
-// for two holders is the business of ledger.go.
+// WaitGroup, and Group. Each arena calls its primitive at random and checks the results. The file
+// ledger.go checks for two holders.
 
-// A flight is a Flight with one key. The process that runs the function holds it.
+// A flight is the arena of a Flight with one key. The process that runs the function holds the key.
 type flight struct {
 	*resource
 	keep time.Duration
-	made map[int64]time.Time // by result: when its function returned; guarded by mu
+	made map[int64]time.Time // by result: the time at which its function returned; guarded by mu
 }
 
 func (f *flight) make(s *zsync.Session) any { return zsync.NewFlight[int64](s, "/flight", f.keep) }
@@ -89,25 +89,25 @@ func (f *flight) step(ctx context.Context, a *actor, kit any) {
 	switch {
 	case !ok || !shared:
 		f.w.fail("/flight: %s got %d, shared %v: no function returned that", a, v, shared)
-	case made.Add(f.keep + 2*f.w.timeout).Before(began): // the servers may have stored the result long after it was made
+	case made.Add(f.keep + 2*f.w.timeout).Before(began): // the servers may have stored the result long after the function returned
 		f.w.fail("/flight: %s got %d, which was made at %v, at %v", a, v, f.w.at(made), f.w.at(began))
 	}
 }
 
 func (f *flight) final(context.Context, *zsync.Session) {}
 
-// keeps allows results: if the process that stored a result died, the result stays until the next
-// call.
+// keeps reports true for results: if a process stores a result and dies, the result stays until the
+// next call.
 func (f *flight) keeps(path string) bool {
 	return strings.HasPrefix(path, "/flight") && !strings.Contains(path, "_c_")
 }
 
-// A schedule is a Schedule with an instant every quarter of a timeout. The process that runs an
-// instant holds it.
+// A schedule is the arena of a Schedule with an instant every quarter of a timeout. The process
+// that runs the job for an instant holds that instant.
 type schedule struct {
 	*resource
 	every time.Duration
-	done  map[int64]bool // the instants whose Do has returned nil; guarded by mu
+	done  map[int64]bool // the instants for which Do has returned nil; guarded by mu
 }
 
 func (c *schedule) make(s *zsync.Session) any {
@@ -164,8 +164,8 @@ func (c *schedule) keeps(path string) bool {
 	return strings.HasPrefix(path, "/schedule") && !strings.Contains(path, "_c_")
 }
 
-// A partition is a Partition of three shards. The process whose function runs for a shard holds the
-// shard.
+// A partition is the arena of a Partition with three shards. The process whose function runs for a
+// shard holds the shard.
 type partition struct {
 	w      *world
 	names  []string
@@ -208,7 +208,7 @@ func (p *partition) keeps(path string) bool {
 	return strings.HasPrefix(path, "/partition") && !strings.Contains(path, "_c_") && !strings.Contains(path, "/members/")
 }
 
-// lockAll is three Mutexes that actors lock together, some of them or all, in any order.
+// lockAll is the arena of three Mutexes. An actor locks some or all of them together, in any order.
 type lockAll struct {
 	w     *world
 	paths []string
@@ -233,7 +233,7 @@ func (x *lockAll) step(ctx context.Context, a *actor, kit any) {
 	done := a.doing("locks %v together", some)
 	held, unlock, err := zsync.LockAllContext(ctx, ls...)
 	done()
-	if !a.may("LockAll", ctx, err, zsync.ErrDeadlock) { // another actor may not have unlocked a lost lock yet
+	if !a.may("LockAll", ctx, err, zsync.ErrDeadlock) { // another actor may still have to unlock a lost lock
 		return
 	}
 	var holds []*hold
@@ -269,12 +269,12 @@ func (x *lockAll) final(context.Context, *zsync.Session) {
 
 func (x *lockAll) keeps(string) bool { return false }
 
-// A room is a double barrier for two parties.
+// A room is the arena of a double barrier for two parties.
 type room struct {
 	w       *world
 	mu      sync.Mutex
-	parties int       // how many have called Enter and not left; guarded by mu
-	failed  time.Time // time of the last failed Enter or Leave, which may reach the servers later; guarded by mu
+	parties int       // the number of parties that have called Enter and not left; guarded by mu
+	failed  time.Time // the time of the last failed Enter or Leave, whose request may arrive later; guarded by mu
 }
 
 func (x *room) make(s *zsync.Session) any { return zsync.NewWaitGroup(s, "/room") }
@@ -318,7 +318,7 @@ func (x *room) final(context.Context, *zsync.Session) {}
 
 func (x *room) keeps(string) bool { return false }
 
-// A group is a Group of which each actor is a member at times.
+// A group is the arena of a Group. Each actor is sometimes a member.
 type group struct{ w *world }
 
 func (g *group) make(s *zsync.Session) any { return zsync.NewGroup[string](s, "/group") }

@@ -13,10 +13,9 @@ import (
 
 // This file has the records of a program: the holds of its resources, and the calls of its
 // registers. From these records it checks that no resource has too many holders, that tokens grow,
-// and that the calls of a register are linearizable. Calls of the library are the business of the
-// arenas.
+// and that the calls of a register are linearizable. The arenas call the library.
 
-// A resource is a thing that processes hold. At any time, the holds add up to at most limit. The
+// A resource is something that processes hold. At any time, its holds add up to at most limit. The
 // program records here only the reports of the library.
 type resource struct {
 	w     *world
@@ -29,13 +28,13 @@ type resource struct {
 	struck time.Time // time of a stranger's last deletion here; guarded by mu
 }
 
-// A hold is one goroutine's part of a resource.
+// A hold is the part of a resource that one goroutine holds.
 type hold struct {
 	r      *resource
 	a      *actor
 	n      int64
 	since  time.Time
-	told   func() bool // whether the library has reported a loss to the holder
+	told   func() bool // reports whether the library has reported a loss to the holder
 	over   bool        // guarded by resource.mu
 	ended  time.Time   // time of its end; guarded by resource.mu
 	gone   time.Time   // time at which a stranger deleted its znode; guarded by resource.mu
@@ -56,7 +55,7 @@ func (r *resource) grant(a *actor, n int64, told func() bool) *hold {
 	return h
 }
 
-// grantInside is grant for a hold within a function. Close waits for the function.
+// grantInside calls grant for a hold within a function for which Close waits.
 func (r *resource) grantInside(a *actor, n int64, told func() bool) *hold {
 	h := r.grant(a, n, told)
 	a.functions.Store(h, true)
@@ -65,7 +64,7 @@ func (r *resource) grantInside(a *actor, n int64, told func() bool) *hold {
 
 func (r *resource) held() []*resource { return []*resource{r} }
 
-// retire moves the holds that ended long ago to past. Only ordered needs them.
+// retire moves the holds that ended long ago to past, which only ordered uses.
 func (r *resource) retire() {
 	r.holds = slices.DeleteFunc(r.holds, func(h *hold) bool {
 		old := h.over && time.Since(h.ended) > 2*r.w.timeout
@@ -76,8 +75,8 @@ func (r *resource) retire() {
 	})
 }
 
-// end records that the actor is about to release h, or that the function of h is about to return.
-// It reports whether the library has reported a loss.
+// end records the end of h. Call it before the actor releases h, or before the function of h
+// returns. It reports whether the library has reported the loss of h.
 func (h *hold) end() (lost bool) {
 	h.r.mu.Lock()
 	defer h.r.mu.Unlock()
@@ -89,12 +88,13 @@ func (h *hold) end() (lost bool) {
 	return lost
 }
 
-// believes reports whether h has neither ended nor been reported as lost, and its process is alive.
+// believes reports whether h is a current hold: its process is alive, h has not ended, and the
+// library has not reported a loss.
 func (h *hold) believes() bool { return !h.over && !h.a.life.crashed.Load() && !h.told() }
 
-// mayFail returns the errors with which a call of a may fail. A call may fail with ErrDeadlock if
-// the process has lost a hold that has not ended, or that ended a short time ago: a Wait may still
-// be releasing it.
+// mayFail returns the errors with which a call of a may fail. A call may fail with ErrDeadlock
+// after a loss, if the lost hold has not ended or has ended a short time ago. After a short time, a
+// Wait may still be releasing the hold.
 func (r *resource) mayFail(a *actor) (errs []error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -143,7 +143,7 @@ func (r *resource) since(h *hold, t time.Time) *hold {
 }
 
 // strike records that a stranger has deleted a znode of r. Until the watch event reaches the
-// holder, it may overlap with the next holder.
+// holder, its hold may overlap with the next hold.
 func (r *resource) strike() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -157,17 +157,17 @@ func (r *resource) lastStrike() time.Time {
 	return r.struck
 }
 
-// deleted records that a stranger has just deleted the znode of h. copied says whether the stranger
-// has also made a copy in its place.
+// deleted records that a stranger has just deleted the znode of h. If copied is true, the stranger
+// has also created a copy of it.
 func (h *hold) deleted(copied bool) {
 	h.r.mu.Lock()
 	defer h.r.mu.Unlock()
 	h.gone, h.copied = time.Now(), copied
 }
 
-// deletedBefore reports whether the znode of h was deleted before t, and no copy is in its place.
-// Other clients cannot distinguish a copy of a consumer's mark from the mark, so they do not claim
-// its elements.
+// deletedBefore reports whether the znode of h was deleted before t and not replaced with a copy.
+// Other clients cannot distinguish a copy of a consumer's mark from the original. So they do not
+// claim the elements of that consumer.
 func (h *hold) deletedBefore(t time.Time) bool {
 	h.r.mu.Lock()
 	defer h.r.mu.Unlock()
@@ -178,12 +178,13 @@ func (h *hold) deletedBefore(t time.Time) bool {
 func (h *hold) wrote(zxid int64) {
 	h.r.mu.Lock()
 	defer h.r.mu.Unlock()
-	if !h.over && !h.told() { // otherwise, a later hold of the process may have written it
+	if !h.over && !h.told() { // if h is over, a later hold of the process may have made the write
 		h.tokens = append(h.tokens, zxid)
 	}
 }
 
-// ordered checks at the end that tokens and the zxids of writes grow in the order of the grants.
+// ordered is called at the end. It checks that tokens and the zxids of writes grow in the order of
+// the grants.
 func (r *resource) ordered() {
 	var before int64
 	all := append(r.past, r.holds...)
@@ -219,10 +220,10 @@ type regOp struct {
 	old   int64 // the expected value of cas
 	out   int64 // result of load, add and swap
 	ok    bool  // the result of cas
-	maybe bool  // the call failed: the servers may have applied it, or may apply it later
+	maybe bool  // the call failed: the servers may have applied it, or may apply it later, or never
 }
 
-// registerModel is the model of a register. A failed call may be applied or not.
+// registerModel is the model of a register. In the model, a failed call is applied or not.
 var registerModel = (&porcupine.NondeterministicModel{
 	Init: func() []any { return []any{int64(0)} },
 	Step: func(state, input, _ any) []any {
@@ -254,7 +255,7 @@ var registerModel = (&porcupine.NondeterministicModel{
 	},
 }).ToModel()
 
-// did records a call of a that began at began. a is nil at the end of the program.
+// did records a call that actor a made at the time began. At the end of the program, a is nil.
 func (g *register) did(a *actor, op regOp, began time.Time, era int, err error) {
 	now := g.w.era()
 	if op.maybe = err != nil || era != now; op.maybe && op.kind == "load" {
@@ -288,9 +289,9 @@ func (g *register) did(a *actor, op regOp, began time.Time, era int, err error) 
 	g.w.note("%v %s: %+v, begun %v: %v", a, g.name, op, g.w.at(began), err)
 }
 
-// explain checks at the end that the calls are linearizable: some order of them explains their
-// results. If many calls have failed, the search for an order may take too long. So it runs in real
-// time, and explain stops it after a second without a failure.
+// explain is called at the end. It checks that the calls are linearizable: some order of the calls
+// explains their results. If many calls have failed, the search for an order may take too long. So
+// the search runs in real time. After a second without a failure, explain stops the search.
 func (g *register) explain() {
 	for _, ops := range g.ops {
 		if porcupine.CheckOperationsTimeout(registerModel, ops, time.Second) != porcupine.Illegal {

@@ -15,12 +15,12 @@ import (
 )
 
 // This file has the arenas for primitives with holders: Mutex, RWMutex, Semaphore, Election and
-// Cond. An actor locks in a random way, uses the hold, and releases it. The records of the holds
-// and their check are the business of ledger.go.
+// Cond. An actor locks in a random way, uses the hold, and releases it. The file ledger.go records
+// and checks the holds.
 
 var arenas = map[string]func(w *world) arena{}
 
-// errOwn is the error of the program's functions.
+// errOwn is the error that the functions of actors return.
 var errOwn = errors.New("the function's own")
 
 // A lock is the arena of one primitive with holders.
@@ -31,7 +31,7 @@ type lock struct {
 	of    func(s *zsync.Session, r *resource) *held
 }
 
-// A held is a process's value of the primitive, with its methods.
+// A held has a process's value of the primitive, and the value's methods.
 type held struct {
 	ways []way2
 	lost func() <-chan struct{}
@@ -58,8 +58,8 @@ func newLock(w *world, path string, limit int64, of func(s *zsync.Session, r *re
 	return l
 }
 
-// readers is the limit of an RWMutex. A writer holds all of it, and a reader 1. No program has so
-// many readers.
+// readers is the limit of the resource of an RWMutex. A writer holds the whole limit, and a reader
+// holds 1. Programs have fewer readers than that.
 const readers = 1000
 
 func init() {
@@ -212,14 +212,14 @@ func (l *lock) plainly(ctx context.Context, a *actor, k *held, by way2) {
 	done()
 	switch {
 	case errors.Is(err, zsync.ErrLost) && l.w.strikes: // the release may be the first call that finds the loss
-	case err == nil && was && k.cond == nil && by.n == l.limit: // a release among several readers does not say which reader it is for
+	case err == nil && was && k.cond == nil && by.n == l.limit: // if several readers hold, the release may have ended the hold of another reader
 		l.w.fail("%s of %s was lost, and its release is nil", l.path, a)
 	case err != nil && (!errors.Is(err, zsync.ErrLost) || !closed(lost)() && k.cond == nil) && !(a.gone() && errors.Is(err, zsync.ErrClosed)):
 		l.w.fail("release of %s by %s: %v", l.path, a, err)
 	}
 }
 
-// neighbour waits behind a, in the same process, through another value.
+// neighbour waits for the same lock behind a, in the same process, through another value.
 func (l *lock) neighbour(a *actor) {
 	b := &actor{life: a.life, name: a.name + "'", dice: rand.New(rand.NewPCG(uint64(l.w.unique()), l.w.seed))}
 	time.Sleep(time.Duration(b.dice.Int64N(int64(20 * l.w.latency))))
@@ -240,8 +240,8 @@ func (l *lock) neighbour(a *actor) {
 	}
 }
 
-// function holds l while a function runs. It returns false if a Wait within the function has
-// failed.
+// function calls a method that holds l while a function runs. It returns false if a Wait within
+// that function has failed.
 func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) (whole bool) {
 	ran, whole := false, true
 	done := a.doing("does %s", l.path)
@@ -258,7 +258,7 @@ func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) (whole 
 			h = l.grantInside(a, by.n, l.toldInside(a, inner, k.lost()))
 			a.nap(a.w.timeout / 8)
 		}
-		if inner.Err() != nil { // the function stops late
+		if inner.Err() != nil { // the function sometimes returns late
 			a.nap(a.w.timeout / 2)
 		}
 		h.end()
@@ -276,12 +276,12 @@ func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) (whole 
 	return whole
 }
 
-// toldInside returns a function that reports whether the library has reported a loss to the actor's
-// function, whose context is inner. Close ends inner, which is no loss, because Close waits for the
-// function. If Close stops waiting, or the session ends earlier, Lost reports the loss. But after
-// Close has ended inner, a primitive without Lost cannot report a loss. For these primitives, the
-// check is exact only in a quiet program, while Close waits and the session is the same. Even a
-// quiet program can lose a session, if the members are uneven.
+// toldInside returns the field told for a hold within a function with the context inner. Usually,
+// the end of inner is the report of a loss. But Close also ends inner, without a loss, because
+// Close waits for the function. If Close stops waiting, or the session ends earlier, Lost reports
+// the loss. A primitive without Lost cannot report a loss after Close has ended inner. For these
+// primitives, the check is exact only in a quiet program, while Close waits and the session is the
+// same. Even a quiet program can lose a session if its members are uneven.
 func (l *lock) toldInside(a *actor, inner context.Context, lost <-chan struct{}) func() bool {
 	id := a.s.ID()
 	return func() bool {
@@ -334,7 +334,8 @@ func (l *lock) used(what string, ctx context.Context, a *actor, h *hold, err err
 	return a.may(what+" of "+l.path, ctx, err)
 }
 
-// A slow context returns late from Value, as if its goroutine were not scheduled for a while.
+// A slow is a context whose method Value returns late, as if its goroutine were not scheduled for a
+// while.
 type slow struct {
 	context.Context
 	d time.Duration
@@ -345,7 +346,7 @@ func (s slow) Value(key any) any {
 	return s.Context.Value(key)
 }
 
-// wait waits for a signal. It reports whether the lock is held.
+// wait waits for a signal. It reports whether the actor still holds the lock.
 func (l *lock) wait(ctx context.Context, a *actor, k *held) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(a.dice.Int64N(int64(l.w.timeout))))
 	if a.dice.IntN(2) == 0 {

@@ -17,7 +17,7 @@ import (
 )
 
 // This file is the command: it runs days, prints the first failure, and shrinks the day that
-// failed. It does not judge a program; that is the business of the arenas and of world.go.
+// failed. The arenas and world.go check the programs.
 
 var (
 	days  = flag.Int("days", 1, "run fleets for so many virtual `days`")
@@ -34,8 +34,8 @@ func main() {
 	testing.Main(func(string, string) (bool, error) { return true, nil }, []testing.InternalTest{{Name: "Fleet", F: fleet}}, nil, nil)
 }
 
-// fleet runs the days that the flags name. It stops at the first day that fails, and shrinks it
-// unless -whole is set.
+// fleet runs the days that the flags name, and stops at the first day that fails. It shrinks that
+// day, unless -whole is set.
 func fleet(t *testing.T) {
 	began, total := time.Now(), newTally()
 	for i := range uint64(*days) {
@@ -129,8 +129,8 @@ var (
 	pathOf = regexp.MustCompile(`/[a-z0-9]+`)
 )
 
-// timeline returns the lines of the story that concern the first failure: the faults, and all lines
-// that name its primitive or a process of it.
+// timeline returns the lines of the story that concern the first failure: all faults, and all lines
+// with the primitive of the failure or with a process that it names.
 func timeline(p plan, o outcome) (lines []string) {
 	what := o.failures[0]
 	path := pathOf.FindString(what)

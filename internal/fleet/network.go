@@ -12,18 +12,17 @@ import (
 	"time"
 )
 
-// This file has the network between the processes and the members of the ensemble. The times of
-// its messages follow from a seed. It can stall a direction and reset a connection. The choice
-// and the time of the faults are the business of faults.go.
+// This file has the network between the processes and the members of the ensemble. The network can
+// stall a direction and reset a connection. The file faults.go decides when.
 //
-// A network delivers each message at an instant of its own. Virtual time advances only when every
+// A network delivers each message at a separate instant. Virtual time advances only when every
 // goroutine of the bubble waits, so all effects of a message are over before the next message
 // arrives. The duration of a message follows from the seed, the connection, the direction, and the
-// number of the message in that direction. So it does not depend on the order in which goroutines
-// run.
+// number of the message in that direction. So the duration does not depend on the order in which
+// goroutines run.
 type network struct {
 	seed uint64
-	base time.Duration // the scale of a message's duration, see takes
+	base time.Duration // the scale of the duration of messages: see takes
 	dial func(member int) (net.Conn, error)
 
 	mu      sync.Mutex
@@ -99,7 +98,7 @@ func (n *network) takes(h uint64) time.Duration {
 	return d
 }
 
-// instant returns the first instant from t on at which no other message arrives.
+// instant returns the first instant, at t or later, at which no other message arrives.
 func (n *network) instant(t time.Time) time.Time {
 	for n.taken[t.UnixNano()] {
 		t = t.Add(1)
@@ -109,8 +108,7 @@ func (n *network) instant(t time.Time) time.Time {
 }
 
 // dialer returns the dial function of a process. The k-th address that the process dials leads to
-// the k-th member of order. So the order in which the library shuffles the servers does not
-// matter.
+// the k-th member of order. So the program does not depend on the library's shuffle of the servers.
 func (n *network) dialer(process int, order []int) func(network, address string, timeout time.Duration) (net.Conn, error) {
 	return func(_, address string, timeout time.Duration) (net.Conn, error) {
 		n.mu.Lock()
@@ -168,7 +166,8 @@ func (c *cable) hear() {
 	}
 }
 
-// send sends p as one message, or splits it into messages that begin with single packets.
+// send sends p as one message or as several. In the second case, the first messages have one packet
+// each.
 func (c *cable) send(l *lane, p []byte) {
 	n := c.n
 	n.mu.Lock()
@@ -211,7 +210,7 @@ func (l *lane) schedule(m *message, d time.Duration) {
 	time.AfterFunc(time.Until(m.at), l.arrive)
 }
 
-// arrive delivers the first message, if it is due.
+// arrive delivers the first message of the queue if the message is due.
 func (l *lane) arrive() {
 	n := l.c.n
 	n.mu.Lock()
@@ -231,7 +230,7 @@ func (c *cable) toServer(m *message) {
 		c.server.Close()
 		return
 	}
-	c.server.Write(m.payload) // Write on a pipe of zktest never blocks
+	c.server.Write(m.payload) // a pipe of zktest never blocks in Write
 }
 
 func (c *cable) toClient(m *message) {
@@ -273,7 +272,7 @@ func (n *network) resume(w wayOf) {
 	})
 }
 
-// open suspends one stall of a direction while f runs.
+// open ends one stall of a direction, calls f, and stalls the direction again.
 func (n *network) open(w wayOf, f func()) {
 	n.resume(w)
 	f()
@@ -294,8 +293,9 @@ func (n *network) lanes(w wayOf, f func(l *lane)) {
 	}
 }
 
-// kill resets the connections of a process to a member, or to all members if member is -1. Messages
-// that the process has sent still arrive at the member, followed by the end of the stream.
+// kill resets the connections of a process to a member. If member is -1, it resets the connections
+// to all members. Messages that the process has already sent still arrive, and then the end of the
+// stream.
 func (n *network) kill(process, member int) {
 	n.mu.Lock()
 	var all []*cable
@@ -339,7 +339,7 @@ func newSocket(c *cable) *socket {
 	return s
 }
 
-// arrive adds bytes from the member, or the end of the stream.
+// arrive makes bytes from the member, or the end of the stream, available to Read.
 func (s *socket) arrive(p []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

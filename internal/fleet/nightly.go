@@ -10,7 +10,7 @@ import (
 )
 
 // This file has the arena for Schedule.Run, whose function must return nil once for each scheduled
-// time. Schedule.Do is the business of jobs.go.
+// time. The arena for Schedule.Do is in jobs.go.
 
 func init() {
 	arenas["nightly"] = func(w *world) arena {
@@ -26,12 +26,12 @@ type nightly struct {
 	runs  map[int64]*turn // by scheduled time; guarded by mu
 }
 
-// A turn is the last run for a scheduled time whose function returned nil.
+// A turn is the last successful run for a scheduled time: its function returned nil.
 type turn struct {
 	by      *actor
 	session int64
 	ended   time.Time
-	told    bool // its context ended before the function returned
+	told    bool // the context of the function ended before the function returned
 }
 
 func (n *nightly) make(s *zsync.Session) any {
@@ -69,8 +69,8 @@ func (n *nightly) step(_ context.Context, a *actor, kit any) {
 	}
 }
 
-// final checks that each scheduled time between the first run and the last one was run, and that
-// the last is near the end of the day.
+// final checks that every scheduled time between the first run and the last run had a run, and that
+// the last run was near the end of the day.
 func (n *nightly) final(ctx context.Context, s *zsync.Session) {
 	last, err := zsync.NewSchedule(s, "/nightly").Last(ctx)
 	if err != nil && len(n.runs) > 0 {

@@ -18,10 +18,10 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has the arena for the Queue's other features: keys, priorities, delays, IDs, attempts,
-// dead letters, transactions, Recv, TryRecv, Work and Pause. It checks the fate of each element,
-// and the claims on the servers. Send, Receive and Ack alone are the business of state.go. The
-// arena there does not change, because testdata/defects has seeds with which it finds defects.
+// This file has the arena for most features of a Queue: keys, priorities, delays, IDs, attempts,
+// dead letters, transactions, Recv, TryRecv, Work and Pause. It checks the outcome for each
+// element, and the claims on the servers. The arena in state.go calls only Send, Receive and Ack.
+// That arena does not change, because testdata/defects has seeds with which it finds defects.
 
 // maxTries is the maximum number of attempts for an element.
 const maxTries = 4
@@ -31,24 +31,24 @@ type orders struct {
 	w    *world
 	mu   sync.Mutex
 	all  map[int64]*order     // guarded by mu
-	ids  map[string][]int64   // the elements sent with an ID; guarded by mu
+	ids  map[string][]int64   // by ID: the elements that were sent with it; guarded by mu
 	keys map[string]*resource // by key, or by element if it has no key; guarded by mu
-	torn int                  // how many calls of TryRecv have failed: each may have removed an element; guarded by mu
+	torn int                  // the number of failed calls of TryRecv, each of which may have removed an element; guarded by mu
 }
 
 // An order is the program's record of an element.
 type order struct {
 	sent     bool   // its send was confirmed
-	barred   bool   // it is not stored and never will be
-	seen     bool   // it was delivered, so it was sent
-	removed  int    // how many removals of it were confirmed
+	barred   bool   // it was not stored, and cannot be stored later
+	seen     bool   // it was delivered, so the servers have stored it
+	removed  int    // the number of confirmed removals
 	maybe    bool   // the outcome of a removal is unknown
 	attempt  int    // number of the last attempt
-	free     bool   // it was returned: the next attempt may have the same number
+	free     bool   // it was returned, so the next attempt may have the same number
 	taken    bool   // the program took it from the channel of Recv
-	session  int64  // if taken: the session whose Recv took it
+	session  int64  // if taken: the session of that Recv
 	id       string // the ID of SendID, or ""
-	replaces int64  // the element that the same transaction acknowledges, or 0
+	replaces int64  // the element that was acknowledged in the transaction that sent this one, or 0
 }
 
 func init() {
@@ -127,7 +127,7 @@ func (q *orders) step(ctx context.Context, a *actor, kit any) {
 		done()
 		a.may("Pause", ctx, err)
 		a.nap(a.w.timeout / 8)
-		for err := error(nil); !a.gone(); { // repeat it: no other call resumes the queue
+		for err := error(nil); !a.gone(); { // repeat Resume, because no other call resumes the queue
 			done := a.doing("resumes")
 			ctx, cancel := a.within()
 			err = k.Resume(ctx)
@@ -170,7 +170,7 @@ func (q *orders) sent(vs ...int64) {
 	}
 }
 
-// bar records that an element is not stored and never will be.
+// bar records that an element was not stored, and cannot be stored later.
 func (q *orders) bar(v int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -243,7 +243,7 @@ func (q *orders) tryRecv(ctx context.Context, a *actor, k *zsync.Queue[int64]) {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		if ctx.Err() != nil {
-			q.all[v].maybe = true // the removal in the background fails if the session ends
+			q.all[v].maybe = true // if the session ends, the removal in the background fails
 		} else {
 			q.removedLocked(v)
 		}
@@ -282,7 +282,7 @@ func (q *orders) alive() []int64 {
 	return e.Server(leader).Sessions()
 }
 
-// took records that the program took an element from the channel of Recv.
+// took records an element that the program has received from the channel of Recv.
 func (q *orders) took(a *actor, v int64) {
 	o := q.delivered(a, v)
 	q.w.note("%s takes %d", a, v)
@@ -355,7 +355,7 @@ func (q *orders) work(ctx context.Context, a *actor, k *zsync.Queue[int64]) {
 	a.may("Work", ctx, err)
 }
 
-// settle works on an element for a while, and settles it.
+// settle works on an element for a while, and then ends the claim in a random way.
 func (q *orders) settle(a *actor, d zsync.Delivery[int64], h *hold) {
 	a.hold()
 	h.end()
@@ -435,7 +435,7 @@ func (q *orders) replace(ctx context.Context, a *actor, v int64, txn func(contex
 	return ok
 }
 
-// final receives all remaining elements, and checks the fate of every element.
+// final receives all remaining elements, and checks the outcome for every element.
 func (q *orders) final(_ context.Context, s *zsync.Session) {
 	k := zsync.NewQueue[int64](s, "/orders", q.options(false)...)
 	ctx, cancel := context.WithTimeout(context.Background(), 100*q.w.timeout)
@@ -506,15 +506,16 @@ func (q *orders) held() []*resource {
 	return slices.Collect(maps.Values(q.keys))
 }
 
-// aBoard matches the path of a bucket, aClaim a line of its data, and quoted the data in a dump.
+// aBoard matches the path of a bucket. aClaim matches a line of its data, and quoted matches the
+// data in a dump.
 var (
 	aBoard = regexp.MustCompile(`^/orders/([bd]-[^/]*)$`)
 	aClaim = regexp.MustCompile(`^([0-9a-f]{16}) ([-0-9,]+)`)
 	quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 )
 
-// check checks the holders. In the servers' tree, it checks that no element is claimed by two marks
-// that exist.
+// check checks the holders. It also checks the servers' tree: no two existing marks claim the same
+// element.
 func (q *orders) check() {
 	for _, r := range q.held() {
 		r.check()
@@ -528,7 +529,7 @@ func (q *orders) check() {
 			continue
 		}
 		data, _ := strconv.Unquote(quoted.FindString(z.rest))
-		if strings.HasSuffix(z.rest, " bytes)") { // the dump has cut the data
+		if strings.HasSuffix(z.rest, " bytes)") { // the dump shows only a part of the data
 			data = data[:strings.LastIndexAny(data, ",\n")+1]
 		}
 		by := map[int]string{}

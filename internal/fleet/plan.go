@@ -7,23 +7,23 @@ import (
 )
 
 // This file draws a program from a seed: its ensemble, its processes, its primitives, and the kinds
-// and times of its faults. The choices of the actors are the business of the arenas, and the
-// effects of the faults are the business of faults.go.
+// and times of its faults. The arenas draw the choices of the actors, and faults.go causes the
+// faults.
 
-// A plan describes a program. It follows from a seed. It decides everything except the choices of
-// the actors.
+// A plan describes a program, and follows from a seed. The plan decides everything except the
+// choices of the actors.
 type plan struct {
 	members    int
 	timeout    time.Duration // the session timeout that the processes ask for
 	tick       time.Duration
 	syncLimit  int
 	election   time.Duration
-	backlog    time.Duration // how long a request waits at the leader
-	latency    time.Duration // the scale of the duration of a message between a process and a member
+	backlog    time.Duration // the time for which a request waits at the leader
+	latency    time.Duration // the scale of message durations between a process and a member
 	uneven     bool          // one member grants shorter session timeouts than the others
 	arenas     []string      // names of the primitives in the program
 	processes  int
-	lives      int           // the most lives of a process
+	lives      int           // the maximum number of lives of a process
 	actors     int           // the number of actors in each life
 	steps      int           // the number of steps of each actor
 	patient    bool          // some actors hold for longer than the session timeout
@@ -34,11 +34,11 @@ type plan struct {
 	losesData  bool // the ensemble loses all data once
 	strikes    bool // strangers delete znodes
 	quiet      bool // the only faults are the ends of processes and connections, and strangers
-	glitches   int  // one call in so many has a glitch
+	glitches   int  // one call in this number has a glitch, on average
 	apart      bool // each actor has its own value of the Mutex
 	squats     bool // a Mutex and a Group use the path at which a Value, an Int64 or the key of a Map is stored
 	day        bool // the program is a day of a fleet
-	wraps      bool // strangers bring the numbers of contenders near their end
+	wraps      bool // strangers bring the numbers of contenders near the maximum
 	reads      bool // holders read often
 }
 
@@ -47,8 +47,8 @@ type fault struct {
 	at, lasts time.Duration
 	kind      string
 	process   int
-	member    int // -1: the member that the process is connected to
-	other     int // another member; -1: the leader
+	member    int // -1 means the member to which the process is connected
+	other     int // another member; -1 means the leader
 	up        bool
 	draw      uint64 // the seed for the other choices of the fault
 }
@@ -62,9 +62,9 @@ type weighted struct {
 	weight int
 }
 
-// The faults, each with its weight in the draw. A program whose members are uneven also has the
-// fault "shorten": a process continues its session at the member that grants the shortest timeout,
-// but never receives the reply.
+// This list has the faults, each with its weight in the draw. If the members are uneven, the fault
+// "shorten" is added: a process continues its session at the member that grants the shortest
+// timeout, but never receives the reply.
 var faultKinds = []weighted{
 	{"kill", 10},   // the connection of a process is reset
 	{"stall", 14},  // one direction between a process and a member stalls
@@ -85,7 +85,7 @@ var faultKinds = []weighted{
 	{"die", 6},     // a process dies without closing its Session
 }
 
-// every has the arenas that most programs choose from: see the files locks.go, state.go and
+// every lists the arenas from which most programs choose. They are in locks.go, state.go and
 // jobs.go.
 var every = []string{"mutex", "rwmutex", "semaphore", "election", "cond", "once", "value", "int64", "map", "barrier", "queue", "txn", "waitgroup",
 	"flight", "schedule", "partition", "lockall", "room", "group"}
@@ -169,8 +169,8 @@ func draw(seed uint64) plan {
 	return p
 }
 
-// more changes some plans. It has its own random numbers, so that the other plans are the same as
-// without it.
+// more changes some plans. It draws from a separate source, so that it does not change the other
+// plans.
 func (p *plan) more(seed uint64) {
 	d := rand.New(rand.NewPCG(seed, 8))
 	if p.strikes && d.IntN(4) == 0 {
@@ -211,7 +211,7 @@ func (p plan) fault(d *rand.Rand, kinds []weighted) fault {
 	return f
 }
 
-// long returns the duration of a fault: at most two timeouts, often far less.
+// long draws the duration of a fault: at most two timeouts, and often far less.
 func (p plan) long(d *rand.Rand) time.Duration {
 	most := 2 * p.timeout
 	for range d.IntN(6) {

@@ -16,8 +16,8 @@ import (
 )
 
 // This file has the arenas for stored state: registers (cell), Once, transactions, Queue and
-// WaitGroup. Each arena calls its primitive at random and checks the results. The linearization of
-// the registers is the business of ledger.go.
+// WaitGroup. Each arena calls its primitive at random and checks the results. The file ledger.go
+// checks that the calls of registers are linearizable.
 
 // A cell is a register: a Value, an Int64, a key of a Map, or a Barrier.
 type cell struct {
@@ -29,7 +29,7 @@ type cell struct {
 	versions map[zsync.Version]int64  // the value that a Load returned with this Version; guarded by vmu
 	known    []read                   // guarded by vmu
 	turn     [2]int                   // the number of calls before and after a loss of all data; guarded by vmu
-	watched  map[*zsync.Session]int64 // by Session: the last value of its Watch; guarded by vmu
+	watched  map[*zsync.Session]int64 // by Session: the last value that its Watch has yielded; guarded by vmu
 }
 
 // A read is the result of a Load.
@@ -39,7 +39,7 @@ type read struct {
 	era     int
 }
 
-// A cellKit has a process's value of the cell's primitive, in one of its fields.
+// A cellKit has a process's value of the cell's primitive. Only one field is set.
 type cellKit struct {
 	value   *zsync.Value[int64]
 	number  *zsync.Int64
@@ -47,7 +47,7 @@ type cellKit struct {
 	barrier *zsync.Barrier
 }
 
-// mapKey is the key of a Map that is a register.
+// mapKey is the key of the Map whose value is the register.
 const mapKey = "k"
 
 func init() {
@@ -101,7 +101,7 @@ func (c *cell) watch(s *zsync.Session, v int64) {
 	c.watched[s] = v
 }
 
-// settled checks that the Watch of a Value or of a Map has yielded the last value.
+// settled checks that the last value from the Watch of a Value or a Map is the final value.
 func (c *cell) settled(l *life) {
 	k := l.kit[c].(*cellKit)
 	if c.kind != "value" && c.kind != "map" {
@@ -173,7 +173,7 @@ func (c *cell) step(ctx context.Context, a *actor, kit any) {
 	c.did(a, op, began, era, err)
 }
 
-// keyed calls a method of a Value, or of a Map with mapKey.
+// keyed calls a method of a Value, or the same method of a Map with mapKey.
 func (c *cell) keyed(ctx context.Context, a *actor, k *cellKit, n int, op *regOp) (err error) {
 	load := func() (read, error) {
 		r, err := c.load(ctx, k)
@@ -237,9 +237,10 @@ func (c *cell) keyed(ctx context.Context, a *actor, k *cellKit, n int, op *regOp
 	return err
 }
 
-// script chooses the first two calls before the servers lose their data, and the first two after.
-// Before the loss they are Store and Load; after it, Store and CompareAndSwap with the Version of
-// that Load. The zxids begin again after the loss, so an old Version may match by mistake.
+// script chooses the first two calls before the servers lose their data, and the first two calls
+// afterwards. Before the loss, the calls are Store and Load. After the loss, they are Store and
+// CompareAndSwap with the Version of that Load. After the loss, the zxids begin again, so an old
+// Version may match by mistake.
 func (c *cell) script(n int) int {
 	c.vmu.Lock()
 	defer c.vmu.Unlock()
@@ -269,8 +270,8 @@ func (c *cell) saw(r read) {
 	c.known = append(c.known, r)
 }
 
-// any returns one of the last reads or, if the servers lose their data, one of the first. If it
-// reports false, the caller must call Load.
+// any returns one of the last reads. In a program whose servers lose their data, it returns one of
+// the first. If it returns false, the caller must call Load.
 func (c *cell) any(a *actor) (read, bool) {
 	c.vmu.Lock()
 	defer c.vmu.Unlock()
@@ -342,7 +343,7 @@ func (c *cell) keeps(path string) bool {
 	return path == c.path || path == c.path+"/"+mapKey || strings.HasSuffix(path, "%kept")
 }
 
-// A squatter is an arena that uses the path of stored state as the path of a Group or a Mutex.
+// A squatter is the arena of a Group or a Mutex whose path is also the path of stored state.
 type squatter struct {
 	w    *world
 	path string
@@ -375,8 +376,8 @@ func (q *squatter) final(context.Context, *zsync.Session) {}
 
 func (q *squatter) keeps(string) bool { return false }
 
-// A once is the arena of a Once. The process that runs its function holds it. After the first Do
-// has returned nil, no process runs the function.
+// A once is the arena of a Once. The process that runs the function holds the Once. After the first
+// Do has returned nil, no process runs the function.
 type once struct {
 	*resource
 	done time.Time // the time at which the first Do returned nil; guarded by mu
@@ -430,12 +431,12 @@ func (o *once) keeps(path string) bool {
 	return strings.HasPrefix(path, "/once") && !strings.Contains(path, "_c_")
 }
 
-// A ledger is the arena for transactions. Each transaction creates an entry, and its write to the
-// parent counts the entries.
+// A ledger is the arena for transactions. Each transaction creates an entry and writes the parent,
+// whose version counts the entries.
 type ledger struct {
 	w    *world
 	mu   sync.Mutex
-	sure map[int64]bool // by entry with a known outcome: whether it was applied; guarded by mu
+	sure map[int64]bool // by entry with a known outcome: true if it was applied; guarded by mu
 }
 
 func (g *ledger) make(s *zsync.Session) any { return s }
@@ -472,8 +473,8 @@ func (g *ledger) step(ctx context.Context, a *actor, kit any) {
 	}
 }
 
-// slot creates an entry and the only slot in one transaction, and then deletes the slot. If the
-// slot exists already, the servers refuse the transaction.
+// slot creates an entry and a slot znode in one transaction, and later deletes the slot znode. If
+// the slot znode exists already, the servers refuse the transaction.
 func (g *ledger) slot(ctx context.Context, a *actor, s *zsync.Session, n int64) {
 	acl := zk.WorldACL(zk.PermAll)
 	_, err := s.Txn(ctx, &zk.CreateRequest{Path: "/ledger-slot", Acl: acl}, &zk.SetDataRequest{Path: "/ledger", Version: -1}, &zk.CreateRequest{Path: fmt.Sprint("/ledger/", n), Acl: acl})
@@ -521,8 +522,8 @@ type queue struct {
 	w      *world
 	mu     sync.Mutex
 	sent   map[int64]string    // by element: "sent", or "unknown"; guarded by mu
-	taken  map[int64]int       // by element: how many calls of Ack have returned nil; guarded by mu
-	loose  map[int64]bool      // the elements with an Ack of unknown outcome; guarded by mu
+	taken  map[int64]int       // by element: the number of calls of Ack that have returned nil; guarded by mu
+	loose  map[int64]bool      // the elements whose Ack has an unknown outcome; guarded by mu
 	claims map[int64]*resource // by element; guarded by mu
 	struck time.Time           // time of the last strike; guarded by mu
 }
@@ -561,13 +562,13 @@ func (q *queue) note(vs []int64, what string) {
 	defer q.mu.Unlock()
 	for _, v := range vs {
 		if what == "sent" && q.loose[v] {
-			continue // the element was delivered before Send returned, and its Ack has no known outcome
+			continue // the element was delivered before Send returned, and the outcome of its Ack is unknown
 		}
 		q.sent[v] = what
 	}
 }
 
-// deliver checks a delivery, holds the element for a while, and settles it.
+// deliver checks a delivery, holds the element for a while, and ends the claim.
 func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	v := d.Value
 	q.mu.Lock()
@@ -576,15 +577,15 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	}
 	r := q.claims[v]
 	if r == nil {
-		// A stranger may have deleted the consumer's mark just before, so the time of that strike
-		// counts.
+		// A stranger may have deleted the consumer's mark just before the delivery. So that strike
+		// counts, too.
 		r = &resource{w: q.w, name: fmt.Sprint("/queue element ", v), limit: 1, struck: q.struck}
 		q.claims[v] = r
 	}
 	q.mu.Unlock()
 	h := r.grant(a, 1, func() bool { return d.Context().Err() != nil })
 	a.hold()
-	if a.under.Load() > 0 && a.dice.IntN(2) == 0 { // acknowledge late, maybe after a loss
+	if a.under.Load() > 0 && a.dice.IntN(2) == 0 { // acknowledge late, perhaps after a loss
 		a.outlast(d.Context().Done())
 		h.end()
 		a.nap(3 * q.w.timeout)
@@ -606,8 +607,8 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	err := d.Ack(ctx)
 	done()
 	ok := a.may("Ack", ctx, err, zsync.ErrLost, zk.ErrNoNode)
-	// If strangers strike, the other claim may have lost its mark. Its process can learn of the
-	// claim now, and of the loss a moment later.
+	// If strangers strike, the mark of the other claim may have been deleted. The process of that
+	// claim may learn of the claim now, and of the loss a moment later.
 	if other := r.since(h, asked); ok && other != nil && !q.w.strikes {
 		q.w.fail("the queue: Ack of %d by %s is nil, and %s has had it since %v", v, a, other.a, q.w.at(other.since))
 	}
@@ -629,8 +630,8 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	}
 }
 
-// challenge makes a stranger delete the mark of a claim, and stalls messages so that the process
-// learns of it late. Before that, another process may receive the element.
+// challenge makes a stranger delete the mark of a claim. It stalls messages so that the process
+// learns of the deletion late. Before then, another process may receive the element.
 func (q *queue) challenge(a *actor, h *hold) {
 	select {
 	case q.w.granted <- h:

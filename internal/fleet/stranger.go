@@ -16,22 +16,22 @@ import (
 )
 
 // A stranger is a client with its own session that changes znodes of locks and queues, as an
-// operator may do. It deletes the znodes of contenders and consumers, replaces them with copies,
-// creates znodes with numbers near the end of all numbers, and makes the servers count from there.
-// The check for two holders is the business of the arenas.
+// operator may do. It deletes the znodes of contenders and consumers, or replaces them with copies.
+// It creates znodes with numbers near the maximum, and makes the servers count from there. The
+// arenas check for two holders.
 type stranger struct {
 	w     *world
 	s     *zsync.Session
 	prey  []prey
 	work  sync.WaitGroup
 	far   map[string]bool // the paths at which the servers count from a large number
-	grant chan *hold      // receives holds at the moment of their grant; has room for one
+	grant chan *hold      // receives a hold at the moment of its grant; has room for one
 }
 
 // A prey is a parent znode whose children are ephemeral znodes of other clients.
 type prey struct {
 	dir    string
-	of     func(r *resource) bool // whether the holders of r have their znodes there
+	of     func(r *resource) bool // reports whether the holders of r have their znodes there
 	struck func()
 }
 
@@ -56,7 +56,7 @@ func (w *world) strikeOnce(d *rand.Rand) {
 	defer cancel()
 	s, err := w.connect(ctx, 100_000+d.IntN(1000), d)
 	if err != nil {
-		return // the servers are under another fault
+		return // another fault affects the servers
 	}
 	x.s = s
 	defer s.Close()
@@ -66,7 +66,7 @@ func (w *world) strikeOnce(d *rand.Rand) {
 	}
 }
 
-// harass lets a stranger strike at random times until the faults are over.
+// harass makes a stranger strike at random times until the faults are over.
 func (w *world) harass(over chan struct{}) {
 	d := rand.New(rand.NewPCG(w.seed, 5))
 	x := w.stranger()
@@ -103,10 +103,10 @@ func (w *world) harass(over chan struct{}) {
 	}
 }
 
-// strike changes one child of a prey. If h is not nil, h was granted at this moment.
+// strike changes one child of a prey. If h is not nil, h was granted just now.
 func (x *stranger) strike(ctx context.Context, d *rand.Rand, p prey, h *hold) {
 	dir := p.dir
-	places, waiters := 0, h != nil && d.IntN(2) == 0 // waiters: strike any contender, not only the holder
+	places, waiters := 0, h != nil && d.IntN(2) == 0 // if waiters is true, strike any contender, not only the holder
 	var paths []string                               // the znodes to choose from
 	for _, z := range x.w.tree() {
 		if parent, _ := split(z.path); parent != dir || z.owner == 0 || z.owner == x.s.ID() {
@@ -117,8 +117,8 @@ func (x *stranger) strike(ctx context.Context, d *rand.Rand, p prey, h *hold) {
 		}
 	}
 	if x.w.wraps && !x.far[dir] && d.IntN(4) == 0 {
-		// The count jumps only once for each path, and only forward. During a real hold, a path may
-		// get 2^31 more children, but never 2^32.
+		// The count jumps only once for each path, and only forward. During a hold in practice, a path
+		// may get 2^31 more children, but never 2^32.
 		x.far[dir] = true
 		next := math.MaxInt32 - int32(d.IntN(6))
 		if places == 0 {
@@ -169,7 +169,7 @@ func (x *stranger) strike(ctx context.Context, d *rand.Rand, p prey, h *hold) {
 	}
 }
 
-// remove deletes a znode that the stranger has created, after a while.
+// remove waits for a while, and deletes a znode that the stranger has created.
 func (x *stranger) remove(path string, after time.Duration) {
 	x.work.Go(func() {
 		select {

@@ -15,8 +15,8 @@ type tally struct {
 	mu     sync.Mutex
 	ops    map[string]int            // the number of steps, by arena; guarded by mu
 	faults map[string]int            // by kind; guarded by mu
-	pairs  map[string]map[string]int // by kind of fault and state of a process: how often they met; guarded by mu
-	checks int                       // how often serve has checked the calls; guarded by mu
+	pairs  map[string]map[string]int // by kind of fault and state: how often the fault found a process in the state; guarded by mu
+	checks int                       // the number of checks by serve; guarded by mu
 }
 
 func newTally() *tally {

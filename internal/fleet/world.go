@@ -23,10 +23,10 @@ import (
 )
 
 // This file runs a program: it starts the ensemble and the processes, waits for their actors, and
-// checks the servers' tree at the end. The calls of the primitives are the business of the
-// arenas, and the faults are the business of faults.go.
+// checks the servers' tree at the end. The arenas call the primitives, and faults.go causes the
+// faults.
 
-// A world is one program while it runs.
+// A world is one running program.
 type world struct {
 	plan
 	seed  uint64
@@ -40,23 +40,23 @@ type world struct {
 	lives    []*life // by process: the current life; guarded by mu
 	all      []*life // guarded by mu
 	failures []string
-	checks   []func()  // checks that verdict makes outside the bubble; only inspect adds to them
+	checks   []func()  // checks for verdict to run outside the bubble; only inspect adds to them
 	shaken   int       // the number of faults that have begun and not ended; guarded by mu
-	shakenAt time.Time // the last begin or end of a fault; guarded by mu
+	shakenAt time.Time // the time at which a fault last began or ended; guarded by mu
 	tally    *tally
 	lagging  atomic.Int32 // the number of members that apply late
 	broken   atomic.Bool  // a check has failed
 	story    []string
 	last     int64     // the last number that unique returned; guarded by mu
-	reborn   time.Time // the last loss of all data; guarded by mu
+	reborn   time.Time // the time of the last loss of all data; guarded by mu
 	eras     int       // the number of losses of all data; guarded by mu
 
-	cutShort atomic.Int32   // the number of lives whose logs may remain: they crashed, called Close before the end of the faults, or lost the connection during Close
-	absent   map[string]int // by actor: for how many checks in a row the function placed has found no znode of its process in the line; only look uses it
+	cutShort atomic.Int32   // the number of lives that were cut short: their process died, called Close before the end of the faults, or lost its connection during Close
+	absent   map[string]int // by actor: how often in a row the function placed has found no znode of its process in the line; only look uses it
 
-	granted chan *hold     // holds for the stranger to strike, at the moment of their grant
+	granted chan *hold     // sends each hold to the stranger at the moment of its grant
 	healed  chan struct{}  // closed when the faults are over
-	busy    sync.WaitGroup // the processes whose last life still has actors at work
+	busy    sync.WaitGroup // counts the processes whose last life still has running actors
 }
 
 // A life is a process from its start to its end, with its Session.
@@ -71,7 +71,7 @@ type life struct {
 	kit     map[arena]any // by arena: the result of its method make
 
 	crashed   atomic.Bool
-	closing   atomic.Int64  // the time of the call of Close, in nanoseconds since the world began; 0 before it
+	closing   atomic.Int64  // the time at which Close was called, in nanoseconds since the world began; 0 before the call
 	closed    atomic.Bool   // Close has returned
 	waiting   sync.Map      // by actor: its current call
 	functions sync.Map      // the holds within functions that have not returned
@@ -82,7 +82,7 @@ type life struct {
 	finished  sync.WaitGroup
 }
 
-// A call is a call of the library by an actor that has not returned.
+// A call is a call of the library that an actor has made and that has not returned.
 type call struct {
 	what  string
 	since time.Time
@@ -102,20 +102,20 @@ func (a *actor) String() string {
 	return a.name
 }
 
-// An arena is a primitive at one path, or a few primitives, that several processes share.
+// An arena is a primitive, or a few primitives, that several processes share.
 type arena interface {
-	// make makes the primitives of a process.
+	// make returns the primitives for a process.
 	make(s *zsync.Session) any
 	// step calls one or more methods of kit, the result of make.
 	step(ctx context.Context, a *actor, kit any)
-	// final checks the final state after the end of all processes, through an inspector's session.
+	// final checks the final state, with an inspector's session, after the end of all processes.
 	final(ctx context.Context, s *zsync.Session)
-	// keeps reports whether a znode may exist at the end.
+	// keeps reports whether a znode may remain at the end.
 	keeps(path string) bool
 }
 
 // Run runs a program, within a bubble of testing/synctest. The caller calls verdict outside of the
-// bubble. verdict returns the failures and the story of the program, a log line by line.
+// bubble. verdict returns the failures and the story of the program. The story is a log of lines.
 func Run(seed uint64, p plan, t *tally) (verdict func() (failures, story []string)) {
 	uuid.SetRand(&stream{rnd: rand.New(rand.NewPCG(seed, 2))})
 	dice.Seed(seed)
@@ -160,7 +160,7 @@ func Run(seed uint64, p plan, t *tally) (verdict func() (failures, story []strin
 	}
 }
 
-// bound returns the time that the actors may need after the faults: all their steps, one after
+// bound returns the time that the actors may need after the faults for all their steps, one after
 // another.
 func (w *world) bound() time.Duration {
 	if w.day {
@@ -169,7 +169,7 @@ func (w *world) bound() time.Duration {
 	return time.Duration(10+w.processes*w.plan.lives*w.actors*w.steps) * 2 * w.timeout
 }
 
-// await waits for wg for at most d, and then calls late.
+// await waits for wg. If wg is not done after d, await calls late.
 func await(wg *sync.WaitGroup, d time.Duration, late func()) {
 	done := make(chan struct{})
 	go func() { wg.Wait(); close(done) }()
@@ -210,9 +210,9 @@ type numbered struct {
 	xid     int32
 }
 
-// numbered checks that no session uses an xid twice. Otherwise, a server may answer a request with
-// the result of another. Requests without a proposal, such as pings, have negative xids and do not
-// count.
+// numbered checks that no session uses an xid twice. If two requests had the same xid, a server
+// could answer one with the result of the other. Requests without a proposal, such as pings, have
+// negative xids and do not count.
 func (w *world) numbered(seen *sync.Map, r zktest.Request) zktest.Action {
 	if r.Xid > 0 && r.Op != zktest.OpConnect {
 		if _, twice := seen.LoadOrStore(numbered{r.Session, r.Xid}, true); twice {
@@ -248,8 +248,8 @@ func (w *world) dialMember(member int) (net.Conn, error) {
 	return e.Dial("tcp", e.Addrs()[member], 0)
 }
 
-// process runs the lives of a process, one after another. It ends after the first life that no
-// fault has ended, or after the last life of the plan.
+// process runs the lives of a process, one after another. It ends after the first life that was not
+// ended by a fault, or after the maximum number of lives.
 func (w *world) process(i int) {
 	d := rand.New(rand.NewPCG(w.seed, 100+uint64(i)))
 	time.Sleep(time.Duration(d.Int64N(int64(w.timeout / 4))))
@@ -272,7 +272,7 @@ func (w *world) process(i int) {
 }
 
 // settle waits until all processes have ended their steps and the faults are over. Then it checks
-// the state that l has seen. Until then, the process is idle while the remaining faults happen.
+// the state that l has seen. Before that check, the process is idle during the remaining faults.
 func (w *world) settle(l *life) {
 	done := make(chan struct{})
 	go func() { w.busy.Wait(); <-w.healed; close(done) }()
@@ -341,9 +341,9 @@ func (w *world) connect(ctx context.Context, id int, d *rand.Rand, options ...zs
 	return zsync.Connect(ctx, strings.Join(hosts, ","), options...)
 }
 
-// Observe counts the life as cut short if its connection breaks during Close, because Close does
-// not wait for another connection. The connection can break long after a fault: after a late
-// handshake, the leader may assign the session to another member, and refuse the next write.
+// Observe counts the life as cut short if the connection breaks during Close: Close does not wait
+// for another connection. The connection can break long after a fault: after a late handshake, the
+// leader may assign the session to another member, and refuse the next write.
 func (l *life) Observe(e zsync.Event) {
 	if e.Kind == zsync.EventSuspended && l.closing.Load() != 0 && !l.closed.Load() {
 		l.w.cutShort.Add(1)
@@ -389,16 +389,16 @@ func (a *actor) pause() {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-a.alarm: // calls at the begin of a fault find the most defects
+	case <-a.alarm: // calls at the beginning of a fault find the most defects
 	case <-a.ctx.Done():
 	case <-a.over:
 	}
 }
 
-// gone reports whether the process has ended, or is about to end.
+// gone reports whether the process has ended or is about to end.
 func (l *life) gone() bool { return l.crashed.Load() || l.closing.Load() != 0 }
 
-// within returns a context that ends within a few messages, or late, or not at all.
+// within returns a context that ends within the time of a few messages, or later, or never.
 func (a *actor) within() (context.Context, context.CancelFunc) {
 	n := a.dice.IntN(6)
 	if a.w.day && a.dice.IntN(4) > 0 {
@@ -455,8 +455,8 @@ func (a *actor) hold() {
 	}
 }
 
-// read reads a znode every few milliseconds. The member of the session answers it without the
-// leader.
+// read reads a znode every few milliseconds. The member of the session answers each read without
+// the leader.
 func (a *actor) read(ctx context.Context) {
 	for d := time.Duration(mix(a.w.seed, 10, uint64(a.process)) % uint64(a.w.timeout/64)); ctx.Err() == nil; {
 		_, _, _ = a.s.Get(ctx, "/read")
@@ -469,7 +469,7 @@ func (a *actor) read(ctx context.Context) {
 	}
 }
 
-// outlast waits for a loss, for longer than the library may take to report it.
+// outlast waits for a report of a loss. It waits for longer than the library may take.
 func (a *actor) outlast(lost <-chan struct{}) {
 	timer := time.NewTimer(2 * a.w.timeout)
 	defer timer.Stop()
@@ -493,7 +493,7 @@ func (a *actor) glitch() {
 	go func() {
 		time.Sleep(after)
 		if kill {
-			for range times { // each reset hits the library while it repeats the requests that the last reset interrupted
+			for range times { // each reset comes while the library repeats the requests that the last reset has interrupted
 				a.w.net.kill(a.id(), -1)
 				time.Sleep(15*time.Millisecond + 3*after)
 			}
@@ -516,8 +516,8 @@ func (a *actor) doing(format string, args ...any) (done func()) {
 	return func() { a.waiting.Delete(a.name) }
 }
 
-// may checks the error of a call. A call may fail because of its context, because of the end of the
-// process, or with an error in others. may reports whether the call succeeded.
+// may checks the error of a call. The permitted causes are the end of its context, the end of the
+// process, and the errors in others. If the call succeeded, may returns true.
 func (a *actor) may(what string, ctx context.Context, err error, others ...error) bool {
 	switch {
 	case err == nil:
@@ -533,8 +533,8 @@ func (a *actor) may(what string, ctx context.Context, err error, others ...error
 	return false
 }
 
-// close closes the Session. It checks that Close returns, and that it first waits for the functions
-// or for its timeout.
+// close closes the Session. It checks that Close returns, but not before all functions have
+// returned or the timeout of Close has passed.
 func (l *life) close() {
 	if l.closing.CompareAndSwap(0, int64(time.Since(l.w.begun))+1) {
 		close(l.over)
@@ -585,8 +585,8 @@ func (w *world) fail(format string, args ...any) {
 	w.broken.Store(true)
 }
 
-// excused reports whether two processes may both believe that they hold at this moment, because of
-// a strike at t or the loss of all data.
+// excused reports whether two current holders are permitted at this moment, because of a strike at
+// t or a loss of all data.
 func (w *world) excused(t time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -598,7 +598,7 @@ func (w *world) excused(t time.Time) bool {
 	return false
 }
 
-// waiters lists the calls that have not returned.
+// waiters returns a list of the calls that have not returned.
 func (w *world) waiters() (text string) {
 	for _, l := range w.all {
 		l.waiting.Range(func(k, v any) bool {
@@ -653,12 +653,12 @@ const maxLogs = 16
 // or begins with the version that the log had before its last write.
 var isLog = regexp.MustCompile(`^_c_[-0-9a-f]{36}-receipt czxid \d+ version (\d+)(?: "(\d+)(?: barred)?")?$`)
 
-// swept matches the parents whose logs a consumer or a producer deletes after a day.
+// swept matches the parents whose logs are deleted after a day, by a consumer or a producer.
 var swept = regexp.MustCompile(`^/(queue|orders)-(senders|receipts)$`)
 
-// leftovers checks that the servers' tree has no ephemeral znode, and that an arena allows every
+// leftovers checks that the servers' tree has no ephemeral znode, and that an arena permits every
 // other znode. Logs of transactions remain only if lives were cut short. Their number is limited,
-// and zsync doctor --clean or a sweep of the queue deletes each of them.
+// and zsync doctor --clean or a sweep of the queue deletes each log.
 func (w *world) leftovers() {
 	logs, rest := map[string]int{}, map[string]string{}
 	for _, z := range w.tree() {
@@ -697,7 +697,7 @@ func number(s string) int {
 // A znode is a line of the servers' dump.
 type znode struct {
 	path, rest string
-	owner      int64 // the session that owns an ephemeral; otherwise 0
+	owner      int64 // the session that owns an ephemeral znode, or 0
 	container  bool
 }
 

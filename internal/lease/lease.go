@@ -1,8 +1,7 @@
-// Package lease computes until when a client may believe that its session lives.
+// Package lease computes the time until which a client may treat its session as alive.
 //
-// It knows only the packets that the client sends and receives, and their times. It has no clock,
-// no goroutine and no lock: the caller passes each instant and each answer. Package session sends
-// the requests that Next asks for.
+// The package has no clock, no goroutine and no lock. Its caller reports each packet that the
+// client sends or receives, with the time. Package session sends the requests that Next asks for.
 package lease
 
 import (
@@ -11,59 +10,60 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A Lease computes for how long a session is confirmed, which means that it cannot have ended.
+// A Lease computes how long a session stays confirmed. A confirmed session cannot have ended.
 //
-// The question is when the leader of the ensemble last had contact with the session, because only
-// the leader expires sessions. A learner is a server that is not the leader. It answers pings and
-// reads by itself. It reports the sessions of its clients to the leader only when the leader
-// asks, every half tick. So a single reply proves little, but the order of packets on a
-// connection proves more:
+// Only the leader of the ensemble expires sessions. So a Lease must find the latest time at which
+// the leader certainly had contact with the session. A learner is a server that is not the leader.
+// A learner answers pings and reads without the leader. Every half tick, the leader asks the
+// learner for the sessions of its clients. So a single reply proves little, but the order of
+// packets on a connection proves more:
 //
-//  1. A packet was sent at t and answered at q. So the learner had contact with the session before
-//     q.
-//  2. A write that was sent half a tick after q, or later, is answered. The leader had a quorum, so
-//     it was the leader when the write was sent. It asked the learner between q and the write. The
-//     question reached the learner ahead of the write's result, and the learner has answered it. So
-//     the contact is on its way to the leader: t is carried.
-//  3. A request that needs the leader was sent after the reply to the write, and is answered. The
-//     learner forwarded it to the leader after its answer to the question. So the leader has
-//     renewed the session later than t: t is confirmed.
+//  1. The client sends a packet at t and receives the reply at q. So the learner has had contact
+//     with the session before q.
+//  2. At least half a tick after q, the client sends a write, and the write is answered. The leader
+//     had a quorum for the write, so it was already the leader when the client sent the write. The
+//     leader asked the learner between q and the write. The learner received that question before
+//     the result of the write, and has answered it. So the learner's report of the contact is on
+//     the way to the leader: t is carried.
+//  3. After the reply to the write, the client sends a request that needs the leader, and the
+//     request is answered. The learner forwarded the request to the leader after the report. So the
+//     leader has renewed the session later than t: t is confirmed.
 //
-// A handshake that continues a session is confirmed by the first write behind it: the leader has
-// renewed the session after the handshake was sent. Each confirmed time is the sending of a packet,
+// If a handshake continues a session, the first answered write after the handshake confirms the
+// handshake's sending time: the leader has renewed the session after that time. A confirmed time is
 // never the time of a reply.
 //
-// A session that is confirmed at t does not end before t plus its timeout, whatever happens to
-// connections, servers and leaders. docs/design.md has the argument and its assumptions.
+// If a session is confirmed at t, it does not end before t plus its timeout, even if connections,
+// servers and leaders fail. docs/design.md has the argument and its assumptions.
 //
-// Step 3 accepts a sync only while the session is confirmed. Otherwise, the leader may have begun
-// to end the session, and a renewal comes too late. In that state, the leader refuses a write, but
-// answers a sync.
+// Step 3 accepts a sync only while the session is confirmed. Later, the leader may have begun to
+// end the session, and a renewal would be too late. A leader that ends a session refuses its writes
+// but still answers its syncs.
 //
 // A Lease is not safe for concurrent use.
 type Lease struct {
 	Sure  *Instant // the latest t that is confirmed; nil if there is none
-	Heard Instant  // sending time of the newest answered packet; zero before the first
+	Heard Instant  // sending time of the newest answered packet; zero before the first reply
 
 	timeout time.Duration // of the session
-	events  int64         // number of packets sent and answered; orders packets with equal times
+	events  int64         // counts the packets sent and the replies; orders packets with equal times
 	conn    int64         // value of events when the present connection began
-	moved   Instant       // when the latest part of a long packet was sent or read
+	moved   Instant       // time at which the latest part of a long packet was sent or read
 
 	// tried is the sending time of an unanswered handshake, or nil if there is none. If the leader has
-	// received that handshake, it may use a timeout as short as least.
+	// received the handshake, the leader may use a timeout as short as least.
 	tried *Instant
 	least time.Duration
-	lower time.Duration // timeout of the session once handshake is confirmed; 0 if it does not change
+	lower time.Duration // the session timeout after handshake is confirmed; 0 if that is the present timeout
 
 	// Of the present connection, each oldest first:
-	handshake *Stamp    // sending of the handshake that continued the session; nil once confirmed
-	pending   bool      // the write that confirms handshake was sent with the handshake
+	handshake *Stamp    // the handshake that continued the session; nil after it is confirmed
+	pending   bool      // the client sent a write together with handshake, to confirm it
 	seen      []contact // answered, not carried
 	carried   []carried // carried, not confirmed
 }
 
-// A Stamp says when a packet was sent, by clock and by order.
+// A Stamp is the sending time of a packet and its place in the order of packets.
 type Stamp struct {
 	At    time.Time
 	event int64
@@ -73,11 +73,11 @@ type Stamp struct {
 // A contact is a packet that was answered.
 type contact struct{ sent, answered time.Time }
 
-// A carried is a packet whose contact the learner has reported in an answer to the leader. It is
-// not known whether that answer has arrived.
+// A carried is a packet that passed step 2: the learner has reported its contact to the leader. The
+// report may not have arrived yet.
 type carried struct {
 	sent  time.Time
-	event int64 // value of events when that became known
+	event int64 // value of events at the end of step 2
 }
 
 // A Proof is a conclusion from the reply to a request.
@@ -85,39 +85,40 @@ type Proof int
 
 const (
 	Nothing Proof = iota // a refusal that any server may make
-	Server               // our server has had contact with the session
-	Leader               // the request has reached a server that our server took for the leader
-	Quorum               // a leader has committed it with a quorum
+	Server               // the client's server has had contact with the session
+	Leader               // the request has reached a server that the client's server took for the leader
+	Quorum               // a leader has committed the request with a quorum
 )
 
-// Shares of the session timeout. Two more are the functions gap and belief.
+// Shares of the session timeout. The functions gap and belief return two more shares.
 const (
-	// Silence is the share after which a connection without a reply is closed. It leaves time to
-	// try another server.
+	// Silence is the share after which a connection without a reply is closed. The rest of the timeout
+	// is enough to try another server.
 	Silence = 1.0 / 2
-	// patience is the share after which a session without holds is abandoned if no server answers.
-	// Its waiters then continue in another session.
+	// patience is the share after which the client abandons a session without holds, if no server
+	// answers. The session's waiters then continue in another session.
 	patience = 3.0 / 4
 )
 
-// PingEvery is the interval between pings. It is a little shorter than the gap, so in each gap the
-// server answers a packet. If a write at the end of the next gap is
-// answered, that packet is carried. So the next confirmation comes at most two gaps after the last one, even in the first cycle of a connection.
+// PingEvery is the interval between pings. The interval is a little shorter than the gap, so the
+// server answers at least one packet in each gap. A write one gap later carries that packet. So a
+// confirmation comes at most two gaps after the last one, even at the start of a connection.
 func PingEvery(timeout time.Duration) time.Duration { return timeout / 4 }
 
-// gap is the time that must pass between a reply and a later write. Then the leader has certainly
-// asked the learner between the two. The leader asks every half tick, and a session timeout is at
-// least two ticks. So gap is a quarter of the timeout, and a little more for a leader that is late.
+// gap is a time in which the leader certainly asks the learner at least once. Step 2 needs a gap
+// between a reply and a later write. The leader asks every half tick, and a session timeout is at
+// least two ticks. So gap is a quarter of the timeout, plus a little for a leader that is late.
 func (v *Lease) gap() time.Duration { return v.timeout / 40 * 11 }
 
-// belief is how long holds count as held after the latest t that is confirmed. The last tenth of
-// the timeout is time to report the loss to holders, and a margin for clocks whose rates differ.
+// belief is the time for which holds count as held after the latest confirmed t. The last tenth of
+// the timeout is left for two purposes: to report the loss to holders, and to allow for clocks
+// whose rates differ.
 func (v *Lease) belief() time.Duration { return v.timeout / 10 * 9 }
 
-// New returns the lease of a session that will ask for this timeout.
+// New returns the lease of a new session. The client will ask the server for this timeout.
 func New(timeout time.Duration) Lease { return Lease{timeout: timeout} }
 
-// Confirmed returns for how much longer the session is confirmed; it may be negative.
+// Confirmed returns the time until the session is no longer confirmed. The result may be negative.
 func (v *Lease) Confirmed(now time.Time) time.Duration {
 	if v.Sure == nil {
 		return 0
@@ -129,8 +130,9 @@ func (v *Lease) Confirmed(now time.Time) time.Duration {
 	return left
 }
 
-// Left returns for how much longer the session counts as alive if no further reply comes. A session
-// with holds counts as alive while it is confirmed. Without holds, patience limits the time.
+// Left returns the time until the client must abandon the session, if no further reply comes. A
+// session with holds is abandoned when it is no longer confirmed. A session without holds is
+// abandoned after the share patience of the timeout.
 func (v *Lease) Left(now time.Time, holds bool) time.Duration {
 	timeout := v.timeout
 	if v.lower > 0 {
@@ -144,18 +146,18 @@ func (v *Lease) Left(now time.Time, holds bool) time.Duration {
 	}
 	idle := v.Heard.Since(now)
 	if !v.moved.Mono.IsZero() {
-		idle = min(idle, v.moved.Since(now)) // while a long packet moves, no reply can come
+		idle = min(idle, v.moved.Since(now)) // no reply can arrive during a long packet
 	}
 	return time.Duration(float64(timeout)*patience) - idle
 }
 
-// Moved records that a part of a long packet was sent or read. It keeps a session without holds
-// alive, and confirms nothing.
+// Moved is called after a part of a long packet was sent or read. The call extends Left for a
+// session without holds. It confirms nothing.
 func (v *Lease) Moved(now time.Time) { v.moved = At(now) }
 
-// Trying records that a handshake is about to be sent. The handshake continues the session, and
-// least is the shortest timeout that the server may grant. If several handshakes are unanswered,
-// Trying keeps the handshake after which the session can end first.
+// Trying is called before a handshake is sent that continues the session. least is the shortest
+// timeout that the server may grant. If several handshakes are unanswered, the lease keeps only the
+// handshake after which the session can end first.
 func (v *Lease) Trying(now time.Time, least time.Duration) {
 	if least >= v.timeout || v.tried != nil && v.least-v.tried.Since(now) <= least {
 		return
@@ -164,22 +166,21 @@ func (v *Lease) Trying(now time.Time, least time.Duration) {
 	v.tried, v.least = &m, least
 }
 
-// Connected records the answer to a handshake; asked is the sending time of the handshake. If the
-// session is new, a quorum has committed it after that time. If the handshake continues the
-// session, it has reached a leader, which has renewed the session. But another leader may have
-// replaced that leader by then.
+// Connected records the reply to the handshake that was sent at asked. If the session is new, a
+// quorum has committed its creation since then. If the handshake continues the session, a leader
+// has renewed the session. But another leader may already have replaced that leader.
 func (v *Lease) Connected(asked time.Time, isNew bool, timeout time.Duration) {
 	v.heard(asked)
 	if v.tried != nil && v.tried.Mono.Equal(asked) {
-		v.tried = nil // this is the answer, and it grants timeout
+		v.tried = nil // this reply grants timeout, so least no longer matters
 	}
 	switch {
 	case isNew:
 		v.timeout = timeout
 		v.confirm(asked)
 	case timeout < v.timeout:
-		// If the leader has renewed the session, it uses the shorter timeout from then on. If it was no
-		// longer the leader, the earlier confirmation still holds unchanged.
+		// If the server that renewed the session was still the leader, the shorter timeout is valid from
+		// now on. If not, the earlier confirmation is still valid, with the longer timeout.
 		v.Trying(asked, timeout)
 		v.lower = timeout
 	}
@@ -191,11 +192,11 @@ func (v *Lease) Connected(asked time.Time, isNew bool, timeout time.Duration) {
 	}
 }
 
-// Confirming records that the write that confirms the present handshake was sent with it.
+// Confirming is called if the client sends a confirming write together with the present handshake.
 func (v *Lease) Confirming() { v.pending = true }
 
-// Wrote reports whether a write was answered over the present connection. It also reports true if
-// the session began with this connection.
+// Wrote reports whether a write was answered over the present connection, or the session began with
+// this connection.
 func (v *Lease) Wrote() bool { return v.handshake == nil }
 
 // Sending returns the stamp of a request that is about to be sent.
@@ -204,9 +205,9 @@ func (v *Lease) Sending(now time.Time) Stamp {
 	return Stamp{now, v.events, v.conn}
 }
 
-// Answered records that the request s was answered, and with which proof. It reports whether that
-// confirms a later time. It takes the steps from the last to the first. So no answer takes one
-// packet through two steps.
+// Answered records the reply to request s, which gives proof p. It reports whether the reply
+// confirms a later time. Answered takes step 3 first and step 1 last, so that one reply never takes
+// a packet through two steps.
 func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	v.heard(s.At)
 	if s.conn != v.conn || p == Nothing {
@@ -215,20 +216,19 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	before := v.Sure
 	v.events++
 	if p == Quorum && v.handshake != nil {
-		// The leader renewed the session after the handshake was sent. The write proves that it was
-		// still the leader. It does not renew the session, so it confirms no later time.
+		// A leader renewed the session after the handshake was sent. The write proves that it was still
+		// the leader. A write does not renew the session, so it confirms no later time.
 		v.confirm(v.handshake.At)
-		// The leader has received this handshake, and uses the timeout that the server has granted. An
-		// earlier unanswered handshake has reached the leader before this one, or is lost. design.md
-		// names the exception.
+		// The leader has received this handshake, and uses the timeout that the server has granted. Each
+		// earlier unanswered handshake reached the leader before this one, or is lost. design.md names
+		// the exception.
 		v.handshake, v.tried = nil, nil
 		if v.lower > 0 {
 			v.timeout, v.lower = v.lower, 0
 		}
 	}
-	// Step 3: s is the request after the write. It confirms the time at which the carried packet
-	// was sent. It does not confirm its own time, which is later: the leader need not have learned
-	// of s.
+	// Step 3: s is the request after the write. It confirms the sending time of the carried packet. It
+	// does not confirm the sending time of s itself: the leader need not have learned of s.
 	if p == Quorum || p == Leader && v.Confirmed(now) > 0 {
 		for i := len(v.carried) - 1; i >= 0; i-- {
 			if v.carried[i].event < s.event {
@@ -238,17 +238,17 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 			}
 		}
 	}
-	if p == Quorum { // step 2: s is the write, and carries the latest packet that is old enough
+	if p == Quorum { // step 2: s is the write, and carries the latest packet that was answered a gap before s
 		if i := v.ripe(s.At); i >= 0 {
 			v.carried = append(v.carried, carried{v.seen[i].sent, v.events})
 			v.seen = v.seen[i+1:]
 		}
 	}
-	// Step 1. A few packets, some time apart, are enough.
+	// Step 1. v.seen needs only a few packets, some time apart.
 	if n := len(v.seen); n == 0 || s.At.Sub(v.seen[n-1].sent) >= v.gap()/8 {
-		// Each write without a reply was sent within the last Silence × timeout: otherwise, the
-		// connection would be closed by now. Of the packets that even the earliest such write would
-		// carry, only the latest is needed.
+		// Every unanswered write was sent within the last Silence × timeout, because the connection would
+		// be closed by now if a write were older. So each of these writes carries the packet that is ripe
+		// for the oldest possible write, or a later packet. v.seen does not need earlier packets.
 		if i := v.ripe(now.Add(-time.Duration(Silence * float64(v.timeout)))); i > 0 {
 			v.seen = v.seen[i:]
 		}
@@ -259,7 +259,7 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 
 // ripe takes the sending time of a write. It returns the index in v.seen of the latest packet that
 // the write would carry, or -1 if the write would carry none. ripe uses the monotonic clock, which
-// can only be too slow: that clock stops while the machine sleeps.
+// stops while the machine sleeps. So the measured time can be too short, but not too long.
 func (v *Lease) ripe(at time.Time) int {
 	i := len(v.seen) - 1
 	for i >= 0 && at.Sub(v.seen[i].answered) < v.gap() {
@@ -275,22 +275,23 @@ func (v *Lease) confirm(t time.Time) {
 	}
 }
 
-// heard takes the sending time of a packet that has been answered.
+// heard records the sending time of an answered packet.
 func (v *Lease) heard(at time.Time) {
 	if at.After(v.Heard.Mono) {
 		v.Heard = At(at)
 	}
 }
 
-// Next returns which proof must be requested to confirm a later time, and how long that can wait.
-// If urgent is set, the only reason to wait is that no packet is ripe yet.
+// Next returns the proof that the client needs next to confirm a later time. The client may wait
+// for the time wait before it sends the request. If urgent is set, wait is positive only if no
+// packet is ripe yet.
 func (v *Lease) Next(now time.Time, urgent bool) (p Proof, wait time.Duration) {
 	if v.Sure != nil && !urgent {
 		wait = 2*v.gap() - v.Sure.Since(now)
 	}
 	switch {
 	case v.handshake != nil && v.pending && !urgent:
-		// The confirming write has no reply yet. If the reply is late, another write is due.
+		// The client waits a little for the reply to the confirming write before it sends another write.
 		return Quorum, v.timeout/20 - now.Sub(v.handshake.At)
 	case v.handshake != nil:
 		return Quorum, 0
@@ -302,12 +303,13 @@ func (v *Lease) Next(now time.Time, urgent bool) (p Proof, wait time.Duration) {
 	return Quorum, wait
 }
 
-// Timeout returns the session timeout that the lease uses.
+// Timeout returns the present session timeout.
 func (v *Lease) Timeout() time.Duration { return v.timeout }
 
 // ProofOf returns the proof in a reply with this code to a request of type op. For a transaction,
-// code is its code as a whole. If a server can refuse a request by itself, for lack of permission
-// for example, the refusal proves nothing. A refusal by the leader is committed like any write.
+// code is the code of the whole transaction. Some refusals, such as a refusal for lack of
+// permission, can come from any server. These refusals prove nothing. Only the leader gives the
+// other refusals of a write, and a quorum commits them like a write.
 func ProofOf(op, code int32) Proof {
 	switch op {
 	case wire.OpCreate, wire.OpCreateContainer, wire.OpDelete, wire.OpSetData, wire.OpMulti:
@@ -328,16 +330,16 @@ func ProofOf(op, code int32) Proof {
 }
 
 // An Instant is a time by two clocks. The monotonic clock is never set, but it stops while the
-// machine sleeps or migrates, and the servers do not stop. The wall clock continues, or is set when
-// the machine is back, but it may also be set at any other time. The clock that shows the later
-// time counts: to abandon a session without need does less harm than to trust a session that has
-// ended.
+// machine sleeps or migrates. The servers do not stop then. The wall clock counts the time of a
+// sleep, or is set afterwards. But the wall clock may also be set at any other time. So the clock
+// that shows more elapsed time counts. To abandon a session without need does less harm than to
+// trust a session that has ended.
 type Instant struct{ Mono, Wall time.Time }
 
-// At returns t by both clocks.
+// At returns t as an Instant.
 func At(t time.Time) Instant { return Instant{Mono: t, Wall: t.Round(0)} }
 
-// Since returns how long ago m was, by the clock that gives the longer time.
+// Since returns the time from m to now, by the clock on which more time has passed.
 func (m Instant) Since(now time.Time) time.Duration {
 	return max(now.Sub(m.Mono), now.Round(0).Sub(m.Wall))
 }

@@ -1,5 +1,5 @@
-// Package marks has the data by which zsync and its tools recognize znodes with certainty.
-// Other libraries neither write nor read them.
+// Package marks defines the data by which zsync and its tools recognize znodes with certainty.
+// Other libraries do not write or read these data.
 package marks
 
 import (
@@ -9,16 +9,17 @@ import (
 )
 
 const (
-	// Gate, followed by the owner, is the data of the znode of a closed Barrier.
+	// Gate begins the data of a closed Barrier's znode. The owner follows.
 	Gate = "zsync: closed by "
 	// Map is the data of the znode whose children are the keys of a Map.
 	Map = "zsync map"
-	// Dir is the data of the parent znode of a primitive. If that znode has other data, Dir is
-	// their last line: see [Mark].
+	// Dir is the data of the parent znode of a primitive. If the znode also stores other data, Dir is
+	// the last line: see [Mark].
 	Dir = "zsync directory"
 )
 
-// Mark returns the data of the parent znode of a primitive that stores data there.
+// Mark adds the mark, a last line with Dir, to the data that a primitive stores in its parent
+// znode.
 func Mark(data []byte) []byte { return append(append(bytes.Clone(data), '\n'), Dir...) }
 
 // IsDir reports whether data is the data of the parent znode of a primitive.
@@ -26,7 +27,7 @@ func IsDir(data []byte) bool {
 	return string(data) == Dir || bytes.HasSuffix(data, []byte("\n"+Dir))
 }
 
-// Unmark returns data without the mark.
+// Unmark returns the data of a parent znode without the mark.
 func Unmark(data []byte) []byte {
 	if string(data) == Dir {
 		return nil
@@ -34,8 +35,8 @@ func Unmark(data []byte) []byte {
 	return bytes.TrimSuffix(data, []byte("\n"+Dir))
 }
 
-// Within returns the owner of a session, followed by the sessions whose commands have started its
-// process. These commands wait for the end of the process.
+// Within returns data with an owner and the sessions of outer commands: commands that have started
+// the owner's process and wait for its end.
 func Within(owner string, sessions []string) string {
 	if len(sessions) == 0 {
 		return owner
@@ -45,7 +46,7 @@ func Within(owner string, sessions []string) string {
 
 var within = regexp.MustCompile(`^(.*) within((?: 0x[0-9a-f]{1,16})+)$`)
 
-// Outer returns the owner and the sessions from which [Within] has made data.
+// Outer is the inverse of [Within]: it returns the owner and the sessions in data.
 func Outer(data string) (owner string, sessions []string) {
 	m := within.FindStringSubmatch(data)
 	if m == nil {

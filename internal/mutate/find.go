@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// A mutant is one small change of the library. Its edits leave the code as it is until the mutant is
+// A mutant is one small change of the library. Its edits do not change what the code does until the mutant is
 // switched on.
 type mutant struct {
 	number int    // of all possible mutants, in the order of the source
@@ -24,25 +24,25 @@ type mutant struct {
 	text   string // the code that changes
 
 	edits []edit
-	// The mutant has caused an error of the compiler if the error is in the lines from line to last, or in the line
-	// end, where the compiler misses a return.
+	// A compiler error belongs to the mutant if it is in the lines from line to last. It may also be in the line end,
+	// at which the compiler reports a missing return.
 	last, end int
 }
 
-// String identifies the mutant in a file of results.
+// String returns the text that identifies the mutant in a file of results.
 func (m *mutant) String() string {
 	return fmt.Sprintf("%d %s/%s:%d:%d %s", m.number, m.dir, m.file, m.line, m.column, m.kind)
 }
 
-// An edit puts a text at an offset of the file, in place of the first cut bytes there. At one offset, the
-// ends of expressions come before the beginnings.
+// An edit replaces cut bytes at an offset of the file with a text. At the same offset, edits at the ends of
+// expressions come before edits at beginnings.
 type edit struct {
 	offset, cut int
 	text        string
 	ends        bool
 }
 
-// A finder finds the mutants of files, the outer before the inner.
+// A finder finds the mutants of files. It finds an outer mutant before the mutants inside it.
 type finder struct {
 	mutants []*mutant
 
@@ -98,7 +98,8 @@ func (f *finder) source(dir, file, text string) error {
 	return nil
 }
 
-// function finds the mutants of a function's body. A return needs the results of its own function.
+// function finds the mutants of a function's body. For a return, it uses the result types of the innermost
+// function.
 func (f *finder) function(typ *ast.FuncType, body *ast.BlockStmt) {
 	defer func(end int) { f.end = end }(f.end)
 	f.end = f.fset.Position(body.Rbrace).Line
@@ -140,7 +141,7 @@ func (f *finder) function(typ *ast.FuncType, body *ast.BlockStmt) {
 		case *ast.BinaryExpr:
 			f.binary(n)
 		case *ast.ReturnStmt:
-			if len(n.Results) == len(results) { // else it returns the results of one call
+			if len(n.Results) == len(results) { // if the numbers differ, the statement returns the results of one call
 				for i, e := range n.Results {
 					switch results[i] {
 					case "bool":
@@ -151,14 +152,14 @@ func (f *finder) function(typ *ast.FuncType, body *ast.BlockStmt) {
 				}
 			}
 		case *ast.GenDecl:
-			return n.Tok == token.VAR // constants stay constants
+			return n.Tok == token.VAR // a constant must stay a constant
 		}
 		return true
 	})
 }
 
-// statements leaves each statement of a list out. The last return of a function stays: without it, the function
-// does not compile or does the same.
+// statements adds a mutant for each statement of a list, which leaves the statement out. The last return of a
+// function has no mutant: without it, the function does not compile or does the same.
 func (f *finder) statements(list []ast.Stmt, wholeBody bool) {
 	for i, s := range list {
 		switch s := s.(type) {
@@ -191,12 +192,12 @@ func isBlank(list []ast.Expr) bool {
 }
 
 func (f *finder) negate(cond ast.Expr) {
-	if cond != nil { // a loop can be without
+	if cond != nil { // a loop may have no condition
 		f.wrap(cond, "negate", "mutantNot(%d, ", ")")
 	}
 }
 
-// compared names the helpers of the comparisons that have a bound.
+// compared maps each comparison with a bound to the name of its helper.
 var compared = map[token.Token]string{
 	token.LSS: "mutantLess(%d, ", token.LEQ: "mutantLessOrEqual(%d, ", token.GTR: "mutantGreater(%d, ", token.GEQ: "mutantGreaterOrEqual(%d, ",
 }
@@ -219,7 +220,8 @@ func (f *finder) binary(e *ast.BinaryExpr) {
 	m.edits = append(m.edits, edit{offset: f.offset(e.OpPos), cut: len(e.Op.String()), text: ", "})
 }
 
-// wrap adds the mutant whose change is between two texts around a node. The first names the mutant's number.
+// wrap adds a mutant that puts one text before a node and one after it. The first text contains the mutant's
+// number.
 func (f *finder) wrap(n ast.Node, kind, before, after string) *mutant {
 	at := f.fset.Position(n.Pos())
 	number := len(f.mutants)
@@ -238,7 +240,7 @@ func (f *finder) wrap(n ast.Node, kind, before, after string) *mutant {
 
 func (f *finder) offset(p token.Pos) int { return f.fset.Position(p).Offset }
 
-// short puts a piece of code in one line of at most a hundred bytes.
+// short returns a piece of code as one line of at most a hundred bytes.
 func short(code string) string {
 	code = strings.Join(strings.Fields(code), " ")
 	if len(code) > 100 {

@@ -18,7 +18,8 @@ import (
 	"time"
 )
 
-// A judge is a test binary with arguments. It has all chosen mutants in it, and the environment switches one on.
+// A judge is a test binary with arguments. The binary contains all chosen mutants, and the environment switches
+// one on.
 type judge struct {
 	name    string
 	dir     string // the package of the tests
@@ -28,7 +29,7 @@ type judge struct {
 	took    time.Duration
 }
 
-// first returns the judges of all mutants, in the order of their cost.
+// first returns the judges of all mutants, the cheapest first.
 func first(dirs []string) (all []*judge) {
 	for _, dir := range dirs {
 		all = append(all, &judge{name: "own tests", dir: dir, only: dir, args: []string{"-test.skip=EveryWay"}})
@@ -40,7 +41,7 @@ func first(dirs []string) (all []*judge) {
 	return all
 }
 
-// others are the packages whose tests judge the mutants that survive: each test is a judge.
+// others lists the packages whose tests judge the surviving mutants. Each test is a judge.
 var others = []string{
 	"internal/suite/model", ".", "internal/suite/cancel", "internal/suite/cases", "internal/suite/closing", "internal/suite/doublebarrier", "internal/suite/lag",
 	"internal/suite/linear", "internal/suite/locks", "internal/suite/loss", "internal/suite/observe", "internal/suite/queue",
@@ -69,8 +70,8 @@ func binary(dir, folder string) string {
 
 var errorAt = regexp.MustCompile(`(?m)^(\S+?\.go):(\d+):(\d+): `)
 
-// compilable drops the chosen mutants that do not compile, and returns the rest. If several mutants are in a line with an
-// error, it drops them all.
+// compilable drops the chosen mutants that do not compile, and returns the rest. If a line with an error has
+// several mutants, it drops them all.
 func compilable(dirs []string, chosen []*mutant, total int, folder string) (rest []*mutant, overlay string, err error) {
 	for range 50 {
 		if overlay, err = switchable(dirs, chosen, total, folder); err != nil {
@@ -99,8 +100,8 @@ func compilable(dirs []string, chosen []*mutant, total int, folder string) (rest
 	return nil, "", errors.New("still does not compile")
 }
 
-// record runs a judge without a mutant. It must pass. Afterwards it is known which mutants it reaches, and how
-// long it takes.
+// record runs a judge without a mutant, and the judge must pass. It records the mutants that the judge reaches,
+// and the time that the judge takes.
 func (j *judge) record(total int) error {
 	name := filepath.Join(*folder, "record")
 	if err := os.WriteFile(name, make([]byte, total), 0o644); err != nil {
@@ -116,8 +117,8 @@ func (j *judge) record(total int) error {
 	return err
 }
 
-// each returns judges with all tests of a package: a test of half a second or more is one, and shorter tests share
-// one. A test that fails without a mutant is left out.
+// each returns judges for all tests of a package. A test of half a second or more is a separate judge, and shorter
+// tests share a judge. A test that fails without a mutant is left out.
 func each(dir string, total int) (all []*judge, err error) {
 	measured, err := measuredOf(dir)
 	if err != nil {
@@ -147,7 +148,7 @@ func each(dir string, total int) (all []*judge, err error) {
 	return together(all), measured.save()
 }
 
-// measurements are the tests of a binary, as measured without a mutant. A file keeps them for the next run.
+// measurements has the tests of a binary, as measured without a mutant. A file stores them for the next run.
 type measurements struct {
 	file   string
 	Binary string // a hash
@@ -168,7 +169,7 @@ func measuredOf(dir string) (*measurements, error) {
 	hash := fmt.Sprintf("%x", sha256.Sum256(code))
 	m := &measurements{}
 	if text, err := os.ReadFile(file + ".json"); err == nil {
-		json.Unmarshal(text, m) // else there is nothing to use
+		json.Unmarshal(text, m) // after an error, all tests are measured again
 	}
 	if m.Binary != hash {
 		m = &measurements{Binary: hash, Tests: map[string]measurement{}}
@@ -185,7 +186,7 @@ func (m *measurements) save() error {
 	return os.WriteFile(m.file, text, 0o644)
 }
 
-// together makes one judge of short tests that follow each other.
+// together makes one judge from consecutive short tests.
 func together(tests []*judge) (all []*judge) {
 	for _, j := range tests {
 		if len(all) == 0 || all[len(all)-1].took+j.took > time.Second/2 || all[len(all)-1].name != j.name {
@@ -216,7 +217,8 @@ var panicked = regexp.MustCompile(`(?m)^(?:panic|fatal error): (.*)`)
 func (j *judge) run(number int, limit time.Duration, env ...string) verdict {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	// A mutant may allocate without end. The tests need 1 GB, and Go reserves more than it uses.
+	// A mutant may allocate memory without end, so there is a limit. The tests need 1 GB, and Go reserves more than
+	// it uses.
 	cmd := exec.CommandContext(ctx, "sh", append([]string{"-c", `ulimit -v 8000000; exec "$@"`, "sh", binary(j.dir, *folder), "-test.failfast"}, j.args...)...)
 	cmd.Dir = j.dir
 	cmd.Env = append(append(os.Environ(), fmt.Sprintf("ZSYNC_MUTANT=%d", number)), env...)
@@ -239,8 +241,8 @@ func (j *judge) run(number int, limit time.Duration, env ...string) verdict {
 	return v
 }
 
-// limit is how long the judge may take for a mutant. A test that hangs exceeds it. A test that is slow, because the
-// machine has other work, does not.
+// limit is the maximum time of the judge for a mutant. A test that hangs takes longer. A test that is slow because
+// the machine has other work does not.
 func (j *judge) limit() time.Duration {
 	return 10*time.Second + 6*j.took
 }

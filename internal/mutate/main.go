@@ -1,5 +1,5 @@
-// Command mutate measures whether the tests find small faults of the library. It changes one place of the
-// library at a time, a mutant, and runs the tests:
+// Command mutate measures whether the tests find small faults of the library. A mutant is a change of the library
+// at one place. The command runs the tests with one mutant at a time:
 //
 //	go run ./internal/mutate -n 440 -seed 1 -results FILE
 //
@@ -11,29 +11,31 @@
 //   - omit: a statement is left out (a call, an assignment, go, defer, send, break, continue, return).
 //   - bound: a bound moves by one (< is <=, <= is <, > is >=, >= is >; a number that is added or subtracted is
 //     one less).
-//   - return: a bool that is returned is negated; nil is returned for an error, or an error for nil.
+//   - return: a returned bool is negated; a returned error becomes nil, or a returned nil becomes an error.
 //
-// The seed chooses the mutants among all places of all six packages, so a package with more code has more of them.
-// A mutant that does not compile does not count.
+// The seed chooses the mutants among all places of all six packages. So a larger package has more mutants. A
+// mutant that does not compile does not count.
 //
-// All chosen mutants are compiled into the tests together, each switched off, by an overlay of the go command.
-// The environment switches one on (ZSYNC_MUTANT). So each test binary is built once, and the tree stays as it is.
+// An overlay of the go command compiles all chosen mutants into the tests, each switched off. The environment
+// variable ZSYNC_MUTANT switches one on. So each test binary is built once, and the source tree does not change.
 //
 // # Judges
 //
-// The judges are tests, tried in the order of their cost: the package's own tests, random programs of internal/fleet
-// (its 120 programs), and the exhaustive tests. The first that fails kills the mutant; a panic and a timeout kill as
-// well. The other tests judge the survivors, a few at a time: the models, the tests of the primitives and the
-// suites. The tests that take least time come first, and -budget bounds the time for each mutant.
+// The judges are tests. The cheapest run first: the package's own tests, then the 120 random programs of
+// internal/fleet, then the exhaustive tests. The first judge that fails kills the mutant. A panic or a timeout
+// also kills it. Further tests judge the surviving mutants, a few tests at a time: the models, the tests of the
+// primitives and the suites. The shortest tests come first, and -budget limits the time for each mutant.
 //
-// First, each judge runs without a mutant: it must pass, and shows which mutants it reaches. A judge is not asked
-// about the others. After each 50 mutants, the first judges run again without a mutant. The results say if one
-// failed, for then it kills by chance. The other tests are measured once for each state of their binary.
+// Before all mutants, each judge runs without a mutant. It must pass, and this run shows the mutants that the
+// judge reaches. The judge does not run for other mutants. After each 50 mutants, the first judges run again
+// without a mutant. If one fails, the results say so, because that judge may kill mutants by chance. The further
+// tests are measured once for each state of their binary.
 //
 // # Results
 //
-// Each mutant has a line in the file of results, and a second if it is judged by the other tests, too. A run
-// skips the mutants that have a line there. The command prints a table of them at the end, or by -table alone.
+// Each mutant has a line in the file of results. If the further tests judge the mutant, it has a second line. A
+// run skips mutants that already have a line. At the end, the command prints a table of the results. With -table,
+// it only prints the table.
 package main
 
 import (
@@ -110,14 +112,14 @@ func run() error {
 	return nil
 }
 
-// choose picks n mutants. They are in a random order, so that a run that is stopped has judged a random sample.
+// choose returns n random mutants in a random order. So even a run that is stopped has judged a random sample.
 func choose(possible []*mutant, n int, seed uint64) []*mutant {
 	chosen := slices.Clone(possible)
 	rand.New(rand.NewPCG(seed, 0)).Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
 	return chosen[:min(n, len(chosen))]
 }
 
-// fingerprint is a hash of the sources. Results are valid for one state of the sources.
+// fingerprint returns a hash of the sources. Results are valid only for sources with this hash.
 func fingerprint() string {
 	h := sha256.New()
 	for _, dir := range packages {
@@ -130,7 +132,7 @@ func fingerprint() string {
 	return fmt.Sprintf("%x", h.Sum(nil)[:6])
 }
 
-// judgeFirst has the first judges judge the mutants that have no result yet.
+// judgeFirst runs the first judges on the mutants that have no result yet.
 func (r *record) judgeFirst(mutants []*mutant) error {
 	mutants = slices.DeleteFunc(slices.Clone(mutants), func(m *mutant) bool {
 		return r.verdict[m.String()] != "" && m.number != *only || *only >= 0 && m.number != *only
@@ -171,7 +173,7 @@ func (r *record) control() error {
 	return err
 }
 
-// judgeSurvivors has the other tests judge the mutants that survived the first judges.
+// judgeSurvivors runs the other tests on the mutants that survived the first judges.
 func (r *record) judgeSurvivors(mutants []*mutant) error {
 	for _, m := range mutants {
 		unreached := "not reached"
@@ -195,7 +197,7 @@ func (r *record) judgeSurvivors(mutants []*mutant) error {
 	return nil
 }
 
-// measureOthers builds the other tests and runs them without a mutant, once.
+// measureOthers builds the other tests, and runs them once without a mutant.
 func (r *record) measureOthers() error {
 	if r.others != nil {
 		return nil
@@ -219,8 +221,9 @@ func (r *record) measureOthers() error {
 	return nil
 }
 
-// judge has judges judge a mutant, and appends its line. The verdict is "killed", unreached if no judge reaches it, or
-// survived. A budget bounds the judges' time, as measured without a mutant.
+// judge runs judges on a mutant, and appends its line. The verdict is "killed", the text unreached if no judge
+// reaches the mutant, or the text survived. The budget limits the total time of the judges, as measured without a
+// mutant.
 func (r *record) judge(m *mutant, all []*judge, unreached, survived string, budget time.Duration) error {
 	began, verdict, by, which := time.Now(), unreached, "", ""
 	var used time.Duration
@@ -246,7 +249,7 @@ func (r *record) judge(m *mutant, all []*judge, unreached, survived string, budg
 	return err
 }
 
-// A record is the file of results, and the last verdict of each mutant in it.
+// A record has the file of results, and the last verdict of each mutant in the file.
 type record struct {
 	file    *os.File
 	verdict map[string]string
@@ -278,13 +281,14 @@ func openResults(name, head string) (*record, error) {
 	return r, err
 }
 
-// printTable prints how many mutants of each package each judge was the first to kill.
+// printTable prints a table: for each package and each judge, the number of mutants that the judge was the first
+// to kill.
 func printTable(out io.Writer, name string) error {
 	text, err := os.ReadFile(name)
 	if err != nil {
 		return err
 	}
-	last := map[string][]string{} // by mutant, the fields of its last line
+	last := map[string][]string{} // by mutant: the fields of its last line
 	for line := range strings.Lines(string(text)) {
 		if field := strings.Split(line, "\t"); len(field) > 2 {
 			last[field[0]] = field

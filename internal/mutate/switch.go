@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// helpers is the file that each changed package gets. mutantAt reports whether the environment
-// switches a mutant on. In a run that records, it marks in a file that the mutant's place was reached.
+// helpers is a file that is added to each changed package. Its function mutantAt reports whether the environment
+// switches a mutant on. In a recording run, mutantAt also marks in a file that the mutant's place was reached.
 const helpers = `package %s
 
 import (
@@ -82,13 +82,13 @@ func mutantSubtract[T mutantInteger](n int, a, b T) T {
 }
 `
 
-// switchable writes the packages with all chosen mutants in them, each switched off, into a folder, and an
+// switchable writes the packages into a folder, with all chosen mutants, each switched off. It also writes an
 // overlay for the go command that names the written files. total is the number of all possible mutants.
 func switchable(dirs []string, chosen []*mutant, total int, folder string) (overlay string, err error) {
 	chosen = slices.SortedFunc(slices.Values(chosen), func(a, b *mutant) int { return cmp.Compare(a.number, b.number) }) // see apply
 	replace := map[string]string{}
 	write := func(name, text string) error {
-		to := filepath.Join(folder, strings.ReplaceAll(name, "/", "+")) // compilable reads it
+		to := filepath.Join(folder, strings.ReplaceAll(name, "/", "+")) // compilable parses this name
 		replace[name] = to
 		return os.WriteFile(to, []byte(text), 0o644)
 	}
@@ -124,8 +124,8 @@ func switchable(dirs []string, chosen []*mutant, total int, folder string) (over
 	return overlay, os.WriteFile(overlay, text, 0o644)
 }
 
-// apply edits a text. In edits, an outer mutant comes before an inner one. If both begin at one offset, the text of the
-// outer mutant comes first; if both end at one offset, the text of the inner mutant does.
+// apply edits a text. In edits, an outer mutant must come before an inner one. If both begin at one offset, the
+// text of the outer mutant comes first. If both end at one offset, the text of the inner mutant comes first.
 func apply(text string, edits []edit) string {
 	order := make([]int, len(edits))
 	for i := range order {

@@ -11,28 +11,28 @@ import (
 	"strings"
 )
 
-// This file has the client of DIGEST-MD5 (RFC 2831) as ZooKeeper uses it:
+// This file implements a client of DIGEST-MD5 (RFC 2831) for ZooKeeper:
 //
 //   - The client begins with an empty token. The server's challenge follows.
 //   - The name of the service is "zookeeper/zk-sasl-md5" for every server.
-//   - Only authentication is used (qop=auth). Later packets are not protected.
-//   - The realm is "zk-sasl-md5". If a server offers only other realms, the client takes the first
-//     of them.
-//   - The client sends no authorization id: the server makes it from the user's name.
+//   - The exchange only authenticates (qop=auth). It does not protect later packets.
+//   - The realm is "zk-sasl-md5". If a server offers only other realms, the client uses the first
+//     realm that the server offers.
+//   - The client sends no authorization id. The server derives that id from the user's name.
 
 const (
 	digestService = "zookeeper/zk-sasl-md5"
 	digestRealm   = "zk-sasl-md5"
 )
 
-// A digest is a client of DIGEST-MD5. Exchange makes a digest for each exchange. A user may also
-// call Start and Next directly, for one exchange at a time.
+// A digest is a client of DIGEST-MD5. Exchange returns a new digest for each exchange. A caller may
+// also call Start and Next directly, for one exchange at a time.
 type digest struct {
 	user, password string
 	nonce          func() string
 
 	begun bool
-	proof string // the rspauth with which the server proves that it knows the password; "" before the response is sent
+	proof string // the rspauth that proves that the server knows the password; "" before Next has returned the response
 }
 
 // DigestMD5 returns a client of DIGEST-MD5 for a user.
@@ -57,7 +57,7 @@ func (d *digest) Start(string) ([]byte, error) {
 	return []byte{}, nil
 }
 
-// Next answers the challenge, or checks the server's proof.
+// Next returns the response to the challenge. After that, Next checks the server's proof.
 func (d *digest) Next(challenge []byte) ([]byte, error) {
 	switch {
 	case !d.begun:
@@ -118,8 +118,8 @@ func digestKey(user, realm, password, nonce, cnonce string) string {
 	return hexMD5(string(secret[:]) + ":" + nonce + ":" + cnonce)
 }
 
-// digestResponses returns the client's response and the server's proof. The proof is computed like
-// the response, but without the name of the method.
+// digestResponses returns the client's response and the server's proof. Both are computed in the
+// same way, but the proof without the name of the method.
 func digestResponses(key, nonce, cnonce, service string) (response, proof string) {
 	of := func(method string) string {
 		return hexMD5(key + ":" + nonce + ":00000001:" + cnonce + ":auth:" + hexMD5(method+":"+service))
@@ -132,8 +132,8 @@ func hexMD5(s string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// latin returns s in ISO 8859-1 if that encoding has all its characters, and in UTF-8 otherwise.
-// The secret is computed from this form, whichever charset the exchange uses.
+// latin returns s in ISO 8859-1, or in UTF-8 if a character is not in ISO 8859-1. The secret is
+// always computed from this form, even if the charset of the exchange is UTF-8.
 func latin(s string) string {
 	b := make([]byte, 0, len(s))
 	for _, r := range s {
@@ -149,7 +149,7 @@ func quote(s string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
 }
 
-// directives are the values of a challenge, by name, in order.
+// directives maps each name in a challenge to its values, in order.
 type directives map[string][]string
 
 // last returns the last value of a name, or "".

@@ -1,5 +1,5 @@
-// Package sasl authenticates a client with a mechanism of SASL (RFC 4422). Package conn has the
-// packets of ZooKeeper, and package session handles a failure.
+// Package sasl authenticates a client with a mechanism of SASL (RFC 4422). Package conn sends the
+// tokens, and package session handles a failure.
 package sasl
 
 import (
@@ -18,8 +18,8 @@ type Mechanism interface {
 	Next(challenge []byte) ([]byte, error)
 }
 
-// An Exchanger is a mechanism that makes a new Mechanism for each exchange. So several exchanges
-// can run at the same time.
+// An Exchanger is a mechanism that can make several exchanges at the same time. Exchange returns a
+// new Mechanism for each exchange.
 type Exchanger interface {
 	Mechanism
 	Exchange() Mechanism
@@ -28,7 +28,7 @@ type Exchanger interface {
 // A Client authenticates connections with one mechanism.
 type Client struct {
 	m    Mechanism
-	turn chan struct{} // has a token while no exchange uses m; nil for an Exchanger
+	turn chan struct{} // has an element while no exchange uses m; nil for an Exchanger
 }
 
 // NewClient returns a client that uses m. It returns nil if m is nil.
@@ -44,8 +44,7 @@ func NewClient(m Mechanism) *Client {
 	return c
 }
 
-// A RefusedError means that the server has answered, and that the exchange has failed because of
-// the answer.
+// A RefusedError means that the exchange has failed because of the server's answer.
 type RefusedError struct{ Err error }
 
 func (e *RefusedError) Error() string { return e.Err.Error() }
@@ -54,17 +53,17 @@ func (e *RefusedError) Unwrap() error { return e.Err }
 // Is makes every RefusedError match zk.ErrAuthFailed, the error of refused credentials.
 func (e *RefusedError) Is(err error) bool { return err == zk.ErrAuthFailed }
 
-// mostRounds is the largest number of tokens that the client sends in one exchange. After that, the
-// exchange fails. Mechanisms need up to four.
+// mostRounds is the maximum number of tokens that the client sends in one exchange. If the exchange
+// needs more, it fails. Usual mechanisms need up to four tokens.
 const mostRounds = 20
 
-// grace is how long Close waits for a mechanism that does not return.
+// grace is the time for which Close waits for a mechanism that does not return.
 const grace = time.Second
 
-// Authenticate makes one exchange. send sends a token to the server and returns the token of its
-// answer, which is nil if there is none. If ctx ends first, Authenticate returns. The caller must
-// then close the connection, so that send returns. spawn runs a function that waits for the
-// mechanism to return, for at most a second.
+// Authenticate makes one exchange. send sends a token to the server and returns the token of the
+// answer, or nil if the answer has no token. If ctx ends first, Authenticate returns. Then the
+// caller must close the connection, so that send returns. In that case, spawn runs a function that
+// waits up to a second until the mechanism has returned.
 func (c *Client) Authenticate(ctx context.Context, spawn func(func()), server string, send func(token []byte) ([]byte, error)) error {
 	if c.turn != nil {
 		select {
@@ -81,8 +80,8 @@ func (c *Client) Authenticate(ctx context.Context, spawn func(func()), server st
 			c.turn <- struct{}{}
 		}
 	}()
-	// Both cases may be ready, and either is right. Only done reports success. After the other
-	// case, the caller closes the connection, even if the exchange has just succeeded.
+	// If both cases are ready, either is correct. Only done reports success. If ctx has ended, the
+	// caller closes the connection, even if the exchange has just succeeded.
 	select {
 	case err := <-done:
 		if err != nil {

@@ -1,15 +1,14 @@
 package shared
 
-// This file has a bounded memory for values that can be found out again. Do not put values into it
-// that must not be lost.
+// This file has a bounded cache. A Cache may lose any value at any time.
 
 import "sync"
 
-// cacheSize is the largest number of keys that a Cache remembers.
+// cacheSize is the maximum number of keys in a Cache.
 const cacheSize = 2048
 
-// A Cache remembers values that its user can find out again. A full Cache forgets all of them, so
-// its memory is bounded. The zero value is ready for use.
+// A Cache stores values that its user can obtain again. A full Cache deletes all values before it
+// stores another key. The zero value is ready for use.
 type Cache[V any] struct {
 	mu    sync.Mutex
 	known map[string]V // guarded by mu
@@ -23,7 +22,7 @@ func (c *Cache[V]) Load(key string) (v V, ok bool) {
 	return v, ok
 }
 
-// Store remembers v as the value of key.
+// Store makes v the value of key.
 func (c *Cache[V]) Store(key string, v V) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -33,7 +32,7 @@ func (c *Cache[V]) Store(key string, v V) {
 	c.known[key] = v
 }
 
-// Delete forgets key.
+// Delete removes key.
 func (c *Cache[V]) Delete(key string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,22 +1,21 @@
 package shared
 
-// This file lets goroutines of one Session use a name one after another. Processes exclude each
-// other by znodes instead.
+// This file lets the goroutines of one Session take turns at a name. Different processes use znodes for that purpose.
 
 import (
 	"context"
 	"sync"
 )
 
-// Names lets the goroutines of one Session take a name in turn. The servers cannot do that: to them, all these
-// goroutines are one session. The zero value is ready for use.
+// Names lets the goroutines of one Session take a name in turn. The servers cannot do that, because all these
+// goroutines use the same session. The zero value is ready for use.
 type Names struct {
 	mu    sync.Mutex
-	taken map[string]chan struct{} // by name; each is closed when its name is free; guarded by mu
+	taken map[string]chan struct{} // by name; the channel is closed when the name becomes free; guarded by mu
 }
 
-// Take waits until name is free, and takes it. The caller calls free to free it. If ctx ends first, Take returns
-// without the name, and free does nothing.
+// Take waits until name is free, and takes it. The caller must call free to give the name back. If ctx ends first,
+// Take returns without the name, and free does nothing.
 func (s *Names) Take(ctx context.Context, name string) (free func()) {
 	for {
 		s.mu.Lock()

@@ -1,6 +1,6 @@
 package shared
 
-// This file limits how often the work for a key is done. The caller does the work.
+// This file limits the rate of work. The caller does the work.
 
 import (
 	"maps"
@@ -8,13 +8,14 @@ import (
 	"time"
 )
 
-// A Pace limits how often the work for a key is done. The zero value is ready for use.
+// A Pace limits the rate at which the work for each key is done. The zero value is ready for use.
 type Pace struct {
 	mu   sync.Mutex
 	next map[string]time.Time // the time at which the work for a key is due again; guarded by mu
 }
 
-// Due reports whether the work for key is due. If it is, Due counts it as done: it is due again after wait.
+// Due reports whether the work for key is due. If Due returns true, the caller must do the work, and the work is due
+// again after wait.
 func (p *Pace) Due(key string, wait time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -22,7 +23,7 @@ func (p *Pace) Due(key string, wait time.Duration) bool {
 	if p.next[key].After(now) {
 		return false
 	}
-	// A key that is due needs no entry.
+	// A key without an entry is due.
 	maps.DeleteFunc(p.next, func(_ string, at time.Time) bool { return !at.After(now) })
 	if p.next == nil {
 		p.next = make(map[string]time.Time)
@@ -31,7 +32,7 @@ func (p *Pace) Due(key string, wait time.Duration) bool {
 	return true
 }
 
-// Again makes key due after wait. It overrides earlier calls.
+// Again makes the work for key due after wait, whatever earlier calls have set.
 func (p *Pace) Again(key string, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,6 +1,6 @@
-// Package shared holds the state that the values of one Session have in common. WeakMap finds it, by path or another
-// key; Names makes goroutines take turns at a name; Pace limits how often work is done. Nothing here holds a
-// lock or sends a request.
+// Package shared has containers for the state that the values of one Session share. A WeakMap finds that state by
+// path or another key. A Names makes goroutines take turns at a name. A Pace limits the rate of work. The package
+// sends no requests.
 package shared
 
 import (
@@ -9,15 +9,15 @@ import (
 	"weak"
 )
 
-// A WeakMap finds the shared value of a key. It forgets the value when no user is left, unless Keep keeps it. The
-// zero value is ready for use.
+// A WeakMap finds the shared value of a key. When a value has no user left, the map drops the value, unless Keep was
+// called for it. The zero value is ready for use.
 type WeakMap[K comparable, V any] struct {
 	mu   sync.Mutex
 	in   map[K]weak.Pointer[V] // guarded by mu
 	kept map[K]*V              // kept even while unused; guarded by mu
 }
 
-// Of returns the value that all users of key share. If there is none yet, it becomes v.
+// Of returns the value that all users of key share. If there is no value yet, v becomes the value.
 func (s *WeakMap[K, V]) Of(key K, v *V) *V {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -36,13 +36,13 @@ func (s *WeakMap[K, V]) Of(key K, v *V) *V {
 func (s *WeakMap[K, V]) drop(key K) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.in[key].Value() == nil { // Of has not made a new one
+	if s.in[key].Value() == nil { // Of has not stored a new value
 		delete(s.in, key)
 	}
 }
 
-// Keep keeps v, the shared value of key, even while it has no user, until a call with hold set to
-// false.
+// Keep with hold set to true keeps v, the shared value of key, even if v has no user. Keep with hold set to false
+// ends that.
 func (s *WeakMap[K, V]) Keep(key K, v *V, hold bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

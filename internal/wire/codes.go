@@ -1,6 +1,6 @@
 package wire
 
-// This file has the error codes of a server and their meanings. Its callers react to the errors.
+// This file converts the error codes of a server to errors.
 
 import (
 	"fmt"
@@ -8,7 +8,7 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// zkErrors are go-zookeeper's errors for a server's codes.
+// zkErrors maps a server's code to go-zookeeper's error.
 var zkErrors = map[int32]error{
 	0: nil, -8: zk.ErrBadArguments, -100: zk.ErrAPIError, CodeNoNode: zk.ErrNoNode, -102: zk.ErrNoAuth,
 	CodeBadVersion: zk.ErrBadVersion, CodeNoChildren: zk.ErrNoChildrenForEphemerals,
@@ -17,7 +17,8 @@ var zkErrors = map[int32]error{
 	CodeSessionMoved: zk.ErrSessionMoved, -123: zk.ErrReconfigDisabled,
 }
 
-// Error returns the error for a server's code: go-zookeeper's error or, if it has none, a Code.
+// Error returns the error for a server's code. If go-zookeeper has no error for it, Error returns a
+// Code.
 func Error(code int32) error {
 	if err, ok := zkErrors[code]; ok {
 		return err
@@ -28,7 +29,7 @@ func Error(code int32) error {
 // A Code is a server's code for which go-zookeeper has no error.
 type Code int32
 
-// codeTexts has the meanings of codes.
+// codeTexts maps a Code to its meaning.
 var codeTexts = map[Code]string{
 	-1:                   "the server failed",
 	-2:                   "another operation of the transaction failed",
@@ -53,5 +54,5 @@ func (e Code) Error() string {
 	return fmt.Sprintf("%s (server's code %d)", text, int32(e))
 }
 
-// Is makes a demand for credentials match zk.ErrAuthFailed, the error of refused credentials.
+// Is makes CodeWantsAuth match zk.ErrAuthFailed, the error of refused credentials.
 func (e Code) Is(err error) bool { return e == CodeWantsAuth && err == zk.ErrAuthFailed }

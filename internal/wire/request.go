@@ -24,7 +24,7 @@ func AppendBuffer(p, b []byte) []byte {
 	return append(AppendInt32(p, int32(len(b))), b...)
 }
 
-// Connect returns the request that opens a session, or continues the session id.
+// Connect returns the handshake that continues session id, or opens a new session if id is 0.
 func Connect(zxid int64, timeout time.Duration, id int64, password []byte) []byte {
 	p := AppendInt32(nil, 0) // the length
 	p = AppendInt32(p, 0)    // the version of the protocol
@@ -34,7 +34,7 @@ func Connect(zxid int64, timeout time.Duration, id int64, password []byte) []byt
 	return EndPacket(AppendBuffer(p, password))
 }
 
-// AppendCreate appends the part after the path in a request to create a znode.
+// AppendCreate appends the rest of a request to create a znode. The path comes before that rest.
 func AppendCreate(p, data []byte, acl []zk.ACL, flags int32) []byte {
 	p = AppendBuffer(p, data)
 	p = AppendInt32(p, int32(len(acl)))
@@ -72,7 +72,7 @@ func AppendOps(p []byte, ops []any) []byte {
 	return appendOpHeader(p, -1, true)
 }
 
-// AppendReads appends the operations of a multiRead: OpGetData of each path.
+// AppendReads appends the operations of a multiRead, which is an OpGetData of each path.
 func AppendReads(p []byte, paths []string) []byte {
 	for _, path := range paths {
 		p = AppendString(appendOpHeader(p, OpGetData, false), path)
@@ -92,7 +92,7 @@ func appendOpHeader(p []byte, op int32, done bool) []byte {
 // String takes a string.
 func (s *Scanner) String() string { return string(s.Buffer()) }
 
-// Data takes a copy of a buffer. It returns nil if there is none.
+// Data takes a buffer and returns a copy. If the length is -1, it returns nil.
 func (s *Scanner) Data() []byte {
 	n := s.Int32()
 	if n == -1 || s.Bad {
@@ -101,14 +101,14 @@ func (s *Scanner) Data() []byte {
 	return bytes.Clone(s.Take(int(n)))
 }
 
-// Strings takes a vector of names and drops the empty ones. The names share one piece of memory. So
-// a caller that stores only a few of many names should copy them.
+// Strings takes a vector of names, and drops empty names. All names share one allocation. So if a
+// caller stores only a few of many names, it should copy them.
 func (s *Scanner) Strings() []string {
 	n := int(s.Int32())
 	if n <= 0 || s.Bad {
 		return nil
 	}
-	if n > len(s.Rest)/4 { // each name has a length of 4 bytes
+	if n > len(s.Rest)/4 { // each name begins with 4 bytes for its length
 		s.Bad = true
 		return nil
 	}
@@ -123,7 +123,7 @@ func (s *Scanner) Strings() []string {
 		return nil
 	}
 	var all strings.Builder
-	all.Grow(size) // so that the builder never moves the bytes
+	all.Grow(size) // so that Write never moves the bytes
 	out := make([]string, 0, names)
 	for range n {
 		if b := s.Buffer(); len(b) > 0 {
@@ -152,8 +152,8 @@ func (s *Scanner) ACL() (acl []zk.ACL) {
 	return acl
 }
 
-// Results takes the results of the n operations of a multi. code is the first error code, which
-// says why the multi failed. It is 0 if the multi succeeded.
+// Results takes the results of the n operations of a multi. code is the first error code, which is
+// the reason for the failure. If the multi succeeded, code is 0.
 func (s *Scanner) Results(n int, toError func(code int32) error) (rs []zk.MultiResponse, code int32) {
 	rs = make([]zk.MultiResponse, 0, n)
 	for op, more := s.Next(); more; op, more = s.Next() {

@@ -1,5 +1,5 @@
-// Package wire encodes and decodes the packets of the ZooKeeper protocol that the connection of a
-// session uses. Package conn has connections, and package session has sessions.
+// Package wire encodes and decodes packets of the ZooKeeper protocol. Package conn sends and
+// receives them.
 package wire
 
 import (
@@ -39,7 +39,7 @@ const (
 	CodeOperationTimeout = -7
 	CodeNoNode           = -101
 	CodeBadVersion       = -103
-	CodeNoChildren       = -108 // an ephemeral znode has none
+	CodeNoChildren       = -108 // the parent is ephemeral
 	CodeNodeExists       = -110
 	CodeNotEmpty         = -111
 	CodeSessionExpired   = -112
@@ -48,11 +48,11 @@ const (
 	CodeThrottled        = -127
 	MaxHandshake         = 4096
 	MaxReply             = 256 << 20 // enough for a listing of millions of znodes
-	MaxAhead             = 1 << 20   // the most that is allocated before the bytes arrive
+	MaxAhead             = 1 << 20   // the largest buffer that is allocated before the bytes arrive
 	SetWatchesPortion    = 16 << 10
 )
 
-// AppendHeader begins a packet; [EndPacket] fills in its length.
+// AppendHeader appends the header of a request. [EndPacket] fills in the length.
 func AppendHeader(p []byte, xid, op int32) []byte {
 	p = append(p, 0, 0, 0, 8)
 	p = binary.BigEndian.AppendUint32(p, uint32(xid))
@@ -62,7 +62,7 @@ func AppendHeader(p []byte, xid, op int32) []byte {
 // AppendInt64 appends n.
 func AppendInt64(p []byte, n int64) []byte { return binary.BigEndian.AppendUint64(p, uint64(n)) }
 
-// AppendString appends a string with its length.
+// AppendString appends the length of a string and then the string.
 func AppendString(p []byte, s string) []byte {
 	return append(binary.BigEndian.AppendUint32(p, uint32(len(s))), s...)
 }
@@ -76,13 +76,13 @@ func AppendStrings(p []byte, ss []string) []byte {
 	return p
 }
 
-// EndPacket fills in the length of a packet that AppendHeader has begun.
+// EndPacket fills in the length of a packet, and returns the packet.
 func EndPacket(p []byte) []byte {
 	binary.BigEndian.PutUint32(p, uint32(len(p)-4))
 	return p
 }
 
-// A Scanner decodes bytes that may be malformed.
+// A Scanner decodes a sequence of values. Each method takes the next value from Rest.
 type Scanner struct {
 	Rest []byte // the bytes that are not taken yet
 	Bad  bool   // there were too few bytes, or they were malformed
@@ -111,8 +111,8 @@ func (s *Scanner) Int32() int32 {
 // Buffer takes a string or a buffer. A length of -1 counts as 0.
 func (s *Scanner) Buffer() []byte { return s.Take(max(0, int(s.Int32()))) }
 
-// Next takes the header of the next operation of a multi, or of its result. more is false after the
-// last one.
+// Next takes the header of the next operation, or the next result, of a multi. After the last one,
+// more is false.
 func (s *Scanner) Next() (op int32, more bool) {
 	op = s.Int32()
 	done := s.Take(1)
@@ -123,7 +123,7 @@ func (s *Scanner) Next() (op int32, more bool) {
 // StatSize is the size of a Stat on the wire.
 const StatSize = 68
 
-// Deletes returns the paths that a request of type op deletes. p begins after the header.
+// Deletes returns the paths that a request of type op deletes. p is the request without its header.
 func Deletes(op int32, p []byte) (paths []string) {
 	s := Scanner{Rest: p}
 	if op == OpDelete {
