@@ -20,8 +20,8 @@ import (
 
 // endOrphan ends an abandoned session after its holders have had LossTime. The session has no
 // connection, or its server has not confirmed the end. endOrphan asks the server of its last
-// connection after all others. It makes attempts until the session has expired by itself or the
-// Session is closed: Close does not wait for it.
+// connection after all others. It makes attempts until the session has expired by itself, or the
+// Session is closed: Close does not wait for endOrphan.
 func (inc *Incarnation) endOrphan(left time.Time) {
 	m := inc.Manager
 	inc.LeaseMu.Lock()
