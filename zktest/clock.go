@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// This file does the timed work of a single server: sessions expire, containers
-// are removed, lagging addresses catch up. The timed work of an ensemble is the
-// business of way.go.
+// This file does the timed work of a single server: sessions expire, containers are removed,
+// lagging addresses catch up. way.go does the timed work of an ensemble.
 
 // clock is the goroutine that ends sessions, reaps containers, and lets lagging addresses catch up,
 // each at its time. Between these tasks it sleeps, so an idle server uses no CPU.

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// This file serves one connection of a client: it reads requests, applies the
-// faults of fault.go to them, and writes replies and events in order. The
-// execution of the requests is the business of ops.go, reads.go and session.go.
+// This file serves one connection of a client: it reads requests, applies the faults of fault.go to
+// them, and writes replies and events in order. ops.go, reads.go and session.go carry out the
+// requests.
 
 // A conn is one connection of a client. Two goroutines serve it. The reader
 // takes requests one by one and carries out each under Server.mu. The writer

@@ -24,7 +24,7 @@
 //	conn, _, err := zk.Connect(e.Addrs(), 10*time.Second, zk.WithDialer(e.Dial))
 //	e.Isolate(e.MemberOf(conn.SessionID()))
 //
-// The ensemble has the following behaviour of ZooKeeper's:
+// The ensemble behaves like ZooKeeper's in these ways:
 //
 //   - A follower answers pings and reads from its own tree. It sends writes, syncs and handshakes
 //     to the leader. A client's replies keep their order.
@@ -79,7 +79,7 @@
 // # Different
 //
 //   - The server stores nothing on disk. [Server.Restart] uses the tree and the sessions in memory.
-//   - Sessions may be far shorter; see [WithTick].
+//   - Session timeouts may be far shorter; see [WithTick].
 //   - Nodes with a TTL need no setting that enables them.
 //   - If a client has watches of different kinds on a path, each watch behaves by its own kind. In
 //     ZooKeeper 3.8, all these watches behave like the latest.

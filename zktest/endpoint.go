@@ -12,9 +12,8 @@ import (
 	"time"
 )
 
-// This file has the addresses of a server: it accepts connections over TCP or
-// in memory, and opens and closes addresses. The connections are the business
-// of conn.go.
+// This file has the addresses of a server: it accepts connections over TCP or in memory, and opens
+// and closes addresses. conn.go serves the connections.
 
 // An endpoint is one address that clients connect to. Server.mu guards it.
 type endpoint struct {

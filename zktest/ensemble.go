@@ -13,9 +13,8 @@ import (
 	"time"
 )
 
-// This file has the methods with which a test makes, breaks and heals an
-// ensemble. The agreement of the members is the business of member.go and
-// quorum.go, and the network between them is the business of way.go.
+// This file has the methods with which a test makes, breaks and heals an ensemble. member.go and
+// quorum.go have the agreement of the members. way.go has the network between the members.
 
 // An Ensemble is several servers with one tree. As in ZooKeeper, one leads, the others follow, and
 // a majority logs every transaction. Members are numbered from 0. The methods of an Ensemble are
@@ -315,9 +314,9 @@ func (e *Ensemble) SetDelay(from, to int, d time.Duration) {
 }
 
 // SetBacklog sets the time that each request waits in the leader's queue before the leader looks at
-// it. The default is 0. The leader does not check before that time that the session's client is
-// still connected to the member that sent the request. A handshake that continues a session does
-// not wait, so the session can move to another member and back before that check.
+// it. The default is 0. After that time, the leader checks that the session's client is still
+// connected to the member that sent the request. A handshake that continues a session does not
+// wait, so the session can move to another member and back before that check.
 func (e *Ensemble) SetBacklog(d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

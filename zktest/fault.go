@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// This file has the faults of a single server: sessions that expire, lost
-// requests and replies, partitions, latency, crashes. The faults between the
-// members of an ensemble are the business of ensemble.go.
+// This file has the faults of a single server: sessions that expire, lost requests and replies,
+// partitions, latency, crashes. ensemble.go has the faults between the members of an ensemble.
 
 // An Action says what happens to an intercepted request. The zero value is [Pass].
 type Action struct {
@@ -41,9 +40,9 @@ var (
 	// server sends the earlier replies and closes the connection.
 	DropReply = Action{kind: actDropReply}
 
-	// With Hang, the server does not carry out the request, discards all later requests on the
-	// connection, and sends nothing more on it. The connection stays open until the client or
-	// [Server.Disconnect] closes it. The session expires after its timeout.
+	// Hang makes the connection silent: the server does not carry out the request, discards all
+	// later requests on the connection, and sends nothing more on it. The connection stays open
+	// until the client or [Server.Disconnect] closes it. The session expires after its timeout.
 	Hang = Action{kind: actHang}
 
 	// HangReply carries out the request, and sends only the first four bytes of the reply, which

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// This file answers the four-letter words, in the format of ZooKeeper 3.8. Requests of clients with
-// a session are the business of conn.go.
+// This file answers the four-letter words, in the format of ZooKeeper 3.8. conn.go reads the
+// requests of clients with a session.
 
 // version is the version of ZooKeeper whose protocol the server speaks.
 const version = "3.8.0-zktest"

@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// This file has the work of every member of an ensemble: its start and end,
-// elections, the log, and the service of its own clients. The work of a leader
-// is the business of quorum.go.
+// This file has the work of every member of an ensemble: its start and end, elections, the log, and
+// the service of its own clients. quorum.go has the work of a leader.
 
 // A member is one server of an ensemble, as the other members see it. Ensemble.mu guards it.
 //
@@ -237,8 +236,8 @@ func (e *Ensemble) look() {
 }
 
 // elect gives a leader to each member that looks for a leader, if possible. If the member can reach
-// a leader, that leader takes it as a follower. The remaining members that look elect the best of
-// them that reaches a majority.
+// a leader, that leader takes it as a follower. The remaining members elect the best of them that
+// reaches a majority.
 func (e *Ensemble) elect() {
 	var lookers []*member
 	for _, m := range e.members {
@@ -289,7 +288,7 @@ func (e *Ensemble) leaderFor(m *member) *leadership {
 	return best
 }
 
-// install replaces the tree and the sessions of m with copies of its leader's.
+// install replaces the tree and the sessions of m with copies of the leader's tree and sessions.
 func (m *member) install(t *tree, sessions map[int64]*session, epoch int64) {
 	m.s.leader.tree = t
 	m.s.sessions = map[int64]*session{}
@@ -369,10 +368,10 @@ func (m *member) setLag(d time.Duration) {
 	m.advance()
 }
 
-// asked returns the request of one of m's clients that x answers, or nil. A leader knows the
-// request from which it made x. A follower acts as ZooKeeper's CommitProcessor: it takes its first
-// waiting request if that has the session and the xid of x. If a client uses an xid twice, that can
-// be the wrong request.
+// asked returns the request that x answers, if a client of m has sent that request. Otherwise, it
+// returns nil. A leader knows the request from which it made x. A follower acts as ZooKeeper's
+// CommitProcessor: it takes its first waiting request if that has the session and the xid of x. If
+// a client uses an xid twice, that can be the wrong request.
 func (m *member) asked(x *txn) *pending {
 	if m.ld != nil {
 		if x.origin != nil && x.origin.m == m {
@@ -444,7 +443,7 @@ func (m *member) apply() {
 	}
 }
 
-// start begins the body of the reply to p, which x answers.
+// start begins the body of the reply to p, a request that x answers.
 func (p *pending) start(x *txn) []byte {
 	if p == nil || !p.fits(x) || p.r.Op != OpMulti || x.code == CodeOK {
 		return nil
@@ -452,7 +451,7 @@ func (p *pending) start(x *txn) []byte {
 	return appendFailed(nil, len(x.origin.r.Ops), x.failed, x.code)
 }
 
-// result adds the result of change i of x, right after the change.
+// result adds the result of change i of x. It is called right after the change.
 func (p *pending) result(b []byte, x *txn, i int) []byte {
 	switch {
 	case p == nil || !p.fits(x) || p.r.Op == OpCloseSession:

@@ -6,8 +6,7 @@ import (
 )
 
 // This file has the queue of bytes from the server to one client, with latency, partitions and a
-// limit for clients that do not read. The goroutine that sends the bytes is the business of
-// conn.go.
+// limit for clients that do not read. conn.go has the goroutine that sends the bytes.
 
 const (
 	// outputHigh is the number of unsent bytes at which the connection's reader

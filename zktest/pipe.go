@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// This file has connections in memory, for tests in a synctest bubble and for
-// clients in the same process. They behave like TCP, and never lose or reorder
-// bytes. Faults are the business of output.go and fault.go.
+// This file has connections in memory, for tests in a synctest bubble and for clients in the same
+// process. They behave like TCP, and never lose or reorder bytes. output.go and fault.go have the
+// faults.
 
 // pipeLimit is the number of unread bytes in one direction at which writes block.
 const pipeLimit = 4 << 20

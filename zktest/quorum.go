@@ -8,9 +8,8 @@ import (
 	"time"
 )
 
-// This file has the leader of an ensemble: it proposes transactions, commits
-// each after a majority has logged it, answers syncs, and ends sessions.
-// Elections and followers are the business of member.go.
+// This file has the leader of an ensemble: it proposes transactions, commits each after a majority
+// has logged it, answers syncs, and ends sessions. member.go has the elections and the followers.
 
 // A leadership is the state of a member that leads. Ensemble.mu guards it.
 type leadership struct {
@@ -107,7 +106,7 @@ func (ld *leadership) lose(t *tie) {
 	t.farewell(ld.m, t.f)
 }
 
-// deadline is called after a sign of life of the follower.
+// deadline is called after a sign of life of the follower. It moves the follower's deadline.
 func (t *tie) deadline() { t.ld.deadline[t.f] = t.ld.tick + t.ld.m.e.syncTicks }
 
 // pulse runs twice a tick. If the leader has no majority, pulse ends the leadership. It drops
@@ -324,7 +323,7 @@ func (ld *leadership) sync(t *tie, p *pending) {
 	t.toFollower(func() { p.m.hear(p) })
 }
 
-// applied does the leader's work after it has applied x, which may be nil.
+// applied does the leader's work that follows the application of x. x may be nil.
 func (ld *leadership) applied(x *txn) {
 	if x != nil && x.ahead != nil {
 		x.ahead.done = true

@@ -3,7 +3,7 @@ package zktest
 import "slices"
 
 // This file makes a server refuse requests, like a server of another version or with another
-// configuration. Faults of the network are the business of fault.go.
+// configuration. fault.go has the faults of the network.
 
 // Refuse answers the request with code, does not carry it out, and closes the
 // connection, as ZooKeeper does with a client that it does not accept. Later

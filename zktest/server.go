@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// This file has the options of a server, and starts and closes it. Its connections are the business
-// of conn.go, and its faults are the business of fault.go.
+// This file has the options of a server, and starts and closes it. conn.go serves its connections,
+// and fault.go has its faults.
 
 // A Server is a ZooKeeper server in memory, with one or more addresses. Its methods are safe for
 // concurrent use.
@@ -77,10 +77,9 @@ func WithAddr(addr string) Option {
 	return withAddrs("WithAddr", []string{addr})
 }
 
-// WithAddrs gives the server several addresses with one tree, so that it looks
-// like an ensemble. A client can move from one address to another with its
-// session. [Server.StopAddr] closes a single address, and [Server.Freeze] makes
-// one lag.
+// WithAddrs gives the server several addresses with one tree, so that it looks like an ensemble. A
+// client can move from one address to another with its session. [Server.StopAddr] closes a single
+// address, and [Server.Freeze] makes a single address lag.
 func WithAddrs(addrs ...string) Option {
 	return withAddrs("WithAddrs", slices.Clone(addrs))
 }
@@ -98,8 +97,8 @@ func withAddrs(option string, addrs []string) Option {
 
 // WithTick sets the length of a tick, to which session timeouts are rounded up. The shortest
 // session timeout is 2 ticks. The longest is 20 ticks, or 60 s if that is longer.
-// [WithSessionTimeouts] changes these limits. The default is 20 ms, far shorter than ZooKeeper's,
-// so session timeouts can be as short as 40 ms.
+// [WithSessionTimeouts] changes these limits. The default tick is 20 ms, far shorter than
+// ZooKeeper's, so session timeouts can be as short as 40 ms.
 func WithTick(d time.Duration) Option {
 	return func(s *Server) {
 		rule(d > 0, "WithTick: the tick is %v; want more than 0", d)

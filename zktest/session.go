@@ -7,9 +7,8 @@ import (
 	"time"
 )
 
-// This file has the sessions of a single server: handshakes, expiry, and the
-// move of a session to another connection. In an ensemble, sessions are the
-// business of the leader; see quorum.go.
+// This file has the sessions of a single server: handshakes, expiry, and the move of a session to
+// another connection. In an ensemble, the leader has the sessions; see quorum.go.
 
 const passwordLen = 16
 
@@ -23,12 +22,12 @@ type session struct {
 	conn     *conn         // nil while the client is not connected
 
 	// Only in a member: the session's requests that the member has not answered, from this
-	// connection and from earlier ones.
+	// connection and from earlier connections.
 	queue []*pending
 }
 
-// touch is called after a sign of life of the session's client. As in ZooKeeper, the session
-// expires at the first tick after its timeout.
+// touch moves the deadline after a sign of life of the session's client. As in ZooKeeper, the
+// session expires at the first tick after its timeout.
 func (x *session) touch(s *Server) {
 	quiet := time.Since(s.epoch) + x.granted
 	x.deadline = s.epoch.Add((quiet/s.tick + 1) * s.tick)

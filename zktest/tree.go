@@ -252,7 +252,7 @@ func (t *tree) remove(path string) {
 	}
 }
 
-// An undo has the values from before a change, which the change overwrites.
+// An undo has the old values that a change overwrites.
 type undo struct {
 	gone *node // the deleted node
 

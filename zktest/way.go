@@ -172,7 +172,7 @@ func (t *tie) toFollower(do func()) {
 	})
 }
 
-// farewell sends a message from the member from to the member to: from has closed its end.
+// farewell informs the member to that the member from has closed its end of t.
 func (t *tie) farewell(from, to *member) {
 	from.wayTo(to).send(func() {
 		switch {

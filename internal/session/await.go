@@ -67,8 +67,8 @@ func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(w *c
 	}
 }
 
-// AwaitFired waits until w has fired. Before the call, the caller has joined w, and then read the
-// watched znode.
+// AwaitFired waits until w has fired. The caller must first join w, and then read the watched
+// znode.
 func (inc *Incarnation) AwaitFired(ctx context.Context, w *conn.Watch) error {
 	return AwaitIn(ctx, inc, w.Fired)
 }
@@ -139,9 +139,9 @@ func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration
 	}
 }
 
-// AwaitLossTime waits for LossTime, in which a holder that learns of its loss now can stop. The
-// wait ends early when done is closed: the holder has stopped. AwaitLossTime returns false if the
-// session ends first. Then the servers delete the znodes of the lost hold.
+// AwaitLossTime waits for LossTime. In that time, a holder that learns of its loss now can stop.
+// The wait ends early when done is closed: the holder has stopped. AwaitLossTime returns false if
+// the session ends first. Then the servers delete the znodes of the lost hold.
 func (inc *Incarnation) AwaitLossTime(done <-chan struct{}) bool {
 	timer := time.NewTimer(inc.LossTime())
 	defer timer.Stop()

@@ -58,8 +58,8 @@ func (inc *Incarnation) startBatch(ctx context.Context, b *batch) error {
 
 // wait waits for the replies to b, which the caller has sent in inc. It returns nil if every
 // request was answered, with a result or with its own error. Otherwise it returns the error of the
-// first unanswered request. If ctx or the incarnation ends first, wait returns that error, and the
-// outcome of the unanswered requests is unknown.
+// first unanswered request. If ctx or the incarnation ends first, wait returns the error of ctx or
+// ErrEnded. Then the outcome of the unanswered requests is unknown.
 func (b *batch) wait(ctx context.Context, inc *Incarnation) error {
 	for _, r := range b.requests {
 		if err := r.(batched).settle(ctx, inc); OutcomeOf(err) != Answered {

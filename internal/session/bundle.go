@@ -22,8 +22,8 @@ import (
 // znodes were large, bundles are smaller. If the connection broke during a bundle, the client reads
 // it in two halves.
 //
-// Several bundles are read at once. Their total stays below roundBytes even if every znode has the
-// size of the largest recent znode.
+// Several bundles are read at once. The total of their bytes stays below roundBytes even if every
+// znode has the size of the largest recent znode.
 const (
 	bundleFirst = 16
 	bundleMax   = 128
@@ -37,13 +37,13 @@ func (inc *Incarnation) GetAll(ctx context.Context, paths []string) ([]Node, err
 	return inc.getAll(ctx, paths, bundleFirst)
 }
 
-// getAll is GetAll whose first bundles have size paths.
+// getAll is GetAll, and the argument size is the number of paths in the first bundles.
 func (inc *Incarnation) getAll(ctx context.Context, paths []string, size int) ([]Node, error) {
 	nodes := make([]Node, 0, len(paths))
 	for limit := size; len(paths) > 0; limit *= 4 {
 		largest := max(int(inc.largest.Load()), 1)
 		if largest > 1 && len(paths) <= bundleMax {
-			limit = bundleMax // few enough to read at once, whatever their size
+			limit = bundleMax // few enough znodes to read at once, whatever their size
 		}
 		size = max(min(size, bundleBytes/largest), 1)
 		round := paths[:min(len(paths), limit, max(roundBytes/largest, 1))]

@@ -41,7 +41,7 @@ type Creation struct {
 	Undo    *Deletion  // after an error: deletes the znodes that may have been created, or is nil
 
 	made  *pending[[]zk.MultiResponse] // the last request that was sent
-	roll  *Roll                        // the reads that were sent after made
+	roll  *Roll                        // roll, read and lists are the reads that were sent after made
 	read  *pending[Node]
 	lists []*pending[listing]
 }
@@ -55,7 +55,7 @@ type Creation struct {
 // CreateEphemeral sends the request again. If the reply is NodeExists, an earlier request was
 // executed, because no other client creates the name. With Shared, another client may create the
 // name, so CreateEphemeral then checks that the znode belongs to this session. If another client
-// deletes the znode before the listing, CreateEphemeral creates another. A deletion after the
+// deletes the znode before the listing, CreateEphemeral creates a new znode. A deletion after the
 // listing is a loss, of which the owner of the znode learns.
 //
 // If ctx ends, or after any other error, no znode stays: in the background, c.Undo deletes the
@@ -98,7 +98,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error 
 				return a.last(e)
 			}
 			if found == "" {
-				open = false // it was not created, and will not be
+				open = false // the znode was not created, and will not be
 				return err
 			}
 			c.Path, c.roll, c.read, c.lists = found, nil, nil, nil // the reads may be older than the znode
@@ -111,7 +111,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error 
 				case stat == nil:
 					return errAgain // deleted since the attempt
 				case stat.EphemeralOwner != inc.ID.Load():
-					open = false // it is another session's, so ours does not exist
+					open = false // the znode is another session's, so ours does not exist
 					return err
 				}
 				seen.version = stat.Version
@@ -138,8 +138,8 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error 
 			return a.last(err)
 		}
 		// The listing is newer than the creation, even over another connection: no reply there is
-		// older than an earlier one. So Dir was deleted since, and our znode before it, because a
-		// parent with children cannot be deleted. No caller has seen the znode.
+		// older than an earlier reply. So Dir was deleted since. Our znode was deleted before Dir,
+		// because a parent with children cannot be deleted. No caller has seen the znode.
 		c.Path, open = "", false
 		return errAgain
 	})
@@ -324,8 +324,8 @@ func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, err
 }
 
 // findIn returns the path of the listed child of dir whose name begins with guid, or with Curator's
-// form of it. It returns "" if there is none. Other names may contain guid too, such as the name of
-// a wish for a candidate of an Election. Such names do not match.
+// form of guid. It returns "" if there is no such child. Other names may contain guid too, such as
+// the name of a wish for a candidate of an Election. Such names do not match.
 func findIn(names []string, dir, guid string) string {
 	protected := ProtectedName(guid, "")
 	for _, name := range names {

@@ -101,7 +101,7 @@ func (inc *Incarnation) addDir(ctx context.Context, path string, dir Dir) (bool,
 				return false, err
 			}
 		case err == nil:
-			if inc.Manager.protects() { // otherwise, vetted is not read
+			if inc.Manager.protects() { // without an own ACL, vetted is not read
 				inc.vetted.Store(path, struct{}{})
 			}
 			return true, nil

@@ -41,7 +41,7 @@ var (
 // waiters continue in the next session, and the loss of a hold is ErrLost.
 var ErrEnded = errors.New("incarnation ended")
 
-// ErrVanished means that another client deleted the znode of a claim.
+// ErrVanished means that another client has deleted a znode of this client.
 var ErrVanished = errors.New("own znode vanished")
 
 // CtxErr returns the error of a context that has ended, so that both

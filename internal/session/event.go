@@ -44,7 +44,7 @@ const (
 	LossPaused                         // no server could confirm the session, because this process was stopped
 	LossReplaced                       // a server has replaced the session by another
 	LossDeleted                        // another client has deleted the znode
-	LossClosed                         // closed, or failed permanently
+	LossClosed                         // the Session was closed, or failed permanently
 	LossSuspended                      // the connection dropped, which counts as a loss by option
 	LossGivenUp                        // this process has abandoned the hold or its session
 )

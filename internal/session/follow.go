@@ -65,8 +65,8 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 		f := &follower{inc: inc, dir: dir, parts: make(map[string]followed), stale: make(map[string]struct{}), relist: true, bell: make(chan struct{}, 1)}
 		defer f.close()
 		// The first snapshot must not be older than the call. A later session would not need the
-		// sync: the transaction that created it is newer than every earlier snapshot, and the
-		// session's server has applied that transaction.
+		// sync: the transaction that created that session is newer than every earlier snapshot, and
+		// the session's server has applied the transaction.
 		lost := f.connectionLost(confirm)
 		if err := inc.Sync(ctx, dir); err != nil {
 			return err

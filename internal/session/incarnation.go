@@ -46,7 +46,7 @@ type Incarnation struct {
 	own     sync.Map                   // by path: the last sighting of the znode of a shared Creation
 	first   chan struct{}              // closed when the first handshake has succeeded
 	gone    chan struct{}              // closed when serve has returned
-	drain   sync.Once                  // of shut
+	drain   sync.Once                  // shut does its work once
 
 	mu   sync.Mutex
 	conn *conn.Conn    // the newest, if any; guarded by mu
@@ -597,7 +597,7 @@ func (inc *Incarnation) newestConn() *conn.Conn {
 // removeWatch asks the server to drop an idle watch.
 func (inc *Incarnation) removeWatch(key conn.WatchKey) {
 	for {
-		c := inc.newestConn() // it exists, because there are watches
+		c := inc.newestConn() // there is a connection, because there are watches
 		if c.RemoveWatch(key, func() bool { return inc.newestConn() == c }) {
 			return
 		}

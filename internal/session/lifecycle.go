@@ -52,7 +52,7 @@ func (m *Manager) Connect(ctx context.Context) error {
 //  1. Nothing new begins: no hold, no function, no call.
 //  2. The contexts of functions end, and holds without a function are released.
 //  3. Functions return and release their holds, or CloseTimeout passes.
-//  4. The farewell: work that only this process can finish.
+//  4. The farewell: users of m finish work that only this process can do.
 //  5. Every remaining hold is lost, and its holder can know (Incarnation.end).
 //  6. The servers are asked to end the session.
 func (m *Manager) Close() {

@@ -255,7 +255,7 @@ func (m *Manager) Bare(p string) string {
 	return strings.TrimPrefix(p, m.chroot)
 }
 
-// enter records a change of state, and an event, which tell passes to the observer. If inc has
+// enter records a change of state, and an event that tell will pass to the observer. If inc has
 // ended, enter changes nothing, and returns false: from then on, only the manager itself (inc is
 // nil) changes the state. All changes are made under mu, so the last change by an incarnation comes
 // before the manager's own changes.
@@ -320,7 +320,7 @@ func (m *Manager) dialed(addr string, err error) {
 	m.Log.Log(context.Background(), level, "zsync: cannot reach server", "addr", addr, "err", err)
 }
 
-// unfit is called when the server at addr was of no use.
+// unfit is called when the server at addr has failed.
 func (m *Manager) unfit(addr string, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

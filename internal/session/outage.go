@@ -63,5 +63,5 @@ func (o *outage) lasts() {
 	o.said = true
 	o.timer = time.AfterFunc(reminder, o.lasts)
 	began := o.began
-	o.spawn(func() { o.say(began) }) // no message follows Close, because end comes before it and takes o.mu
+	o.spawn(func() { o.say(began) }) // no message follows Close: it calls end, which takes o.mu, and then waits for this goroutine
 }

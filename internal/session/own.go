@@ -2,8 +2,7 @@ package session
 
 // This file has operations on ephemeral znodes whose names are not unique: another session may
 // delete such a znode and create its own at the same path. These operations never change or delete
-// another session's znode. Znodes with unique names are not the business of this file, except in
-// GetThenRemove.
+// another session's znode. For znodes with unique names, this file has only GetThenRemove.
 
 import (
 	"cmp"

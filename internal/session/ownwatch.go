@@ -58,8 +58,8 @@ const ownWatchAfter = 10 * time.Millisecond
 // ACL may have changed by then.
 const LookAgainAfter = time.Minute
 
-// WatchOwn returns an OwnWatch for the znode at path, which begins when Made is called. It calls
-// owner.Vanished without locks, in a goroutine of its own.
+// WatchOwn returns an OwnWatch for the znode at path. The OwnWatch begins when Made is called. It
+// calls owner.Vanished without locks, in a goroutine of its own.
 func (inc *Incarnation) WatchOwn(path string, owner interface{ Vanished(o *OwnWatch) }) *OwnWatch {
 	ws, ok := inc.Attached.Load(ownWatchesKey{})
 	if !ok {
@@ -69,8 +69,8 @@ func (inc *Incarnation) WatchOwn(path string, owner interface{ Vanished(o *OwnWa
 }
 
 // Made begins the watch: the caller knows that the znode exists. The watch is set after
-// ownWatchAfter. If the znode is watched already, it is set at once, which costs no request. Made
-// does nothing after Drop.
+// ownWatchAfter. If the znode is watched already, the watch is set at once, which costs no request.
+// Made does nothing after Drop.
 func (o *OwnWatch) Made(watched bool) {
 	ws := o.ownWatches
 	ws.mu.Lock()

@@ -58,7 +58,7 @@ func (p *pacer) pick(limit time.Duration, mayUse func(addr string) bool) (addr s
 	return "", delay
 }
 
-// again makes the next pick return the same server as the last.
+// again makes the next pick return the same server as the last pick.
 func (p *pacer) again() {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
@@ -109,9 +109,9 @@ func (inc *Incarnation) longestDelay() time.Duration {
 	if inc.ID.Load() == 0 {
 		return math.MaxInt64
 	}
-	// The session must not expire although a server is reachable again, or for lack of attempts.
-	// This delay allows about 30 attempts before the session expires, and twice as many if there
-	// are holds.
+	// The session must not expire while a server is reachable again, or for lack of attempts. This
+	// delay allows about 30 attempts before the session expires, and twice as many if there are
+	// holds.
 	parts := time.Duration(8)
 	if inc.staked() {
 		parts = 16

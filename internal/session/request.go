@@ -103,16 +103,16 @@ func (p *pending[T]) then(f func()) {
 
 // handOn calls heir, the function that p.then has registered. Finish closes Done, and after that
 // calls handOn. p.then stores heir, and after that calls handOn if Done is closed. So the later of
-// the two calls handOn when heir is stored and Done is closed. If both call handOn, only the first
-// takes the function.
+// Finish and p.then calls handOn while heir is stored and Done is closed. If both call handOn, only
+// the first takes the function.
 func (p *pending[T]) handOn() {
 	if f := p.heir.Swap(nil); f != nil {
 		(*f)()
 	}
 }
 
-// Wait waits for the reply. If ctx or the incarnation ends first, Wait returns that error, and the
-// outcome of the request is unknown.
+// Wait waits for the reply. If ctx or the incarnation ends first, Wait returns the error of ctx or
+// ErrEnded. Then the outcome of the request is unknown.
 func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 	var zero T
 	select {

@@ -161,7 +161,7 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	}
 	left, timeout := inc.Lease.Confirmed(now), inc.Lease.Timeout()
 	if !up {
-		return nil, timeout / 10 // connected wakes the watchdog
+		return nil, timeout / 10 // a new connection wakes the watchdog: see connected
 	}
 	if left <= 0 {
 		left = timeout // there are no holds to lose
@@ -173,8 +173,8 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	if p != lease.Quorum {
 		q.op = wire.OpSync
 	}
-	// Send runs in a goroutine, because this goroutine holds LeaseMu, and the connection needs
-	// LeaseMu to record the sending.
+	// Send runs in a goroutine of its own: this goroutine holds LeaseMu, which the connection needs
+	// to record the sending.
 	inc.Manager.Spawn(func() {
 		if !inc.newestConn().Send(q) {
 			q.over(timeout / 100) // the connection has just ended

@@ -35,7 +35,7 @@ func NeverStored(data []byte, stat *zk.Stat) bool {
 	return Unstored(data, stat) || untouched(stat) && stat.Cversion != 0
 }
 
-// GetMade reads a path with read. The error is ErrMixed if the znode is NeverStored.
+// GetMade calls read for path. The error is ErrMixed if the znode is NeverStored.
 func (inc *Incarnation) GetMade(ctx context.Context, path string, read func(context.Context, string) ([]byte, *zk.Stat, error)) ([]byte, *zk.Stat, error) {
 	data, stat, err := read(ctx, path)
 	if err == nil && NeverStored(data, stat) {
@@ -85,7 +85,7 @@ type Stored struct {
 
 // Storable returns the czxid of the persistent znode of at, or 0 if there is none yet. The error is
 // ErrMixed if the servers may delete that znode. A session reads each znode once, unless it uses
-// very many.
+// very many znodes.
 func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, err error) {
 	var unknown []Stored
 	var paths []string

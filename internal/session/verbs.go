@@ -12,9 +12,9 @@ import (
 // within one incarnation, and handles a lost reply. Paths are full paths, which include the chroot
 // (see Manager.Full). Package conn sends the requests.
 
-// maxRequest is the largest request that a server with the default jute.maxbuffer accepts. A
-// larger one would break the connection for all users of the session. MaxPacket is the limit for
-// sizes from [Manager.SizeOf].
+// maxRequest is the largest request that a server with the default jute.maxbuffer accepts. A larger
+// request would break the connection for all users of the session. MaxPacket is the limit for sizes
+// from [Manager.SizeOf].
 const (
 	maxRequest = 1<<20 - 1
 	MaxPacket  = maxRequest - 64

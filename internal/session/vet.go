@@ -16,8 +16,7 @@ import (
 // This file checks parent znodes that another client has created, for a session that has its own
 // ACL. It refuses a parent whose ACL lets other clients change the children, if the session's own
 // ACL would not let them. Without this check, another client could create the parent first, and
-// then delete the holds in it, however well each znode is protected. The creation of parents is not
-// the business of this file: see dir.go.
+// then delete the holds in it, however well each znode is protected. dir.go creates the parents.
 
 // protects reports whether the session has its own ACL.
 func (m *Manager) protects() bool { return !slices.Equal(m.Config.ACL, zk.WorldACL(zk.PermAll)) }

@@ -55,7 +55,7 @@ const (
 // A Record is one line of a trace.
 type Record struct {
 	V     int       `json:"v"`     // Version
-	Trace string    `json:"trace"` // the Session of the process; unique
+	Trace string    `json:"trace"` // the unique id of the Session
 	N     int64     `json:"n"`     // number of the record in its trace, from 1
 	Time  time.Time `json:"time"`  // by the clock of the process
 	Event string    `json:"event"`
@@ -173,7 +173,7 @@ func (t *Writer) Held(full string, l Record) {
 	t.lineLocked(l)
 }
 
-// Lost writes l, the record of a loss: the znode at full holds nothing any longer.
+// Lost writes l, the record of the loss of a hold. full is the path of the hold's znode.
 func (t *Writer) Lost(full string, l Record) {
 	if t == nil {
 		return
