@@ -8,7 +8,7 @@ import (
 // This file counts requests, events, watches, sessions, znodes and connections, so that a test can
 // check the cost of a piece of code. It does not limit them.
 
-// Counts has counters of the work of a server since its start, and the sizes of its state now.
+// Counts has counters of a server's work since its start, and the present sizes of its state.
 type Counts struct {
 	// Requests has the number of requests of each kind that have arrived, by
 	// the names of [Op.String]. Intercepted requests count, and pings do not. A

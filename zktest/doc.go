@@ -8,10 +8,10 @@
 // # Faults
 //
 // A test can cause the faults of real servers at a chosen moment: [Server.Expire],
-// [Server.Disconnect], [Server.Partition], [Server.Stop], [Server.SetLatency],
-// [Server.Freeze]. [Server.Intercept] acts on a single request: it can lose the
-// request or only its reply. [Server.Counts] counts the requests of a piece of
-// code, and [Server.Dump] prints the znodes that the code has left.
+// [Server.Disconnect], [Server.Partition], [Server.Stop], [Server.SetLatency], [Server.Freeze].
+// [Server.Intercept] acts on a single request: it can lose the request or only its reply.
+// [Server.Counts] counts the requests of a piece of code, and [Server.Dump] prints the znodes that
+// the code has left behind.
 //
 // # Ensembles
 //
@@ -27,7 +27,7 @@
 // The ensemble behaves like ZooKeeper's in these ways:
 //
 //   - A follower answers pings and reads from its own tree. It sends writes, syncs and handshakes
-//     to the leader. A client's replies keep their order.
+//     to the leader. A client receives its replies in the order of its requests.
 //   - A majority logs every write, even a failed write, before the leader commits it. A member
 //     applies a write when the leader reports the write as committed. The begin and the end of a
 //     session are writes. A sync waits for all earlier proposals. If there are no such proposals,

@@ -8,8 +8,8 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// This file has the requests that a session sends, as its connection encodes them, and their replies.
-// request.go and batch.go send them.
+// This file encodes the requests of a session and decodes their replies. request.go and batch.go
+// send them.
 
 type void = struct{}
 

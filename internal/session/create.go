@@ -56,7 +56,7 @@ type Creation struct {
 // executed, because no other client creates the name. With Shared, another client may create the
 // name, so CreateEphemeral then checks that the znode belongs to this session. If another client
 // deletes the znode before the listing, CreateEphemeral creates a new znode. A deletion after the
-// listing is a loss, of which the owner of the znode learns.
+// listing is a loss, and the owner of the znode learns of it.
 //
 // If ctx ends, or after any other error, no znode stays: in the background, c.Undo deletes the
 // znodes that may have been created. So the znodes must be ephemeral, and the names must not be

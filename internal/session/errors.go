@@ -54,7 +54,7 @@ func CtxErr(ctx context.Context) error {
 	return &ctxError{err: err, cause: cause}
 }
 
-// A ctxError is the end of a context as an error: it matches both the context's Err and its
+// A ctxError is the error of a context that has ended. It matches both the context's Err and its
 // cause.
 type ctxError struct{ err, cause error }
 
@@ -70,7 +70,7 @@ type refusedOp struct {
 func (e *refusedOp) Error() string { return e.op + ": " + e.err.Error() }
 func (e *refusedOp) Unwrap() error { return e.err }
 
-// An unservedError is the end of a context while no server answered.
+// An unservedError is the error of a context that has ended while no server answered.
 type unservedError struct {
 	end  error
 	last error // why the last attempt to reach a server failed, or nil

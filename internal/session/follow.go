@@ -50,9 +50,9 @@ type written struct{ czxid, mzxid, mtime int64 }
 
 // FollowDir calls the callback with the present snapshot of the children of dir, and then with each
 // snapshot that differs from the previous one. It returns when ctx ends or the callback returns an
-// error, and continues through lost sessions. While dir does not exist, it has no children. If the
-// callback receives from changed, it may return false. Then FollowDir calls it again with a newer
-// snapshot.
+// error. If a session is lost, FollowDir continues in the next. While dir does not exist, it has no
+// children. If the callback receives from changed, it may return false. Then FollowDir calls it
+// again with a newer snapshot.
 //
 // With confirm, FollowDir also passes on the first snapshot after each lost connection, even if
 // that snapshot has not changed. FollowDir does not call the callback while there is no connection.

@@ -12,8 +12,9 @@ import (
 	"time"
 )
 
-// A Function is a call of a function of the program by Do, Run or Work. Close ends its context,
-// with cause ErrClosed, and waits until the function has returned and its hold is released.
+// A Function is one call, by Do, Run or Work, of a function that the program has passed. Close ends
+// its context, with cause ErrClosed, and waits until the function has returned and its hold is
+// released.
 type Function struct {
 	of     *functions
 	parent *Function // the function in whose context this function was called, or nil

@@ -239,7 +239,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 			// The whole Session is closed.
 			inc.lastly(c.EndSession)
 		default:
-			c.EndSession() // another session than ours, which no client will use
+			c.EndSession() // this is not our session, and no client will use it
 		}
 		return err
 	}

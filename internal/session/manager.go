@@ -304,7 +304,7 @@ func (m *Manager) Observe(e Report) {
 	}
 }
 
-// dialed records why a server could not be reached. An error of TLS that a retry cannot cure is
+// dialed is called when a server could not be reached. An error of TLS that a retry cannot cure is
 // logged once as a warning.
 func (m *Manager) dialed(addr string, err error) {
 	err = fmt.Errorf("%s: %w", addr, err)

@@ -17,7 +17,7 @@ import (
 type call[T any] struct {
 	op   int32
 	path string                  // "" if the request is not about one znode
-	moot bool                    // it changes nothing, whenever the server executes it
+	moot bool                    // it changes nothing, no matter when the server executes it
 	body func(p []byte) []byte   // appends the part after the path; nil: there is none
 	take func(s *wire.Scanner) T // decodes a reply without an error; nil: it is empty
 

@@ -50,7 +50,7 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 	enough := time.Duration(inc.Timeout.Load() / 4) // so that a new hold has some time
 	for {
 		if IsClosed(inc.Manager.Closing) {
-			return nil, inc.Manager.Failure() // no new holds from here on, though the session may live on for functions
+			return nil, inc.Manager.Failure() // from here on, there are no new holds, even if the session lives on for functions
 		}
 		inc.LeaseMu.Lock()
 		now := time.Now()

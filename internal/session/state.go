@@ -121,7 +121,7 @@ func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, e
 	return czxid, err
 }
 
-// Saw records that the caller has read the znode of at, so that Storable need not read it.
+// Saw is called when the caller has read the znode of at, so that Storable need not read it.
 func (inc *Incarnation) Saw(at Stored, n Node) {
 	if !Unstored(n.Data, n.Stat) && !untouched(n.Stat) {
 		inc.lasting.Store(at.Path, n.Stat.Czxid)
@@ -145,11 +145,11 @@ func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
 	return nil
 }
 
-// Wrote checks, after a write to at, that the write changed the persistent znode that has this
-// czxid. stat is from the reply, or nil if the reply was lost. If the czxid differs, another znode
-// has replaced it since the read. If the new znode is a Dir, the write has overwritten its mark. So
-// the new znode gets a persistent child. A Leaf is refused if it is ephemeral, or has or had
-// children.
+// Wrote is called after a write to at. It checks that the write changed the persistent znode that
+// has this czxid. stat is from the reply, or nil if the reply was lost. If the czxid differs,
+// another znode has replaced it since the read. If the new znode is a Dir, the write has
+// overwritten its mark. So the new znode gets a persistent child. A Leaf is refused if it is
+// ephemeral, or has or had children.
 func (inc *Incarnation) Wrote(ctx context.Context, at Stored, stat *zk.Stat, czxid int64) (err error) {
 	if stat == nil {
 		if stat, err = inc.ExistsFresh(ctx, at.Path); err != nil || stat == nil {
