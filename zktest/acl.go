@@ -8,9 +8,8 @@ import (
 	"strings"
 )
 
-// This file has the access control of znodes: the identities that clients
-// prove, the check of an ACL, and the rules for a new ACL. The permission that
-// a request needs is the business of ops.go and reads.go.
+// This file has the access control of znodes: the identities that clients prove, the check of an
+// ACL, and the rules for a new ACL. ops.go and reads.go say which permission a request needs.
 
 // Permissions of an ACL.
 const (
@@ -55,8 +54,8 @@ func allowed(list []acl, perms int32, ids []identity) bool {
 	return false
 }
 
-// matches reports whether id, of an ACL entry, covers the identity who. Either both are equal, or
-// id is a network that contains the address.
+// matches reports whether id, from an entry of an ACL, covers the identity who. Either both are
+// equal, or id is a network that contains the address in who.
 func (id identity) matches(who identity) bool {
 	if id.scheme != who.scheme {
 		return false

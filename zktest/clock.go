@@ -6,12 +6,11 @@ import (
 	"time"
 )
 
-// This file does the timed work of a single server: sessions expire, containers
-// are removed, lagging addresses catch up. The timed work of an ensemble is the
-// business of way.go.
+// This file does the timed work of a single server: sessions expire, containers are removed,
+// lagging addresses catch up. way.go does the timed work of an ensemble.
 
-// clock ends sessions, reaps containers and lets lagging addresses catch up,
-// each at its time. Between them it sleeps, so an idle server uses no CPU.
+// clock is the goroutine that ends sessions, reaps containers, and lets lagging addresses catch up,
+// each at its time. Between these tasks it sleeps, so an idle server uses no CPU.
 func (s *Server) clock() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -35,7 +34,7 @@ func (s *Server) clock() {
 	}
 }
 
-// rearm makes the clock call elapse no later than at. Server.mu is held.
+// rearm makes the clock call elapse at the given time or earlier. Server.mu is held.
 func (s *Server) rearm(at time.Time) {
 	if s.armed.IsZero() || at.Before(s.armed) {
 		s.armed = at

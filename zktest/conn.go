@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// This file serves one connection of a client: it reads requests, applies the
-// faults of fault.go to them, and writes replies and events in order. The
-// execution of the requests is the business of ops.go, reads.go and session.go.
+// This file serves one connection of a client: it reads requests, applies the faults of fault.go to
+// them, and writes replies and events in order. ops.go, reads.go and session.go carry out the
+// requests.
 
 // A conn is one connection of a client. Two goroutines serve it. The reader
 // takes requests one by one and carries out each under Server.mu. The writer
@@ -34,9 +34,9 @@ type conn struct {
 	// Guarded by Server.mu.
 	session   *session              // nil before the handshake
 	ids       []identity            // the identities that the client has proved
-	nonce     string                // of the SASL exchange that has begun, or ""
+	nonce     string                // of the SASL exchange under way, or ""
 	watched   map[watchKey]struct{} // the keys of its watches in at.view.watches
-	lastEvent int64                 // the last event sent to it, see nextEvent
+	lastEvent int64                 // the number of the last event sent to the client, see nextEvent
 	closing   bool                  // no further request is carried out
 	now       string                // the current step of the reader, for Dump and for a Close that hangs
 	received  int64                 // packets
@@ -166,8 +166,8 @@ func (c *conn) next() bool {
 	return c.carryOut(&r)
 }
 
-// readFrame reads a packet. The buffer for a large packet grows only as bytes arrive, because its
-// length may be wrong.
+// readFrame reads a packet. The buffer for a large packet grows only as bytes arrive, because the
+// client may send a wrong length.
 func (c *conn) readFrame() ([]byte, bool) {
 	length, err := c.r.Peek(4)
 	if err != nil {
@@ -243,8 +243,8 @@ func (c *conn) sleep(d time.Duration) bool {
 	}
 }
 
-// carryOut carries out one request, with the faults for it. It reports whether another request may
-// follow.
+// carryOut carries out one request, with the faults that apply to the request. It reports whether
+// another request may follow.
 func (c *conn) carryOut(r *Request) bool {
 	s := c.s
 	if !c.lockConnected() {
@@ -301,8 +301,8 @@ func (c *conn) carryOut(r *Request) bool {
 	return action.kind.repeats() && !c.closing
 }
 
-// answer sends b, the reply to r. After some actions, it sends only a part of b, or nothing. It
-// ends the connection if no request may follow.
+// answer sends b, the reply to r. For some actions, it sends only a part of b, or nothing. It ends
+// the connection if no request may follow.
 func (c *conn) answer(r *Request, action Action, b []byte, code int32) {
 	switch action.kind {
 	case actDropReply:
@@ -319,14 +319,15 @@ func (c *conn) answer(r *Request, action Action, b []byte, code int32) {
 	}
 }
 
-// repeats reports whether another request may follow a request with such an action.
+// repeats reports whether another request may follow a request with an action of the kind k.
 func (k actionKind) repeats() bool { return k == actPass || k == actFail }
 
-// fails reports whether the action answers a request with a code instead of carrying it out.
+// fails reports whether the action answers a request with a code, and does not carry the request
+// out.
 func (k actionKind) fails() bool { return k == actFail || k == actRefuse }
 
-// lockConnected waits for the end of a freeze or a partition that affects the connection, and locks
-// Server.mu. If the connection ends first, it reports false and has not locked it.
+// lockConnected waits for the end of a freeze or a partition that affects the connection, and then
+// locks Server.mu. If the connection ends first, it returns false, and does not lock.
 func (c *conn) lockConnected() bool {
 	s := c.s
 	for {

@@ -8,7 +8,7 @@ import (
 // This file counts requests, events, watches, sessions, znodes and connections, so that a test can
 // check the cost of a piece of code. It does not limit them.
 
-// Counts has counters of the work of a server since its start, and the sizes of its state now.
+// Counts has counters of a server's work since its start, and the present sizes of its state.
 type Counts struct {
 	// Requests has the number of requests of each kind that have arrived, by
 	// the names of [Op.String]. Intercepted requests count, and pings do not. A
@@ -24,8 +24,8 @@ type Counts struct {
 	Connections int // open connections
 }
 
-// Counts returns the present counts. To see what a piece of code costs, take
-// them before and after it and use [Counts.Sub].
+// Counts returns the present counts. To see the cost of a piece of code, take the counts before and
+// after the code, and use [Counts.Sub].
 func (s *Server) Counts() Counts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,8 +60,8 @@ func (c Counts) Total() int64 {
 	return total
 }
 
-// Sub returns the difference between c and an earlier Counts. It leaves out kinds
-// of requests whose counts are equal.
+// Sub returns the difference between c and an earlier Counts. The result leaves out kinds of
+// requests whose counts are equal.
 func (c Counts) Sub(earlier Counts) Counts {
 	d := c
 	d.Requests = maps.Clone(c.Requests)
@@ -79,8 +79,8 @@ func (c Counts) Sub(earlier Counts) Counts {
 	return d
 }
 
-// count counts a request that has arrived. All unknown kinds count as one kind; otherwise a client
-// could fill the memory with them. Server.mu is held.
+// count counts a request that has arrived. All unknown kinds count as one kind, so that a client
+// cannot fill the memory with unknown kinds. Server.mu is held.
 func (s *Server) count(op Op) {
 	if _, ok := opNames[op]; !ok {
 		op = 0

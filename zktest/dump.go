@@ -12,7 +12,7 @@ import (
 )
 
 // This file prints the state of a server for people. The format may change, so only tests of this
-// module may parse it.
+// module may parse the output.
 
 // Dump writes the tree, the sessions and the watches to w, for the log of a
 // test that failed or hangs. The format is for people and may change.

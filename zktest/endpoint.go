@@ -12,9 +12,8 @@ import (
 	"time"
 )
 
-// This file has the addresses of a server: it accepts connections over TCP or
-// in memory, and opens and closes addresses. The connections are the business
-// of conn.go.
+// This file has the addresses of a server: it accepts connections over TCP or in memory, and opens
+// and closes addresses. conn.go serves the connections.
 
 // An endpoint is one address that clients connect to. Server.mu guards it.
 type endpoint struct {
@@ -24,7 +23,7 @@ type endpoint struct {
 	view   *view
 
 	// Only for an endpoint that lags.
-	lag     time.Duration // how far it is behind; frozen is a lag without end
+	lag     time.Duration // how far view is behind; frozen is a lag without end
 	backlog []late        // transactions not yet applied to view
 }
 
@@ -36,8 +35,8 @@ type late struct {
 
 const frozen = time.Duration(1<<63 - 1)
 
-// inBubble reports whether the caller runs in a testing/synctest bubble. No function of Go reports
-// it, but the first line of a stack trace has it.
+// inBubble reports whether the caller runs in a testing/synctest bubble. Go has no function for
+// this, but the first line of a stack trace names the bubble.
 func inBubble() bool {
 	b := make([]byte, 256)
 	b = b[:runtime.Stack(b, false)]
@@ -45,9 +44,8 @@ func inBubble() bool {
 	return bytes.Contains(header, []byte("synctest bubble"))
 }
 
-// lastPort counts the invented ports, for servers in bubbles and for the
-// client's end of connections in memory. They run from 20000 to 59999, and then
-// from 20000 again.
+// lastPort counts the invented ports, for servers in bubbles and for the client's end of
+// connections in memory. The ports run from 20000 to 59999, and then from 20000 again.
 var lastPort atomic.Int32
 
 func madeUpPort() int {
@@ -107,8 +105,8 @@ func (s *Server) accept(e *endpoint) {
 	})
 }
 
-// shut closes e, which then refuses connections. Server.mu is held, or no other goroutine has the
-// server yet.
+// shut closes e. From then on, e refuses connections. Server.mu is held, or no other goroutine has
+// the server yet.
 func (e *endpoint) shut() {
 	e.up = false
 	if e.listen != nil {
@@ -144,8 +142,8 @@ func (s *Server) reopen(e *endpoint) {
 	panic("zktest: cannot listen again: " + err.Error())
 }
 
-// find returns the endpoint with the address, or nil. The host "localhost" leads to each address
-// with the port, and any host leads to an address such as 0.0.0.0.
+// find returns the endpoint with the address, or nil. The host "localhost" matches every endpoint
+// with the same port. An endpoint with an address such as 0.0.0.0 matches every host.
 func (s *Server) find(address string) *endpoint {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -160,7 +158,7 @@ func (s *Server) find(address string) *endpoint {
 	return nil
 }
 
-// mustFind is find for an argument of an exported method. It panics if the server does not have the
+// mustFind is find for an argument of an exported method: it panics if the server does not have the
 // address.
 func (s *Server) mustFind(addr string) *endpoint {
 	e := s.find(addr)

@@ -13,18 +13,17 @@ import (
 	"time"
 )
 
-// This file has the methods with which a test makes, breaks and heals an
-// ensemble. The agreement of the members is the business of member.go and
-// quorum.go, and the network between them is the business of way.go.
+// This file has the methods with which a test makes, breaks and heals an ensemble. member.go and
+// quorum.go have the agreement of the members. way.go has the network between the members.
 
-// An Ensemble is several servers with one tree. As in ZooKeeper, one leads, the
-// others follow, and a majority logs every transaction. Members are numbered
-// from 0. Its methods are safe for concurrent use.
+// An Ensemble is several servers with one tree. As in ZooKeeper, one leads, the others follow, and
+// a majority logs every transaction. Members are numbered from 0. The methods of an Ensemble are
+// safe for concurrent use.
 //
-// Each member is a [Server] with an address of its own, and the methods of this
-// Server affect only the clients of the member. For a member, [Server.Stop] and
-// [Server.Restart] do the same as [Ensemble.Crash] and [Ensemble.Restart];
-// [Server.SetLag] and [Server.Freeze] do the same as [Ensemble.SetLag].
+// Each member is a [Server] with an address of its own. The methods of this Server affect only the
+// clients of the member. For a member, [Server.Stop] is the same as [Ensemble.Crash], and
+// [Server.Restart] is the same as [Ensemble.Restart]. [Server.SetLag] and [Server.Freeze] do the
+// same as [Ensemble.SetLag].
 //
 // A test can break a member (Crash, Freeze, SetLag), or the way from one member
 // to another (Cut, SetDelay). A way is one direction of an ordered stream, like
@@ -42,7 +41,7 @@ type Ensemble struct {
 	quit chan struct{} // closed by Close
 	wg   sync.WaitGroup
 
-	mu     sync.Mutex // guards all below, and is Server.mu of every member
+	mu     sync.Mutex // guards all fields below, and is Server.mu of every member
 	agenda agenda
 	nth    int       // the number of events put on the agenda so far
 	armed  time.Time // the time of the next event; zero: none
@@ -58,9 +57,9 @@ const (
 	defaultDelay        = time.Millisecond
 )
 
-// WithSyncLimit sets how many ticks a leader and a follower wait for messages
-// of each other before they close the connection. The default is 5, as in
-// ZooKeeper's sample configuration. It has no effect on a single server.
+// WithSyncLimit sets the number of ticks for which a leader and a follower wait for each other's
+// messages before they close the connection. The default is 5, as in ZooKeeper's sample
+// configuration. It has no effect on a single server.
 func WithSyncLimit(ticks int) Option {
 	return func(s *Server) {
 		rule(ticks > 0, "WithSyncLimit: the limit is %d ticks; want more than 0", ticks)
@@ -68,9 +67,8 @@ func WithSyncLimit(ticks int) Option {
 	}
 }
 
-// WithElectionTime sets how long the members of an ensemble take to elect a
-// leader, or to find the current one. The default is 200 ms. It has no effect
-// on a single server.
+// WithElectionTime sets the time that the members of an ensemble take to elect a leader, or to find
+// the current leader. The default is 200 ms. It has no effect on a single server.
 func WithElectionTime(d time.Duration) Option {
 	return func(s *Server) {
 		rule(d >= 0, "WithElectionTime: the time is %v; want 0 or more", d)
@@ -212,8 +210,8 @@ func (e *Ensemble) leading() *leadership {
 	return newest
 }
 
-// Serving reports whether member i leads or follows in its own view, so that it serves clients. It
-// may be frozen, or cut off without having noticed.
+// Serving reports whether member i leads or follows in its own view, so that it serves clients. The
+// member may be frozen, or cut off without having noticed.
 func (e *Ensemble) Serving(i int) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -236,7 +234,7 @@ func (e *Ensemble) MemberOf(session int64) int {
 }
 
 // Expire makes the leader end a session, as if the client had been silent for the session timeout.
-// The members learn of it as of every transaction.
+// The other members learn of the end as they learn of every transaction.
 func (e *Ensemble) Expire(session int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -258,9 +256,9 @@ func (e *Ensemble) setSequence(path string, next int32) {
 	}
 }
 
-// Crash ends member i as SIGKILL does. Its connections to clients and to other
-// members are closed. Because of the delays of the ways, the other members
-// learn of it later. The log of member i survives until [Ensemble.Restart].
+// Crash ends member i as SIGKILL does. Its connections to clients and to other members are closed.
+// Because of the delays of the ways, the other members learn of the crash later. The log of member
+// i survives until [Ensemble.Restart].
 func (e *Ensemble) Crash(i int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -280,46 +278,45 @@ func (e *Ensemble) Restart(i int) {
 	}
 }
 
-// Freeze stops member i as SIGSTOP does: it does nothing, and its connections stay open and silent.
-// It reads the messages to it after [Ensemble.Thaw].
+// Freeze stops member i as SIGSTOP does: the member does nothing, and its connections stay open and
+// silent. It reads its messages after [Ensemble.Thaw].
 func (e *Ensemble) Freeze(i int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.member(i).freeze()
 }
 
-// Thaw lets a frozen member continue. First it runs the timers that have fired, then it reads the
-// messages to it.
+// Thaw lets a frozen member continue. The member first runs its timers that have fired, and then
+// reads its messages.
 func (e *Ensemble) Thaw(i int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.member(i).thaw()
 }
 
-// SetLag makes member i apply each transaction d after the leader has reported it
-// as committed; 0 ends the lag. During the lag, the member answers pings and
-// reads from its older tree, and still logs transactions. A leader that lags
-// answers a sync of its own client at once, like ZooKeeper's leader. A lag longer
-// than the test keeps the member at a chosen transaction.
+// SetLag makes member i apply each transaction later: d after the leader has reported the
+// transaction as committed. A d of 0 ends the lag. During the lag, the member answers pings and
+// reads from its older tree, and still logs transactions. A leader that lags answers a sync of its
+// own client at once, like ZooKeeper's leader. A lag longer than the test keeps the member at a
+// chosen transaction.
 func (e *Ensemble) SetLag(i int, d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.member(i).setLag(max(d, 0))
 }
 
-// SetDelay sets the duration of a message from one member to another. The default is 1 ms. Messages
-// keep their order.
+// SetDelay sets the travel time of a message from one member to another. The default is 1 ms.
+// Messages keep their order.
 func (e *Ensemble) SetDelay(from, to int, d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.way(from, to).delay = max(d, 0)
 }
 
-// SetBacklog sets how long each request waits in the leader's queue before the
-// leader looks at it. The default is 0. Only when it looks does the leader
-// check that the session's client is still connected to the member that sent
-// the request. A handshake that continues a session does not wait, so the
-// session can move to another member and back before that check.
+// SetBacklog sets the time that each request waits in the leader's queue before the leader looks at
+// it. The default is 0. After that time, the leader checks that the session's client is still
+// connected to the member that sent the request. A handshake that continues a session does not
+// wait, so the session can move to another member and back before that check.
 func (e *Ensemble) SetBacklog(d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

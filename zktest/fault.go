@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// This file has the faults of a single server: sessions that expire, lost
-// requests and replies, partitions, latency, crashes. The faults between the
-// members of an ensemble are the business of ensemble.go.
+// This file has the faults of a single server: sessions that expire, lost requests and replies,
+// partitions, latency, crashes. ensemble.go has the faults between the members of an ensemble.
 
 // An Action says what happens to an intercepted request. The zero value is [Pass].
 type Action struct {
@@ -33,28 +32,27 @@ var (
 	// Pass carries out the request normally.
 	Pass = Action{}
 
-	// DropRequest loses the request: the server does not carry it out. It sends the earlier replies
-	// and closes the connection.
+	// DropRequest loses the request: the server does not carry it out. The server sends the earlier
+	// replies and closes the connection.
 	DropRequest = Action{kind: actDropRequest}
 
-	// DropReply loses the reply: the server carries out the request. It sends the earlier replies
-	// and closes the connection.
+	// DropReply loses the reply: the server carries out the request, but does not answer it. The
+	// server sends the earlier replies and closes the connection.
 	DropReply = Action{kind: actDropReply}
 
-	// Hang makes the server not carry out the request, discard all later requests
-	// on the connection, and send nothing more on it. The connection stays open
-	// until the client or [Server.Disconnect] closes it. The session expires after
-	// its timeout.
+	// Hang makes the connection silent: the server does not carry out the request, discards all
+	// later requests on the connection, and sends nothing more on it. The connection stays open
+	// until the client or [Server.Disconnect] closes it. The session expires after its timeout.
 	Hang = Action{kind: actHang}
 
-	// HangReply carries out the request and sends the first four bytes of the reply, its length.
-	// Then it acts like [Hang].
+	// HangReply carries out the request, and sends only the first four bytes of the reply, which
+	// are its length. Then it acts like [Hang].
 	HangReply = Action{kind: actHangReply}
 )
 
-// Fail does not carry out the request and answers with code, such as [CodeNoNode].
-// For a connect request, the only error in ZooKeeper's protocol is an expired
-// session, so Fail with any code answers with it.
+// Fail answers the request with code, such as [CodeNoNode], and does not carry it out. For a
+// connect request, the only error in ZooKeeper's protocol is an expired session, so Fail answers
+// with that error for any code.
 func Fail(code int32) Action {
 	return Action{kind: actFail, code: code}
 }
@@ -65,11 +63,10 @@ func Delay(d time.Duration) Action {
 	return Action{delay: d}
 }
 
-// Intercept makes the server call f for every later request, including pings,
-// handshakes and auth, and do what f returns. A nil f ends this. f is called on
-// the goroutine of the connection, so concurrently for different connections. f
-// may call the server's methods except Close. It must not change anything that
-// the request points to.
+// Intercept makes the server call f for every later request, including pings, handshakes and auth,
+// and do what f returns. A nil f ends the interception. f is called on the goroutine of the
+// connection, so calls for different connections are concurrent. f may call the server's methods
+// except Close. It must not change anything that the request points to.
 func (s *Server) Intercept(f func(Request) Action) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,8 +94,8 @@ func (s *Server) Expire(session int64) {
 	}
 }
 
-// Disconnect closes the connection of a session. The client may reconnect and continue the session
-// until it expires.
+// Disconnect closes the connection of a session. Until the session expires, the client may
+// reconnect and continue it.
 func (s *Server) Disconnect(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,9 +112,8 @@ func (s *Server) Disconnect(session int64) {
 // session expires after its timeout, and the client does not learn of it. The
 // server reads the client's packets after [Server.Heal].
 //
-// If the client asks for a new session, it gets one, because the server cannot
-// recognize it. Partition does nothing for the session id 0, which a client
-// without a session has.
+// If the client asks for a new session, it gets a new session, because the server cannot recognize
+// the client. Partition does nothing for the session id 0, which a client without a session has.
 func (s *Server) Partition(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,18 +149,17 @@ func (s *Server) ChangeSession(session int64) {
 	s.changeling[session] = true
 }
 
-// SetLatency delays every packet from the server by d, as a long network link
-// does. A client can still send requests without waiting for the replies to
-// earlier ones.
+// SetLatency delays every packet from the server by d, as a long network link does. A client can
+// still send requests before the replies to earlier requests arrive.
 func (s *Server) SetLatency(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.latency = d
 }
 
-// Stop crashes the server: it closes all connections at once, including
-// connections of partitioned clients, and no address accepts new ones. The tree
-// and the sessions survive, and no session expires before [Server.Restart].
+// Stop crashes the server: it closes all connections at once, including connections of partitioned
+// clients, and no address accepts new connections. The tree and the sessions survive, and no
+// session expires before [Server.Restart].
 func (s *Server) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

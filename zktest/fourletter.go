@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// This file answers the four-letter words, in the format of ZooKeeper 3.8. Requests of clients with
-// a session are the business of conn.go.
+// This file answers the four-letter words, in the format of ZooKeeper 3.8. conn.go reads the
+// requests of clients with a session.
 
 // version is the version of ZooKeeper whose protocol the server speaks.
 const version = "3.8.0-zktest"
@@ -15,7 +15,8 @@ const version = "3.8.0-zktest"
 // built is a dummy for the build time of the server, in the format that clients parse.
 const built = "01/01/2022 00:00 UTC"
 
-// fourLetter returns the answer to a four-letter word. It reports false if word is none.
+// fourLetter returns the answer to a four-letter word. It returns false if word is not a
+// four-letter word.
 func (s *Server) fourLetter(word string) (string, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// This file has the work of every member of an ensemble: its start and end,
-// elections, the log, and the service of its own clients. The work of a leader
-// is the business of quorum.go.
+// This file has the work of every member of an ensemble: its start and end, elections, the log, and
+// the service of its own clients. quorum.go has the work of a leader.
 
 // A member is one server of an ensemble, as the other members see it. Ensemble.mu guards it.
 //
@@ -22,7 +21,7 @@ type member struct {
 	index int
 
 	// The tree (in s) and these two fields survive a crash.
-	epoch  int64  // of the last leadership that it took part in
+	epoch  int64  // of the last leadership in which the member took part
 	logged []*txn // the transactions that it has logged but not applied
 
 	up      bool
@@ -33,23 +32,24 @@ type member struct {
 
 	ld  *leadership // nil unless it leads
 	tie *tie        // nil unless it follows
-	// synced says that a follower has installed its leader's tree and serves clients.
+	// synced is true if the member is a follower that has installed its leader's tree and serves
+	// clients.
 	synced bool
 
 	table   map[int64]time.Duration // the sessions with a sign of life since the leader's last ping, and their timeouts
-	writes  []*pending              // only a follower: the requests that wait for the leader, in order
+	writes  []*pending              // only in a follower: the requests that wait for the leader, in order
 	commits []news                  // messages from the leader that the lag delays
 	lag     time.Duration
 }
 
-// news is a message from a leader, in the order of the transactions. If answer is
-// nil, it commits the next logged transaction. Otherwise it answers a sync.
+// A news is a message from the leader. Messages come in the order of the transactions. If answer is
+// nil, the message commits the next logged transaction. Otherwise it answers a sync.
 type news struct {
 	at     time.Time
 	answer *pending
 }
 
-// A pending is a request of a client of a member.
+// A pending is a request that a client has sent to a member.
 type pending struct {
 	m      *member
 	c      *conn
@@ -97,7 +97,8 @@ func (m *member) receive(do func()) {
 	do()
 }
 
-// at runs do at the time t, or after Thaw if m is frozen then. A crash of m cancels it.
+// at schedules do for the time t. If m is frozen at that time, do runs after Thaw. A crash of m
+// cancels do.
 func (m *member) at(t time.Time, do func()) {
 	life := m.life
 	m.e.at(t, func() {
@@ -234,9 +235,9 @@ func (e *Ensemble) look() {
 	e.at(time.Now().Add(e.electionTime), e.elect)
 }
 
-// elect gives a leader to each member that looks for one, if possible. A leader
-// that it can reach takes it as a follower. The other members that look elect the
-// best among them that reaches a majority.
+// elect gives a leader to each member that looks for a leader, if possible. If the member can reach
+// a leader, that leader takes it as a follower. The remaining members elect the best of them that
+// reaches a majority.
 func (e *Ensemble) elect() {
 	var lookers []*member
 	for _, m := range e.members {
@@ -255,9 +256,9 @@ func (e *Ensemble) elect() {
 		}
 		return -1
 	})
-	// The member with the longest log leads, so no committed transaction is
-	// lost: a majority has logged it, any other majority has a member with it,
-	// and so the longest log of that majority has it.
+	// The member with the longest log leads, so no committed transaction is lost: a majority has
+	// logged the transaction, so any other majority has a member that has logged it. So the longest
+	// log in that majority contains the transaction.
 	for i, m := range lookers {
 		var group []*member
 		for _, o := range lookers[i+1:] {
@@ -287,7 +288,7 @@ func (e *Ensemble) leaderFor(m *member) *leadership {
 	return best
 }
 
-// install replaces the tree and the sessions of m with copies of its leader's.
+// install replaces the tree and the sessions of m with copies of the leader's tree and sessions.
 func (m *member) install(t *tree, sessions map[int64]*session, epoch int64) {
 	m.s.leader.tree = t
 	m.s.sessions = map[int64]*session{}
@@ -301,7 +302,7 @@ func (m *member) install(t *tree, sessions map[int64]*session, epoch int64) {
 
 // Following.
 
-// watchLeader makes m leave its leader if no message from it arrives for the sync limit.
+// watchLeader makes m leave its leader if no message from the leader arrives for the sync limit.
 func (m *member) watchLeader(t *tie) {
 	m.at(t.follow.heard.Add(m.e.syncLimit), func() {
 		switch {
@@ -331,7 +332,8 @@ func (m *member) ping(t *tie) {
 	})
 }
 
-// hear takes a message of the leader: a commit if answer is nil, otherwise the answer to a sync.
+// hear is called with a message of the leader: a commit if answer is nil, otherwise the answer to a
+// sync.
 func (m *member) hear(answer *pending) {
 	m.commits = append(m.commits, news{time.Now(), answer})
 	m.advance()
@@ -353,7 +355,7 @@ func (m *member) advance() {
 		m.commits = m.commits[1:]
 		if n.answer == nil {
 			m.apply()
-		} else if len(m.writes) > 0 && m.writes[0] == n.answer { // otherwise m has lost that leader since
+		} else if len(m.writes) > 0 && m.writes[0] == n.answer { // if not, m has lost that leader since
 			m.writes = m.writes[1:]
 			n.answer.body = appendString(nil, n.answer.r.Path)
 			n.answer.finish()
@@ -366,10 +368,10 @@ func (m *member) setLag(d time.Duration) {
 	m.advance()
 }
 
-// asked returns the request of m's clients that x answers, or nil. The leader
-// knows the request from which it made x. A follower acts as ZooKeeper's
-// CommitProcessor: it takes its first waiting request if the session and the xid
-// are equal. If a client uses an xid twice, this can be the wrong request.
+// asked returns the request that x answers, if a client of m has sent that request. Otherwise, it
+// returns nil. A leader knows the request from which it made x. A follower acts as ZooKeeper's
+// CommitProcessor: it takes its first waiting request if that has the session and the xid of x. If
+// a client uses an xid twice, that can be the wrong request.
 func (m *member) asked(x *txn) *pending {
 	if m.ld != nil {
 		if x.origin != nil && x.origin.m == m {
@@ -388,8 +390,8 @@ func (m *member) asked(x *txn) *pending {
 	return p
 }
 
-// request returns the session and the xid by which followers identify x. The xid is 0 if the leader
-// ends a session by itself.
+// request returns the session and the xid by which followers identify x. The xid is 0 if x is a
+// leader's own decision to end a session.
 func (x *txn) request() (session int64, xid int32) {
 	if x.origin == nil {
 		return x.closed, 0
@@ -398,7 +400,7 @@ func (x *txn) request() (session int64, xid int32) {
 }
 
 // apply applies the first transaction of the log and fires the watches. If a client of m sent the
-// request, apply answers it.
+// request of the transaction, apply answers the request.
 func (m *member) apply() {
 	x := m.logged[0]
 	m.logged = m.logged[1:]
@@ -415,7 +417,7 @@ func (m *member) apply() {
 	}
 	if o := x.opened; o == nil {
 	} else if known := s.sessions[o.id]; known != nil {
-		known.timeout = o.timeout // the client connected to m before this transaction reached m
+		known.timeout = o.timeout // m knows the session, because the client connected to m before this transaction reached m
 	} else {
 		s.sessions[o.id] = &session{id: o.id, password: o.password, timeout: o.timeout, granted: o.timeout}
 	}
@@ -441,7 +443,7 @@ func (m *member) apply() {
 	}
 }
 
-// start begins the body of the reply to p, which x answers.
+// start begins the body of the reply to p, a request that x answers.
 func (p *pending) start(x *txn) []byte {
 	if p == nil || !p.fits(x) || p.r.Op != OpMulti || x.code == CodeOK {
 		return nil
@@ -449,7 +451,7 @@ func (p *pending) start(x *txn) []byte {
 	return appendFailed(nil, len(x.origin.r.Ops), x.failed, x.code)
 }
 
-// result adds the result of change i of x, right after the change.
+// result adds the result of change i of x. It is called right after the change.
 func (p *pending) result(b []byte, x *txn, i int) []byte {
 	switch {
 	case p == nil || !p.fits(x) || p.r.Op == OpCloseSession:
@@ -470,8 +472,8 @@ func (p *pending) fits(x *txn) bool {
 	return x.origin != nil && (x.origin.r.Op == OpMulti) == (p.r.Op == OpMulti)
 }
 
-// end ends the body and returns it with the code of the reply. The code for a failed multi is OK,
-// unless the session may not write at all.
+// end completes the body of the reply, and returns it with the code of the reply. The code for a
+// failed multi is OK, unless the session is not allowed to write at all.
 func (p *pending) end(b []byte, x *txn) ([]byte, int32) {
 	switch {
 	case p.r.Op != OpMulti || x.connection():
@@ -501,7 +503,7 @@ func (m *member) touch(id int64, timeout time.Duration) {
 }
 
 // take accepts a request. m answers reads itself, and answers all requests of a session in order.
-// take reports whether another request may follow.
+// The result is whether another request may follow.
 func (m *member) take(c *conn, r *Request, action Action) bool {
 	p := &pending{m: m, c: c, r: *r, action: action, who: c.who()}
 	if r.Op.proves() {
@@ -512,8 +514,8 @@ func (m *member) take(c *conn, r *Request, action Action) bool {
 	return action.kind.repeats() && !c.closing && r.Op != OpCloseSession
 }
 
-// inTurn calls do after all earlier requests in the leader's queue if m leads, and otherwise at
-// once.
+// inTurn calls do. If m leads, it does so after all earlier requests in the leader's queue. If m
+// follows, it does so at once.
 func (m *member) inTurn(do func()) {
 	if m.ld != nil {
 		m.ld.enqueue(do)
@@ -560,16 +562,16 @@ func (m *member) ask(p *pending) {
 	t.toLeader(func() { t.ld.enqueue(func() { t.ld.request(p) }) })
 }
 
-// finish records that p.body and p.code are the reply to p, and sends it in its turn.
+// finish is called when p.body and p.code are the reply to p. The reply is sent in its turn.
 func (p *pending) finish() {
 	p.done = true
 	p.c.session.drain()
 }
 
-// drain answers the requests of x's queue in order, up to the first that waits for
-// the leader. Requests of an earlier connection also block later requests; at the
-// leader, requests through a follower do, too. So after a reconnection to this
-// member, a client sees the effects of all its earlier requests there.
+// drain answers the requests of x's queue in order, up to the first request that waits for the
+// leader. Requests of an earlier connection also block later requests. At the leader, requests
+// through a follower block them, too. So after a reconnection to this member, a client sees the
+// effects of all its earlier requests there.
 func (x *session) drain() {
 	for len(x.queue) > 0 {
 		p := x.queue[0]
@@ -583,7 +585,7 @@ func (x *session) drain() {
 	}
 }
 
-// settle answers p, or does what its action says.
+// settle answers p, or carries out the action of p.
 func (c *conn) settle(p *pending) {
 	s := c.s
 	switch p.action.kind {
@@ -659,7 +661,7 @@ func (m *member) connect(c *conn, r *Request, action Action) (wait <-chan bool, 
 	return p.ready, false
 }
 
-// resume continues a handshake. valid is the leader's answer whether the session exists.
+// resume continues a handshake after the leader's answer. valid says whether the session exists.
 func (m *member) resume(p *pending, id int64, timeout time.Duration, valid bool) {
 	if !valid {
 		m.welcome(p, nil)

@@ -5,9 +5,8 @@ import (
 	"strings"
 )
 
-// This file carries out writes: it checks each write against the tree and turns
-// it into a change. Reads are the business of reads.go, and the application of
-// changes is the business of tree.go.
+// This file carries out writes: it checks each write against the tree, and turns the write into a
+// change. reads.go carries out reads, and tree.go applies changes.
 
 // maxTTL is ZooKeeper's longest time to live, in milliseconds.
 const maxTTL = 1<<40 - 1
@@ -77,7 +76,7 @@ func (s *Server) write(c *conn, r *Request, b []byte) ([]byte, int32) {
 }
 
 // multi carries out all operations of a transaction, or none. The code of the reply is always OK,
-// and its body has the result of each operation.
+// and the body has the result of each operation.
 func (s *Server) multi(c *conn, r *Request, b []byte) ([]byte, int32) {
 	t := s.leader.tree
 	x := s.begin()
@@ -122,9 +121,8 @@ func (op Op) resultInMulti() Op {
 	return op
 }
 
-// appendFailed appends the results of n operations of which one failed. The
-// failed operation has the code, earlier operations have OK, and later
-// operations have RuntimeInconsistency.
+// appendFailed appends the results of n operations, of which one has failed. The failed operation
+// gets code, earlier operations get OK, and later operations get RuntimeInconsistency.
 func appendFailed(b []byte, n, failed int, code int32) []byte {
 	for i := range n {
 		result := int32(CodeOK)
@@ -235,8 +233,8 @@ func (t *tree) checkCreate(who requester, r *Request) (change, int32) {
 	if r.Flags < 0 || r.Flags > lastFlag {
 		return ch, CodeBadArguments
 	}
-	// The flags say whether the node has a TTL, and r.ttl is not negative if the request has a
-	// field for one. Both must agree.
+	// The flags say whether the node has a TTL. If the request has a field for a TTL, r.ttl is not
+	// negative. Both must agree.
 	isTTL := r.Flags >= flagTTL
 	if isTTL != (r.ttl >= 0) || isTTL && (r.ttl == 0 || r.ttl > maxTTL) {
 		return ch, CodeBadArguments
@@ -318,10 +316,9 @@ func isSpecial(path string) bool {
 	return false
 }
 
-// SetSequence sets the number of the next sequential node below path. Without
-// it, that number is the number of children that path has ever had. After
-// math.MaxInt32, the following node gets -2147483648. It panics if there is no
-// such path.
+// SetSequence sets the number of the next sequential node below path. Without it, that number is
+// the number of children that path has ever had. After math.MaxInt32, the following node gets
+// -2147483648. SetSequence panics if there is no node at path.
 func (s *Server) SetSequence(path string, next int32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -6,16 +6,15 @@ import (
 )
 
 // This file has the queue of bytes from the server to one client, with latency, partitions and a
-// limit for clients that do not read. The goroutine that sends the bytes is the business of
-// conn.go.
+// limit for clients that do not read. conn.go has the goroutine that sends the bytes.
 
 const (
 	// outputHigh is the number of unsent bytes at which the connection's reader
 	// stops. So a client that reads no replies cannot send more requests.
 	outputHigh = 1 << 20
 
-	// outputLimit is the number of unsent bytes at which the connection ends. Beyond outputHigh
-	// they are mostly watch events.
+	// outputLimit is the number of unsent bytes at which the connection ends. The bytes beyond
+	// outputHigh are mostly watch events.
 	outputLimit = 64 << 20
 
 	// lastWords is the time for a connection that ends to send its remaining bytes.
@@ -26,7 +25,7 @@ const (
 // connections append replies and events, and never block. The writer of the
 // connection takes the bytes.
 type output struct {
-	mu      sync.Mutex // guards all fields below except the channels; its holder locks nothing else
+	mu      sync.Mutex // guards all fields below except the channels; a goroutine that holds mu locks nothing else
 	buf     []byte
 	marks   []mark            // the times at which the parts of buf may leave; nil: at once
 	gates   []<-chan struct{} // no byte leaves before all of them are closed
@@ -47,8 +46,8 @@ func newOutput() output {
 	return output{wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 }
 
-// append queues b, to leave after latency and after all bytes queued before. It returns the number
-// of bytes in the queue.
+// append puts b into the queue. The bytes of b leave after latency, and after all bytes that were
+// queued before. append returns the number of bytes in the queue.
 func (o *output) append(b []byte, latency time.Duration) int {
 	o.mu.Lock()
 	if o.mute || o.closing {
@@ -87,9 +86,8 @@ func (o *output) shut(gate <-chan struct{}) {
 	o.mu.Unlock()
 }
 
-// take returns the bytes that may leave now. It uses spare as the next buffer. If
-// no byte may leave, it returns the gate or the time to wait for. It reports
-// false if no byte will follow.
+// take returns the bytes that may leave now. It uses spare as the next buffer. If no byte may leave
+// now, take returns the gate or the time to wait for. ok is false if no byte will follow.
 func (o *output) take(spare []byte) (b []byte, gate <-chan struct{}, wait time.Duration, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -131,7 +129,7 @@ func (o *output) size() int {
 	return len(o.buf)
 }
 
-// poke sends to ch, which has room for one, unless it is full.
+// poke puts a token into ch, unless ch has a token already.
 func poke(ch chan struct{}) {
 	select {
 	case ch <- struct{}{}:

@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// This file has connections in memory, for tests in a synctest bubble and for
-// clients in the same process. They behave like TCP, and never lose or reorder
-// bytes. Faults are the business of output.go and fault.go.
+// This file has connections in memory, for tests in a synctest bubble and for clients in the same
+// process. They behave like TCP, and never lose or reorder bytes. output.go and fault.go have the
+// faults.
 
 // pipeLimit is the number of unread bytes in one direction at which writes block.
 const pipeLimit = 4 << 20
 
-// A pipeEnd is one end of a connection in memory. It behaves like a TCP
-// connection: a write returns before the other end has read the bytes, the other
-// end can still read them after a Close, and deadlines work. Inside a
-// testing/synctest bubble, a goroutine that waits for a pipe is durably blocked.
+// A pipeEnd is one end of a connection in memory. It behaves like a TCP connection: a write returns
+// before the other end has read the bytes, the other end can still read them after a Close, and
+// deadlines work. In a testing/synctest bubble, a goroutine that waits for a pipe is durably
+// blocked.
 type pipeEnd struct {
 	in, out       *stream
 	local, remote net.Addr
@@ -43,7 +43,7 @@ func (p *pipeEnd) Write(b []byte) (int, error) {
 	return n, p.opError("write", err)
 }
 
-// opError wraps err in a net.OpError, as a network connection does, except io.EOF.
+// opError wraps err in a net.OpError, as a network connection does. It returns io.EOF unchanged.
 func (p *pipeEnd) opError(op string, err error) error {
 	if err == nil || err == io.EOF {
 		return err
@@ -78,7 +78,7 @@ func (p *pipeEnd) SetWriteDeadline(t time.Time) error {
 
 // A stream is one direction of a pipe.
 type stream struct {
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards all fields below
 	changed *sync.Cond // signals every change of a field below
 	buf     []byte     // buf[off:] is written and not read
 	off     int
@@ -155,7 +155,7 @@ func (s *stream) write(b []byte) (int, error) {
 func (s *stream) wait(deadline time.Time) {
 	if !deadline.IsZero() {
 		timer := time.AfterFunc(time.Until(deadline), func() {
-			// The waiter holds the lock until it sleeps, so it does not miss the broadcast.
+			// The waiter holds s.mu until it sleeps, so it does not miss the broadcast.
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.changed.Broadcast()

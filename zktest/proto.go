@@ -6,9 +6,9 @@ import (
 )
 
 // This file has ZooKeeper's protocol: the kinds of request, the codes, and the decoding of
-// requests. The encoding of single fields is the business of wire.go.
+// requests. wire.go encodes and decodes single fields.
 
-// An Op is the kind of a request. Its value is ZooKeeper's number for it.
+// An Op is the kind of a request. Its value is ZooKeeper's number for that kind.
 type Op int32
 
 // The kinds of request. OpConnect is the handshake, for which the protocol has no number.
@@ -82,8 +82,8 @@ var opNames = map[Op]string{
 	OpCloseSession:         "closeSession",
 }
 
-// proves reports whether a request of the kind op carries credentials. A server answers it at once,
-// without a transaction.
+// proves reports whether a request of the kind op carries credentials. A server answers such a
+// request at once, without a transaction.
 func (op Op) proves() bool { return op == OpAuth || op == OpSASL }
 
 // String returns ZooKeeper's name for op, such as "getChildren2".
@@ -147,7 +147,7 @@ const (
 
 const stateSyncConnected int32 = 3
 
-// A Request is one request of a client. Fields that its kind does not use are zero.
+// A Request is one request of a client. Fields that the kind of request does not use are zero.
 type Request struct {
 	Session int64     // the session of the connection; for a connect, the requested session, or 0 for a new one
 	Xid     int32     // the client's number of the request
@@ -156,7 +156,7 @@ type Request struct {
 	Data    []byte    // of create, setData and auth
 	Version int32     // expected version of delete, setData, setACL and check; -1: any
 	Flags   int32     // of the creates: 1 ephemeral, 2 sequential, 3 both, 4 container, 5 and 6 with a TTL
-	Watch   bool      // whether it sets a watch
+	Watch   bool      // whether the request sets a watch
 	Ops     []Request // the operations of a multi or multiRead
 
 	RemoteAddr string // the client's address
@@ -179,7 +179,7 @@ type watchLists struct {
 	data, exist, child, persistent, recursive []string
 }
 
-// decodeConnect decodes the first packet of a connection. It reports false if the packet is too
+// decodeConnect decodes the first packet of a connection. It returns false if the packet is too
 // short.
 func decodeConnect(frame []byte) (Request, bool) {
 	d := decoder{b: frame}
@@ -197,9 +197,8 @@ func decodeConnect(frame []byte) (Request, bool) {
 	return r, true
 }
 
-// decodeRequest decodes any packet after the first. It reports false if the
-// header is incomplete. It uses spare as a buffer for the operations of a
-// multi, and returns a copy of them.
+// decodeRequest decodes any packet after the first. It returns false if the header is incomplete.
+// It uses spare as a buffer for the operations of a multi, and returns a copy of the operations.
 func decodeRequest(frame []byte, spare *[]Request) (Request, bool) {
 	d := decoder{b: frame, spare: spare}
 	r := Request{Xid: d.int32(), Op: Op(d.int32())}
@@ -241,7 +240,7 @@ func (r *Request) decodeBody(d *decoder) {
 	case OpMulti, OpMultiRead:
 		r.decodeOps(d)
 	case OpAuth:
-		d.int32() // ZooKeeper does not use it either
+		d.int32() // not used, as in ZooKeeper
 		r.scheme = d.string()
 		r.Data = d.buffer()
 	case OpSASL:

@@ -8,9 +8,8 @@ import (
 	"time"
 )
 
-// This file has the leader of an ensemble: it proposes transactions, commits
-// each after a majority has logged it, answers syncs, and ends sessions.
-// Elections and followers are the business of member.go.
+// This file has the leader of an ensemble: it proposes transactions, commits each after a majority
+// has logged it, answers syncs, and ends sessions. member.go has the elections and the followers.
 
 // A leadership is the state of a member that leads. Ensemble.mu guards it.
 type leadership struct {
@@ -29,11 +28,11 @@ type leadership struct {
 	queued   time.Time // the time at which the leader will look at the last request in its queue
 }
 
-// tracked is the leader's record of a session. Only the leader ends sessions.
+// A tracked is the leader's record of a session. Only the leader ends sessions.
 type tracked struct {
-	end     time.Time // the time at which a session with a silent client ends; a whole number of ticks after epoch
+	end     time.Time // the time at which the session ends if its client stays silent; a whole number of ticks after epoch
 	armed   time.Time // the time of the next check by arm; zero: none
-	owner   *member   // the member that its client is connected to
+	owner   *member   // the member to which the session's client is connected
 	closing bool
 }
 
@@ -78,8 +77,8 @@ func (ld *leadership) bind(f *member) *tie {
 	return t
 }
 
-// join makes f a follower and sends it the tree, in place of its own log, and all current
-// proposals.
+// join makes f a follower. It sends f the leader's tree, which replaces f's own log, and all
+// current proposals.
 func (ld *leadership) join(f *member) {
 	t := ld.bind(f)
 	m := ld.m
@@ -107,12 +106,12 @@ func (ld *leadership) lose(t *tie) {
 	t.farewell(ld.m, t.f)
 }
 
-// deadline records a sign of life of the follower.
+// deadline is called after a sign of life of the follower. It moves the follower's deadline.
 func (t *tie) deadline() { t.ld.deadline[t.f] = t.ld.tick + t.ld.m.e.syncTicks }
 
-// pulse runs twice a tick. It makes the leader give up its leadership if it has no majority. It
-// drops silent followers, and pings the others, which answer with the sessions whose clients gave a
-// sign of life.
+// pulse runs twice a tick. If the leader has no majority, pulse ends the leadership. It drops
+// silent followers, and pings the others. They answer with the sessions whose clients gave a sign
+// of life.
 func (ld *leadership) pulse() {
 	m := ld.m
 	m.at(time.Now().Add(m.e.tick/2), func() {
@@ -145,8 +144,8 @@ func (ld *leadership) pulse() {
 	})
 }
 
-// silent reports whether a follower has been silent for the sync limit: no message of it has
-// arrived, or it has not acknowledged a proposal.
+// silent reports whether a follower has been silent for the sync limit: no message of the follower
+// has arrived, or it has not acknowledged a proposal.
 func (ld *leadership) silent(t *tie) bool {
 	limit := ld.m.e.syncLimit
 	if time.Since(t.leader.heard) >= limit {
@@ -186,8 +185,8 @@ func (ld *leadership) enqueue(do func()) {
 	})
 }
 
-// request proposes the transaction of p. If the request fails, it proposes a transaction without
-// changes and with the code.
+// request proposes the transaction for p. If p fails, request proposes a transaction without
+// changes, and with the code of the failure.
 func (ld *leadership) request(p *pending) {
 	x := ld.begin()
 	x.origin = p
@@ -285,7 +284,7 @@ func (ld *leadership) propose(x *txn) {
 	ld.ack(ld.m, x)
 }
 
-// ack records that m has logged x. Then it commits, in order, the proposals that a majority has
+// ack is called when m has logged x. It commits, in order, the proposals that a majority has
 // logged.
 func (ld *leadership) ack(m *member, x *txn) {
 	x.acks |= 1 << m.index
@@ -314,8 +313,8 @@ func (ld *leadership) agreed(x *txn) bool {
 	return n >= ld.m.e.majority()
 }
 
-// sync answers a follower's sync after all current proposals are committed. If there are none, it
-// answers at once, without a majority.
+// sync answers a follower's sync after all current proposals are committed. If there are no
+// proposals, it answers at once, without a majority.
 func (ld *leadership) sync(t *tie, p *pending) {
 	if n := len(ld.proposed); n > 0 {
 		ld.proposed[n-1].syncs = append(ld.proposed[n-1].syncs, p)
@@ -324,7 +323,7 @@ func (ld *leadership) sync(t *tie, p *pending) {
 	t.toFollower(func() { p.m.hear(p) })
 }
 
-// applied does the leader's work after it has applied x, which may be nil.
+// applied does the leader's work that follows the application of x. x may be nil.
 func (ld *leadership) applied(x *txn) {
 	if x != nil && x.ahead != nil {
 		x.ahead.done = true
@@ -377,8 +376,8 @@ func (ld *leadership) track(id int64, timeout time.Duration, owner *member) {
 	ld.touch(id, timeout)
 }
 
-// touch extends the session to its timeout from now, rounded up to the next tick. It reports
-// whether the session exists.
+// touch moves the end of the session to one timeout from now, rounded up to the next tick. It
+// reports whether the session exists.
 func (ld *leadership) touch(id int64, timeout time.Duration) bool {
 	s := ld.sessions[id]
 	if s == nil || s.closing {
@@ -390,8 +389,8 @@ func (ld *leadership) touch(id int64, timeout time.Duration) bool {
 	return true
 }
 
-// arm schedules a check of a session at s.end, unless a check is scheduled before it. s.end can
-// move to an earlier time, because members may grant different timeouts.
+// arm schedules a check of a session at s.end, unless an earlier check is scheduled. s.end can move
+// to an earlier time, because members may grant different timeouts.
 func (ld *leadership) arm(id int64, s *tracked) {
 	if !s.armed.IsZero() && !s.end.Before(s.armed) {
 		return
@@ -421,8 +420,8 @@ func (ld *leadership) end(id int64) {
 	}
 }
 
-// resume reports whether a session exists whose client has connected to the member m. It records m
-// as the session's member, and counts as a sign of life.
+// resume is called when the client of a session has connected to the member m. It reports whether
+// the session exists. It stores m as the session's member. The call counts as a sign of life.
 func (ld *leadership) resume(m *member, id int64, timeout time.Duration) bool {
 	if !ld.touch(id, timeout) {
 		return false

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// This file carries out the requests that change no znode, and sets the watches of reads. The
-// events of watches are the business of watch.go.
+// This file carries out the requests that change no znode, and sets the watches of reads. watch.go
+// sends the events of watches.
 
 // read carries out a request that changes no znode, on the view of c's address.
 func (s *Server) read(c *conn, r *Request, b []byte) ([]byte, int32) {

@@ -3,7 +3,7 @@ package zktest
 import "slices"
 
 // This file makes a server refuse requests, like a server of another version or with another
-// configuration. Faults of the network are the business of fault.go.
+// configuration. fault.go has the faults of the network.
 
 // Refuse answers the request with code, does not carry it out, and closes the
 // connection, as ZooKeeper does with a client that it does not accept. Later
@@ -12,12 +12,11 @@ func Refuse(code int32) Action {
 	return Action{kind: actRefuse, code: code}
 }
 
-// WithRequiredAuth makes the server demand that clients authenticate, as
-// ZooKeeper does with enforce.auth.enabled. The server refuses all requests with
-// [CodeAuthRequired], except handshakes and credentials, until the client has
-// given credentials of a scheme in schemes (enforce.auth.schemes). If there are
-// no schemes, any credentials that the server accepts are enough. With the
-// scheme "sasl", it acts like sessionRequireClientSASLAuth.
+// WithRequiredAuth makes the server demand that clients authenticate, as ZooKeeper does with
+// enforce.auth.enabled. The server refuses all requests with [CodeAuthRequired], except handshakes
+// and credentials, until the client has given credentials of a scheme in schemes
+// (enforce.auth.schemes). If there are no schemes, any credentials that the server accepts are
+// enough. With the scheme "sasl", the option acts like sessionRequireClientSASLAuth.
 func WithRequiredAuth(schemes ...string) Option {
 	return func(s *Server) { s.authRequired, s.authSchemes = true, slices.Clone(schemes) }
 }
@@ -38,7 +37,7 @@ func WithoutRequests(ops ...Op) Option {
 	}
 }
 
-// refuse returns the action for a request that the options refuse, or Pass. It precedes the
+// refuse returns the action for a request that the options refuse, or Pass. It is called before the
 // interceptor. Server.mu is held.
 func (c *conn) refuse(r *Request) Action {
 	switch {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// This file has the options of a server, and starts and closes it. Its connections are the business
-// of conn.go, and its faults are the business of fault.go.
+// This file has the options of a server, and starts and closes it. conn.go serves its connections,
+// and fault.go has its faults.
 
 // A Server is a ZooKeeper server in memory, with one or more addresses. Its methods are safe for
 // concurrent use.
@@ -22,7 +22,7 @@ type Server struct {
 	containerCheck time.Duration
 	maxBuffer      int
 	addrs          []string      // the arguments of WithAddr or WithAddrs
-	bubble         bool          // it was made in a testing/synctest bubble, so it uses no TCP
+	bubble         bool          // the server was made in a testing/synctest bubble, so it uses no TCP
 	syncLimit      int           // for an ensemble, in ticks
 	electionTime   time.Duration // for an ensemble
 	member         *member       // nil for a single server
@@ -31,10 +31,10 @@ type Server struct {
 	quit chan struct{} // closed by Close
 	wg   sync.WaitGroup
 
-	// mu guards all fields below, and other fields whose comments name it.
-	// Transactions happen under mu, so mu puts them in order. A goroutine that
-	// holds mu never waits, and locks only output.mu.
-	mu            *sync.Mutex // a member's is Ensemble.mu
+	// mu guards all fields below, and other fields whose comments name mu. Transactions happen
+	// under mu, so mu puts them in order. A goroutine that holds mu never waits, and locks no other
+	// mutex than output.mu.
+	mu            *sync.Mutex // in a member, it is Ensemble.mu
 	epoch         time.Time   // the begin of the first tick
 	leader        *view
 	endpoints     []*endpoint
@@ -64,7 +64,7 @@ type Server struct {
 // An Option changes how [NewServer] makes a server.
 type Option func(*Server)
 
-// rule panics if holds is false, because the argument of an option is invalid.
+// rule panics if holds is false: then the argument of an option is invalid.
 func rule(holds bool, format string, args ...any) {
 	if !holds {
 		panic("zktest: " + fmt.Sprintf(format, args...))
@@ -77,10 +77,9 @@ func WithAddr(addr string) Option {
 	return withAddrs("WithAddr", []string{addr})
 }
 
-// WithAddrs gives the server several addresses with one tree, so that it looks
-// like an ensemble. A client can move from one address to another with its
-// session. [Server.StopAddr] closes a single address, and [Server.Freeze] makes
-// one lag.
+// WithAddrs gives the server several addresses with one tree, so that it looks like an ensemble. A
+// client can move from one address to another with its session. [Server.StopAddr] closes a single
+// address, and [Server.Freeze] makes a single address lag.
 func WithAddrs(addrs ...string) Option {
 	return withAddrs("WithAddrs", slices.Clone(addrs))
 }
@@ -96,10 +95,10 @@ func withAddrs(option string, addrs []string) Option {
 	}
 }
 
-// WithTick sets the length of a tick, to which session timeouts are rounded up.
-// Clients may ask for timeouts from 2 ticks to 20 ticks or 60 s, whichever is
-// longer, unless [WithSessionTimeouts] says otherwise. The default is 20 ms,
-// far shorter than ZooKeeper's, so session timeouts can be as short as 40 ms.
+// WithTick sets the length of a tick, to which session timeouts are rounded up. The shortest
+// session timeout is 2 ticks. The longest is 20 ticks, or 60 s if that is longer.
+// [WithSessionTimeouts] changes these limits. The default tick is 20 ms, far shorter than
+// ZooKeeper's, so session timeouts can be as short as 40 ms.
 func WithTick(d time.Duration) Option {
 	return func(s *Server) {
 		rule(d > 0, "WithTick: the tick is %v; want more than 0", d)
@@ -235,10 +234,9 @@ func (s *Server) Addrs() []string {
 	return addrs
 }
 
-// Close closes all connections and returns when every goroutine of the server has
-// ended. A function of [Server.Intercept] that does not return keeps Close
-// waiting. After five seconds, Close lists the remaining connections on standard
-// error. Later calls return at once.
+// Close closes all connections and returns when every goroutine of the server has ended. A function
+// of [Server.Intercept] that does not return keeps Close waiting. After five seconds, Close lists
+// the remaining connections on standard error. If Close is called again, it returns at once.
 func (s *Server) Close() error {
 	if s.member != nil {
 		return s.member.e.Close()
@@ -264,7 +262,7 @@ func (s *Server) close() error {
 	return nil
 }
 
-// complain lists the connections whose goroutines keep Close from returning.
+// complain lists the connections whose goroutines delay the return of Close.
 func (s *Server) complain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

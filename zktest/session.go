@@ -7,9 +7,8 @@ import (
 	"time"
 )
 
-// This file has the sessions of a single server: handshakes, expiry, and the
-// move of a session to another connection. In an ensemble, sessions are the
-// business of the leader; see quorum.go.
+// This file has the sessions of a single server: handshakes, expiry, and the move of a session to
+// another connection. In an ensemble, the leader has the sessions; see quorum.go.
 
 const passwordLen = 16
 
@@ -19,22 +18,22 @@ type session struct {
 	password []byte
 	timeout  time.Duration // granted at the session's first handshake
 	granted  time.Duration // granted at its latest handshake; touch uses it
-	deadline time.Time     // the time at which it expires if the client stays silent; always the end of a tick
+	deadline time.Time     // the time at which the session expires if the client stays silent; always the end of a tick
 	conn     *conn         // nil while the client is not connected
 
 	// Only in a member: the session's requests that the member has not answered, from this
-	// connection and from earlier ones.
+	// connection and from earlier connections.
 	queue []*pending
 }
 
-// touch records a sign of life of the session. As in ZooKeeper, the session expires at the first
-// tick after its timeout.
+// touch moves the deadline after a sign of life of the session's client. As in ZooKeeper, the
+// session expires at the first tick after its timeout.
 func (x *session) touch(s *Server) {
 	quiet := time.Since(s.epoch) + x.granted
 	x.deadline = s.epoch.Add((quiet/s.tick + 1) * s.tick)
 }
 
-// touch records that the server has received a packet from the client of x.
+// touch is called when the server has received a packet from the client of x.
 func (s *Server) touch(x *session) {
 	if s.member != nil {
 		s.member.touch(x.id, x.granted)
@@ -43,7 +42,7 @@ func (s *Server) touch(x *session) {
 	x.touch(s)
 }
 
-// newSession begins a session, which takes a zxid, like every transaction.
+// newSession begins a session. That is a transaction, so it takes a zxid.
 func (s *Server) newSession(timeout time.Duration) *session {
 	s.lastSession++
 	x := &session{id: s.lastSession, password: make([]byte, passwordLen), timeout: timeout, granted: timeout}
@@ -118,8 +117,8 @@ func (c *conn) handshake(frame []byte) bool {
 	return ok
 }
 
-// greet carries out the handshake r, with Server.mu held. It reports whether requests may follow,
-// or returns a channel that receives this result later.
+// greet carries out the handshake r, with Server.mu held. It returns whether requests may follow,
+// or a channel that receives this result later.
 func (c *conn) greet(r *Request, action Action) (wait <-chan bool, ok bool) {
 	s := c.s
 	if c.closing {
@@ -243,8 +242,8 @@ func connectReply(b []byte, x *session, readOnly bool) []byte {
 	return b
 }
 
-// lockUnpartitioned waits for the end of a freeze or of a partition of the session id, and locks
-// Server.mu. If the connection ends first, it reports false and has not locked it.
+// lockUnpartitioned waits for the end of a freeze or of a partition of the session id, and then
+// locks Server.mu. If the connection ends first, it returns false, and does not lock.
 func (c *conn) lockUnpartitioned(id int64) bool {
 	s := c.s
 	for {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// This file has the tree of znodes and applies changes to it. The check whether a change is
-// permitted is the business of ops.go.
+// This file has the tree of znodes, and applies changes to the tree. ops.go checks whether a change
+// is permitted.
 
 // A node is one znode.
 type node struct {
@@ -25,9 +25,8 @@ type node struct {
 	container bool
 }
 
-// statCversion returns the cversion that clients see: the number of creations
-// and deletions of children. Like ZooKeeper, a node stores only the number of
-// creations.
+// statCversion returns the cversion that clients see: the number of creations and deletions of
+// children together. As in ZooKeeper, a node stores only the number of creations.
 func (n *node) statCversion() int32 {
 	return n.cversion*2 - int32(len(n.children))
 }
@@ -180,16 +179,16 @@ type txn struct {
 	changes []change
 	one     [1]change // the storage of changes if there is only one
 
-	// These fields serve only an ensemble, which agrees on a transaction before it applies it.
-	code   int32      // the reason for its failure
+	// Only an ensemble uses these fields: it agrees on a transaction before it applies the transaction.
+	code   int32      // the reason for the failure, or CodeOK
 	failed int        // the index of the failed operation of a multi
-	opened *session   // the session that it begins, or nil
-	closed int64      // the session that it ends, or 0
-	origin *pending   // the request that it carries out, or nil
-	ahead  *pending   // its place in the leader's queue for the session, if it comes from a follower; otherwise nil
-	acks   uint64     // bit i is set if member i has logged it
+	opened *session   // the session that the transaction begins, or nil
+	closed int64      // the session that the transaction ends, or 0
+	origin *pending   // the request that the transaction carries out, or nil
+	ahead  *pending   // the place of origin in the leader's queue for the session, if origin comes through a follower; otherwise nil
+	acks   uint64     // bit i is set if member i has logged the transaction
 	at     time.Time  // the time of the proposal
-	syncs  []*pending // the syncs that the leader answers after its commit
+	syncs  []*pending // the syncs that the leader answers after the commit
 }
 
 // apply makes the change ch of x.
@@ -265,7 +264,7 @@ type undo struct {
 	version      int32 // the old version that the change replaces
 }
 
-// remember returns the undo of ch. The caller applies ch after it.
+// remember returns the undo of ch. The caller applies ch after this call.
 func (t *tree) remember(ch *change) undo {
 	n := t.nodes[ch.path]
 	switch ch.kind {

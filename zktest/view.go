@@ -3,7 +3,7 @@ package zktest
 import "time"
 
 // This file makes an address of a single server lag: the address then serves an older copy of the
-// tree. The lag of an ensemble's member is the business of member.go.
+// tree. member.go has the lag of an ensemble's member.
 
 // A view is a tree with the watches on it. Server.leader is the current view,
 // from which addresses serve reads. An address that lags has a view of its own;
@@ -59,8 +59,8 @@ func (e *endpoint) replay(s *Server, x *txn) {
 	}
 }
 
-// advance applies the transactions that are due. It returns the time of the next one, and false if
-// there is none.
+// advance applies the transactions that are due. It returns the time of the next transaction, and
+// false if there is none.
 func (e *endpoint) advance(s *Server, now time.Time) (next time.Time, ok bool) {
 	if e.lag == 0 || e.lag == frozen {
 		return next, false
@@ -101,11 +101,11 @@ func (s *Server) moveWatches(e *endpoint, to *view) {
 	e.view = to
 }
 
-// SetLag makes reads through addr, an address of the server, return the state of d
-// ago; 0 ends the lag. As on a follower, a client never sees a state from before
-// its own writes: a write, a new session or a sync through addr updates the state
-// of addr. Watches set through addr fire when addr applies the change. addr
-// refuses a client that has seen newer transactions through another address.
+// SetLag makes addr, an address of the server, lag by d: reads through addr return the state of d
+// ago. A d of 0 ends the lag. As with a follower, a client never reads a state older than its own
+// writes: a write, a new session or a sync through addr updates the state of addr. Watches set
+// through addr fire when addr applies the change. addr refuses a client that has seen newer
+// transactions through another address.
 func (s *Server) SetLag(addr string, d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,7 +131,7 @@ func (s *Server) Freeze(addr string) {
 	s.setLag(e, frozen)
 }
 
-// Thaw ends the lag of an address, which applies all missing transactions at once.
+// Thaw ends the lag of an address. The address applies all missing transactions at once.
 func (s *Server) Thaw(addr string) {
 	s.SetLag(addr, 0)
 }

@@ -1,9 +1,9 @@
 package zktest
 
-// This file has the watches: it keeps them by path, and sends each event to the clients that watch.
-// The changes of znodes are the business of ops.go.
+// This file stores the watches by path, and sends each event to the clients that watch. ops.go
+// makes the changes of znodes.
 
-// A watchMode is the set of kinds of watch that one connection has on one path.
+// A watchMode is a set of watch kinds: all that one connection has on one path.
 type watchMode uint8
 
 const (
@@ -85,14 +85,13 @@ func (w *watchTable) move(c *conn, to *watchTable) {
 //
 //   - a creation fires watches on the missing node and on the parent's
 //     children;
-//   - a deletion fires watches on the node, on its children, and on the
-//     parent's children; a client that watches the node and its children gets
-//     one event for both;
+//   - a deletion fires watches on the node, on its children, and on the parent's children; a client
+//     that watches both the node and its children gets a single event for the two watches;
 //   - a change of data fires watches on the node; a change of the ACL fires
 //     none.
 //
-// A client that may not read the node loses its watch without an event, as since
-// ZooKeeper 3.8.4.
+// A client without the permission to read the node loses its watch without an event, as in
+// ZooKeeper since 3.8.4.
 func (s *Server) fire(v *view, ch *change) {
 	if v.watches.count == 0 {
 		return
@@ -112,8 +111,8 @@ func (s *Server) fire(v *view, ch *change) {
 	}
 }
 
-// nextEvent returns a number for a new event. Each connection has the number of its last event, so
-// it gets no event twice.
+// nextEvent returns a number for a new event. Each connection stores the number of the last event
+// that was sent to it, so no event is sent to it twice.
 func (s *Server) nextEvent() int64 {
 	s.lastEvent++
 	return s.lastEvent
@@ -226,8 +225,8 @@ const (
 	watcherAny      int32 = 3
 )
 
-// findWatches searches for watches of c on path of the type kind, and removes them if remove is
-// true.
+// findWatches searches for c's watches on path that have the type kind. It removes them if remove
+// is true.
 func (s *Server) findWatches(c *conn, path string, kind int32, remove bool) int32 {
 	if kind < watcherChildren || kind > watcherAny {
 		return CodeMarshallingError

@@ -6,14 +6,14 @@ import (
 )
 
 // This file has the network between the members of an ensemble, and the agenda of its timed events.
-// The messages are the business of member.go and quorum.go.
+// member.go and quorum.go have the messages.
 
 // An agenda is a heap of the timed events of an ensemble.
 type agenda []event
 
 type event struct {
 	at time.Time
-	n  int // events at the same time run in this order, in which they were scheduled
+	n  int // events at the same time run in the order of n, in which they were scheduled
 	do func()
 }
 
@@ -81,11 +81,12 @@ type way struct {
 // A parcel is one message on a way.
 type parcel struct {
 	at   time.Time
-	held bool // a cut holds it up
+	held bool // a cut stops it
 	open func()
 }
 
-// send schedules open at the receiving member, after the delay and after all earlier parcels.
+// send schedules a call of open by the receiving member, after the delay and after all earlier
+// parcels.
 func (w *way) send(open func()) {
 	p := &parcel{held: w.cut, open: open}
 	w.parcels = append(w.parcels, p)
@@ -112,7 +113,7 @@ func (w *way) deliver() {
 	}
 }
 
-// shut cuts the way. If lose is true, the cut also holds up the parcels that are on the way.
+// shut cuts the way. If lose is true, the cut also stops the parcels that are already on the way.
 func (w *way) shut(lose bool) {
 	w.cut = true
 	for _, p := range w.parcels {
@@ -120,7 +121,7 @@ func (w *way) shut(lose bool) {
 	}
 }
 
-// open ends a cut. The parcels that it held up arrive after the delay.
+// open ends a cut. The parcels that the cut has stopped arrive after the delay.
 func (w *way) open() {
 	w.cut = false
 	for _, p := range w.parcels {
@@ -131,8 +132,8 @@ func (w *way) open() {
 	}
 }
 
-// A tie is the connection of a follower to its leader. Each member closes its end by itself, or
-// when it learns that the other end is closed.
+// A tie is the connection of a follower to its leader. Each member closes its own end of the tie:
+// by itself, or when it learns that the other end is closed.
 type tie struct {
 	ld     *leadership
 	f      *member
@@ -171,7 +172,7 @@ func (t *tie) toFollower(do func()) {
 	})
 }
 
-// farewell sends a message to the member to, which says that from has closed its end.
+// farewell informs the member to that the member from has closed its end of t.
 func (t *tie) farewell(from, to *member) {
 	from.wayTo(to).send(func() {
 		switch {

@@ -8,8 +8,7 @@ import (
 	"strings"
 )
 
-// This file encodes and decodes the fields of packets. The list of fields of each packet is the
-// business of proto.go.
+// This file encodes and decodes the fields of packets. proto.go lists the fields of each packet.
 
 // A decoder reads the fields of one packet. If a field does not fit, the decoder
 // sets bad, and every later field reads as zero. So callers check bad once, at
@@ -53,8 +52,8 @@ func (d *decoder) int64() int64 {
 	return int64(binary.BigEndian.Uint64(p))
 }
 
-// buffer reads a byte buffer, as a slice of the packet. For the length -1 it returns nil, because
-// ZooKeeper distinguishes null from empty.
+// buffer reads a byte buffer, and returns it as a slice of the packet. For the length -1 it returns
+// nil, because ZooKeeper distinguishes null from empty.
 func (d *decoder) buffer() []byte {
 	n := d.int32()
 	if n == -1 {
@@ -71,8 +70,8 @@ func (d *decoder) string() string {
 	return string(d.buffer())
 }
 
-// count reads the length of a vector whose elements take at least size bytes
-// each. If the rest of the packet is too short for the vector, it sets bad.
+// count reads the length of a vector whose elements take at least size bytes each. If the rest of
+// the packet is too short for the vector, count sets bad.
 func (d *decoder) count(size int) int {
 	n := int(d.int32())
 	if n == -1 {

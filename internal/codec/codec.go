@@ -20,8 +20,8 @@ type Encoding interface {
 	Unmarshal(data []byte, v any) error
 }
 
-// JSON is encoding/json, except that it refuses strings that are not UTF-8, which encoding/json
-// changes silently.
+// JSON is encoding/json, except that JSON refuses strings that are not UTF-8. encoding/json changes
+// such strings silently.
 type JSON struct{}
 
 func (JSON) Marshal(v any) ([]byte, error) {
@@ -84,7 +84,7 @@ func (Raw) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// BigEndian takes int64 and int32, the highest byte first.
+// BigEndian stores an int64 or int32 with the highest byte first.
 type BigEndian struct{}
 
 func (BigEndian) Marshal(v any) ([]byte, error) {
@@ -115,8 +115,8 @@ func (BigEndian) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// A Zero decodes empty data as 0: other programs create the znode before they write it. It refuses
-// null in JSON, because encoding/json would leave the number unchanged.
+// A Zero decodes empty data as 0, because other programs create the znode before they write the
+// number. Zero refuses null in JSON, because encoding/json would leave the number unchanged.
 type Zero struct{ Encoding }
 
 func (c Zero) Unmarshal(data []byte, v any) error {
@@ -132,7 +132,8 @@ func (c Zero) Unmarshal(data []byte, v any) error {
 
 // Encode marshals v. If the codec panics, Encode returns an error.
 //
-// If T is an interface, Gob and Raw get a pointer: to decode, they need to know the interface type.
+// If T is an interface, Gob and Raw get a pointer to v: they must know the interface type to decode
+// the value.
 func Encode[T any](c Encoding, v T) (data []byte, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -148,8 +149,8 @@ func Encode[T any](c Encoding, v T) (data []byte, err error) {
 	return c.Marshal(v)
 }
 
-// Decode is the inverse of Encode. If it returns an error, v is zero: a value that is decoded in part is
-// useless.
+// Decode is the inverse of Encode. If Decode returns an error, v is zero: a value that is decoded
+// in part is useless.
 func Decode[T any](c Encoding, data []byte) (v T, err error) {
 	defer func() {
 		if r := recover(); r != nil {

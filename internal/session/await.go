@@ -1,7 +1,7 @@
 package session
 
-// This file has the waits for znodes: until they are deleted, created, or a watch fires. The waiter
-// decides what the end of its wait means.
+// This file waits until znodes are deleted or created, or until a watch fires. The caller decides
+// what the end of the wait means.
 
 import (
 	"context"
@@ -21,8 +21,8 @@ func (inc *Incarnation) AwaitGone(ctx context.Context, path string) error {
 	return inc.WhileThere(ctx, path, func(w *conn.Watch) error { return inc.AwaitFired(ctx, w) })
 }
 
-// AwaitAllGone waits until there is no znode at any of paths. It costs one round trip for all of
-// them, and an event for each znode that exists.
+// AwaitAllGone waits until there is no znode at any of paths. It costs one round trip for all paths
+// together, and one event for each znode that exists.
 func (inc *Incarnation) AwaitAllGone(ctx context.Context, paths []string) error {
 	watches := make([]*conn.Watch, len(paths))
 	for i, path := range paths {
@@ -47,7 +47,7 @@ func (inc *Incarnation) AwaitAllGone(ctx context.Context, paths []string) error 
 	return err
 }
 
-// WhileThere is AwaitGone with f as its wait. f must return when w has fired.
+// WhileThere is AwaitGone, but it calls f to wait for the watch w. f must return when w has fired.
 func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(w *conn.Watch) error) error {
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path})
@@ -67,12 +67,13 @@ func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(w *c
 	}
 }
 
-// AwaitFired waits until w has fired. The caller has joined w, and then read its znode.
+// AwaitFired waits until w has fired. The caller must first join w, and then read the watched
+// znode.
 func (inc *Incarnation) AwaitFired(ctx context.Context, w *conn.Watch) error {
 	return AwaitIn(ctx, inc, w.Fired)
 }
 
-// AwaitIn waits for done, while ctx and the session last.
+// AwaitIn waits for done. It returns an error if ctx or the session ends first.
 func AwaitIn[T any](ctx context.Context, inc *Incarnation, done <-chan T) error {
 	// If done and ctx are both ready, either result is right: the caller has not learned of done
 	// yet, and cleans up after an error.
@@ -86,7 +87,8 @@ func AwaitIn[T any](ctx context.Context, inc *Incarnation, done <-chan T) error 
 	}
 }
 
-// AwaitMade waits until a znode exists at path, or was created there during the call.
+// AwaitMade waits until a znode exists at path. It also returns if a znode was created there during
+// the call and is deleted again.
 func (inc *Incarnation) AwaitMade(ctx context.Context, path string) error {
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: path})
@@ -101,7 +103,7 @@ func (inc *Incarnation) AwaitMade(ctx context.Context, path string) error {
 	}
 }
 
-// AwaitAny is AwaitFired for several watches. It also ends at due, unless due is zero.
+// AwaitAny waits until one of watches has fired. It also returns at due, unless due is zero.
 func (inc *Incarnation) AwaitAny(ctx context.Context, watches []*conn.Watch, due time.Time) error {
 	var expired <-chan time.Time
 	if !due.IsZero() {
@@ -137,9 +139,9 @@ func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration
 	}
 }
 
-// AwaitLossTime waits until a holder that learns of a loss now has had LossTime to stop. The holder
-// may close done earlier, when it has stopped. It reports false if the session ends first: the
-// servers then delete the znodes of the lost hold.
+// AwaitLossTime waits for LossTime. In that time, a holder that learns of its loss now can stop.
+// The wait ends early when done is closed: the holder has stopped. AwaitLossTime returns false if
+// the session ends first. Then the servers delete the znodes of the lost hold.
 func (inc *Incarnation) AwaitLossTime(done <-chan struct{}) bool {
 	timer := time.NewTimer(inc.LossTime())
 	defer timer.Stop()

@@ -1,7 +1,7 @@
 package session
 
-// This file sends several requests together, over one connection and in order. calls.go has their
-// content.
+// This file sends several requests together, over one connection and in order. calls.go has the
+// content of each request.
 
 import (
 	"context"
@@ -14,10 +14,9 @@ import (
 // A batch is a list of requests that are executed in order, over one connection. They are sent
 // together, so they take one round trip. A batch does not repeat requests; its sender does.
 //
-// All requests are sent over one connection, and never over another. So if the connection is
-// replaced, the servers may have executed the first requests of the batch, and answered some of
-// them. The other requests will get no reply. The sender of the batch decides whether to send them
-// again.
+// A batch is never sent again over another connection. So if the connection is replaced, the
+// servers may have executed the first requests of the batch, and answered some of them. The other
+// requests will get no reply. The sender of the batch decides whether to send them again.
 //
 // A server executes and answers the requests of one connection in order. So a reply proves that
 // all earlier requests of the batch were executed and answered. And a request sees the effects of
@@ -26,10 +25,10 @@ import (
 //
 // A batch is used once.
 type batch struct {
-	requests []conn.Request // all batched
+	requests []conn.Request // each is a batched
 }
 
-// A batched request is a pending of any type.
+// A batched is one request of a batch: a pending of any type.
 type batched interface {
 	conn.Request
 	settle(ctx context.Context, inc *Incarnation) error
@@ -57,10 +56,10 @@ func (inc *Incarnation) startBatch(ctx context.Context, b *batch) error {
 	return err
 }
 
-// wait waits for the replies to b, which was sent in inc. It returns nil if every request was
-// answered, with a result or with its own error. Otherwise it returns the error of the first
-// unanswered request. If ctx or the incarnation ends first, it returns their error, and the
-// outcome of unanswered requests is unknown.
+// wait waits for the replies to b, which the caller has sent in inc. It returns nil if every
+// request was answered, with a result or with its own error. Otherwise it returns the error of the
+// first unanswered request. If ctx or the incarnation ends first, wait returns the error of ctx or
+// ErrEnded. Then the outcome of the unanswered requests is unknown.
 func (b *batch) wait(ctx context.Context, inc *Incarnation) error {
 	for _, r := range b.requests {
 		if err := r.(batched).settle(ctx, inc); OutcomeOf(err) != Answered {
@@ -70,8 +69,8 @@ func (b *batch) wait(ctx context.Context, inc *Incarnation) error {
 	return nil
 }
 
-// retryAll makes attempts at the requests that f adds, until all are answered in one attempt. It
-// must be safe to apply them twice.
+// retryAll sends the requests that f adds, and repeats them until all are answered in one attempt.
+// The requests must be safe to apply twice.
 func (inc *Incarnation) retryAll(ctx context.Context, f func(b *batch)) error {
 	return inc.repeat(ctx, func(*attempts) error {
 		b := new(batch)
@@ -83,7 +82,7 @@ func (inc *Incarnation) retryAll(ctx context.Context, f func(b *batch)) error {
 	})
 }
 
-// retryEach is retryAll for one request about each of paths.
+// retryEach is retryAll with one request for each path.
 func retryEach[T any](ctx context.Context, inc *Incarnation, paths []string, c func(path string) call[T]) (replies []*pending[T], err error) {
 	err = inc.retryAll(ctx, func(b *batch) { replies = addEach(b, paths, c) })
 	return replies, err
@@ -96,8 +95,9 @@ func addEach[T any](b *batch, paths []string, c func(path string) call[T]) (adde
 	return added
 }
 
-// retryFresh is retryAll for reads after a sync, so their results are not older than the call. If
-// the servers refuse the sync, its error is the result, and the reads are ignored.
+// retryFresh is retryAll for reads. It sends a sync before them, so no result is older than the
+// call. If the servers refuse the sync, retryFresh returns the refusal, and the caller ignores the
+// reads.
 func (inc *Incarnation) retryFresh(ctx context.Context, path string, f func(b *batch)) error {
 	var sync *pending[void]
 	err := inc.retryAll(ctx, func(b *batch) {
@@ -110,7 +110,7 @@ func (inc *Incarnation) retryFresh(ctx context.Context, path string, f func(b *b
 	return err
 }
 
-// fresh makes a read with retryFresh.
+// fresh makes one read, through retryFresh.
 func fresh[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err error) {
 	var read *pending[T]
 	if err = inc.retryFresh(ctx, c.path, func(b *batch) { read = add(b, c) }); err != nil {
@@ -150,14 +150,15 @@ func (inc *Incarnation) ListFresh(ctx context.Context, dirs ...string) (lists []
 	return lists, nil
 }
 
-// A Look says whether a znode exists, by a listing of its children.
+// A Look is the result of listing a znode's children. It shows whether the znode exists.
 type Look struct {
 	Stat *zk.Stat
 	Err  error
 }
 
-// LookAtAll looks at several znodes in one round trip. It sets those watches on their children for
-// which a caller waits. It returns an error if a request was not answered.
+// LookAtAll lists the children of several znodes in one round trip. If a caller has joined the
+// watch on a znode's children, the listing sets that watch. LookAtAll returns an error if a request
+// was not answered.
 func (inc *Incarnation) LookAtAll(ctx context.Context, paths ...string) (looks []Look, err error) {
 	listed, err := retryEach(ctx, inc, paths, childrenCall)
 	if err != nil {
@@ -175,9 +176,9 @@ func (inc *Incarnation) ChildrenFresh(ctx context.Context, path string) ([]strin
 	return l.names, l.stat, err
 }
 
-// ChildrenFreshBeside is ChildrenFresh that also reads the znode at path, in the same round trip.
-// That znode is probably one of the children. Its Stat is nil if it does not exist or cannot be
-// read.
+// ChildrenFreshBeside is ChildrenFresh for dir, and also reads the znode at path in the same round
+// trip. That znode is usually a child of dir. n.Stat is nil if the znode does not exist or cannot
+// be read.
 func (inc *Incarnation) ChildrenFreshBeside(ctx context.Context, dir, path string) (names []string, n Node, err error) {
 	var listed *pending[listing]
 	var read *pending[Node]

@@ -18,12 +18,12 @@ import (
 // The client reads znodes in bundles: a single request reads all znodes of a bundle. A server
 // assembles the reply in memory, and crashes if it has too little. The client learns the size of a
 // znode only with its data, and the size of one znode says little about the next. So each call
-// begins with small bundles. Their size grows in each round if all znodes so far were small. If
-// recent znodes were large, bundles are smaller. If the connection broke during a bundle, the
-// client reads it in two halves.
+// begins with small bundles. The bundles grow with each round while all znodes are small. If recent
+// znodes were large, bundles are smaller. If the connection broke during a bundle, the client reads
+// it in two halves.
 //
-// Several bundles are read at once. Their total stays below roundBytes even if every znode has the
-// size of the largest recent znode.
+// Several bundles are read at once. The total of their bytes stays below roundBytes even if every
+// znode has the size of the largest recent znode.
 const (
 	bundleFirst = 16
 	bundleMax   = 128
@@ -37,13 +37,13 @@ func (inc *Incarnation) GetAll(ctx context.Context, paths []string) ([]Node, err
 	return inc.getAll(ctx, paths, bundleFirst)
 }
 
-// getAll is GetAll with bundles of this size at first.
+// getAll is GetAll, and the argument size is the number of paths in the first bundles.
 func (inc *Incarnation) getAll(ctx context.Context, paths []string, size int) ([]Node, error) {
 	nodes := make([]Node, 0, len(paths))
 	for limit := size; len(paths) > 0; limit *= 4 {
 		largest := max(int(inc.largest.Load()), 1)
 		if largest > 1 && len(paths) <= bundleMax {
-			limit = bundleMax // few enough to read at once, whatever their size
+			limit = bundleMax // few enough znodes to read at once, whatever their size
 		}
 		size = max(min(size, bundleBytes/largest), 1)
 		round := paths[:min(len(paths), limit, max(roundBytes/largest, 1))]
@@ -148,13 +148,13 @@ func (inc *Incarnation) getEach(ctx context.Context, paths []string) ([]Node, er
 }
 
 // GetVisible is GetAll, with one difference. For a znode that the client cannot read, it returns
-// only the Stat, which servers give to every client. Such a znode costs 128 requests, because its
-// neighbours are read one by one.
+// only the Stat, which servers give to every client. Such a znode costs up to 128 requests, because
+// its neighbours in paths are then read one by one.
 func (inc *Incarnation) GetVisible(ctx context.Context, paths []string) ([]Node, error) {
 	return inc.getVisible(ctx, paths, bundleFirst)
 }
 
-// GetSmall is GetVisible for znodes whose data only zsync writes, and keeps short. It sends fewer
+// GetSmall is GetVisible for znodes that only zsync writes, with short data. It sends fewer
 // requests.
 func (inc *Incarnation) GetSmall(ctx context.Context, paths []string) ([]Node, error) {
 	return inc.getVisible(ctx, paths, bundleMax)
@@ -194,7 +194,7 @@ func (inc *Incarnation) getVisible(ctx context.Context, paths []string, size int
 var errBundle = errors.New("malformed reply to multiRead")
 
 // parseBundle decodes the reply for n znodes. refused has the indexes of the znodes for which the
-// server returned another error than NoNode.
+// server returned an error other than NoNode.
 func parseBundle(p []byte, n int) (nodes []Node, refused []int, err error) {
 	s := wire.Scanner{Rest: p}
 	for op, more := s.Next(); more; op, more = s.Next() {

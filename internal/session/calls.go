@@ -8,8 +8,8 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// This file has the requests that a session sends, as its connection encodes them, and their replies.
-// request.go and batch.go send them.
+// This file encodes the requests of a session and decodes their replies. request.go and batch.go
+// send them.
 
 type void = struct{}
 
@@ -42,8 +42,8 @@ func (inc *Incarnation) createWithACL(path string, data []byte, flags int32, acl
 	}
 }
 
-// isMade reports whether made can be the path that a create of path has created. A reply with
-// another path counts as malformed, so callers can rely on the path.
+// isMade reports whether made can be the path of the znode that a create for path has created. A
+// reply with another path counts as malformed, so callers can rely on the path.
 func isMade(made, path string, flags int32) bool {
 	rest, ok := strings.CutPrefix(made, path)
 	if flags&zk.FlagSequence != 0 {
@@ -57,10 +57,11 @@ func deleteCall(path string) call[void] {
 	return call[void]{op: wire.OpDelete, path: path, body: appendAnyVersion}
 }
 
-// flush deletes a znode that does not exist. The leader answers writes in the order in which it has
-// received requests. So a read after flush, over the same connection, sees every earlier request of
-// this session that the leader has received. If the client has no permission for that delete, the
-// server may answer by itself. Then the read is only as new as the sync that is sent with it.
+// flush is a write that changes nothing: it deletes a znode that does not exist. The leader answers
+// writes in the order in which it has received requests. So a read after flush, over the same
+// connection, sees every earlier request of this session that the leader has received. If the
+// client has no permission for that delete, the server may answer by itself. Then the read is only
+// as new as the sync that the caller sends with flush.
 func (inc *Incarnation) flush() call[void] {
 	c := deleteCall(inc.conns.Nobody)
 	c.moot = true
@@ -112,7 +113,7 @@ func aclCall(path string) call[[]zk.ACL] {
 // An Identity is a client as a server knows it.
 type Identity struct{ Scheme, ID string }
 
-// whoAmICall asks for the identities of this client. Servers know it since version 3.7.
+// whoAmICall asks for the identities of this client. Servers know this request since version 3.7.
 func whoAmICall() call[[]Identity] {
 	return call[[]Identity]{op: wire.OpWhoAmI, take: func(s *wire.Scanner) (ids []Identity) {
 		for n := s.Int32(); n > 0 && !s.Bad; n-- {

@@ -30,7 +30,7 @@ type Config struct {
 	Observe       func(Report)                                              // or nil
 	Lost          func(why LossCause, session int64, since time.Time) error // makes an ErrLost
 	LossOnSuspend bool
-	CloseTimeout  time.Duration                   // how long Close waits for functions; less than 0 is the session timeout
+	CloseTimeout  time.Duration                   // how long Close waits for functions; less than 0 means the session timeout
 	Trace         io.Writer                       // or nil
 	Reason        func(error) (string, time.Time) // returns, for the trace, the reason of a loss in a word and the time of the loss
 }
@@ -44,7 +44,7 @@ type RetryPolicy struct {
 	Jitter   float64 // from 0 to 1
 }
 
-// Delay returns how long to wait before the given repetition, counted from 0.
+// Delay returns the time to wait before the repetition try, counted from 0.
 func (b RetryPolicy) Delay(try int) time.Duration {
 	if try <= 0 {
 		return 0

@@ -1,8 +1,8 @@
 package session
 
-// This file creates ephemeral znodes, although the reply to such a request may be lost.
-// CreateEphemeral either finds the znodes that its request has created, or deletes them in the
-// background. verbs.go creates the other znodes.
+// This file creates ephemeral znodes. If the reply to a create is lost, CreateEphemeral either
+// finds the znodes that its request has created, or deletes them in the background. verbs.go
+// creates the other znodes.
 
 import (
 	"bytes"
@@ -16,13 +16,14 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A Creation creates ephemeral znodes, and then reads: see CreateEphemeral.
+// A Creation has the ephemeral znodes to create, and the reads that follow: see CreateEphemeral.
 type Creation struct {
 	Dir   Dir      // their parent
 	Paths []string // all are created, in one transaction, or none
 	Data  []byte   // of each
 
-	// Without GUID and Shared, no other client ever creates a znode of these names.
+	// If neither GUID nor Shared is set, no other client ever creates a znode with one of these
+	// names.
 	GUID   string // if set: Paths has one path, to which the servers append a number; its last element begins with GUID, which is unique
 	Shared bool   // Paths has one path; other sessions may create a znode there, but no other goroutine of this process does
 
@@ -40,22 +41,22 @@ type Creation struct {
 	Undo    *Deletion  // after an error: deletes the znodes that may have been created, or is nil
 
 	made  *pending[[]zk.MultiResponse] // the last request that was sent
-	roll  *Roll                        // the reads that were sent after made
+	roll  *Roll                        // roll, read and lists are the reads that were sent after made
 	read  *pending[Node]
 	lists []*pending[listing]
 }
 
-// CreateEphemeral creates the znodes of c, and its Dir if that is missing. All requests are sent
+// CreateEphemeral creates the znodes of c, and c.Dir if it is missing. All requests are sent
 // together. Each read is at least as new as the creation, and as the read before it.
 //
 // A request without a reply may have been executed. If the servers complete the name,
-// CreateEphemeral then looks for a child with GUID. But a reply without that name ends the
-// attempts, with conn.ErrProtocol. If the caller gives the whole name, CreateEphemeral sends the
-// request again. If the reply is NodeExists, an earlier request was executed, because no other
-// client creates the name. With Shared, another client may create it, so CreateEphemeral then
-// checks that the znode belongs to this session. If another client deletes the znode before the
-// listing, CreateEphemeral creates another. If a client deletes it later, that is a loss, and the
-// owner of the znode learns of it.
+// CreateEphemeral then looks for a child whose name begins with GUID. A reply that lacks the
+// completed name ends the attempts, with conn.ErrProtocol. If the caller gives the whole name,
+// CreateEphemeral sends the request again. If the reply is NodeExists, an earlier request was
+// executed, because no other client creates the name. With Shared, another client may create the
+// name, so CreateEphemeral then checks that the znode belongs to this session. If another client
+// deletes the znode before the listing, CreateEphemeral creates a new znode. A deletion after the
+// listing is a loss, and the owner of the znode learns of it.
 //
 // If ctx ends, or after any other error, no znode stays: in the background, c.Undo deletes the
 // znodes that may have been created. So the znodes must be ephemeral, and the names must not be
@@ -73,7 +74,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error 
 	// The parents to create first. Their creates are sent again after an attempt without a reply.
 	// If that attempt has created a parent, the reply is NodeExists, which does no harm.
 	var missing []string
-	open := false // a request without a reply may have created the znodes, or may yet
+	open := false // a request without a reply may have created the znodes, or may still create them
 	err = inc.repeat(ctx, func(a *attempts) error {
 		seen := sighting{on: inc.Disconnection()}
 		if err := inc.sendCreation(ctx, c, call, missing); err != nil {
@@ -97,7 +98,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error 
 				return a.last(e)
 			}
 			if found == "" {
-				open = false // it was not created, and will not be
+				open = false // the znode was not created, and will not be
 				return err
 			}
 			c.Path, c.roll, c.read, c.lists = found, nil, nil, nil // the reads may be older than the znode
@@ -110,7 +111,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error 
 				case stat == nil:
 					return errAgain // deleted since the attempt
 				case stat.EphemeralOwner != inc.ID.Load():
-					open = false // it is another session's, so ours does not exist
+					open = false // the znode is another session's, so ours does not exist
 					return err
 				}
 				seen.version = stat.Version
@@ -137,8 +138,8 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error 
 			return a.last(err)
 		}
 		// The listing is newer than the creation, even over another connection: no reply there is
-		// older than an earlier one. So Dir was deleted since, and our znode before it, because a
-		// parent with children cannot be deleted. No caller has seen the znode.
+		// older than an earlier reply. So Dir was deleted since. Our znode was deleted before Dir,
+		// because a parent with children cannot be deleted. No caller has seen the znode.
 		c.Path, open = "", false
 		return errAgain
 	})
@@ -176,14 +177,14 @@ func (inc *Incarnation) creation(c *Creation) (call[[]zk.MultiResponse], error) 
 }
 
 // sendCreation sends the creates of the missing parents, the request, and the reads, in this order
-// and in one write. There is one exception: if a listing of Dir is in flight, the caller shares the
-// next one, and asks for it after the request was sent.
+// and in one write. There is one exception: if a listing of Dir is in flight, sendCreation shares
+// the next listing, and asks for that after the request was sent.
 func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request call[[]zk.MultiResponse], missing []string) error {
 	l, err := inc.openConn(ctx)
 	if err != nil {
 		return err
 	}
-	b := &batch{requests: make([]conn.Request, 0, 4)} // most need no more
+	b := &batch{requests: make([]conn.Request, 0, 4)} // most batches need no more
 	for _, d := range missing {
 		add(b, inc.dirCall(d, c.Dir))
 	}
@@ -206,8 +207,8 @@ func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request c
 	return nil
 }
 
-// readBehind makes the reads of c after its znodes were created. It repeats a read whose reply was
-// lost. The error is NoNode if the listing of Dir shows that Dir was deleted since.
+// readBehind makes the reads of c after the znodes of c were created. It repeats a read whose reply
+// was lost. The error is NoNode if the listing of Dir shows that Dir was deleted since.
 func (inc *Incarnation) readBehind(ctx context.Context, c *Creation) (err error) {
 	if c.List {
 		if c.Roll, err = inc.listBehind(ctx, c.Dir.Path, c.Path, c.roll); err != nil {
@@ -231,8 +232,8 @@ func (inc *Incarnation) readBehind(ctx context.Context, c *Creation) (err error)
 	return nil
 }
 
-// replyOr returns the reply to a read that was sent. Without a reply, or if sent is nil, it makes the
-// read again.
+// replyOr returns the reply to sent, a read that was sent before. If sent gets no reply, or is nil,
+// replyOr makes the read itself.
 func replyOr[T any](ctx context.Context, inc *Incarnation, sent *pending[T], read call[T]) (T, error) {
 	if sent != nil {
 		if v, err := sent.Wait(ctx, inc); OutcomeOf(err) == Answered {
@@ -285,17 +286,17 @@ func (inc *Incarnation) listBehind(ctx context.Context, dir, path string, listed
 
 // Find looks for the child of dir whose name begins with guid, and returns its path or "".
 //
-// The result is certain, for this reason. Find first sends a write, which changes nothing (see
-// flush). The reply shows that the server has applied every request of this session's earlier
-// connections that reached the leader. Requests that did not reach the leader cannot be applied any
-// longer, because the leader refuses requests from a server that the session has left
-// (SessionMoved). A sync alone is not enough if the server is the leader: it answers a sync of its
-// own client at once, before its pending proposals are committed.
+// The result is certain, for this reason. Find first sends a write that changes nothing (see
+// flush). When its reply comes, the server has applied every earlier request of this session that
+// reached the leader. The other requests cannot be applied any longer, because the leader refuses
+// requests from a server that the session has left (SessionMoved). A sync alone is not enough if
+// the server is the leader: it answers a sync of its own client at once, before its pending
+// proposals are committed.
 //
-// The listing is shared, because several replies are usually lost together. It comes after the
-// sync, or over a later connection, which began with its own sync. If the sync was not executed,
-// for example because the server is overloaded, Find ignores the listing and repeats all
-// requests.
+// Concurrent calls share the listing, because usually several replies are lost together. The
+// listing comes after the sync of Find, or over a later connection, which began with a sync of its
+// own. If the sync was not executed, for example because the server is overloaded, Find ignores the
+// listing and repeats all requests.
 func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, error) {
 	var path string
 	err := inc.repeat(ctx, func(*attempts) error {
@@ -323,8 +324,8 @@ func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, err
 }
 
 // findIn returns the path of the listed child of dir whose name begins with guid, or with Curator's
-// form of it. It returns "" if there is none. Other names may contain guid too, such as the name of
-// a wish for a candidate of an Election. Such names do not match.
+// form of guid. It returns "" if there is no such child. Other names may contain guid too, such as
+// the name of a wish for a candidate of an Election. Such names do not match.
 func findIn(names []string, dir, guid string) string {
 	protected := ProtectedName(guid, "")
 	for _, name := range names {
@@ -336,16 +337,17 @@ func findIn(names []string, dir, guid string) string {
 }
 
 // MakeAndLeave creates a persistent znode and deletes own, an ephemeral znode with a unique name,
-// in one transaction. Then it reads the created znode. made means that the read has seen it, and
-// has set a watch that the caller has joined. The error is NodeExists if the znode exists already,
-// and ErrVanished if own does not exist. If the error is ErrLost and open is true, the outcome is
-// unknown. After any other error, the transaction was not applied, and will not be.
+// in one transaction. Then it reads the znode at path. If made is true, the read has seen the
+// created znode, and has set the watch that the caller had joined. The error is NodeExists if the
+// znode exists already, and ErrVanished if own does not exist. If the error is ErrLost and open is
+// true, the outcome is unknown. After any other error, the transaction was not applied, and will
+// not be.
 //
-// A lost reply needs no log, because no client creates the name of own again. While own exists, no
-// attempt has been applied. After its deletion, no attempt can be applied. Then either our attempt
-// has deleted it, and created the znode at path, or another client has deleted own. The znode at
-// path shows which of the two happened. If it is not ours, the error is ErrVanished, although ours
-// may have existed and been deleted again.
+// If a reply is lost, no log is needed, because no client creates the name of own again. While own
+// exists, no attempt has been applied. Once own is deleted, no further attempt can be applied. Then
+// either our attempt has deleted own and created the znode at path, or another client has deleted
+// own. The znode at path shows which of the two happened. If that znode is not ours, the error is
+// ErrVanished, although ours may have existed and been deleted again.
 func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made, open bool, err error) {
 	if inc.Manager.SizeOf(path, data)+inc.Manager.SizeOf(own, nil)+256 > MaxPacket {
 		return false, false, ErrTooLarge
@@ -370,11 +372,11 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 	})
 	switch {
 	case err == nil:
-		// The read came directly after, over the same connection. So it has seen this znode, or a
-		// later one at path.
+		// The read followed directly, over the same connection. So it has seen our znode, or a
+		// later znode at path.
 		n, e := read.Wait(ctx, inc)
 		return e == nil && bytes.Equal(n.Data, data), false, nil
-	case OutcomeOf(err) != Answered: // it is ErrEnded, because ctx does not end
+	case OutcomeOf(err) != Answered: // err is ErrEnded, because ctx does not end
 		return false, open, inc.Loss()
 	case open:
 		return inc.foundOut(ctx, path, data, own, err)
@@ -385,7 +387,8 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 }
 
 // foundOut returns the result of MakeAndLeave if the last attempt was refused, and an earlier one
-// has no reply. The leader orders refusals like writes, so a read is now newer than all attempts.
+// has no reply. The leader orders refusals like writes, so a read that is made now is newer than
+// all attempts.
 func (inc *Incarnation) foundOut(ctx context.Context, path string, data []byte, own string, refusal error) (made, open bool, err error) {
 	stat, err := inc.Exists(ctx, own)
 	if err == nil && stat == nil {

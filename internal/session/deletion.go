@@ -1,8 +1,7 @@
 package session
 
-// This file has the ways in which znodes are deleted: now, or in the background. deletions.go has
-// the queue of background deletions. own.go deletes znodes that another session may have created
-// again.
+// This file deletes znodes, at once or in the background. deletions.go has the queue of background
+// deletions. own.go deletes znodes that another session may have created again.
 
 import (
 	"context"
@@ -15,31 +14,31 @@ import (
 // (The end of a session deletes its ephemeral znodes.) It repeats refused attempts, because the
 // servers may permit them later.
 //
-// Other clients may wait for the deletion of an ephemeral znode, so no refusal may last. If the
+// Other clients may wait for the deletion of an ephemeral znode, so a refusal must not last. If the
 // servers still refuse after a session timeout, the session is abandoned, and its other holds are
 // lost, with LossGivenUp. So no client waits longer for a process that has released than for a
 // process that has crashed.
 //
-// A Deletion is also the request that deletes its znodes: several in one transaction. If the
-// transaction fails, or has no reply, each znode gets a Deletion of its own, because one znode may
-// be missing, or the servers may refuse one deletion: see split. Only one attempt is under way at a
-// time. The unexported fields belong to the goroutine that handles the Deletion: the sender of the
-// attempt, then the reader of the reply, then run.
+// A Deletion is itself the request that deletes its znodes; several znodes are deleted in one
+// transaction. If the transaction fails, or has no reply, each znode gets a Deletion of its own
+// (see split): one znode may be missing, or the servers may refuse one deletion. Only one attempt
+// is under way at a time. The unexported fields belong to the goroutine that handles the Deletion:
+// the sender of the attempt, then the reader of the reply, then run.
 type Deletion struct {
 	Paths   []string     // with unique names
-	By      func() error // if not nil, it deletes them, and itself repeats a request without a reply; called again after a refusal
+	By      func() error // if not nil: deletes the znodes, and repeats a request without a reply; called again after a refusal
 	MayStay bool         // no client waits for them: a refusal does not end the session; without By, the znodes then stay
 	Then    func()       // called at the end, perhaps by the reading goroutine: it must not block
 
 	Done    chan struct{} // closed when Err is set
-	Err     error         // nil; NoNode if it did not exist; or ErrEnded
+	Err     error         // nil, NoNode if the znode did not exist, or ErrEnded
 	Refused chan struct{} // closed when Refusal is set
 	Refusal error         // the servers' first refusal
 
 	queue   *deletions
 	whole   *Deletion // the Deletion of which this is a part, or nil; see split
 	parts   int       // number of parts that are not over; guarded by deletions.mu
-	worst   error     // of the parts; guarded by deletions.mu
+	worst   error     // the worst error of a part; guarded by deletions.mu
 	guid    string    // if set: the path is unknown, but the znode's name begins with guid, and Paths[0] has the same parent
 	stay    func()    // called at the end, or after the first refusal; it must not block
 	err     error     // of the last attempt
@@ -65,14 +64,14 @@ func (inc *Incarnation) Delete(d *Deletion) *Deletion {
 	return d
 }
 
-// deletion returns d, which has not begun.
+// deletion prepares d, but does not begin it.
 func (inc *Incarnation) deletion(d *Deletion) *Deletion {
 	d.queue, d.Done, d.Refused = inc.deletions(), make(chan struct{}), make(chan struct{})
 	return d
 }
 
-// split replaces the attempts at d by parts, which delete its znodes in groups. d ends when all
-// parts have ended. Its error is the worst error of a part: see Worse.
+// split replaces the attempts at d by parts: Deletions that each delete a group of its znodes. d
+// ends when all parts have ended. The error of d is the worst error of a part: see Worse.
 func (d *Deletion) split(groups [][]string) {
 	d.parts = len(groups)
 	for _, paths := range groups {
@@ -92,8 +91,8 @@ func (d *Deletion) partOver(err error) {
 	}
 }
 
-// deleteBehind begins d when the request that may create its znodes is over. If the name of the
-// znode is unknown, and the request has no reply, d looks for the znode.
+// deleteBehind begins d when making, the request that may create the znodes of d, is over. If the
+// name of the znode is unknown, and the request has no reply, d looks for the znode.
 func (inc *Incarnation) deleteBehind(making *pending[[]zk.MultiResponse], d *Deletion) *Deletion {
 	inc.deletion(d)
 	making.then(func() {
@@ -134,8 +133,9 @@ func (inc *Incarnation) RemoveNow(ctx context.Context, paths ...string) error {
 	return inc.Delete(&Deletion{Paths: paths, MayStay: true}).Outcome(ctx)
 }
 
-// RemoveBehind deletes the ephemeral znode at path, in the background, when the znode at other has
-// been deleted. Close waits, but not long, until path is deleted, even by another client.
+// RemoveBehind waits, in the background, until the znode at other is deleted. Then it deletes the
+// ephemeral znode at path. Close waits, but not long, until path is deleted, even by another
+// client.
 func (inc *Incarnation) RemoveBehind(path, other string) {
 	leaving, stay := inc.Manager.BeforeClose()
 	d := inc.Delete(&Deletion{Paths: []string{path}, MayStay: true, By: func() error {
@@ -158,7 +158,7 @@ func (inc *Incarnation) RemoveBehind(path, other string) {
 }
 
 // Outcome waits until d is over or refused, and returns its error or the refusal. If ctx or the
-// session ends first, it returns their error. d may be nil.
+// session ends first, it returns the error of that end. d may be nil.
 func (d *Deletion) Outcome(ctx context.Context) (err error) {
 	if d == nil {
 		return nil
@@ -185,8 +185,8 @@ func (d *Deletion) Await(limit time.Duration) {
 }
 
 // Result waits for d, the deletion of a hold's znodes, and returns nil or an ErrLost. It does not
-// wait long, nor while there is no connection: the deletion continues. A refusal by the servers is
-// no error, because it does not last: see Deletion.
+// wait long, and not at all without a connection: the deletion continues in the background. A
+// refusal by the servers is no error, because a refusal does not last: see Deletion.
 func (d *Deletion) Result() error {
 	d.Await(ReleaseTime)
 	// Several cases may be true. A known result comes before a possible loss.
@@ -202,7 +202,7 @@ func (d *Deletion) Result() error {
 	return nil
 }
 
-// Worse returns the worse of the errors of two deletions. A missing znode is the least bad error.
+// Worse returns the worse of a and b, the errors of two deletions. NoNode is the least bad error.
 func Worse(a, b error) error {
 	if b == nil || a != nil && IsNoNode(b) {
 		return a

@@ -17,9 +17,9 @@ import (
 // A deletions is the queue of one ZooKeeper session for its [Deletion]s.
 //
 // The caller sends a deletion, and the reading goroutine ends it with the reply. So while servers
-// answer, a deletion costs no goroutine. A deletion that waits for a connection, or for its next
-// attempt, waits with all others in one goroutine, run. That goroutine exists only while deletions
-// wait. When a connection is back, run sends them all in one write.
+// answer, a deletion costs no goroutine. One goroutine, which executes run, has all deletions that
+// wait for a connection or for their next attempt. It exists only while deletions wait. When a
+// connection is back, run sends them all in one write.
 //
 // If an abandoned request may still create a znode, the deletion of that znode waits for the reply
 // to the request, without a goroutine: see deleteBehind. If abandoned creates have no reply, the names of their
@@ -34,7 +34,7 @@ type deletions struct {
 	waiting   []*Deletion   // new deletions for run; guarded by mu
 	running   bool          // run is running; guarded by mu
 	searching bool          // search is running; guarded by mu
-	bell      chan struct{} // has a token when something was added to waiting
+	bell      chan struct{} // has a token when run must look again
 }
 
 type deletionsKey struct{}
@@ -47,7 +47,7 @@ func (inc *Incarnation) deletions() *deletions {
 	return q.(*deletions)
 }
 
-// wait passes d to run. It does not block.
+// wait adds d to the deletions of run. It does not block.
 func (q *deletions) wait(d *Deletion) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -59,7 +59,7 @@ func (q *deletions) wait(d *Deletion) {
 	q.ring()
 }
 
-// ring makes run look again.
+// ring wakes run, so that it looks again.
 func (q *deletions) ring() {
 	select {
 	case q.bell <- struct{}{}:
@@ -67,7 +67,7 @@ func (q *deletions) ring() {
 	}
 }
 
-// run makes attempts until no deletion is left.
+// run makes attempts at the waiting deletions until none is left.
 func (q *deletions) run() {
 	var ds []*Deletion
 	for {
@@ -88,8 +88,8 @@ func (q *deletions) run() {
 	}
 }
 
-// look decides the time of the next attempt at d, after a failed attempt. It reports false if d is
-// over.
+// look sets the time of the next attempt at d, after an attempt has failed. It returns false if d
+// is over.
 func (q *deletions) look(d *Deletion) bool {
 	m := q.inc.Manager
 	switch err := d.err; {
@@ -129,8 +129,8 @@ func (d *Deletion) refuse(err error) {
 	}
 }
 
-// passPause is the least time between two passes that are made because a deletion is due. Deletions
-// that become due at slightly different times share a pass.
+// passPause is the shortest time for which run sleeps until a deletion is due. Deletions that
+// become due at slightly different times share a pass.
 const passPause = 5 * time.Millisecond
 
 // next waits until an attempt at a deletion of ds is due, or until there are new deletions. It
@@ -172,7 +172,7 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 		}
 	}
 	if slices.ContainsFunc(due, sought) {
-		// All znodes to look for are looked for together, even if some deletions are not due.
+		// One search looks for all unknown znodes, even if some of their deletions are not due.
 		var rest []*Deletion
 		for _, d := range left {
 			if sought(d) {
@@ -192,7 +192,7 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 		timer = time.After(max(time.Until(wake), passPause))
 	}
 	if connected {
-		up = nil // wait only for the time
+		up = nil // wait for the time, not for a connection
 	}
 	// Several cases may be ready at once; whichever is picked, the next pass looks at all
 	// deletions.
@@ -205,7 +205,7 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 	return left
 }
 
-// attempt makes an attempt at each of ds. Requests among them are sent in one write.
+// attempt makes an attempt at each of ds. It sends all requests in one write.
 func (q *deletions) attempt(ds []*Deletion) {
 	var requests []conn.Request
 	var lost []*Deletion
@@ -235,9 +235,10 @@ func (q *deletions) attempt(ds []*Deletion) {
 	}
 }
 
-// search looks for the znodes of abandoned creates without a reply, in one round trip for all of
-// ds. search first sends a write and a sync, so the servers execute no abandoned create after the
-// listings. So a znode that is not listed does not exist, and never will: see [Incarnation.Find].
+// search looks for the znodes of ds, whose creates were abandoned and have no reply. One round trip
+// is enough for all of ds. search first sends a write and a sync, so the servers execute no
+// abandoned create after the listings. So a znode that is not listed does not exist, and never
+// will: see [Incarnation.Find].
 func (q *deletions) search(ds []*Deletion) {
 	inc := q.inc
 	var flush, sync *pending[void]
@@ -280,15 +281,16 @@ func (q *deletions) search(ds []*Deletion) {
 	q.ring() // there may be others to look for
 }
 
-// sought reports whether the znode that d deletes must be looked for.
+// sought reports whether d does not know the path of its znode yet, so that a search must find it.
 func sought(d *Deletion) bool { return d.guid != "" }
 
-// found sets the path of the znode that d deletes. The call that created the znode has failed.
+// found sets the path of the znode that d deletes, when a search or a late reply has shown the
+// path.
 func (d *Deletion) found(path string) {
 	d.Paths[0], d.guid, d.err = path, "", nil
 }
 
-// giveUpOver ends d, and the session with it, because the servers refuse the deletion.
+// giveUpOver ends d and abandons the session, because the servers refuse the deletion.
 func (q *deletions) giveUpOver(d *Deletion) {
 	q.inc.giveUpOver(d.Paths[0])
 	d.over(ErrEnded)
@@ -331,8 +333,8 @@ func (d *Deletion) Reply(code int32, body []byte) (whole int32, ok bool) {
 	return code, !s.Bad
 }
 
-// Finish is called when an attempt is over. The reading goroutine may call it, so it leaves
-// everything that may block to run.
+// Finish is called when an attempt is over. The reading goroutine may call it, so Finish leaves to
+// run everything that may block.
 func (d *Deletion) Finish() {
 	switch {
 	case d.err == nil, IsNoNode(d.err) && d.mayBe && len(d.Paths) == 1:

@@ -11,12 +11,12 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 )
 
-// A Dir is the parent znode of a primitive's znodes. A session creates a missing Dir as a
-// container, like Curator: the servers delete it when it has become empty. So it can vanish
-// between any two requests, and NoNode always means: create it again and retry. Its data are
+// A Dir is the parent znode of a primitive's znodes. Like Curator, a session creates a missing Dir
+// as a container: the servers delete it when it has become empty. So a Dir can vanish between any
+// two requests, and NoNode always means: create the Dir again and retry. The data of a Dir is
 // [marks.Dir], so that no primitive stores a value there.
 //
-// The znodes above it are persistent and have no data: a Value may be stored there.
+// The znodes above a Dir are persistent and have no data, so a Value may be stored there.
 type Dir struct {
 	Path string
 	Part bool   // the znode above is a Dir of the same primitive
@@ -24,13 +24,14 @@ type Dir struct {
 	Kept bool   // it is persistent, because other programs create it once and then need it
 }
 
-// owns reports whether path is Path, or the znode above it, and belongs to the primitive.
+// owns reports whether the znode at path belongs to the primitive: it is the Dir, or, with Part,
+// the znode above the Dir.
 func (d Dir) owns(path string) bool {
 	return path == d.Path || d.Part && path == ParentPath(d.Path)
 }
 
-// dirCall creates the znode at path, which is the Dir or above it. If the session has its own ACL,
-// a Dir is persistent, not a container. The servers would delete an empty container, and then
+// dirCall creates the znode at path, which is dir or a znode above dir. If the session has its own
+// ACL, a Dir is persistent, not a container. The servers would delete an empty container, and then
 // another client could create the znode with a wider ACL.
 func (inc *Incarnation) dirCall(path string, dir Dir) call[string] {
 	if !dir.owns(path) {
@@ -46,15 +47,15 @@ func (inc *Incarnation) dirCall(path string, dir Dir) call[string] {
 	return inc.createCall(path, data, flags)
 }
 
-// missingDirs returns the paths to create in one batch with a znode in dir, if dir is missing:
-// dir and all paths above it, because the caller does not know which exist. It returns nil if
-// such a batch was tried already. It also returns nil if the session has its own ACL: then the
-// session creates the znodes one by one, because it must know which of them another client has
-// created.
+// missingDirs returns the parents to create in one batch with a znode in dir, because dir is
+// missing. They are dir and all paths above it, because the caller does not know which of them
+// exist. The result is nil if such a batch was tried already. It is also nil if the session has its
+// own ACL: then the session creates the parents one by one, because it must know which of them
+// another client has created.
 //
 // The replies to these creates do not matter. If a znode exists, the reply is NodeExists, or NoAuth
-// if the session could not create it. If a missing znode cannot be created, the request after it
-// fails with NoNode again.
+// if the session has no permission to create it. If a missing znode cannot be created, the request
+// for its child fails with NoNode again.
 func (inc *Incarnation) missingDirs(dir string, tried []string) (dirs []string) {
 	if tried != nil || inc.Manager.protects() {
 		return nil
@@ -73,14 +74,14 @@ func (inc *Incarnation) MakeDir(ctx context.Context, dir Dir) error {
 		if made || err != nil {
 			return err
 		}
-		// Another client has created it, or we have and the reply is lost.
+		// Another client has created the znode, or this client has, and the reply is lost.
 		if err := inc.VetNow(ctx, dir.Path); !IsNoNode(err) {
 			return err
 		}
 	}
 }
 
-// addDir creates the znode at path, which is the Dir or above it, and its missing parents. It
+// addDir creates the znode at path, which is dir or a znode above dir, and its missing parents. It
 // reports whether path was missing.
 func (inc *Incarnation) addDir(ctx context.Context, path string, dir Dir) (bool, error) {
 	if path == "/" {
@@ -100,7 +101,7 @@ func (inc *Incarnation) addDir(ctx context.Context, path string, dir Dir) (bool,
 				return false, err
 			}
 		case err == nil:
-			if inc.Manager.protects() { // otherwise, vetted is not read
+			if inc.Manager.protects() { // without an own ACL, vetted is not read
 				inc.vetted.Store(path, struct{}{})
 			}
 			return true, nil

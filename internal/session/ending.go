@@ -24,7 +24,7 @@ type Ending struct {
 	cause error         // guarded by mu
 	done  chan struct{} // made by the first Done; guarded by mu
 	hooks []*Hook       // in no order; guarded by mu
-	first [1]*Hook      // the memory of hooks while there is only one
+	first [1]*Hook      // the backing array of hooks while there is only one hook
 }
 
 // A Hook is an entry in the list of an Ending. The Ending calls OnEnd once, with its cause.
@@ -37,7 +37,7 @@ type hookFunc func(cause error)
 
 func (f hookFunc) OnEnd(cause error) { f(cause) }
 
-// End ends e, unless it has ended before. It runs every hook, and then closes Done.
+// End ends e: it runs every hook, and then closes Done. If e has ended before, End returns false.
 func (e *Ending) End(cause error) bool {
 	e.mu.Lock()
 	if e.cause != nil {
@@ -95,7 +95,7 @@ func (e *Ending) Add(h *Hook) {
 	}
 }
 
-// Remove takes h from e. If e ends at the same time, h may be called after Remove returns.
+// Remove removes h from e. If e ends at the same time, h may be called after Remove returns.
 func (e *Ending) Remove(h *Hook) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

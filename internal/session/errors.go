@@ -1,6 +1,6 @@
 package session
 
-// This file has the errors of a session, and the conclusion from an error about its request. The
+// This file has the errors of a session, and derives the outcome of a request from its error. The
 // root package makes the public errors.
 
 import (
@@ -17,7 +17,7 @@ import (
 
 var (
 
-	// ErrLost means that a hold is lost, or may be as far as this client can know: its ZooKeeper
+	// ErrLost means that a hold is lost, or may be lost as far as this client knows: its ZooKeeper
 	// session ended, or another client deleted its znode. The error says why.
 	ErrLost = errors.New("lost")
 
@@ -41,7 +41,7 @@ var (
 // waiters continue in the next session, and the loss of a hold is ErrLost.
 var ErrEnded = errors.New("incarnation ended")
 
-// ErrVanished means that another client deleted the znode of a claim.
+// ErrVanished means that another client has deleted a znode of this client.
 var ErrVanished = errors.New("own znode vanished")
 
 // CtxErr returns the error of a context that has ended, so that both
@@ -54,7 +54,7 @@ func CtxErr(ctx context.Context) error {
 	return &ctxError{err: err, cause: cause}
 }
 
-// A ctxError is the end of a context as an error: it matches both the context's Err and its
+// A ctxError is the error of a context that has ended. It matches both the context's Err and its
 // cause.
 type ctxError struct{ err, cause error }
 
@@ -70,7 +70,7 @@ type refusedOp struct {
 func (e *refusedOp) Error() string { return e.op + ": " + e.err.Error() }
 func (e *refusedOp) Unwrap() error { return e.err }
 
-// An unservedError is the end of a context while no server answered.
+// An unservedError is the error of a context that has ended while no server answered.
 type unservedError struct {
 	end  error
 	last error // why the last attempt to reach a server failed, or nil
@@ -91,19 +91,19 @@ func isCtxError(err error) bool {
 	return errors.As(err, &e)
 }
 
-// An outcome is the client's knowledge about a request that has a reply, or will get none.
+// An outcome is what the client knows about a request that has a reply, or that will get none.
 type outcome int
 
 const (
 	Answered outcome = iota // the server answered, with a result or an error
-	unsent                  // it never left this client
+	unsent                  // it never left this client, or the server has ignored it
 	Unknown                 // it was or may have been sent, and has no reply
 )
 
 // OutcomeOf returns the outcome of a request that failed with err.
 //
-// Every error that does not prove "unsent" or "answered" is unknown. A failed write returns the
-// raw error of the network, so the function lists replies, not failures.
+// An error is Unknown if it proves neither unsent nor Answered. The function lists the errors of
+// replies, because a failed write can return any error of the network.
 func OutcomeOf(err error) outcome {
 	switch err {
 	case nil,

@@ -40,13 +40,13 @@ type LossCause int
 
 const (
 	LossExpired   LossCause = iota + 1 // the servers have ended the session
-	LossCutOff                         // no server has confirmed it in time
-	LossPaused                         // no server could confirm it, because this process was stopped
-	LossReplaced                       // a server has put another session in its place
+	LossCutOff                         // no server has confirmed the session in time
+	LossPaused                         // no server could confirm the session, because this process was stopped
+	LossReplaced                       // a server has replaced the session by another
 	LossDeleted                        // another client has deleted the znode
-	LossClosed                         // closed, or failed permanently
+	LossClosed                         // the Session was closed, or failed permanently
 	LossSuspended                      // the connection dropped, which counts as a loss by option
-	LossGivenUp                        // this process has abandoned it
+	LossGivenUp                        // this process has abandoned the hold or its session
 )
 
 // A ConnState is the state of a session.

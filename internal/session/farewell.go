@@ -11,8 +11,8 @@ import (
 // farewellTime is the longest time that Close waits for that work.
 const farewellTime = time.Second
 
-// BeforeClose returns a channel that is closed when Close begins the farewell. Close waits, but
-// not long, until each user has called done.
+// BeforeClose returns a channel that is closed when Close begins the farewell. Close waits, but not
+// long, until each caller of BeforeClose has called its done.
 func (m *Manager) BeforeClose() (begun <-chan struct{}, done func()) {
 	f := &m.leaving
 	f.mu.Lock()
@@ -33,8 +33,8 @@ func (m *Manager) BeforeClose() (begun <-chan struct{}, done func()) {
 	})
 }
 
-// sayFarewell runs the farewell for Close. A second concurrent Close waits until the first has
-// run it. It waits on a channel: a sync.Once would stop the clock of a synctest bubble.
+// sayFarewell runs the farewell for Close. A second, concurrent Close waits on a channel until the
+// first has run it. To wait in a sync.Once would stop the clock of a synctest bubble.
 func (m *Manager) sayFarewell() {
 	f := &m.leaving
 	f.mu.Lock()

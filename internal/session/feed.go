@@ -90,7 +90,7 @@ func (f *feed[S]) run(ctx context.Context) {
 	}
 }
 
-// send reports whether the channel has taken s before ctx ended.
+// send sends s to the reader. It returns false if ctx ends first.
 func (f *feed[S]) send(ctx context.Context, s S) bool {
 	last := f.last
 	for {

@@ -16,14 +16,14 @@ import (
 // ZooKeeper session. Its user receives each snapshot that differs from the last.
 //
 // It has a watch on the list, and a watch on each child. A snapshot is consistent, for this reason.
-// Each part was read with its watch set, so it is current until the watch fires. A server sends the
-// events and replies of a session in the order of the transactions that they show. So when the last
-// reply arrives, every earlier event has arrived. If no watch has fired by then, every part was
-// current at the moment of the last reply, which is one moment for all of them.
+// Each part (the list, or a child) was read with its watch set. So the part is current until its
+// watch fires. A server sends the events and replies of a session in the order of the transactions
+// that they show. So when the last reply arrives, every earlier event has arrived. If no watch has
+// fired by then, all parts were current at the moment of the last reply.
 //
-// No reply is older than an earlier one: a server that has not applied the transactions that this
-// session has read refuses its connection. An event only makes the follower read again. So a
-// connection that is lost between an event and the read costs only time.
+// No reply is older than an earlier reply: a server accepts the session's connection only if it has
+// applied every transaction that the session has read. An event only makes the follower read again.
+// So if the connection is lost between an event and the read, that costs only time.
 type follower struct {
 	inc *Incarnation
 	dir string
@@ -37,7 +37,7 @@ type follower struct {
 	bell   chan struct{}       // gets a token when relist or stale is set
 }
 
-// A followed is a child, as it was read, and the watch that this read has set.
+// A followed is the result of the last read of a child, and the watch that this read has set.
 type followed struct {
 	Node
 	w *conn.Watch
@@ -50,22 +50,23 @@ type written struct{ czxid, mzxid, mtime int64 }
 
 // FollowDir calls the callback with the present snapshot of the children of dir, and then with each
 // snapshot that differs from the previous one. It returns when ctx ends or the callback returns an
-// error, and continues through lost sessions. While dir does not exist, it has no children. If the
-// callback receives from changed, it may return false. Then FollowDir calls it again with a newer
-// snapshot.
+// error. If a session is lost, FollowDir continues in the next. While dir does not exist, it has no
+// children. If the callback receives from changed, it may return false. Then FollowDir calls it
+// again with a newer snapshot.
 //
-// With confirm, FollowDir also passes on the first snapshot after each lost connection, even if it
-// has not changed. It does not call the callback while there is no connection. If the connection is
-// lost during a call, lost is closed, and the callback returns false. Without confirm, lost is
-// closed when the session has ended, because a snapshot of that session may then be old.
+// With confirm, FollowDir also passes on the first snapshot after each lost connection, even if
+// that snapshot has not changed. FollowDir does not call the callback while there is no connection.
+// If the connection is lost during a call, lost is closed, and the callback returns false. Without
+// confirm, lost is closed when the session has ended, because a snapshot of that session may then
+// be old.
 func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell func(nodes map[string]Node, changed, lost <-chan struct{}) (told bool, err error)) error {
 	var last map[string]written
 	return m.During(ctx, func(inc *Incarnation) error {
 		f := &follower{inc: inc, dir: dir, parts: make(map[string]followed), stale: make(map[string]struct{}), relist: true, bell: make(chan struct{}, 1)}
 		defer f.close()
-		// The first snapshot must not be older than the call. In a later session, the sync is not
-		// necessary: the transaction that created the session is newer than every snapshot before,
-		// and its server has applied it.
+		// The first snapshot must not be older than the call. A later session would not need the
+		// sync: the transaction that created that session is newer than every earlier snapshot, and
+		// the session's server has applied the transaction.
 		lost := f.connectionLost(confirm)
 		if err := inc.Sync(ctx, dir); err != nil {
 			return err
@@ -78,7 +79,8 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 			if IsClosed(lost) {
 				// The snapshot may be from before the loss. On the next connection, the server
 				// sends the missed events and sets our watches ahead of every reply. Because of the
-				// sync, the next snapshot is not older than the ensemble's state at that time.
+				// sync below, the next snapshot is not older than the ensemble's state at that
+				// time.
 				if err := inc.Connection(ctx); err != nil {
 					return err
 				}
@@ -114,7 +116,7 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 }
 
 // connectionLost returns a channel that is closed when the present connection is lost. If interest
-// is false, it is closed when the session ends.
+// is false, the channel is closed when the session ends.
 func (f *follower) connectionLost(interest bool) <-chan struct{} {
 	if !interest {
 		return f.inc.Ctx.Done()
@@ -122,8 +124,8 @@ func (f *follower) connectionLost(interest bool) <-chan struct{} {
 	return f.inc.Disconnection()
 }
 
-// maxRounds is how often a follower reads before it returns a snapshot even though children still
-// change.
+// maxRounds is the number of rounds after which a follower returns a snapshot even though children
+// still change.
 const maxRounds = 8
 
 // catchUp reads the parts that may have changed, until no watch has fired. Then all parts were
@@ -158,7 +160,8 @@ func (f *follower) catchUp(ctx context.Context) error {
 	return nil
 }
 
-// readList lists the children with a watch, drops deleted children, and returns the unknown ones.
+// readList lists the children with a watch, drops deleted children, and returns the names of new
+// children.
 func (f *follower) readList(ctx context.Context) (missing []string, err error) {
 	names, err := f.listed(ctx, conn.WatchChildren)
 	if IsNoNode(err) {
@@ -261,8 +264,8 @@ func (f *follower) close() {
 	}
 }
 
-// versions returns a value that differs between any two snapshots, even if a child was deleted
-// and created again with the same version.
+// versions returns a value that identifies the snapshot. It differs even if a child was deleted and
+// created again with the same version.
 func (f *follower) versions() map[string]written {
 	vs := make(map[string]written, len(f.parts))
 	for name, p := range f.parts {

@@ -12,15 +12,16 @@ import (
 	"time"
 )
 
-// A Function is a call of the program's function by Do, Run or Work. Close ends its context, with
-// cause ErrClosed, and waits until the function has returned and its hold is released.
+// A Function is one call, by Do, Run or Work, of a function that the program has passed. Close ends
+// its context, with cause ErrClosed, and waits until the function has returned and its hold is
+// released.
 type Function struct {
 	of     *functions
 	parent *Function // the function in whose context this function was called, or nil
 
 	goroutine uint64 // runs the function; guarded by functions.mu, like the fields below
 	running   bool
-	waived    bool // it has called Close itself
+	waived    bool // its goroutine has called Close
 }
 
 // functions has the running functions of a Session.
@@ -90,7 +91,7 @@ func (f *Function) AfterClose(end func(cause error)) (stop func()) {
 	return f.of.leaving.AfterFunc(end)
 }
 
-// Runs reports whether f runs, or a function in whose context f was called.
+// Runs reports whether f still runs, or a function in whose context f was called still runs.
 func (f *Function) Runs() bool {
 	for ; f != nil; f = f.parent {
 		f.of.mu.Lock()
@@ -103,7 +104,8 @@ func (f *Function) Runs() bool {
 	return false
 }
 
-// waive excludes the functions of this goroutine, which has called Close, from the wait of Close.
+// waive exempts the functions of the calling goroutine from the wait of Close: that goroutine has
+// called Close.
 func (fs *functions) waive() {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -114,7 +116,7 @@ func (fs *functions) waive() {
 	for f := range fs.running {
 		f.waived = f.waived || f.goroutine == me
 	}
-	fs.changeLocked() // another Close may be waiting for these
+	fs.changeLocked() // another Close may be waiting for these functions
 }
 
 // awaited returns the number of functions that Close waits for, and a channel that is closed when

@@ -11,17 +11,17 @@ import (
 // handshake has no reply, the client counts on no more than the least timeout that the server may
 // grant. This file remembers that least timeout. Package lease uses it.
 
-// grants records, by server, the session timeout that it has granted.
+// grants is a table of the session timeout that each server has granted.
 type grants struct{ m sync.Map }
 
 // A grant is a server's answer to a requested timeout.
 type grant struct{ asked, granted time.Duration }
 
-// leastOfAll is the least timeout that an unknown server is assumed to grant: two ticks of 2 s,
-// which is minSessionTimeout in ZooKeeper's default configuration.
+// leastOfAll is the least timeout that an unknown server can grant, by assumption: two ticks of 2
+// s, which is minSessionTimeout in ZooKeeper's default configuration.
 const leastOfAll = 4 * time.Second
 
-// note records a grant.
+// note stores the answer of the server at addr.
 func (g *grants) note(addr string, answer grant) {
 	if known, ok := g.m.Load(addr); ok && known.(grant).asked > answer.asked {
 		return // keep the answer to the longer request: a server grants a short request in full
@@ -29,7 +29,8 @@ func (g *grants) note(addr string, answer grant) {
 	g.m.Store(addr, answer)
 }
 
-// of returns the least timeout that a server may grant to a request for ask.
+// of is the lookup: it returns the least timeout that the server at addr may grant to a request for
+// ask.
 func (g *grants) of(addr string, ask time.Duration) time.Duration {
 	v, ok := g.m.Load(addr)
 	if !ok || v.(grant).asked < ask {

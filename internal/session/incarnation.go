@@ -42,16 +42,16 @@ type Incarnation struct {
 	Timeout atomic.Int64               // the negotiated session timeout, in nanoseconds
 	vetted  shared.Cache[struct{}]     // by path: the parent znodes that no other client can change
 	lasting shared.Cache[int64]        // by path: the czxid of the persistent znode there, see Storable
-	ids     atomic.Pointer[[]Identity] // of this client, see identities; nil before they were asked for
+	ids     atomic.Pointer[[]Identity] // the identities of this client, see identities; nil before the first request for them
 	own     sync.Map                   // by path: the last sighting of the znode of a shared Creation
 	first   chan struct{}              // closed when the first handshake has succeeded
 	gone    chan struct{}              // closed when serve has returned
-	drain   sync.Once                  // of shut
+	drain   sync.Once                  // shut does its work once
 
 	mu   sync.Mutex
 	conn *conn.Conn    // the newest, if any; guarded by mu
 	up   chan struct{} // closed while a connection serves the session; guarded by mu
-	down chan struct{} // closed while none does; guarded by mu
+	down chan struct{} // closed while no connection serves the session; guarded by mu
 
 	LeaseMu   sync.Mutex
 	Lease     lease.Lease // guarded by LeaseMu
@@ -203,8 +203,8 @@ func (inc *Incarnation) connect(addr string) (*conn.Conn, error) {
 const maxGranted = 2 * time.Minute
 
 // handshake opens or continues the session over c. Only the first handshake of an incarnation may
-// open a session. Later ones may only continue it. So no request ever runs in a session that it
-// was not made for.
+// open a session. Later handshakes may only continue that session. So every request runs in the
+// session that it was made for.
 func (inc *Incarnation) handshake(c *conn.Conn) error {
 	ask, now := conn.Hello{ID: inc.ID.Load(), Timeout: inc.Manager.Config.Timeout}, time.Now()
 	if ask.ID != 0 {
@@ -224,8 +224,8 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		c.EndSession()
 		return fmt.Errorf("%w: a session timeout of %v instead of %v: see WithSessionTimeout, and the server's minSessionTimeout", conn.ErrHandshake, got.Timeout, want)
 	}
-	// The exchange of SASL comes before the session learns of the handshake. So the client has
-	// authenticated even if it then asks the server to end the session.
+	// The SASL exchange comes before accept. So the client has authenticated even if it then asks
+	// the server to end the session.
 	refused := c.Authenticate(got.ID)
 	if err := inc.accept(got, ask, c.Addr, now); err != nil {
 		switch {
@@ -239,7 +239,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 			// The whole Session is closed.
 			inc.lastly(c.EndSession)
 		default:
-			c.EndSession() // another session than ours, which no client will use
+			c.EndSession() // this is not our session, and no client will use it
 		}
 		return err
 	}
@@ -308,15 +308,15 @@ func (inc *Incarnation) sending() lease.Stamp {
 	return inc.Lease.Sending(time.Now())
 }
 
-// moved records that a part of a long packet was sent or read.
+// moved is called when a part of a long packet was sent or read.
 func (inc *Incarnation) moved(now time.Time) {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
 	inc.Lease.Moved(now)
 }
 
-// confirm reports whether a connection must begin with a write that confirms the session: it must
-// if the session has holds.
+// confirm reports whether a connection must begin with a write that confirms the session. It must
+// do so if the session has holds.
 func (inc *Incarnation) confirm() bool {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
@@ -326,7 +326,7 @@ func (inc *Incarnation) confirm() bool {
 	return inc.stakes > 0
 }
 
-// contact records that a request was answered at now, and with which proof.
+// contact is called when a request was answered at now, with the proof p.
 func (inc *Incarnation) contact(s lease.Stamp, p lease.Proof, now time.Time) {
 	inc.LeaseMu.Lock()
 	confirmed := inc.Lease.Answered(s, p, now) && inc.stakes > 0
@@ -336,14 +336,15 @@ func (inc *Incarnation) contact(s lease.Stamp, p lease.Proof, now time.Time) {
 	}
 }
 
-// left returns for how much longer the session counts as alive if no further reply comes.
+// left returns the time for which the session still counts as alive if no further reply comes.
 func (inc *Incarnation) left() time.Duration {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
 	return inc.Lease.Left(time.Now(), inc.stakes > 0)
 }
 
-// Alive reports whether the session counts as alive, see left. It does not depend on the watchdog.
+// Alive reports whether the session counts as alive: see left. The result does not depend on the
+// watchdog.
 func (inc *Incarnation) Alive() bool {
 	if inc.Ctx.Err() != nil {
 		return false
@@ -407,14 +408,16 @@ func (inc *Incarnation) ended() bool {
 	return inc.over
 }
 
-// LossTime is the time that holders have to react after the library gives up their holds, before
-// the servers can grant them to another session. It is a tenth of the session timeout. A client
-// that is cut off has as much time between the report of its losses and the end of its session.
+// LossTime is the time that a holder has to react after the library gives up its hold. Only after
+// that time can another session be granted the hold. LossTime is a tenth of the session timeout. A
+// client that is cut off has as much time between the report of its losses and the end of its
+// session.
 func (inc *Incarnation) LossTime() time.Duration { return time.Duration(inc.Timeout.Load() / 10) }
 
-// leaveTime waits, if the session was abandoned, until its holders have had LossTime. All of them
-// learned of the loss when the incarnation ended. It reports whether the present connection existed
-// during the whole wait. If there is none, or it ends, leaveTime returns false at once.
+// leaveTime waits, if the session was abandoned, until its holders have had LossTime. All holders
+// learned of the loss when the incarnation ended. leaveTime reports whether the present connection
+// existed during the whole wait. If there is no connection, or it ends, leaveTime returns false at
+// once.
 func (inc *Incarnation) leaveTime() (connected bool) {
 	left, down := inc.leftAt(), inc.Disconnection()
 	if left.IsZero() {
@@ -423,7 +426,7 @@ func (inc *Incarnation) leaveTime() (connected bool) {
 	// Several cases may be ready at once; whichever is picked, down is checked again. Without a
 	// connection, endOrphan waits for the same time. If the session expires first, holders have had
 	// LossTime, too: when the session was abandoned, the servers had to keep it for longer than
-	// that. A caller of Close gives up its holds itself, so Close waits for no holder.
+	// LossTime. A caller of Close gives up its holds itself, so Close waits for no holder.
 	select {
 	case <-time.After(time.Until(left.Add(inc.LossTime()))):
 	case <-down:
@@ -439,8 +442,8 @@ func (inc *Incarnation) fail(err error) {
 	inc.seal(err)
 }
 
-// failLater is fail after a refusal of credentials. If the servers accepted them before, perhaps no
-// call returns the error, so failLater logs it.
+// failLater is fail after a refusal of credentials. If the servers have accepted the credentials
+// before, perhaps no call returns the error. So failLater logs it.
 func (inc *Incarnation) failLater(err error) {
 	if inc.ID.Load() != 0 || inc.Manager.expiries.Load() > 0 {
 		inc.Manager.Log.Error("zsync: the credentials are refused, and the session ends", "session", Text(inc.ID.Load()), "err", err)
@@ -448,8 +451,8 @@ func (inc *Incarnation) failLater(err error) {
 	inc.fail(err)
 }
 
-// seal ends the incarnation. Holders learn of it first. Then it closes the socket, so that no
-// queued request can reach a server.
+// seal ends the incarnation. First the holders learn of the end. Then seal closes the socket, so
+// that no queued request can reach a server.
 func (inc *Incarnation) seal(cause error) {
 	inc.end(cause)
 	inc.mu.Lock()
@@ -460,8 +463,8 @@ func (inc *Incarnation) seal(cause error) {
 	}
 }
 
-// shut waits until every part of the incarnation has ended. If the session is alive and
-// connected, shut also closes it on the server, which deletes its ephemeral znodes.
+// shut ends the incarnation, and waits until every part of it has ended. If the session is alive
+// and connected, shut also closes it on the server, which deletes its ephemeral znodes.
 func (inc *Incarnation) shut() {
 	inc.drain.Do(func() {
 		inc.end(ErrClosed)     // the first cause stays
@@ -471,8 +474,8 @@ func (inc *Incarnation) shut() {
 			AwaitFor(inc.gone, time.Second)
 		}
 		inc.seal(ErrClosed)
-		// Perhaps no server was asked to end the session, because there was no connection, or the
-		// server that was asked is silent. Then endOrphan asks another. If the silent server
+		// Perhaps there was no connection, so no server was asked to end the session. Or the server
+		// that was asked is silent. Then endOrphan asks another server. If the silent server
 		// forwards the request later, that ends the same session.
 		if left := inc.leftAt(); !left.IsZero() && !inc.ended() {
 			inc.Manager.Spawn(func() { inc.endOrphan(left) })
@@ -496,7 +499,7 @@ func (inc *Incarnation) lastly(f func()) {
 
 // end ends the incarnation. When it returns, every hook of Ended has returned, even if another
 // goroutine called end first: every hold of the session is lost, and its holder can know that.
-// Every request that ends the session on the servers is written after end.
+// Every request that ends the session on the servers is written after end has returned.
 //
 // Close depends on that order: after closeSession, another session can be granted the lock within
 // a round trip. A session that ends in another way lives on for a tenth of its timeout.
@@ -594,7 +597,7 @@ func (inc *Incarnation) newestConn() *conn.Conn {
 // removeWatch asks the server to drop an idle watch.
 func (inc *Incarnation) removeWatch(key conn.WatchKey) {
 	for {
-		c := inc.newestConn() // there is one, or there would be no watches
+		c := inc.newestConn() // there is a connection, because there are watches
 		if c.RemoveWatch(key, func() bool { return inc.newestConn() == c }) {
 			return
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// GiveUp runs f, which releases something for a call with ctx, and returns its error. After the end
+// GiveUp runs f and returns its error. f releases something for a call that has ctx. After the end
 // of ctx, GiveUp waits no longer than Grace. If f has not returned by then, it continues in the
 // background, and the error is nil.
 func (m *Manager) GiveUp(ctx context.Context, f func() error) error {
@@ -23,8 +23,8 @@ func (m *Manager) GiveUp(ctx context.Context, f func() error) error {
 	return err
 }
 
-// Connect waits for the first session. If there is none, it closes the manager, and returns an
-// error that includes the error of the last attempt.
+// Connect waits for the first session. If none is established, Connect closes the manager, and
+// returns an error that includes the error of the last attempt.
 func (m *Manager) Connect(ctx context.Context) error {
 	_, err := m.Incarnation(ctx)
 	if err == nil {
@@ -52,7 +52,7 @@ func (m *Manager) Connect(ctx context.Context) error {
 //  1. Nothing new begins: no hold, no function, no call.
 //  2. The contexts of functions end, and holds without a function are released.
 //  3. Functions return and release their holds, or CloseTimeout passes.
-//  4. The farewell: work that only this process can finish.
+//  4. The farewell: users of m finish work that only this process can do.
 //  5. Every remaining hold is lost, and its holder can know (Incarnation.end).
 //  6. The servers are asked to end the session.
 func (m *Manager) Close() {
@@ -79,8 +79,8 @@ func (m *Manager) FunctionOf(ctx context.Context) *Function {
 }
 
 // releaseBare releases the holds without a function, so that other sessions need not wait for the
-// functions. From now on, Incarnation.Stake refuses new holds, and a hold that is granted even so
-// releases itself.
+// functions. From now on, Incarnation.Stake refuses new holds. A hold that is granted in spite of
+// this releases itself.
 func (m *Manager) releaseBare() {
 	m.mu.Lock()
 	inc := m.cur
@@ -92,8 +92,8 @@ func (m *Manager) releaseBare() {
 	}
 }
 
-// awaitFunctions waits until the functions have returned, for at most CloseTimeout. Until then,
-// their holds stay held and confirmed.
+// awaitFunctions waits until the functions have returned, for at most CloseTimeout. Until then, the
+// session and the holds of the functions stay confirmed.
 func (m *Manager) awaitFunctions() {
 	limit := m.Config.CloseTimeout
 	if limit < 0 {
@@ -143,7 +143,7 @@ func (m *Manager) Granted() time.Duration {
 // Timeout returns the timeout of the present session, or the configured timeout if there is none.
 func (m *Manager) Timeout() time.Duration { return cmp.Or(m.Granted(), m.Config.Timeout) }
 
-// Certain returns for how much longer the present session is confirmed.
+// Certain returns the time for which the present session is still confirmed.
 func (m *Manager) Certain() time.Duration {
 	if inc := m.Present(); inc != nil {
 		return inc.certain()

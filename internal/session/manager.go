@@ -16,8 +16,8 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A Manager opens one incarnation after another until it is closed or fails permanently. It is
-// the inside of a [Session].
+// A Manager opens one incarnation after another, until the Manager is closed or fails permanently.
+// It is the inside of a [Session].
 //
 // This file has that loop, the life of the manager's goroutines, and its reports to the observer.
 // Requests and holds belong to an Incarnation.
@@ -40,15 +40,15 @@ type Manager struct {
 	mu       sync.Mutex
 	cur      *Incarnation          // the newest incarnation; guarded by mu
 	changed  chan struct{}         // closed and replaced when cur or err changes; guarded by mu
-	err      error                 // why there will be no other incarnation; guarded by mu
-	closing  error                 // why nothing new can begin; guarded by mu
+	err      error                 // the reason why there will be no other incarnation; guarded by mu
+	closing  error                 // the reason why nothing new can begin; guarded by mu
 	state    ConnState             // guarded by mu
 	feeds    map[listener]struct{} // the listeners for states; guarded by mu
 	untold   []Report              // events that the observer has not received yet; guarded by mu
 	telling  bool                  // a goroutine is passing events; guarded by mu
 	dialErr  error                 // the last failure to reach a server; guarded by mu
 	lately   error                 // why the last server failed; nil once a server executes a request; guarded by mu
-	tried    map[string]error      // by address: the last error of the server, since any server last executed a request; guarded by mu
+	tried    map[string]error      // by address: the server's last error since any server has executed a request; guarded by mu
 	leaving  farewell
 	outage   outage
 	calls    functions
@@ -184,12 +184,12 @@ func (m *Manager) Spawn(f func()) {
 type finishingKey struct{}
 
 // Finishing is the context of work that a Session finishes before it is closed, such as the
-// settlement of an element. It is context.Background with one difference: Incarnation accepts it
-// until Close has waited for the functions and for the farewell.
+// settlement of an element. It is context.Background with one difference: while Close waits for the
+// functions and for the farewell, Incarnation still accepts it.
 var Finishing = context.WithValue(context.Background(), finishingKey{}, true)
 
-// Incarnation returns the established incarnation, and waits until there is one. It fails when
-// ctx ends or when there will be no incarnation.
+// Incarnation waits until an incarnation is established, and returns it. It fails if ctx ends
+// first, or if there will be no further incarnation.
 func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
 	if ctx.Err() != nil {
 		return nil, CtxErr(ctx)
@@ -223,8 +223,8 @@ func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
 	}
 }
 
-// During calls f with a live incarnation. If f fails because the incarnation ended, During calls
-// it again with the next.
+// During calls f with a live incarnation. If f fails because the incarnation ended, During calls f
+// again with the next incarnation.
 func (m *Manager) During(ctx context.Context, f func(inc *Incarnation) error) error {
 	for {
 		inc, err := m.Incarnation(ctx)
@@ -237,7 +237,7 @@ func (m *Manager) During(ctx context.Context, f func(inc *Incarnation) error) er
 	}
 }
 
-// Full returns the path as the server knows it; Bare is its inverse.
+// Full returns the path as the server knows it, with the chroot. Bare is the inverse of Full.
 func (m *Manager) Full(p string) string {
 	if m.chroot == "" {
 		return p
@@ -255,10 +255,10 @@ func (m *Manager) Bare(p string) string {
 	return strings.TrimPrefix(p, m.chroot)
 }
 
-// enter records a change of state, and an event that tell passes to the observer. An incarnation
-// that has ended changes nothing, and enter reports false: after that, only the manager itself (inc
-// is nil) changes the state. All changes are made under mu, so the last change by an incarnation
-// comes before the manager's own.
+// enter records a change of state, and an event that tell will pass to the observer. If inc has
+// ended, enter changes nothing, and returns false: from then on, only the manager itself (inc is
+// nil) changes the state. All changes are made under mu, so the last change by an incarnation comes
+// before the manager's own changes.
 func (m *Manager) enter(inc *Incarnation, s ConnState, e Report) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -304,7 +304,7 @@ func (m *Manager) Observe(e Report) {
 	}
 }
 
-// dialed records why a server could not be reached. An error of TLS that a retry cannot cure is
+// dialed is called when a server could not be reached. An error of TLS that a retry cannot cure is
 // logged once as a warning.
 func (m *Manager) dialed(addr string, err error) {
 	err = fmt.Errorf("%s: %w", addr, err)
@@ -320,7 +320,7 @@ func (m *Manager) dialed(addr string, err error) {
 	m.Log.Log(context.Background(), level, "zsync: cannot reach server", "addr", addr, "err", err)
 }
 
-// unfit records why a server was of no use.
+// unfit is called when the server at addr has failed.
 func (m *Manager) unfit(addr string, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -330,7 +330,7 @@ func (m *Manager) unfit(addr string, why error) {
 	m.tried[addr], m.lately = why, why
 }
 
-// fit records that a server has executed a request.
+// fit is called when a server has executed a request.
 func (m *Manager) fit() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -383,7 +383,7 @@ func (m *Manager) Outage() <-chan struct{} {
 	return inc.Disconnection()
 }
 
-// unserved is CtxErr if ctx has ended while no connection served the session.
+// unserved is CtxErr for a context that has ended while no connection served the session.
 func (m *Manager) unserved(ctx context.Context) error {
 	m.mu.Lock()
 	last := m.lately
@@ -391,8 +391,8 @@ func (m *Manager) unserved(ctx context.Context) error {
 	return &unservedError{CtxErr(ctx), last}
 }
 
-// Explained returns err. If err is the end of ctx, and no connection serves the session now, it also
-// says why.
+// Explained returns err. If err is the end of ctx, and no connection serves the session now, the
+// result also says why.
 func (m *Manager) Explained(ctx context.Context, err error) error {
 	ended := err != nil && ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)))
 	if !ended || errors.As(err, new(*unservedError)) || !IsClosed(m.Outage()) {
@@ -412,8 +412,8 @@ func (m *Manager) Waited(op, path string, start time.Time, err error) {
 	m.Observe(e)
 }
 
-// A farewell delays the end of the session until its owners have deleted their persistent znodes:
-// the end itself deletes only ephemeral ones.
+// A farewell delays the end of the session until the session's users have deleted their persistent
+// znodes. The end itself deletes only ephemeral znodes.
 type farewell struct {
 	mu    sync.Mutex
 	begun chan struct{} // closed by Close; made on first use

@@ -54,8 +54,8 @@ func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.
 	return rs
 }
 
-// presumed returns the responses of an applied transaction as far as they are known without a
-// request: the paths that are not sequential.
+// presumed returns the responses of an applied transaction as far as the client knows them without
+// a request: the paths that are not sequential.
 func presumed(ops []any) []zk.MultiResponse {
 	rs := make([]zk.MultiResponse, len(ops))
 	for i, op := range ops {
@@ -78,8 +78,8 @@ func (m *Manager) BareResponses(rs []zk.MultiResponse) []zk.MultiResponse {
 
 // CheckOps refuses operations that cannot be sent. It returns copies of ops whose paths include the
 // chroot, and the path of a parent in which a log can be created. The copies may be sent after the
-// call has returned, when the caller reuses its buffers. extra has the server's paths of other
-// znodes of the transaction.
+// call has returned, when the caller reuses its buffers. extra has the paths, with the chroot, of
+// other znodes of the transaction.
 func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, err error) {
 	if len(ops) == 0 {
 		return nil, "", Invalid("a transaction needs at least one operation")
@@ -151,7 +151,7 @@ func checkOpPath(op any, path string) error {
 	return CheckPathText(path)
 }
 
-// FailedOp returns the index of the operation because of which a transaction failed.
+// FailedOp returns the index of the operation that made a transaction fail, or -1.
 func FailedOp(rs []zk.MultiResponse) int {
 	for i, r := range rs {
 		if r.Error != nil {
@@ -183,5 +183,5 @@ func Refused(ops []any, rs []zk.MultiResponse, err error) error {
 }
 
 // SweptAfter is the age, by the servers' clock, after which any client may delete a znode that
-// records a transaction: its own client has crashed.
+// records a transaction: the client that created it must have crashed.
 const SweptAfter = 12 * time.Hour

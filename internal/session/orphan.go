@@ -15,13 +15,12 @@ import (
 //
 // That is safe at any time. All holders learned of the loss when the incarnation ended, and have
 // had LossTime. Nothing was granted since, because a grant needs an incarnation that has not ended.
-// And an incarnation that has ended never connects again. The packets are not the business of this
-// file: see [conn.Shared.End].
+// And an incarnation that has ended never connects again. [conn.Shared.End] sends the packets.
 
 // endOrphan ends an abandoned session after its holders have had LossTime. The session has no
 // connection, or its server has not confirmed the end. endOrphan asks the server of its last
-// connection after all others. It makes attempts until the session has expired by itself or the
-// Session is closed: Close does not wait for it.
+// connection after all others. It makes attempts until the session has expired by itself, or the
+// Session is closed: Close does not wait for endOrphan.
 func (inc *Incarnation) endOrphan(left time.Time) {
 	m := inc.Manager
 	inc.LeaseMu.Lock()

@@ -25,7 +25,7 @@ const (
 	reminder  = time.Hour
 )
 
-// The log messages of an outage. The command zsync shows these, and no others.
+// The log messages of an outage. The command zsync shows these messages, and no other log messages.
 const (
 	TextOutage      = "zsync: no connection to any server"
 	TextReconnected = "zsync: connected again"
@@ -63,5 +63,5 @@ func (o *outage) lasts() {
 	o.said = true
 	o.timer = time.AfterFunc(reminder, o.lasts)
 	began := o.began
-	o.spawn(func() { o.say(began) }) // no message follows Close: end comes before it, and takes o.mu
+	o.spawn(func() { o.say(began) }) // no message follows Close: it calls end, which takes o.mu, and then waits for this goroutine
 }

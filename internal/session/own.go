@@ -2,8 +2,7 @@ package session
 
 // This file has operations on ephemeral znodes whose names are not unique: another session may
 // delete such a znode and create its own at the same path. These operations never change or delete
-// another session's znode. Znodes with unique names are not the business of this file, except in
-// GetThenRemove.
+// another session's znode. For znodes with unique names, this file has only GetThenRemove.
 
 import (
 	"cmp"
@@ -56,7 +55,7 @@ func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) er
 func (inc *Incarnation) RemoveOwn(path string) *Deletion {
 	return inc.Delete(&Deletion{Paths: []string{path}, By: func() error {
 		seen := inc.seenOwn(path)
-		inc.own.Delete(path) // no watch guards it from now on, so a repetition reads the znode
+		inc.own.Delete(path) // no watch guards the znode from now on, so a repetition reads it
 		return inc.removeOwn(path, seen)
 	}})
 }
@@ -75,9 +74,8 @@ type sighting struct {
 	version int32
 }
 
-// sawOwn records a sighting of the znode at path. It may be older than the recorded sighting, and
-// is then dropped: the reply to a read can come before the reply to a write, and be recorded after
-// it.
+// sawOwn records a sighting of the znode at path, unless the recorded sighting is newer. The reply
+// to a read can come before the reply to a write, and be recorded after it.
 func (inc *Incarnation) sawOwn(path string, seen sighting) {
 	for {
 		known, ok := inc.own.LoadOrStore(path, seen)
@@ -121,13 +119,13 @@ func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) err
 }
 
 // whileOurs makes attempts at c until one is answered. c is an operation on a znode of ours, and
-// expects this version of it. Other clients may create another znode of this name. If look finds
-// that the znode is not ours, the error is NoNode. seen is the last sighting. The returned channel
-// is closed when the connection over which c was answered has ended.
+// expects the given version of that znode. Other clients may create another znode of this name. If
+// look finds that the znode is not ours, the error is NoNode. seen is the last sighting. The
+// returned channel is closed when the connection over which c was answered has ended.
 //
 // Over the connection of the last sighting, a watch reports the deletion of the znode. During an
 // outage, and after an attempt without a reply, the znode may have been deleted, and another client
-// may have created another. Then look comes first. It is a fresh read, so it shows the result of
+// may have created another. Then look comes first. look is a fresh read, so it shows the result of
 // that attempt: the attempt is not executed later (see Find). c is sent only over a connection that
 // existed before look, so there is no outage between look and c.
 //
@@ -140,7 +138,7 @@ func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look
 		if err != nil {
 			return err
 		}
-		// If l has ended, this channel belongs to the next connection, and l takes no request.
+		// If l has ended, this channel belongs to the next connection. But then l takes no request.
 		on = inc.Disconnection()
 		if IsClosed(seen.on) {
 			stat, err := look()

@@ -1,6 +1,6 @@
 package session
 
-// This file watches the znodes that a session holds. The function Vanished of the owner handles a
+// This file watches the znodes that a session holds. The method Vanished of the owner handles a
 // deletion.
 
 import (
@@ -58,8 +58,8 @@ const ownWatchAfter = 10 * time.Millisecond
 // ACL may have changed by then.
 const LookAgainAfter = time.Minute
 
-// WatchOwn returns an OwnWatch for the znode at path. It begins with Made. It calls owner.Vanished
-// without locks, in a goroutine of its own.
+// WatchOwn returns an OwnWatch for the znode at path. The OwnWatch begins when Made is called. It
+// calls owner.Vanished without locks, in a goroutine of its own.
 func (inc *Incarnation) WatchOwn(path string, owner interface{ Vanished(o *OwnWatch) }) *OwnWatch {
 	ws, ok := inc.Attached.Load(ownWatchesKey{})
 	if !ok {
@@ -68,8 +68,9 @@ func (inc *Incarnation) WatchOwn(path string, owner interface{ Vanished(o *OwnWa
 	return &OwnWatch{ownWatches: ws.(*ownWatches), Path: path, owner: owner}
 }
 
-// Made says that the znode exists. The watch is set after ownWatchAfter, or at once if the
-// znode is watched already, which costs no request. Made does nothing after Drop.
+// Made begins the watch: the caller knows that the znode exists. The watch is set after
+// ownWatchAfter. If the znode is watched already, the watch is set at once, which costs no request.
+// Made does nothing after Drop.
 func (o *OwnWatch) Made(watched bool) {
 	ws := o.ownWatches
 	ws.mu.Lock()
@@ -87,9 +88,9 @@ func (o *OwnWatch) Made(watched bool) {
 	}
 }
 
-// Drop ends o, because its owner is about to delete the znode. The caller calls left when the znode
-// is deleted. Until then, the watch stays on the server: to remove it would cost a request, and it
-// is about to fire.
+// Drop ends o, because its owner is about to delete the znode. The caller calls the returned
+// function when the znode is deleted. Until then, the watch stays on the server: it is about to
+// fire, and to remove it would cost a request.
 func (o *OwnWatch) Drop() (left func()) {
 	if o == nil {
 		return func() {}
@@ -134,7 +135,7 @@ func (ws *ownWatches) rise() {
 }
 
 // look sets the watches of os, all in one round trip. If the server already has a watch on our
-// znode, the OwnWatch shares it, and costs no request.
+// znode, the OwnWatch shares that watch, and costs no request.
 func (ws *ownWatches) look(os []*OwnWatch) {
 	inc := ws.inc
 	var paths []string
@@ -167,8 +168,8 @@ func (ws *ownWatches) look(os []*OwnWatch) {
 	}
 }
 
-// vanished reports whether the reply shows that the znode of o is deleted. If it exists,
-// vanished follows its watch.
+// vanished reports whether the reply shows that the znode of o is deleted. If the znode exists,
+// vanished calls followLocked.
 func (ws *ownWatches) vanished(o *OwnWatch, reply *pending[listing]) bool {
 	inc := ws.inc
 	ws.mu.Lock()
@@ -179,8 +180,8 @@ func (ws *ownWatches) vanished(o *OwnWatch, reply *pending[listing]) bool {
 	case IsNoNode(reply.err):
 		return true
 	case reply.err != nil:
-		// The servers refuse the read. The next write or the release finds a deletion, or a later
-		// read does that the servers permit.
+		// The servers refuse the read. A deletion is then found by the next write, by the release,
+		// or by a later read that the servers permit.
 		inc.Manager.Log.Debug("zsync: cannot watch a held znode", "path", o.Path, "err", reply.err)
 		time.AfterFunc(LookAgainAfter, func() { inc.Manager.Spawn(o.fired) })
 		return false
@@ -198,8 +199,9 @@ func (o *OwnWatch) followLocked() {
 }
 
 // fired looks at the znode again. It does not conclude that the znode is deleted: a server that
-// ends a session deletes its ephemeral znodes, and may send these events before it closes the
-// connection. Then the listing of look has no reply, and the owner learns of the end of the session.
+// ends a session deletes its ephemeral znodes, and may send the events of the deletions before it
+// closes the connection. Then the listing of look has no reply, and the owner learns of the end of
+// the session.
 func (o *OwnWatch) fired() {
 	ws := o.ownWatches
 	ws.mu.Lock()

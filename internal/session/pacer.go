@@ -16,7 +16,7 @@ import (
 // of the last connection counts as a part of the pause, so a connection that was of some use is
 // replaced at once. A short connection also counts as lasting if it has confirmed a session with
 // holds: if connections break all the time, the holds depend on many attempts. A short connection
-// counts so at most once a second.
+// counts as lasting at most once a second.
 type pacer struct {
 	hosts []string
 	retry RetryPolicy
@@ -58,7 +58,7 @@ func (p *pacer) pick(limit time.Duration, mayUse func(addr string) bool) (addr s
 	return "", delay
 }
 
-// again makes pick return the same server once more.
+// again makes the next pick return the same server as the last pick.
 func (p *pacer) again() {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
@@ -71,15 +71,15 @@ func (p *pacer) success() {
 	p.connected, p.useful = time.Now(), false
 }
 
-// confirmed records that the connection has confirmed a session with holds.
+// confirmed is called when the connection has confirmed a session with holds.
 func (p *pacer) confirmed() {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	p.useful = true
 }
 
-// untried returns how many servers have not been tried in this round, including the server of the
-// last pick.
+// untried returns the number of servers that have not been tried in this round. The server of the
+// last pick counts as not tried.
 func (p *pacer) untried() int {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
@@ -109,8 +109,9 @@ func (inc *Incarnation) longestDelay() time.Duration {
 	if inc.ID.Load() == 0 {
 		return math.MaxInt64
 	}
-	// The session must not expire while a server is already back, nor for lack of attempts. This
-	// allows about 30 attempts before it expires, and twice as many if there are holds.
+	// The session must not expire while a server is reachable again, or for lack of attempts. This
+	// delay allows about 30 attempts before the session expires, and twice as many if there are
+	// holds.
 	parts := time.Duration(8)
 	if inc.staked() {
 		parts = 16

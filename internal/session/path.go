@@ -25,8 +25,8 @@ func ParentPath(p string) string { return path.Dir(p) }
 // BaseName returns the last element of p.
 func BaseName(p string) string { return path.Base(p) }
 
-// CheckPath refuses a path that ZooKeeper refuses, the root, which cannot carry a primitive, and
-// a path that is too long.
+// CheckPath refuses a path that ZooKeeper refuses, and a path that is too long. It also refuses the
+// root, at which no primitive can be.
 func CheckPath(p string) error {
 	if len(p) > MaxPath {
 		return Invalid("path of %d bytes is too long; the limit is %d", len(p), MaxPath)
@@ -65,8 +65,8 @@ func CheckPathText(p string) error {
 	return nil
 }
 
-// MaxPath limits the paths of primitives and the chroot, so that a request with many of their
-// znodes stays below the packet limit.
+// MaxPath is the greatest length of a primitive's path, and of the chroot. So a request with many
+// znodes of a primitive stays below the packet limit.
 const MaxPath = 2048
 
 // NewGUID returns a unique part of a znode's name: 36 lower-case characters with dashes, as
@@ -90,11 +90,12 @@ func IsMarkedGUID(guid string) bool {
 	return err == nil && id.Version() == 8 && id.Variant() == uuid.RFC4122
 }
 
-// ProtectedName returns Curator's form of a name that its creator can find after a lost reply.
+// ProtectedName returns a name in Curator's form, by which the creator finds the znode after a lost
+// reply.
 func ProtectedName(guid, base string) string { return "_c_" + guid + "-" + base }
 
-// ParseSeq parses the server's "%010d" of an int32: ten digits, or a minus sign and the digits
-// that "%010d" gives a negative number.
+// ParseSeq parses an int32 that the server has formatted with "%010d": ten digits, or a minus sign
+// and nine or ten digits.
 func ParseSeq(s string) (int32, bool) {
 	if len(s) < 10 || len(s) > 11 || len(s) == 11 && s[0] != '-' {
 		return 0, false

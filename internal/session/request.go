@@ -17,7 +17,7 @@ import (
 type call[T any] struct {
 	op   int32
 	path string                  // "" if the request is not about one znode
-	moot bool                    // it changes nothing, whenever the server executes it
+	moot bool                    // it changes nothing, no matter when the server executes it
 	body func(p []byte) []byte   // appends the part after the path; nil: there is none
 	take func(s *wire.Scanner) T // decodes a reply without an error; nil: it is empty
 
@@ -90,10 +90,10 @@ func (p *pending[T]) Fail(err error) {
 	p.Finish()
 }
 
-// then registers f, which is called once, when Done is closed. So no goroutine needs to wait for
-// the reply after the caller has left. The reading goroutine may call f, so f must not block. f is
-// called at the latest when the session has ended and its connection is down: then a request
-// without a reply fails. A request has at most one f.
+// then is a method that registers f. f is called once, when Done is closed. So no goroutine needs
+// to wait for the reply after the caller has left. The reading goroutine may call f, so f must not
+// block. f is called at the latest when the session has ended and its connection is down: then a
+// request without a reply fails. A request has at most one f.
 func (p *pending[T]) then(f func()) {
 	p.heir.Store(&f)
 	if IsClosed(p.Done) {
@@ -103,16 +103,16 @@ func (p *pending[T]) then(f func()) {
 
 // handOn calls heir, the function that p.then has registered. Finish closes Done, and after that
 // calls handOn. p.then stores heir, and after that calls handOn if Done is closed. So the later of
-// the two calls handOn when heir is stored and Done is closed. If both call handOn, only the first
-// takes the function.
+// Finish and p.then calls handOn while heir is stored and Done is closed. If both call handOn, only
+// the first takes the function.
 func (p *pending[T]) handOn() {
 	if f := p.heir.Swap(nil); f != nil {
 		(*f)()
 	}
 }
 
-// Wait waits for the reply. If ctx or the incarnation ends first, it returns their error, and the
-// outcome of the request is unknown.
+// Wait waits for the reply. If ctx or the incarnation ends first, Wait returns the error of ctx or
+// ErrEnded. Then the outcome of the request is unknown.
 func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 	var zero T
 	select {
@@ -124,9 +124,9 @@ func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 	case <-ctx.Done():
 		return zero, CtxErr(ctx)
 	}
-	// The reply may have come at the moment at which the incarnation ended. Wait returns it even
-	// then, because it shows a past state. A caller that will hold something by it calls Alive
-	// first.
+	// The reply may have come at the moment at which the incarnation ended. Wait returns the reply
+	// even then, because it shows a past state. A caller that grants a hold because of the reply
+	// calls Alive first.
 	if OutcomeOf(p.err) == Unknown && inc.Ctx.Err() != nil {
 		return zero, ErrEnded
 	}
@@ -134,8 +134,8 @@ func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 }
 
 // start sends a request of this incarnation as soon as there is a connection, and returns without
-// waiting for the reply. The servers may execute it even if the caller leaves. So a caller that
-// leaves passes the pending to a function that undoes its effect.
+// waiting for the reply. The servers may execute the request even if the caller leaves. So a caller
+// that leaves passes the pending to a function that undoes the effect of the request.
 //
 // When start returns, the place of the request in the order of its connection is fixed: the server
 // executes the requests of one connection in that order.
@@ -163,8 +163,8 @@ func (inc *Incarnation) openConn(ctx context.Context) (*conn.Conn, error) {
 	return inc.newestConn(), nil
 }
 
-// attempt makes a single attempt at a request. If the outcome is unknown, it returns the error that
-// says so.
+// attempt makes a single attempt at a request. If the outcome is unknown, OutcomeOf(err) is
+// Unknown.
 func attempt[T any](ctx context.Context, inc *Incarnation, c call[T]) (T, error) {
 	p, err := start(ctx, inc, c)
 	if err != nil {
@@ -174,8 +174,8 @@ func attempt[T any](ctx context.Context, inc *Incarnation, c call[T]) (T, error)
 	return p.Wait(ctx, inc)
 }
 
-// retry makes attempts at a request until it is answered. It must be safe to apply the request
-// twice: it is for reads, and for writes that name the state that they expect.
+// retry makes attempts at a request until it is answered. The request must be safe to apply twice:
+// a read, or a write that names the state that it expects.
 func retry[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err error) {
 	err = inc.repeat(ctx, func(*attempts) (err error) {
 		v, err = attempt(ctx, inc, c)
@@ -186,10 +186,10 @@ func retry[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err er
 
 // attempts records the attempts so far at one operation.
 type attempts struct {
-	// An attempt was sent and has no reply: it may have been applied, or may yet be, unless a
-	// later reply proves that it cannot.
+	// An attempt was sent and has no reply: it may have been applied, or may still be applied,
+	// unless a later reply excludes that.
 	open bool
-	over bool // there is no further attempt, whatever the result of the last
+	over bool // there is no further attempt, whatever the result of the last attempt
 }
 
 // outcome records the result of an attempt that was sent, and returns it.

@@ -14,9 +14,9 @@ import (
 // A Roll is a listing of a parent znode that several callers share.
 //
 // A session has at most one listing of each parent in flight, and one next listing, which is sent
-// when the first is answered. All callers that ask before then share it. So ten thousand
-// contenders that arrive together cause a few listings, not ten thousand listings of ten thousand
-// names each, and pings are not delayed.
+// when the first is answered. All callers that ask before then share that next listing. So ten
+// thousand contenders that arrive together cause a few listings, not ten thousand listings of ten
+// thousand names each, and pings are not delayed.
 //
 // A Roll is always sent after the caller has asked for it. So the server executes it after the
 // caller's earlier requests, if both were sent over the same connection. The connection may have
@@ -91,7 +91,7 @@ func (inc *Incarnation) roll(dir string) *Roll {
 }
 
 // nextRoll returns the next Roll of dir, and whether the caller must send it. If another caller
-// must send it, and share is false, it returns nil.
+// must send it, and share is false, nextRoll returns nil.
 func (inc *Incarnation) nextRoll(dir string, share bool) (r *Roll, ours bool) {
 	b := inc.rollBook()
 	b.mu.Lock()
@@ -132,7 +132,7 @@ func (r *Roll) Fail(err error) {
 	r.pending.Fail(err)
 }
 
-// ended sends the next Roll, if there is one, because no listing is in flight now.
+// ended is called when the listing in flight is over. It sends the next Roll, if there is one.
 func (rs *rolls) ended() {
 	b := rs.inc.rollBook()
 	b.mu.Lock()
@@ -149,7 +149,7 @@ func (rs *rolls) ended() {
 	}
 }
 
-// Roll returns a listing of dir that was sent after the call. Other callers may share it.
+// Roll returns a listing of dir that is sent after the call begins. Other callers may share it.
 func (inc *Incarnation) Roll(ctx context.Context, dir string) (*Roll, error) {
 	var r *Roll
 	err := inc.repeat(ctx, func(*attempts) error {

@@ -1,7 +1,7 @@
 package session
 
-// This file keeps a session confirmed while it has holds, and ends it when its time is over.
-// Package lease decides which replies confirm a session.
+// This file keeps a session confirmed while it has holds, and ends it when it is no longer
+// confirmed. Package lease decides which replies confirm a session.
 
 import (
 	"context"
@@ -13,9 +13,9 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A Stake keeps a session confirmed while its owner holds something through it. A session with
-// stakes counts as alive only while it is confirmed. If the program itself sends no requests, the
-// watchdog sends requests that confirm it.
+// A Stake keeps a session confirmed while the owner of the Stake has a hold through the session. A
+// session with stakes counts as alive only while it is confirmed. If the program itself sends no
+// requests, the watchdog sends requests that confirm it.
 type Stake struct {
 	inc  *Incarnation
 	once sync.Once
@@ -33,24 +33,24 @@ func (s *Stake) Drop() {
 	})
 }
 
-// Stake is the last step before a caller learns of a hold through the session. It returns when
-// the session is confirmed for some time to come. That is immediate if the session recently had a
+// Stake is the last step before a caller learns of a hold through the session. It returns when the
+// session is confirmed for some time to come. It returns at once if the session recently had a
 // stake, is new, or is used for writes. Otherwise it costs one or two requests: a session without
 // holds only sends pings, and they prove nothing about the leader.
 //
-// If the present connection continues the session, a write must also have been answered over it.
-// The connection began with a sync. But a leader answers a sync of its own client before it has
-// applied all transactions that its followers know to be committed. The event that gave the caller
-// its turn may have come over another connection. So a read over this connection may be older than
-// that event. A read after a write is not older. A connection that is made while there are stakes
-// begins with a write.
+// If the present connection continues the session, a write must also have been answered over that
+// connection. The connection began with a sync, which is not enough: a leader answers a sync of its
+// own client before it has applied all transactions that its followers know to be committed. The
+// event that gave the caller its turn may have come over another connection. So a read over this
+// connection may be older than that event. A read after a write is not older. A connection that is
+// made while there are stakes begins with a write.
 //
 // The error is ErrEnded, or the error of ctx or of the Session.
 func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 	enough := time.Duration(inc.Timeout.Load() / 4) // so that a new hold has some time
 	for {
 		if IsClosed(inc.Manager.Closing) {
-			return nil, inc.Manager.Failure() // no new holds from here on, though the session may live on for functions
+			return nil, inc.Manager.Failure() // from here on, there are no new holds, even if the session lives on for functions
 		}
 		inc.LeaseMu.Lock()
 		now := time.Now()
@@ -108,8 +108,8 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 	}
 }
 
-// wroteHere reports whether a write was answered over the present connection, or the connection
-// began the session.
+// wroteHere reports whether a write was answered over the present connection, or whether that
+// connection began the session.
 func (inc *Incarnation) wroteHere() bool {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
@@ -142,9 +142,9 @@ type inquiry struct {
 	proved bool // the reply was not a refusal; read it after ended is closed
 }
 
-// inquire returns the inquiry under way. If there is none, it starts the next if one is due. If
-// none is due, it returns nil and the time until then. If urgent is set, an inquiry is due as soon
-// as it can confirm a later time.
+// inquire returns the inquiry under way, or starts an inquiry if one is due. If none is due, or
+// there is no connection, it returns nil, and the time after which to call it again. If urgent is
+// set, an inquiry is due as soon as it can confirm a later time.
 func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	inc.mu.Lock()
 	up := IsClosed(inc.up)
@@ -161,7 +161,7 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	}
 	left, timeout := inc.Lease.Confirmed(now), inc.Lease.Timeout()
 	if !up {
-		return nil, timeout / 10 // connected wakes the watchdog
+		return nil, timeout / 10 // a new connection wakes the watchdog: see connected
 	}
 	if left <= 0 {
 		left = timeout // there are no holds to lose
@@ -173,7 +173,8 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	if p != lease.Quorum {
 		q.op = wire.OpSync
 	}
-	// In a goroutine, because LeaseMu is held and the connection needs it to record the sending.
+	// Send runs in a goroutine of its own: this goroutine holds LeaseMu, which the connection needs
+	// to record the sending.
 	inc.Manager.Spawn(func() {
 		if !inc.newestConn().Send(q) {
 			q.over(timeout / 100) // the connection has just ended
@@ -214,7 +215,7 @@ func (q *inquiry) Finish() {
 // Fail is called when the connection is lost. The inquiry is sent again over the next connection.
 func (q *inquiry) Fail(error) { q.over(0) }
 
-// over waits, and then ends q, so that the next inquiry can begin.
+// over ends q after the time wait, so that the next inquiry can begin.
 func (q *inquiry) over(wait time.Duration) {
 	if wait > 0 {
 		select {
@@ -236,8 +237,9 @@ func (inc *Incarnation) wake() {
 	}
 }
 
-// watchdog ends the incarnation when it is no longer confirmed, and confirms it while there are
-// stakes. It looks more often than necessary, because its timer stops while the machine sleeps.
+// watchdog ends the incarnation when the session is no longer confirmed. While there are stakes, it
+// sends requests that confirm the session. It looks more often than necessary, because its timer
+// stops while the machine sleeps.
 func (inc *Incarnation) watchdog() {
 	select {
 	case <-inc.first:
@@ -295,8 +297,8 @@ func (inc *Incarnation) overslept() bool {
 	return m != nil && m.Since(time.Now()) > time.Duration(inc.Timeout.Load()/5)
 }
 
-// dialLimit is the time for reaching a server and for its answer to the handshake. Servers that
-// have not been tried share the remaining time equally.
+// dialLimit is the longest time to reach a server and receive its answer to the handshake. Servers
+// that have not been tried share the remaining time equally.
 func (inc *Incarnation) dialLimit() time.Duration {
 	timeout := time.Duration(inc.Timeout.Load())
 	limit := timeout / 3 // no hold can be lost yet
@@ -306,7 +308,7 @@ func (inc *Incarnation) dialLimit() time.Duration {
 	return min(max(limit, 10*time.Millisecond), 5*time.Second)
 }
 
-// certain returns for how much longer the session is confirmed if no further reply comes.
+// certain returns the time for which the session is still confirmed if no further reply comes.
 func (inc *Incarnation) certain() time.Duration {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()

@@ -28,14 +28,14 @@ const keptBy = "%kept"
 // ephemeral, or the marked Dir of a primitive.
 func Unstored(data []byte, stat *zk.Stat) bool { return stat.EphemeralOwner != 0 || marks.IsDir(data) }
 
-// NeverStored is Unstored for a path below which zsync creates no other znode. There, a znode
-// without data that has or had children belongs to another program, or is a parent of that
-// program's znodes.
+// NeverStored is Unstored for a path below which zsync creates no other znode. There, it is also
+// true for a znode without data that has or had children: the znode belongs to another program, or
+// is a parent of that program's znodes.
 func NeverStored(data []byte, stat *zk.Stat) bool {
 	return Unstored(data, stat) || untouched(stat) && stat.Cversion != 0
 }
 
-// GetMade reads a path with read. The error is ErrMixed if the znode is NeverStored.
+// GetMade calls read for path. The error is ErrMixed if the znode is NeverStored.
 func (inc *Incarnation) GetMade(ctx context.Context, path string, read func(context.Context, string) ([]byte, *zk.Stat, error)) ([]byte, *zk.Stat, error) {
 	data, stat, err := read(ctx, path)
 	if err == nil && NeverStored(data, stat) {
@@ -44,8 +44,8 @@ func (inc *Incarnation) GetMade(ctx context.Context, path string, read func(cont
 	return data, stat, err
 }
 
-// Entry returns the entry of a Map from the result of a read. Its Stat is nil if there is no znode,
-// or if the znode is NeverStored.
+// Entry returns the entry of a Map from the result of a read. The entry's Stat is nil if there is
+// no znode, or if the znode is NeverStored.
 func Entry(data []byte, stat *zk.Stat, err error) (Node, error) {
 	if IsNoNode(err) || err == nil && NeverStored(data, stat) {
 		return Node{}, nil
@@ -83,9 +83,9 @@ type Stored struct {
 	Leaf bool   // zsync creates no znode below Path, so a NeverStored znode is refused
 }
 
-// Storable returns the czxid of the persistent znode at at.Path, or 0 if there is none yet. The
-// error is ErrMixed if the servers may delete that znode. A session reads each znode once, unless
-// it uses very many.
+// Storable returns the czxid of the persistent znode of at, or 0 if there is none yet. The error is
+// ErrMixed if the servers may delete that znode. A session reads each znode once, unless it uses
+// very many znodes.
 func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, err error) {
 	var unknown []Stored
 	var paths []string
@@ -121,14 +121,14 @@ func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, e
 	return czxid, err
 }
 
-// Saw records that the caller has read the znode of at, so that Storable need not read it.
+// Saw is called when the caller has read the znode of at, so that Storable need not read it.
 func (inc *Incarnation) Saw(at Stored, n Node) {
 	if !Unstored(n.Data, n.Stat) && !untouched(n.Stat) {
 		inc.lasting.Store(at.Path, n.Stat.Czxid)
 	}
 }
 
-// outlast makes sure that the servers do not delete n, the znode at at.Path, and records it. The
+// outlast makes sure that the servers do not delete n, the znode of at, and records its czxid. The
 // error is ErrMixed for the Dir of a primitive and for an ephemeral znode.
 func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
 	switch {
@@ -145,10 +145,11 @@ func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
 	return nil
 }
 
-// Wrote checks, after a write to at, that the write changed the persistent znode of czxid. stat is
-// from the reply, or nil if the reply was lost. If the czxid differs, another znode has replaced it
-// since the read. If that is a Dir, the write has overwritten its mark. So the znode gets a
-// persistent child. A Leaf is refused if it is ephemeral, or has or had children.
+// Wrote is called after a write to at. It checks that the write changed the persistent znode that
+// has this czxid. stat is from the reply, or nil if the reply was lost. If the czxid differs,
+// another znode has replaced it since the read. If the new znode is a Dir, the write has
+// overwritten its mark. So the new znode gets a persistent child. A Leaf is refused if it is
+// ephemeral, or has or had children.
 func (inc *Incarnation) Wrote(ctx context.Context, at Stored, stat *zk.Stat, czxid int64) (err error) {
 	if stat == nil {
 		if stat, err = inc.ExistsFresh(ctx, at.Path); err != nil || stat == nil {

@@ -18,13 +18,13 @@ import "time"
 //     the leader learns of B. Then a read over B, after a write or after the sync with which the
 //     connection begins, shows it. Or the leader refuses the write.
 //   - The session moves to B and back to A. A read over B does not find the write. Then A asks the
-//     leader for the session. This request comes after the write, but it changes the owner at once,
-//     and the write is still in the queue. So the leader executes the write after a read has found
-//     that it was not executed.
+//     leader for the session. This request comes after the write, but it changes the session's
+//     server at once, and the write is still in the queue. So the leader executes the write,
+//     although a read has found that it was not executed.
 //
-// Therefore the session does not return to A soon after another server has had it. It may return
-// after syncLimit or a longer session timeout: by then, A has forwarded the write, or the leader
-// has dropped A.
+// Therefore the session does not return to A soon after it has moved to another server. It may
+// return after syncLimit, or after the session timeout if that is longer: by then, A has forwarded
+// the write, or the leader has dropped A.
 //
 // Only the goroutine that serves the session uses a trail.
 type trail struct {
@@ -43,10 +43,10 @@ type exit struct {
 // longer session timeout counts instead, because it is usually chosen to fit the servers' ticks.
 const syncLimit = 10 * time.Second
 
-// came records that a server has begun the session.
+// came is called when the server at addr has begun the session.
 func (t *trail) came(addr string) { t.at = addr }
 
-// leave records that the connection to a server has ended with unanswered writes.
+// leave is called when the connection to a server has ended with unanswered writes.
 func (t *trail) leave(addr string) {
 	if t.left == nil {
 		t.left = map[string]exit{}
@@ -54,7 +54,7 @@ func (t *trail) leave(addr string) {
 	t.left[addr] = exit{at: time.Now()}
 }
 
-// caughtUp records that a server which continues the session has answered the sync with which a
+// caughtUp is called when a server that continues the session has answered the sync with which the
 // connection begins. The sync came after every request that this server has ever forwarded for the
 // session. Before that answer, the client has read nothing over the connection, so no read can have
 // missed a write. So if the server refuses the sync, the session may still return to the previous

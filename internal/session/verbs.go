@@ -8,13 +8,13 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// This file has the operations with which the recipes use ZooKeeper. Each is one request within
-// one incarnation, with the treatment of a lost reply. Paths are full paths, which include the
-// chroot (see Manager.Full). Package conn sends the requests.
+// This file has the operations with which the recipes use ZooKeeper. Each operation is one request
+// within one incarnation, and handles a lost reply. Paths are full paths, which include the chroot
+// (see Manager.Full). Package conn sends the requests.
 
-// maxRequest is the largest request that a server with the default jute.maxbuffer accepts. A
-// larger one would break the connection for all users of the session. MaxPacket is the limit for
-// sizes from [Manager.SizeOf].
+// maxRequest is the largest request that a server with the default jute.maxbuffer accepts. A larger
+// request would break the connection for all users of the session. MaxPacket is the limit for sizes
+// from [Manager.SizeOf].
 const (
 	maxRequest = 1<<20 - 1
 	MaxPacket  = maxRequest - 64
@@ -63,14 +63,14 @@ func (inc *Incarnation) Sync(ctx context.Context, path string) error {
 	return err
 }
 
-// Multi applies ops in one transaction. The ops must be such that they cannot be applied twice.
-// If a reply was lost, the error may mean that they have been applied.
+// Multi applies ops in one transaction. A second attempt must be unable to apply ops again. If a
+// reply was lost, an error may mean that an earlier attempt has applied ops.
 func (inc *Incarnation) Multi(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	return retry(ctx, inc, multiCall(ops))
 }
 
-// MultiOpen is Multi that also reports whether an attempt before the last has no reply. If all of
-// them have a reply, the error is final.
+// MultiOpen is Multi, and sets open if an attempt before the last has no reply. If open is false,
+// the error is final.
 func (inc *Incarnation) MultiOpen(ctx context.Context, ops []any) (rs []zk.MultiResponse, open bool, err error) {
 	err = inc.repeat(ctx, func(a *attempts) (err error) {
 		open = a.open
@@ -80,8 +80,8 @@ func (inc *Incarnation) MultiOpen(ctx context.Context, ops []any) (rs []zk.Multi
 	return rs, open, err
 }
 
-// AttemptMulti is a single attempt at a transaction. If the outcome is unknown, it returns the
-// error that says so.
+// AttemptMulti makes a single attempt at a transaction. If the outcome is unknown, OutcomeOf(err)
+// is Unknown.
 func (inc *Incarnation) AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 	return attempt(ctx, inc, multiCall(ops))
 }
@@ -96,8 +96,8 @@ func (inc *Incarnation) StartCreate(ctx context.Context, path string, data []byt
 	return start(ctx, inc, inc.createCall(path, data, flags))
 }
 
-// AttemptCreate makes a single attempt to create a znode. If the outcome is unknown, it returns the
-// error that says so.
+// AttemptCreate makes a single attempt to create a znode. If the outcome is unknown, OutcomeOf(err)
+// is Unknown.
 func (inc *Incarnation) AttemptCreate(ctx context.Context, path string, data []byte, flags int32, acl []zk.ACL) (string, error) {
 	return attempt(ctx, inc, inc.createWithACL(path, data, flags, acl))
 }
@@ -134,8 +134,8 @@ func (inc *Incarnation) CreateIn(ctx context.Context, dir Dir, path string, data
 	}
 }
 
-// ReleaseTime is how long a release without a context waits for its result. Together with
-// askTime, which it may need before that, it is less than half a second.
+// ReleaseTime is the time for which a release without a context waits for its result. Before that,
+// the release may need askTime. Both together are less than half a second.
 const ReleaseTime = 250 * time.Millisecond
 
 // SizeOf returns an upper bound of the size of a request that creates or writes a znode.
@@ -150,7 +150,7 @@ type Node struct {
 }
 
 // CheckSize returns ErrTooLarge for a transaction that servers with the default settings do not
-// read. They would break the connection at each attempt.
+// read. These servers would break the connection at each attempt.
 func CheckSize(ops []any) error {
 	n := 8 + 9 // the header of the request, and the end of the operations
 	for _, op := range ops {

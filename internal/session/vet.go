@@ -15,9 +15,8 @@ import (
 
 // This file checks parent znodes that another client has created, for a session that has its own
 // ACL. It refuses a parent whose ACL lets other clients change the children, if the session's own
-// ACL would not let them. Otherwise, a client that creates the parent first could delete the holds
-// in it, however well each znode is protected. The creation of parents is not the business of this
-// file: see dir.go.
+// ACL would not let them. Without this check, another client could create the parent first, and
+// then delete the holds in it, however well each znode is protected. dir.go creates the parents.
 
 // protects reports whether the session has its own ACL.
 func (m *Manager) protects() bool { return !slices.Equal(m.Config.ACL, zk.WorldACL(zk.PermAll)) }
@@ -36,7 +35,7 @@ func (inc *Incarnation) Vet(ctx context.Context, dir Dir) error {
 	return err
 }
 
-// VetHere is Vet for a znode that its users create if it is missing.
+// VetHere is Vet, but does not create a missing znode: its users create it.
 func (inc *Incarnation) VetHere(ctx context.Context, path string) error {
 	if _, ok := inc.vetted.Load(path); ok {
 		return nil
@@ -74,10 +73,10 @@ func (inc *Incarnation) VetNow(ctx context.Context, path string) error {
 	return nil
 }
 
-// identities returns the identities of this client by SASL and by certificate, if they decide about
-// acl: the session's own ACL has the scheme auth, and acl has an entry of such a scheme. Only the
-// servers know them, so identities asks a server, once in a session. A server before version 3.7
-// cannot answer. Then no such entry counts as the session's own.
+// identities returns the identities that this client has by SASL and by certificate, if they can
+// matter for acl: the session's own ACL has the scheme auth, and acl has an entry of such a scheme.
+// Only the servers know the identities, so the function asks a server, once in a session. A server
+// before version 3.7 cannot answer. Then no such entry counts as the session's own.
 func (inc *Incarnation) identities(ctx context.Context, acl []zk.ACL) ([]Identity, error) {
 	if !slices.ContainsFunc(inc.Manager.Config.ACL, func(own zk.ACL) bool { return own.Scheme == "auth" }) ||
 		!slices.ContainsFunc(acl, func(e zk.ACL) bool { return e.Scheme != "world" && e.Scheme != "ip" && e.Scheme != "digest" }) {

@@ -23,10 +23,10 @@ func IsClosed(c <-chan struct{}) bool {
 
 var ClosedChan = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
-// AwaitFor and AwaitGrace wait for a limited time. If done comes at the end of the limit, either
+// AwaitFor and AwaitGrace wait for a limited time. If done is ready at the end of the limit, either
 // result is right, because the caller does the same in both cases.
 
-// AwaitFor waits for done, but no longer than limit. ok reports whether it came.
+// AwaitFor waits for done, but no longer than limit. ok reports whether done was ready.
 func AwaitFor[T any](done <-chan T, limit time.Duration) (v T, ok bool) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -39,7 +39,7 @@ func AwaitFor[T any](done <-chan T, limit time.Duration) (v T, ok bool) {
 }
 
 // AwaitGrace waits for done. After end is closed, it waits no longer than Grace. ok reports whether
-// done came.
+// done was ready.
 func AwaitGrace[T any](done <-chan T, end <-chan struct{}) (v T, ok bool) {
 	select {
 	case v = <-done:
@@ -59,8 +59,8 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// WhileEither returns a context with the values of ctx. It ends when ctx has ended and over is
-// closed. The caller must call stop.
+// WhileEither returns a context with the values of ctx. The new context ends when both ctx has
+// ended and over is closed. The caller must call stop.
 func WhileEither(ctx context.Context, over <-chan struct{}) (both context.Context, stop func()) {
 	both, end := context.WithCancel(context.WithoutCancel(ctx))
 	forget := context.AfterFunc(ctx, func() {

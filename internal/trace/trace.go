@@ -1,5 +1,6 @@
 // Package trace has the format in which a Session records its holds, from grant to end: see
-// [Record]. It does not decide when a hold begins or ends. Package verify judges the records.
+// [Record]. The package does not decide when a hold begins or ends. Package verify judges the
+// records.
 package trace
 
 import (
@@ -10,8 +11,8 @@ import (
 	"time"
 )
 
-// Version is the version of the format. It changes if a reader of the old format would misread
-// the new one, not if a field or an event is added.
+// Version is the version of the format. It changes if a reader of the old format would misread the
+// new format. It does not change if a field or an event is added.
 const Version = 1
 
 // The events.
@@ -22,7 +23,7 @@ const (
 	Grant   = "grant"   // a caller was granted the hold
 	Pass    = "pass"    // a goroutine released the hold, and the process keeps it for its next goroutine
 	Token   = "token"   // a caller has received a fencing token
-	Move    = "move"    // another znode continues the hold: after a downgrade, or for a part of a weight
+	Move    = "move"    // the hold continues with another znode: after a downgrade, or for a part of a weight
 	Loss    = "loss"    // the holder learned that the hold is lost
 	Release = "release" // the hold has ended, and its znode is about to be deleted
 	Gone    = "gone"    // the servers have deleted the znode
@@ -34,9 +35,9 @@ const (
 const (
 	Mutex     = "mutex"
 	Read      = "read"  // of an RWMutex, or of a lock in kazoo's layout
-	Write     = "write" // likewise
+	Write     = "write" // of an RWMutex, or of a lock in kazoo's layout
 	Election  = "election"
-	Once      = "once" // the right to run its function
+	Once      = "once" // the right to run the function of a Once
 	Party     = "party"
 	Semaphore = "semaphore" // one record for each znode of permits
 	Element   = "element"   // of a queue: one record for all elements of a transaction
@@ -48,13 +49,13 @@ const (
 	Returned = "returned" // returned to their positions
 	Delayed  = "delayed"  // returned for a later time, under other names
 	Buried   = "buried"   // moved to the dead letters
-	Missing  = "missing"  // another client had deleted them
+	Missing  = "missing"  // another client had deleted the elements
 )
 
 // A Record is one line of a trace.
 type Record struct {
 	V     int       `json:"v"`     // Version
-	Trace string    `json:"trace"` // the Session of the process; unique
+	Trace string    `json:"trace"` // the unique id of the Session
 	N     int64     `json:"n"`     // number of the record in its trace, from 1
 	Time  time.Time `json:"time"`  // by the clock of the process
 	Event string    `json:"event"`
@@ -66,17 +67,17 @@ type Record struct {
 	From string `json:"from,omitempty"` // move: the earlier hold that this hold continues; grant: the other hold of the same Do
 
 	Elements []string `json:"elements,omitempty"` // names of elements of a queue, never used again
-	Claim    string   `json:"claim,omitempty"`    // of elements: the claimant of the process that has claimed them
+	Claim    string   `json:"claim,omitempty"`    // of elements: the claimant of the process that has claimed the elements
 	Fate     string   `json:"fate,omitempty"`     // release of elements: the end of the claim
 
 	Session string `json:"session,omitempty"`
 	Owner   string `json:"owner,omitempty"` // begin
 	Timeout string `json:"timeout,omitempty"`
 
-	// For a deletion or a token, and for the grant or release of elements, Zxid is the transaction
-	// of that write; for elements, 0 means unknown. For other events, it is the newest transaction
-	// that the session had seen. Blind means that the session has seen a newer state since then,
-	// but does not know its transaction.
+	// Zxid is the transaction of the write that the record is about: for a deletion, a token, and
+	// the grant or release of elements. For elements, 0 means unknown. For other events, Zxid is
+	// the newest transaction that the session had seen. Blind means that the session has seen a
+	// newer state since then, but does not know its transaction.
 	Zxid  int64 `json:"zxid,omitempty"`
 	Blind bool  `json:"blind,omitempty"`
 
@@ -84,12 +85,13 @@ type Record struct {
 	Permits int64      `json:"permits,omitempty"`
 	Limit   int64      `json:"limit,omitempty"`   // grant: the limit of the semaphore
 	Reason  string     `json:"reason,omitempty"`  // reason of a loss, or of the end of a session
-	Since   *time.Time `json:"since,omitempty"`   // loss: from this time on, the hold must not be trusted; set if it is before Time
+	Since   *time.Time `json:"since,omitempty"`   // loss: the time from which the hold must not be trusted; set if this is before Time
 	Dropped int64      `json:"dropped,omitempty"` // number of dropped records
 }
 
 // A Writer writes the records of one Session, in order, in its own goroutine. Callers never wait
-// for it: it drops and counts records that it cannot write in time. A nil Writer writes nothing.
+// for the Writer: it drops and counts records that it cannot write in time. A nil Writer writes
+// nothing.
 type Writer struct {
 	w   io.Writer
 	id  string
@@ -107,11 +109,11 @@ type Writer struct {
 	ended chan struct{} // closed when all records are written
 }
 
-// room is the largest size of records that wait to be written.
+// room is the greatest total size of the records that wait to be written.
 const room = 4 << 20
 
-// NewWriter returns a Writer to w, and begins the trace with this id. log is called with the
-// first error.
+// NewWriter returns a Writer that writes to w, and begins the trace with this id. The function log
+// is called with the first error.
 func NewWriter(w io.Writer, id, owner string, log func(error)) *Writer {
 	t := &Writer{w: w, id: id, log: log, held: make(map[string]Record), wake: make(chan struct{}, 1), ended: make(chan struct{})}
 	go t.run()
@@ -119,7 +121,7 @@ func NewWriter(w io.Writer, id, owner string, log func(error)) *Writer {
 	return t
 }
 
-// Line sets the fields that every record has, and writes l.
+// Line sets the fields of l that every record has, and writes l.
 func (t *Writer) Line(l Record) {
 	if t == nil {
 		return
@@ -159,8 +161,8 @@ func (t *Writer) putLocked(l Record) {
 	t.pending = append(append(t.pending, text...), '\n')
 }
 
-// Held writes l, the record that a hold begins. Its znode has the path full. [Writer.Gone] must be
-// called when that znode is deleted.
+// Held writes l, the record of the beginning of a hold. full is the path of the hold's znode.
+// [Writer.Gone] must be called when that znode is deleted.
 func (t *Writer) Held(full string, l Record) {
 	if t == nil {
 		return
@@ -171,7 +173,7 @@ func (t *Writer) Held(full string, l Record) {
 	t.lineLocked(l)
 }
 
-// Lost writes l, the loss of the hold by the znode at full.
+// Lost writes l, the record of the loss of a hold. full is the path of the hold's znode.
 func (t *Writer) Lost(full string, l Record) {
 	if t == nil {
 		return
@@ -182,8 +184,8 @@ func (t *Writer) Lost(full string, l Record) {
 	t.lineLocked(l)
 }
 
-// Gone records the deletion of the znode at full in transaction zxid. zxid is 0 if the transaction
-// is unknown.
+// Gone writes the record of a deletion: transaction zxid has deleted the znode at full. zxid is 0
+// if the transaction is unknown.
 func (t *Writer) Gone(full string, zxid int64) {
 	if t == nil {
 		return
@@ -220,7 +222,8 @@ func (t *Writer) run() {
 	}
 }
 
-// write writes complete records with one Write. If that fails, it drops them.
+// write writes text, which has complete records, with one Write. If the Write fails, the records
+// are dropped.
 func (t *Writer) write(text []byte) (err error) {
 	lines := int64(0)
 	for _, b := range text {
@@ -249,7 +252,7 @@ func (t *Writer) write(text []byte) (err error) {
 	return err
 }
 
-// Close writes the last record, and waits until all are written, but no longer than limit.
+// Close writes the last record. It waits until all records are written, but no longer than limit.
 func (t *Writer) Close(limit time.Duration) {
 	if t == nil {
 		return
