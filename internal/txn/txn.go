@@ -40,7 +40,7 @@ import (
 type transaction struct {
 	m    *session.Manager
 	pool *pool
-	dirs []string // where to put the log: the first directory that permits it is used
+	dirs []string // where to put the log: the first directory that permits a log is used
 	ops  []any    // with full paths, which include the chroot
 	vet  bool     // other clients must have no permission to change the directory of the log
 	bare bool     // t is applied without a log, because the servers permit no log
@@ -89,9 +89,9 @@ func (t *transaction) within(ctx context.Context, inc client) ([]zk.MultiRespons
 	return t.over(ctx, inc, err)
 }
 
-// Across is a variant of [Session]: if a session ends, it continues in the next. The log is a
-// persistent child of the container dir. dir and the paths of ops are full paths, which include the
-// chroot.
+// Across is a variant of [Session]: if a session ends, Across continues in the next session. The
+// log is a persistent child of the container dir. dir and the paths of ops are full paths, which
+// include the chroot.
 //
 // If ctx ends first, the error is that of ctx, or it says that ops may have been applied. Then
 // either all of ops are applied, or none. After any other error, nothing was applied, and nothing
