@@ -36,7 +36,7 @@ import (
 //  1. Create a child of the room.
 //  2. Read the room, with a watch. The room's Stat contains the number of children. The first time,
 //     steps 1 and 2 together take one round trip.
-//  3. If our number is among those that were let in, we are inside.
+//  3. If our number was let in, we are inside.
 //  4. Compare our number with the last number that was let in. If our number is greater by n or
 //     more, and the room has at least n children, list the children. If at least n-1 waiting
 //     parties are ahead of us, let the first n waiting parties in. If we are the n'th of them,
@@ -52,7 +52,7 @@ import (
 //  8. If there is no keeper, become the keeper: create the keeper's znode. Go to 6.
 //  9. Wait for an event of the keeper's znode. If the znode is written, all have left. If it is
 //     deleted without a write, the keeper has crashed: go to 6. If the connection was replaced
-//     after the watch was set, also go to 6, because the znode may be that of the next keeper.
+//     after the watch was set, also go to 6, because the znode may belong to the next keeper.
 //  10. Wait until all other children of this round are deleted.
 //  11. In one transaction, write the keeper's znode, delete it, and delete our child if it still
 //     exists.
@@ -150,8 +150,8 @@ func (s roomState) find(fits func(round) bool) (round, bool) {
 	return s.rounds[i], true
 }
 
-// next returns the state of the room after the parties in have been let in. all has the children of
-// the room. A round without a child is left out.
+// next returns the state of the room after a round. all has the children of the room, and in has
+// the parties of the round. A round without a child is left out.
 func (s roomState) next(version int32, all, in []lock.Child) roomState {
 	next := roomState{n: s.n}
 	for _, r := range s.rounds {
@@ -233,7 +233,7 @@ func (b *DoubleBarrier) keeperPath(id roundID) string {
 	return session.ChildPath(b.dir, fmt.Sprintf("keeper-%x-%d", id.room, id.version))
 }
 
-// The reasons to leave a room at once.
+// The reasons for a party to leave a room at once.
 var (
 	errOtherSize = errors.New("other number of parties")
 	errUsedUp    = errors.New("the room's numbers are used up")
@@ -348,10 +348,10 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 	return nil, err
 }
 
-// leaveBehind records the GUID of a party that does not wait but may have a znode. The reason is
-// that the deletion is under way, or that we have lost the session, which may still be alive at the
-// servers. The same caller may enter again, or continue in the next session. Then the old znode
-// must not count as another party.
+// leaveBehind records the GUID of a party that does not wait but may have a znode. Either its
+// deletion is under way, or we have lost its session, which may still be alive at the servers. The
+// same caller may enter again, or continue in the next session. Then the old znode must not count
+// as another party.
 func (b *DoubleBarrier) leaveBehind(guid string) {
 	l := b.leftovers
 	l.mu.Lock()
@@ -364,7 +364,7 @@ func (b *DoubleBarrier) leaveBehind(guid string) {
 // to delete all ghosts. A ghost remains in the list until its znode is deleted.
 //
 // Within one session, Find is exact. A create of an earlier session may arrive after Find if it was
-// delayed until the client had abandoned that session. Then its znode looks like a party that
+// delayed until the client had abandoned that session. The znode then looks like a party that
 // enters and crashes.
 func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarnation) error {
 	l := b.leftovers
@@ -420,8 +420,8 @@ func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.De
 				return nil
 			}
 		}
-		// If a deletion gets no reply, do not simply repeat it: by then, the keeper's znode may be
-		// that of another party.
+		// If a deletion gets no reply, do not simply repeat it: by then, the keeper's znode may
+		// belong to another party.
 		err := inc.RemoveIfData(ctx, b.keeperPath(p.round), p.name)
 		if session.IsNoNode(err) {
 			err = nil
@@ -599,7 +599,7 @@ func (p *party) mustStand(ctx context.Context, inc *session.Incarnation) error {
 }
 
 // ours checks the result of a read of p's child. If the read has found no znode, or a copy by
-// another client, ours returns ErrVanished.
+// another client, it returns ErrVanished.
 func (p *party) ours(inc *session.Incarnation, stat *zk.Stat, err error) error {
 	if err == nil && (stat == nil || stat.EphemeralOwner != inc.ID.Load()) {
 		return session.ErrVanished
@@ -624,8 +624,8 @@ func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 	case nth < state.n:
 		return nth, false, nil
 	}
-	// A party that lists the children after its own create sees all parties before it. So either in
-	// has the first n waiting parties, or the transaction fails.
+	// A party that lists the children after its own create sees all parties before it. So either
+	// these are the first n waiting parties, or the transaction fails.
 	in := waiting[:state.n]
 	next := state.next(p.round.version, all, in)
 	data := next.bytes()

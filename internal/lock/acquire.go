@@ -1,7 +1,7 @@
 package lock
 
-// This file takes a contender from the creation of its znode to its turn, across sessions. After
-// the turn, a hold begins: see grant.go.
+// This file makes a contender wait, from the create of its znode to its turn, across sessions. The
+// hold after that is in grant.go.
 
 import (
 	"context"
@@ -18,11 +18,11 @@ import (
 // after another may call Take for the same place.
 type Place struct {
 	Line   *Line
-	Base   string // of its znode's name
+	Base   string // the base of its znode's name
 	Data   []byte // of its znode
 	Rule   Rule
-	Behind *Ahead // where Take records the contenders ahead; nil if it does not
-	try    bool   // p is used by Try, which waits for no contender except one that may only keep its place
+	Behind *Ahead // record of the contenders ahead, which Take writes; nil for no record
+	try    bool   // p is used by Try, which waits only for a contender that may have kept its place
 
 	claim *Claim        // nil while no znode of p is in the line
 	roll  *session.Roll // a listing of the line, if acquire has not used it yet
@@ -114,7 +114,7 @@ func (p *Place) list(ctx context.Context) (ahead []Child, err error) {
 	c := p.claim
 	if p.roll == nil {
 		if p.roll, err = c.Incarnation.Roll(ctx, c.Line.Dir); err != nil && !session.IsNoNode(err) {
-			return nil, err // NoNode: the parent and our znode are deleted; ahead returns that error
+			return nil, err // NoNode: the parent and our znode are deleted, which ahead finds
 		}
 	}
 	return p.Line.ahead(ctx, c.Incarnation, p.roll, c.Child)

@@ -141,7 +141,8 @@ func (g *Grant) Revoke() {
 // Lost returns a channel that is closed when the claim is lost during g, or g is revoked.
 func (g *Grant) Lost() <-chan struct{} { return g.lost.Done() }
 
-// Follow calls f once, without locks, when g ends: with the loss, or with nil.
+// Follow registers f, which is called once, without locks, when g ends. Its argument is the loss,
+// or nil.
 func (g *Grant) Follow(f func(why error)) {
 	c := g.Claim
 	c.mu.Lock()
@@ -280,12 +281,12 @@ func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open
 	return nil, false, c.Explain(err)
 }
 
-// Move replaces the znode of c with the znode of the claim to, which is in the same session. It
-// returns the path of the previous znode. The grants of c continue.
+// Move gives c the znode of another claim of the same session, the argument to. It returns the path
+// of the previous znode. The grants of c continue.
 //
-// If c is already lost, Move deletes the znode of to, leaves c unchanged and returns the loss. It
-// must not delete c's znode. After a loss by Hold.giveUp, that znode stays for LossTime, so that
-// the holder can notice the loss.
+// If c is already lost, Move deletes that znode, leaves c unchanged and returns the loss. It must
+// not delete c's znode. After a loss by Hold.giveUp, that znode stays for LossTime, so that the
+// holder can notice the loss.
 func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	c.mu.Lock()
 	if lost = c.lost.Cause(); lost != nil {
@@ -308,7 +309,7 @@ func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	c.renew()
 	c.guardLocked()
 	to.Stake.Drop()                                            // c has its own stake, in the same session
-	c.Line.Manager.Spawn(func() { c.Line.Manager.Observe(e) }) // the caller holds a lock
+	c.Line.Manager.Spawn(func() { c.Line.Manager.Observe(e) }) // in another goroutine, because the caller holds a mutex
 	return former, nil
 }
 

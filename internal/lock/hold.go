@@ -57,8 +57,8 @@ type Hold struct {
 	of          holding        // the Claim or the Permits; set at the first grant
 
 	// A primitive may lock mu while it holds its own mutex, but never the reverse. Under mu, code
-	// locks only mutexes that never wait for a primitive: those in lost (whose hooks run under mu),
-	// in the session's watches, and in the trace.
+	// locks only mutexes that never wait for a primitive. Such mutexes are in lost (whose hooks run
+	// under mu), in the session's watches, and in the trace.
 	mu    sync.Mutex
 	state state
 	lost  session.Ending // ends at the loss
@@ -86,7 +86,7 @@ const (
 // A holding is the part of a Hold that differs between a lock and permits. All methods except
 // deleted and discard are called under Hold.mu.
 type holding interface {
-	weight() int64       // what the hold adds to the gauge of holds
+	weight() int64       // number that the hold adds to the gauge of holds
 	path() string        // of the primitive
 	trace(event string)  // writes a record for each znode
 	deleted(path string) // called when the znode at path is deleted; "" means any znode of the hold
@@ -117,8 +117,8 @@ func (h *Hold) always() bool { return true }
 // Lose ends h by a loss, if h is held or kept.
 func (h *Hold) Lose(why error) bool { return h.lose(why, h.standing) }
 
-// lose calls the function so under mu. If that returns true, lose ends h by a loss. It reports
-// whether it has ended h.
+// lose ends h by a loss, unless so() is false. It calls so under mu. It reports whether it has
+// ended h.
 func (h *Hold) lose(why error, so func() bool) bool {
 	h.mu.Lock()
 	if h.lost.Cause() != nil || !so() {
@@ -215,7 +215,7 @@ func (h *Hold) Explain(err error) error {
 	return err
 }
 
-// finish begins the release of h. If it returns the loss of h, there is no more to do.
+// finish begins the release of h. If it returns the loss of h, the release is complete.
 func (h *Hold) finish() error {
 	gone := h.Err()
 	h.mu.Lock()
@@ -270,8 +270,8 @@ func (h *Hold) giveUp(l *Limits, why error, so func() bool) {
 	h.withdraw()
 }
 
-// withdraw deletes the znodes of h after a loss, if the session still lives. It waits until the
-// holder has released h, or for LossTime.
+// withdraw deletes the znodes of h after a loss, if the session still lives. It first waits until
+// the holder has released h, but no longer than LossTime.
 func (h *Hold) withdraw() {
 	h.mu.Lock()
 	left := h.leftLocked()
@@ -297,8 +297,9 @@ func (h *Hold) ReleaseBare() {
 // fence returns the fencing token of h, which is the zxid of a write to a znode of h. This zxid is
 // greater than the zxid of every write of earlier holders. Goroutines that share h share the token.
 // If another goroutine gets h during the write, only the caller of fence gets the token of that
-// write. The function has reports whether the caller still holds h. The function node returns the
-// path of a znode of h. Both are called under mu. The function write writes that znode.
+// write. The parameters are functions: has() reports whether the caller still holds h, node()
+// returns the path of a znode of h, and write() writes this znode. The first two are called under
+// mu.
 func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, write func(ctx context.Context, path string) (*zk.Stat, error)) (int64, error) {
 	for {
 		if err := h.Err(); err != nil {
@@ -345,8 +346,8 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 	}
 }
 
-// renew drops the token, so that the next holder of h gets a new token. The old token is not enough
-// for it: the previous goroutine may still use the old token, and a reader in another process may
+// renew drops the token, so that the next holder of h gets a new token. It must not get the old
+// token: the previous goroutine may still use the old token, and a reader in another process may
 // have got a greater token since.
 func (h *Hold) renew() {
 	h.token = 0
@@ -389,9 +390,9 @@ type Limits struct {
 }
 
 // limited starts the limits of h. When h reaches a limit, and so() is true at that moment, giveUp
-// ends h by a loss. One limit is the duration most. The other limit is the function Health, which
-// is called once in every third of the session timeout. It must return nil before the next call is
-// due. The caller cancels the limits by stop.
+// ends h by a loss. One limit is a duration, the parameter most. The other limit is the function
+// Health, which is called once in every third of the session timeout. It must return nil before the
+// next call is due. The caller cancels the limits by stop.
 func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func()) {
 	inc := h.Incarnation
 	ctx, stop := context.WithCancel(inc.Ctx)

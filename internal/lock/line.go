@@ -72,7 +72,7 @@ func (l *Line) SessionDir() session.Dir { return session.Dir{Path: l.Dir, Part: 
 
 // A Rule decides whether a contender is blocked by the contenders ahead, which are in order. If it
 // is not blocked, the result blocker is nil. If it is blocked, it waits for the deletion of
-// blocker. If no contender except blocker can block it, now or later, the result alone is true.
+// blocker. If no contender except blocker can block it, now or later, the second result is true.
 // Then its turn comes with that deletion.
 type Rule func(ahead []Child) (blocker *Child, alone bool)
 
@@ -340,7 +340,7 @@ func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []st
 // hold at the same time.
 //
 // A persistent znode with an exhausted number comes last. It is not a contender, because contenders
-// are ephemeral: a client has chosen its number. At the first position, it would block the
+// are ephemeral: a client has chosen its number. Ahead of the contenders, it would block the
 // contenders forever, because it does not end with a session.
 func (l *Line) byCreation(ctx context.Context, inc *session.Incarnation, line []Child) ([]Child, error) {
 	paths := make([]string, len(line))
@@ -373,11 +373,10 @@ func (l *Line) joinLineWatch(inc *session.Incarnation) *conn.Watch {
 	return inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: l.Dir})
 }
 
-// keepLineWatch is called after a listing. w is the watch on the line that the listing could set;
-// it may be nil. If alone is true, the listing has shown no other contender. If w is also set and
-// has not fired, c takes w. In all other cases, c keeps its present watch, for which a goroutine
-// may wait. If the listing has shown other contenders and the present watch was set, their arrival
-// has fired it.
+// keepLineWatch is called after a listing that could set w, a watch on the line. w may be nil. If
+// alone is true, the listing has shown no other contender. If w is also set and has not fired, c
+// takes w. In all other cases, c keeps its present watch, for which a goroutine may wait. If the
+// listing has shown other contenders and the present watch was set, their arrival has fired it.
 func (c *Claim) keepLineWatch(w *conn.Watch, alone bool) {
 	if w == nil {
 		return
@@ -421,8 +420,8 @@ const askTime = 200 * time.Millisecond
 // must contain all bases of the line. If there is then no other contender, c.Alone is true until
 // another contender comes or c is deleted.
 //
-// It fails without a connection, or without an answer within askTime: a release does not wait for
-// the next connection.
+// The method fails without a connection, or without an answer within askTime: a release does not
+// wait for the next connection.
 func (c *Claim) others(watch bool, bases ...string) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), askTime)
 	defer cancel()
@@ -483,8 +482,8 @@ func (l *Line) First(ctx context.Context, inc *session.Incarnation, list func(ct
 
 // ReadFirst returns the name of the first contender, and its znode. The state is not older than the
 // call. If there is no contender, the name is "". The caller passes the name of the last known
-// first contender as known, or "". If it is still the first, ReadFirst takes one round trip. If
-// not, it takes two.
+// first contender as known, or "". If this is still the first contender, ReadFirst takes one round
+// trip. If not, it takes two.
 func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known string) (name string, n session.Node, err error) {
 	list := inc.ChildrenFresh
 	if known != "" {

@@ -27,9 +27,9 @@ type Entry struct {
 	Op   string // for the observer; "" if the lock is a part of another primitive
 }
 
-// A Lock is the part of a Mutex, an RWMutex or an Election in one process. It is built like
-// golang.org/x/sync/semaphore. It has one mutex and a list of waiters, and each waiter waits in the
-// goroutine of its caller.
+// A Lock is the part of a Mutex, an RWMutex or an Election in one process. Like a semaphore of
+// golang.org/x/sync, it has a mutex and a list of waiters. Each waiter waits in the goroutine of
+// its caller.
 //
 //   - Acquire puts the caller at the end of the list. If this process has a hold that the first
 //     waiter can share, the waiter gets a grant of that hold. If not, the first waiter waits in the
@@ -254,9 +254,9 @@ func (l *Lock) enter(w *waiter) {
 	w.wake()
 }
 
-// room returns the hold of this process that the first waiter, which waits for mode, may get now.
-// If there is no such hold, the result waits is true if the waiter must wait for a goroutine of
-// this process, and false if it must enter the line.
+// room is called for the first waiter, which waits for mode. It returns the hold of this process
+// that this waiter may get now. If there is no such hold, waits reports whether the waiter must
+// wait for a goroutine of this process. If not, it must enter the line.
 func (l *Lock) room(mode HoldMode) (h *Claim, waits bool) {
 	if h := l.regain(mode); h != nil {
 		return h, false
@@ -296,7 +296,7 @@ func (l *Lock) letIn(h *Claim) {
 	w.wake()
 }
 
-// without returns the elements of s, except x.
+// without is s, except for the element x.
 func without[T comparable](s []T, x T) []T {
 	return slices.DeleteFunc(s, func(y T) bool { return y == x })
 }
@@ -310,8 +310,8 @@ func (l *Lock) admit(h *Claim, pin bool) *Grant {
 }
 
 // hold makes the claim c, whose turn has come, a hold of this process. If a lost hold of this
-// process is not released yet, hold returns nil. First, it ends by a loss every hold that cannot
-// coexist with c. The znode of such a hold must be deleted, because c's turn has come.
+// process is not released yet, hold returns nil. Before that, it ends every hold that cannot
+// coexist with c. Such a hold is lost: its znode must be deleted, because c's turn has come.
 func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	if c.Err() != nil {
 		return nil // l.holds may be of the next session
@@ -365,9 +365,9 @@ func (l *Lock) look() {
 	l.serve()
 }
 
-// read is called for a new shared hold h. If h is lost, the Ending reading ends. A reader without a
-// handle does not know which shared hold of the process it uses. So the loss of one shared hold is
-// a loss for all readers.
+// read makes l.reading end if h, a new shared hold, is lost. A reader without a handle does not
+// know which shared hold of the process it uses. So the loss of one shared hold is a loss for all
+// readers.
 func (l *Lock) read(h *Claim) {
 	if l.reading == nil {
 		l.reading = new(session.Ending)
@@ -376,10 +376,10 @@ func (l *Lock) read(h *Claim) {
 	h.lost.AfterFunc(func(why error) { reading.End(why) })
 }
 
-// list lists the line in the background, to find other contenders than h. For an exclusive hold, it
-// is called once. If h is alone, this listing sets a watch, and h.Alone is true until another
-// contender comes. For a shared hold, list looks only for writers, and sets no watch. Readers of
-// other processes would fire such a watch often, although they block no reader.
+// list makes a listing of the line in the background, to find contenders other than h. For an
+// exclusive hold, it is called once. If h is alone, this listing sets a watch, and h.Alone is true
+// until another contender comes. For a shared hold, list looks only for writers, and sets no watch.
+// Readers of other processes would fire such a watch often, although they block no reader.
 func (l *Lock) list(h *Claim) {
 	if h.listing != nil {
 		return
@@ -537,7 +537,7 @@ type Departure struct {
 	stop   func()        // ends that Downgrade early
 }
 
-// depart calls find under mu. It removes the use that find returns from the list of its hold.
+// depart calls find under mu, to choose a use. It removes this use from its hold.
 func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -742,8 +742,8 @@ func (l *Lock) recall(h *Claim) {
 	}
 }
 
-// expire is called by the timer of h. When a goroutine gets h, the timer continues: to set it again
-// for each use would cost more than the use.
+// expire is called by the timer of h, and deletes h if its time is over. When a goroutine gets h,
+// the timer continues: to set it again for each use would cost more than the use.
 func (l *Lock) expire(h *Claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

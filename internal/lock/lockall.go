@@ -19,8 +19,8 @@ type Part struct {
 	Standing func() *session.Ending // returns an Ending that ends if the hold is lost; nil if the locker has no Ending
 }
 
-// ErrPartLost means that one part was lost while LockAll waited for another part. The caller may
-// call LockAll again.
+// ErrPartLost means that a part was lost while LockAll waited for another part. The caller may call
+// LockAll again.
 var ErrPartLost = errors.New("a lock was lost while another was waited for")
 
 // LockAll locks all parts in their order, one after the other, or none of them. It returns a

@@ -103,9 +103,10 @@ func byNumbers(line []Child) []Child {
 // contender came first.
 const numberWindow = 1 << 30
 
-// split divides a line that is sorted by number. The result in has the contenders before the first
-// exhausted number, and the result exhausted has the rest. If tell is true, in is in the order of
-// arrival, and all of in is ahead of all of exhausted. The order within exhausted is unknown.
+// split divides a line that is sorted by number. The first result has the contenders before the
+// first exhausted number, and the second has the rest. If tell is true, the first result has the
+// order of arrival, and all its contenders are ahead of the rest. The order within the rest is
+// unknown.
 //
 // A parent gives its first 2^31 children successive numbers. After these, ZooKeeper 3.6 and later
 // gives each child 2147483647, or -2147483648 and its successors while earlier creates are under

@@ -25,10 +25,10 @@ type Pool struct {
 	Limit   *atomic.Int64 // the semaphore's limit, for the trace
 }
 
-// A Permits value has all permits of a Pool that one Semaphore value holds through one ZooKeeper
-// session. It begins when the first permit is acquired, and ends when the last is released. A
-// permit has no name, so no caller knows which permits are its own. Therefore, the deletion of one
-// znode is the loss of all permits.
+// Permits has all permits of a Pool that one Semaphore value holds through one ZooKeeper session.
+// It begins when the first permit is acquired, and ends when the last is released. A permit has no
+// name, so no caller knows which permits are its own. Therefore, the deletion of one znode is the
+// loss of all permits.
 type Permits struct {
 	Hold
 	Pool   *Pool
@@ -61,8 +61,8 @@ func (pool *Pool) NewPermits(inc *session.Incarnation, s *session.Stake) *Permit
 	return p
 }
 
-// Add adds n permits, which leases represents, to p. Their znodes exist. If p is lost, Add adds
-// nothing and returns the loss.
+// Add adds n permits to p. Their znodes, leases, exist already. If p is lost, Add adds nothing and
+// returns the loss.
 func (p *Permits) Add(leases []Permit, n int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,7 +107,7 @@ func (p *Permits) deleted(path string) {
 	}
 }
 
-// has reports whether the znode at path belongs to p. For the path "", it returns true.
+// The method has reports whether the znode at path belongs to p. For the path "", it returns true.
 func (p *Permits) has(path string) bool {
 	return path == "" || slices.ContainsFunc(p.leases, func(l Permit) bool { return l.Path == path })
 }

@@ -22,8 +22,8 @@ const lookAmong = 8
 // share the listing.
 type ranks struct {
 	in    []Child // the contenders without an exhausted number (split), in the order of their numbers
-	told  bool    // in has the order of arrival, and all other contenders are behind those in in
-	sure  bool    // told is true, no number is exhausted, and no two numbers are equal
+	told  bool    // in has the order of arrival, and all other contenders are behind
+	sure  bool    // like told, and no number is exhausted, and no two numbers are equal
 	mixed []Child // contenders of other kinds
 
 	once  sync.Once
@@ -64,8 +64,8 @@ func namesOf(all []Child) []string {
 	return names
 }
 
-// The method before returns the contenders ahead of c, and reports whether c is in the line. It
-// must not be called if rk.told is false.
+// The method before returns the contenders ahead of c, and reports whether c is in the line. The
+// numbers in rk must show the order.
 func (rk *ranks) before(c Child) ([]Child, bool) {
 	i, _ := slices.BinarySearchFunc(rk.in, c, func(a, b Child) int {
 		if a.Seq != b.Seq {
@@ -92,13 +92,14 @@ func strangers(names []string, bases []string) (mixed []Child) {
 	return mixed
 }
 
-// unmixed returns ErrMixed if a contender of another kind may be ahead of me, because it and me
+// unmixed returns ErrMixed if a contender of another kind may be ahead of me, because these two
 // would not exclude each other. mixed has the contenders of other kinds. If me is nil, every
 // contender in mixed is an error.
 //
 // All children of one parent share one sequence of numbers. So if two contenders of different kinds
-// arrive at the same time, one of them leaves: the contender with the greater number. After its
-// first listing, a contender need not check again, because no contender arrives ahead of it.
+// arrive at the same time, the contender with the greater number leaves, and the other may stay.
+// After its first listing, a contender need not check again, because no contender arrives ahead of
+// it.
 func unmixed(bases []string, mixed []Child, me *Child) error {
 	for _, c := range mixed {
 		if me == nil || !c.certainlyAfter(*me) {

@@ -25,8 +25,7 @@ const (
 
 // took is called with the duration t of a listing, or of a create together with a listing. It
 // returns the shortest duration so far. This is about one round trip, because a longer duration
-// includes waits for other requests. The result is used, like that of handoff, to estimate when to
-// list the line.
+// includes waits for other requests. Like the result of handoff, it is used for estimates.
 func (l *Line) took(t time.Duration) time.Duration {
 	if trip := l.trip.Load(); trip == 0 || int64(t) < trip {
 		l.trip.Store(int64(max(t, relistTrip))) // if two calls are concurrent, either may win
@@ -95,9 +94,8 @@ func (c *Claim) relist(blocker string, ahead, lists int, trip time.Duration) *re
 	return r
 }
 
-// due is called when the timer fires. If a listing is due, it begins the listing in another
-// goroutine. It first computes the time again, because other waiters may have measured a shorter
-// trip or handoff.
+// due is called when the timer fires. It computes the time again, because other waiters may have
+// measured a shorter trip or handoff. If a listing is due, it begins the listing.
 func (r *relisting) due() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -114,16 +112,15 @@ func (r *relisting) due() {
 	r.claim.Incarnation.Manager.Spawn(r.list)
 }
 
-// early returns the time after which due must be called again. If it is time to list the line,
-// early returns 0.
+// early returns the time until the next call of due, or 0 if it is time to list the line.
 func (r *relisting) early() time.Duration {
 	left := r.wait() - time.Since(r.since)
 	return max(left/2, min(left, r.trip/2), 0)
 }
 
 // list makes one listing. If it fails, r makes no other listing. Other waiters of the session may
-// share the request, so it does not end with the contender's ctx. Instead, the method end stops
-// waiting for the request when ctx ends.
+// share the request, so it does not end with the contender's ctx. Instead, end stops waiting when
+// ctx ends.
 func (r *relisting) list() {
 	defer close(r.over)
 	c, start := r.claim, time.Now()
@@ -187,9 +184,9 @@ func (r *relisting) stop() (over <-chan struct{}) {
 // faster than estimated. If the listing is too early, another listing follows after one round trip,
 // and the blocker is the first then.
 //
-// Suppose that no contender left between the last two listings. Then several contenders may leave
-// at once, so the next listing comes sooner than the speed suggests. But each contender ahead takes
-// at least one round trip.
+// If no contender left between the last two listings, several contenders may leave at once. So the
+// next listing comes sooner than the speed suggests. But each contender ahead takes at least one
+// round trip.
 func (r *relisting) wait() time.Duration {
 	gap := r.each*time.Duration(r.ahead-1) - max(r.trip/2, r.each/4)
 	if r.still {

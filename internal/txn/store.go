@@ -19,8 +19,8 @@ import (
 //
 // Store first reads the znode, from a server that may lag. If the read finds no znode, a create is
 // still safe: the servers create a persistent znode, or refuse the request. But a write is not
-// safe, so Store returns NoNode and sends nothing. If a write changes a znode other than the one
-// that Store has read, the answer shows another czxid: see [session.Incarnation.Wrote].
+// safe, so Store returns NoNode and sends nothing. If a write changes another znode than the read
+// has shown, the answer shows another czxid: see [session.Incarnation.Wrote].
 func Store(ctx context.Context, m *session.Manager, dir string, at session.Stored, ops []any) error {
 	known := at
 	if _, ok := ops[0].(*zk.CreateRequest); ok {

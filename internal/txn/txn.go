@@ -40,7 +40,7 @@ import (
 type transaction struct {
 	m    *session.Manager
 	pool *pool
-	dirs []string // where to put the log: the first directory that permits a log is used
+	dirs []string // the directories for the log: the first directory that permits a log is used
 	ops  []any    // with full paths, which include the chroot
 	vet  bool     // other clients must have no permission to change the directory of the log
 	bare bool     // t is applied without a log, because the servers permit no log
@@ -93,9 +93,9 @@ func (t *transaction) within(ctx context.Context, inc client) ([]zk.MultiRespons
 // log is a persistent child of the container dir. dir and the paths of ops are full paths, which
 // include the chroot.
 //
-// If ctx ends first, the error is that of ctx, or it says that ops may have been applied. Then
-// either all of ops are applied, or none. After any other error, nothing was applied, and nothing
-// will be.
+// If ctx ends first, the outcome is unknown: either all of ops are applied, or none. An error that
+// says "may have been applied" has the same meaning. After any other error, nothing was applied,
+// and nothing will be.
 func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]zk.MultiResponse, error) {
 	l := &log{path: session.ChildPath(dir, session.LogName)}
 	if err := session.CheckSize(append([]any{l.write()}, ops...)); err != nil {
