@@ -390,8 +390,8 @@ func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarn
 	return nil
 }
 
-// withdraw deletes p's child in the background. If p is the keeper, it also deletes the keeper's
-// znode.
+// withdraw deletes p's child in the background. If p is the keeper, withdraw also deletes the
+// keeper's znode.
 func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion {
 	return inc.Delete(&session.Deletion{Paths: []string{p.path}, By: func() error {
 		ctx := inc.Ctx // not the ctx of the caller, which may have ended: no other goroutine deletes the znodes

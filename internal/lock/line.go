@@ -46,7 +46,7 @@ type Line struct {
 	Part    bool // the parent of Dir belongs to the same primitive
 	Kept    bool // other programs rely on the znode Dir: see [session.Dir]
 	Strict  bool // Enter fails with ErrMixed if a contender of another kind may be ahead
-	Settled bool // no contender can arrive ahead of an existing one
+	Settled bool // no contender can arrive ahead of an existing contender
 	Keeps   bool // a contender of the kind Bases[0] may keep its place while no goroutine holds the lock
 
 	// Defers reports whether the contender me, whose turn has come, must let other contenders go
@@ -184,7 +184,7 @@ func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 }
 
 // mustStand reads c's znode, and returns ErrVanished if the znode does not exist. If c has joined a
-// watch on the znode that is not set yet, the read sets the watch. It is a watch on the znode's
+// watch on the znode, and the watch is not set yet, the read sets it. It is a watch on the znode's
 // children. An ephemeral znode has no children, so nothing but its deletion fires the watch. If the
 // holder writes the znode for a fencing token, the watch does not fire.
 func (c *Claim) mustStand(ctx context.Context) error {

@@ -208,7 +208,7 @@ func (p *pool) keep(inc client, l *log) {
 
 // The function old removes from p, and returns, the logs that were last used at the time until or
 // earlier. The result next is the earliest time of last use of a log that remains. If no log
-// remains, more is false.
+// remains, the result more is false.
 func (p *pool) old(until time.Time) (paths []string, next time.Time, more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -245,7 +245,7 @@ func (t *transaction) settle(ctx context.Context, inc client, why refusal) (appl
 // session, begin then fails.
 func (t *transaction) begin(ctx context.Context, inc client) (err error) {
 	_, deletes := t.ops[0].(*zk.DeleteRequest)
-	if t.vet && (!deletes || len(t.ops) > 1) { // a single delete makes no directory
+	if t.vet && (!deletes || len(t.ops) > 1) { // a transaction with a single delete creates no directory
 		if err := inc.Vet(ctx, session.Dir{Path: t.dirs[0]}); err != nil {
 			return err
 		}
