@@ -1,5 +1,5 @@
-// Package double is the double barrier of a WaitGroup: parties enter together and leave together,
-// round after round. Package tally has the counter of a WaitGroup.
+// Package double is the double barrier of a WaitGroup. In each round, parties enter together and
+// leave together. The counter of a WaitGroup is in package tally.
 package double
 
 import (
@@ -22,67 +22,68 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A DoubleBarrier is the double barrier of one path. Each DoubleBarrier keeps the memberships of its own
-// callers.
+// A DoubleBarrier is the double barrier at one path. It has the memberships of its own callers.
 //
-// The parties are ephemeral, sequential children of one znode, the room. The room's data say up to
-// which number parties have been let in. So no round leaves a marker that could confuse the next.
-// The party that completes a round lets the whole round in with one transaction. The servers apply
-// it only if each party of the round still exists. That party becomes the round's keeper: it
-// creates an ephemeral znode, by which the other parties learn that all have left.
+// The parties are ephemeral, sequential children of one znode, the room. The room's data have the
+// number of the last party that was let in. So no round leaves a marker that could confuse the next
+// round. One party completes a round, and lets the whole round in with one transaction. The servers
+// apply this transaction only if all parties of the round still exist. The party that completes the
+// round becomes its keeper: it creates an ephemeral znode, the keeper's znode. By this znode, the
+// other parties find out when all have left.
 //
 // Enter:
 //
 //  1. Create a child of the room.
-//  2. Read the room, with a watch. Its Stat contains the number of children. The
-//     first time, this takes one round trip together with step 1.
-//  3. If our number has been let in, we are inside.
-//  4. Compare our number with the last number that was let in. If ours is greater by n or more, and
-//     the room has at least n children, list them. If at least n-1 waiting parties are ahead of us,
-//     let the first n waiting parties in. If we are the n'th, become their keeper. If that fails,
-//     or we are not among the first n, go to 2.
-//  5. Wait until the room is written. After a second, also wait for the deletion of our child, and
-//     start again if it is deleted. When the room is written, we are inside if at most n-1 waiting
-//     parties can have been ahead of us. Otherwise, go to 2.
+//  2. Read the room, with a watch. The room's Stat contains the number of children. The first time,
+//     steps 1 and 2 together take one round trip.
+//  3. If our number was let in, we are inside.
+//  4. Compare our number with the last number that was let in. If our number is greater by n or
+//     more, and the room has at least n children, list the children. If at least n-1 waiting
+//     parties are ahead of us, let the first n waiting parties in. If we are the n'th of them,
+//     become their keeper. If the transaction fails, or we are not among the first n, go to 2.
+//  5. Wait until the room is written. After one second, also watch our child, and start again if
+//     our child is deleted. When the room is written, we are inside if at most n-1 waiting parties
+//     can have been ahead of us. If more can have been ahead, go to 2.
 //
 // Leave:
 //
 //  6. Read the keeper's znode, with a watch. If we are the keeper, go to 10.
-//  7. Delete our child, unless that is done. Together with step 6, this takes one
-//     round trip.
-//  8. If there is no keeper, become the keeper: create the znode. Go to 6.
-//  9. Wait for the keeper's znode. If it is written, all have left. If it is deleted without
-//     a write, the keeper has died: go to 6. Go to 6 also if the connection was replaced
-//     since the watch was set, because the znode may be the next keeper's.
-//  10. Wait until all other children of the round are deleted.
-//  11. Write and delete the keeper's znode, and delete our child if it still
-//     exists, in one transaction.
+//  7. Delete our child, unless it is already deleted. Steps 6 and 7 together take one round trip.
+//  8. If there is no keeper, become the keeper: create the keeper's znode. Go to 6.
+//  9. Wait for an event of the keeper's znode. If the znode is written, all have left. If it is
+//     deleted without a write, the keeper has crashed: go to 6. If the connection was replaced
+//     after the watch was set, also go to 6, because the znode may belong to the next keeper.
+//  10. Wait until all other children of this round are deleted.
+//  11. In one transaction, write the keeper's znode, delete it, and delete our child if it still
+//     exists.
 //
-// In step 4, only a party with the n'th number or a later one looks at the line. That is enough: of
-// any n waiting parties, the last has such a number, and it sees the others, which came before it.
-// Such a party never waits in step 5 for a party ahead of it. So no party must be woken when a
-// party ahead of it dies.
+// In step 4, a party lists the children only if its number is the n'th after the last number that
+// was let in, or a later one. That is enough: of any n waiting parties, the last party has such a
+// number, and it sees the other parties, which came earlier. In step 5, such a party never waits
+// for a party ahead of it. So if a party crashes, no party behind it must be woken.
 //
-// Step 6 comes before step 7 because the keeper waits for the deletion of our child. So while the
-// keeper lives, it does not delete its znode before we watch it.
+// Step 6 comes before step 7. The reason is that the keeper waits for the deletion of our child. So
+// we watch the keeper's znode before a live keeper can delete it.
 type DoubleBarrier struct {
-	line lock.Line // names only the path of the holds
-	room string    // the parent of the parties, as the server knows it
-	dir  string    // the path of the WaitGroup, as the server knows it
+	line lock.Line // used for the path of the holds, and nothing else
+	room string    // full path of the room
+	dir  string    // full path of the WaitGroup
 
 	mu     sync.Mutex
-	inside []*party // entered and not left, in order; guarded by mu
+	inside []*party // parties that have entered and not left, in order; guarded by mu
 
 	leftovers *leftovers
 }
 
-// Leftovers has the leftovers of one Session, by path. The zero value is ready for use.
+// Leftovers is a map of one Session, with the leftovers of each path. The zero value is ready for
+// use.
 type Leftovers struct {
 	m shared.WeakMap[string, leftovers]
 }
 
-// leftovers identifies parties whose Enter is over but whose znodes may still exist. All DoubleBarrier
-// values of a path in a Session share them: the caller may enter again by another value.
+// leftovers has the GUIDs of parties whose Enter is over, but whose znodes may still exist. All
+// DoubleBarrier values of a path in a Session share one leftovers, because a caller may enter again
+// with another value.
 type leftovers struct {
 	all *Leftovers
 	dir string
@@ -91,33 +92,33 @@ type leftovers struct {
 	guids []string // guarded by mu
 }
 
-// A party is a membership from Enter to Leave: it enters, is inside, or leaves.
+// A party is one membership, from the start of Enter to the end of Leave.
 type party struct {
-	name  string // of its child
+	name  string // name of its child
 	path  string
 	seq   int32
 	round roundID
-	asked bool // whether it has asked to be the keeper
+	asked bool // it has sent a request that may make it the keeper
 
-	// Of a party that is inside.
+	// For a party that is inside:
 	hold   *lock.Grant
-	left   bool     // its child is deleted, or will be
-	keeps  bool     // it is certainly the keeper, because it let the round in
-	others []string // the names of the other parties of the round, if it is the keeper
+	left   bool     // its child is deleted, or will be deleted
+	keeps  bool     // it is certainly the keeper, because it has let the round in
+	others []string // if it is the keeper: the names of the other parties of the round
 
-	making <-chan struct{} // if not nil, closed when the request that may make it the keeper is over
-	going  <-chan struct{} // if not nil, closed when it has deleted its child, or has failed to
+	making <-chan struct{} // closed when the request that may make it the keeper is over; nil without such a request
+	going  <-chan struct{} // closed when its deletion of its child has succeeded or failed; nil before the deletion
 }
 
-// A roundID identifies one round, and never another: it has the room, and the version of the room's
-// data that let the round in.
+// A roundID is a unique identifier of a round: the room, and the version that the room's data got
+// when the round was let in.
 type roundID struct {
 	room    int64 // czxid
 	version int32
 }
 
-// A round is the parties that were let in together. Their numbers are greater than the field after,
-// and at most the field last.
+// A round is a group of parties that were let in together. Their numbers are greater than after,
+// and not greater than last.
 type round struct {
 	version     int32
 	after, last int32
@@ -125,8 +126,8 @@ type round struct {
 
 func (r round) has(seq int32) bool { return r.after < seq && seq <= r.last }
 
-// roomState is the data of a room: "<n> <version>:<after>:<last>...", with the rounds whose parties
-// may still be inside, the latest round last.
+// roomState is the data of a room, "<n> <version>:<after>:<last>...". It has each round whose
+// parties may still be inside. The latest round is the last element.
 type roomState struct {
 	n      int
 	rounds []round
@@ -140,7 +141,7 @@ func (s roomState) admitted() int32 {
 	return s.rounds[len(s.rounds)-1].last
 }
 
-// find returns the round that fits, if the room remembers it.
+// find returns the round for which fits returns true, if s has such a round.
 func (s roomState) find(fits func(round) bool) (round, bool) {
 	i := slices.IndexFunc(s.rounds, fits)
 	if i < 0 {
@@ -149,8 +150,8 @@ func (s roomState) find(fits func(round) bool) (round, bool) {
 	return s.rounds[i], true
 }
 
-// next returns the state after the parties of in have been let in too. all are the children of
-// the room; a round without a child is forgotten.
+// next returns the state of the room after a round. all has the children of the room, and in has
+// the parties of the round. A round without a child is left out.
 func (s roomState) next(version int32, all, in []lock.Child) roomState {
 	next := roomState{n: s.n}
 	for _, r := range s.rounds {
@@ -199,10 +200,10 @@ func New(m *session.Manager, path string, all *Leftovers) *DoubleBarrier {
 	}
 }
 
-// Room returns the parent of the parties, as the server knows it.
+// Room returns the full path of the room.
 func (b *DoubleBarrier) Room() string { return b.room }
 
-// Check returns an error if there cannot be rounds of n.
+// Check returns an error if rounds of n parties are not possible.
 func (b *DoubleBarrier) Check(n int) error {
 	if most := (session.MaxPacket - 1024) / (len(b.room) + 128); n < 1 || n > most {
 		return session.Invalid("%d parties; want from 1 to %d, which one transaction can let in", n, most)
@@ -212,34 +213,34 @@ func (b *DoubleBarrier) Check(n int) error {
 
 const partyBase = "party-"
 
-// partyOf returns the base of a party's name, which contains the number of parties that its
-// caller wants. If that number is not the room's number of parties, the party is about to leave,
-// and does not count.
+// partyOf returns the base of a party's name. It contains n, the number of parties that the caller
+// of Enter wants. If n is not the room's number of parties, the party is about to leave, and does
+// not count.
 func partyOf(n int) string { return strconv.Itoa(n) + "-" + partyBase }
 
 func isPartyOf(n int, name string) bool { return strings.Contains(name, "-"+partyOf(n)) }
 
-// LastParty is the number at which a new room replaces the old one. A server may give one number to
-// many parties when the numbers are used up, which is much later. If a round reaches LastParty, the
-// party that lets the round in also closes the room for all others. So no party waits there for
+// LastParty is the number at which a new room replaces the old room. Much later, the numbers are
+// used up, and a server may give one number to many parties. If a round reaches LastParty, its
+// transaction also closes the room for all other parties. So no party waits in the old room for
 // parties of the next room. Between two rounds, 2^30 parties may come and leave again. If more of
-// them come, all parties must leave before a new room can replace this one.
+// them come, all parties must leave before a new room can replace the old room.
 const LastParty = 1 << 30
 
-// keeperPath returns the path of the keeper of a round. It is the same for all parties of the
-// round, and no other round uses it.
+// keeperPath returns the path of the keeper's znode of a round. All parties of the round use this
+// path, and no other round does.
 func (b *DoubleBarrier) keeperPath(id roundID) string {
 	return session.ChildPath(b.dir, fmt.Sprintf("keeper-%x-%d", id.room, id.version))
 }
 
-// The reasons to leave a room at once.
+// The reasons for a party to leave a room at once.
 var (
 	errOtherSize = errors.New("other number of parties")
 	errUsedUp    = errors.New("the room's numbers are used up")
 )
 
-// Enter waits until n parties have entered and all are let in together. The hold is the
-// caller's membership, which [DoubleBarrier.Leave] ends.
+// Enter waits until the caller and n-1 other parties are let in together. The returned hold is the
+// caller's membership. [DoubleBarrier.Leave] ends it.
 func (b *DoubleBarrier) Enter(ctx context.Context, n int) (*lock.Grant, error) {
 	m := b.line.Manager
 	m.Waiters.Add(1)
@@ -262,8 +263,8 @@ func (b *DoubleBarrier) Enter(ctx context.Context, n int) (*lock.Grant, error) {
 	return p.hold, nil
 }
 
-// Leave ends the earliest membership from Enter, and waits until all parties of its round have
-// left.
+// Leave ends the earliest membership that Enter has returned, and waits until all parties of its
+// round have left.
 func (b *DoubleBarrier) Leave(ctx context.Context) error {
 	b.mu.Lock()
 	if len(b.inside) == 0 {
@@ -284,8 +285,8 @@ func (b *DoubleBarrier) Leave(ctx context.Context) error {
 	return err
 }
 
-// Membership returns the hold of the membership that Leave would end next, and its round. It
-// returns nil if there is none.
+// Membership returns the hold and the round of the membership that the next Leave ends. If there is
+// no membership, it returns nil.
 func (b *DoubleBarrier) Membership() (hold *lock.Grant, round any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -295,10 +296,11 @@ func (b *DoubleBarrier) Membership() (hold *lock.Grant, round any) {
 	return b.inside[0].hold, b.inside[0].round
 }
 
-// enter is Enter within one session. It returns ErrVanished if the room or our child was
-// deleted, and Enter must start again.
+// enter is the part of Enter in one session. If the room or our child was deleted, it returns
+// ErrVanished, and Enter must start again.
 func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*party, error) {
-	// Without a connection, create nothing. So if ctx ends before there is one, no znode is left.
+	// Wait for a connection before the create. So if ctx ends before there is a connection, no
+	// znode is left.
 	if err := inc.Connection(ctx); err != nil {
 		return nil, err
 	}
@@ -327,7 +329,8 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 		p.hold = (&lock.Claim{Hold: lock.Hold{Incarnation: inc, Stake: s}, Line: &b.line, Path: path, Child: me, Unwatched: true}).Grant("enter")
 		return p, nil
 	}
-	// Another party may let us in at this same instant. Then we count as having left.
+	// At the same instant, another party may let us in. Then the deletion of our child counts as a
+	// Leave.
 	gone := b.withdraw(inc, p)
 	switch {
 	case errors.Is(err, errOtherSize), errors.Is(err, errUsedUp):
@@ -345,10 +348,10 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 	return nil, err
 }
 
-// leaveBehind remembers a party that does not wait, or no longer waits, but may have a znode: its
-// deletion is under way, or its session is lost to us and still alive at the servers. The same
-// caller may enter again, or continue in the next session. Then the old znode must not count as a
-// party in addition to the new one.
+// leaveBehind records the GUID of a party that does not wait but may have a znode. Either its
+// deletion is under way, or we have lost its session, which may still be alive at the servers. The
+// same caller may enter again, or continue in the next session. Then the old znode must not count
+// as another party.
 func (b *DoubleBarrier) leaveBehind(guid string) {
 	l := b.leftovers
 	l.mu.Lock()
@@ -357,12 +360,12 @@ func (b *DoubleBarrier) leaveBehind(guid string) {
 	l.all.m.Keep(l.dir, l, true)
 }
 
-// removeLeftovers deletes the znodes of leftover parties, the ghosts. A ghost remains in the list
-// until its znode is deleted. Each party that enters tries to delete it.
+// removeLeftovers deletes the znodes of leftover parties, the ghosts. Each party that enters tries
+// to delete all ghosts. A ghost remains in the list until its znode is deleted.
 //
-// Within a session, Find is exact. The create of an earlier session can arrive after Find only if
-// it was delayed until the client had given that session up. Then its znode looks like a party that
-// enters and dies.
+// Within one session, Find is exact. A create of an earlier session may arrive after Find if it was
+// delayed until the client had abandoned that session. The znode then looks like a party that
+// enters and crashes.
 func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarnation) error {
 	l := b.leftovers
 	l.mu.Lock()
@@ -374,7 +377,7 @@ func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarn
 			return err
 		}
 		if path != "" {
-			// If the session ends, so does the ghost.
+			// If the session ends, the ghost is deleted, too.
 			if err := inc.Remove(path).Outcome(ctx); err != nil && !session.IsNoNode(err) {
 				return err
 			}
@@ -387,14 +390,14 @@ func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarn
 	return nil
 }
 
-// withdraw deletes p's znodes in the background: its child, and the keeper's znode if p is the
-// keeper.
+// withdraw deletes p's child in the background. If p is the keeper, withdraw also deletes the
+// keeper's znode.
 func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion {
 	return inc.Delete(&session.Deletion{Paths: []string{p.path}, By: func() error {
-		ctx := inc.Ctx // not the caller's, which may have ended: no other goroutine deletes the znodes
+		ctx := inc.Ctx // not the ctx of the caller, which may have ended: no other goroutine deletes the znodes
 		if p.going != nil {
-			// A Leave whose ctx has ended continues in the background. If we deleted its znode
-			// first, it would report a loss.
+			// The Leave has begun to delete the child, and continues in the background after the
+			// end of its ctx. If we deleted the child first, the Leave would report a loss.
 			select {
 			case <-p.going:
 			case <-ctx.Done():
@@ -407,9 +410,9 @@ func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.De
 		if !p.asked {
 			return nil
 		}
-		// One of our attempts that had no reply may have let a round in. From now on, no attempt can let
-		// a round in, because our child is deleted. If an attempt has done so, another party must become
-		// the keeper of that round.
+		// An attempt of ours that got no reply may have let a round in. From now on, no attempt can
+		// do this, because our child is deleted. If an earlier attempt has let a round in, another
+		// party must become the keeper of that round.
 		if p.making != nil {
 			select {
 			case <-p.making:
@@ -417,8 +420,8 @@ func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.De
 				return nil
 			}
 		}
-		// A deletion without a reply is not repeated blindly: by then, the keeper's znode may
-		// be another party's.
+		// If a deletion gets no reply, do not simply repeat it: by then, the keeper's znode may
+		// belong to another party.
 		err := inc.RemoveIfData(ctx, b.keeperPath(p.round), p.name)
 		if session.IsNoNode(err) {
 			err = nil
@@ -427,9 +430,9 @@ func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.De
 	}})
 }
 
-// replace deletes the empty room, so that another takes its place. It first waits until the
-// room is empty; if the room is for another number of parties, and such parties are in it, it
-// fails. It always returns an error: ErrVanished if Enter must start again.
+// replace waits until the room is empty, and deletes it. Then a new room can replace it. If the
+// room is for another number of parties, and has such parties, replace fails. It always returns an
+// error. If Enter must start again, the error is ErrVanished.
 func (b *DoubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n int, room int64, why error) error {
 	for {
 		err := inc.RemoveNow(ctx, b.room)
@@ -442,7 +445,7 @@ func (b *DoubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n
 		names, stat, err := inc.Children(ctx, b.room)
 		switch {
 		case session.IsNoNode(err), err == nil && stat.Czxid != room:
-			return session.ErrVanished // others have replaced it
+			return session.ErrVanished // another client has replaced the room
 		case err != nil:
 			return err
 		}
@@ -450,26 +453,26 @@ func (b *DoubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n
 		if errors.Is(why, errOtherSize) && slices.ContainsFunc(names, others) {
 			return session.Invalid("%d parties, while others enter or are inside with%s", n, strings.TrimPrefix(why.Error(), errOtherSize.Error()))
 		}
-		// This room lets no party in from now on. Its waiting parties leave as we do. The other
-		// parties are inside, and will leave, too.
+		// From now on, no party is let into this room. Its waiting parties leave like us. All other
+		// parties are inside, and will leave later.
 		if err := b.awaitAll(ctx, inc, names); err != nil {
 			return err
 		}
 	}
 }
 
-// A seen is the room, as a party has read it after it created its child.
+// A seen is the result of a party's read of the room, after the create of the party's child.
 type seen struct {
 	session.Node
 	err   error
-	watch *conn.Watch // which is set, unless there is an error
+	watch *conn.Watch // set, unless err is not nil
 }
 
 func (b *DoubleBarrier) watch(inc *session.Incarnation) *conn.Watch {
 	return inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: b.room})
 }
 
-// arrive is steps 1 and 2.
+// arrive performs steps 1 and 2.
 func (b *DoubleBarrier) arrive(ctx context.Context, inc *session.Incarnation, guid string, n int) (path string, room seen, err error) {
 	name, dir := session.ProtectedName(guid, partyOf(n)), session.Dir{Path: b.room, Part: true, Data: roomState{n: n}.bytes()}
 	room.watch = b.watch(inc)
@@ -481,14 +484,14 @@ func (b *DoubleBarrier) arrive(ctx context.Context, inc *session.Incarnation, gu
 	return made.Path, room, err
 }
 
-// read is step 2 alone.
+// read performs step 2.
 func (b *DoubleBarrier) read(ctx context.Context, inc *session.Incarnation) (room seen) {
 	room.watch = b.watch(inc)
 	room.Data, room.Stat, room.err = inc.Get(ctx, b.room)
 	return room
 }
 
-// await is Enter after step 1, and after step 2 the first time.
+// await performs the rest of Enter, after arrive.
 func (b *DoubleBarrier) await(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) error {
 	for {
 		inside, err := b.look(ctx, inc, room, p, n)
@@ -500,11 +503,11 @@ func (b *DoubleBarrier) await(ctx context.Context, inc *session.Incarnation, roo
 	}
 }
 
-// look runs steps 3 to 5 once, with the result of step 2.
+// look performs steps 3 to 5 once. room is the result of step 2.
 func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) (inside bool, _ error) {
 	switch err := room.err; {
 	case session.IsNoNode(err), err == nil && p.round.room != 0 && p.round.room != room.Stat.Czxid:
-		return false, session.ErrVanished // another client deleted the room, and our child with it
+		return false, session.ErrVanished // another client has deleted the room and our child
 	case err != nil:
 		return false, err
 	}
@@ -519,8 +522,8 @@ func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, room
 	if r, ok := state.find(func(r round) bool { return r.has(p.seq) }); ok { // Step 3.
 		p.round.version = r.version
 		if int(r.last-r.after) > n {
-			// Some parties with such numbers were deleted before the round was let in. If our child
-			// still exists, it was not one of them.
+			// Some parties with numbers in this range were deleted before the round was let in. If
+			// our child still exists, we were let in.
 			if err := p.mustStand(ctx, inc); err != nil {
 				return false, err
 			}
@@ -530,7 +533,7 @@ func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, room
 	if state.admitted() >= LastParty || (lock.Child{Seq: p.seq}).Exhausted() {
 		return false, errUsedUp
 	}
-	nth := int(p.seq - state.admitted()) // our place is at most nth: parties before us may have left
+	nth := int(p.seq - state.admitted()) // our place is at most the n'th: parties ahead may have left
 	if nth >= n && int(room.Stat.NumChildren) >= n {
 		place, inside, err := b.letIn(ctx, inc, state, p) // Step 4.
 		if err != nil || inside || place >= n {
@@ -538,36 +541,36 @@ func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, room
 		}
 		nth = place
 	}
-	// Other parties may have joined the watch earlier. So it may be older than our read, and have
-	// fired for a change that we have read already. Therefore, we read the room again if the watch
-	// has fired by now. If the watch fired only for a write after our read, the second read was not
-	// necessary: that is the price.
+	// Read the room again if the watch has already fired. The reason is that another party may have
+	// joined the watch earlier. Then the watch is older than our read, and may have fired for a
+	// change that our read has shown. If the watch has fired for a write after our read, this
+	// second read is not necessary, but harmless.
 	if session.IsClosed(room.watch.Fired) {
 		return false, nil
 	}
 	if err := b.awaitWritten(ctx, inc, room.watch, p); err != nil { // Step 5.
 		return false, err
 	}
-	// The room is written only to let the next n in. If fewer than n were ahead of us, we are among
-	// these n. There is one exception: another client has deleted our child before we watched it.
-	// Then Leave reports the loss.
+	// Every write of the room lets the next n parties in. If fewer than n parties were ahead of us,
+	// we are among these n. There is one exception: another client has deleted our child before we
+	// watched it. Then Leave reports the loss.
 	return room.watch.Event == zk.EventNodeDataChanged && nth <= n, nil
 }
 
-// ownAfter is how long a party waits before it watches its own child. A wait for a lock is as
-// patient before its first look.
+// ownAfter is the time that a party waits before it watches its own child. A waiter for a lock
+// waits as long before its first look.
 const ownAfter = time.Second
 
-// awaitWritten waits until the room is written. It returns ErrVanished if another client deletes
-// our child, even after a party let the round in. To us, that is as if our session had ended at
-// that moment.
+// awaitWritten waits until the room is written. If another client deletes our child, awaitWritten
+// returns ErrVanished, even if our round was let in before. For us, this has the same effect as the
+// end of our session at that moment.
 func (b *DoubleBarrier) awaitWritten(ctx context.Context, inc *session.Incarnation, room *conn.Watch, p *party) error {
 	err := inc.AwaitAny(ctx, []*conn.Watch{room}, time.Now().Add(ownAfter))
 	watched := room
 	if err == nil && !session.IsClosed(room.Fired) {
 		watched = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: p.path})
 		defer inc.Watches.Leave(watched)
-		// The watch is set already if the party has waited for another round before.
+		// If the party has waited for an earlier round, the watch is already set.
 		if !inc.Watches.Stands(watched) || !inc.Watches.ArmedOnOurs(watched) {
 			var stat *zk.Stat
 			_, stat, err = inc.Children(ctx, p.path)
@@ -581,22 +584,22 @@ func (b *DoubleBarrier) awaitWritten(ctx context.Context, inc *session.Incarnati
 	case session.IsNoNode(err), err == nil && watched != room && session.IsClosed(watched.Fired):
 		return session.ErrVanished
 	case err == nil && inc.Watches.Told(room) != inc.Watches.ArmedOn(watched):
-		// Over one connection, the event of a deletion before the round would have come first.
-		// After an outage, both events may come in any order. The read below returns no older
-		// state: if our child exists now, it existed when the round was let in.
+		// If both events come over one connection, they come in the order of the changes. After an
+		// outage, they may come in any order, so read our child. The read returns no older state:
+		// if our child exists now, it existed when the round was let in.
 		err = p.mustStand(ctx, inc)
 	}
 	return err
 }
 
-// mustStand returns ErrVanished if p's child no longer exists.
+// mustStand reads p's child. It returns ErrVanished if the child no longer exists.
 func (p *party) mustStand(ctx context.Context, inc *session.Incarnation) error {
 	stat, err := inc.Exists(ctx, p.path)
 	return p.ours(inc, stat, err)
 }
 
-// ours takes the result of a read of p's child. It returns ErrVanished if the read has found no
-// znode, or a copy that another client has created.
+// ours checks the result of a read of p's child. If the read has found no znode, or a copy by
+// another client, it returns ErrVanished.
 func (p *party) ours(inc *session.Incarnation, stat *zk.Stat, err error) error {
 	if err == nil && (stat == nil || stat.EphemeralOwner != inc.ID.Load()) {
 		return session.ErrVanished
@@ -604,9 +607,9 @@ func (p *party) ours(inc *session.Incarnation, stat *zk.Stat, err error) error {
 	return err
 }
 
-// letIn is step 4: it lets the next round in if p is the n'th waiting party, or a later one.
-// It returns p's place, and whether p is inside. If p is not inside and not among the first
-// n-1, p must look again.
+// letIn performs step 4. If p is the n'th waiting party or a later one, letIn lets the next round
+// in. The result nth is the place of p among the waiting parties, and inside reports whether p is
+// inside. If p is neither inside nor among the first n-1 waiting parties, p must look again.
 func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, state roomState, p *party) (nth int, inside bool, err error) {
 	names, err := inc.Names(ctx, b.room)
 	if err != nil {
@@ -621,8 +624,8 @@ func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 	case nth < state.n:
 		return nth, false, nil
 	}
-	// A party that lists after its own create sees all parties before it. So these are the
-	// first n waiting parties, or the transaction fails.
+	// A party that lists the children after its own create sees all parties before it. So either
+	// these are the first n waiting parties, or the transaction fails.
 	in := waiting[:state.n]
 	next := state.next(p.round.version, all, in)
 	data := next.bytes()
@@ -638,8 +641,8 @@ func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 		}
 	}
 	if nth == state.n {
-		// A party behind the round does not become its keeper. It will be inside a later round
-		// itself, and then it could not serve as the keeper of this round.
+		// The n'th party becomes the keeper of the round. A party behind the round does not: it
+		// will be inside a later round, and could not serve as the keeper of this round then.
 		ops = append(ops, &zk.CreateRequest{Path: b.keeperPath(p.round), Data: []byte(p.name), Flags: zk.FlagEphemeral, Acl: inc.Manager.Config.ACL})
 	}
 	if size > session.MaxPacket {
@@ -652,21 +655,22 @@ func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 		p.keeps, p.others = true, others
 		return nth, true, nil
 	case err == nil, session.IsNoNode(err), session.IsBadVersion(err):
-		// The round is in, or a party has left, or another party was quicker. Look again.
+		// We have let the round in, or a party has left, or another party was faster. Look again.
 		return state.n, false, nil
 	case errors.Is(err, session.ErrEnded), session.OutcomeOf(err) == session.Answered:
 		return nth, false, err
 	case ctx.Err() != nil:
-		return nth, false, session.CtxErr(ctx) // also if the connection was lost at this same instant
+		return nth, false, session.CtxErr(ctx) // even if the connection was lost at the same instant
 	}
-	// We do not know whether it was applied. The room will show whether we are inside, and
-	// when we leave, the keeper's znode will show whether we are the keeper. A request that
-	// was not applied before the next connection cannot be applied later (see Find).
+	// It is unknown whether the transaction was applied. The room will show whether we are inside.
+	// When we leave, the keeper's znode will show whether we are the keeper. If the request was not
+	// applied before the next connection, it cannot be applied later (see Find).
 	return state.n, false, inc.Pause(ctx, 1)
 }
 
-// leave is Leave within one session. The first call is in p's own session. It returns ErrEnded only
-// if p has left. If it fails, p stops being the keeper, and another party becomes it.
+// leave is the part of Leave in one session. The first call is in p's own session. If leave returns
+// ErrEnded, p has left. If leave fails, p is no longer the keeper, and another party becomes the
+// keeper.
 func (b *DoubleBarrier) leave(ctx context.Context, inc *session.Incarnation, p *party) error {
 	err := b.depart(ctx, inc, p)
 	switch {
@@ -683,7 +687,7 @@ func (b *DoubleBarrier) leave(ctx context.Context, inc *session.Incarnation, p *
 	return err
 }
 
-// depart runs steps 6 to 11.
+// depart performs steps 6 to 11.
 func (b *DoubleBarrier) depart(ctx context.Context, inc *session.Incarnation, p *party) error {
 	if p.keeps {
 		p.keeps = false
@@ -699,8 +703,8 @@ func (b *DoubleBarrier) depart(ctx context.Context, inc *session.Incarnation, p 
 	}
 }
 
-// follow runs steps 6 to 9 once, or becomes the keeper. It sets w, a watch on the keeper's
-// znode.
+// follow performs steps 6 to 9 once, or makes p the keeper. It sets w, which is a watch on the
+// keeper's znode.
 func (b *DoubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w *conn.Watch, p *party) (done bool, err error) {
 	keeper, unread, err := b.readKeeper(ctx, inc, p) // Steps 6 and 7.
 	switch {
@@ -709,8 +713,9 @@ func (b *DoubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w 
 	case unread == nil && string(keeper.Data) == p.name && keeper.Stat.EphemeralOwner == inc.ID.Load():
 		return true, b.keep(ctx, inc, p)
 	case session.IsNoNode(unread): // Step 8.
-		// The keeper has died, or it wrote its znode when all had left, and the event was lost with
-		// the connection. p becomes the keeper, and finds out which.
+		// There are two possible reasons. The keeper has crashed, or all parties have left and the
+		// event of the keeper's write was lost with the connection. p becomes the keeper, and finds
+		// out whether all have left.
 		return b.succeed(ctx, inc, p)
 	case unread != nil:
 		return false, unread
@@ -718,19 +723,20 @@ func (b *DoubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w 
 	if err := inc.AwaitFired(ctx, w); err != nil { // Step 9.
 		return false, err
 	}
-	// The event proves a write only if it came over the connection on which the watch was set.
-	// After an outage, the servers report a change even if the keeper's znode was deleted and the
-	// next keeper has created its own. Then p looks again.
+	// The event proves a write if it has come over the connection on which the watch was set. After
+	// an outage, it proves none: the servers report a change even if the keeper's znode was deleted
+	// and the next keeper has created another. Then p looks again.
 	told := inc.Watches.Told(w) == inc.Watches.ArmedOn(w)
 	return w.Event == zk.EventNodeDataChanged && told, nil
 }
 
-// readKeeper is step 6, and the first time also step 7: it reads the keeper's znode, and then
-// deletes p's child. err means that p was no longer inside; unread is the error of the read.
-// If ctx ends, both requests continue in the background.
+// readKeeper performs step 6 and, the first time, also step 7: it reads the keeper's znode, and
+// then deletes p's child. The result unread is the error of the read. If err is not nil, the
+// deletion has failed, p was no longer inside, or ctx has ended. If ctx ends, both requests
+// continue in the background.
 //
-// If the connection is lost before both replies, the read may come after the deletion. Then the
-// keeper's znode may be deleted already. Step 8 finds that out.
+// If the connection is lost before both replies, the servers may see the read after the deletion.
+// Then the keeper's znode may already be deleted. Step 8 finds that out.
 func (b *DoubleBarrier) readKeeper(ctx context.Context, inc *session.Incarnation, p *party) (keeper session.Node, unread, err error) {
 	path := b.keeperPath(p.round)
 	if p.left {
@@ -765,12 +771,12 @@ func (b *DoubleBarrier) readKeeper(ctx context.Context, inc *session.Incarnation
 	select {
 	case a := <-answers:
 		return a.keeper, a.unread, nil
-	default: // GiveUp has not waited for the requests
+	default: // ctx has ended, and GiveUp has not waited for the requests
 		return session.Node{}, nil, session.CtxErr(ctx)
 	}
 }
 
-// succeed is step 8. If it returns neither done nor an error, p must look again.
+// succeed performs step 8. If done is false and err is nil, p must look again.
 func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p *party) (done bool, err error) {
 	p.asked = true
 	create, err := inc.StartCreate(ctx, b.keeperPath(p.round), []byte(p.name), zk.FlagEphemeral)
@@ -781,21 +787,21 @@ func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p
 	_, err = create.Wait(ctx, inc)
 	switch {
 	case err == nil:
-		// Even if our server lagged, it has now caught up to this create.
+		// Even if our server has lagged, it now shows the state of this create or later.
 		return true, b.keep(ctx, inc, p)
 	case session.IsNoNode(err):
 		return true, nil // the path of the WaitGroup is deleted, so all parties have left
 	case session.IsNodeExists(err):
-		return false, nil // another party was quicker
+		return false, nil // another party was faster
 	case errors.Is(err, session.ErrEnded), session.OutcomeOf(err) == session.Answered:
 		return false, err
 	case ctx.Err() != nil:
-		return false, session.CtxErr(ctx) // also if the connection was lost at this same instant
+		return false, session.CtxErr(ctx) // even if the connection was lost at the same instant
 	}
-	return false, inc.Pause(ctx, 1) // if it was made, step 6 finds that we are the keeper
+	return false, inc.Pause(ctx, 1) // if the znode was created, step 6 finds that we are the keeper
 }
 
-// keep is steps 10 and 11.
+// keep performs steps 10 and 11.
 func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *party) error {
 	names, err := p.others, error(nil)
 	if names == nil {
@@ -810,17 +816,17 @@ func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *p
 	return err
 }
 
-// rest returns the names of the other parties of p's round that are inside.
+// rest returns the names of the other parties of p's round that are still inside.
 func (b *DoubleBarrier) rest(ctx context.Context, inc *session.Incarnation, p *party) ([]string, error) {
-	// The listing comes before the read: if the room is ours when it is read, it was ours when
-	// it was listed. In the other order, a new room could be listed, and its numbers begin at 0.
+	// List the room before the read. If the read shows our room, the listing has shown our room,
+	// too. In the other order, the listing could show a new room, whose numbers begin at 0 again.
 	names, err := inc.Names(ctx, b.room)
 	if err != nil {
 		return nil, err
 	}
 	data, stat, err := inc.Get(ctx, b.room)
 	if session.IsNoNode(err) || err == nil && stat.Czxid != p.round.room {
-		return nil, nil // a room is deleted only when it is empty
+		return nil, nil // our room was deleted, so it was empty
 	}
 	if err != nil {
 		return nil, err
@@ -831,7 +837,7 @@ func (b *DoubleBarrier) rest(ctx context.Context, inc *session.Incarnation, p *p
 	}
 	r, ok := state.find(func(r round) bool { return r.version == p.round.version })
 	if !ok {
-		return nil, nil // a round is forgotten only when all its parties have left
+		return nil, nil // the room has no such round, so all its parties have left
 	}
 	return slices.DeleteFunc(names, func(name string) bool {
 		c, ok := lock.ParseChild(name, partyBase)
@@ -839,8 +845,8 @@ func (b *DoubleBarrier) rest(ctx context.Context, inc *session.Incarnation, p *p
 	}), nil
 }
 
-// awaitAll waits until all of these children of the room are deleted. It asks the servers
-// about all at once: a request each, in one round trip.
+// awaitAll waits until the children of the room with these names are deleted. It sends one request
+// for each child, all in one round trip.
 func (b *DoubleBarrier) awaitAll(ctx context.Context, inc *session.Incarnation, names []string) error {
 	paths := make([]string, len(names))
 	for i, name := range names {
@@ -849,8 +855,8 @@ func (b *DoubleBarrier) awaitAll(ctx context.Context, inc *session.Incarnation, 
 	return inc.AwaitAllGone(ctx, paths)
 }
 
-// tell is step 11. The write is the first operation, so the waiting parties get its event. It
-// returns ErrLost if another client had deleted p's child.
+// tell performs step 11. The write is the first operation, so the waiting parties get its event. If
+// another client had deleted p's child, tell returns ErrLost.
 func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *party) (lost error) {
 	path := b.keeperPath(p.round)
 	ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}
@@ -864,7 +870,7 @@ func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *p
 		case !session.IsNoNode(err):
 			return err
 		}
-		// An earlier attempt was applied, or another client has deleted either znode.
+		// An earlier attempt was applied, or another client has deleted one of the two znodes.
 		gone := session.FailedOp(rs) == len(ops)
 		if !gone {
 			err := inc.RemoveNow(ctx, p.path)
@@ -872,7 +878,7 @@ func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *p
 				return err
 			}
 		}
-		if p.left = true; gone && !open { // another client has deleted our child; but all other parties have left
+		if p.left = true; gone && !open { // another client has deleted our child, but all other parties have left
 			p.hold.Claim.Lose(inc.Deleted())
 			lost = p.hold.Release()
 		} else {
@@ -885,8 +891,8 @@ func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *p
 	return lost
 }
 
-// Parties returns the names of all parties in the room, in their order, and a function that
-// reports which of them are inside.
+// Parties returns the names of all parties in the room, in order. The function inside reports
+// whether the party names[i] is inside.
 func (b *DoubleBarrier) Parties(ctx context.Context, inc *session.Incarnation) (names []string, inside func(i int) bool, err error) {
 	names, _, err = inc.Children(ctx, b.room)
 	if err != nil {
@@ -896,7 +902,7 @@ func (b *DoubleBarrier) Parties(ctx context.Context, inc *session.Incarnation) (
 	if len(all) == 0 {
 		return nil, nil, nil // without parties, the room may have no data yet
 	}
-	data, _, err := inc.Get(ctx, b.room) // after the listing, so that no party that is inside seems to wait
+	data, _, err := inc.Get(ctx, b.room) // after the listing, because a party that is inside must not appear as a waiting party
 	if err != nil {
 		return nil, nil, err
 	}

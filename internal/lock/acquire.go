@@ -1,7 +1,7 @@
 package lock
 
-// This file takes a contender from the creation of its znode to its turn, across sessions. After
-// the turn, a hold begins: see grant.go.
+// This file makes a contender wait, from the create of its znode to its turn, across sessions. The
+// hold after that is in grant.go.
 
 import (
 	"context"
@@ -14,29 +14,29 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Place is a place in a line, until its turn comes. It belongs to no goroutine: several
-// goroutines may call Take for the same place, one after another.
+// A Place is a place in a line, until its turn comes. It belongs to no goroutine: one goroutine
+// after another may call Take for the same place.
 type Place struct {
 	Line   *Line
-	Base   string // of the name of its znode
+	Base   string // the base of its znode's name
 	Data   []byte // of its znode
 	Rule   Rule
-	Behind *Ahead // if it is not nil, Take records the contenders ahead there
-	try    bool   // p is used by Try: it waits only for a contender that perhaps only keeps its place
+	Behind *Ahead // record of the contenders ahead, which Take writes; nil for no record
+	try    bool   // p is used by Try, which waits only for a contender that may have kept its place
 
 	claim *Claim        // nil while no znode of p is in the line
-	roll  *session.Roll // a listing of the line that acquire has not used yet
-	trip  time.Duration // duration of Enter, about one round trip
-	lists int           // number of listings that it may still make while it waits
+	roll  *session.Roll // a listing of the line, if acquire has not used it yet
+	trip  time.Duration // duration of Enter, which is about one round trip
+	lists int           // number of listings that p may still make while it waits
 
-	// While it waits for the deletion of a contender ahead, its blocker:
-	blocker string           // the path of its znode; "" if p waits for none
-	gone    *conn.Watch      // the watch on blocker, joined and set; nil if it must be set
+	// While p waits for the deletion of a contender ahead, the blocker:
+	blocker string           // path of the blocker's znode; "" if p has no blocker
+	gone    *conn.Watch      // the watch on blocker, if it is joined and set; otherwise nil
 	own     *conn.Watch      // the watch on p's own znode, set; see Claim.watch
-	alone   bool             // no contender except blocker blocks p, now or later
+	alone   bool             // no other contender blocks p, now or later
 	limit   <-chan time.Time // fires when a Try stops waiting; nil for other callers
-	look    func()           // stops the reads of the first contender (Ahead); nil if there are none
-	relist  *relisting       // lists the line during the wait; nil if listings could prove nothing, or are not needed
+	look    func()           // stops the reads of the first contender (Ahead); nil without such reads
+	relist  *relisting       // lists the line during the wait; nil if such listings are useless or not needed
 }
 
 var (
@@ -44,18 +44,18 @@ var (
 	errBlocked  = errors.New("zsync: another contender is ahead") // a contender blocks a caller that does not wait
 )
 
-// acquire takes p from the creation of its znode to its turn, in one session. (Line describes the
-// steps.) If ctx ends, a later call continues the wait.
+// acquire creates the znode of p and waits for the turn of p, in one session. (Line describes the
+// steps.) If ctx ends, a later call of acquire continues the wait.
 //
-// It is our turn if our znode exists and no contender blocks us. Both must be true at the same
-// moment, on one server, and that moment must not be before the last event that we received. One
-// listing can show both. After the deletion of the only blocker, Claim.standsAfter shows both
-// without a listing. From then on, no contender can get ahead of us, unless the rule allows it. So
-// the turn lasts while our znode exists and the session is alive. confirm checks the session last,
-// so no caller learns of a turn in a session that has ended.
+// It is our turn if our znode exists and no contender blocks us. Both conditions must be true at
+// one moment, on one server, and not before the last event that we received. A listing can show
+// both conditions. After the deletion of the only blocker, Claim.standsAfter shows both without a
+// listing. From that moment on, no contender can get ahead of us, unless the rule allows it. So the
+// turn lasts while our znode exists and the session is alive. The call of confirm comes last. So no
+// caller is given a turn in a session that has already ended.
 //
-// The turn may come at the moment at which acquire fails. It is right to leave even then: the
-// caller holds nothing, and the deletion of our znode wakes the next contender.
+// The turn may come while acquire fails. The caller must leave the line even then, which is safe:
+// the caller holds nothing, and the deletion of our znode wakes the next contender.
 func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, error) {
 	if p.claim == nil {
 		if err := p.enter(ctx, inc); err != nil { // Steps 1 and 2.
@@ -63,7 +63,7 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 		}
 	}
 	c := p.claim
-	if ctx.Err() != nil { // the caller does not want the turn any longer, even if it has come
+	if ctx.Err() != nil { // even if the turn has come, the caller no longer wants it
 		return nil, session.CtxErr(ctx)
 	}
 	for {
@@ -87,8 +87,9 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 		if err != nil {
 			return nil, err
 		}
-		// If a relisting has shown only the blocker ahead, another listing is not needed. In a line
-		// with Defers, list in any case: the claim may have to defer to a contender behind it.
+		// If a relisting has shown that only the blocker was ahead, no other listing is needed. But
+		// a line with Defers is always listed again: the claim may have to defer to a contender
+		// behind it.
 		alone := p.alone || p.relist != nil && p.relist.end(ctx)
 		p.stop()
 		if alone && c.Line.Defers == nil { // Step 5.
@@ -99,7 +100,7 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 
 // enter creates the znode of p and lists the line.
 func (p *Place) enter(ctx context.Context, inc *session.Incarnation) (err error) {
-	p.Behind.Forget() // it may name the contenders ahead of p's previous znode
+	p.Behind.Forget() // it may describe the wait of p's previous znode
 	start := time.Now()
 	p.claim, p.roll, err = p.Line.Enter(ctx, inc, p.Base, p.Data)
 	p.trip, p.lists = time.Since(start), maxRelists
@@ -107,32 +108,32 @@ func (p *Place) enter(ctx context.Context, inc *session.Incarnation) (err error)
 }
 
 // list returns the contenders ahead of p. The first call uses the listing that was made with the
-// create. Later calls list the line again: the blocker has left, or ctx ended before the first
-// listing was used.
+// create. A later call makes a new listing, because the blocker has left, or because ctx ended
+// before the first listing was used.
 func (p *Place) list(ctx context.Context) (ahead []Child, err error) {
 	c := p.claim
 	if p.roll == nil {
 		if p.roll, err = c.Incarnation.Roll(ctx, c.Line.Dir); err != nil && !session.IsNoNode(err) {
-			return nil, err // NoNode: the parent is deleted, and so is our znode, which ahead reports
+			return nil, err // NoNode: the parent and our znode are deleted, which ahead finds
 		}
 	}
 	return p.Line.ahead(ctx, c.Incarnation, p.roll, c.Child)
 }
 
-// wait begins the wait for blocker, the nearest of the contenders ahead that block p.
+// wait begins the wait for blocker. Of the contenders that block p, this is the nearest.
 func (p *Place) wait(ahead []Child, blocker string, alone bool) {
 	c := p.claim
 	rk := c.Line.ranks(p.roll)
 	if p.Behind != nil {
 		p.Behind.set(c.Line.Dir, rk.first(ahead), len(ahead))
-		l, inc, me := c.Line, c.Incarnation, c.Child // copies: a look may end after the wait, when Move may have changed c
+		l, inc, me := c.Line, c.Incarnation, c.Child // copies, because a look may end after the wait, when Move may have changed c
 		p.look = p.Behind.LookWhileWaiting(inc, func(ctx context.Context) ([]string, int, error) { return l.listAhead(ctx, inc, me) })
 	}
 	if p.try {
 		p.limit = time.After(RecallTime)
 	}
 	p.blocker, p.alone = session.ChildPath(c.Line.Dir, blocker), alone
-	p.roll = nil // a listing is not kept in memory during the wait
+	p.roll = nil // frees the memory of the listing during the wait
 	if !alone && !p.try && p.trip >= relistTrip && p.lists > 0 && c.Line.Settled && c.Line.Defers == nil && rk.sure && !c.Child.Exhausted() {
 		p.relist = c.relist(blocker, len(ahead), p.lists, p.trip)
 	}
@@ -150,13 +151,14 @@ func (l *Line) listAhead(ctx context.Context, inc *session.Incarnation, me Child
 }
 
 // awaitGone waits until the blocker is deleted. It returns the number of the connection that has
-// shown the deletion, or 0 if that is uncertain. The error is ErrVanished if p's own znode is
-// deleted: then the wait is useless. After the end of ctx, awaitGone can be called again.
+// shown the deletion, or 0 if that number is uncertain. If p's own znode is deleted, it returns
+// ErrVanished, because the wait is then useless. After the end of ctx, awaitGone can be called
+// again.
 //
-// If several events have come, the order of the checks does not matter. If the deletion of the
-// blocker is found first, Claim.standsAfter still checks the claim's own watch before the grant. If
-// another event is found first, the claim leaves the line or continues to wait, and was not
-// granted.
+// If several events have come, the order of the checks does not matter. If awaitGone finds the
+// deletion of the blocker first, Claim.standsAfter still checks the claim's own watch before the
+// grant. If awaitGone finds another event first, the claim is not granted: it leaves the line or
+// continues to wait.
 func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 	inc := p.claim.Incarnation
 	for {
@@ -165,12 +167,12 @@ func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 			return 0, session.CtxErr(ctx)
 		case inc.Ctx.Err() != nil:
 			return 0, session.ErrEnded
-		case session.IsClosed(inc.Manager.Closing): // Close has begun; the session may live on until functions have returned
+		case session.IsClosed(inc.Manager.Closing): // Close has begun, but the session may live until the program's functions have returned
 			return 0, inc.Manager.Failure()
 		case p.gone == nil:
 			switch gone, proof, err := p.watch(ctx); {
 			case err != nil:
-				p.unwatch() // the watch might not be set; the next call sets it
+				p.unwatch() // perhaps the watch is not set; the next call sets it
 				return 0, err
 			case gone:
 				return proof, nil
@@ -178,13 +180,13 @@ func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 			continue
 		case session.IsClosed(p.gone.Fired):
 			w := p.gone
-			p.unwatch() // if this was another event, the watch must be set again
+			p.unwatch() // after an event other than the deletion, the watch must be set again
 			if w.Event == zk.EventNodeDeleted {
 				return inc.Watches.Told(w), nil
 			}
 			continue
 		case session.IsClosed(p.own.Fired):
-			own := p.claim.watch() // the next watch, which the following read sets
+			own := p.claim.watch() // a new watch; the read in mustStand sets it
 			if err := p.claim.mustStand(ctx); err != nil {
 				return 0, err
 			}
@@ -197,14 +199,14 @@ func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 		case <-ctx.Done():
 		case <-inc.Ctx.Done():
 		case <-inc.Manager.Closing:
-		case <-p.limit: // if the blocker is deleted at the same moment, either answer is right
+		case <-p.limit: // if the blocker is deleted at the same moment, either result is right
 			return 0, errBlocked
 		}
 	}
 }
 
-// watch sets the watches on the blocker and on p's own znode, in one round trip. gone reports that
-// the blocker was already deleted; proof is then as in awaitGone.
+// watch sets the watches on the blocker and on p's own znode, in one round trip. If the blocker was
+// deleted already, the result gone is true, and proof is as in awaitGone.
 func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
 	c, inc, watches := p.claim, p.claim.Incarnation, p.claim.Incarnation.Watches
 	p.gone = watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: p.blocker})
@@ -228,12 +230,12 @@ func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
 		return false, 0, looks[0].Err
 	}
 	if watches.Connection() != over {
-		over = 0 // the read was perhaps sent on one connection, and answered on another
+		over = 0 // the reply may have come over another connection than before the read
 	}
 	return true, over, nil
 }
 
-// unwatch leaves the watch on the blocker. The claim keeps its own watch.
+// unwatch leaves the watch on the blocker. The claim keeps the watch on its own znode.
 func (p *Place) unwatch() {
 	if p.gone != nil {
 		p.claim.Incarnation.Watches.Leave(p.gone)
@@ -241,8 +243,8 @@ func (p *Place) unwatch() {
 	}
 }
 
-// stop ends the wait for one blocker, and all requests for it. The result of a listing in flight is
-// not used.
+// stop ends the wait for the blocker, and all requests that belong to this wait. If a listing is
+// under way, its result is not used.
 func (p *Place) stop() {
 	p.unwatch()
 	p.blocker = ""
@@ -256,8 +258,9 @@ func (p *Place) stop() {
 	}
 }
 
-// contend calls acquire and, if the caller will hold, takes a stake in the session. If ctx ends, p
-// may keep its place. After any other error, no znode of p is in the line.
+// contend calls acquire. If holds is true, the caller will hold the claim, and contend takes a
+// stake in the session. If ctx ends, p may keep its place. After any other error, no znode of p is
+// in the line.
 func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds bool) (*Claim, error) {
 	c, err := p.acquire(ctx, inc)
 	if err == nil && holds {
@@ -268,7 +271,7 @@ func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds boo
 		p.stop()
 		p.claim, p.roll = nil, nil
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
-		p.roll = nil // the listing may be old at the next call
+		p.roll = nil // at the next call, the listing may be too old
 		return nil, err
 	default:
 		p.withdraw(err)
@@ -277,7 +280,7 @@ func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds boo
 	return c, nil
 }
 
-// withdraw removes p from the line after err, if it is there.
+// withdraw removes p from the line, if p is in the line. err is the reason.
 func (p *Place) withdraw(err error) {
 	if c := p.claim; c != nil {
 		p.stop()
@@ -291,7 +294,7 @@ func (p *Place) withdraw(err error) {
 // continues the wait, and Leave removes p. After any other error, no znode of p is in the line.
 func (p *Place) Take(ctx context.Context) (c *Claim, err error) {
 	m := p.Line.Manager
-	if p.claim == nil { // otherwise, an earlier Take has counted p
+	if p.claim == nil { // if p has a claim, an earlier Take has counted p
 		m.Waiters.Add(1)
 	}
 	defer func() {
@@ -303,13 +306,13 @@ func (p *Place) Take(ctx context.Context) (c *Claim, err error) {
 		for {
 			c, err = p.contend(ctx, inc, true)
 			if errors.Is(err, session.ErrEnded) && m.Failure() == nil {
-				p.Behind.Forget() // p has no place until there is another session
+				p.Behind.Forget() // without a session, p has no place
 			}
 			if !errors.Is(err, session.ErrVanished) && !errors.Is(err, errDeferred) {
 				return err
 			}
-			// The contender deferred to others, or another client deleted its znode. The caller
-			// holds nothing yet, so the contender enters the line again, at the end.
+			// The contender has deferred to others, or another client has deleted its znode. The
+			// caller holds nothing yet. So the contender enters the line again, at the end.
 		}
 	}
 	err = session.ErrEnded
@@ -322,7 +325,7 @@ func (p *Place) Take(ctx context.Context) (c *Claim, err error) {
 	return c, err
 }
 
-// Leave removes p from the line, after an error of Take.
+// Leave removes p from the line. It is called after an error of Take.
 func (p *Place) Leave() {
 	if p.claim != nil {
 		p.withdraw(nil)
@@ -330,8 +333,8 @@ func (p *Place) Leave() {
 	}
 }
 
-// Acquire waits for its turn in the line, like Take. If ctx ends, it leaves nothing in the line.
-// If behind is not nil, Acquire records the contenders ahead there.
+// Acquire enters the line and waits for its turn, like Take. If ctx ends, Acquire leaves no znode
+// in the line. If behind is not nil, Acquire records the contenders ahead in it.
 func (l *Line) Acquire(ctx context.Context, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
 	p := Place{Line: l, Base: base, Data: data, Rule: rule, Behind: behind}
 	c, err := p.Take(ctx)
@@ -339,7 +342,7 @@ func (l *Line) Acquire(ctx context.Context, base string, data []byte, rule Rule,
 	return c, err
 }
 
-// Contend is Acquire within one session, for a caller that will hold nothing.
+// Contend is a variant of [Line.Acquire] within one session, for a caller that will hold nothing.
 func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base string, data []byte, rule Rule) (*Claim, error) {
 	p := Place{Line: l, Base: base, Data: data, Rule: rule}
 	c, err := p.contend(ctx, inc, false)
@@ -347,16 +350,17 @@ func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base strin
 	return c, err
 }
 
-// RecallTime is how long Try waits for a contender that perhaps only keeps its place. In that time,
-// the contender's process can learn that our znode was created, and we can learn that the
-// contender's znode was deleted.
+// RecallTime is the longest wait of Try for a contender that perhaps only keeps its place. In this
+// time, the contender's process can get the event of our create, and we can get the event of the
+// deletion of its znode.
 const RecallTime = 500 * time.Millisecond
 
-// Try takes its turn if it comes at once, and otherwise leaves the line. It first reads the line,
-// and does not enter if a contender blocks it. There is one exception: a contender that perhaps
-// only keeps its place. When Try creates a znode, the process of that contender deletes the kept
-// znode (Lock.recall). Try waits for the deletion, at most for RecallTime. If the kept znode is not
-// deleted by then, a goroutine holds it, or the process does not answer.
+// Try returns a claim whose turn has come, if the turn comes at once. If not, Try leaves no znode
+// in the line, and returns nil. It first lists the line, and does not enter if a contender blocks
+// it. There is one exception: a contender that perhaps only keeps its place. In that case, Try
+// creates its znode, so that the contender's process deletes the kept znode (Lock.recall). Try
+// waits for this deletion, but no longer than RecallTime. If the znode still exists then, a
+// goroutine holds the lock, or that process does not react.
 func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (won *Claim, err error) {
 	err = l.Manager.During(ctx, func(inc *session.Incarnation) error {
 		if blocked, err := l.blocked(ctx, inc, rule); blocked || err != nil {
@@ -373,12 +377,12 @@ func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (wo
 	return won, err
 }
 
-// onlyKept reports whether exactly one contender is ahead and may have only kept its place, without
-// a hold.
+// onlyKept reports whether exactly one contender is ahead, and perhaps only keeps its place.
 func onlyKept(ahead []Child) bool { return len(ahead) == 1 && MayBeKept(ahead[0].Name) }
 
-// blocked reports whether a contender would block a newcomer. It reads after a sync, because a
-// lagging server could show a contender that had left before the call.
+// blocked reports whether a contender in the line would block a new contender. It lists the line
+// after a sync. Without the sync, a lagging server could show a contender that had left before the
+// call.
 func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, rule Rule) (bool, error) {
 	names, _, err := inc.ChildrenFresh(ctx, l.Dir)
 	if err != nil && !session.IsNoNode(err) {

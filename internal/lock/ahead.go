@@ -1,7 +1,7 @@
 package lock
 
-// This file records the contenders that a waiter waits for, for errors and reports. acquire.go
-// decides about the turn.
+// This file records the contenders for which a waiter waits. Errors and reports show them. The
+// decision about the turn is in acquire.go.
 
 import (
 	"context"
@@ -11,37 +11,39 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// An Ahead records the contenders that a waiter waits for, for errors and reports: which is the
-// first, and how many there are. It learns them from listings that the waiter makes anyway and, in
-// a long wait, from its own reads. A zero Ahead is empty. All methods may be called at any time.
+// An Ahead records the first contenders ahead of a waiter, and the number of all contenders ahead.
+// Errors and reports show them. The Ahead gets them from listings that the waiter makes anyway. In
+// a long wait, the Ahead also makes reads of its own. A zero Ahead is empty. Its methods may be
+// called at any time.
 type Ahead struct {
 	mu    sync.Mutex
 	dir   string
 	first []string // names of the first contenders, in order
 	place int      // number of contenders ahead, at the last listing or read
-	head  string   // the first contender that was read; "" before the first read
+	head  string   // name of the first contender, if it was read; otherwise ""
 	node  session.Node
-	timer *time.Timer // of the present wait, if it has reads
+	timer *time.Timer // of the present wait, if the wait has reads
 }
 
-// A Behind describes the contenders that a waiter waits for: the first of them, as far as it is
-// known, and their number.
+// A Behind describes the contenders for which a waiter waits: their number and, if it is known, the
+// first of them.
 type Behind struct {
-	Own   *Claim       // held by a goroutine of this process, or nil
-	Name  string       // of the first contender in the line, unless it is Own; "" if unknown
-	Node  session.Node // of that contender; empty before the first read
+	Own   *Claim       // the first contender, if a goroutine of this process holds it; otherwise nil
+	Name  string       // of the first contender in the line; "" if that is Own, or unknown
+	Node  session.Node // of the same contender; empty before the first read
 	Mode  HoldMode
 	Place int
 }
 
-// A waiter first reads the first contender when it has waited for lookAfter. It reads again each
-// time that its wait has doubled, but at least once in lookEvery.
+// A waiter reads the first contender's znode when it has waited for lookAfter. It reads again each
+// time that its wait has doubled, and at least once in lookEvery.
 const (
 	lookAfter = time.Second
 	lookEvery = time.Minute
 )
 
-// Set sets the contenders ahead: the children of dir with these names, in order. a keeps names.
+// Set records the contenders ahead: the children of dir with these names, in order. The caller must
+// not change names later.
 func (a *Ahead) Set(dir string, names []string) { a.set(dir, names, len(names)) }
 
 func (a *Ahead) set(dir string, names []string, place int) {
@@ -55,19 +57,19 @@ func (a *Ahead) setLocked(names []string, place int) {
 	a.place = place
 	a.first = names[:min(len(names), lookAmong):min(len(names), lookAmong)]
 	if len(names) == 0 || names[0] != a.head {
-		a.head, a.node = "", session.Node{} // the head belongs to another wait, or is deleted
+		a.head, a.node = "", session.Node{} // the recorded head belongs to another wait, or was deleted
 	}
 }
 
-// Forget drops all contenders, because the waiter is not in the line. a may be nil.
+// Forget empties a, because the waiter is not in the line. a may be nil.
 func (a *Ahead) Forget() {
 	if a != nil {
 		a.Set("", nil)
 	}
 }
 
-// Now returns the first contender ahead, as far as it is known, and the number of contenders ahead
-// at the last listing, or 0 before the first listing.
+// Now returns the present state of a: the first contender ahead, if it is known, and the number of
+// contenders ahead at the last listing. Before the first listing, the number is 0.
 func (a *Ahead) Now() Behind {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -78,11 +80,11 @@ func (a *Ahead) Now() Behind {
 	return b
 }
 
-// LookWhileWaiting reads the first contender after a second, and then at doubling intervals, up to
-// once a minute, until the caller stops it. The caller does not wait for the reads. If all
-// contenders that a knows have left, LookWhileWaiting calls list. list lists the line, and returns
-// the names of the first contenders and the number of all contenders ahead. Between two reads, the
-// wait needs only a timer, and no goroutine.
+// LookWhileWaiting begins to read the first contender in the background: after a second, and then
+// after intervals that double, up to a minute. The reads end when the caller calls stop. If all
+// contenders in a have left, list is called: it lists the line, and returns the names of the first
+// contenders and the number of all contenders ahead. Between two reads, there is only a timer, and
+// no goroutine.
 func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context.Context) (first []string, place int, err error)) (stop func()) {
 	var timer *time.Timer // while the wait lasts, a.timer is this timer
 	wait := lookAfter
@@ -92,7 +94,7 @@ func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context
 		if found, err := a.look(ctx, inc); err == nil && !found {
 			if names, place, err := list(ctx); err == nil {
 				a.mu.Lock()
-				if a.timer != timer { // a belongs to another wait
+				if a.timer != timer { // a is used for another wait now
 					a.mu.Unlock()
 					return
 				}
@@ -128,7 +130,8 @@ func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context
 	}
 }
 
-// look reads the first contender, and reports whether any contender in a still exists.
+// look reads the znodes of the contenders in a, and records the first that exists. It reports
+// whether any of them still exists.
 func (a *Ahead) look(ctx context.Context, inc *session.Incarnation) (found bool, err error) {
 	a.mu.Lock()
 	dir, first := a.dir, a.first
@@ -144,7 +147,7 @@ func (a *Ahead) look(ctx context.Context, inc *session.Incarnation) (found bool,
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.first) != len(first) || a.dir != dir || len(first) > 0 && a.first[0] != first[0] {
-		return true, nil // a new listing has replaced them; the next look uses it
+		return true, nil // a new listing has replaced the names; the next look uses the new names
 	}
 	for i, n := range nodes {
 		if n.Stat != nil {

@@ -1,7 +1,7 @@
 package lock
 
-// This file has the use of a claim after its turn: grants, fencing tokens, and requests to release.
-// acquire.go waits for the turn.
+// This file has the use of a claim whose turn has come: grants, fencing tokens, and requests to
+// release. The wait for the turn is in acquire.go.
 
 import (
 	"context"
@@ -15,26 +15,26 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A Grant is one use of a claim whose turn has come: one goroutine's use of a lock, or a
-// leadership. A claim can have many grants, one after another or, if it can be shared, at the same
-// time. Each grant has its own Ending, because the end of one grant says nothing about another. The
-// Ending ends if the claim is lost during the grant, and never after the grant.
+// A Grant is one use of a claim whose turn has come: a goroutine's use of a lock, or a leadership.
+// A claim can have many grants: one after another or, in a shared claim, at the same time. Each
+// grant has its own Ending, because other grants continue when one grant ends. The Ending ends if
+// the claim is lost during the grant. After the grant, it never ends.
 type Grant struct {
 	Claim  *Claim
 	lost   session.Ending
-	hook   session.Hook      // on the loss of the claim, during the grant
+	hook   session.Hook      // called if the claim is lost during the grant
 	lasts  bool              // false after the end of the grant; guarded by claim.mu
 	use    int               // the number of this grant among the grants of the claim, for the trace
-	free   func()            // stops its limits (Hold.limited); nil if it has none
-	Pinned bool              // a Do or Run releases it; guarded by the lock of its owner
-	within *session.Function // the program's function that has acquired it, in a Do or Run; or nil; guarded by claim.mu
-	follow func(error)       // called without locks when the grant ends: see Follow; guarded by claim.mu
+	free   func()            // stops the limits of the grant (Hold.limited); nil if it has no limits
+	Pinned bool              // a Do or Run releases the grant; guarded by its Lock's mu
+	within *session.Function // the program's function, in a Do or Run, that has acquired the grant; or nil; guarded by claim.mu
+	follow func(error)       // called when the grant ends, without locks: see Follow; guarded by claim.mu
 }
 
 // Grant begins the next use of c, whose turn has come. op is for the observer. At the first grant,
-// Hold.begin registers c with the hooks on the end of the session. If the session ends later, the
-// hook ends the grant before the client asks the servers to end the session. If the session has
-// ended already, the grant is lost before Grant returns.
+// Hold.begin registers a hook of c on the end of the session. If the session ends later, this hook
+// ends the grant, and only then does the client ask the servers to end the session. If the session
+// has ended already, the grant is lost before Grant returns.
 func (c *Claim) Grant(op string) *Grant {
 	c.mu.Lock()
 	first := c.state == waiting
@@ -69,16 +69,16 @@ func (c *Claim) Grant(op string) *Grant {
 		c.begin()
 	}
 	if session.IsClosed(c.Incarnation.Manager.Closing) {
-		// Close releases the holds that no function uses. If it has done so already, it has missed
-		// c, so release c here. If the caller is a Do or Run, Close does not let its function
+		// Close releases the holds that no function uses. Perhaps it has done this before c was
+		// granted, so release c here. If the caller is a Do or Run, Close does not let its function
 		// begin.
 		c.ReleaseBare()
 	}
 	return g
 }
 
-// Within records that the function f holds g. Close then waits for f before it releases g. g and f
-// may be nil.
+// Within is called if the program's function f holds g. From then on, Close waits for f before it
+// releases g. g and f may be nil.
 func (g *Grant) Within(f *session.Function) {
 	if g == nil || f == nil {
 		return
@@ -89,7 +89,7 @@ func (g *Grant) Within(f *session.Function) {
 	g.within = f
 }
 
-// OnEnd ends g, by a loss or, if why is nil, by its release. It is called under Claim.mu.
+// OnEnd ends g by the loss why or, if why is nil, by a release. It is called under Claim.mu.
 func (g *Grant) OnEnd(why error) {
 	if why != nil {
 		g.lost.End(why)
@@ -100,7 +100,7 @@ func (g *Grant) OnEnd(why error) {
 	}
 }
 
-// End ends g. Later changes of the claim do not affect g.
+// End is the normal end of g. Later changes of the claim do not affect g.
 func (g *Grant) End() {
 	c := g.Claim
 	c.mu.Lock()
@@ -113,7 +113,7 @@ func (g *Grant) overLocked() {
 	if !g.lasts {
 		return
 	}
-	if c.standing() { // its claim continues
+	if c.standing() { // the claim continues
 		c.traceUse(trace.Pass, g.use)
 	}
 	if g.free != nil {
@@ -125,8 +125,9 @@ func (g *Grant) overLocked() {
 	g.OnEnd(nil)
 }
 
-// Revoke ends g and closes its Lost, because another goroutine has released the claim: so the
-// holder of g notices that. The caller of Revoke then releases the claim.
+// Revoke ends g as a loss, and closes its Lost. It is called when a goroutine other than the holder
+// of g releases the claim, so that the holder notices the release. After Revoke, the caller
+// releases the claim.
 func (g *Grant) Revoke() {
 	c := g.Claim
 	c.mu.Lock()
@@ -140,7 +141,8 @@ func (g *Grant) Revoke() {
 // Lost returns a channel that is closed when the claim is lost during g, or g is revoked.
 func (g *Grant) Lost() <-chan struct{} { return g.lost.Done() }
 
-// Follow calls f once, without locks, when g ends: with the loss, or with nil.
+// Follow registers f, which is called once, without locks, when g ends. Its argument is the loss,
+// or nil.
 func (g *Grant) Follow(f func(why error)) {
 	c := g.Claim
 	c.mu.Lock()
@@ -153,20 +155,21 @@ func (g *Grant) Follow(f func(why error)) {
 
 func (g *Grant) Err() error { return g.Claim.Err() }
 
-// Loss returns the Ending of g: it ends if the claim is lost during g, or g is revoked. A context
-// that a hook on it ends must be an endingContext of the root package.
+// Loss returns the Ending of g, which ends if the claim is lost during g or g is revoked. If a hook
+// on this Ending cancels a context, the context must be an endingContext of the root package.
 func (g *Grant) Loss() *session.Ending { return &g.lost }
 
 // Name returns the name of the znode of g.
 func (g *Grant) Name() string { return session.BaseName(g.Claim.Znode()) }
 
-// Release releases g and its claim. g must be the only use of the claim. It returns when the znode
-// is deleted. If the connection drops or is down, Release returns at once. If the servers refuse
-// the deletion, it returns after ReleaseTime. In both cases, the deletion continues in the
-// background. Its only error is ErrLost: the claim was lost, perhaps at the last moment.
+// Release releases g and its claim. g must be the only use of the claim. Release returns when the
+// znode is deleted. If the connection drops or is down, Release returns at once. If the servers
+// refuse the deletion, Release returns after ReleaseTime. In these two cases, the deletion
+// continues in the background. The only error is ErrLost: the claim was lost, perhaps at the last
+// moment.
 func (g *Grant) Release() error {
 	c := g.Claim
-	defer g.End() // g ends after the claim, so that a loss during finish ends g, too
+	defer g.End() // deferred, so that a loss during finish still ends g as a loss
 	if err := c.finish(); err != nil {
 		return err
 	}
@@ -178,12 +181,11 @@ func (g *Grant) Release() error {
 	return nil
 }
 
-// ReleaseBy is Release by f, a transaction that deletes the znode at own. If f fails, ReleaseBy
-// deletes the znode itself, and returns the error of f. If that error is ErrVanished, another
-// client had deleted the znode, and ReleaseBy returns the loss.
+// ReleaseBy is a variant of Release: the function f sends the deletion of the znode, whose path is
+// own. If f fails, ReleaseBy deletes the znode itself, and returns the error of f. If f returns
+// ErrVanished, another client had deleted the znode. Then ReleaseBy returns the loss.
 //
-// When f begins, the znode is no longer watched. So the event of its deletion does not count as a
-// loss.
+// When f begins, the znode is no longer watched. So its deletion by f does not count as a loss.
 func (g *Grant) ReleaseBy(f func(own string) error) error {
 	c := g.Claim
 	defer g.End()
@@ -209,7 +211,7 @@ func (g *Grant) ReleaseBy(f func(own string) error) error {
 	return err
 }
 
-// Left is Release for a grant whose znode is deleted already, or will be.
+// Left is a variant of Release for a grant whose znode is already deleted, or will be deleted.
 func (g *Grant) Left() {
 	if g.Claim.finish() == nil {
 		g.Claim.observeRelease()
@@ -217,19 +219,20 @@ func (g *Grant) Left() {
 	g.End()
 }
 
-// GiveBack calls Leave and waits for the deletion.
+// GiveBack deletes c's znode, like Leave, and waits for the deletion.
 func (c *Claim) GiveBack() error { return c.Leave().Result() }
 
-// Token returns the fencing token of g. alone says that g shares its claim with no other goroutine.
+// Token returns the fencing token of g. If alone is true, g does not share its claim with other
+// goroutines.
 func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 	c := g.Claim
 	has := func() bool { return c.users > 0 && c.state != released && (g.lasts || !alone) }
 	return c.fence(ctx, has, func() string { return c.Path }, c.touch)
 }
 
-// touch writes the data of c's znode again, unchanged. It expects the version of its own last
-// write, so it never overwrites data of another client. Such data may be a request to release
-// (Mutex.Revoke) that the holder has not read yet.
+// touch writes the data of c's znode again, unchanged. The write requires the version of c's own
+// last write, so it never overwrites data of another client. Such data may be a request to release
+// (Mutex.Revoke) that was not read yet.
 func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 	c.mu.Lock()
 	data, version := c.data, c.version
@@ -240,15 +243,15 @@ func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 		case err == nil:
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			if c.Path == path { // of two concurrent writes, the later counts
+			if c.Path == path { // after two concurrent writes, the greater version counts
 				c.version = max(c.version, stat.Version)
 			}
 			return stat, nil
 		case !session.IsBadVersion(err):
 			return nil, err
 		}
-		// Another client has written the znode; or we have, and the reply was lost; or another
-		// goroutine has, for its token. Write back the present data.
+		// The znode has another version. Another client wrote it, or we did and the reply was lost,
+		// or another goroutine did for its token. So write the present data back.
 		if data, stat, err = c.Incarnation.Get(ctx, path); err != nil {
 			return nil, err
 		}
@@ -256,7 +259,7 @@ func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 	}
 }
 
-// errMoved means that Move gave a claim another znode during a transaction that checks the znode.
+// errMoved is the error of a transaction if Move gives the claim another znode at the same time.
 // Nothing was applied.
 var errMoved = errors.New("the lock was downgraded at the same time")
 
@@ -278,11 +281,11 @@ func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open
 	return nil, false, c.Explain(err)
 }
 
-// Move gives c the znode of to, a claim of the same session, and returns the path of the previous
-// znode. Grants of c continue.
+// Move gives c the znode of another claim of the same session, the argument to. It returns the path
+// of the previous znode. The grants of c continue.
 //
-// If c is already lost, Move changes nothing, deletes the znode of to and returns the loss. It does
-// not delete c's znode: after a loss by Hold.giveUp, that znode stays for LossTime, so that the
+// If c is already lost, Move deletes that znode, leaves c unchanged and returns the loss. It must
+// not delete c's znode. After a loss by Hold.giveUp, that znode stays for LossTime, so that the
 // holder can notice the loss.
 func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	c.mu.Lock()
@@ -306,15 +309,16 @@ func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	c.renew()
 	c.guardLocked()
 	to.Stake.Drop()                                            // c has its own stake, in the same session
-	c.Line.Manager.Spawn(func() { c.Line.Manager.Observe(e) }) // the caller holds a lock
+	c.Line.Manager.Spawn(func() { c.Line.Manager.Observe(e) }) // in another goroutine, because the caller holds a mutex
 	return former, nil
 }
 
-// RevokeMessage is the data that ask a holder to release, as Curator's Revoker writes them.
+// RevokeMessage is the data that a client writes to a holder's znode to request a release.
+// Curator's Revoker writes the same data.
 const RevokeMessage = "__REVOKE__"
 
 // Asked returns a channel that is closed when another client asks the holder of c to release. The
-// first call sets a watch on the data of its znode.
+// first call of Asked sets a watch on the data of c's znode.
 func (c *Claim) Asked() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -326,7 +330,7 @@ func (c *Claim) Asked() <-chan struct{} {
 	return c.asked
 }
 
-// listen closes asked when the znode at path contains RevokeMessage. Without that message, it
+// listen waits until the znode at path contains RevokeMessage, and then closes asked. It also
 // returns when end is closed, the znode is deleted, or the session has ended.
 func (c *Claim) listen(path string, asked chan struct{}, end <-chan struct{}) {
 	inc := c.Incarnation
@@ -334,7 +338,7 @@ func (c *Claim) listen(path string, asked chan struct{}, end <-chan struct{}) {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: path})
 		data, _, err := inc.Get(inc.Ctx, path)
 		var again <-chan time.Time
-		if err != nil { // the servers refuse the read now
+		if err != nil { // the servers have refused the read
 			again = time.After(session.LookAgainAfter)
 		}
 		switch {
@@ -364,9 +368,9 @@ func (c *Claim) WasAsked() bool {
 	return c.asked != nil && session.IsClosed(c.asked)
 }
 
-// HeldSince returns the time at which the holder with the znode n has taken its fencing token: it
-// writes its znode for that. The time is zero for a waiter, for a holder without a token, and after
-// a Revoke, which writes the znode too.
+// HeldSince returns the time at which a holder got its fencing token. n is the znode of the holder,
+// which writes this znode to get a token. The time is zero for a waiter, for a holder without a
+// token, and after a Revoke, which also writes the znode.
 func HeldSince(holding bool, n session.Node) time.Time {
 	if !holding || n.Stat.Mzxid == n.Stat.Czxid || string(n.Data) == RevokeMessage {
 		return time.Time{}
@@ -388,9 +392,9 @@ func (c *Claim) path() string   { return c.Line.Manager.Bare(c.Line.Dir) }
 func (c *Claim) discard()       { c.Leave() }
 func (c *Claim) deleted(string) { c.Lose(c.Incarnation.Deleted()) }
 
-// inFunction reports whether Close must leave c to another release. This is so if a running
-// function of the program holds c. It is also so for an Unwatched claim, which its primitive or the
-// end of the session releases.
+// inFunction reports whether Close must not release c. This is true if a running function of the
+// program holds c. It is also true for an Unwatched claim: its primitive releases it, or the end of
+// the session does.
 func (c *Claim) inFunction() bool {
 	return c.Unwatched || c.lost.Any(func(owner any) bool {
 		g, ok := owner.(*Grant)
@@ -398,7 +402,7 @@ func (c *Claim) inFunction() bool {
 	})
 }
 
-// guardLocked begins to watch the znode of c, unless c is Unwatched.
+// guardLocked starts the watch on the znode of a claim that is not Unwatched.
 func (c *Claim) guardLocked() {
 	if c.Unwatched {
 		return
@@ -407,8 +411,8 @@ func (c *Claim) guardLocked() {
 	c.ownWatch.Made(c.own != nil)
 }
 
-// Vanished is called when another client has deleted the znode that o watches. If Move has given c
-// another znode since, c is not lost.
+// Vanished is called when another client has deleted the znode that o watches. If c has another
+// znode by now (Move), c is not lost.
 func (c *Claim) Vanished(o *session.OwnWatch) {
 	c.lose(c.Incarnation.Deleted(), func() bool { return c.ownWatch == o && c.standing() })
 }
@@ -424,8 +428,9 @@ func (c *Claim) unwatch(gone bool) {
 	}
 }
 
-// traced reports whether c is traced. A claim without an operation is not: it is a part of another
-// primitive. The records of a claim are in the order in which callers learned of its changes.
+// traced reports whether the trace shows c. It does not show a claim without an operation, which is
+// a part of another primitive. The records of a claim are in the order in which callers saw the
+// changes.
 func (c *Claim) traced() bool {
 	return c.Line.Manager.Trace != nil && c.op != "" && c.Line.Kind != "" && c.granted > 0
 }
@@ -440,7 +445,8 @@ func (c *Claim) traceLine(event string) trace.Record {
 
 func (c *Claim) trace(event string) { c.traceUse(event, 0) }
 
-// traceUse is trace for an event of one use. trace.Pass is the end of a use if the claim continues.
+// traceUse writes a record for an event of one use. The event trace.Pass means that the use has
+// ended, but the claim continues.
 func (c *Claim) traceUse(event string, use int) {
 	if !c.traced() {
 		return

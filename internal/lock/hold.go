@@ -1,7 +1,7 @@
 package lock
 
-// This file has a hold and its end: release, loss, limits, fencing tokens and transactions. Before
-// the hold, acquire.go waits for the turn.
+// This file has a hold: its release, loss, limits, fencing tokens and transactions. The wait before
+// the hold is in acquire.go.
 
 import (
 	"context"
@@ -17,21 +17,21 @@ import (
 	"github.com/zsync/zsync/internal/txn"
 )
 
-// The errors of a line. The loss of a hold is ErrLost in package session.
+// The errors of a line. The error for the loss of a hold is ErrLost, in package session.
 var (
-	// ErrDeadlock means that the call would wait for its own caller, or for a release that never
-	// comes.
+	// ErrDeadlock means that the call would wait for a release by its own caller, or for a release
+	// that never comes.
 	ErrDeadlock = errors.New("deadlock: the caller already holds it")
 
-	// ErrNotLocked means that the value holds nothing that it could release.
+	// ErrNotLocked means that the value has no hold to release.
 	ErrNotLocked = errors.New("not locked")
 
-	// ErrMixed means that a contender of another kind, or of another layout, is in the line: a
-	// Mutex and an Election at one path, for example. They would not exclude each other.
+	// ErrMixed means that the line has a contender of another kind or layout. An example is a Mutex
+	// and an Election at one path. They would not exclude each other.
 	ErrMixed = session.ErrMixed
 )
 
-// A forgottenError is an [ErrDeadlock]: a hold of this process was lost and not released.
+// A forgottenError is an [ErrDeadlock] because this process has lost a hold and not released it.
 type forgottenError struct {
 	at  time.Time
 	why error
@@ -43,67 +43,66 @@ func (e *forgottenError) Error() string {
 
 func (e *forgottenError) Is(target error) bool { return target == ErrDeadlock }
 
-// A Hold is a lock, a leadership or some permits that a process holds through one session, by
-// ephemeral znodes of its own: one znode for a lock or a leadership, one or more for permits. It
-// begins and ends once.
+// A Hold is a lock, a leadership or some permits that this process holds through one session. The
+// process has ephemeral znodes for the hold: one for a lock or a leadership, one or more for
+// permits. A Hold begins once and ends once.
 //
-// Everything that a loss must do is a hook on lost: to close the channels of Lost, and to end the
+// All effects of a loss are hooks on the field lost. They close the channels of Lost, and end the
 // contexts of functions and the waits of other goroutines. The goroutine that finds the loss runs
-// the hooks, under mu. If the session ends, this is the goroutine that ends it in this process.
-// Only after the hooks does the client ask the servers to end the session
-// (session.Incarnation.end).
+// the hooks, under mu. If the session ends, the goroutine that ends it in this process runs them.
+// After the hooks, the client asks the servers to end the session (session.Incarnation.end).
 type Hold struct {
 	Incarnation *session.Incarnation
 	Stake       *session.Stake // nil until the grant
 	of          holding        // the Claim or the Permits; set at the first grant
 
-	// A primitive may take mu while it holds its own lock, and never the reverse. Under mu, code
-	// takes only locks that never wait for a primitive: the locks of lost (whose hooks run under
-	// mu), of the session's watches, and of the trace.
+	// A primitive may lock mu while it holds its own mutex, but never the reverse. Under mu, code
+	// locks only mutexes that never wait for a primitive. Such mutexes are in lost (whose hooks run
+	// under mu), in the session's watches, and in the trace.
 	mu    sync.Mutex
 	state state
-	lost  session.Ending // ended by a loss
-	left  chan struct{}  // made on demand; closed by the release, even of a lost hold
-	hook  session.Hook   // on the end of the session: OnEnd
+	lost  session.Ending // ends at the loss
+	left  chan struct{}  // closed at the release, even of a lost hold; nil until it is needed
+	hook  session.Hook   // called at the end of the session: OnEnd
 	op    string         // for the observer
 	since time.Time      // of the last grant
 	ended time.Time      // of the loss
-	token int64          // the fencing token; 0 until a caller asks for it
+	token int64          // the fencing token; 0 until a caller has asked for one
 	told  int64          // the greatest token that fence has returned
-	epoch int            // counts the calls of renew
+	epoch int            // number of calls of renew
 }
 
 // A state is the state of a Hold.
 type state int8
 
 const (
-	waiting  state = iota // a contender, not granted yet
+	waiting  state = iota // not granted yet
 	held                  // by a goroutine of this process
-	kept                  // released by its goroutine; the znode exists, and can be granted again in this process
-	lost                  // its hooks have run; the znode may exist until the holder releases it
+	kept                  // released by its goroutine, but the znode still exists, for another grant in this process
+	lost                  // the hooks have run; the znode may exist until the holder's release
 	released              // by its holder, even after a loss
 )
 
-// A holding is the part of a Hold that differs between a lock and permits. Its methods are
-// called under Hold.mu, except deleted and discard.
+// A holding is the part of a Hold that differs between a lock and permits. All methods except
+// deleted and discard are called under Hold.mu.
 type holding interface {
-	weight() int64       // how much it adds to the gauge of holds
+	weight() int64       // number that the hold adds to the gauge of holds
 	path() string        // of the primitive
 	trace(event string)  // writes a record for each znode
-	deleted(path string) // the znode at path is deleted; "" means any of them
-	unwatch(gone bool)   // stops watching the znodes; gone says that they are deleted already
+	deleted(path string) // called when the znode at path is deleted; "" means any znode of the hold
+	unwatch(gone bool)   // stops watching the znodes; gone means that they are already deleted
 	discard()            // deletes the znodes, in the background
-	inFunction() bool    // Close must not release it: a function of the program does, or the primitive
+	inFunction() bool    // whether Close must not release the hold, because a function of the program does, or the primitive
 }
 
-// begin registers the hook of h on the end of the session. It is called without mu, at the first
-// grant of h. If the session has ended already, h is lost when begin returns.
+// begin registers the hook of h with the end of the session. It is called without mu, at the first
+// grant of h. If the session has already ended, h is lost when begin returns.
 func (h *Hold) begin() {
 	h.hook.Owner = h
 	h.Incarnation.Ended.Add(&h.hook)
 }
 
-// OnEnd is the hook on the end of the session.
+// OnEnd is called at the end of the session.
 func (h *Hold) OnEnd(why error) { h.Lose(why) }
 
 // Ending returns h's Ending, which ends if h is lost. Its hooks run before any call or channel
@@ -118,8 +117,8 @@ func (h *Hold) always() bool { return true }
 // Lose ends h by a loss, if h is held or kept.
 func (h *Hold) Lose(why error) bool { return h.lose(why, h.standing) }
 
-// lose calls so, under mu, and ends h by a loss if so returns true. It reports whether it has ended
-// h.
+// lose ends h by a loss, unless so() is false. It calls so under mu. It reports whether it has
+// ended h.
 func (h *Hold) lose(why error, so func() bool) bool {
 	h.mu.Lock()
 	if h.lost.Cause() != nil || !so() {
@@ -129,7 +128,7 @@ func (h *Hold) lose(why error, so func() bool) bool {
 	h.count(-1)
 	nobodys := h.state == kept
 	h.state, h.ended = lost, time.Now()
-	h.lost.End(why) // under mu: a call that returns the loss takes mu first, so the hooks have run by then
+	h.lost.End(why) // under mu: a call locks mu before it returns the loss, so the hooks have run by then
 	h.of.trace(trace.Loss)
 	h.of.unwatch(true)
 	e := h.event(session.EventLost, why)
@@ -137,10 +136,10 @@ func (h *Hold) lose(why error, so func() bool) bool {
 	h.mu.Unlock()
 	h.Incarnation.Ended.Remove(&h.hook)
 	h.Stake.Drop()
-	if e.Op == "" || nobodys { // the semaphore's lock, or a place without a goroutine
+	if e.Op == "" || nobodys { // a semaphore's internal lock, or a place without a goroutine
 		return true
 	}
-	m.Spawn(func() { // the caller may hold a lock that the observer's calls need
+	m.Spawn(func() { // the caller may hold a mutex that calls by the observer need
 		m.Log.Warn("zsync: lost", "op", e.Op, "path", e.Path, "session", session.Text(h.Incarnation.ID.Load()), "reason", why)
 		m.Observe(e)
 	})
@@ -161,31 +160,32 @@ func (h *Hold) enter(s state) {
 	h.count(1)
 }
 
-// event returns the event of the end of h, for the observer, which is called without mu.
+// event returns the event that reports the end of h to the observer. The observer must be called
+// without mu.
 func (h *Hold) event(kind session.ReportKind, why error) session.Report {
 	return session.Report{Kind: kind, Op: h.op, Path: h.of.path(), Err: why, Wait: time.Since(h.since)}
 }
 
-// Err returns nil while h is certainly held, and otherwise the loss: an ErrLost, which is also
-// ErrClosed after Session.Close.
+// Err returns nil while h is certainly held. After a loss, it returns an ErrLost, which is also an
+// ErrClosed if Session.Close was called.
 func (h *Hold) Err() error {
 	if !h.Incarnation.Alive() {
 		why := h.Incarnation.Loss()
-		h.Lose(why) // the goroutine that ended the session might not have come to h yet
+		h.Lose(why) // perhaps the goroutine that ended the session has not run the hook of h yet
 		return why
 	}
 	return h.Loss()
 }
 
-// Loss returns why h is lost, or nil if no loss is known.
+// Loss returns the loss of h, or nil if no loss is known.
 func (h *Hold) Loss() error {
-	h.mu.Lock() // so that every hook has run
+	h.mu.Lock() // so that all hooks have run
 	defer h.mu.Unlock()
 	return h.lost.Cause()
 }
 
-// Forgotten returns the ErrDeadlock of a wait for the release of h, if h was lost a session
-// timeout ago or earlier, and nil otherwise.
+// Forgotten returns the error for a goroutine that waits for the release of h. If h was lost a
+// session timeout ago or earlier, this is an ErrDeadlock. In all other cases, it is nil.
 func (h *Hold) Forgotten() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -195,19 +195,19 @@ func (h *Hold) Forgotten() error {
 	return nil
 }
 
-// Since returns when h was last granted.
+// Since returns the time of the last grant of h.
 func (h *Hold) Since() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.since
 }
 
-// Explain interprets err, the error of a request about h's own znode. If the znode is deleted, or
-// the session has ended, it returns the loss of h.
+// Explain returns the error to report after err, which is the error of a request about h's own
+// znode. If the znode is deleted or the session has ended, this is the loss of h.
 func (h *Hold) Explain(err error) error {
 	if session.IsNoNode(err) {
 		h.of.deleted("")
-		err = ErrNotLocked // unless h is lost, another goroutine is releasing it
+		err = ErrNotLocked // remains if h is not lost: then another goroutine is releasing h
 	}
 	if lost := h.Err(); lost != nil {
 		return lost
@@ -215,12 +215,12 @@ func (h *Hold) Explain(err error) error {
 	return err
 }
 
-// finish begins the release of h. If it returns the loss of h, there is nothing to release.
+// finish begins the release of h. If it returns the loss of h, the release is complete.
 func (h *Hold) finish() error {
 	gone := h.Err()
 	h.mu.Lock()
 	if gone == nil {
-		gone = h.lost.Cause() // lost between Err and Lock
+		gone = h.lost.Cause() // the loss may have come between Err and Lock
 	}
 	stood := h.standing()
 	if h.state != released && h.left != nil {
@@ -237,7 +237,7 @@ func (h *Hold) finish() error {
 	return gone
 }
 
-// leftLocked returns a channel that is closed by the release of h, even after a loss.
+// leftLocked returns a channel that is closed when h is released, even if h was lost before.
 func (h *Hold) leftLocked() <-chan struct{} {
 	switch {
 	case h.left != nil:
@@ -257,11 +257,11 @@ func (h *Hold) observeRelease() {
 	h.Incarnation.Manager.Observe(e)
 }
 
-// giveUp ends h by a loss if so() is true. It does not need the holder, which may hang.
+// giveUp ends h by a loss if so() is true. The holder, which may hang, need not do anything.
 //
-// As with every loss, the hooks run first. The znodes are deleted when the holder has released h,
-// or after LossTime. A holder that is cut off from the servers has the same time to notice its
-// loss. Until then, the servers do not grant the lock to another session.
+// The hooks run first, as with every loss. The znodes are deleted when the holder has released h,
+// but no later than after LossTime. In this time, the holder can notice the loss, and the servers
+// grant the lock to no other session. A holder that is cut off from the servers has the same time.
 func (h *Hold) giveUp(l *Limits, why error, so func() bool) {
 	inc := h.Incarnation
 	if !h.lose(l.Lost(inc.ID.Load(), why, time.Now()), so) {
@@ -270,8 +270,8 @@ func (h *Hold) giveUp(l *Limits, why error, so func() bool) {
 	h.withdraw()
 }
 
-// withdraw deletes the znodes of h after a loss, if the session still lives. It waits until the
-// holder has released h, or for LossTime.
+// withdraw deletes the znodes of h after a loss, if the session still lives. It first waits until
+// the holder has released h, but no longer than LossTime.
 func (h *Hold) withdraw() {
 	h.mu.Lock()
 	left := h.leftLocked()
@@ -285,8 +285,8 @@ func (h *Hold) withdraw() {
 	})
 }
 
-// ReleaseBare releases h for Close, unless a function holds it: Close waits for functions. The
-// hooks run first, as with every loss.
+// ReleaseBare releases h for Close, as a loss. If a function of the program holds h, it does
+// nothing, because Close waits for functions. The hooks run first, as with every loss.
 func (h *Hold) ReleaseBare() {
 	bare := func() bool { return h.standing() && !h.of.inFunction() }
 	if h.lose(h.Incarnation.EndError(session.ErrClosed), bare) {
@@ -294,11 +294,12 @@ func (h *Hold) ReleaseBare() {
 	}
 }
 
-// fence returns the fencing token of h: the zxid of a write to a znode of h. It is greater than the
-// zxid of every write of earlier holders. Goroutines that share h share its token. If another
-// goroutine gets h during such a write, only the caller of fence gets the token of that write. has
-// reports whether the caller still holds h, and node returns the path of a znode of h; both are
-// called under mu. write writes that znode.
+// fence returns the fencing token of h, which is the zxid of a write to a znode of h. This zxid is
+// greater than the zxid of every write of earlier holders. Goroutines that share h share the token.
+// If another goroutine gets h during the write, only the caller of fence gets the token of that
+// write. The parameters are functions: has() reports whether the caller still holds h, node()
+// returns the path of a znode of h, and write() writes this znode. The first two are called under
+// mu.
 func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, write func(ctx context.Context, path string) (*zk.Stat, error)) (int64, error) {
 	for {
 		if err := h.Err(); err != nil {
@@ -315,8 +316,8 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 		moved := path != node()
 		switch {
 		case !has():
-			// h was unlocked during our write. Another goroutine may hold it now, with a token from
-			// a write before ours. So our caller must not get our token, which is greater.
+			// h was unlocked during our write. Another goroutine may hold h now, with a token from
+			// a write before ours. Our token would be greater, so our caller must not get it.
 			h.mu.Unlock()
 			return 0, ErrNotLocked
 		case err != nil && !moved:
@@ -324,12 +325,12 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 			return 0, h.Explain(err)
 		case moved || h.token == 0 && stat.Mzxid < h.told:
 			h.mu.Unlock()
-			continue // h has another znode since, or another caller has a greater token already
+			continue // h has another znode now, or another caller already has a greater token
 		case h.token != 0: // another caller was first
 			tok = h.token
 		default:
 			// If another goroutine has joined during the write, the token may be too small for that
-			// goroutine. It is right for this caller, and h.told keeps fence from returning a
+			// goroutine. For this caller, the token is right. Because of h.told, fence returns no
 			// smaller token later.
 			tok = stat.Mzxid
 			if h.told = tok; h.epoch == epoch {
@@ -345,17 +346,18 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 	}
 }
 
-// renew drops the token, so that the next goroutine that holds h gets a new token. The previous
-// goroutine may still use the old token, and a reader in another process may have received a
-// greater token since.
+// renew drops the token, so that the next holder of h gets a new token. It must not get the old
+// token: the previous goroutine may still use the old token, and a reader in another process may
+// have got a greater token since.
 func (h *Hold) renew() {
 	h.token = 0
 	h.epoch++
 }
 
-// txn applies ops in one transaction with a check that the znodes at paths exist. If a znode does
-// not exist, missing is its path, and nothing was applied. If the outcome is unknown, open is true:
-// ops may be applied until these znodes are deleted or the session has ended.
+// txn applies ops in one transaction, which also checks that the znodes at paths exist. If a znode
+// does not exist, nothing is applied, and missing is the path of that znode. If the outcome is
+// unknown, open is true. Then ops may still be applied until these znodes are deleted or the
+// session has ended.
 func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) (rs []zk.MultiResponse, missing string, open bool, err error) {
 	inc := h.Incarnation
 	if err := h.Err(); err != nil {
@@ -371,8 +373,8 @@ func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) 
 		return nil, paths[i], false, rs[i].Error
 	}
 	if err == session.ErrEnded || errors.Is(err, session.ErrLost) {
-		// The goroutine that ended the session might not have come to h yet. Err runs the hooks of
-		// h first.
+		// Perhaps the goroutine that ended the session has not run the hooks of h yet. Err runs
+		// them.
 		if lost := h.Err(); lost != nil {
 			err = lost
 		}
@@ -380,17 +382,17 @@ func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) 
 	return rs[min(len(rs), len(paths)):], "", open, err
 }
 
-// Limits end a hold of a process that is connected but may be hung.
+// Limits are for a process that is connected but may hang: when a limit is reached, its hold ends.
 type Limits struct {
 	Max    time.Duration                                       // longest duration of a hold; 0 means no limit
 	Health func(ctx context.Context) error                     // called during a hold, if not nil
-	Lost   func(session int64, why error, now time.Time) error // makes the ErrLost
+	Lost   func(session int64, why error, now time.Time) error // returns the ErrLost
 }
 
-// limited ends h by a loss (giveUp) when a limit is reached, unless so() is false at that moment.
-// One limit is the duration most. The other is the function Health: limited calls Health every
-// third of the session timeout, and Health must return nil before the next call is due. The caller
-// cancels the limits by stop.
+// limited starts the limits of h. When h reaches a limit, and so() is true at that moment, giveUp
+// ends h by a loss. One limit is a duration, the parameter most. The other limit is the function
+// Health, which is called once in every third of the session timeout. It must return nil before the
+// next call is due. The caller cancels the limits by stop.
 func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func()) {
 	inc := h.Incarnation
 	ctx, stop := context.WithCancel(inc.Ctx)
@@ -417,14 +419,15 @@ func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func
 	return stop
 }
 
-// ask calls Health once, unless held ends. It does not wait for a call that hangs.
+// ask calls Health once, and returns an error if the hold must end. It stops waiting when the
+// context held ends or the call takes too long.
 func (l *Limits) ask(held context.Context, period time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), period)
 	defer cancel()
 	healthy := make(chan error, 1)
 	go func() { healthy <- l.Health(ctx) }()
-	// A result at the last moment may count or not. If the hold has ended during the call, giveUp
-	// does nothing.
+	// If several cases are ready, any choice is right. If the hold has ended during the call,
+	// giveUp does nothing.
 	select {
 	case err := <-healthy:
 		if err != nil {

@@ -1,10 +1,10 @@
-// Package lock is the common part of all primitives with waiters: a line of contenders, their way
-// to a turn, holds and their end, and goroutines of one process that share a place in the line. The
-// root package has the methods that programs call.
+// Package lock is the common part of all primitives with waiters. It has the line of contenders,
+// the wait for a turn, holds, and the sharing of one place in the line by the goroutines of a
+// process. The root package has the methods that programs call.
 package lock
 
-// This file shares a place in the line among the goroutines of one process: it has their list of
-// waiters, and their holds. The order of processes is in line.go.
+// In this file, the goroutines of one process share a place in the line. The file has their list of
+// waiters and their holds. The order of processes is in line.go.
 
 import (
 	"cmp"
@@ -20,65 +20,65 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// An Entry is how contenders of one mode enter a line.
+// An Entry describes the contenders of one mode.
 type Entry struct {
-	Base string // of their names
-	Rule Rule   // which contender blocks them
+	Base string // the base of their names
+	Rule Rule   // decides which contender blocks them
 	Op   string // for the observer; "" if the lock is a part of another primitive
 }
 
-// A Lock is a Mutex, an RWMutex or an Election as the goroutines of one process use it. It is built like
-// golang.org/x/sync/semaphore: one mutex, a list of waiters, and each waiter waits in the
-// goroutine of its caller.
+// A Lock is the part of a Mutex, an RWMutex or an Election in one process. Like a semaphore of
+// golang.org/x/sync, it has a mutex and a list of waiters. Each waiter waits in the goroutine of
+// its caller.
 //
 //   - Acquire puts the caller at the end of the list. If this process has a hold that the first
-//     waiter can share, the waiter gets a grant of that hold. Otherwise, the first waiter waits in
-//     the line, on behalf of the waiters behind it. If its context ends before its turn has come,
-//     the next waiter takes over its place.
-//   - Release gives an exclusive hold to the first waiter, without a request: a handoff. While
-//     other contenders are in the line, or may be, it makes at most Handoffs handoffs in a row. In
+//     waiter can share, the waiter gets a grant of that hold. If not, the first waiter waits in the
+//     line, on behalf of the waiters behind it. If the context of this waiter ends before its turn,
+//     the next waiter takes over the place.
+//   - Release gives an exclusive hold to the first waiter, without a request. This is a handoff. If
+//     there may be other contenders in the line, there are at most Handoffs handoffs in a row. In
 //     the same way, at most Handoffs readers join a shared hold before the line is listed again.
 //
-// The zero value holds nothing, and can only report that.
+// The zero value has no hold. It can only report this.
 type Lock struct {
 	Manager *session.Manager
 	Path    string
 	Line    Line
-	Entries *[Shared + 1]Entry // shared by all locks of a kind, so it is never written
+	Entries *[Shared + 1]Entry // shared by all locks of a kind, so never written
 
-	Handoffs int           // most handoffs in a row while others wait; 0: each goroutine has its own place in the line
+	Handoffs int           // most handoffs in a row while other contenders wait; 0: each goroutine has its own place in the line
 	Data     []byte        // of its znodes in the line
-	Elects   bool          // an Election: it has no handoffs, and a waiter does not wait for the release of a lost hold
-	Retain   time.Duration // how long a place without a goroutine is kept; 0 if none is kept
-	Kept     *atomic.Int64 // the number of places that the session keeps
+	Elects   bool          // the Lock is an Election: no handoffs, and a waiter does not wait for the release of a lost hold
+	Retain   time.Duration // longest time for which a place without a goroutine is kept; 0: no place is kept
+	Kept     *atomic.Int64 // number of places that the session keeps
 
 	mu      sync.Mutex
-	owed    bool            // the release of a lost hold that forget has dropped may still come
-	waiting []*waiter       // in the order in which they came
-	holds   []*Claim        // of this process, in the order in which they were granted; a lost hold, too, until its release
-	idle    *Claim          // the kept place, or nil; while there is one, no goroutine waits, or holds exclusively
-	reading *session.Ending // ended by the first loss of a shared hold; nil if there is none
+	owed    bool            // forget has dropped a lost hold whose release may still come
+	waiting []*waiter       // in the order of their arrival
+	holds   []*Claim        // of this process, in the order of the grants; includes a lost hold until its release
+	idle    *Claim          // the kept place, or nil; while a place is kept, no goroutine waits or holds exclusively
+	reading *session.Ending // ends at the first loss of a shared hold; nil without a shared hold
 	watch   *time.Timer     // calls review; nil unless a goroutine waits for a hold of this process
 }
 
 // A waiter is a goroutine in Acquire.
 type waiter struct {
 	mode  HoldMode
-	pin   bool          // the caller is Do, RDo or Run, which releases the grant itself
-	ready chan struct{} // receives a value when another goroutine has set a field below; nil until w waits for that
+	pin   bool          // the caller is Do, RDo or Run, which releases its grant itself
+	ready chan struct{} // receives a value when another goroutine has set a field below; nil until w waits for it
 
 	place  *Place // its place in the line; nil while w waits for goroutines of this process
-	first  Place  // the place with which w enters; a field to save an allocation
-	ahead  Ahead  // of first
+	first  Place  // the memory for place, to save an allocation
+	ahead  Ahead  // the contenders ahead of first
 	grant  *Grant
 	err    error
-	behind *Behind // with err
+	behind *Behind // set together with err
 }
 
-// maxKept is the largest number of places that a session keeps without a goroutine.
+// maxKept is the largest number of places that one session keeps.
 const maxKept = 128
 
-// Entry returns how contenders enter the line in mode.
+// Entry returns the Entry of mode.
 func (l *Lock) Entry(mode HoldMode) Entry {
 	if l.Entries == nil {
 		return Entry{}
@@ -86,8 +86,8 @@ func (l *Lock) Entry(mode HoldMode) Entry {
 	return l.Entries[mode]
 }
 
-// Acquire waits for a grant. pin says that the caller is Do, RDo or Run. If Acquire fails, behind
-// describes the contenders for which it has waited.
+// Acquire waits for a grant. pin must be true if the caller is Do, RDo or Run. If Acquire fails,
+// behind describes the contenders for which it has waited.
 func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, behind Behind, err error) {
 	l.mu.Lock()
 	if h := l.regain(mode); h != nil {
@@ -98,7 +98,7 @@ func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, 
 	w := &waiter{mode: mode, pin: pin}
 	l.waiting = append(l.waiting, w)
 	l.serve()
-	if w.place == nil { // with a place, w waits only in the line
+	if w.place == nil { // if w has a place, it waits only in the line
 		w.ready = make(chan struct{}, 1)
 		if w.grant != nil {
 			w.wake()
@@ -107,20 +107,20 @@ func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, 
 	l.mu.Unlock()
 	for {
 		if w.ready != nil {
-			// If several cases are ready, any choice is right: leave finds out whether w was let
-			// in, or has a place in the line.
+			// If several cases are ready, any choice is right: leave finds out whether w has a
+			// grant, or a place in the line.
 			select {
 			case <-w.ready:
 			case <-ctx.Done():
 				return nil, l.leave(ctx, w), session.CtxErr(ctx)
-			case <-l.Manager.Closing: // the goroutine that w waits for may never release
+			case <-l.Manager.Closing: // the goroutine for which w waits may never release
 				return nil, l.leave(ctx, w), l.Manager.Failure()
 			}
 		}
 		if w.place != nil {
 			switch c, err := w.place.Take(ctx); {
 			case err == nil && !l.take(ctx, c, w):
-				continue // a goroutine of this process has yet to notice a loss
+				continue // a goroutine of this process has not noticed its loss yet
 			case err != nil && ctx.Err() != nil:
 				return nil, l.leave(ctx, w), session.CtxErr(ctx)
 			case err != nil:
@@ -130,7 +130,7 @@ func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, 
 		switch {
 		case w.err != nil:
 			return nil, *w.behind, w.err
-		case session.IsClosed(l.Manager.Closing): // no new hold begins from then on
+		case session.IsClosed(l.Manager.Closing): // no hold begins after this moment
 			l.Manager.Spawn(func() { l.renounce(w) })
 			return nil, Behind{}, l.Manager.Failure()
 		}
@@ -138,10 +138,10 @@ func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, 
 	}
 }
 
-// take gives c, whose turn has come, to w. If w is a reader, take also gives c to the readers right
-// behind w. take fails if a goroutine of this process has lost its hold and not released it yet.
-// Then w waits for that goroutine. take deletes c, so that other processes need not wait for it,
-// too.
+// take gives the claim c, whose turn has come, to w. If w is a reader, take also gives c to the
+// readers right behind w. If a goroutine of this process has lost its hold and not released it yet,
+// take returns false. Then w must wait for that goroutine, and take deletes c, so that other
+// processes need not wait for that goroutine.
 func (l *Lock) take(ctx context.Context, c *Claim, w *waiter) bool {
 	l.mu.Lock()
 	w.place = nil
@@ -165,8 +165,8 @@ func (l *Lock) take(ctx context.Context, c *Claim, w *waiter) bool {
 	return h != nil
 }
 
-// leave takes w out of the list, because its ctx has ended or the Session is being closed. It
-// returns the contenders for which w has waited.
+// leave removes w from the list, because its ctx has ended or the Session is being closed. It
+// returns a description of the contenders for which w has waited.
 func (l *Lock) leave(ctx context.Context, w *waiter) Behind {
 	l.mu.Lock()
 	behind, p := w.behind, w.place
@@ -174,10 +174,10 @@ func (l *Lock) leave(ctx context.Context, w *waiter) Behind {
 		behind = l.behind(w)
 	}
 	w.place = nil
-	if i := slices.Index(l.waiting, w); i >= 0 { // otherwise, w was let in, or has failed
+	if i := slices.Index(l.waiting, w); i >= 0 { // else w has got a grant, or has failed
 		l.waiting = slices.Delete(l.waiting, i, i+1)
 		if p != nil && i < len(l.waiting) && l.waiting[i].mode == w.mode && l.waiting[i].place == nil {
-			l.waiting[i].place = p // w was the first, and now this waiter is the first
+			l.waiting[i].place = p // w was the first waiter, and now this waiter is the first
 			l.waiting[i].wake()
 			p = nil
 		}
@@ -187,14 +187,14 @@ func (l *Lock) leave(ctx context.Context, w *waiter) Behind {
 	switch {
 	case p != nil:
 		p.Leave()
-	case w.grant != nil: // w was let in at the same instant, but Acquire fails
+	case w.grant != nil: // w got a grant at the same instant, but Acquire fails
 		l.Manager.GiveUp(ctx, func() error { return l.renounce(w) })
 	}
 	return *behind
 }
 
-// fail ends the wait of w, which could not enter the line or stay there. Another attempt would fail
-// in the same way, so the waiters behind w fail too.
+// fail ends the wait of w with err, because w could not enter the line or stay in it. The waiters
+// behind w fail, too, because another attempt would fail in the same way.
 func (l *Lock) fail(w *waiter, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -202,7 +202,7 @@ func (l *Lock) fail(w *waiter, err error) {
 		switch {
 		case x == w:
 			x.err, x.behind = err, l.behindAt(w.place, 0)
-		case l.Handoffs > 0: // w is the first, and x waits for goroutines of this process
+		case l.Handoffs > 0: // w is the first waiter, and x waits for goroutines of this process
 			x.err, x.behind = err, l.behindAt(w.place, i)
 			x.wake()
 		}
@@ -210,16 +210,16 @@ func (l *Lock) fail(w *waiter, err error) {
 	l.waiting = slices.DeleteFunc(l.waiting, func(x *waiter) bool { return x.err != nil })
 }
 
-// If w already waits for goroutines of this process, wake ends that wait.
+// wake ends the wait of w for goroutines of this process, if w already waits for them.
 func (w *waiter) wake() {
 	if w.ready != nil {
 		w.ready <- struct{}{}
 	}
 }
 
-// serve lets in the first waiters as far as the holds of this process permit, and makes the next
-// waiter enter the line. It is called whenever the list or a hold has changed. Like all functions
-// from here to behindAt that do not lock mu, it is called under mu.
+// serve gives grants to the first waiters, as far as the holds of this process permit, and makes
+// the next waiter enter the line. It is called after each change of the list or of a hold. From
+// here to behindAt, functions that do not lock mu are called under mu.
 func (l *Lock) serve() {
 	waits := false
 	switch {
@@ -246,7 +246,7 @@ func (l *Lock) serve() {
 	}
 }
 
-// enter makes w enter the line.
+// enter gives w a place, with which w enters the line.
 func (l *Lock) enter(w *waiter) {
 	e := l.Entry(w.mode)
 	w.first = Place{Line: &l.Line, Base: e.Base, Data: l.Data, Rule: e.Rule, Behind: &w.ahead}
@@ -254,9 +254,9 @@ func (l *Lock) enter(w *waiter) {
 	w.wake()
 }
 
-// room returns the hold of this process that the first waiter may get in this mode. If there is
-// none, waits reports whether the waiter must wait for a goroutine of this process. If it need not,
-// it enters the line.
+// room is called for the first waiter, which waits for mode. It returns the hold of this process
+// that this waiter may get now. If there is no such hold, waits reports whether the waiter must
+// wait for a goroutine of this process. If not, it must enter the line.
 func (l *Lock) room(mode HoldMode) (h *Claim, waits bool) {
 	if h := l.regain(mode); h != nil {
 		return h, false
@@ -270,7 +270,7 @@ func (l *Lock) room(mode HoldMode) (h *Claim, waits bool) {
 		return nil, false
 	}
 	if h.passed >= l.Handoffs {
-		l.list(h) // calls serve again when the listing is answered
+		l.list(h) // when the listing is answered, list calls serve again
 		return nil, true
 	}
 	h.passed++
@@ -278,17 +278,17 @@ func (l *Lock) room(mode HoldMode) (h *Claim, waits bool) {
 }
 
 // next reports whether the first waiter waits for mode, and has no place in the line. A waiter with
-// a place gets its turn there, even if a goroutine of this process has acquired the lock by Try
-// since.
+// a place must get its turn in the line, even if a goroutine of this process has since acquired the
+// lock by Try.
 func (l *Lock) next(mode HoldMode) bool {
 	return len(l.waiting) > 0 && l.waiting[0].mode == mode && l.waiting[0].place == nil
 }
 
-// letIn grants h to the first waiter.
+// letIn gives the first waiter a grant of h.
 func (l *Lock) letIn(h *Claim) {
 	w := l.waiting[0]
 	if l.waiting[0] = nil; len(l.waiting) == 1 {
-		l.waiting = l.waiting[:0] // its memory is for the next waiter
+		l.waiting = l.waiting[:0] // the next waiter uses this memory
 	} else {
 		l.waiting = l.waiting[1:]
 	}
@@ -296,12 +296,12 @@ func (l *Lock) letIn(h *Claim) {
 	w.wake()
 }
 
-// without returns s without x.
+// without is s, except for the element x.
 func without[T comparable](s []T, x T) []T {
 	return slices.DeleteFunc(s, func(y T) bool { return y == x })
 }
 
-// admit grants h to one more goroutine.
+// admit makes a grant of h for one more goroutine.
 func (l *Lock) admit(h *Claim, pin bool) *Grant {
 	g := h.Grant(l.Entry(h.mode).Op)
 	g.Pinned = pin
@@ -309,14 +309,14 @@ func (l *Lock) admit(h *Claim, pin bool) *Grant {
 	return g
 }
 
-// hold makes c, whose turn has come, a hold of this process. It returns nil if a lost hold of this
-// process was not released yet. It first ends every hold that excludes c by a loss: the znode of
-// such a hold must be deleted, because otherwise c's turn would not have come.
+// hold makes the claim c, whose turn has come, a hold of this process. If a lost hold of this
+// process is not released yet, hold returns nil. Before that, it ends every hold that cannot
+// coexist with c. Such a hold is lost: its znode must be deleted, because c's turn has come.
 func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	if c.Err() != nil {
 		return nil // l.holds may be of the next session
 	}
-	l.discard() // c has its turn, so the znode of a kept place, which is ahead of c, no longer exists
+	l.discard() // a kept place is ahead of c; as c has its turn, the znode of that place is deleted
 	for _, h := range l.holds {
 		if mode == Exclusive || h.mode == Exclusive {
 			h.Lose(h.Incarnation.Deleted())
@@ -330,18 +330,18 @@ func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	switch {
 	case mode == Shared:
 		l.read(c)
-	case l.Elects: // a waiter need not wait for the release
+	case l.Elects: // after a loss, a waiter need not wait for the release
 		c.lost.AfterFunc(func(error) { l.Manager.Spawn(l.look) })
 	}
 	return c
 }
 
-// forget drops the lost hold of an Election, because a waiter wants to enter the line. A waiter of
-// an Election does not wait for the release of a lost hold, because Lost has reported the loss. But
-// that release may still come. Then it looks like the release of the next hold: see depart. Only a
-// release by Run cannot be mistaken, because Run releases its own grant.
+// forget drops the lost hold of an Election, because a waiter wants to enter the line. In an
+// Election, a waiter does not wait for the release of a lost hold: the closed Lost channel has
+// shown the loss. But the release may still come, and then it looks like the release of the next
+// hold: see depart. A release by Run is no such problem, because Run releases its own grant.
 func (l *Lock) forget() {
-	if !l.Elects || session.IsClosed(l.Manager.Closing) { // while the Session is being closed, no waiter enters, and the release must see the loss
+	if !l.Elects || session.IsClosed(l.Manager.Closing) { // while the Session is being closed, no waiter enters the line, and the release must return the loss
 		return
 	}
 	for _, h := range slices.Clone(l.holds) {
@@ -358,15 +358,16 @@ func (l *Lock) forget() {
 	}
 }
 
-// look calls serve after the loss of a hold.
+// look is called after the loss of a hold. It calls serve.
 func (l *Lock) look() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.serve()
 }
 
-// read makes reading end when h, which is shared, is lost. A reader without a handle does not know
-// which of the shared holds of the process is its own, so the loss of one is the loss of all.
+// read makes l.reading end if h, a new shared hold, is lost. A reader without a handle does not
+// know which shared hold of the process it uses. So the loss of one shared hold is a loss for all
+// readers.
 func (l *Lock) read(h *Claim) {
 	if l.reading == nil {
 		l.reading = new(session.Ending)
@@ -375,10 +376,10 @@ func (l *Lock) read(h *Claim) {
 	h.lost.AfterFunc(func(why error) { reading.End(why) })
 }
 
-// list lists the line in the background, to find other contenders. For an exclusive hold, it does
-// so once: if h is alone, the listing sets a watch, and h.Alone is true until another contender
-// comes. For a shared hold, list only looks for writers, and sets no watch: readers of other
-// processes would fire it often, and they block no reader.
+// list makes a listing of the line in the background, to find contenders other than h. For an
+// exclusive hold, it is called once. If h is alone, this listing sets a watch, and h.Alone is true
+// until another contender comes. For a shared hold, list looks only for writers, and sets no watch.
+// Readers of other processes would fire such a watch often, although they block no reader.
 func (l *Lock) list(h *Claim) {
 	if h.listing != nil {
 		return
@@ -399,17 +400,18 @@ func (l *Lock) list(h *Claim) {
 		if shared {
 			h.passed, h.closed = 0, h.closed || writers || err != nil
 		}
-		l.serve() // this lists again if a Downgrade has made h shared since the listing began
+		l.serve() // if a Downgrade has made h shared since the listing began, serve begins another listing
 	})
 }
 
-// review is called each session timeout while a waiter waits for a hold of this process. If such a
-// hold was lost a session timeout ago and is still not released, the waiters fail: see forgotten.
+// review is called once in each session timeout while a waiter waits for a hold of this process. If
+// this hold was lost a session timeout ago or earlier, and is still not released, the waiters fail:
+// see forgotten.
 func (l *Lock) review() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.watch = nil
-	inLine := l.Handoffs > 0 && len(l.waiting) > 0 && l.waiting[0].place != nil // the first waiter is in the line, and the others wait for it and not for a lost hold
+	inLine := l.Handoffs > 0 && len(l.waiting) > 0 && l.waiting[0].place != nil // the first waiter is in the line; the others wait for the first waiter, and not for a lost hold
 	if err := l.forgotten(); err != nil && !inLine {
 		for _, w := range l.waiting {
 			if w.place == nil {
@@ -422,8 +424,8 @@ func (l *Lock) review() {
 	l.serve()
 }
 
-// behind returns the contenders for which w waits: the contenders ahead of the first waiter's place
-// in the line, if it has one, and the goroutines of this process that came before w.
+// behind describes the contenders for which w waits. These are the contenders ahead of the first
+// waiter's place, if the first waiter has a place, and the earlier goroutines of this process.
 func (l *Lock) behind(w *waiter) *Behind {
 	if w.place != nil || len(l.waiting) == 0 {
 		return l.behindAt(w.place, 0)
@@ -447,19 +449,19 @@ func (l *Lock) behindAt(p *Place, before int) *Behind {
 	return new(Behind)
 }
 
-// Waited calls the observer after a wait in mode.
+// Waited reports a wait in mode to the observer.
 func (l *Lock) Waited(mode HoldMode, start time.Time, err error) {
 	l.Manager.Waited(l.Entry(mode).Op, l.Path, start, err)
 }
 
-// Try makes one attempt. It returns nil if another contender blocks it.
+// Try makes one attempt to acquire. If another contender blocks it, Try returns nil.
 func (l *Lock) Try(ctx context.Context, mode HoldMode) (g *Grant, err error) {
 	start := time.Now()
 	l.mu.Lock()
 	g, busy := l.atOnce(mode)
 	l.mu.Unlock()
 	if busy {
-		return nil, l.Manager.Failure() // nil unless the Session is closed
+		return nil, l.Manager.Failure() // an error if the Session is closed, and otherwise nil
 	}
 	if g == nil {
 		e := l.Entry(mode)
@@ -472,7 +474,7 @@ func (l *Lock) Try(ctx context.Context, mode HoldMode) (g *Grant, err error) {
 			g = l.admit(h, false)
 		}
 		l.mu.Unlock()
-		if g == nil { // a goroutine of this process has yet to notice a loss
+		if g == nil { // a goroutine of this process has not noticed its loss yet
 			l.Manager.GiveUp(ctx, c.GiveBack)
 			return nil, nil
 		}
@@ -481,8 +483,8 @@ func (l *Lock) Try(ctx context.Context, mode HoldMode) (g *Grant, err error) {
 	return g, nil
 }
 
-// atOnce grants a hold of this process to the caller, if it can. busy says that a goroutine of this
-// process blocks the caller.
+// atOnce gives the caller a grant of a hold of this process, if this is possible without a wait. If
+// a goroutine of this process blocks the caller, busy is true.
 func (l *Lock) atOnce(mode HoldMode) (g *Grant, busy bool) {
 	h := l.regain(mode)
 	if h == nil {
@@ -498,8 +500,8 @@ func (l *Lock) atOnce(mode HoldMode) (g *Grant, busy bool) {
 	return l.admit(h, false), false
 }
 
-// BeginUnlock begins the end of a use in mode, for a goroutine without a handle: it calls Unlock or
-// RUnlock, which have no Grant to name the use.
+// BeginUnlock begins the end of a use in mode, for an Unlock or RUnlock. Their caller has no
+// handle: it passes no Grant that identifies the use.
 func (l *Lock) BeginUnlock(mode HoldMode) Departure {
 	return l.depart(false, func() (*Claim, int) { return l.anonymous(mode) })
 }
@@ -509,9 +511,9 @@ func (l *Lock) BeginRelease(g *Grant) Departure {
 	return l.depart(true, func() (*Claim, int) { return l.useOf(g) })
 }
 
-// renounce ends the use of w, which got its grant at the moment at which its wait failed. An
-// RUnlock has no handle, so it may have ended the use of w instead of the use of its own caller.
-// Then renounce ends the use of that caller.
+// renounce ends the use of w. The wait of w failed at the moment at which w got its grant. An
+// RUnlock has no handle, so it may have ended the use of w instead of its own caller's use. Then
+// renounce ends the use of that caller.
 func (l *Lock) renounce(w *waiter) error {
 	return l.depart(true, func() (*Claim, int) {
 		h, i := l.useOf(w.grant)
@@ -523,19 +525,19 @@ func (l *Lock) renounce(w *waiter) error {
 }
 
 // A Departure is the end of one use. The use is chosen when the Departure is made, and Finish does
-// the part that takes time. So Finish may run later, in another goroutine: it ends no use that was
+// the slow part. So Finish may run later, in another goroutine: it never ends a use that was
 // granted after the Departure was made.
 type Departure struct {
 	lock   *Lock
 	hold   *Claim
 	grant  *Grant        // nil if there was no use to end
-	handle bool          // the caller has the grant, so the mode does not matter
-	stays  bool          // other goroutines have the hold
-	moving chan struct{} // if not nil, a Downgrade is under way: Finish waits until this is closed
+	handle bool          // the caller has the Grant, so the mode does not matter
+	stays  bool          // other goroutines still use the hold
+	moving chan struct{} // if not nil, a Downgrade is under way, and Finish waits until this channel is closed
 	stop   func()        // ends that Downgrade early
 }
 
-// depart calls find under mu, and removes the use that find returns from its hold.
+// depart calls find under mu, to choose a use. It removes this use from its hold.
 func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -547,32 +549,32 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 	if d.moving != nil {
 		return d
 	}
-	h.uses = slices.Delete(h.uses, i, i+1) // at once, so that a second Unlock does not find the use
+	h.uses = slices.Delete(h.uses, i, i+1) // now, so that a second Unlock does not find the use
 	if l.owed {
 		// This may be the late release of a lost hold, which now ends the present hold instead. So
-		// the present leader must see a loss. owed stays true, because its own release can now come
-		// late, too. Not even a release that finds no hold clears owed: many programs resign twice,
-		// to be sure.
+		// the present leader must see a loss. owed stays true, because the release of the present
+		// leader can now come late, too. A release that finds no hold does not clear owed either:
+		// many programs resign twice, to be sure.
 		d.grant.Revoke()
 	}
 	if d.stays = h.used(); d.stays {
-		h.Err() // if h is lost, Err ends the grant by the loss, which the tracer must see; End ends it without one
+		h.Err() // if h is lost, Err ends the grant by the loss, for the trace; End would end the grant without a loss
 		d.grant.End()
 	}
 	return d
 }
 
-// None reports whether the caller had nothing to release.
+// None reports whether there was no use to end.
 func (d Departure) None() bool { return d.grant == nil }
 
-// Finish must be called once.
+// Finish completes the release. It must be called once.
 func (d Departure) Finish() error {
 	for d.moving != nil {
-		d.stop() // the servers might not answer, and Unlock does not wait for them
+		d.stop() // perhaps the servers do not answer, and Unlock does not wait for them
 		<-d.moving
 		d = d.lock.depart(d.handle, func() (*Claim, int) {
-			// Unlock has found an exclusive hold. If the Downgrade has made it shared, Unlock does
-			// not release it.
+			// Unlock has found an exclusive hold. If the Downgrade has made the hold shared, Unlock
+			// does not release the hold.
 			if h, i := d.lock.useOf(d.grant); h != nil && (d.handle || h.mode == Exclusive) {
 				return h, i
 			}
@@ -589,26 +591,26 @@ func (d Departure) Finish() error {
 }
 
 // handOver ends g, the last use of h, and gives h to the first waiter of this process. If it must
-// not, it keeps the place of h, or deletes the znode.
+// not give h to a waiter, or there is none, it keeps the place of h or deletes the znode.
 //
-// A handoff needs no request: the znode of h stays, so h is granted to one goroutine after another
-// while every other contender waits behind it.
+// A handoff needs no request. The znode of h stays, so h can be granted to one goroutine after
+// another. Every other contender waits behind h.
 //
-//   - It is safe. mu is held from the look at the list to the grant, so no two goroutines get h.
-//     The znode may be deleted, or the session may end, at any time. Then the grant of the next
-//     goroutine is lost (Claim.Grant), as g would be without the handoff.
-//   - No waiter is forgotten. A waiter joins the list under mu. Either it is in the list now, or it
-//     joins later, and then finds in serve that h is not held. A waiter whose ctx has ended leaves
-//     the list under mu, too. If it was chosen before that, it renounces the grant.
-//   - It is fair. Claim.Alone is true if a listing has shown no other contender, and the watch set
-//     by that listing has not fired. The create of another contender fires the watch. Therefore,
-//     it waits until the event has arrived, and then for at most Handoffs more handoffs. At
-//     half of the limit, handOver begins a listing. At the limit, it waits for that listing, once
-//     in each hold. That listing sets the watch if h is alone. Without the watch, a process that is
-//     alone would delete its znode after every Handoffs handoffs. The listing takes at most 200 ms
-//     (askTime).
+//   - A handoff is safe. From the look at the list to the grant, mu is locked, so no two goroutines
+//     get h. At any time, another client may delete the znode, or the session may end. Then the
+//     grant of the next goroutine is lost (Claim.Grant), as g would be without the handoff.
+//   - No waiter is forgotten. A waiter joins the list under mu. So either the waiter is in the list
+//     now, or it joins later, and serve then finds that h is not held. A waiter whose ctx has ended
+//     also leaves the list under mu. If it was chosen before, it renounces the grant.
+//   - A handoff is fair. Claim.Alone is true if a listing has shown no other contender, and the
+//     watch that this listing has set has not fired. The create of another contender fires the
+//     watch. So that contender waits until the event has arrived, and then for at most Handoffs
+//     more handoffs. After half of the Handoffs, handOver begins a listing. After all Handoffs, it
+//     waits for this listing, once in each hold. If h is alone, the listing sets the watch. Without
+//     the watch, a process that is alone would delete its znode after every Handoffs handoffs. The
+//     listing takes at most 200 ms (askTime).
 //
-// mayPass says which holds are never passed on.
+// The function mayPass decides which holds are never handed off.
 func (l *Lock) handOver(h *Claim, g *Grant) error {
 	l.mu.Lock()
 	for l.next(Exclusive) && l.mayPass(h) {
@@ -622,7 +624,7 @@ func (l *Lock) handOver(h *Claim, g *Grant) error {
 			l.mu.Lock()
 			continue
 		} else {
-			break // the limit is reached: the next waiter enters the line, behind the other contenders
+			break // after all Handoffs, the next waiter enters the line, behind the other contenders
 		}
 		g.End()
 		l.letIn(h)
@@ -644,15 +646,15 @@ func (l *Lock) handOver(h *Claim, g *Grant) error {
 
 // mayPass reports whether handOver may give h to another goroutine of this process.
 //
-// A transaction without a reply can still be applied while the znode of h exists, because it checks
-// that znode. It must not be applied under the next goroutine. So h is not handed over, and its
-// znode is deleted: after that, the transaction cannot be applied.
+// A transaction that got no reply may still be applied while the znode of h exists, because it
+// checks this znode. It must not be applied during the hold of the next goroutine. So there is no
+// handoff of h, and the znode is deleted. After the deletion, the transaction cannot be applied.
 func (l *Lock) mayPass(h *Claim) bool {
 	return h.mode == Exclusive && l.Handoffs > 0 && !l.Elects && h.open == 0 && !isLost(h) && !h.WasAsked()
 }
 
-// drop takes h from the holds of this process. Like all functions from here to unkeep, it is called
-// under mu.
+// drop removes h from the holds of this process. Like all functions from here to unkeep, drop is
+// called under mu.
 func (l *Lock) drop(h *Claim) {
 	l.holds = without(l.holds, h)
 	if l.idle != h {
@@ -664,8 +666,8 @@ func (l *Lock) drop(h *Claim) {
 	l.serve()
 }
 
-// keep keeps the place of h, of which g was the last use, if no other contender is in the line.
-// The caller passes e to the observer, without mu.
+// keep is called at the end of g, the last use of h. If no other contender is in the line, h keeps
+// its place. Then the caller must pass e to the observer, without mu.
 func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, kept bool) {
 	if l.Retain == 0 || h.mode != Exclusive || h.open > 0 || len(l.waiting) > 0 || l.idle != nil ||
 		!h.Alone() || h.WasAsked() || session.IsClosed(l.Manager.Closing) {
@@ -675,7 +677,7 @@ func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, kept bool) {
 		l.Kept.Add(-1)
 		return e, false
 	}
-	if e, kept = g.Keep(); !kept { // it is lost
+	if e, kept = g.Keep(); !kept { // h is lost
 		l.Kept.Add(-1)
 		return e, false
 	}
@@ -687,18 +689,18 @@ func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, kept bool) {
 	if h.timer == nil {
 		h.timer = time.AfterFunc(l.Retain, func() { l.expire(h) })
 	}
-	// If a contender has come after Alone, it has fired the watch, and OnRecall calls recall at
-	// once.
+	// If a contender has come since the call of Alone, its create has fired the watch. Then
+	// OnRecall calls recall at once.
 	h.OnRecall(h.recall)
 	l.idle = h
 	l.drop(h)
 	return e, true
 }
 
-// regain returns the kept place, if a goroutine can hold it in mode at once: no other contender has
-// come, and the session is confirmed for as long as a grant needs (Incarnation.Assured). If regain
-// returns nil, its caller deletes the kept place and enters the line, where a grant waits for the
-// confirmation.
+// regain returns the kept place, if a goroutine can hold it in mode at once. There are two
+// conditions: no other contender has come, and the session is confirmed for long enough for a grant
+// (Incarnation.Assured). If regain returns nil, the caller deletes the kept place and enters the
+// line. In the line, a grant waits until the session is confirmed.
 func (l *Lock) regain(mode HoldMode) *Claim {
 	h := l.idle
 	if h == nil || mode != Exclusive || h.WasAsked() || h.Loss() != nil || session.IsClosed(h.recalled()) || !h.Incarnation.Assured() {
@@ -709,7 +711,7 @@ func (l *Lock) regain(mode HoldMode) *Claim {
 	return h
 }
 
-// discard gives up the kept place, if there is one.
+// discard deletes the kept place, if there is one.
 func (l *Lock) discard() {
 	if h := l.idle; h != nil {
 		l.unkeep(h)
@@ -718,7 +720,7 @@ func (l *Lock) discard() {
 	}
 }
 
-// stop stops t, unless it is nil.
+// stop stops t, unless t is nil.
 func stop(t *time.Timer) {
 	if t != nil {
 		t.Stop()
@@ -730,7 +732,8 @@ func (l *Lock) unkeep(h *Claim) {
 	l.Kept.Add(-1)
 }
 
-// recall is called when another contender may have come, or h is lost.
+// recall is called when another contender may have come, or h is lost. If h is the kept place,
+// recall deletes it.
 func (l *Lock) recall(h *Claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -739,8 +742,8 @@ func (l *Lock) recall(h *Claim) {
 	}
 }
 
-// expire is called by the timer of h. The timer is not stopped when a goroutine gets h, because to
-// set it again for each use would cost more than the use.
+// expire is called by the timer of h, and deletes h if its time is over. When a goroutine gets h,
+// the timer continues: to set it again for each use would cost more than the use.
 func (l *Lock) expire(h *Claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -755,11 +758,11 @@ func (l *Lock) expire(h *Claim) {
 	l.discard()
 }
 
-// Txn applies ops in one transaction, if g is still held. If g was released, the error is
+// Txn applies ops in one transaction, if g is still held. If g has been released, the error is
 // ErrNotLocked.
 //
-// The transaction is counted under mu, and a release decides about h under mu. So either the
-// release knows of the transaction, or the transaction is not begun.
+// Txn counts the transaction under mu, and a release decides about h under mu. So either the
+// release sees the transaction in the count, or the transaction does not begin.
 func (l *Lock) Txn(ctx context.Context, g *Grant, ops []any) ([]zk.MultiResponse, error) {
 	l.mu.Lock()
 	h, _ := l.useOf(g)
@@ -778,8 +781,8 @@ func (l *Lock) Txn(ctx context.Context, g *Grant, ops []any) ([]zk.MultiResponse
 	return rs, err
 }
 
-// Downgrade makes the exclusive hold shared. If the hold is released at the same time, the error is
-// ErrNotLocked.
+// Downgrade makes the exclusive hold a shared hold. If the hold is released at the same time, the
+// error is ErrNotLocked.
 func (l *Lock) Downgrade(ctx context.Context) error {
 	start := time.Now()
 	moving, stop := context.WithCancel(ctx)
@@ -798,7 +801,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	if err != nil {
 		err = own.Explain(err)
 		switch ended := moving.Err() != nil && errors.Is(err, moving.Err()); {
-		case ended && ctx.Err() != nil: // ctx has ended by now; moving may have ended before it
+		case ended && ctx.Err() != nil: // ctx has ended; it does not matter if moving ended first
 			err = session.CtxErr(ctx)
 		case ended:
 			err = ErrNotLocked
@@ -807,8 +810,8 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	l.mu.Lock()
 	var former string
 	if err == nil {
-		// The read znode exists, and blocks every other writer. So it does not matter when, or by
-		// which client, the write znode is deleted.
+		// The read znode exists, and blocks every other writer. So it does not matter when the
+		// write znode is deleted, or by which client.
 		former, err = own.Move(c, e.Op)
 	}
 	close(h.moving)
@@ -817,27 +820,27 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 		l.mu.Unlock()
 		return err
 	}
-	// If a transaction may be applied until the write znode is deleted, the next reader must wait
-	// for that deletion, in the line.
+	// If a transaction may still be applied until the write znode is deleted, the next reader must
+	// wait in the line for this deletion.
 	h.mode, h.passed, h.closed = Shared, 0, h.open > 0
 	l.read(h)
 	l.serve()
 	l.mu.Unlock()
 	l.Waited(Shared, start, nil)
 	r := c.Incarnation.Remove(former)
-	select { // the downgrade is done in each case; this waits for the deletion of the write znode
+	select { // wait for the deletion of the write znode; in every case, the downgrade is done
 	case <-r.Done:
-	case <-r.Refused: // readers behind it wait until the deletion is permitted
+	case <-r.Refused: // readers behind the write znode wait until the servers permit its deletion
 	case <-c.Incarnation.Disconnection():
-	case <-c.Incarnation.Ctx.Done(): // the readers learn of the loss from their grants
+	case <-c.Incarnation.Ctx.Done(): // the grants of the readers end by the loss
 	case <-ctx.Done():
 	}
 	return nil
 }
 
-// Standing returns an Ending that ends when the present hold is lost: the hold in the first of
-// modes in which there is one. If that hold is lost, or there is none, the Ending has ended
-// already.
+// Standing returns an Ending that ends when the present hold is lost. Standing tries modes in
+// order, and the first mode with a hold counts. If this hold is already lost, or there is no hold,
+// the Ending has already ended.
 func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -855,8 +858,8 @@ func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	return over
 }
 
-// inUse returns the hold that a goroutine without a handle uses. It tries modes in order, and
-// returns nil if no mode has such a hold.
+// inUse returns the hold of a goroutine that has no handle. It tries modes in order. If there is no
+// such hold in any of them, it returns nil.
 func (l *Lock) inUse(modes ...HoldMode) *Claim {
 	for _, mode := range modes {
 		if h := l.present(mode, (*Claim).used); h != nil {
@@ -866,16 +869,16 @@ func (l *Lock) inUse(modes ...HoldMode) *Claim {
 	return nil
 }
 
-// Wanted reports whether a goroutine of this process has the lock or waits for it, or whether a
-// place is kept.
+// Wanted reports whether l is in use: a goroutine of this process has the lock or waits for it, or
+// a place is kept.
 func (l *Lock) Wanted() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.holds) > 0 || len(l.waiting) > 0 || l.idle != nil
 }
 
-// Current returns the newest grant of the hold of this process, and its mode. An exclusive hold
-// comes before a shared one.
+// Current returns the newest grant of the hold of this process, and the mode of the hold. If there
+// are an exclusive hold and a shared hold, Current uses the exclusive hold.
 func (l *Lock) Current() (*Grant, HoldMode, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -885,7 +888,7 @@ func (l *Lock) Current() (*Grant, HoldMode, error) {
 	return nil, 0, ErrNotLocked
 }
 
-// ModeOf returns the mode in which g is held, if it is.
+// ModeOf returns the mode in which g is held. If g is not held, ok is false.
 func (l *Lock) ModeOf(g *Grant) (mode HoldMode, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -895,14 +898,14 @@ func (l *Lock) ModeOf(g *Grant) (mode HoldMode, ok bool) {
 	return 0, false
 }
 
-// isLost reports whether c is lost. If so, the hooks of the loss have run.
+// isLost reports whether c is lost. When it returns true, the hooks of the loss have run.
 func isLost(c *Claim) bool { return c.Err() != nil }
 
 func (c *Claim) used() bool { return len(c.uses) > 0 }
 
-// anonymous returns the index of the use that a goroutine without a handle releases, or -1. This is
-// the newest use that no Do, RDo or Run will release. If there is none, and the hold is exclusive,
-// it is the newest use.
+// anonymous returns the index of the use that ends when a goroutine without a handle releases. This
+// is the newest use that no Do, RDo or Run will release. If there is no such use, it is the newest
+// use of an exclusive hold, and -1 for a shared hold.
 func (c *Claim) anonymous() int {
 	for i, g := range slices.Backward(c.uses) {
 		if !g.Pinned {
@@ -916,8 +919,8 @@ func (c *Claim) anonymous() int {
 }
 
 // occupied reports whether a hold must be released before another goroutine can get the lock in
-// mode. Even a new reader must wait for the release of a lost shared hold. Otherwise, RUnlock,
-// which has no handle, could return the loss to the new reader.
+// mode. Even a new reader must wait for the release of a lost shared hold. Without this wait,
+// RUnlock could return the loss to the new reader, because RUnlock has no handle.
 func (l *Lock) occupied(mode HoldMode) bool {
 	return slices.ContainsFunc(l.holds, func(h *Claim) bool {
 		return mode == Exclusive || h.mode == Exclusive || isLost(h)
@@ -929,7 +932,7 @@ func (l *Lock) shared() bool {
 	return slices.ContainsFunc(l.holds, func(h *Claim) bool { return h.mode == Shared })
 }
 
-// joinable returns the hold that a reader may join, or nil.
+// joinable returns a hold that a reader may join, or nil if there is none.
 func (l *Lock) joinable() *Claim {
 	for _, h := range slices.Backward(l.holds) {
 		if h.mode == Shared && !h.closed && h.used() {
@@ -939,14 +942,14 @@ func (l *Lock) joinable() *Claim {
 	return nil
 }
 
-// present returns the hold that a goroutine without a handle uses: one in mode for which the
-// function so returns true. It prefers a lost hold, so that the release returns the loss.
-// Otherwise, it returns the newest.
+// present returns the hold of a goroutine that has no handle. Only holds in mode count, and only if
+// the function so returns true for them. A lost hold comes first, so that the release returns the
+// loss. After that, the newest hold comes first.
 func (l *Lock) present(mode HoldMode, so func(h *Claim) bool) (found *Claim) {
 	for _, h := range slices.Backward(l.holds) {
 		switch {
 		case h.mode != mode || !so(h):
-		case len(l.holds) == 1 || isLost(h): // the only hold is the answer even if it is not lost
+		case len(l.holds) == 1 || isLost(h): // if there is no other hold, this hold is the result even if it is not lost
 			return h
 		case found == nil:
 			found = h
@@ -955,7 +958,8 @@ func (l *Lock) present(mode HoldMode, so func(h *Claim) bool) (found *Claim) {
 	return found
 }
 
-// anonymous returns the use in mode that a goroutine without a handle releases, or nil.
+// anonymous returns the use in mode that ends when a goroutine without a handle releases: its hold,
+// and its index there. If there is no such use, the hold is nil.
 func (l *Lock) anonymous(mode HoldMode) (*Claim, int) {
 	h := l.present(mode, func(h *Claim) bool { return h.anonymous() >= 0 })
 	if h == nil {
@@ -964,7 +968,8 @@ func (l *Lock) anonymous(mode HoldMode) (*Claim, int) {
 	return h, h.anonymous()
 }
 
-// useOf returns the use of g, or nil if it has been released.
+// useOf returns the use of g: its hold, and its index there. If g has been released, the hold is
+// nil.
 func (l *Lock) useOf(g *Grant) (*Claim, int) {
 	for _, h := range l.holds {
 		if i := slices.Index(h.uses, g); i >= 0 {
@@ -974,8 +979,9 @@ func (l *Lock) useOf(g *Grant) (*Claim, int) {
 	return nil, 0
 }
 
-// forgotten returns the error of a wait for a lost hold that was not released for a session
-// timeout. The hold of a Do never counts as forgotten: it is released when the function returns.
+// forgotten returns an error if this process lost a hold a session timeout ago or earlier, and has
+// not released the hold. The hold of a Do never counts as forgotten: it is released when the
+// function returns.
 func (l *Lock) forgotten() (err error) {
 	for _, h := range l.holds {
 		if isLost(h) && slices.ContainsFunc(h.uses, func(g *Grant) bool { return !g.Pinned }) {

@@ -1,6 +1,6 @@
 package lock
 
-// This file locks several locks, or none of them.
+// This file locks several lockers, or none of them.
 
 import (
 	"context"
@@ -15,31 +15,32 @@ import (
 type Part struct {
 	Lock     func(ctx context.Context) error
 	Unlock   func() error
-	Ours     bool                   // a locker of zsync: Unlock does not panic, and may run in a goroutine of its own
-	Standing func() *session.Ending // returns the Ending that ends if the hold is lost; nil if the locker has none
+	Ours     bool                   // the locker is from zsync: its Unlock does not panic, and may run in another goroutine
+	Standing func() *session.Ending // returns an Ending that ends if the hold is lost; nil if the locker has no Ending
 }
 
-// ErrPartLost means that a part was lost while LockAll waited for another. The caller may call
+// ErrPartLost means that a part was lost while LockAll waited for another part. The caller may call
 // LockAll again.
 var ErrPartLost = errors.New("a lock was lost while another was waited for")
 
-// LockAll locks parts in their order, one after the other, or none of them. It returns the
-// function that unlocks them.
+// LockAll locks all parts in their order, one after the other, or none of them. It returns a
+// function that unlocks all parts.
 //
-// While a caller waits for a part, it holds only parts that come earlier in the order. The order is
-// the same for all callers, so no two callers wait for each other, however many locks each has.
+// While a caller waits for a part, it holds only parts that come earlier in the order. All callers
+// have the same order. So two callers never wait for each other, whatever the number of their
+// parts.
 //
-// If a part is lost while LockAll waits for another, LockAll unlocks all and fails with
-// ErrPartLost. Otherwise, goroutines of this process that want the lost part would wait for the
-// other part, too.
+// If one part is lost while LockAll waits for another part, LockAll unlocks all parts and fails
+// with ErrPartLost. If LockAll continued to wait, goroutines of this process that want the lost
+// part would also have to wait for the other part.
 func LockAll(ctx context.Context, parts []Part) (unlock func() error, err error) {
 	locked := 0
 	defer func() {
-		if unlock == nil { // a part has failed, or has panicked
+		if unlock == nil { // the Lock of a part has failed or panicked
 			UnlockSoon(ctx, func() error { return unlockAll(parts[:locked]) })
 		}
 	}()
-	ours, rest := context.WithCancel(ctx) // a hook must end only a context of this package, not a context of the program
+	ours, rest := context.WithCancel(ctx) // a hook must not end a context of the program, only a context of this package
 	defer rest()
 	waiting, end := context.WithCancelCause(ours)
 	defer end(nil)
@@ -58,8 +59,8 @@ func LockAll(ctx context.Context, parts []Part) (unlock func() error, err error)
 	return sync.OnceValue(func() error { return unlockAll(parts) }), nil
 }
 
-// unlockAll unlocks all parts, the last first, even if an Unlock panics. It unlocks zsync's own
-// lockers at the same time, each in a goroutine.
+// unlockAll unlocks all parts in reverse order, even if an Unlock panics. Lockers of zsync are
+// unlocked at the same time, each in its own goroutine.
 func unlockAll(parts []Part) (err error) {
 	errs := make([]error, len(parts))
 	var under sync.WaitGroup
@@ -80,8 +81,8 @@ func unlockAll(parts []Part) (err error) {
 	return nil
 }
 
-// UnlockSoon unlocks, and reports whether the unlock is over. After the end of ctx, it waits
-// for no longer than grace; then the unlock continues in the background.
+// UnlockSoon calls unlock, and reports whether that call has returned. After the end of ctx,
+// UnlockSoon waits only for a short time (grace). Then the call continues in the background.
 func UnlockSoon(ctx context.Context, unlock func() error) bool {
 	done := make(chan error, 1)
 	go func() { done <- unlock() }()

@@ -1,7 +1,7 @@
 package lock
 
-// This file has the names of contenders and permits, and the order that names alone can show.
-// It reads no znodes.
+// This file has the names of contenders and permits, and finds the order of contenders from their
+// names. It reads no znodes.
 
 import (
 	"math"
@@ -15,15 +15,15 @@ import (
 // A Child is the parsed name of a sequential znode.
 type Child struct {
 	Name string // as ZooKeeper returns it, without the parent
-	Base string // its kind: "lock-", "__READ__", ...
-	Seq  int32  // wraps after 2^31-1, like the server's counter
+	Base string // its kind, such as "lock-" or "__READ__"
+	Seq  int32  // the number; wraps after 2^31-1, like the server's counter
 }
 
-// contenderBases mark the contenders of locks and elections, of every kind and layout, before
-// their number.
+// contenderBases has the bases of all contenders of locks and elections, in every layout. The base
+// is the part of a name before the number.
 var contenderBases = []string{"lock-", "__lock__", "__rlock__", "__WRIT__", "__READ__", "latch-"}
 
-// kindOf returns the primitive, with its article, whose contenders have this base.
+// kindOf returns the primitive whose contenders have this base, with an article.
 func kindOf(base string) string {
 	switch base {
 	case "latch-":
@@ -38,12 +38,12 @@ func kindOf(base string) string {
 	return "another primitive"
 }
 
-// Exhausted reports whether c has a number that a parent gives only after it has given all numbers
-// below 2147483647. See split.
+// Exhausted reports whether c's number is exhausted: a parent gives such a number only after all
+// numbers below 2147483647. See split.
 func (c Child) Exhausted() bool { return c.Seq < 0 || c.Seq == math.MaxInt32 }
 
-// ParseChild splits name into base and number, for the first of bases that comes right before a
-// number. It parses from the end: a name may have any text before its base.
+// ParseChild finds the base and the number in name. The base is the first of bases that comes right
+// before a number. ParseChild parses from the end, because any text may come before the base.
 func ParseChild(name string, bases ...string) (Child, bool) {
 	for _, base := range bases {
 		i := strings.LastIndex(name, base)
@@ -57,10 +57,10 @@ func ParseChild(name string, bases ...string) (Child, bool) {
 	return Child{}, false
 }
 
-// ParseChildren returns the children among names with any of bases, in the order of their
-// numbers: from 0 to 2147483647, then from -2147483648 to -1. Other names are left out. Children
-// with equal numbers (a writer, and the read znode to which it downgrades) are ordered by name.
-// So every client has the same order, however a server lists them. split says whether that is the
+// ParseChildren returns the children with a base in bases, in the order of their numbers: first 0
+// to 2147483647, then -2147483648 to -1. It leaves out other names. Two children can have the same
+// number: a writer, and the read znode to which it downgrades. These are in the order of their
+// names, so that every client gets the same order. The function split finds out whether this is the
 // order of arrival.
 func ParseChildren(names []string, bases ...string) []Child {
 	line := make([]Child, 0, len(names))
@@ -72,9 +72,9 @@ func ParseChildren(names []string, bases ...string) []Child {
 	return byNumbers(line)
 }
 
-// byNumbers sorts line by number, and children with equal numbers by name. A line may be long and
-// is sorted at each listing, so the keys are integers: the number, followed by the index of the
-// child.
+// byNumbers sorts line by number, and children with the same number by name. A line may be long,
+// and is sorted at each listing. So the sort keys are integers: the number of a child, followed by
+// its index in line.
 func byNumbers(line []Child) []Child {
 	if len(line) < 2 {
 		return line
@@ -99,19 +99,21 @@ func byNumbers(line []Child) []Child {
 	return sorted
 }
 
-// If two numbers differ by numberWindow or more, they do not show which contender came first.
+// numberWindow is a limit: if two numbers differ by as much or more, they do not show which
+// contender came first.
 const numberWindow = 1 << 30
 
-// split divides line, which is sorted by number, into the contenders before the first exhausted
-// number, and the rest. tell reports whether the contenders of in are in the order of arrival, and
-// ahead of all of exhausted. The order within exhausted is unknown.
+// split divides a line that is sorted by number. The first result has the contenders before the
+// first exhausted number, and the second has the rest. If tell is true, the first result has the
+// order of arrival, and all its contenders are ahead of the rest. The order within the rest is
+// unknown.
 //
-// A parent numbers its children one by one, until it has had 2^31 of them. After that, ZooKeeper
-// 3.6 and later gives 2147483647 to each child, or -2147483648 and its successors while earlier
-// creates are under way. Before 3.6, it continues from -2147483648 through -1, and then from 0. So
-// numbers do not show the order if one number is just below 0, or if two are far apart. A client
-// can also choose a number itself. If the numbers show the order, a contender with an exhausted
-// number is behind all others.
+// A parent gives its first 2^31 children successive numbers. After these, ZooKeeper 3.6 and later
+// gives each child 2147483647, or -2147483648 and its successors while earlier creates are under
+// way. Before 3.6, the numbers continue from -2147483648 through -1, and then from 0. So numbers do
+// not show the order if a number is just below 0, or if two numbers are far apart. A client can
+// also choose a number itself. If numbers show the order, contenders with exhausted numbers are
+// behind all others.
 func split(line []Child) (in, exhausted []Child, tell bool) {
 	i := len(line)
 	for i > 0 && line[i-1].Exhausted() {
@@ -125,7 +127,7 @@ func split(line []Child) (in, exhausted []Child, tell bool) {
 	return in, exhausted, !wraps
 }
 
-// certainlyAfter reports whether the numbers show that c came after d.
+// certainlyAfter reports whether the numbers show that c arrived after d.
 func (c Child) certainlyAfter(d Child) bool {
 	_, exhausted, tell := split(byNumbers([]Child{c, d}))
 	return tell && len(exhausted) == 0 && c.Seq > d.Seq
@@ -134,20 +136,20 @@ func (c Child) certainlyAfter(d Child) bool {
 // KazooName is kazoo's form of session.ProtectedName.
 func KazooName(guid, base string) string { return strings.ReplaceAll(guid, "-", "") + base }
 
-// SamePlace reports whether c and d are one contender: a writer, and the read znode to which it
-// downgrades.
+// SamePlace reports whether c and d have the same place in the line. They may be a writer and the
+// read znode to which it downgrades.
 func (c Child) SamePlace(d Child) bool {
 	return c.Name == d.Name || c.Seq == d.Seq && !c.Exhausted()
 }
 
-// The UUID in a name may have a mark: see session.NewMarkedGUID. In a writer's name, the mark says
-// that the contender perhaps only keeps its place. In a reader's name, it says that the znode
-// shares the place of another (Claim.Beside).
+// The UUID in a name may have a mark: see session.NewMarkedGUID. In a writer's name, the mark means
+// that the contender perhaps only keeps its place. In a reader's name, the mark means that the
+// znode shares the place of another znode (Claim.Beside).
 
 // sharedBases are the contenderBases of readers.
 var sharedBases = []string{"__rlock__", "__READ__"}
 
-// MayBeKept reports whether the contender with this name perhaps only keeps its place, while no
+// MayBeKept reports whether the contender with this name perhaps only keeps its place. Then no
 // goroutine holds the lock.
 func MayBeKept(name string) bool {
 	c, ok := ParseChild(name, contenderBases...)
@@ -157,27 +159,28 @@ func MayBeKept(name string) bool {
 // beside reports whether c shares the place of another znode.
 func (c Child) beside() bool { return slices.Contains(sharedBases, c.Base) && marked(c) }
 
-// marked reports whether c's name begins with a marked UUID, in either layout. The names of
-// go-zookeeper's zk.Lock have 32 random hexadecimal digits instead.
+// marked reports whether c's name begins with a marked UUID, in Curator's or kazoo's layout. A name
+// of go-zookeeper's zk.Lock has 32 random hexadecimal digits instead of a UUID.
 func marked(c Child) bool {
 	head := beforeBase(c)
 	if guid, ok := strings.CutPrefix(head, "_c_"); ok {
 		return len(guid) > guidSize && guid[guidSize] == '-' && session.IsMarkedGUID(guid[:guidSize])
 	}
-	const bare = guidSize - 4 // without its dashes
+	const bare = guidSize - 4 // length of a GUID without dashes
 	return len(head) >= bare && session.IsMarkedGUID(head[:bare])
 }
 
-// weightBase comes before the number of permits in the name of a znode for several permits.
+// weightBase is the text before the number of permits, in the name of a znode for several permits.
 const weightBase = "-weight-"
 
-// PermitsName returns a unique name for the znode of n permits.
+// PermitsName returns a unique name for a znode of n permits.
 func PermitsName(n int64) string {
 	return "_c_" + session.NewGUID() + weightBase + strconv.FormatInt(n, 10)
 }
 
-// Without returns names without the znodes at paths. With it, a caller counts the permits of
-// others, and compares them with the limit minus its own permits: the sum of both could overflow.
+// Without is a filter: it returns names, except those of the znodes at paths. A caller uses it to
+// count the permits of other processes, and compares the count with the limit minus its own
+// permits. A sum of both counts could overflow.
 func Without(names, paths []string) []string {
 	ours := make(map[string]bool, len(paths))
 	for _, path := range paths {
@@ -186,9 +189,9 @@ func Without(names, paths []string) []string {
 	return slices.DeleteFunc(names, func(name string) bool { return ours[name] })
 }
 
-// CountPermits returns the number of permits of znodes with these names. If a name has a weight,
-// its znode counts as so many permits. Any other znode counts as one permit, as in Curator and
-// kazoo. In kazoo's layout, no name has a weight.
+// CountPermits returns the number of permits that the znodes with these names represent. A name may
+// have a weight, which is the number of permits of the znode. A znode without a weight is one
+// permit, as in Curator and kazoo. In kazoo's layout, no name has a weight.
 func CountPermits(names []string, kazoo bool) (out int64) {
 	for _, name := range names {
 		weight := int64(1)
@@ -197,7 +200,7 @@ func CountPermits(names []string, kazoo bool) (out int64) {
 				weight = n
 			}
 		}
-		if out += weight; out < 0 { // the sum has overflowed; no semaphore has so many permits
+		if out += weight; out < 0 { // the sum has overflowed: it is greater than the limit of any semaphore
 			return math.MaxInt64
 		}
 	}

@@ -1,7 +1,7 @@
 package lock
 
-// This file has the permits that a process holds, and their znodes. The root package acquires
-// permits (semaphore.go).
+// This file has the permits that a process holds, and their znodes. The code that acquires permits
+// is in the root package (semaphore.go).
 
 import (
 	"context"
@@ -16,43 +16,44 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A Pool says where the znodes of a semaphore's permits are.
+// A Pool has the paths and settings of a semaphore's permits.
 type Pool struct {
 	Manager *session.Manager
-	Root    string // of the semaphore
-	Dir     string // of the znodes
+	Root    string // path of the semaphore
+	Dir     string // path of the parent of the permits' znodes
 	Limits  *Limits
-	Limit   *atomic.Int64 // for the trace
+	Limit   *atomic.Int64 // the semaphore's limit, for the trace
 }
 
-// Permits are the permits of a Pool that one Semaphore value holds through one ZooKeeper session,
-// from the first acquired to the last released. Permits have no names, so no caller knows which are
-// its own. Therefore, the deletion of one znode is the loss of all.
+// Permits has all permits of a Pool that one Semaphore value holds through one ZooKeeper session.
+// It begins when the first permit is acquired, and ends when the last is released. A permit has no
+// name, so no caller knows which permits are its own. Therefore, the deletion of one znode is the
+// loss of all permits.
 type Permits struct {
 	Hold
 	Pool   *Pool
 	leases []Permit            // guarded by Hold.mu, like the fields below
-	n      int64               // number of permits in leases; after a loss, number of permits that the program has not released
-	taken  []taking            // acquired and not released, in order
-	free   func()              // cancels the limit, if there is one
-	within []*session.Function // the program's functions that have acquired some of p
-	last   *session.Deletion   // the latest deletion by change that replaces a znode, or waits for an earlier one
+	n      int64               // number of permits in leases; after a loss, number of permits that the program has not released yet
+	taken  []taking            // acquired and not yet released, oldest first
+	free   func()              // cancels the limits (Hold.limited); nil without limits
+	within []*session.Function // the program's functions that have acquired permits of p
+	last   *session.Deletion   // the latest deletion by change that replaces a znode, or that waits for an earlier deletion
 }
 
-// A taking counts the permits of one Acquire that are not yet released.
+// A taking is one Acquire, with the number of its permits that are not yet released.
 type taking struct {
 	at time.Time
 	n  int64
 }
 
-// A Permit is a znode for Weight permits.
+// A Permit is one znode, which represents Weight permits.
 type Permit struct {
 	Path     string // as the server knows it
 	Weight   int64
 	ownWatch *session.OwnWatch
 }
 
-// NewPermits returns Permits of inc without a permit. s is their stake in inc.
+// NewPermits returns an empty Permits in the session inc. s is its stake in inc.
 func (pool *Pool) NewPermits(inc *session.Incarnation, s *session.Stake) *Permits {
 	p := &Permits{Hold: Hold{Incarnation: inc, Stake: s, op: "acquire", since: time.Now()}, Pool: pool}
 	p.of, p.state = p, held
@@ -60,7 +61,8 @@ func (pool *Pool) NewPermits(inc *session.Incarnation, s *session.Stake) *Permit
 	return p
 }
 
-// Add adds n permits, whose znodes exist. If p is lost, Add returns the loss and adds none.
+// Add adds n permits to p. Their znodes, leases, exist already. If p is lost, Add adds nothing and
+// returns the loss.
 func (p *Permits) Add(leases []Permit, n int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -81,8 +83,8 @@ func (p *Permits) Add(leases []Permit, n int64) error {
 	return nil
 }
 
-// Within records that the function f has acquired some of p. Close then waits for f before it
-// releases p. p and f may be nil.
+// Within is called if the program's function f has acquired permits of p. From then on, Close waits
+// for f before it releases p. p and f may be nil.
 func (p *Permits) Within(f *session.Function) {
 	if p == nil || f == nil {
 		return
@@ -101,17 +103,17 @@ func (p *Permits) Vanished(o *session.OwnWatch) { p.deleted(o.Path) }
 
 func (p *Permits) deleted(path string) {
 	if p.lose(p.Incarnation.Deleted(), func() bool { return p.standing() && p.has(path) }) {
-		p.withdraw() // deletes the other znodes
+		p.withdraw() // to delete the other znodes
 	}
 }
 
-// has reports whether the znode at path belongs to p; "" means any.
+// The method has reports whether the znode at path belongs to p. For the path "", it returns true.
 func (p *Permits) has(path string) bool {
 	return path == "" || slices.ContainsFunc(p.leases, func(l Permit) bool { return l.Path == path })
 }
 
-// limit starts the limits of p (Hold.limited) again. Limits.Max counts from the acquisition of the
-// oldest permits in p.
+// limit starts the limits of p (Hold.limited) again. The time for Limits.Max begins at the
+// acquisition of the oldest permits in p.
 func (p *Permits) limit() {
 	l := p.Pool.Limits
 	if l == nil {
@@ -124,12 +126,13 @@ func (p *Permits) limit() {
 	if len(p.taken) > 0 {
 		first := p.taken[0].at
 		p.free = p.limited(l, time.Until(first.Add(l.Max)), func() bool {
-			return p.standing() && len(p.taken) > 0 && p.taken[0].at.Equal(first) // otherwise, the oldest permits were released at this moment
+			return p.standing() && len(p.taken) > 0 && p.taken[0].at.Equal(first) // false if the oldest permits have just been released
 		})
 	}
 }
 
-// Left returns a channel that is closed when the program has released all of p, also after a loss.
+// Left returns a channel that is closed when the program has released all permits of p, even if
+// they were lost before.
 func (p *Permits) Left() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -143,12 +146,12 @@ func (p *Permits) Held() int64 {
 	return p.n
 }
 
-// Release releases n of p, which has at least n, and reports whether any are left. If it returns
-// the loss of p, there was nothing to release.
+// Release releases n permits of p, which has at least n. The result left reports whether p has any
+// permits after this. If p was lost, Release has deleted nothing, and returns the loss.
 func (p *Permits) Release(n int64) (left bool, r *session.Deletion, lost error) {
 	p.mu.Lock()
 	some := n
-	for some > 0 && len(p.taken) > 0 { // in the order of acquisition
+	for some > 0 && len(p.taken) > 0 { // the oldest first
 		k := min(some, p.taken[0].n)
 		some -= k
 		if p.taken[0].n -= k; p.taken[0].n == 0 {
@@ -169,26 +172,26 @@ func (p *Permits) Release(n int64) (left bool, r *session.Deletion, lost error) 
 	return left, r, lost
 }
 
-// Result returns the outcome of r, from Release. If it is a loss, Lost is closed first, provided
-// that the session has ended or that Release has released the last permit. Otherwise, the permits
-// that are left are not lost.
+// Result returns the outcome of r, which Release has returned. If the outcome is a loss, Result
+// closes Lost first in two cases: the session has ended, or Release has released the last permit.
+// In all other cases, the remaining permits are not lost.
 func (p *Permits) Result(r *session.Deletion) error {
 	err := r.Result()
 	if err != nil {
-		p.Err() // if the session has ended, that is the loss of the permits that are left
+		p.Err() // if the session has ended, Err ends the remaining permits by the loss
 		p.lose(err, func() bool { return p.state == released })
 	}
 	return err
 }
 
-// give deletes the znodes of n permits in the background.
+// give releases n permits: it deletes their znodes in the background.
 func (p *Permits) give(n int64) *session.Deletion {
 	var gone []Permit
 	for n > 0 {
 		last := len(p.leases) - 1
 		l := p.leases[last]
 		if l.Weight > n {
-			// A part of the permits of one znode is released.
+			// Release a part of this znode's permits.
 			rest := Permit{Path: session.ChildPath(p.Pool.Dir, PermitsName(l.Weight-n)), Weight: l.Weight - n}
 			rest.ownWatch = p.Incarnation.WatchOwn(rest.Path, p)
 			p.leases[last] = rest
@@ -203,10 +206,10 @@ func (p *Permits) give(n int64) *session.Deletion {
 	return p.change(gone, nil, nil)
 }
 
-// change deletes the znodes of gone in the background. If rest is not nil, change also replaces the
-// znode of whole with the znode of rest. If this change or an earlier one replaces a znode, this
-// change first waits for the earlier one, because it may delete the znode that the earlier one
-// creates.
+// change deletes, in the background, the znodes of the permits in gone. If rest is not nil, change
+// also replaces the znode of whole with the znode of rest. If this change or an earlier change
+// replaces a znode, this change first waits for the earlier change, because it may delete the znode
+// that the earlier change creates.
 func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 	inc := p.Incarnation
 	paths := PathsOf(gone)
@@ -216,7 +219,7 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 	}
 	then := drop(all)
 	if whole == nil && p.last == nil {
-		return inc.Delete(&session.Deletion{Paths: paths, Then: then}) // no earlier change matters
+		return inc.Delete(&session.Deletion{Paths: paths, Then: then}) // there is no earlier change to wait for
 	}
 	before, first := p.last, all[0].Path
 	var removed *session.Deletion
@@ -229,16 +232,16 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 			if err := before.Outcome(context.Background()); !session.IsClosed(before.Done) {
 				return err
 			}
-			before = nil // it is over, and so are all changes before it
+			before = nil // this change and all changes before it are over
 		}
 		if whole != nil {
-			// In one transaction, so no client counts too few permits.
+			// One transaction does both, so no client counts too few permits.
 			var rs []zk.MultiResponse
 			rs, err = inc.Multi(context.Background(),
 				&zk.CreateRequest{Path: rest.Path, Data: p.Pool.Manager.Owner, Acl: p.Pool.Manager.Config.ACL, Flags: zk.FlagEphemeral},
 				&zk.DeleteRequest{Path: whole.Path, Version: -1})
 			if len(rs) > 0 && session.IsNodeExists(rs[0].Error) {
-				err = nil // our earlier attempt, whose reply was lost, was applied: no other client creates this name
+				err = nil // an earlier attempt was applied and its reply was lost, because no other client creates this name
 			}
 		}
 		if removed == nil && len(paths) > 0 {
@@ -249,8 +252,8 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 	return p.last
 }
 
-// drop ends the watches of leases. It returns left, which the caller must call when the znodes are
-// deleted.
+// drop ends the watches of leases. It returns the function left. The caller must call left when the
+// znodes are deleted.
 func drop(leases []Permit) (left func()) {
 	var all []func()
 	for _, l := range leases {
@@ -283,7 +286,7 @@ func (p *Permits) Token(ctx context.Context) (int64, error) {
 		if _, err := p.made(ctx); err != nil {
 			return nil, err
 		}
-		return p.Incarnation.Set(ctx, path, p.Pool.Manager.Owner, -1) // if the reply was lost, a second write only makes the token greater
+		return p.Incarnation.Set(ctx, path, p.Pool.Manager.Owner, -1) // if the reply is lost, a second write makes the token greater, which is harmless
 	})
 }
 
@@ -299,7 +302,7 @@ func (p *Permits) made(ctx context.Context) ([]string, error) {
 		if last == nil || session.IsClosed(last.Done) {
 			return paths, nil
 		}
-		// A znode is being replaced.
+		// A change is about to replace a znode.
 		if err := last.Outcome(ctx); err != nil && !session.IsClosed(last.Done) && !errors.Is(err, session.ErrEnded) {
 			return nil, err
 		}
@@ -307,8 +310,8 @@ func (p *Permits) made(ctx context.Context) ([]string, error) {
 	return nil, session.CtxErr(ctx)
 }
 
-// Txn applies ops while all of p are held: see Hold.txn. If some were released during the call,
-// it returns ErrNotLocked, and nothing was applied.
+// Txn applies ops if all permits of p are still held: see Hold.txn. If some permits are released
+// during the call, Txn applies nothing and returns ErrNotLocked.
 func (p *Permits) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 	paths, err := p.made(ctx)
 	if err != nil {
@@ -356,7 +359,8 @@ func (p *Permits) discard() {
 
 func (p *Permits) trace(event string) { p.traceEach(event, "", p.leases...) }
 
-// traceEach writes a record for each of leases. For trace.Move, from is the path before the move.
+// traceEach writes one record for each element of leases. For the event trace.Move, from is the
+// path before the move.
 func (p *Permits) traceEach(event, from string, leases ...Permit) {
 	t := p.Pool.Manager.Trace
 	if t == nil || event == trace.Token {

@@ -1,7 +1,7 @@
 package lock
 
 // This file has the order of the contenders in one listing, and finds contenders of other kinds in
-// it. It sends no request.
+// the listing. It sends no requests.
 
 import (
 	"cmp"
@@ -13,21 +13,21 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// lookAmong is the largest number of contenders ahead that an Ahead keeps, and reads with one
-// request. The first of them that still exists is the first in the line, because no contender
-// arrives ahead of them.
+// lookAmong is the largest number of contenders that an Ahead stores, and reads with one request.
+// These are the first contenders of the line. No contender arrives ahead of them. So the first of
+// them that still exists is the first of the line.
 const lookAmong = 8
 
 // ranks is the order of the contenders in one listing. It is computed once for all waiters that
 // share the listing.
 type ranks struct {
-	in    []Child // the contenders whose numbers are not exhausted (split), in the order of their numbers
-	told  bool    // the contenders of in are in the order of arrival, and all other contenders are behind them
-	sure  bool    // told is true, no number is exhausted, and all numbers differ
+	in    []Child // the contenders without an exhausted number (split), in the order of their numbers
+	told  bool    // in has the order of arrival, and all other contenders are behind
+	sure  bool    // like told, and no number is exhausted, and no two numbers are equal
 	mixed []Child // contenders of other kinds
 
 	once  sync.Once
-	heads []string // the first names of in; set by once
+	heads []string // names of the first contenders of in; set by once
 }
 
 func ranksOf(r *session.Roll, bases []string) *ranks {
@@ -44,7 +44,7 @@ func ranksOf(r *session.Roll, bases []string) *ranks {
 	}).(*ranks)
 }
 
-// first returns the names of the first contenders of ahead. All waiters that share the listing
+// first returns the names of the first contenders in ahead. All waiters that share the listing also
 // share the result.
 func (rk *ranks) first(ahead []Child) []string {
 	if len(ahead) > 0 && len(rk.in) > 0 && ahead[0].Name == rk.in[0].Name && rk.told {
@@ -54,7 +54,7 @@ func (rk *ranks) first(ahead []Child) []string {
 	return namesOf(ahead)
 }
 
-// namesOf returns copies of the first names: each name of a listing keeps the whole listing in
+// namesOf returns copies of the first names. The original of a name would keep the whole listing in
 // memory.
 func namesOf(all []Child) []string {
 	names := make([]string, 0, lookAmong)
@@ -64,8 +64,8 @@ func namesOf(all []Child) []string {
 	return names
 }
 
-// before returns the contenders ahead of c, and reports whether c is in the line. The numbers in rk
-// must show the order.
+// The method before returns the contenders ahead of c, and reports whether c is in the line. The
+// numbers in rk must show the order.
 func (rk *ranks) before(c Child) ([]Child, bool) {
 	i, _ := slices.BinarySearchFunc(rk.in, c, func(a, b Child) int {
 		if a.Seq != b.Seq {
@@ -79,7 +79,7 @@ func (rk *ranks) before(c Child) ([]Child, bool) {
 	return nil, false
 }
 
-// strangers returns the contenders of other kinds among names.
+// strangers returns the contenders among names that are of other kinds.
 func strangers(names []string, bases []string) (mixed []Child) {
 	for _, name := range names {
 		if _, ours := ParseChild(name, bases...); ours {
@@ -92,13 +92,14 @@ func strangers(names []string, bases []string) (mixed []Child) {
 	return mixed
 }
 
-// unmixed returns ErrMixed if a contender in mixed, which has the contenders of other kinds, may be
-// ahead of me: the two would not exclude each other. If me is nil, every contender in mixed is an
-// error.
+// unmixed returns ErrMixed if a contender of another kind may be ahead of me, because these two
+// would not exclude each other. mixed has the contenders of other kinds. If me is nil, every
+// contender in mixed is an error.
 //
 // All children of one parent share one sequence of numbers. So if two contenders of different kinds
-// arrive at the same time, only the contender with the greater number leaves. A contender that has
-// listed the line need not check again, because no contender arrives ahead of it.
+// arrive at the same time, the contender with the greater number leaves, and the other may stay.
+// After its first listing, a contender need not check again, because no contender arrives ahead of
+// it.
 func unmixed(bases []string, mixed []Child, me *Child) error {
 	for _, c := range mixed {
 		if me == nil || !c.certainlyAfter(*me) {

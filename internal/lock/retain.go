@@ -6,25 +6,26 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file keeps places in the line while no goroutine holds the lock. The next goroutine of the
-// same process can then acquire it without a request. Lock.keep decides which places are kept.
+// This file keeps a place in the line while no goroutine holds the lock. Then the next goroutine of
+// this process can acquire the lock without a request. The decision to keep a place is in
+// Lock.keep.
 //
-// To keep a place is as safe as a handoff. While the session lives, the znode is ahead of all
-// others, and a goroutine gets a grant only after a check of the session (Incarnation.Assured). It
-// is fair because of a watch on the line, which fires when a contender comes or leaves.
+// A kept place is as safe as a handoff. While the session lives, the znode is ahead of all others.
+// A goroutine gets a grant only after a check of the session (Incarnation.Assured). A kept place is
+// also fair, because a watch on the line fires when a contender comes or leaves.
 //
-//  1. Enter with the watch joined, so that the listing after the creation of the znode sets the
-//     watch. A contender that is alone in that listing is alone until the watch fires.
+//  1. Enter: the contender joins the watch first, so that the listing after the create sets the
+//     watch. If the contender is alone in this listing, it is alone until the watch fires.
 //  2. Release: if the watch has not fired, the znode stays.
-//  3. Acquire in the same process: no request is sent.
-//  4. When the watch fires, the znode is deleted at once if no goroutine holds it. If a goroutine
-//     holds it, the place is not kept after that hold.
+//  3. Acquire in the same process: the client sends no request.
+//  4. When the watch fires: if no goroutine holds the lock, the client deletes the znode at once.
+//     If a goroutine holds the lock, the place is not kept after this hold.
 //
-// If another contender of this session has set the watch before, the creation of our own znode
-// fires it. Then this place is not kept.
+// If another contender of this session has set the watch earlier, our own create fires the watch.
+// Then our place is not kept.
 
-// recalled returns a channel that is closed when another contender may have come to the line of c,
-// or c itself was deleted. Without a watch on the line, it is closed already.
+// recalled returns a channel that is closed when another contender may have entered the line of c,
+// or c itself is deleted. If c has no watch on the line, the channel is already closed.
 func (c *Claim) recalled() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -34,15 +35,15 @@ func (c *Claim) recalled() <-chan struct{} {
 	return c.lineWatch.Fired
 }
 
-// Alone reports whether no other contender is in the line, by the events so far. Without a
-// connection there are no events, and Alone reports false.
+// Alone reports whether c is the only contender in the line, according to the events so far.
+// Without a connection, no events can come, and Alone returns false.
 func (c *Claim) Alone() bool {
 	return !session.IsClosed(c.recalled()) && !session.IsClosed(c.Incarnation.Disconnection())
 }
 
-// Keep ends g, the only use of its claim. The claim stays in its place until the next grant, or
-// Discard. Keep returns the event for the observer. The caller passes it on without holding a lock.
-// If the claim is lost, Keep does nothing.
+// Keep ends g, the only use of its claim. The claim keeps its place until the next grant, or until
+// Discard. Keep returns an event. The caller passes the event to the observer, when the caller
+// holds no mutex. If the claim is lost, Keep does nothing, and done is false.
 func (g *Grant) Keep() (e session.Report, done bool) {
 	c := g.Claim
 	c.mu.Lock()
@@ -56,15 +57,15 @@ func (g *Grant) Keep() (e session.Report, done bool) {
 	return e, true
 }
 
-// Discard deletes c, which was kept, in the background.
+// Discard deletes a kept claim in the background.
 func (c *Claim) Discard() {
 	if c.finish() == nil {
 		c.Leave()
 	}
 }
 
-// OnRecall calls f, in its own goroutine, when recalled is closed. A second call before that
-// changes nothing.
+// OnRecall makes a new goroutine call f when the channel of recalled is closed. If OnRecall is
+// called again before that, the second call has no effect.
 func (c *Claim) OnRecall(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -76,10 +77,10 @@ func (c *Claim) OnRecall(f func()) {
 	}
 }
 
-// Recall makes the process of holder give up its place, if that contender only keeps it, and
-// reports whether that has happened. If a goroutine holds the lock, Recall returns false, and the
-// caller may write RevokeMessage to the znode of holder. That asks no later holder: another
-// contender has come, so the place is not kept after that hold.
+// Recall is called with the name of the first contender. If this contender only keeps its place,
+// Recall makes its process delete the znode, and returns true. If a goroutine holds the lock,
+// Recall returns false, and the caller may write RevokeMessage to the znode. The message asks no
+// later holder: another contender has come, so the place is not kept after the present hold.
 func (l *Line) Recall(ctx context.Context, holder string) (recalled bool, err error) {
 	if !MayBeKept(holder) {
 		return false, nil

@@ -1,7 +1,7 @@
 package txn
 
-// This file creates and deletes the logs of transactions. A pool keeps a log that no transaction
-// uses, for a later transaction. txn.go has the transactions.
+// This file creates and deletes the logs of transactions. A pool keeps unused logs for later
+// transactions. The transactions are in txn.go.
 
 import (
 	"bytes"
@@ -20,7 +20,7 @@ import (
 	"github.com/zsync/zsync/internal/shared"
 )
 
-// A client is a session as a transaction uses it: an incarnation, or a model of it.
+// A client is a session, with the methods that a transaction needs. Tests have a model of a client.
 type client interface {
 	AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error)
 	AttemptCreate(ctx context.Context, path string, data []byte, flags int32, acl []zk.ACL) (string, error)
@@ -36,23 +36,23 @@ type client interface {
 	drop(p *pool, l *log, later bool) // deletes l in the background; later is true if a request that creates l may still arrive
 }
 
-// An incarnation implements client within one session.
+// An incarnation is a client that is a real session.
 type incarnation struct{ *session.Incarnation }
 
 // A log is a znode that only this client writes.
 type log struct {
 	path    string
-	version int32 // before the transaction
+	version int32 // of the znode, before the transaction writes it
 }
 
-// logACL returns the session's ACL, in which each client that may create may also write. The
-// session's ACL may lack that permission, because the client writes no other znode with that ACL.
+// logACL returns the ACL of a log. It is the session's ACL, but each client that may create may
+// also write: the session's ACL may lack the permission to write.
 func logACL(cfg session.Config) []zk.ACL {
 	acl := slices.Clone(cfg.ACL)
 	lacks := func(e zk.ACL) bool { return e.Perms&zk.PermCreate != 0 && e.Perms&zk.PermWrite == 0 }
 	switch {
 	case !slices.ContainsFunc(acl, lacks):
-	case len(cfg.Auths) > 0: // this client alone
+	case len(cfg.Auths) > 0: // only this client gets the permission
 		acl = append(acl, zk.ACL{Scheme: "auth", Perms: zk.PermWrite})
 	default:
 		for i, e := range acl {
@@ -64,8 +64,8 @@ func logACL(cfg session.Config) []zk.ACL {
 	return acl
 }
 
-// holds returns the data that the next write leaves in the log. A write without a transaction bars
-// the transaction.
+// holds is the function that makes the data for the next write to the log. The argument says
+// whether a transaction makes that write. A write without the transaction bars the transaction.
 func (l *log) holds(transaction bool) []byte {
 	data := strconv.AppendInt(nil, int64(l.version), 10)
 	if !transaction {
@@ -80,28 +80,29 @@ func (l *log) write() any {
 }
 
 // wrote reports whether the latest write to the log was our write at l.version. The argument
-// transaction says which of our writes: with the transaction, or without it. The length in the Stat
-// tells them apart, also from data that another client writes. A Stat needs no permission to read.
+// transaction says which write of ours: with the transaction, or without it. The two writes, and a
+// write by another client, leave data of different lengths, which the Stat shows. A Stat needs no
+// permission to read.
 func (l *log) wrote(transaction bool, stat *zk.Stat) bool {
 	return stat.Version == l.version+1 && int(stat.DataLength) == len(l.holds(transaction))
 }
 
-// IsLogName reports whether a znode has the name of a log across sessions.
+// IsLogName reports whether name is the name of a persistent log.
 func IsLogName(name string) bool {
 	guid, ok := strings.CutPrefix(name, "_c_")
 	guid, ok2 := strings.CutSuffix(guid, "-receipt")
 	return ok && ok2 && len(guid) == 36 && uuid.Validate(guid) == nil
 }
 
-// IsLog reports whether a znode with the name of a log also has the data of a log. A new log has
-// none. Later, a log has the data of its last write, with a transaction or without.
+// IsLog reports whether a znode with the name of a log also has the data of a log. A new log has no
+// data. Later, it has the data of its last write, by a transaction or without one.
 func IsLog(data []byte, stat *zk.Stat) bool {
 	l := log{version: stat.Version - 1}
 	return stat.EphemeralOwner == 0 && (stat.Version == 0 && len(data) == 0 || bytes.Equal(data, l.holds(true)) || bytes.Equal(data, l.holds(false)))
 }
 
-// A pool has the logs that no transaction uses now: the ephemeral ones of one session, or the
-// persistent ones.
+// A pool has the logs that no transaction uses now: the ephemeral logs of one session, or all
+// persistent logs of a Session.
 type pool struct {
 	m     *session.Manager
 	flags int32 // of its znodes
@@ -111,7 +112,7 @@ type pool struct {
 	mu    sync.Mutex
 	idle  map[string][]idleLog // by directory, in the order of their last use
 	n     int                  // the number of logs in idle
-	swept bool                 // sweep runs
+	swept bool                 // whether sweep is running
 }
 
 type idleLog struct {
@@ -133,9 +134,9 @@ func newPool(m *session.Manager, flags int32) *pool {
 	return &pool{m: m, flags: flags, idle: make(map[string][]idleLog)}
 }
 
-// MaxIdle is the largest number of logs that are kept in a directory, and MaxIdleAll the largest
-// number in a pool. Further logs are deleted after use. IdleTime is how long a persistent log is
-// kept. At lastVersion, a log is used up: its version must not become -1, which means any version.
+// A pool keeps at most MaxIdle logs in a directory, and at most MaxIdleAll in all. After use,
+// further logs are deleted. A persistent log is kept for IdleTime. A log at lastVersion is not used
+// again: its version must not become -1, which means any version.
 const (
 	MaxIdle     = 16
 	MaxIdleAll  = 1024
@@ -145,7 +146,7 @@ const (
 
 func (p *pool) ephemeral() bool { return p.flags == zk.FlagEphemeral }
 
-// suffix returns the end of the names of logs. Tools recognize a log by it.
+// suffix returns the end of a log's name. Tools recognize a log by this suffix.
 func (p *pool) suffix() string {
 	if p.ephemeral() {
 		return "txn"
@@ -153,7 +154,7 @@ func (p *pool) suffix() string {
 	return "receipt"
 }
 
-// take removes a log in dir from p and returns it, or nil if there is none.
+// take removes a log in dir from p, and returns the log. If p has no log in dir, take returns nil.
 func (p *pool) take(dir string) *log {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -167,7 +168,7 @@ func (p *pool) take(dir string) *log {
 	return l
 }
 
-// closed reports whether close was called for dir, because no logs can be used there.
+// closed reports whether close was called for dir: no logs can be used there.
 func (p *pool) closed(dir string) bool {
 	shut, _ := p.shut.Load(dir)
 	return shut
@@ -175,8 +176,9 @@ func (p *pool) closed(dir string) bool {
 
 func (p *pool) close(dir string) { p.shut.Store(dir, true) }
 
-// keep puts l back for the next transaction, or deletes it. An ephemeral log that is not at the
-// root is deleted before the caller continues: its directory could not be deleted otherwise.
+// keep puts l into the pool for a later transaction, or deletes l. If l is ephemeral and not at the
+// root, keep deletes it before the caller continues. Otherwise, the directory of l could not be
+// deleted.
 func (p *pool) keep(inc client, l *log) {
 	dir := session.ParentPath(l.path)
 	if p.ephemeral() && dir != p.m.Full("/") {
@@ -196,7 +198,7 @@ func (p *pool) keep(inc client, l *log) {
 	case !kept:
 		inc.drop(p, l, false)
 	case sweep:
-		leaving, done := p.m.BeforeClose() // called here, so that a Close right after the call waits for the sweep
+		leaving, done := p.m.BeforeClose() // called before Spawn, so that a Close at this moment waits for the sweep
 		p.m.Spawn(func() {
 			defer done()
 			p.sweep(leaving)
@@ -204,8 +206,9 @@ func (p *pool) keep(inc client, l *log) {
 	}
 }
 
-// old removes the logs from p whose last use was at until or before. next is the earliest last use
-// of a remaining log. more is false if no log remains.
+// The function old removes from p, and returns, the logs that were last used at the time until or
+// earlier. The result next is the earliest time of last use of a log that remains. If no log
+// remains, the result more is false.
 func (p *pool) old(until time.Time) (paths []string, next time.Time, more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -226,8 +229,8 @@ func (p *pool) old(until time.Time) (paths []string, next time.Time, more bool) 
 	return paths, next, more
 }
 
-// sweep deletes each log that no transaction has used for IdleTime, until none is left. When the
-// Session closes, sweep deletes all logs.
+// sweep deletes each log that no transaction has used for IdleTime. It returns when the pool is
+// empty. When the Session closes, sweep deletes all logs.
 func (p *pool) sweep(leaving <-chan struct{}) {
 	m := p.m
 	for over := false; ; {
@@ -264,17 +267,17 @@ func (inc incarnation) drop(p *pool, l *log, later bool) {
 		Drop(inc.Incarnation, l.path, later)
 		return
 	}
-	// If the servers refuse the deletion, it is tried again: the session may live for long, and a
-	// directory that contains a log cannot be deleted.
+	// If the servers refuse the deletion, the client tries it again: the session may live for a
+	// long time, and the directory of the log cannot be deleted before.
 	d := inc.Tidy(&session.Deletion{Paths: []string{l.path}, By: func() error { return inc.RemoveNow(inc.Ctx, l.path) }})
 	if session.ParentPath(l.path) != p.m.Full("/") {
 		d.Await(session.ReleaseTime)
 	}
 }
 
-// Drop deletes a persistent znode in the background, in this session or, if that ends first, in the
-// next. If later is true, Drop first waits until a request that creates the znode can no longer
-// arrive. If the servers refuse the deletion, only this session tries again.
+// Drop deletes a persistent znode in the background. If this session ends first, the next session
+// deletes the znode. If later is true, Drop first waits until a request that creates the znode can
+// no longer arrive. If the servers refuse the deletion, only this session tries it again.
 func Drop(inc *session.Incarnation, path string, later bool) {
 	m := inc.Manager
 	drop := func() error {
@@ -291,7 +294,7 @@ func Drop(inc *session.Incarnation, path string, later bool) {
 		select {
 		case <-time.After(wait):
 			inc.Delete(&session.Deletion{Paths: []string{path}, By: drop, MayStay: true})
-		case <-leaving: // the znode most likely exists by now
+		case <-leaving: // the request that creates the znode has most likely arrived by now
 			drop()
 		case <-m.Over:
 		}

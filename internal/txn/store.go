@@ -1,7 +1,7 @@
 package txn
 
 // This file applies a transaction that stores a value, and checks that the servers never remove the
-// znode of the value. The caller chooses the values.
+// znode of the value by themselves.
 
 import (
 	"context"
@@ -13,18 +13,18 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// Store applies ops exactly once, as [Across] does. These operations write or delete the value that
-// at describes. If the servers may remove its znode by themselves, nothing is applied, and the
-// error is ErrMixed.
+// Store applies ops exactly once, as [Across] does. The argument at describes the value that ops
+// write or delete. If the servers may remove the znode of that value by themselves, Store applies
+// nothing, and returns ErrMixed.
 //
-// Store first reads the znode, from a server that may lag. If the read finds no znode, it is still
-// safe to create the znode: the request creates a persistent znode, or the servers refuse the
-// request. But Store does not send a write then: it returns NoNode. If a write changes another
-// znode than Store has read, the answer shows another czxid: see [session.Incarnation.Wrote].
+// Store first reads the znode, from a server that may lag. If the read finds no znode, a create is
+// still safe: the servers create a persistent znode, or refuse the request. But a write is not
+// safe, so Store returns NoNode and sends nothing. If a write changes another znode than the read
+// has shown, the answer shows another czxid: see [session.Incarnation.Wrote].
 func Store(ctx context.Context, m *session.Manager, dir string, at session.Stored, ops []any) error {
 	known := at
 	if _, ok := ops[0].(*zk.CreateRequest); ok {
-		known.Path = "" // if there is a znode, the servers refuse to create it
+		known.Path = "" // if the znode exists, the servers refuse to create it
 	}
 	czxid, err := storable(ctx, m, known)
 	if err != nil {
@@ -38,7 +38,7 @@ func Store(ctx context.Context, m *session.Manager, dir string, at session.Store
 		return zk.ErrNoNode
 	}
 	rs, err := Across(ctx, m, dir, ops)
-	if session.IsNodeExists(err) && known.Path == "" { // without this check, a caller could try again without end
+	if session.IsNodeExists(err) && known.Path == "" { // without this check, a caller might try again forever
 		if _, e := storable(ctx, m, at); errors.Is(e, session.ErrMixed) {
 			return e
 		}

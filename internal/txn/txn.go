@@ -1,29 +1,29 @@
 // Package txn applies transactions exactly once, whatever happens to their replies. It does not
 // interpret their operations.
 //
-// A client cannot simply repeat a transaction without a reply: the servers may have applied it, or
-// may apply it later. So each transaction also writes a log: a znode with a unique name that only
-// this client writes.
+// If a transaction gets no reply, the client cannot simply send it again: the servers may have
+// applied it, or may still apply it. So each transaction also writes a log, which is a znode with a
+// unique name. No other client writes that znode.
 //
-//  1. The client creates a log by a separate request, before the transaction. If that request has
-//     no reply, the client creates another log with another name. So the request that creates a log
-//     is never under way while the log is in use, and a deleted log never comes back.
-//  2. A transaction writes its log as its first operation, at the version that the previous
-//     transaction has left. So at most one attempt at the transaction is applied, at any time and
-//     through any server.
-//  3. An attempt without a reply is sent again unchanged. If the answer is that the log is
-//     at another version, an attempt was applied.
-//  4. If the answer is another refusal, an earlier attempt may still arrive, and may then succeed.
-//     This can happen within one session: the connection can come back to a server that kept a
-//     request. So the client writes the log at the same version without the transaction. Either
-//     this write or an attempt is applied, and the log's data say which. If the client may no
-//     longer write the log, it deletes the log at that version.
-//  5. If the caller does not wait for that, the client deletes the log. No attempt is applied after
-//     the deletion.
+//  1. The client creates a log by a separate request, before the transaction. If that request gets
+//     no reply, the client creates another log with another name. So while a log is in use, the
+//     request that created it is over. A deleted log never comes back.
+//  2. The first operation of a transaction writes the log. It requires the version that the
+//     previous transaction left there. So at most one attempt at the transaction is applied, at any
+//     time and through any server.
+//  3. If an attempt gets no reply, the client sends the transaction again, unchanged. If the
+//     servers then answer that the log has another version, an attempt was applied.
+//  4. If the servers refuse an attempt for another reason, an earlier attempt may still arrive and
+//     succeed. This can happen within one session: the client may reconnect to a server that has
+//     kept the request. So the client writes the log at the same version, without the transaction.
+//     The servers apply either this write or an attempt, and the data of the log show which. If the
+//     client has no permission to write the log any longer, it deletes the log at that version.
+//  5. If the caller stops waiting before that, the client deletes the log. After the deletion, no
+//     attempt can be applied.
 //
-// Logs that no transaction uses are pooled for the next. The logs of transactions within one
-// session are ephemeral, and end with the session. The logs of transactions across sessions are
-// persistent. The client deletes them when no transaction has used them for a minute.
+// A pool keeps unused logs for later transactions. A transaction within one session uses an
+// ephemeral log, which ends with the session. A transaction across sessions uses a persistent log.
+// The client deletes a persistent log that was not used for a minute.
 package txn
 
 import (
@@ -36,18 +36,18 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A transaction is applied exactly once.
+// A transaction is a list of operations that are applied together, exactly once.
 type transaction struct {
 	m    *session.Manager
 	pool *pool
-	dirs []string // of its log: the first of them that permits a log
+	dirs []string // the directories for the log: the first directory that permits a log is used
 	ops  []any    // with full paths, which include the chroot
-	vet  bool     // a log is made only in a directory that no other client may change
-	bare bool     // applied without a log, because the servers permit none
+	vet  bool     // other clients must have no permission to change the directory of the log
+	bare bool     // t is applied without a log, because the servers permit no log
 
 	log  *log
-	made bool               // log was made for it
-	open bool               // an attempt has no reply: it may have been applied, or may be applied later
+	made bool               // log is new, and not from the pool
+	open bool               // an attempt got no reply, so it may have been applied, or may be applied later
 	why  refusal            // the refusal to return, unless an open attempt was applied
 	rs   []zk.MultiResponse // the answers to ops in the last attempt
 }
@@ -56,11 +56,11 @@ type transaction struct {
 type refusal struct {
 	err error
 	rs  []zk.MultiResponse
-	log bool // the operation on the log was refused, not the transaction
+	log bool // the servers refused the operation on the log, and not an operation of the caller
 }
 
-// Session applies ops in one transaction, exactly once, within one ZooKeeper session. The error is
-// ErrLost if that session is lost while the outcome is open.
+// Session applies ops in one transaction, exactly once, within one ZooKeeper session. If that
+// session is lost while the outcome is unknown, the error is ErrLost.
 func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResponse, error) {
 	ops, dir, err := m.CheckOps(ops)
 	if err != nil {
@@ -75,9 +75,9 @@ func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResp
 	return rs, err
 }
 
-// Within does what Session does, but only in the session inc. The log is made at the root or, if that
-// is not permitted, in dir. ops have full paths, which include the chroot. The error is ErrEnded only
-// if nothing was sent.
+// Within is [Session] for a given session, inc. It creates the log at the root or, if it has no
+// permission there, in dir. The paths of ops are full paths, which include the chroot. If the error
+// is ErrEnded, nothing was applied, and nothing will be.
 func Within(ctx context.Context, inc *session.Incarnation, dir string, ops []any) ([]zk.MultiResponse, error) {
 	m := inc.Manager
 	t := &transaction{m: m, pool: poolOf(m, &inc.Attached, zk.FlagEphemeral), dirs: []string{m.Full("/"), dir}, ops: ops}
@@ -89,12 +89,13 @@ func (t *transaction) within(ctx context.Context, inc client) ([]zk.MultiRespons
 	return t.over(ctx, inc, err)
 }
 
-// Across applies ops in one transaction, exactly once, through as many sessions as it takes. Its
+// Across is a variant of [Session]: if a session ends, Across continues in the next session. The
 // log is a persistent child of the container dir. dir and the paths of ops are full paths, which
 // include the chroot.
 //
-// If ctx ends first, the caller does not learn the outcome: all of ops or none. The error of an
-// unknown outcome says so. After any other error, nothing was applied, and nothing will be.
+// If ctx ends first, the outcome is unknown: either all of ops are applied, or none. An error that
+// says "may have been applied" has the same meaning. After any other error, nothing was applied,
+// and nothing will be.
 func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]zk.MultiResponse, error) {
 	l := &log{path: session.ChildPath(dir, session.LogName)}
 	if err := session.CheckSize(append([]any{l.write()}, ops...)); err != nil {
@@ -106,8 +107,8 @@ func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]z
 	})
 }
 
-// across applies t. It calls during with a function. during calls that function in one session
-// after another, until the function returns an error other than ErrEnded, or nil.
+// across is Across for a transaction t that is ready. The argument during calls a function in one
+// session after another, until that function returns nil or an error other than ErrEnded.
 func (t *transaction) across(ctx context.Context, during func(func(client) error) error) ([]zk.MultiResponse, error) {
 	var last client
 	err := during(func(inc client) error {
@@ -117,8 +118,8 @@ func (t *transaction) across(ctx context.Context, during func(func(client) error
 	return t.over(ctx, last, err)
 }
 
-// over ends t with err, and returns the caller's result. It pools the log, or deletes it if an
-// attempt is open.
+// over is called at the end of t, with its error. It returns the result for the caller. It puts the
+// log into the pool or, if an attempt is open, deletes the log.
 func (t *transaction) over(ctx context.Context, inc client, err error) ([]zk.MultiResponse, error) {
 	switch {
 	case t.log == nil:
@@ -134,14 +135,14 @@ func (t *transaction) over(ctx context.Context, inc client, err error) ([]zk.Mul
 	case ctx.Err() != nil:
 		err = session.CtxErr(ctx)
 	case session.IsNoNode(err), session.IsNodeExists(err), session.IsBadVersion(err), errors.Is(err, session.ErrUnprotected):
-		err = fmt.Errorf("it may have been applied: %v", err) // otherwise, callers would mistake it for the answer to ops
+		err = fmt.Errorf("it may have been applied: %v", err) // %v: the caller must not find this error to be the answer to ops
 	default:
 		err = fmt.Errorf("it may have been applied: %w", err)
 	}
 	return t.m.BareResponses(t.rs), err
 }
 
-// during makes attempts within one session, until one is answered and none is open.
+// during makes attempts in one session, until it knows whether an attempt was applied.
 func (t *transaction) during(ctx context.Context, inc client) error {
 	for try := 0; ; {
 		if t.log == nil {
@@ -184,12 +185,12 @@ func (t *transaction) during(ctx context.Context, inc client) error {
 	}
 }
 
-// settle is called when an attempt was refused and an earlier one is open. It reports whether
-// an attempt was applied. If not, none will be, and t.why is the refusal. After an error, an
-// attempt is still open.
+// settle is called when the servers have refused an attempt, and an earlier attempt is open. It
+// reports whether an attempt was applied. If it returns false without an error, no attempt will be
+// applied later, and t.why is the refusal. After an error, an attempt is still open.
 func (t *transaction) settle(ctx context.Context, inc client, why refusal) (applied bool, err error) {
 	err = why.err
-	if !why.log || !session.IsBadVersion(err) { // otherwise, the log is known to be at another version
+	if !why.log || !session.IsBadVersion(err) { // else the log is known to have another version
 		t.why = why
 		stat, e := inc.Set(ctx, t.log.path, t.log.holds(false), t.log.version)
 		switch {
@@ -223,10 +224,11 @@ func (t *transaction) settle(ctx context.Context, inc client, why refusal) (appl
 		case deleted:
 			return false, fmt.Errorf("its log %s can be neither written nor deleted: %w", path, err)
 		}
-		// The log is unchanged, and its ACL does not let us write it. A deletion at this version
-		// decides as well: if it succeeds, no attempt was applied before, and none will be. If an
-		// attempt is applied first, the answer is BadVersion. If the reply to the deletion is lost,
-		// the answer to its repetition is NoNode, as if another client had deleted the log.
+		// The log is unchanged, and its ACL does not let us write it. So we delete the log at this
+		// version. If the deletion succeeds, no attempt was applied, and none will be. If an
+		// attempt is applied first, the servers answer BadVersion. If the reply to the deletion is
+		// lost, the servers answer the next deletion with NoNode, as if another client had deleted
+		// the log.
 		switch _, e := inc.Multi(ctx, &zk.DeleteRequest{Path: t.log.path, Version: t.log.version}); {
 		case e == nil:
 			t.log, t.open, t.why = nil, false, why
@@ -238,11 +240,12 @@ func (t *transaction) settle(ctx context.Context, inc client, why refusal) (appl
 	}
 }
 
-// begin takes a log from the pool, or makes one in the first directory in which the servers permit
-// it. If they permit none, begin applies t without a log, but only within one session.
+// begin gives t a log: a log of the pool, or a new log in the first directory where the servers
+// permit it. If they permit no log, begin applies t without a log. But if t may continue in another
+// session, begin then fails.
 func (t *transaction) begin(ctx context.Context, inc client) (err error) {
 	_, deletes := t.ops[0].(*zk.DeleteRequest)
-	if t.vet && (!deletes || len(t.ops) > 1) { // a single delete makes no directory
+	if t.vet && (!deletes || len(t.ops) > 1) { // a transaction with a single delete creates no directory
 		if err := inc.Vet(ctx, session.Dir{Path: t.dirs[0]}); err != nil {
 			return err
 		}
@@ -267,7 +270,7 @@ func (t *transaction) begin(ctx context.Context, inc client) (err error) {
 	return err
 }
 
-// make makes a log in dir.
+// make creates a log in dir, and returns it.
 func (t *transaction) make(ctx context.Context, inc client, dir string) (*log, error) {
 	for try := 0; ; {
 		l := &log{path: session.ChildPath(dir, session.ProtectedName(session.NewGUID(), t.pool.suffix()))}
@@ -287,10 +290,10 @@ func (t *transaction) make(ctx context.Context, inc client, dir string) (*log, e
 			return nil, err
 		default:
 			if first, ok := t.ops[0].(*zk.DeleteRequest); ok && t.vet {
-				// If the znode to delete does not exist, make no container: the servers never
-				// remove a container that has had no child.
+				// If the znode that t deletes does not exist, create no container: the servers
+				// never remove a container that has had no child.
 				rs, err := inc.Multi(ctx, &zk.CheckVersionRequest{Path: first.Path, Version: -1})
-				if err != nil && !session.IsAnswer(err, zk.ErrNoAuth) { // NoAuth: it exists
+				if err != nil && !session.IsAnswer(err, zk.ErrNoAuth) { // NoAuth: the znode exists
 					t.rs = rs
 					return nil, err
 				}
@@ -302,7 +305,8 @@ func (t *transaction) make(ctx context.Context, inc client, dir string) (*log, e
 	}
 }
 
-// once applies t without a log. It repeats only an attempt that it could not send.
+// once is the way to apply t without a log. It sends t only once, but tries again if it could not
+// send t.
 func (t *transaction) once(ctx context.Context, inc client) error {
 	for try := 0; ; try++ {
 		rs, err := inc.AttemptMulti(ctx, t.ops)
@@ -319,8 +323,8 @@ func (t *transaction) once(ctx context.Context, inc client) error {
 	}
 }
 
-// again is called after an attempt without an answer. It waits before the next attempt, or returns
-// an error if there can be none.
+// again is called when an attempt has got no answer. It waits until the next attempt is due. If no
+// other attempt may follow, it returns an error.
 func again(ctx context.Context, inc client, try int, err error) error {
 	switch {
 	case errors.Is(err, session.ErrEnded):
@@ -331,9 +335,9 @@ func again(ctx context.Context, inc client, try int, err error) error {
 	return inc.Pause(ctx, try)
 }
 
-// renew drops the log, because the servers have refused the operation on it with err. Then t takes
-// another log. If the dropped log was made for t, and we are not permitted to write it, the other
-// must be in another directory.
+// renew drops the log of t, so that t takes another log. err is the servers' answer to the
+// operation on the log. If t has created that log and still has no permission to write it, the next
+// log must be in another directory.
 func (t *transaction) renew(inc client, err error) error {
 	if t.log == nil { // settle has deleted it
 		t.why = refusal{}
