@@ -102,7 +102,7 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 					}
 					return nil
 				}
-				f = f.left // it has a skipped misfit: the caller gets the misfit's error again
+				f = f.left // f.left has a skipped misfit: the caller gets the misfit's error again
 			}
 			switch it, err = q.claimNow(ctx, inc, f); {
 			case errors.Is(err, session.ErrVanished), err == errBarred:
@@ -215,7 +215,7 @@ func (q *core) Requeue(ctx context.Context, d *Letter) error {
 	return q.out.send(p)
 }
 
-// A row is an element that List has found in its state.
+// A row is an element in the state that List yields.
 type row struct {
 	element
 	Listed
@@ -225,7 +225,8 @@ type row struct {
 // pageSize is the number of elements that List reads at once.
 const pageSize = 64
 
-// List yields the elements in a state. It reads one bucket after another, each as it is at that moment.
+// List yields the elements in a state. It reads one bucket after another, so the result is not a
+// snapshot.
 func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 	return func(yield func(Listed, error) bool) {
 		buckets, err := synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {
