@@ -5,7 +5,7 @@
 // describe it:
 //
 //	ZSYNC_TEST_SERVERS   its connect string
-//	ZSYNC_TEST_ENSEMBLE  the directory given to scripts/ensemble start, which allows faults
+//	ZSYNC_TEST_ENSEMBLE  the directory of scripts/ensemble start; if it is set, tests may cause faults
 //
 // All tests of a run share the ensemble. So a test that causes faults must not be parallel, and
 // test binaries of different packages must not run at the same time (go test -p 1).

@@ -138,7 +138,8 @@ func each(ctx context.Context, n int, f func(i int) error) error {
 // Explore finds the places below root. It sends one request for each znode that is not certainly
 // part of a primitive, and one more for root and for each possible map. A user may give a lock
 // almost any name. So a name alone shows that a znode is part of a primitive only if a library has
-// generated the name. Explore counts the entries of a map. An entry is a place only if it is root.
+// generated the name. Explore visits the entries of a map. An entry without a primitive is a place
+// only if it is root.
 func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
 	x := &explorer{root: root, groups: map[string]bool{}, inMaps: map[string][]string{}, permits: map[string]bool{}, queues: map[string]bool{}}
 	if root == "" || root[0] != '/' { // an invalid path: the Session returns the error
@@ -344,9 +345,9 @@ func (x *explorer) holdInMaps() {
 	}
 }
 
-// group makes each path whose ephemeral children are members of a group a place, and adds the kind
-// Group. These children must be members: a gate, a value or a map has none, and the names of
-// contenders have another form.
+// group finds the paths whose ephemeral children are members of a group. It makes each such path a
+// place of the kind Group. These children must be members: a gate, a value or a map has none, and
+// the names of contenders have another form.
 func (x *explorer) group() {
 	for dir := range x.groups {
 		if dir == "/" {
@@ -399,8 +400,8 @@ func (l Line) HeldSince() (since *time.Time, atMost bool) {
 	return l.Since, l.Since != nil
 }
 
-// A Memory compares each look with the previous one. A contender that waited in the previous look and holds in
-// this one was granted between the two.
+// A Memory compares each look with the previous one. A contender that waited in the previous look
+// and holds in the present look was granted between the two looks.
 type Memory struct{ waited, held map[string]time.Time }
 
 // Note adds to the memory the tree t, the result of a look that has just ended. It sets Held in

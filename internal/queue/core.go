@@ -63,7 +63,7 @@ func (q *core) complain(err error) {
 	})
 }
 
-// check decodes an item. If the item must become a dead letter, check sets its fault: the reason.
+// check decodes an item. If the item must become a dead letter, check sets its fault to the reason.
 func (q *core) check(it *item) {
 	value, fault := q.cfg.Decode(it.data)
 	if it.misfit = fault != nil; it.misfit {

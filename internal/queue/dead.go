@@ -44,8 +44,8 @@ func NewDeadLetters(m *session.Manager, path string, unframe func([]byte) []byte
 	return DeadLetters{m, path, dir + "-dead", dir + "-receipts", unframe}
 }
 
-// letterDigits is the number of random digits in the name of a dead letter. They make the name
-// unique: sequence numbers alone are not unique, because they restart after the servers have
+// letterDigits is the number of random digits in the name of a dead letter. The digits make the
+// name unique. Sequence numbers alone are not unique, because they restart after the servers have
 // deleted the empty parent znode.
 const letterDigits = 16
 

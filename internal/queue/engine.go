@@ -35,13 +35,13 @@ type Settings struct {
 	// in the queue for a while, and reports the error.
 	Decode func(data []byte) (any, error)
 
-	Prefetch      int           // elements that the consumers may claim ahead, at most
-	PrefetchBytes int           // bytes of these elements, at most
+	Prefetch      int           // largest number of elements that the consumers may claim ahead
+	PrefetchBytes int           // largest size of these elements, in bytes
 	MaxLen        int           // largest number of elements in the queue: Send waits for room; 0: no limit
-	MaxAttempts   int           // after so many attempts, an element becomes a dead letter; 0: no limit
-	Priorities    int           // the priority of a Batch is below this
-	IDMemory      time.Duration // the engine remembers an ID for this long
-	KeepDead      time.Duration // the engine keeps a dead letter for this long; 0: no limit
+	MaxAttempts   int           // number of attempts after which an element becomes a dead letter; 0: no limit
+	Priorities    int           // number of priorities: the priority of a Batch is lower
+	IDMemory      time.Duration // time for which the engine remembers an ID
+	KeepDead      time.Duration // time for which the engine keeps a dead letter; 0: no limit
 }
 
 // An Engine is a queue in one layout of znodes. All methods may be called concurrently. A method
@@ -55,8 +55,8 @@ type Engine interface {
 	// ErrKnown, or session.ErrInvalid for a feature that the layout lacks (Due, ID, Keys).
 	Send(ctx context.Context, b Batch) error
 
-	// Cancel removes the element that was sent with the ID, unless a consumer has
-	// claimed it, and reports whether it removed one. The queue still remembers the ID.
+	// Cancel removes the element that was sent with the ID, unless a consumer has claimed the
+	// element. It reports whether it has removed the element. The queue still remembers the ID.
 	Cancel(ctx context.Context, id string) (bool, error)
 
 	// Join adds a consumer. The consumer works until ctx ends or the Session begins to close. The
@@ -105,7 +105,7 @@ type Engine interface {
 	// zk.ErrNoAuth, and continues. On any other error, the caller should stop.
 	Letters(ctx context.Context) iter.Seq2[*Letter, error]
 
-	// Discard removes a dead letter and reports whether it existed.
+	// Discard removes a dead letter, and reports whether the letter existed.
 	Discard(ctx context.Context, d *Letter) (bool, error)
 
 	// Requeue stores the element of a dead letter at the end of the queue, with its
@@ -121,9 +121,9 @@ const Middle = -1
 type Batch struct {
 	Data     [][]byte  // at least one
 	Keys     []string  // one for each element, or nil: elements with the same key are delivered in order, one at a time
-	Priority int       // 0 is served first; or Middle
+	Priority int       // 0 is delivered first; or Middle
 	Due      time.Time // no consumer claims an element before this time, by the consumer's clock; zero: no delay
-	ID       string    // if not empty, Data has one element, and Send stores it only once for this ID: see ErrKnown
+	ID       string    // if not empty: Data must have one element, and Send stores no second element with this ID, see ErrKnown
 	NoWait   bool      // Send returns ErrFull instead of waiting for room
 }
 
@@ -143,7 +143,7 @@ type Element struct {
 	Attempts int // number of earlier deliveries
 }
 
-// A Joining is the kind of a consumer.
+// A Joining describes the consumer that joins.
 type Joining struct {
 	// Hand means that the program settles each element that it takes. If Hand is not set, the
 	// engine removes an element when the program takes it.
@@ -205,7 +205,7 @@ type Item interface {
 
 	// PutBack is called if the program did not take the element. One of the Engine's consumers
 	// offers the element next. If the Engine has no consumers, it returns the element to its
-	// position in the queue. That does not count as an attempt.
+	// position in the queue. PutBack does not count as an attempt.
 	PutBack()
 
 	// SetAside moves an offered misfit to the dead letters, unless the misfit is settled.
@@ -229,10 +229,9 @@ type Item interface {
 	// errors of Settle.
 	Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error)
 
-	// Context returns a context that ends with the claim. If the claim was lost, the
-	// context ends before another consumer can get the element, and its cause is
-	// session.ErrLost with the reason. If the element was settled, the cause is
-	// context.Canceled.
+	// Context returns a context that ends with the claim. If the claim was lost, the context ends
+	// before another consumer can get the element, and the cause of the context is session.ErrLost
+	// with the reason. If the element was settled, the cause is context.Canceled.
 	Context() context.Context
 }
 
@@ -292,7 +291,7 @@ type Holder struct {
 // A Letter is a dead letter.
 type Letter struct {
 	ID       string
-	Data     []byte    // as the producer sent it, if the frame could be opened; the caller may change it
+	Data     []byte    // as the producer sent it, if the engine could open the frame; the caller may change it
 	Since    time.Time // when it became a dead letter, by the servers' clock
 	Reason   string
 	Attempts int

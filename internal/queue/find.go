@@ -144,9 +144,9 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// A quest says how to search.
+// A quest has the settings of a search.
 type quest struct {
-	n      int  // the most elements to find, all in one bucket
+	n      int  // largest number of elements to find; all are in one bucket
 	spread int  // number of buckets of one priority among which to choose at random, so that competing consumers choose different buckets
 	aside  bool // write nothing
 	watch  bool // if other marks are on the boards, list the marks, even if the last listing is fresh
@@ -257,9 +257,9 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 const aliveFor = time.Second
 
 // bury moves the lines of deleted marks from the boards of lots to the dead lines. It returns true
-// if a board had a line of another mark before the call, or if others is true. The argument others
-// is the result for earlier lots. If watch is set, bury lists the marks even if the last listing is
-// fresh.
+// if the board of a lot with elements had a line of another mark before the call, or if others is
+// true. The argument others is the result for earlier lots. If watch is set, bury lists the marks
+// even if the last listing is fresh.
 func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, others, watch bool) (bool, error) {
 	mine, unknown := q.mark(), false
 	q.mu.Lock()
@@ -301,8 +301,9 @@ func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot
 	return others, nil
 }
 
-// pick chooses at random one of the first lots that may have free elements, and returns its index.
-// If the first such lot is delayed, pick chooses that lot. If there is no such lot, it returns -1.
+// pick chooses a lot at random, and returns its index. It chooses among the first lots of one
+// priority that may have free elements, at most as many as spread. If the first such lot is
+// delayed, pick chooses that lot. If there is no such lot, it returns -1.
 func pick(lots []*lot, spread int) int {
 	var choice []int
 	for i, t := range lots {
@@ -440,7 +441,7 @@ func (q *finder) forget(all []bucket) {
 // key one at a time, even if the elements have different priorities.
 
 // A ward maps a key to the name of the only element of that key that a consumer may claim next. The
-// name "*", which no element has, means that they may claim no element of the key.
+// name "*", which no element has, means that consumers may claim no element of the key.
 type ward map[string]string
 
 const nobody = "*"

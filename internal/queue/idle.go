@@ -22,7 +22,7 @@ import (
 // The name of a place ends in turnBase and a number.
 const turnBase = "turn-"
 
-// The second consumer in the line searches secondAfter later than the first.
+// secondAfter is the time by which the second consumer in the line searches later than the first.
 const secondAfter = 10 * time.Millisecond
 
 // A place is a position in the line of idle consumers.

@@ -23,7 +23,7 @@ import (
 // Elements are the children of buckets. Buckets are children of the queue's path:
 //
 //	b-<priority>-<number>            a bucket; its children are e-<seq>, in order
-//	d-<priority>-<unix ms>-<digits>  a bucket of delayed elements, due at that time at the earliest:
+//	d-<priority>-<unix ms>-<digits>  a bucket of elements that are due at that time or later:
 //	                                 t<unix ms>-<seq>, or t<unix ms>-<history>-<seq>
 //	t-<priority>                     the tail: its data is the number of the newest bucket
 //	keys                             exists if elements may have keys: every claim writes it
@@ -273,7 +273,7 @@ func elementName(due int64, tag string) string {
 	return withTag(fmt.Sprintf("t%013d-", due), tag)
 }
 
-// laterName is elementName for an element that a consumer returns for later.
+// laterName returns the name of an element that a consumer returns for later, up to its number.
 func laterName(due int64, tries int32, first int64, origin, tag string) string {
 	return withTag(fmt.Sprintf("t%013d-%d.%d.%s-", due, tries, first, quoted.Replace(origin)), tag)
 }
@@ -343,7 +343,7 @@ func dueAt(t time.Time) int64 {
 // A producer replaces a note that has expired by the servers' clock. The Sweeper deletes expired
 // notes.
 
-// A note is the data of the znode of an ID.
+// A note is the parsed data of that znode.
 type note struct {
 	memory time.Duration
 	bucket string // into which the producer has put the element

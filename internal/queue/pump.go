@@ -44,7 +44,7 @@ type pump struct {
 	shedding bool // a timer is about to call shed
 	claiming bool // a claim is under way: its items come after ready
 
-	// The goroutine that claims owns the following fields.
+	// The following fields belong to the goroutine that claims elements.
 
 	found  *finding      // free elements that the pump has not claimed yet, or nil
 	spread int           // number of buckets to choose from; more than 1 after other consumers were quicker
@@ -177,8 +177,8 @@ func (p *pump) takeLocked() *item {
 	return nil
 }
 
-// done ends an offer. It does not wake the pump, although there may be room now: the consumer's
-// next call of the method next wakes the pump.
+// done ends an offer. It does not wake the pump, although there may be room now. The consumer wakes
+// the pump when it calls next again.
 func (p *pump) done() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -21,7 +21,7 @@ import (
 // This file stores elements: it groups the Sends of many goroutines, finds the newest bucket, and
 // creates the next bucket when the newest is full. room.go waits for room in the queue.
 
-// A parcel is the elements of one Send. All or none of them are stored.
+// A parcel is the elements of one Send. The outbox stores all of them or none.
 type parcel struct {
 	ctx  context.Context // context of the Send that waits for the result
 	prio int
@@ -121,7 +121,7 @@ type outbox struct {
 
 	// Only the goroutine that sends uses the fields below.
 
-	brief bool          // it is for one transaction, and saves the round trip that reads how full a bucket is
+	brief bool          // the outbox is for one transaction; to save a round trip, it does not read how full a bucket is
 	first int64         // the number of the queue's first bucket
 	tails map[int]*tail // the known tails, by priority
 }
@@ -140,7 +140,8 @@ type tail struct {
 // Send can have more.
 const maxGroup = 1000
 
-// send puts a parcel into the outbox, and waits until it is stored or refused, or its context ends.
+// send puts a parcel into the outbox, and waits until the parcel is stored or refused, or the
+// parcel's context ends.
 func (o *outbox) send(p *parcel) error {
 	o.mu.Lock()
 	o.waiting = append(o.waiting, p)
@@ -442,8 +443,8 @@ func (g *posted) assemble(inc *session.Incarnation) error {
 	return nil
 }
 
-// makeQueue creates the queue's znode. It is not a container: the servers delete an empty container,
-// and buckets would then be numbered from the zxid of another znode.
+// makeQueue creates the queue's znode. The znode is not a container: the servers delete an empty
+// container, and the numbers of the buckets would then begin with the zxid of another znode.
 func (o *outbox) makeQueue(inc *session.Incarnation) error {
 	o.forget()
 	_, err := inc.Create(session.Finishing, o.dir, []byte(marks.Dir))
@@ -497,8 +498,8 @@ func (g *posted) open(prio int) *tail {
 }
 
 // missing corrects the tails of o if the newest bucket of a priority does not exist. If another
-// client has deleted the queue, missing forgets all tails. Otherwise, another client has deleted
-// the bucket, and the next transaction must create another.
+// client has deleted the queue, missing forgets all tails. If the queue still exists, another
+// client has deleted only the bucket, and the next transaction must create another bucket.
 func (o *outbox) missing(inc *session.Incarnation, prio int) error {
 	stat, err := inc.Exists(session.Finishing, o.dir)
 	switch {
@@ -538,7 +539,7 @@ func (g *posted) identify(p *parcel, bucket string) {
 	}
 }
 
-// known is the cure if the servers refuse the note of p's ID.
+// known is the cure for a refusal of the note of p's ID.
 func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel, err error) error {
 	switch {
 	case session.IsNoNode(err) && p.stale == nil:
@@ -551,10 +552,10 @@ func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel,
 	return err
 }
 
-// reread reads the notes of all IDs of the group, also the notes that the group replaces. It reads
-// all notes at once, because a concurrent sweep can change one note after another, and each change
-// would make another attempt fail. A parcel whose ID the queue remembers gets the error ErrKnown,
-// and leaves the group.
+// reread reads the notes of all IDs of the group, including the notes that the group replaces. It
+// reads all notes at once, because a concurrent sweep can change one note after another, and each
+// change would make another attempt fail. A parcel whose ID the queue remembers gets the error
+// ErrKnown, and leaves the group.
 func (g *posted) reread(ctx context.Context, inc *session.Incarnation) error {
 	q := g.o
 	ids, err := inc.Exists(ctx, q.ids)

@@ -326,7 +326,8 @@ func isOver(err error) bool {
 	return errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrClosed)
 }
 
-// steps makes the operations that carry out entries. owners has the entry of each operation.
+// steps returns the operations that carry out entries. owners has the entry to which each operation
+// belongs.
 func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error) {
 	var e *entry
 	add := func(op any, cure func(*session.Incarnation, error) error) {
@@ -571,8 +572,8 @@ func (c *claimant) closeAll(es []*entry, err error) {
 	}
 }
 
-// settleNow decides the fate of an item, and waits until it is carried out. It returns the entry
-// that was decided.
+// settleNow decides the fate of an item, and waits until that fate is carried out. It returns the
+// entry with the decided fate.
 func (c *claimant) settleNow(ctx context.Context, it *item, model entry) (e *entry, err error) {
 	for {
 		loss := c.lost()

@@ -32,12 +32,12 @@ type Skipper struct {
 	told    time.Time       // time of the latest complaint of Misfit; guarded by mu
 }
 
-// A skip records what a consumer skips in a bucket.
+// A skip records the skipped elements of a bucket.
 type skip struct {
 	until   time.Time
 	whole   bool  // the bucket itself
-	hidden  spans // the servers refuse to let the client read these
-	misfits spans // these did not decode
+	hidden  spans // elements that the servers do not let the client read
+	misfits spans // elements that did not decode
 }
 
 // skipLocked begins to skip the element with number n in bucket b, or the bucket if n is -1.

@@ -17,8 +17,8 @@ import (
 // maxCounts is the largest number of counts that Len makes after its first.
 const maxCounts = 20
 
-// Len counts until two counts in a row are the same. Then the queue had that length at a moment
-// between the two. If the queue changes all the time, Len returns the last count.
+// Len counts the elements until two counts in a row are equal. Then the queue had that length at a
+// moment between the two. If the queue changes all the time, Len returns the last count.
 func (q *core) Len(ctx context.Context) (n int, err error) {
 	return synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (n int, err error) {
 		var before []tally

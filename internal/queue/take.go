@@ -28,7 +28,7 @@ func (q *core) Take(ctx context.Context) (*Element, error) {
 	}
 }
 
-// takeOne is one attempt of Take. again means that Take must try again: the element has become a
+// takeOne is one attempt of Take. If again is true, Take must try again: the element has become a
 // dead letter, or the claim was lost before the removal.
 func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) {
 	it, err := q.seize(ctx)
@@ -76,7 +76,7 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 	return nil, false, err
 }
 
-// seize claims the first free element and reads it. It returns nil if there is none.
+// seize claims the first free element and reads it. If no element is free, it returns nil.
 func (q *core) seize(ctx context.Context) (it *item, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) error {
 		if err := q.vet(ctx, inc); err != nil {
@@ -298,7 +298,7 @@ func (q *core) fill(ctx context.Context, inc *session.Incarnation, rows []row) (
 	for _, r := range rows {
 		paths = append(paths, session.ChildPath(q.dir, r.key()))
 		if r.mark != "" {
-			marks = append(marks, session.ChildPath(q.live, r.mark)) // rows have one state, so all have a mark or none
+			marks = append(marks, session.ChildPath(q.live, r.mark)) // all rows have the same state, so all of them have a mark, or none has
 		}
 	}
 	nodes, err := inc.GetVisible(ctx, paths)

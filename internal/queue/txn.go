@@ -76,7 +76,7 @@ func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *
 	return x, err
 }
 
-// send adds the parcel p to the load. The operation with index op sends it to q.
+// send adds the parcel p to the load. The operation with index op sends p to q.
 func (x *load) send(q *core, p *parcel, op int) {
 	x.size += p.size
 	i := slices.IndexFunc(x.sends, func(s *shipment) bool { return s.q.dir == q.dir })

@@ -1,6 +1,6 @@
 // Package foreign stores a queue in the znodes of another library. These znodes cannot record
 // claims. So a consumer takes an element by deleting its znode, and returns the element by creating
-// the znode again. If the process crashes between the two, the element is lost.
+// the znode again. If the process crashes between these two steps, the element is lost.
 package foreign
 
 import (
@@ -25,7 +25,7 @@ import (
 // This file sends, takes and counts elements. delivery.go settles a taken element; format.go has
 // names and frames.
 
-// An engine is the Engine of a layout.
+// An engine is the Engine of another library's layout.
 type engine struct {
 	*format
 	queue.DeadLetters
@@ -185,10 +185,10 @@ func (q *engine) list(names []string) (es, left []elementName) {
 const maxSplit = 500
 
 // split moves each element of a znode to a znode of its own, <name>#<i>. It is called for a znode
-// with several elements, which Curator's putMulti creates, or without an element. All these
-// libraries order elements by name, so the elements keep their positions. If the elements do not
-// fit into one transaction, split moves the last elements first, so that the other elements keep
-// their number i.
+// without an element, and for a znode with several elements, which Curator's putMulti creates. All
+// these libraries order elements by name, so the elements keep their positions. If the elements do
+// not fit into one transaction, split moves the last elements first, so that the other elements
+// keep their number i.
 //
 // A client that has read the znode before the split cannot delete it after the split, because the
 // znode has a new version or does not exist. For the same reason, a second attempt of the split
@@ -484,7 +484,7 @@ func (q *engine) whileOpen(ctx context.Context) (inner context.Context, leave fu
 	}
 }
 
-// refusal reports whether err is an error with which another attempt would fail too.
+// refusal reports whether, after an attempt that failed with err, another attempt would fail too.
 func refusal(err error) bool {
 	return session.OutcomeOf(err) == session.Answered || errors.Is(err, session.ErrTooLarge) || errors.Is(err, session.ErrUnprotected)
 }
@@ -545,7 +545,7 @@ func (q *engine) awaitSome(ctx context.Context, inc *session.Incarnation, refuse
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.dir})
 		names, _, err := inc.Children(ctx, q.dir)
-		again := q.skips.Next() // call it before list, because a skip can end between the two
+		again := q.skips.Next() // Next comes before list, because a skip can end between the two calls
 		es, _ := q.list(names)
 		es = slices.DeleteFunc(es, func(e elementName) bool { return refused[e.name] })
 		switch {
