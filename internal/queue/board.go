@@ -15,7 +15,7 @@ import (
 //
 //	4be0643f1d98573b 0-127,200 130   a mark, its claimed numbers, and its numbers in hand
 //	gone 0-16,18-20                  numbers that are never used again
-//	tried 17:2,40:1                  numbers, each with the deliveries after which its element came back
+//	tried 17:2,40:1                  numbers, each with the attempts of its element
 //
 // The boards are the only record of claims. An element is in hand if the program may have received
 // it. If the mark of such an element is deleted, the element counts as tried. A line can contain

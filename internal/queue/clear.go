@@ -13,7 +13,7 @@ import (
 // This file removes unclaimed elements without a delivery: all of them, or the element with a given
 // ID. It does not remove claimed elements.
 
-// Clear removes elements from the end of the queue to its front. Only after these, it removes the
+// Clear removes elements from the end of the queue to its front. At the end, it removes the
 // elements that a consumer has returned for later. In this order, no removal makes another element
 // free: an element that waits because of its key waits for a claimed element, or for an element
 // that Clear removes later.
@@ -76,9 +76,9 @@ func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, i
 }
 
 // takeLast returns operations that remove matching elements. An element e matches if no consumer
-// has claimed it and so(e) is true. The operations remove the last n matching elements of the first
-// bucket with matching elements: as many as fit into a transaction. If that bucket has further
-// matching elements, more is true.
+// has claimed it and so(e) is true. In the first bucket with matching elements, the operations
+// remove the last n of these elements, as many as fit into a transaction. If that bucket has
+// further matching elements, more is true.
 func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets []bucket, so func(element) bool) (ops []any, n int, more bool, err error) {
 	lots, err := q.lots(ctx, inc, buckets)
 	if err == nil {

@@ -185,7 +185,7 @@ type element struct {
 	first  int64 // time of the Send, in Unix milliseconds; 0: the time when its znode was created
 	seq    int32
 	tag    string // tag of its key and its ID, or empty
-	origin string // the key() of its first name, if a consumer has returned it for later
+	origin string // the result of key() for its first name, if a consumer has returned it for later
 }
 
 // key returns a name that identifies the element in its queue until the element moves.
@@ -346,7 +346,7 @@ func dueAt(t time.Time) int64 {
 // A note is the parsed data of that znode.
 type note struct {
 	memory time.Duration
-	bucket string // into which the producer has put the element
+	bucket string // bucket into which the producer has put the element
 }
 
 func (n note) marshal() []byte { return fmt.Appendf(nil, "%d %s", n.memory.Milliseconds(), n.bucket) }

@@ -102,7 +102,7 @@ func (p *pump) changeLocked() {
 
 // next returns the next item for a consumer to offer. The consumer must call done when the program
 // has taken the item, or when the consumer has put it back. Until next returns, the pump counts the
-// caller as waiting for n items. An error from faults ends the wait.
+// caller as waiting for n items. If the channel faults delivers an error, next returns that error.
 func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) (*item, error) {
 	p.mu.Lock()
 	if p.waiting == 0 {

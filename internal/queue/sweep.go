@@ -87,8 +87,9 @@ func (s *Sweeper) Sweep(inc *session.Incarnation, late time.Duration) {
 	})
 }
 
-// read reads the children of dir for whose names the function of returns true. Before it reads
-// them, it writes dir. The result now is the Stat from that write: its Mtime is the servers' time.
+// read reads the children of dir. It leaves out a child if of(name) is false for its name. Before
+// it reads the children, it writes dir. The result now is the Stat from that write: its Mtime is
+// the servers' time.
 func (s *Sweeper) read(ctx context.Context, inc *session.Incarnation, dir string, of func(name string) bool) (paths []string, nodes []session.Node, now *zk.Stat, err error) {
 	names, err := inc.Names(ctx, dir)
 	for _, name := range names {
@@ -148,7 +149,7 @@ func (s *Sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error 
 				return err
 			}
 			if err != nil {
-				break // the servers refuse this shard only
+				break // the servers refuse only the deletions of this shard
 			}
 		}
 	}
