@@ -1,11 +1,11 @@
 // Package ensemble lets a test use a real ZooKeeper ensemble, and pause, kill and restart its
-// servers. Faults of the network are the business of packages netproxy and chaos.
+// servers. Packages netproxy and chaos cause faults of the network.
 //
 // The script scripts/ensemble starts the ensemble before the test. Two variables of the environment
 // describe it:
 //
 //	ZSYNC_TEST_SERVERS   its connect string
-//	ZSYNC_TEST_ENSEMBLE  the directory given to scripts/ensemble start, which allows faults
+//	ZSYNC_TEST_ENSEMBLE  the directory of scripts/ensemble start; if it is set, tests may cause faults
 //
 // All tests of a run share the ensemble. So a test that causes faults must not be parallel, and
 // test binaries of different packages must not run at the same time (go test -p 1).
@@ -34,8 +34,8 @@ type Ensemble struct {
 	killed  map[int]bool // servers that this test killed and has not restarted
 }
 
-// FromEnv returns the ensemble of the environment, and reports whether there is one. At the end of
-// the test, it makes every server that the test has paused or killed serve again.
+// FromEnv returns the ensemble that the environment describes. If there is none, ok is false. At
+// the end of the test, every server that the test has paused or killed is resumed or restarted.
 func FromEnv(tb testing.TB) (e *Ensemble, ok bool) {
 	tb.Helper()
 	servers := os.Getenv("ZSYNC_TEST_SERVERS")
@@ -53,12 +53,12 @@ func FromEnv(tb testing.TB) (e *Ensemble, ok bool) {
 	return e, true
 }
 
-// Faults returns the ensemble of the environment, for a test that causes faults. It skips the test
-// if there is no ensemble, or if the environment does not allow faults.
+// Faults returns the ensemble that the environment describes, for a test that causes faults. It
+// skips the test if there is no ensemble, or if the environment does not allow faults.
 func Faults(tb testing.TB) *Ensemble {
 	tb.Helper()
 	need.Variable(tb, "ZSYNC_TEST_SERVERS")
-	need.Variable(tb, "ZSYNC_TEST_ENSEMBLE") // without it, the servers may not be hurt
+	need.Variable(tb, "ZSYNC_TEST_ENSEMBLE") // without it, a test must not cause faults
 	e, _ := FromEnv(tb)
 	return e
 }
@@ -95,8 +95,8 @@ func (e *Ensemble) Kill(i ...int) {
 }
 
 // Restart starts servers again with their old data, and returns when each of them serves. It first
-// kills a server that still runs. Together with the running servers, they must be a quorum,
-// because a server without a quorum never serves.
+// kills each of these servers that still runs. The restarted servers and the other running servers
+// together must be a quorum, because a server without a quorum never serves.
 func (e *Ensemble) Restart(i ...int) {
 	e.tb.Helper()
 	e.run("restart", i)

@@ -10,8 +10,7 @@ import (
 	"testing"
 )
 
-// This file starts servers for a single test. The ensemble that all tests share is the business of
-// ensemble.go.
+// This file starts servers for a single test. ensemble.go has the ensemble that all tests share.
 
 // An Own is a set of real servers for a single test. The servers end with the test.
 type Own struct {
@@ -64,9 +63,9 @@ func (o *Own) run(args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// Process starts a command of the shell, and returns a function that ends it. The command also ends
-// with this process: the shell waits for the end of its standard input, a pipe that the kernel
-// closes with this process. After 15 minutes, timeout kills the command.
+// Process starts a shell command, and returns a function that ends the command. The command also
+// ends when this process ends: the kernel then closes the pipe that is the shell's standard input,
+// and the shell kills the command. After 15 minutes, timeout kills the command.
 func Process(tb testing.TB, command string, output *os.File, env ...string) (stop func()) {
 	tb.Helper()
 	cmd := exec.Command("timeout", "--kill-after=1", "900", "sh", "-c", command+` </dev/null & read -r _; kill $!; wait $!`)

@@ -20,12 +20,12 @@ import (
 	"github.com/zsync/zsync/internal/spread"
 )
 
-// This file finds out which primitives are at a single path, and in which state, through zsync's
-// own types. It does not search for paths: see look.go.
+// This file finds the primitives at a single path, and the state of each, through zsync's own
+// types. look.go searches for paths.
 
 type rawJSON = json.RawMessage
 
-// At looks for primitives of every kind at path, also of kinds that the names of its children do
+// At looks for primitives of every kind at path, including kinds that the names of the children do
 // not show. That costs about twenty requests. If At fails, it also returns the lines that it has
 // found.
 func At(ctx context.Context, s *zsync.Session, path string) ([]Line, error) {
@@ -51,7 +51,8 @@ func At(ctx context.Context, s *zsync.Session, path string) ([]Line, error) {
 	return a.ask(ctx)
 }
 
-// look sends only the requests that it needs for the kinds of the place.
+// look reads the primitives at a place. It sends only the requests that the kinds of the place
+// need.
 func (p *Place) look(ctx context.Context, s *zsync.Session) ([]Line, error) {
 	if len(p.Kinds) == 0 && !p.Data {
 		return nil, nil
@@ -171,14 +172,14 @@ func lineOf(path, kind, mode string, c zsync.Contender) Line {
 // SessionText returns a session's id as ZooKeeper's own tools show it.
 func SessionText(id int64) string { return fmt.Sprintf("%#x", uint64(id)) }
 
-// permits lists the contenders of a znode as kazoo's semaphore does: each child is a permit that a
-// holder has, and the waiters come after the holders.
+// permits returns a function that lists the contenders at a path as kazoo's semaphore does: each
+// child is the permit of a holder, and the waiters come after the holders.
 func permits(s *zsync.Session, path string) func(context.Context) ([]zsync.Contender, error) {
 	return zsync.NewSemaphore(s, path, 1, zsync.WithLayout(zsync.LayoutKazoo)).Contenders
 }
 
-// kazooPermit matches a permit of a kazoo semaphore. kazoo itself accepts any name, but here the
-// path may be something else.
+// kazooPermit matches a permit of a kazoo semaphore. kazoo itself accepts any name, but the path
+// may have another primitive.
 var kazooPermit = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 // facts describes a wait group, a once and a schedule.
@@ -373,8 +374,8 @@ func (a *asker) partition(ctx context.Context) (lines []Line, err error) {
 	return append(lines, Line{Path: a.path, Kind: string(kinds.Partition), State: state, Count: &n}), nil
 }
 
-// unlessOther returns err. If err means that the path has another primitive, or none, it returns
-// nil.
+// unlessOther returns nil if err means that the path has another primitive, or none. It returns any
+// other err unchanged.
 func unlessOther(err error) error {
 	if errors.Is(err, zsync.ErrNoValue) || other(err) {
 		return nil
@@ -452,7 +453,7 @@ func (a *asker) value(ctx context.Context) ([]Line, error) {
 	return []Line{l}, err
 }
 
-// Count returns n of something in words.
+// Count returns a number of things in words, such as "2 permits".
 func Count(n int, of string) string {
 	if n == 1 {
 		return "1 " + of

@@ -18,8 +18,9 @@ type Graph struct {
 }
 
 // A Wait records that a session waits at a path for the holders there. If Path is empty, the
-// session waits for the session of a command that it has started: a zsync lock that runs another
-// zsync lock holds its lock until the other command ends.
+// session waits for the end of a command that it has started, and Holders is the session of that
+// command. For example, a zsync lock command that runs another zsync lock command holds its own
+// lock until the other command ends.
 type Wait struct {
 	Path    string
 	Holders []string // sessions
@@ -61,9 +62,9 @@ func (g *Graph) Add(lines []Line) {
 	}
 }
 
-// stuck returns the sessions in a circle, and the sessions that wait for these. No such session can
-// proceed by itself, if each keeps its holds while it waits. For a permit, a single holder that can
-// proceed is enough.
+// stuck returns the sessions in a circle, and the sessions that wait for these. If each session
+// keeps its holds while it waits, none of them can proceed by itself. A session that waits for a
+// permit can proceed if a single holder can.
 func (g *Graph) stuck() map[string]bool {
 	stuck := map[string]bool{}
 	for s := range g.Waits {
@@ -91,9 +92,8 @@ func (g *Graph) stuck() map[string]bool {
 // A Step is a part of a circle: a session waits at a path for another session.
 type Step struct{ Session, Path, For string }
 
-// Circles returns each circle of sessions that wait for each other, once. They
-// are deadlocks, unless a process waits with one thread and can release with
-// another.
+// Circles returns each circle of sessions that wait for each other, once. A circle is a deadlock,
+// unless a process in it waits with one thread and can release its lock with another thread.
 func (g *Graph) Circles() (found [][]Step) {
 	stuck, done := g.stuck(), map[string]bool{}
 	sessions := slices.SortedFunc(maps.Keys(stuck), func(a, b string) int {

@@ -1,6 +1,7 @@
-// Package look finds the primitives in a tree of znodes: their holders, their waiters, and which session waits
-// for which. It only reads, through a [zsync.Session], with a bounded number of requests at a time. It is for
-// tools that show a tree to people: the command and package ui.
+// Package look finds the primitives in a tree of znodes: their holders, their waiters, and the
+// waits of sessions for other sessions. It writes nothing. It reads through a [zsync.Session], with
+// a bounded number of requests at a time. It is for tools that show a tree to people: the command
+// and package ui.
 package look
 
 import (
@@ -34,7 +35,7 @@ type Place struct {
 	Names []string     // of its children; of a map, only the children that are not entries
 	Made  int64        // number of children that were ever created, approximately
 	Data  bool         // it has data
-	Gated bool         // it has the neighbour that holds the waiters for kazoo's permits
+	Gated bool         // it has the neighbour with the waiters for kazoo's permits
 	Lines []Line       // set by Look
 }
 
@@ -78,9 +79,9 @@ func Look(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
 // last rounds.
 var rounds = regexp.MustCompile(`^\d+( -?\d+:-?\d+:-?\d+)+$`)
 
-// dropMarks removes places that show nothing new: the znodes that an unused once, schedule or
-// double barrier has left, and the group and the plan of a partition, which the place of the
-// partition already shows.
+// dropMarks removes places that show nothing new. The place of a once, a schedule or a partition
+// already shows the znodes below it. A double barrier that is not in use has only left its znode
+// "parties".
 func (t *Tree) dropMarks() {
 	marks := map[string]bool{}
 	for _, p := range t.Places {
@@ -136,8 +137,9 @@ func each(ctx context.Context, n int, f func(i int) error) error {
 
 // Explore finds the places below root. It sends one request for each znode that is not certainly
 // part of a primitive, and one more for root and for each possible map. A user may give a lock
-// almost any name. So Explore takes a znode as a part, by its name alone, only if a library has
-// generated the name. Explore counts the entries of a map. An entry is a place only if it is root.
+// almost any name. So a name alone shows that a znode is part of a primitive only if a library has
+// generated the name. Explore visits the entries of a map. An entry without a primitive is a place
+// only if it is root.
 func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
 	x := &explorer{root: root, groups: map[string]bool{}, inMaps: map[string][]string{}, permits: map[string]bool{}, queues: map[string]bool{}}
 	if root == "" || root[0] != '/' { // an invalid path: the Session returns the error
@@ -191,7 +193,7 @@ func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) 
 	return t, nil
 }
 
-// found is a znode that Explore must visit.
+// A found value is a znode that Explore must visit.
 type found struct {
 	path    string
 	perhaps bool   // by its name it may be part of the primitive at its parent
@@ -270,9 +272,9 @@ func (x *explorer) add(at found, names []string, stat *zk.Stat) (below []found) 
 	return below
 }
 
-// children returns the children of at that Explore must visit.
+// children returns the znodes that Explore must visit among the children of at.
 func (x *explorer) children(at found, names []string) (below []found) {
-	if at.isMap { // whatever their names are
+	if at.isMap { // every child is an entry, whatever its name is
 		for _, name := range names {
 			below = append(below, found{path: path.Join(at.path, name), entry: true})
 		}
@@ -302,13 +304,13 @@ func (x *explorer) children(at found, names []string) (below []found) {
 	return below
 }
 
-// queueOnly reports whether only a queue has the neighbour at a path.
+// queueOnly reports whether a path is the path of a neighbour that only queues have.
 func queueOnly(at string) bool {
 	return !strings.HasSuffix(at, "-receipts") && !strings.HasSuffix(at, "__")
 }
 
-// settle removes the places that are parts of a semaphore. It finds queues by their neighbours, and
-// adds the kind to their places.
+// settle removes the places that are parts of a semaphore. It also finds queues by their
+// neighbours, and adds the kind Queue to the places of these queues.
 func (x *explorer) settle() {
 	line, semaphore := map[string]bool{}, map[string]bool{}
 	for _, p := range x.tree.Places {
@@ -332,8 +334,8 @@ func (x *explorer) settle() {
 	})
 }
 
-// holdInMaps adds to maps the kinds of the primitives among their entries. An entry is never ephemeral, and a
-// contender always is.
+// holdInMaps finds the primitives that have contenders among the children of a map, and adds their
+// kinds to the place of the map. A contender is always ephemeral, and an entry of a map never is.
 func (x *explorer) holdInMaps() {
 	for i := range x.tree.Places {
 		if p := &x.tree.Places[i]; len(p.Kinds) > 0 && p.Kinds[0] == kinds.Map {
@@ -343,9 +345,9 @@ func (x *explorer) holdInMaps() {
 	}
 }
 
-// group makes a place of each path whose children are members of a group. The ephemeral children
-// must be members: a gate, a value or a map has none, and the names of contenders have another
-// form.
+// group finds the paths whose ephemeral children are members of a group. It makes each such path a
+// place of the kind Group. These children must be members: a gate, a value or a map has none, and
+// the names of contenders have another form.
 func (x *explorer) group() {
 	for dir := range x.groups {
 		if dir == "/" {
@@ -370,7 +372,7 @@ type Line struct {
 	Mode     string     `json:"mode,omitempty"`
 	State    string     `json:"state"` // in words
 	Holding  bool       `json:"holding"`
-	Retained bool       `json:"retained,omitempty"` // it may only keep its place, and hold no lock
+	Retained bool       `json:"retained,omitempty"` // it keeps its place, and may hold no lock
 	Owner    string     `json:"owner,omitempty"`
 	Within   []string   `json:"within,omitempty"` // sessions whose commands have started the process of this session
 	Since    *time.Time `json:"since,omitempty"`  // when the contender came
@@ -381,12 +383,13 @@ type Line struct {
 	Dead     *int       `json:"dead,omitempty"`    // dead letters of a queue
 	Layout   string     `json:"layout,omitempty"`  // layout of a queue, by its name in --layout
 	Value    rawJSON    `json:"value,omitempty"`   // the data of the znode: unchanged if it is JSON, or else as a string
-	Info     string     `json:"info,omitempty"`    // of a member; its shards
+	Info     string     `json:"info,omitempty"`    // of a member of a group, or the shards of a member of a partition
 	Failure  string     `json:"failure,omitempty"` // the last failure of a schedule, in words
 }
 
-// HeldSince returns the time at which a holder was granted. If atMost is set, that time is unknown.
-// Then since is the time at which the holder came, and the holder may have waited after that.
+// HeldSince returns the time of the grant to a holder. If atMost is set, the time of the grant is
+// unknown. Then since is the time at which the holder came, and the holder may have waited before
+// the grant.
 func (l Line) HeldSince() (since *time.Time, atMost bool) {
 	switch {
 	case l.Held != nil:
@@ -397,12 +400,12 @@ func (l Line) HeldSince() (since *time.Time, atMost bool) {
 	return l.Since, l.Since != nil
 }
 
-// A Memory compares each look with the previous one. A contender that waited in the previous look and holds in
-// this one was granted between the two.
+// A Memory compares each look with the previous one. A contender that waited in the previous look
+// and holds in the present look was granted between the two looks.
 type Memory struct{ waited, held map[string]time.Time }
 
-// Note adds t, the result of a look that has just ended, to the memory, and sets Held in its lines
-// if the memory shows it.
+// Note adds to the memory the tree t, the result of a look that has just ended. It sets Held in
+// each line of t for which the memory shows the time of the grant.
 func (m *Memory) Note(t *Tree) {
 	now, before := time.Now(), *m
 	m.waited, m.held = map[string]time.Time{}, map[string]time.Time{}

@@ -5,11 +5,11 @@ import (
 	"io"
 )
 
-// This file splits a stream into the frames of ZooKeeper's protocol. The meaning of a frame is the
-// business of link.go.
+// This file splits a stream into the frames of ZooKeeper's protocol. link.go interprets the frames.
 
-// maxFrame is the length above which a stream is not ZooKeeper's protocol. ZooKeeper's default
-// limit is 1 MiB, and a four-letter word, read as a length, is over a gigabyte.
+// maxFrame is the largest length of a frame: a stream with a greater length is not ZooKeeper's
+// protocol. ZooKeeper's default limit is 1 MiB, and a four-letter word, read as a length, is over a
+// gigabyte.
 const maxFrame = 64 << 20
 
 // A unit is a piece of a stream that is forwarded as a whole: a frame of ZooKeeper's protocol with

@@ -7,13 +7,14 @@ import (
 	"time"
 )
 
-// This file forwards one client's connection, and applies the proxy's faults to it. The choice of
-// the faults is the business of netproxy.go.
+// This file forwards one client's connection, and applies the proxy's faults to it. netproxy.go
+// chooses the faults.
 
-// underWay is the maximum number of units that a link holds in one direction.
+// underWay is the maximum number of units that a link buffers in one direction.
 const underWay = 256
 
-// A link is one client's connection, with the connection to a server for it.
+// A link is the connection of one client to the proxy, with the proxy's connection to a server for
+// that client.
 type link struct {
 	p      *Proxy
 	client net.Conn
@@ -64,8 +65,8 @@ type sent struct {
 }
 
 // pump forwards units in order, with the latency and the partitions of the proxy. When either
-// connection ends, it drops the link. For each frame, it calls inspect with the number of the
-// frame; if inspect returns false, pump drops the link instead of forwarding the frame.
+// connection ends, pump drops the link. It calls inspect with each frame and the number of the
+// frame. If inspect returns false, pump drops the link instead of forwarding the frame.
 func (l *link) pump(to, from net.Conn, inspect func(n int, u unit) bool) {
 	way := make(chan sent, underWay)
 	var reading sync.WaitGroup

@@ -33,7 +33,7 @@ type Proxy struct {
 	onRequest func(op, xid int32) Verdict
 }
 
-// A Verdict says what the proxy does with a client's request.
+// A Verdict is the decision of a test about a client's request.
 type Verdict int
 
 const (
@@ -50,9 +50,9 @@ const (
 // so it has neither op nor xid.
 const OpConnect int32 = -10
 
-// Start returns a running proxy in front of upstream: "host:port", or several, separated by commas.
-// With several, each connection uses the next server that answers. The proxy is closed at the end
-// of the test.
+// Start returns a running proxy in front of upstream, which is one address "host:port", or several
+// addresses separated by commas. If there are several, each connection uses the next server that
+// answers. The proxy is closed at the end of the test.
 func Start(tb testing.TB, upstream string) *Proxy {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -146,8 +146,8 @@ func (p *Proxy) Accept() {
 	p.serveLocked(l)
 }
 
-// SetLatency delays all bytes by d in each direction. They stay in order, and a client can send
-// requests without waiting for earlier replies.
+// SetLatency delays all bytes by d in each direction. The bytes stay in order, and a client can
+// send requests without waiting for earlier replies.
 func (p *Proxy) SetLatency(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,7 +178,7 @@ func (p *Proxy) Accepted() int {
 	return p.accepted
 }
 
-// serveLocked accepts connections from l until it is closed. p.mu is held.
+// serveLocked starts a goroutine that accepts connections from l until l is closed. p.mu is held.
 func (p *Proxy) serveLocked(l net.Listener) {
 	p.listener = l
 	p.running.Go(func() {
@@ -196,7 +196,7 @@ func (p *Proxy) serveLocked(l net.Listener) {
 	})
 }
 
-// admit begins to serve client, unless l has been closed since it accepted client.
+// admit begins to serve client, unless the proxy has closed l since l accepted client.
 func (p *Proxy) admit(l net.Listener, client net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -13,13 +13,13 @@ import (
 
 // A board is the data of a bucket. It records which mark has claimed which numbers:
 //
-//	4be0643f1d98573b 0-127,200 130   a mark, its claimed numbers, and which of them are in hand
+//	4be0643f1d98573b 0-127,200 130   a mark, its claimed numbers, and its numbers in hand
 //	gone 0-16,18-20                  numbers that are never used again
-//	tried 17:2,40:1                  for each number, how often its element was delivered and came back
+//	tried 17:2,40:1                  numbers, each with the attempts of its element
 //
-// Claims and attempts are recorded only here. An element is in hand if the program may have
-// received it: if its mark is then deleted, the element counts as tried. A line can contain the
-// number of a deleted element.
+// The boards are the only record of claims. An element is in hand if the program may have received
+// it. If the mark of such an element is deleted, the element counts as tried. A line can contain
+// the number of a deleted element.
 type board struct {
 	lines map[string]hold
 	gone  spans
@@ -101,7 +101,7 @@ func (b *board) taken() spans {
 	return setOf(all)
 }
 
-// forget records that numbers are never used again, and drops their attempts.
+// forget records that numbers are never used again, and drops the attempts of their elements.
 func (b *board) forget(gone spans) {
 	b.gone = b.gone.union(gone)
 	maps.DeleteFunc(b.tried, func(n int32, _ int) bool { return b.gone.has(n) })

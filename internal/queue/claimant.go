@@ -20,12 +20,12 @@ import (
 // replies are lost. It does not find the free elements: see find.go. It does not decide the fate of
 // a claimed element: see settle.go.
 
-// A claimant has the claims of a Queue value in one ZooKeeper session. The claims are lost when the
-// session ends, or when another client deletes the claimant's mark.
+// A claimant is the owner of all claims of a Queue value in one ZooKeeper session. The claims are
+// lost when the session ends, or when another client deletes the claimant's mark.
 //
-// Every transaction of a claimant checks its mark. A transaction that writes a board also expects
-// the version of that board, and only one such transaction is under way at a time. So, while the
-// mark exists, the claimant knows its own lines on all boards from memory.
+// Every transaction of a claimant checks the claimant's mark. A transaction that writes a board
+// also checks the version of that board, and the claimant sends these transactions one at a time.
+// So while the mark exists, the claimant knows its own lines on all boards from memory.
 type claimant struct {
 	q    *core
 	inc  *session.Incarnation
@@ -44,7 +44,7 @@ type claimant struct {
 	items   map[string]map[int32]*item // claimed elements that are not settled, by bucket and number; guarded by mu
 	known   map[string]*lot            // for each bucket in items, the board as the claimant wrote it last; guarded by mu
 	past    map[string]spans           // by bucket: settled numbers that are still in the claimant's line; guarded by mu
-	pastAt  map[string]time.Time       // by bucket: the time at which its first number came into past; guarded by mu
+	pastAt  map[string]time.Time       // by bucket: the time at which past got the bucket's first number; guarded by mu
 	notes   []*entry                   // entries for boards; guarded by mu
 	noting  bool                       // set while a goroutine writes the notes; guarded by mu
 	queue   []*entry                   // entries for deletions; guarded by mu
@@ -52,7 +52,7 @@ type claimant struct {
 	refused map[*entry]bool            // entries that the claimant tries again later; guarded by mu
 	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items; guarded by mu
 	silent  bool                       // the servers refuse to let the claimant ring the bell; guarded by mu
-	blind   bool                       // the servers refuse to let the claimant create and delete "paused", so a claim does not check that the queue is not paused; guarded by mu
+	blind   bool                       // the servers refuse to let the claimant create and delete "paused", so its claims do not check for a pause; guarded by mu
 	empty   chan struct{}              // if not nil, closed when the claimant has no items; guarded by mu
 
 	watch *session.OwnWatch // watch of the mark; used only with the turn
@@ -68,8 +68,8 @@ func (q *core) mark() string {
 	return ""
 }
 
-// enlist returns the claimant of a session. The caller may claim with it until the caller calls
-// leave.
+// enlist returns the claimant of a session. The caller may claim elements with that claimant until
+// it calls the claimant's method leave.
 func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -91,9 +91,9 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	q.m.Spawn(func() {
 		defer stay()
 		defer unhook()
-		// Between Closing and leaving, Close waits for the program's functions, which still settle
-		// their elements. So the claimant returns the elements in hand only after leaving is
-		// closed.
+		// After Closing is closed, and before leaving is closed, Close waits for the program's
+		// functions, which still settle their elements. So the claimant returns the elements in
+		// hand only after leaving is closed.
 		select {
 		case <-c.held.Done():
 		case <-q.m.Closing:
@@ -109,7 +109,7 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	return c, nil
 }
 
-// use adds a user. It reports false if c has ended.
+// use adds a user. It returns false if c has ended.
 func (c *claimant) use() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -151,9 +151,9 @@ func (c *claimant) restLocked() {
 
 var errRested = errors.New("zsync: BUG: the mark is deleted as nothing is claimed")
 
-// end returns the elements that are claimed ahead, and stops all further claims. With all, it
-// returns the elements in hand as well. An offered element returns later, by withdraw, unless the
-// program takes it.
+// end returns to the queue the elements that are claimed ahead, and prevents further claims. If all
+// is set, it also returns the elements in hand. An offered element stays claimed: if the program
+// does not take it, withdraw returns it.
 func (c *claimant) end(all bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -169,7 +169,7 @@ func (c *claimant) end(all bool) {
 }
 
 // finish ends c. If the Session is being closed, finish first waits until c has no items. Then it
-// closes all entries with the loss, and deletes the mark.
+// closes all entries with the error of the loss, and deletes the mark.
 func (c *claimant) finish() {
 	loss := context.Cause(c.held)
 	if loss == nil { // the Session is being closed
@@ -220,7 +220,7 @@ func (c *claimant) path() string { return session.ChildPath(c.q.live, c.mark) }
 // Vanished is called when another client has deleted the mark.
 func (c *claimant) Vanished(*session.OwnWatch) { c.lose(c.inc.Deleted()) }
 
-// lost returns the reason if the claims are lost, and otherwise nil.
+// lost returns the reason of the loss, or nil if the claims are not lost.
 func (c *claimant) lost() error {
 	if !c.inc.Alive() {
 		c.lose(c.inc.Loss()) // the hook of enlist might not have run yet
@@ -246,8 +246,8 @@ func (c *claimant) ending() error {
 // claim claims es, which are free elements of t. If another transaction has written the bucket
 // since t was read, claim returns no items and no error.
 //
-// The same write notes elements as in hand: all of es[:hand], and each element of es[:quick] that
-// was not tried before.
+// The write that claims the elements also records some of them as in hand: all of es[:hand], and
+// each element of es[:quick] that was not tried before.
 func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error) {
 	c.turn <- struct{}{}
 	defer func() { <-c.turn }()
@@ -311,9 +311,9 @@ func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error)
 // bucket for a while.
 var errBarred = errors.New("zsync: BUG: the bucket is passed over")
 
-// outdated reports whether c has written the board of t since t was read. If so, c may have claimed
-// es already, and its line has these numbers. Then the line could not show whether a new claim
-// without a reply was applied.
+// outdated reports whether c has written the board of t since t was read. If it has, c may have
+// claimed es already, and then c's line has their numbers. If the reply to a new claim were lost,
+// that line could not show whether the servers have applied the claim.
 func (c *claimant) outdated(t *lot, es []element) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -323,8 +323,9 @@ func (c *claimant) outdated(t *lot, es []element) bool {
 	return slices.ContainsFunc(es, func(e element) bool { return c.items[t.name][e.seq] != nil || c.past[t.name].has(e.seq) })
 }
 
-// next returns the board to write after the board of t, with c's new line. past is the numbers that
-// c has settled. The new line leaves them out, and the new board lists them as gone.
+// next returns the board that c writes after the board of t, with c's new line. It also returns
+// past, the numbers that c has settled: the new line does not have these numbers, and the new board
+// lists them as gone.
 func (c *claimant) next(t *lot) (next *board, past spans) {
 	next = t.next()
 	c.mu.Lock()
@@ -353,12 +354,13 @@ func (c *claimant) wroteLocked(t *lot, past spans) {
 	}
 }
 
-// write writes a board at the version at which c read it, and creates the mark if c has none yet.
-// The error is BadVersion or NoNode if another client has written or deleted the bucket since.
+// write stores a board in its bucket if the bucket still has the given version. It also creates the
+// mark if c has none yet. If another client has written or deleted the bucket, the error is
+// BadVersion or NoNode.
 //
-// Without a reply, write sends the transaction again at the same version until the servers answer.
-// If they refuse it, c's line shows whether an earlier attempt was applied: no other client writes
-// that line while the mark exists.
+// If a reply is lost, write sends the transaction again, with the same version, until the servers
+// answer. If they then refuse the transaction, c's line shows whether an earlier attempt was
+// applied, because no other client writes that line while the mark exists.
 func (c *claimant) write(bucket string, version int32, next *board, with ...any) (rs []zk.MultiResponse, err error) {
 	ctx, path := session.Finishing, session.ChildPath(c.q.dir, bucket)
 	data := next.marshal()
@@ -421,7 +423,8 @@ func (c *claimant) look(ctx context.Context, path string) (n session.Node, err e
 	return n, err
 }
 
-// check returns the first operation of every transaction of c: it checks the mark, or creates it.
+// check returns the first operation of every transaction of c. The operation checks the mark, or
+// creates it.
 func (c *claimant) check() any {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -431,7 +434,7 @@ func (c *claimant) check() any {
 	return &zk.CheckVersionRequest{Path: c.path(), Version: c.version}
 }
 
-// exists records that the mark exists. The first call begins to watch it.
+// exists records that the mark exists. The first call also begins to watch the mark.
 func (c *claimant) exists() {
 	c.mu.Lock()
 	made := c.made
@@ -443,8 +446,9 @@ func (c *claimant) exists() {
 	}
 }
 
-// unchecked handles a refusal of the operation that check returned. It reports whether the caller
-// must send the transaction again. If not, and there is no error, an earlier attempt was applied.
+// unchecked is called when the servers have refused the operation that check returned. If again is
+// true, the caller must send the transaction again. If again is false and the error is nil, an
+// earlier attempt was applied.
 func (c *claimant) unchecked(op any, err error, open bool) (again bool, _ error) {
 	_, makes := op.(*zk.CreateRequest)
 	switch {
@@ -466,9 +470,8 @@ func (c *claimant) unchecked(op any, err error, open bool) (again bool, _ error)
 	return false, err
 }
 
-// fence writes the mark, or creates it. From then on, the servers refuse every earlier attempt
-// without a reply, because such an attempt expects the old version of the mark, or creates the
-// mark.
+// fence writes the mark, or creates it. From then on, the servers refuse every earlier attempt that
+// has no reply, because such an attempt checks the old version of the mark, or creates the mark.
 func (c *claimant) fence(ctx context.Context) error {
 	c.mu.Lock()
 	version, made := c.version, c.made
@@ -503,8 +506,8 @@ func (c *claimant) wrote(stat *zk.Stat) {
 	c.version = max(c.version, stat.Version)
 }
 
-// note begins to record on the board that items of one bucket are in hand. When the servers have
-// applied the write, the entry is done.
+// note starts a write of the board, to record that items of one bucket are in hand. When the
+// servers have applied that write, the channel done of the entry is closed.
 func (c *claimant) note(items []*item) *entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -516,7 +519,7 @@ func (c *claimant) note(items []*item) *entry {
 	return e
 }
 
-// noteLocked begins to write an entry on its board.
+// noteLocked starts the write of an entry on its board.
 func (c *claimant) noteLocked(e *entry) {
 	if loss := context.Cause(c.held); loss != nil {
 		e.close(loss)
@@ -635,8 +638,8 @@ func (c *claimant) posted(es []*entry, rs []zk.MultiResponse, err error) {
 	c.traceDone(trace.Release, trace.Returned, back, zxidOf(rs))
 }
 
-// dropLocked removes an item from the claimed items. gone means that its element was deleted. Then
-// c's line still has the number until c writes the board again.
+// dropLocked removes an item from the claimed items. The argument gone is true if the element was
+// deleted. Then c's line has the element's number until c writes the board again.
 func (c *claimant) dropLocked(it *item, gone bool) {
 	if delete(c.items[it.bucket], it.seq); len(c.items[it.bucket]) == 0 {
 		delete(c.items, it.bucket)
@@ -661,9 +664,9 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 	c.restLocked()
 }
 
-// prune drops the entries of deleted buckets from past. all is a listing of the buckets that began
-// after from. If it lacks a bucket that was in past before from, the bucket was deleted, and its
-// name is never used again.
+// prune removes the deleted buckets from past. The argument all is a listing of the buckets, which
+// began after the time from. If a bucket was in past before that time and is not in the listing, it
+// was deleted. The name of such a bucket is never used again.
 func (c *claimant) prune(all []bucket, from time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -686,7 +689,7 @@ func (c *claimant) forgetLocked(name string) {
 	delete(c.pastAt, name)
 }
 
-// stands reports whether the session is confirmed: if so, every claim of c is valid. While c has
+// stands returns true if the session is confirmed. Then every claim of c is valid. While c has
 // items, its stake keeps the session confirmed.
 func (c *claimant) stands(ctx context.Context) bool {
 	c.mu.Lock()
@@ -719,8 +722,8 @@ func (c *claimant) traceLine(event string, items []*item) trace.Record {
 	return t
 }
 
-// traceDone writes to the trace how the transaction zxid has changed items. If the caller does not
-// know the zxid, it passes 0.
+// traceDone writes to the trace how a transaction has changed items. zxid is the transaction's
+// zxid, or 0 if the caller does not know it.
 func (c *claimant) traceDone(event, fate string, items []*item, zxid int64) {
 	if c.q.trace != nil && len(items) > 0 {
 		t := c.traceLine(event, items)

@@ -10,14 +10,15 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file removes unclaimed elements without delivering them: all elements, or the element with an
+// This file removes unclaimed elements without a delivery: all of them, or the element with a given
 // ID. It does not remove claimed elements.
 
-// Clear removes elements from the end of the queue to its front, and last the elements that a
-// consumer has returned for later. So no removal makes another element free: if an element waits
-// for its key, it waits for a claimed element, or for an element that Clear removes later.
+// Clear removes elements from the end of the queue to its front. At the end, it removes the
+// elements that a consumer has returned for later. In this order, no removal makes another element
+// free: an element that waits because of its key waits for a claimed element, or for an element
+// that Clear removes later.
 //
-// Clear lists the queue once. It leaves elements that are sent later.
+// Clear lists the queue once. It does not remove elements that are sent after that listing.
 func (q *core) Clear(ctx context.Context) (n int, err error) {
 	lots, err := synced(ctx, q.site, q.survey)
 	if err != nil {
@@ -45,7 +46,7 @@ func (q *core) Clear(ctx context.Context) (n int, err error) {
 	return n, err
 }
 
-// survey reads all buckets. It deletes empty buckets to which no Send adds elements.
+// survey reads all buckets. It deletes the empty buckets to which producers no longer add elements.
 func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, error) {
 	names, err := inc.Names(ctx, q.dir)
 	if err != nil {
@@ -60,8 +61,8 @@ func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, er
 	return lots, err
 }
 
-// removeFree applies the operations that build returns, exactly once. If another client was faster, it
-// calls build again. It reports whether it has removed an element.
+// removeFree applies the operations that build returns, exactly once. If another client was faster,
+// removeFree calls build again. It returns true if it has removed an element.
 func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, inc *session.Incarnation) ([]any, error)) (done bool, err error) {
 	for {
 		ops, err := synced(ctx, q.site, build)
@@ -75,9 +76,9 @@ func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, i
 }
 
 // takeLast returns operations that remove matching elements. An element e matches if no consumer
-// has claimed it and so(e) is true. The operations remove the last n matching elements of the first
-// bucket that has any, as many as fit into a transaction. more reports whether that bucket has
-// further matching elements.
+// has claimed it and so(e) is true. In the first bucket with matching elements, the operations
+// remove the last n of these elements, as many as fit into a transaction. If that bucket has
+// further matching elements, more is true.
 func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets []bucket, so func(element) bool) (ops []any, n int, more bool, err error) {
 	lots, err := q.lots(ctx, inc, buckets)
 	if err == nil {
@@ -104,7 +105,8 @@ func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets [
 		ops = append(ops, &zk.SetDataRequest{Path: session.ChildPath(q.dir, t.name), Data: next.marshal(), Version: t.version})
 		ops = append(ops, t.exclusion(q.dir)...)
 		if slices.ContainsFunc(es, func(e element) bool { return keyOf(e.tag) != "" }) {
-			// The bell: other elements with these keys, for example sent during Clear, may be free now.
+			// Ring the bell: other elements with these keys may be free now, for example elements
+			// that were sent during Clear.
 			ops = append(ops, ring(q.dir))
 		}
 		return ops, n, more, nil
@@ -112,8 +114,8 @@ func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets [
 	return nil, 0, false, nil
 }
 
-// deletions returns operations that delete the first of es, as many as fit into a transaction,
-// however long the path is.
+// deletions returns operations that delete the first elements of es: as many elements as fit into a
+// transaction.
 func (q *core) deletions(es []element) (ops []any) {
 	size := 0
 	for _, e := range es {
@@ -142,9 +144,9 @@ func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error)
 			return nil, err
 		}
 		// The element is in its first bucket or, if a consumer has returned it for later, in a
-		// delayed bucket. Only a consumer that has claimed it can move it. Cancel reads the first
-		// bucket before the delayed buckets. So if it finds the element in neither, a consumer has
-		// claimed or removed it.
+		// delayed bucket. Only a consumer that has claimed the element can move it. Cancel reads
+		// the first bucket before the delayed buckets. So if Cancel finds the element in none of
+		// them, a consumer has claimed or removed the element.
 		buckets := slices.DeleteFunc(parseBuckets(names), func(o bucket) bool { return o.name != b.name && (o.prio != b.prio || !o.delayed) })
 		slices.Reverse(buckets)
 		ops, _, _, err := q.takeLast(ctx, inc, buckets, func(e element) bool { return strings.HasSuffix(e.tag, tag) })

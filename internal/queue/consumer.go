@@ -11,9 +11,9 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file offers claimed elements to the program, each only while its claim is confirmed and, if
-// attempts are limited, after its attempt is on the board. It does not claim elements: see pump.go.
-// It does not settle them: see settle.go.
+// This file offers claimed elements to the program. A consumer offers an element only while the
+// claim is confirmed. If attempts are limited, the board must show the attempt before the offer.
+// pump.go claims elements, and settle.go settles them.
 
 // errHidden is the error for an element that the client cannot read.
 var errHidden = zk.ErrNoAuth
@@ -78,9 +78,9 @@ func (c *consumer) Next() (Item, error) {
 	}
 }
 
-// present reports whether the consumer may offer an item. If it may not, back reports whether the
-// caller must put the item back, to be offered later. If offer and back are both false, present has
-// set the item aside.
+// present decides whether a consumer may offer an item. If offer is true, the caller may offer it.
+// If back is true, the caller must put the item back, and a consumer offers it later. If both are
+// false, present has set the item aside.
 func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bool) {
 	if !it.decoded && it.fault == nil {
 		q.check(it)
@@ -89,9 +89,9 @@ func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bo
 		q.setAside(it)
 		return false, false
 	}
-	// A consumer offers no element without a connection. If the program took the element, the
-	// removal could not reach the servers. If the session then expired, another consumer could get
-	// the element too.
+	// A consumer offers no element while the client is disconnected: the program could take the
+	// element, but the removal could not reach the servers. If the session then expired, another
+	// consumer could get the element too.
 	if it.c.inc.Connection(ctx) != nil || !it.c.stands(ctx) {
 		return false, true
 	}
@@ -111,16 +111,18 @@ func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bo
 	return false, true
 }
 
-// noteAtLeast is the smallest number of items that noting notes at once, if so many are ready.
+// noteAtLeast is the minimum number of items that noting notes in one write. It notes fewer items
+// if fewer are ready.
 const noteAtLeast = 8
 
 // noting records on the board that an item is in hand, before a consumer offers the item. It
 // returns a channel that is closed when the servers have applied the write.
 //
-// The same write notes the next items too, because a separate write would cost a round trip for
-// each item. If the process crashes, these items count as tried, although the program never had
-// them. That happens to an item at most once: noting notes an item alone if it was tried before. It
-// also notes each item alone if only one attempt is allowed, or if the pace is not known yet.
+// The same write also notes the next items, because a separate write for each item would cost a
+// round trip. If the process crashes, these items count as tried, although the program never
+// received them. That happens to an item at most once, because noting notes an item alone if the
+// item was tried before. It also notes every item alone while the pace is not known, or if only one
+// attempt is allowed.
 func (p *pump) noting(it *item) <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -140,7 +142,7 @@ func (p *pump) noting(it *item) <-chan struct{} {
 	switch {
 	case !noted:
 		return c.note(items).done
-	case note == nil: // the claim has recorded it already
+	case note == nil: // the write that claimed the item has noted it
 		return session.ClosedChan
 	}
 	return note
@@ -156,8 +158,8 @@ func (q *core) setAside(it *item) {
 	it.c.decide(it, e)
 }
 
-// take records that a consumer wants to offer an item. It reports false if the claim is lost, or if
-// the fate of the item is decided.
+// take records that a consumer wants to offer an item. It returns false if the claim is lost, or if
+// the fate of the item is already decided.
 func (c *claimant) take(it *item) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -180,7 +182,7 @@ func (c *claimant) withdraw(it *item) bool {
 	return !c.ended && it.final == nil
 }
 
-// These methods make an item an Item.
+// The following methods implement Item.
 
 func (it *item) Element() Element {
 	it.c.mu.Lock()

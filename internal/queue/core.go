@@ -24,7 +24,7 @@ type core struct {
 	finder
 	cfg Settings
 
-	trace   *trace.Writer // of claims, or nil
+	trace   *trace.Writer // trace of the claims, or nil
 	out     outbox
 	slots   *slots
 	gate    gate
@@ -33,9 +33,9 @@ type core struct {
 	vetted  atomic.Pointer[session.Incarnation] // the last session in which vet accepted the queue
 
 	mu       sync.Mutex
-	push     *pump     // of the present consumers; guarded by mu
-	pull     *pump     // of Receive: it claims nothing ahead; guarded by mu
-	claimant *claimant // the newest, or nil; guarded by mu
+	push     *pump     // pump of the present consumers; guarded by mu
+	pull     *pump     // pump of Receive, which claims nothing ahead; guarded by mu
+	claimant *claimant // the newest claimant, or nil; guarded by mu
 }
 
 // New returns the Engine of zsync's own layout. It does no I/O.
@@ -63,7 +63,7 @@ func (q *core) complain(err error) {
 	})
 }
 
-// check decodes an item. If the item must become a dead letter, check sets its fault: the reason.
+// check decodes an item. If the item must become a dead letter, check sets its fault to the reason.
 func (q *core) check(it *item) {
 	value, fault := q.cfg.Decode(it.data)
 	if it.misfit = fault != nil; it.misfit {
@@ -94,8 +94,8 @@ func (q site) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error)
 }
 
 // whileOpen returns a context that ends with ctx, or when the Session begins to close. In the
-// second case, its cause is ErrClosed. Session.Close waits until the caller calls leave, which
-// also ends the context.
+// second case, the cause of the context is ErrClosed. Session.Close waits until the caller calls
+// leave. The call also ends the context.
 func (q *core) whileOpen(ctx context.Context) (inner context.Context, leave func()) {
 	leaving, stay := q.m.BeforeClose()
 	inner, cancel := context.WithCancelCause(ctx)
@@ -120,9 +120,10 @@ func (q *core) letter(it *item, fault error, attempts int) []any {
 	return q.DeadLetters.Make(fmt.Sprintf("%05d%s", it.prio, keyOf(it.tag)), it.data, it.sent, attempts, fault)
 }
 
-// vet refuses the queue if its parent znodes let other clients change the znodes below them. vet
-// also creates missing parent znodes, so that no other client creates one between this check and
-// its use. It checks once in each session. If the Session has no ACL of its own, vet does nothing.
+// vet returns an error if a parent znode of the queue lets other clients change the znodes below
+// it. vet also creates missing parent znodes, so that no other client creates one between this
+// check and its use. It checks the queue once in each session. If the Session has no ACL of its
+// own, vet does nothing.
 func (q *core) vet(ctx context.Context, inc *session.Incarnation) error {
 	if q.vetted.Load() == inc {
 		return nil
@@ -136,8 +137,8 @@ func (q *core) vet(ctx context.Context, inc *session.Incarnation) error {
 	return nil
 }
 
-// synced syncs with the leader, calls f and returns the result of f. If the session ends first, it
-// repeats both in the next session.
+// synced sends a sync request, then calls f and returns the result of f. If the session ends first,
+// synced repeats both in the next session.
 func synced[R any](ctx context.Context, q site, f func(ctx context.Context, inc *session.Incarnation) (R, error)) (r R, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
 		if err = inc.Sync(ctx, q.dir); err == nil {

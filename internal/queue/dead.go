@@ -24,17 +24,17 @@ import (
 //
 // # Znodes
 //
-// One transaction moves an element to <path>-dead/dead-<priority>-<16 random digits>-<seq>, with its
-// data unchanged. It also creates why-<the same 16 digits>, with the reason, the attempts, and the
-// time when the element was sent. The two znodes are removed together. If both do not fit into a
-// request, the transaction creates only the first.
+// One transaction moves an element to <path>-dead/dead-<priority>-<16 random digits>-<seq>, with
+// its data unchanged. It also creates the znode why-<the same 16 digits>, with the reason, the
+// attempts, and the time when the element was sent. Clients remove the two znodes together. If the
+// two do not fit into one request, the transaction creates only the first.
 type DeadLetters struct {
 	Manager       *session.Manager
-	Path          string // of the queue, as the program knows it, for messages
+	Path          string // path of the queue, as the program knows it, for messages
 	Dir, Receipts string // paths as the servers know them
 
-	// Unframe returns the data that a producer sent, from the data that another library
-	// stores. It is nil if both are the same.
+	// Unframe returns the producer's data from the data that another library stores. Unframe is nil
+	// if the two are the same.
 	Unframe func(stored []byte) []byte
 }
 
@@ -44,8 +44,8 @@ func NewDeadLetters(m *session.Manager, path string, unframe func([]byte) []byte
 	return DeadLetters{m, path, dir + "-dead", dir + "-receipts", unframe}
 }
 
-// letterDigits is the number of random digits in the name of a dead letter. They make the name
-// unique: sequence numbers alone are not unique, because they restart after the servers have
+// letterDigits is the number of random digits in the name of a dead letter. The digits make the
+// name unique. Sequence numbers alone are not unique, because they restart after the servers have
 // deleted the empty parent znode.
 const letterDigits = 16
 
@@ -59,8 +59,9 @@ type circumstance struct {
 	First    int64  `json:"first"` // Unix milliseconds
 }
 
-// Make returns the operations that create a dead letter. stored is its data. class is its priority,
-// as the layout writes it. The caller must create the parent znode if it does not exist.
+// Make returns the operations that create a dead letter. stored is the data of the dead letter.
+// class is its priority, as the layout writes it. If the parent znode does not exist, the caller
+// must create it.
 func (q *DeadLetters) Make(class string, stored []byte, sent time.Time, attempts int, fault error) []any {
 	digits := strings.ReplaceAll(session.NewGUID(), "-", "")[:letterDigits]
 	letter := &zk.CreateRequest{Path: session.ChildPath(q.Dir, "dead-"+class+"-"+digits+"-"), Data: stored, Acl: q.Manager.Config.ACL, Flags: zk.FlagSequence}
@@ -163,7 +164,7 @@ func (q *DeadLetters) read(ctx context.Context, name deadName) (*Letter, error) 
 	paths := []string{session.ChildPath(q.Dir, name.id), session.ChildPath(q.Dir, whyName(name.digits))}
 	err := q.Manager.During(ctx, func(inc *session.Incarnation) error {
 		if err := inc.VetHere(ctx, q.Dir); err != nil {
-			return err // an unauthorized client may have written it
+			return err // an unauthorized client may have written the letter
 		}
 		nodes, err := inc.GetVisible(ctx, paths)
 		switch {

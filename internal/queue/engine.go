@@ -11,16 +11,16 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// This file defines the interface between Queue and the engines, one engine for each layout of
-// znodes. core.go and package foreign have the engines.
+// This file defines the interface between Queue and the engines. There is one engine for each
+// layout of znodes: see core.go and package foreign.
 
 // Errors of engines, in addition to the errors of internal/session and internal/lock.
 var (
 	// ErrFull is returned by Send with NoWait if there is no room.
 	ErrFull = errors.New("the queue is full")
 
-	// ErrKnown is returned by Send if an element with this ID was sent before,
-	// within the memory for IDs. Send has stored nothing then.
+	// ErrKnown is returned by Send if the queue remembers the ID of the element from an earlier
+	// Send. Then Send has stored nothing.
 	ErrKnown = errors.New("an element with this ID was sent before")
 )
 
@@ -29,50 +29,50 @@ type Settings struct {
 	Path string // as the program knows it, for messages
 
 	// The engine calls Decode for each claimed element before a consumer offers the element. Take
-	// calls Decode before it removes an element. The result of Decode becomes Element.Value. If Decode
-	// returns an error, the element is a misfit, and becomes a dead letter. After several misfits in a
-	// row, the consumer itself may be at fault: the engine then leaves further misfits in the queue
-	// for a while, and reports that.
+	// calls Decode before it removes an element. The result of Decode becomes Element.Value. If
+	// Decode returns an error, the element is a misfit, and becomes a dead letter. After several
+	// misfits in a row, the consumer itself may be at fault. Then the engine leaves further misfits
+	// in the queue for a while, and reports the error.
 	Decode func(data []byte) (any, error)
 
-	Prefetch      int           // elements that the consumers may claim ahead, at most
-	PrefetchBytes int           // bytes of these elements, at most
-	MaxLen        int           // Send waits while the queue has no room for its elements; 0: no limit
-	MaxAttempts   int           // after so many attempts, an element becomes a dead letter; 0: no limit
-	Priorities    int           // the priority of a Batch is below this
-	IDMemory      time.Duration // the engine remembers an ID for this long
-	KeepDead      time.Duration // the engine keeps a dead letter for this long; 0: no limit
+	Prefetch      int           // largest number of elements that the consumers may claim ahead
+	PrefetchBytes int           // largest size of these elements, in bytes
+	MaxLen        int           // largest number of elements in the queue: Send waits for room; 0: no limit
+	MaxAttempts   int           // number of attempts after which an element becomes a dead letter; 0: no limit
+	Priorities    int           // number of priorities: the priority of a Batch is lower
+	IDMemory      time.Duration // time for which the engine remembers an ID
+	KeepDead      time.Duration // time for which the engine keeps a dead letter; 0: no limit
 }
 
-// An Engine is a queue in one layout of znodes. All methods may be called concurrently.
-// A method that takes a context waits at most until the context ends, and survives lost
-// connections and lost sessions. If the context ends first, the outcome is unknown, unless
-// the method says otherwise.
+// An Engine is a queue in one layout of znodes. All methods may be called concurrently. A method
+// with a context returns at the latest when the context ends. Lost connections and lost sessions do
+// not make it fail. If the context ends before the result is known, the outcome is unknown, unless
+// the method's comment says otherwise.
 type Engine interface {
-	// Send stores the elements of b at the end of the queue, in order, all or none,
-	// exactly once. Batches are stored in the order of the calls, also if several
-	// goroutines send. Send has stored nothing if it returns session.ErrTooLarge,
-	// ErrFull, ErrKnown, or session.ErrInvalid for a feature that the layout lacks
-	// (Due, ID, Keys).
+	// Send stores the elements of b at the end of the queue, in order and exactly once. It stores
+	// all elements or none. Batches are stored in the order of the calls, even if several
+	// goroutines call Send. Send has stored nothing if it returns session.ErrTooLarge, ErrFull,
+	// ErrKnown, or session.ErrInvalid for a feature that the layout lacks (Due, ID, Keys).
 	Send(ctx context.Context, b Batch) error
 
-	// Cancel removes the element that was sent with the ID, unless a consumer has
-	// claimed it, and reports whether it removed one. The queue still remembers the ID.
+	// Cancel removes the element that was sent with the ID, unless a consumer has claimed the
+	// element. It reports whether it has removed the element. The queue still remembers the ID.
 	Cancel(ctx context.Context, id string) (bool, error)
 
-	// Join adds a consumer, until ctx has ended or the Session is being closed.
-	// The caller must call Leave.
+	// Join adds a consumer. The consumer works until ctx ends or the Session begins to close. The
+	// caller must call Leave.
 	Join(ctx context.Context, o Joining) Consumer
 
-	// Receive waits for an element that decodes. It claims this element and up to n-1 more that are
-	// ready. For each Item, it calls got, and after that Handed: if the Session is closed after
-	// Handed, the claim ends and the Item has no Value. Receive claims nothing ahead. If it fails,
-	// it has claimed nothing.
+	// Receive waits for an element that decodes. It claims this element and up to n-1 more elements
+	// that are ready. For each Item, Receive calls got and then Handed. If the Session is closed
+	// after Handed, the claim ends, and the Item has no Value. Receive claims nothing ahead. If
+	// Receive fails, it has claimed nothing.
 	Receive(ctx context.Context, n int, got func(Item)) error
 
 	// Take removes the first element that no consumer has claimed, and returns it. If there is no
-	// such element, it returns nil: it does not wait for new elements. If ctx ends and Take does
-	// not return the element, the element returns to its position. Session.Close waits for that.
+	// such element, Take returns nil, and does not wait for new elements. If ctx ends and Take does
+	// not return the element that it has claimed, the element returns to its position.
+	// Session.Close waits for that return.
 	Take(ctx context.Context) (*Element, error)
 
 	// Peek returns the element that Take would have returned a moment ago, and writes
@@ -94,18 +94,18 @@ type Engine interface {
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
 
-	// Clear removes all elements that no consumer has claimed, including delayed
-	// elements, the last element first. It returns their number. If it fails, it may
-	// have removed some.
+	// Clear removes all elements that no consumer has claimed, including delayed elements. It
+	// removes the last element first, and returns the number of removed elements. If Clear fails,
+	// it may have removed some elements.
 	Clear(ctx context.Context) (int, error)
 
 	// Letters yields the dead letters, the oldest first. It lists the letters once. If another
-	// client removes a letter before Letters reads it, Letters leaves it out. If the servers refuse
-	// to let the client read a letter, Letters yields its metadata with zk.ErrNoAuth, and
-	// continues. On any other error, the caller should stop.
+	// client removes a letter before Letters reads it, Letters leaves the letter out. If the
+	// servers refuse to let the client read a letter, Letters yields its metadata with
+	// zk.ErrNoAuth, and continues. On any other error, the caller should stop.
 	Letters(ctx context.Context) iter.Seq2[*Letter, error]
 
-	// Discard removes a dead letter and reports whether it existed.
+	// Discard removes a dead letter, and reports whether the letter existed.
 	Discard(ctx context.Context, d *Letter) (bool, error)
 
 	// Requeue stores the element of a dead letter at the end of the queue, with its
@@ -120,10 +120,10 @@ const Middle = -1
 // A Batch is the elements of one Send.
 type Batch struct {
 	Data     [][]byte  // at least one
-	Keys     []string  // one for each element, or nil: elements with one key are delivered in order, one at a time
-	Priority int       // 0 is served first; or Middle
+	Keys     []string  // one for each element, or nil: elements with the same key are delivered in order, one at a time
+	Priority int       // 0 is delivered first; or Middle
 	Due      time.Time // no consumer claims an element before this time, by the consumer's clock; zero: no delay
-	ID       string    // if not empty, Data has one element, and Send stores it only once for this ID: see ErrKnown
+	ID       string    // if not empty: Data must have one element, and Send stores no second element with this ID, see ErrKnown
 	NoWait   bool      // Send returns ErrFull instead of waiting for room
 }
 
@@ -143,9 +143,9 @@ type Element struct {
 	Attempts int // number of earlier deliveries
 }
 
-// A Joining is the kind of a consumer.
+// A Joining describes the consumer that joins.
 type Joining struct {
-	// Hand means that the program settles each element that it takes. Otherwise, the
+	// Hand means that the program settles each element that it takes. If Hand is not set, the
 	// engine removes an element when the program takes it.
 	Hand bool
 
@@ -161,8 +161,8 @@ type Consumer interface {
 	// the claim is valid. If attempts are limited and the consumer has Hand, the servers have also
 	// recorded the attempt.
 	//
-	// Next fails if the consumer's context has ended or the Session is being closed. With Odd, it
-	// also returns the errors that keep the consumer from consuming.
+	// Next fails if the consumer's context has ended or the Session is being closed. If Odd is set,
+	// Next also returns the errors that keep the consumer from consuming.
 	//
 	// Call Next only when the program is ready for the element. If the program still works on
 	// another element and the process is killed, both elements count as tried.
@@ -170,31 +170,31 @@ type Consumer interface {
 	// The caller must call Taken, Handed or PutBack of the Item before it calls Next again.
 	Next() (Item, error)
 
-	// Leaving is closed when the consumer's context has ended or the Session is
-	// being closed.
+	// Leaving returns a channel that is closed when the consumer's context ends or the Session
+	// begins to close.
 	Leaving() <-chan struct{}
 
-	// Leave ends the consumer. The last consumer returns all elements that were claimed
-	// ahead, and waits a moment until they are back. Another goroutine may be in Next. A
-	// second Leave waits for the first.
+	// Leave ends the consumer. For the last consumer, Leave also returns all elements that were
+	// claimed ahead, and waits a moment for that. The caller may call Leave while another goroutine
+	// is in Next. A second Leave waits for the first.
 	Leave()
 }
 
-// An Item is an element that this process has claimed. The claim ends when the item is
-// settled, or with the ZooKeeper session. Its methods may be called concurrently.
+// An Item is an element that this process has claimed. The claim ends when the Item is settled, or
+// with the ZooKeeper session. The methods of an Item may be called concurrently.
 type Item interface {
-	// Element returns the element. Once it is settled, it has no Data and Value.
+	// Element returns the element. A settled element has neither Data nor Value.
 	Element() Element
 
-	// Data returns Element().Data, or nil once the Item is settled. The Item does not retain the
-	// bytes then.
+	// Data returns Element().Data, or nil if the Item is settled. A settled Item does not retain
+	// the bytes.
 	Data() []byte
 
 	// Withdrawn returns two channels: down is closed when the connection is lost, and over when the
 	// claim is lost. Once either is closed, the caller must no longer offer the Item.
 	Withdrawn() (down, over <-chan struct{})
 
-	// Taken is called when the program has taken the element. It removes the element in the
+	// Taken is called when the program has taken the element. Taken removes the element in the
 	// background. If the session ends before the removal is applied, another consumer can receive
 	// the element too.
 	Taken()
@@ -205,34 +205,33 @@ type Item interface {
 
 	// PutBack is called if the program did not take the element. One of the Engine's consumers
 	// offers the element next. If the Engine has no consumers, it returns the element to its
-	// position in the queue. That does not count as an attempt.
+	// position in the queue. PutBack does not count as an attempt.
 	PutBack()
 
 	// SetAside moves an offered misfit to the dead letters, unless the misfit is settled.
 	SetAside()
 
-	// Settle decides the Fate of the element. Only the first decision counts: Settle with
-	// the same Fate again returns its result, and with another Fate it returns
+	// Settle decides the Fate of the element. Only the first decision counts. A later Settle with
+	// the same Fate returns the result of the first. A later Settle with another Fate returns
 	// lock.ErrNotLocked.
 	//
-	// The engine carries the decision out as long as the claim is valid. If the servers refuse, or
-	// ctx ends, Settle returns that error, and the engine continues in the background. While the
-	// client is disconnected, Return and Later do not wait for the result. If the claim is lost,
-	// the error is session.ErrLost with the reason of the loss: another consumer may have the
-	// element.
+	// The engine carries the decision out while the claim is valid. If the servers refuse the
+	// decision, or ctx ends, Settle returns the error, and the engine continues in the background.
+	// While the client is disconnected, Return and Later do not wait for the result. If the claim
+	// is lost, the error is session.ErrLost with the reason of the loss: another consumer may have
+	// the element.
 	Settle(ctx context.Context, s Settlement) error
 
-	// Txn removes the element in one transaction with ops, exactly once. An operation is a request
-	// that go-zookeeper's Multi accepts, or an *Outgoing. Txn returns the response to each
-	// operation that is not an Outgoing. If the servers refuse an operation, the element stays
-	// claimed, and Txn returns the error of the first refused operation. Otherwise, it returns the
+	// Txn removes the element and applies ops, in one transaction and exactly once. An operation is
+	// a request that go-zookeeper's Multi accepts, or an *Outgoing. Txn returns the response to
+	// each operation that is not an Outgoing. If the servers refuse an operation, the element stays
+	// claimed, and Txn returns the error of the first refused operation. All other errors are the
 	// errors of Settle.
 	Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error)
 
-	// Context returns a context that ends with the claim. If the claim was lost, the
-	// context ends before another consumer can get the element, and its cause is
-	// session.ErrLost with the reason. If the element was settled, the cause is
-	// context.Canceled.
+	// Context returns a context that ends with the claim. If the claim was lost, the context ends
+	// before another consumer can get the element, and the cause of the context is session.ErrLost
+	// with the reason. If the element was settled, the cause is context.Canceled.
 	Context() context.Context
 }
 
@@ -249,9 +248,9 @@ const (
 // A Settlement is a Fate with its details.
 type Settlement struct {
 	Fate    Fate
-	Due     time.Time // of Later, by the consumer's clock
-	Reason  error     // of Bury
-	Untried bool      // of Return: the attempt does not count
+	Due     time.Time // for Later: the due time, by the consumer's clock
+	Reason  error     // for Bury: the reason of the dead letter
+	Untried bool      // for Return: the attempt does not count
 }
 
 // A Status is the state of an element.
@@ -267,8 +266,8 @@ const (
 type Listed struct {
 	Element
 	State Status
-	Due   time.Time // of Delayed
-	Owner string    // of Claimed: the name of the consumer
+	Due   time.Time // for Delayed: the due time
+	Owner string    // for Claimed: the name of the consumer
 }
 
 // Totals are the numbers of elements in a queue.
@@ -277,7 +276,7 @@ type Totals struct {
 	Claimed  int       // elements that a consumer has claimed, in hand or ahead
 	Delayed  int       // elements that are not due yet, by the clock of this machine
 	Dead     int       // dead letters
-	Attempts int       // the most deliveries of one element, among the unclaimed elements
+	Attempts int       // the largest number of deliveries of one unclaimed element
 	Oldest   time.Time // time at which the oldest ready element was stored, not counting elements that were delayed; zero: none
 	Holders  []Holder  // consumers with claims, the most claims first
 	Paused   bool      // the queue is paused
@@ -292,7 +291,7 @@ type Holder struct {
 // A Letter is a dead letter.
 type Letter struct {
 	ID       string
-	Data     []byte    // as the producer sent it, if the frame could be opened; the caller may change it
+	Data     []byte    // as the producer sent it, if the engine could open the frame; the caller may change it
 	Since    time.Time // when it became a dead letter, by the servers' clock
 	Reason   string
 	Attempts int
@@ -300,5 +299,5 @@ type Letter struct {
 	Priority string    // as the layout writes it
 
 	Framed []byte   // the data as the queue stores it
-	paths  []string // of its znode, and of the znode with the reason, if that exists
+	paths  []string // of the letter's znode and, if it exists, of the znode with the reason
 }

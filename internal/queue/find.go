@@ -17,15 +17,16 @@ import (
 // This file finds free elements with few requests, however long the queue is. It does not claim
 // them: see claimant.go. It does not wait for them: see idle.go. A search has three steps:
 //
-//  1. List the buckets, and read many of them at once. A board shows the claimed elements, and the
-//     Stat of the bucket shows without a listing whether there are other elements.
-//  2. If the boards have lines of other marks, list the marks. A mark that is missing after the
-//     boards were read is deleted, and its name never comes again. So its elements are free.
+//  1. List the buckets, and read many of them at once. The board of a bucket shows the claimed
+//     elements. The Stat of the bucket shows whether there are other elements, without a listing.
+//  2. If the boards have lines of other marks, list the marks. If a mark is on a board and not in
+//     this later listing, it was deleted, and its name is never used again. So its elements are
+//     free.
 //  3. List the first bucket that may have free elements.
 //
 // A server that lags does no harm. In one session, a read is never older than the reads before it,
-// so the listing of step 3 is not older than the board of step 1. The claim expects the version of
-// that board. So an element that is in the listing, and not on the board, is free when the claim is
+// so the listing of step 3 is not older than the board of step 1. The claim checks the version of
+// that board. So if an element is in the listing and not on the board, it is free when the claim is
 // applied.
 
 // A lot is a bucket as this client has read it.
@@ -35,11 +36,11 @@ type lot struct {
 	board    *board          // bury moves the lines of deleted marks to dead
 	dead     map[string]hold // the lines of deleted marks
 	children int32
-	last     int32 // the highest number that ZooKeeper has given in the bucket
+	last     int32 // the highest number that ZooKeeper has assigned in the bucket
 	pzxid    int64 // changes with every element that is added or removed
 	elements []element
 	keyed    bool  // elements of the queue may have keys
-	keys     int32 // version of "keys", read before anything else
+	keys     int32 // version of the znode "keys", which a search reads first
 }
 
 func newLot(b bucket, n session.Node) *lot {
@@ -51,7 +52,7 @@ func newLot(b bucket, n session.Node) *lot {
 	}
 }
 
-// exhausted reports whether the lot certainly has no free element. It needs no listing for that.
+// exhausted returns true if the lot certainly has no free element. It needs no listing.
 func (t *lot) exhausted() bool { return t.children == 0 || t.board.taken().covers(t.last) }
 
 func numbers(es []element) []int32 {
@@ -62,8 +63,9 @@ func numbers(es []element) []int32 {
 	return ns
 }
 
-// free returns up to n elements that no consumer has claimed and for which may returns true. It
-// stops at the first element that is not due yet, and returns the due time of that element.
+// free returns up to n free elements of the lot: no consumer has claimed them, and may(e) is true
+// for each. It stops at the first element that is not due yet, and returns the due time of that
+// element.
 func (t *lot) free(n int, may func(element) bool) (es []element, due time.Time) {
 	now, taken := time.Now().UnixMilli(), t.board.taken()
 	for _, e := range t.elements {
@@ -80,9 +82,9 @@ func (t *lot) free(n int, may func(element) bool) (es []element, due time.Time) 
 	return es, due
 }
 
-// next returns the board to write after the board of t. The new board has no lines of deleted
-// marks, and counts an attempt for each element that a deleted mark had in hand. It lists the
-// numbers without an element as gone.
+// next returns the board that a client writes after the board of t. The new board has no lines of
+// deleted marks, and counts an attempt for each element that a deleted mark had in hand. It lists
+// numbers without an element as gone, up to the last element.
 func (t *lot) next() *board {
 	next := t.board.clone()
 	there := numbers(t.elements)
@@ -112,7 +114,7 @@ type finding struct {
 	due    time.Time // time at which an element may next become free without a ring of the bell
 	more   bool      // another bucket may have free elements
 	others bool      // the boards have, or had, lines of other marks
-	left   *finding  // if es is empty: an element that would be free, but is skipped as a misfit, with its lot; or nil
+	left   *finding  // if es is empty: a finding with an element that is free, but skipped as a misfit; or nil
 	at     time.Time // when the search ended
 	all    []bucket  // all buckets of the queue
 	from   time.Time // a time before the buckets were listed
@@ -131,7 +133,7 @@ type finder struct {
 	listed time.Time       // time of that listing; guarded by mu
 }
 
-// lotsAtOnce is how many buckets a search reads with one request.
+// lotsAtOnce is the number of buckets that a search reads with one request.
 const lotsAtOnce = 100
 
 // earlier returns the earlier of two times. The zero time means never.
@@ -142,10 +144,10 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// A quest says how to search.
+// A quest has the settings of a search.
 type quest struct {
-	n      int  // the most elements to find, all in one bucket
-	spread int  // choose at random among the first buckets of one priority, as many as spread, so that competing consumers spread
+	n      int  // largest number of elements to find; all are in one bucket
+	spread int  // number of buckets of one priority among which to choose at random, so that competing consumers choose different buckets
 	aside  bool // write nothing
 	watch  bool // if other marks are on the boards, list the marks, even if the last listing is fresh
 }
@@ -251,12 +253,13 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 	return nil
 }
 
-// aliveFor is how long the finder assumes that a listed mark exists.
+// aliveFor is the time for which the finder assumes, after a listing, that the listed marks exist.
 const aliveFor = time.Second
 
-// bury moves the lines of deleted marks from the boards of lots to the dead lines. It reports
-// whether the boards have, or had, lines of other marks. others is the result for earlier lots.
-// With watch, bury lists the marks even if the last listing is fresh.
+// bury moves the lines of deleted marks from the boards of lots to the dead lines. It returns true
+// if the board of a lot with elements had a line of another mark before the call, or if others is
+// true. The argument others is the result for earlier lots. If watch is set, bury lists the marks
+// even if the last listing is fresh.
 func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, others, watch bool) (bool, error) {
 	mine, unknown := q.mark(), false
 	q.mu.Lock()
@@ -298,8 +301,9 @@ func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot
 	return others, nil
 }
 
-// pick chooses at random among the first few lots that may have free elements. It returns -1 if
-// there are none. If the first is a delayed lot, pick returns it.
+// pick chooses a lot at random, and returns its index. It chooses among the first lots of one
+// priority that may have free elements, at most as many as spread. If the first such lot is
+// delayed, pick chooses that lot. If there is no such lot, it returns -1.
 func pick(lots []*lot, spread int) int {
 	var choice []int
 	for i, t := range lots {
@@ -319,8 +323,8 @@ func pick(lots []*lot, spread int) int {
 	return choice[dice.IntN(len(choice))]
 }
 
-// lots reads buckets. It leaves out deleted buckets, skipped buckets, and buckets that the client
-// cannot read.
+// lots returns the result of reading buckets. It leaves out deleted buckets, skipped buckets, and
+// buckets that the client cannot read.
 func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket) (lots []*lot, err error) {
 	paths := make([]string, len(buckets))
 	for i, b := range buckets {
@@ -342,11 +346,11 @@ func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []b
 	return lots, nil
 }
 
-// hidden reports whether a znode exists that the servers did not let the client read.
+// hidden returns true if a znode exists and the servers did not let the client read its data.
 func hidden(n session.Node) bool { return n.Stat != nil && int(n.Stat.DataLength) != len(n.Data) }
 
-// deleteEmpty deletes the empty lots to which producers add no elements: they have a successor, or
-// their time is over. all has the buckets of lots and all later buckets.
+// deleteEmpty deletes each empty lot to which producers no longer add elements: the lot has a
+// successor, or its time has passed. all has the buckets of lots and all later buckets.
 func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) {
 	newest := make(map[int]int64)
 	for _, b := range all {
@@ -362,9 +366,10 @@ func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket
 	}
 }
 
-// list lists the elements of a lot. It remembers the listing, and uses it until an element is
-// added: the board shows the removals. If the lot has lines of deleted marks, or the queue has
-// keys, the board is not enough. Then the finder lists the lot again after each removal too.
+// list lists the elements of a lot. It remembers the listing, and uses that listing until an
+// element is added, because the board shows removed elements. If the lot has lines of deleted
+// marks, or the queue has keys, the board does not suffice. Then list also reads the listing again
+// after each removal.
 func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
 	if before, ok := q.listings.Load(t.name); ok {
 		before := before.(contents)
@@ -410,33 +415,33 @@ func (q *finder) forget(all []bucket) {
 }
 
 // Elements with keys. Consumers claim the elements of one key in order, and one at a time. The next
-// element is free when the queue no longer has the element before it.
+// element of a key becomes free when the queue no longer has the element before it.
 //
 // If an element has a key, the znode "keys" exists: producers check it in the transaction that
-// stores the element. Every claim writes "keys", at the version that the search read before
-// anything else. So the claims of such a queue have one order, and no other claim is applied
-// between the search and its claim. Other events can happen in that interval:
+// stores the element. Every claim writes "keys", and checks that its version has not changed since
+// the beginning of the search. So the claims of such a queue are in one order, and no other claim
+// is applied between a search and its claim. Other events can happen between the two:
 //
 //   - An element is removed, cancelled, or made a dead letter. Then its key is free. The search
 //     still saw the element, so it does not find the next element of the key. The removal rings the
-//     bell, so another search finds that element. Clear removes the last element of a key first, so
-//     it frees no element that it is about to remove.
+//     bell, so another search finds that next element. Clear removes the last element of a key
+//     first, so it frees no element that it is about to remove.
 //   - An element returns to its position, because its consumer returned it or crashed. The element
-//     existed all the time, so the other elements of its key waited for it, and still do.
+//     existed all the time. So the other elements of its key have waited for it, and still wait.
 //   - A consumer returns an element for later, and so moves it to another bucket. The transaction
-//     writes "keys" too. Otherwise a search could read the new bucket before the move and the old
-//     bucket after it. It would miss the element, and claim the next element of the key. In the new
-//     bucket, the element still comes before all others of its key. The others wait for it, even
-//     while it is not due.
+//     writes "keys" too. Without that write, a search could read the new bucket before the move and
+//     the old bucket after the move. It would miss the element, and the consumer would claim the
+//     next element of the key. In the new bucket, the element still comes before all others of its
+//     key. The others wait for it, even while it is not due.
 //   - A producer sends an element, or a delayed element becomes due. It may come before the claimed
 //     element. That does no harm: the producer could have sent it a moment later.
 //
-// An element that was sent with a delay does not count for its key before it is due. Elements of
-// different priorities are claimed by priority, as without keys. But consumers claim the elements
-// of one key one at a time in all priorities together.
+// An element that was sent with a delay does not block its key before it is due. Consumers claim
+// elements of different priorities by priority, as without keys. But they claim the elements of one
+// key one at a time, even if the elements have different priorities.
 
 // A ward maps a key to the name of the only element of that key that a consumer may claim next. The
-// name "*", which no element has, bars all elements of the key.
+// name "*", which no element has, means that consumers may claim no element of the key.
 type ward map[string]string
 
 const nobody = "*"
@@ -447,7 +452,7 @@ func (w ward) allows(e element) bool {
 	return keyOf(e.tag) == "" || !ok || owner == e.key()
 }
 
-// bar reserves the key of e, if it has one, for the element owner.
+// bar reserves the key of e for the element named owner. If e has no key, bar does nothing.
 func (w ward) bar(e element, owner string) {
 	if key := keyOf(e.tag); key != "" {
 		w[key] = owner
@@ -496,8 +501,9 @@ func claims(b *board) map[string][]span {
 	return all
 }
 
-// exclusion returns operations that fail if, since the lot was read, another claim was made or an
-// element was moved. A queue without keys needs none.
+// exclusion returns operations for a claim in the lot. The servers refuse them if another claim was
+// applied, or an element was moved, since the lot was read. For a queue without keys, there are
+// none.
 func (t *lot) exclusion(dir string) []any {
 	if !t.keyed {
 		return nil

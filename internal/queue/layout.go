@@ -16,66 +16,69 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file defines the znodes of a queue in zsync's own layout: the names of its elements, and
-// how claims are recorded. Every claim and every Send relies on the properties below. This file
-// does no I/O.
+// This file defines the znodes of a queue in zsync's own layout: the names of the elements, and the
+// record of the claims. Every claim and every Send relies on the properties below. This file does
+// no I/O.
 //
 // Elements are the children of buckets. Buckets are children of the queue's path:
 //
 //	b-<priority>-<number>            a bucket; its children are e-<seq>, in order
-//	d-<priority>-<unix ms>-<digits>  a bucket of delayed elements, due at that time at the earliest:
+//	d-<priority>-<unix ms>-<digits>  a bucket of elements that are due at that time or later:
 //	                                 t<unix ms>-<seq>, or t<unix ms>-<history>-<seq>
 //	t-<priority>                     the tail: its data is the number of the newest bucket
 //	keys                             exists if elements may have keys: every claim writes it
 //	paused                           exists while the queue is paused: no consumer claims
 //
-// A tag can precede the number of an element: k and a hash of its key, i and a hash of its ID. If a
-// consumer has returned an element for later, its name has a history: the number of its attempts,
-// the time at which it was first sent, and its first name.
+// In the name of an element, a tag can precede the number: the letter k and a hash of the element's
+// key, the letter i and a hash of its ID, or both. If a consumer has returned an element for later,
+// the name also has a history: the number of attempts, the time of the Send, and the element's
+// first name.
 //
 // # Board
 //
-// The data of a bucket is its board: the claimed numbers of the bucket, and the mark that has
-// claimed each. An element is free if it exists and its number is not claimed on the board.
-// ZooKeeper gives numbers in order and never twice. So if a number has no element and a higher
-// number has one, the number is never used again.
+// The data of a bucket is its board. The board lists the claimed numbers of the bucket, and the
+// mark that has claimed each number. An element is free if it exists and its number is not claimed
+// on the board. ZooKeeper assigns the numbers in order, and assigns no number twice. So a number
+// without an element is never used again if a higher number has an element.
 //
 // # Mark
 //
-// A mark is an ephemeral znode, <path>-live/<digits>. Each Queue value has one in each session in
-// which it claims. The name of a mark is never used again. When the mark no longer exists, the
+// A mark is an ephemeral znode, <path>-live/<digits>. Each Queue value has one mark in each session
+// in which it claims elements. The name of a mark is never used again. When a mark is deleted, the
 // elements that it has claimed are free.
 //
 // # Bell
 //
-// The bell is the data of the queue's znode. A client writes it, or "rings the bell", when an
-// element may have become free. That wakes the first idle consumers, see idle.go.
+// The bell is the data of the queue's znode. A client "rings the bell", that is, writes this data,
+// when an element may have become free. The write wakes the first idle consumers: see idle.go.
 //
 // # Names
 //
-// No element gets the name of an earlier element, even if an operator deletes the queue with all
-// its elements and a client creates it again: the number of the first bucket is the zxid of the
+// No element gets the name of an earlier element, even if an operator deletes the queue and a
+// client creates it again. The reason is the number of the first bucket: it is the zxid of the
 // transaction that created the queue's znode. So a process that still has an element of the deleted
 // queue cannot remove an element of the new queue.
 //
-// A producer that finds a bucket full creates the next bucket and writes its number into the
-// tail, in one transaction. Every Send checks the version of the tail. From that follows:
+// If the newest bucket is full, a producer creates the next bucket and writes the number of the new
+// bucket into the tail, in one transaction. Every Send checks the version of the tail. These rules
+// have three consequences:
 //
 //   - Once a bucket has a successor, no Send adds elements to it.
-//   - Buckets are in order, and so are the elements in each.
+//   - Buckets are in order, and the elements in each bucket are in order.
 //   - No listing is long, and no sequence number wraps, however large the queue is.
 //
-// The tail keeps the newest number, and exists as long as the queue. So no bucket is created twice,
-// although empty buckets are deleted.
+// The tail has the number of the newest bucket, and exists as long as the queue. So no bucket is
+// created twice, although clients delete empty buckets.
 //
 // # Delay
 //
-// A delayed element is stored in a bucket for a short time around its due time, see slotOf. The
-// digits in the bucket's name are random, so no such bucket is created twice either. A consumer
-// reads only buckets that are due.
+// Each bucket of delayed elements is for a short period. A delayed element is in a bucket for the
+// period of its due time: see slotOf. The digits in the name of the bucket are random, so no bucket
+// of delayed elements is created twice either. Unless elements have keys, a consumer reads such a
+// bucket only after its period has begun.
 
-// A site is the location of a queue: the Session that reaches it, and the paths of its znodes as
-// the servers know them.
+// A site is the location of a queue: the Session that reaches the queue, and the paths of the
+// queue's znodes as the servers know them.
 type site struct {
 	m    *session.Manager
 	path string // as the program knows it, for messages
@@ -92,7 +95,7 @@ func newSite(m *session.Manager, path string) site {
 const maxPost = 500
 
 // bucketSize is the number of elements after which a producer creates the next bucket. The last
-// Send into a bucket can exceed it.
+// Send into a bucket can exceed this number.
 const bucketSize = 1000
 
 // A bucket is the parsed name of a bucket.
@@ -112,7 +115,7 @@ type slot struct {
 	start int64 // in Unix milliseconds
 }
 
-// slotOf returns the slot of an element that is due at a time. The length of a slot is between a
+// slotOf returns the slot of an element with the due time due. The length of a slot is between a
 // 64th and a 32nd of the delay, but at least a second. So there are few slots, however long the
 // delays are. All elements that are already due share a slot, however late they are.
 func slotOf(prio int, due, now int64) slot {
@@ -140,9 +143,9 @@ func parseBucket(name string) (bucket, bool) {
 	return bucket{name: name, prio: prio, number: number, delayed: delayed}, ok
 }
 
-// parseBuckets returns the buckets among names in the order in which consumers serve them: by
-// priority, and within a priority the delayed buckets first. So once a delayed element is due, it
-// precedes all elements without a delay.
+// parseBuckets returns the buckets among names, in the order in which consumers read them: by
+// priority, and within a priority the delayed buckets first. So when a delayed element is due, it
+// precedes all elements of its priority that were sent without a delay.
 func parseBuckets(names []string) []bucket {
 	return parseAll(names, parseBucket, func(a, b bucket) int {
 		return cmp.Or(cmp.Compare(a.prio, b.prio), firstIf(a.delayed, b.delayed), cmp.Compare(a.number, b.number), cmp.Compare(a.name, b.name))
@@ -178,17 +181,17 @@ type element struct {
 	name   string
 	prio   int
 	due    int64 // in Unix milliseconds; 0 if it is not delayed
-	tries  int32 // attempts before it was delayed
-	first  int64 // when it was first sent, in Unix milliseconds; 0: when its znode was created
+	tries  int32 // attempts before a consumer returned it for later
+	first  int64 // time of the Send, in Unix milliseconds; 0: the time when its znode was created
 	seq    int32
-	tag    string // of its key and its ID, if it has any
-	origin string // the key() of its first name, if a consumer has returned it for later
+	tag    string // tag of its key and its ID, or empty
+	origin string // the result of key() for its first name, if a consumer has returned it for later
 }
 
-// key identifies the element within its queue, as long as it has this position.
+// key returns a name that identifies the element in its queue until the element moves.
 func (e element) key() string { return e.bucket + "/" + e.name }
 
-// id identifies the element permanently.
+// id returns a name that identifies the element permanently.
 func (e element) id() string { return cmp.Or(e.origin, e.key()) }
 
 // before reports whether e precedes d in the queue, for two elements that were claimed one after
@@ -214,7 +217,7 @@ const markDigits = 16
 // randomDigits returns random hexadecimal digits, at most 32.
 func randomDigits(n int) string { return strings.ReplaceAll(session.NewGUID(), "-", "")[:n] }
 
-// The lengths of hashes. If two keys have the same hash, zsync treats them as one key, which does
+// The lengths of hashes. If two keys have the same hash, zsync treats the two as one key. That does
 // no other harm. Two IDs must not have the same hash, so the hash of an ID is longer.
 const (
 	keyDigits = 8
@@ -226,7 +229,7 @@ func hash(text string, digits int) string {
 	return hex.EncodeToString(sum[:])[:digits]
 }
 
-// tagOf returns the tag of an element. An empty string means no key, or no ID.
+// tagOf returns the tag of an element. If key or id is empty, the element has none.
 func tagOf(key, id string) (tag string) {
 	if key != "" {
 		tag = "k" + hash(key, keyDigits)
@@ -270,12 +273,13 @@ func elementName(due int64, tag string) string {
 	return withTag(fmt.Sprintf("t%013d-", due), tag)
 }
 
-// laterName is elementName for an element that a consumer returns for later.
+// laterName returns the name of an element that a consumer returns for later, up to its number.
 func laterName(due int64, tries int32, first int64, origin, tag string) string {
 	return withTag(fmt.Sprintf("t%013d-%d.%d.%s-", due, tries, first, quoted.Replace(origin)), tag)
 }
 
-// quoted turns a key() into a part of a name; unquoted is the inverse.
+// The replacer quoted turns the result of key() into a part of a name. The replacer unquoted does
+// the reverse.
 var quoted, unquoted = strings.NewReplacer("-", "_", "/", ":"), strings.NewReplacer("_", "-", ":", "/")
 
 // parseElements returns the elements among the children of b, in order.
@@ -317,8 +321,8 @@ func (e *element) parseHistory(text string) bool {
 	return ok && err == nil && err2 == nil && n >= 0 && ms >= 0
 }
 
-// dueAt returns t in Unix milliseconds, limited to the range from 1 to math.MaxInt64: 0 means no
-// delay, and an int64 holds the milliseconds of 292 million years.
+// dueAt returns t in Unix milliseconds, limited to the range from 1 to math.MaxInt64. The result is
+// never 0, because 0 means no delay. An int64 has room for the milliseconds of 292 million years.
 func dueAt(t time.Time) int64 {
 	switch s := t.Unix(); {
 	case s < 0:
@@ -334,14 +338,15 @@ func dueAt(t time.Time) int64 {
 //
 //	<path>-ids/<2 digits>/<30 digits>   of the ID's hash
 //
-// Its data are the time for which the queue remembers the ID, and the bucket of the element. While
-// the note exists, the servers refuse the transaction of a second Send with this ID. A producer
-// replaces a note that has expired by the servers' clock. The Sweeper deletes expired notes.
+// The data of a note are the time for which the queue remembers the ID, and the bucket of the
+// element. While the note exists, the servers refuse the transaction of a second Send with this ID.
+// A producer replaces a note that has expired by the servers' clock. The Sweeper deletes expired
+// notes.
 
-// A note is the data of the znode of an ID.
+// A note is the parsed data of that znode.
 type note struct {
 	memory time.Duration
-	bucket string // into which the producer has put the element
+	bucket string // bucket into which the producer has put the element
 }
 
 func (n note) marshal() []byte { return fmt.Appendf(nil, "%d %s", n.memory.Milliseconds(), n.bucket) }
@@ -353,6 +358,6 @@ func parseNote(data []byte) (n note) {
 	return n
 }
 
-// over reports whether a note with this Stat has expired. now is the Stat from a recent write of
-// this client: its Mtime is the servers' time.
+// over returns true if a note with this Stat has expired. The argument now is the Stat from a
+// recent write of this client: the Mtime of that Stat is the servers' time.
 func (n note) over(stat, now *zk.Stat) bool { return now.Mtime-stat.Mtime >= n.memory.Milliseconds() }

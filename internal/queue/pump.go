@@ -11,14 +11,14 @@ import (
 )
 
 // This file brings elements from the queue to the consumers of one Queue value. It claims enough
-// ahead for fast consumers, and leaves the rest to other clients. It does not search: see find.go.
-// It does not wait for elements to be sent: see idle.go. consumer.go offers the elements, and
-// settle.go settles them.
+// elements ahead for fast consumers, and leaves the others to other clients. find.go searches for
+// elements, and idle.go waits for new elements. consumer.go offers the elements, and settle.go
+// settles them.
 
 // A pump claims elements for the consumers of one Queue value: see step. At first, it claims one
 // element ahead. If a claim has filled all room, and a consumer has waited since the previous
-// claim, the pump doubles that number, up to the prefetch. So a slow consumer leaves the rest to
-// other clients.
+// claim, the pump doubles the number of elements that it claims ahead, up to the prefetch. So a
+// slow consumer leaves the other elements to other clients.
 type pump struct {
 	q      *core
 	most   int // limit of ahead; 0: the pump claims only elements that consumers wait for
@@ -29,7 +29,7 @@ type pump struct {
 	consumers int // number of consumers that have not left; guarded by q.mu
 
 	mu       sync.Mutex    // guards the fields up to claiming
-	running  bool          // a consumer has waited for an item
+	running  bool          // run was started, or must not start
 	waiting  int           // number of items that consumers wait for
 	hands    int           // part of waiting: items that the program settles itself
 	offering int           // number of items that consumers offer and the program has not taken
@@ -44,11 +44,11 @@ type pump struct {
 	shedding bool // a timer is about to call shed
 	claiming bool // a claim is under way: its items come after ready
 
-	// The goroutine that claims owns the following fields.
+	// The following fields belong to the goroutine that claims elements.
 
 	found  *finding      // free elements that the pump has not claimed yet, or nil
 	spread int           // number of buckets to choose from; more than 1 after other consumers were quicker
-	pause  time.Duration // wait before the next claim, if others were quicker and there is one bucket
+	pause  time.Duration // wait before the next search, if other consumers were quicker and there is one bucket
 	place  *place        // place in the line of idle consumers, or nil
 	claims int           // number of claims since the pump got its place
 	rung   bool          // the bell has woken the pump
@@ -68,8 +68,9 @@ func (q *core) join(of **pump, most int) *pump {
 }
 
 // leave ends a consumer. When the last consumer leaves, the pump returns the elements that are
-// claimed ahead. leave waits a moment for that, so that the next consumer finds the elements in
-// their positions. Without a session, no element is claimed, and leave does not wait.
+// claimed ahead. The method leave waits a moment for the return, so that the next consumer finds
+// the elements in their positions. Without a session, no element is claimed, and leave does not
+// wait.
 func (p *pump) leave() {
 	p.q.mu.Lock()
 	p.consumers--
@@ -101,7 +102,7 @@ func (p *pump) changeLocked() {
 
 // next returns the next item for a consumer to offer. The consumer must call done when the program
 // has taken the item, or when the consumer has put it back. Until next returns, the pump counts the
-// caller as waiting for n items. An error from faults ends the wait.
+// caller as waiting for n items. If the channel faults delivers an error, next returns that error.
 func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) (*item, error) {
 	p.mu.Lock()
 	if p.waiting == 0 {
@@ -155,7 +156,7 @@ func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) 
 	}
 }
 
-// poll is next without waiting: it returns nil if no item is ready.
+// poll returns the next item, like next. If no item is ready, it does not wait, but returns nil.
 func (p *pump) poll() *item {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -176,16 +177,16 @@ func (p *pump) takeLocked() *item {
 	return nil
 }
 
-// done ends an offer. There may be room now, but done does not wake the pump: the consumer wakes it
-// when it calls next again.
+// done ends an offer. It does not wake the pump, although there may be room now. The consumer wakes
+// the pump when it calls next again.
 func (p *pump) done() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.offering--
 }
 
-// putBack makes an item that was not taken ready again, before all later elements. If all consumers
-// have left, it returns the element to the queue.
+// putBack is called with an item that the program has not taken. It makes the item ready again,
+// before all later items. If all consumers have left, it returns the element to the queue.
 func (p *pump) putBack(it *item) {
 	if !it.c.withdraw(it) {
 		return
@@ -205,7 +206,7 @@ func (p *pump) putBack(it *item) {
 	p.changeLocked()
 }
 
-// run claims until the last consumer has left.
+// run claims elements until the last consumer has left.
 func (p *pump) run() {
 	defer close(p.over)
 	for try := 0; ; try++ {
@@ -228,7 +229,7 @@ func (p *pump) run() {
 	}
 }
 
-// session claims within one ZooKeeper session.
+// session is the part of run in one ZooKeeper session: it claims elements until step fails.
 func (p *pump) session(inc *session.Incarnation) error {
 	if err := p.q.vet(p.ctx, inc); err != nil {
 		return err
@@ -257,11 +258,11 @@ func (p *pump) session(inc *session.Incarnation) error {
 	return err
 }
 
-// staleAfter is the age from which the pump does not use a finding: other elements may be the first
-// by then.
+// staleAfter is the maximum age of a finding that the pump uses. Later, other elements may be the
+// first.
 const staleAfter = 50 * time.Millisecond
 
-// maxBatch is how many elements the pump claims at once.
+// maxBatch is the largest number of elements that the pump claims at once.
 const maxBatch = bucketSize
 
 // step brings elements from the queue to the consumers.
@@ -271,8 +272,8 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	if err != nil {
 		return err
 	}
-	// 2. Search for free elements, unless the last search has left some. If there are none, wait in
-	// the line of idle consumers.
+	// 2. Search for free elements, unless elements of the last search remain. If no element is
+	//    free, wait in the line of idle consumers.
 	if f := p.found; f == nil || len(f.es) == 0 || time.Since(f.at) > staleAfter {
 		if p.place == nil {
 			p.found, err = p.q.search(p.ctx, inc, quest{n: bucketSize / 2, spread: p.spread})
@@ -326,7 +327,8 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	return nil
 }
 
-// maxClaims is how many claims a consumer makes in one place of the line while others wait.
+// maxClaims is the number of claims after which a pump leaves its place in the line if another
+// consumer waits.
 const maxClaims = 16
 
 const (
@@ -362,7 +364,7 @@ type reading struct {
 	done  chan struct{}
 }
 
-// read begins to read elements. It does not wait.
+// read starts a goroutine that reads elements. It does not wait for the result.
 func (p *pump) read(inc *session.Incarnation, es []element) *reading {
 	r := &reading{done: make(chan struct{})}
 	paths := make([]string, len(es))
@@ -376,9 +378,9 @@ func (p *pump) read(inc *session.Incarnation, es []element) *reading {
 	return r
 }
 
-// fetch waits for the reading of items, and stores the data in them. It drops an item if its
-// element was deleted. It returns an item to the queue if the client cannot read the element. ours
-// are the other items.
+// fetch waits for the reading r, and stores the data in the items. It drops an item if its element
+// was deleted. It returns an item to the queue if the client cannot read the element. The result
+// ours has the other items.
 func (p *pump) fetch(c *claimant, items []*item, r *reading) (ours []*item, err error) {
 	<-r.done
 	if r.err != nil {
@@ -390,7 +392,7 @@ func (p *pump) fetch(c *claimant, items []*item, r *reading) (ours []*item, err 
 	c.mu.Lock()
 	for i, n := range r.nodes {
 		switch it := items[i]; {
-		case it.final != nil: // end has returned it
+		case it.final != nil: // the method end has returned it
 		case n.Stat == nil:
 			c.dropLocked(it, true)
 		case hidden(n):
@@ -411,7 +413,7 @@ func (p *pump) setClaiming(on bool) {
 	p.claiming = on
 }
 
-// fill gives claimed items to the consumers. most reports whether the claim has filled all room.
+// fill gives claimed items to the consumers. If the claim has filled all room, most is true.
 func (p *pump) fill(items []*item, most bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -429,9 +431,10 @@ func (p *pump) fill(items []*item, most bool) {
 	p.changeLocked()
 }
 
-// roomLocked returns how many more elements the pump may claim. An offered item counts as claimed
-// ahead. But each waiting consumer gets an item, even if the limit is lower. The result is never
-// negative, although consumers that leave together can put back more items than there is room for.
+// roomLocked returns the number of elements that the pump may claim now. An offered item counts as
+// claimed ahead. There is always room for the items that consumers wait for, even beyond the limit.
+// The result is never negative, although consumers that leave at the same time can put back more
+// items than there is room for.
 func (p *pump) roomLocked() int {
 	ahead := min(p.ahead, p.slowedLocked())
 	if p.size > 0 {
@@ -444,12 +447,12 @@ func (p *pump) roomLocked() int {
 	return n
 }
 
-// patience is how long a pump stays in its place in the line while it has no room, or no consumer
-// waits. A fast consumer calls next again before that.
+// patience is the time for which a pump stays in its place in the line although it has no room, or
+// no consumer waits. A fast consumer calls next again within that time.
 const patience = 5 * time.Millisecond
 
-// awaitRoom waits until the pump may claim more items. room is their number, and hands is how many
-// of them the program settles itself.
+// awaitRoom waits until the pump may claim more items. room is the number of these items. hands is
+// the number of them that the program settles itself.
 func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) {
 	err = p.until(inc, func() bool {
 		room, hands = p.roomLocked(), max(p.hands-len(p.ready), 0)
@@ -465,8 +468,8 @@ func (p *pump) wanted(inc *session.Incarnation) bool {
 	return p.wait(limited, inc, func() bool { return p.waiting > 0 }) == nil
 }
 
-// until waits until so returns true. If that takes longer than patience, the pump leaves its place
-// in the line. It calls so with mu held.
+// until blocks until the function so returns true. If that takes longer than patience, the pump
+// leaves its place in the line. The function so is called with mu held.
 func (p *pump) until(inc *session.Incarnation, so func() bool) error {
 	if p.place != nil {
 		limited, cancel := context.WithTimeout(p.ctx, patience)
@@ -494,14 +497,14 @@ func (p *pump) wait(ctx context.Context, inc *session.Incarnation, so func() boo
 	}
 }
 
-// slowedLocked returns how many elements the pump may claim ahead of slow consumers: as many as
-// they take in a second.
+// slowedLocked returns the largest number of elements that the pump may claim ahead of slow
+// consumers: the number that they take in a second.
 func (p *pump) slowedLocked() int { return p.pace.perSecond(time.Now(), p.waiting == 0) }
 
-// quick returns the number of items that a claim may note as in hand at once. Consumers take this
-// number within noteAfter. A larger number would be wrong: if the process crashes, every noted item
-// counts as tried. At first the number is 0, because the pace is not known yet, see pacedLocked. It
-// is always 0 without a limit of attempts, and with a limit of one.
+// quick returns the number of items that a claim may note as in hand. Consumers take that many
+// within noteAfter. A larger number would do harm, because every noted item counts as tried if the
+// process crashes. The result is 0 while the pace is not known, see pacedLocked. It is also 0 if
+// attempts are not limited, or if only one is allowed.
 func (p *pump) quick(hands int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -513,8 +516,8 @@ func (p *pump) quick(hands int) int {
 	return n
 }
 
-// pacedLocked reports whether the pace is known. After one element, it is not: the program may have
-// received the element from a channel, and not yet have begun to work on it.
+// pacedLocked reports whether the pace is known. After one element, the pace is not known: the
+// program may have received that element from a channel, and may not have begun to work on it.
 func (p *pump) pacedLocked() bool { return p.returns > 1 }
 
 const (
@@ -536,7 +539,7 @@ func (p *pump) presented() {
 // shedEvery is the time between two checks whether the consumers of a pump have become slow.
 const shedEvery = time.Second
 
-// watchPaceLocked makes a timer call shed, so that the pump returns elements if its consumers
+// watchPaceLocked starts a timer that calls shed. So the pump returns elements if its consumers
 // become slow.
 func (p *pump) watchPaceLocked() {
 	if !p.shedding && len(p.ready) > 1 {
@@ -545,7 +548,7 @@ func (p *pump) watchPaceLocked() {
 	}
 }
 
-// shed returns the elements that are claimed too far ahead.
+// shed returns to the queue the elements that the pump has claimed too far ahead.
 func (p *pump) shed() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

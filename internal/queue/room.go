@@ -13,9 +13,9 @@ import (
 // This file makes a Send wait while the queue is full, and counts elements. send.go stores the
 // elements.
 
-// A gate makes producers wait while the queue is full. The limit is soft: a producer counts at most
-// every countEvery, and adds its own elements between two counts. The elements that other producers
-// send between the counts can exceed the limit.
+// A gate makes producers wait while the queue is full. The limit is soft. A producer counts the
+// elements at most once in countEvery. Between two counts, it adds only the elements that it sends
+// itself, so the elements of other producers can exceed the limit.
 type gate struct {
 	site
 	limit int           // 0: no limit
@@ -28,15 +28,15 @@ type gate struct {
 }
 
 const (
-	// countEvery is the age from which a producer does not trust its last count.
+	// countEvery is the age from which a producer no longer uses its last count.
 	countEvery = 100 * time.Millisecond
 
 	// mostWait is the longest time between two counts of a producer that waits for room.
 	mostWait = time.Second
 )
 
-// enter waits until there is room for p. With hurry, it returns ErrFull instead of waiting. An element
-// whose ID is known needs no room, because Send does not store it.
+// enter waits until there is room for p. If hurry is set, it returns ErrFull instead of waiting. An
+// element whose ID is known needs no room, because Send does not store it.
 func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 	n, limit := len(p.data), g.limit
 	switch {

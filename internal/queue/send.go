@@ -19,9 +19,9 @@ import (
 )
 
 // This file stores elements: it groups the Sends of many goroutines, finds the newest bucket, and
-// creates the next bucket when that is full. room.go waits for room in the queue.
+// creates the next bucket when the newest is full. room.go waits for room in the queue.
 
-// A parcel is the elements of one Send. All or none of them are stored.
+// A parcel is the elements of one Send. The outbox stores all of them or none.
 type parcel struct {
 	ctx  context.Context // context of the Send that waits for the result
 	prio int
@@ -30,7 +30,7 @@ type parcel struct {
 	tags []string   // of each element
 	id   string     // the hash of its ID, or empty
 	size int        // upper bound of the size of its requests
-	with []any      // more operations; a parcel with more operations has its own transaction
+	with []any      // additional operations; a parcel with additional operations has its own transaction
 	done chan error // has room for the result
 
 	// The fields below are for a parcel with an ID. Only the goroutine that sends uses them.
@@ -102,9 +102,9 @@ func (q producer) overhead() int {
 	return 64 + 2*q.m.SizeOf(q.senders+"/"+noGUID, nil) + 3*q.m.SizeOf(q.dir+"/"+bucketName(0, math.MaxInt64), nil)
 }
 
-// spare returns the bytes that a request with one element must leave free. To return or requeue the
-// element, or to make it a dead letter, a client needs a transaction that also has the paths of
-// other znodes, which can be long.
+// spare returns the bytes that a request with one element must leave free. A client that returns or
+// requeues the element, or makes it a dead letter, needs a larger request: that request also has
+// the paths of other znodes, which can be long.
 func (q producer) spare() int { return 96 + 12*max(0, len(q.dir)-32) }
 
 // An outbox stores the parcels of all goroutines, one transaction after another, in the order in
@@ -121,7 +121,7 @@ type outbox struct {
 
 	// Only the goroutine that sends uses the fields below.
 
-	brief bool          // it is for one transaction, and saves the round trip that reads how full a bucket is
+	brief bool          // the outbox is for one transaction; to save a round trip, it does not read how full a bucket is
 	first int64         // the number of the queue's first bucket
 	tails map[int]*tail // the known tails, by priority
 }
@@ -133,14 +133,15 @@ type tail struct {
 	bucket  int64 // number of the newest bucket; negative if there is none
 	full    bool  // the newest bucket is full, or does not exist
 	gone    bool  // another client has deleted the newest bucket, but not the queue
-	last    int   // of the tail after a transaction: index of the step that creates the last element of this priority
+	last    int   // for the tail after a transaction: index of the step that creates the last element of this priority
 }
 
 // maxGroup is the largest number of elements of several Sends that a transaction stores. A single
 // Send can have more.
 const maxGroup = 1000
 
-// send puts a parcel into the outbox, and waits until it is stored or refused, or its context ends.
+// send puts a parcel into the outbox, and waits until the parcel is stored or refused, or the
+// parcel's context ends.
 func (o *outbox) send(p *parcel) error {
 	o.mu.Lock()
 	o.waiting = append(o.waiting, p)
@@ -255,7 +256,7 @@ func (o *outbox) post(group []*parcel) (inc *session.Incarnation, err error) {
 	}
 }
 
-// A posted is a group that an outbox or a load is storing.
+// A posted value is a group of parcels that an outbox or a load is storing.
 type posted struct {
 	o     *outbox
 	group []*parcel
@@ -263,8 +264,9 @@ type posted struct {
 	tails map[int]*tail // by priority, as the steps leave them
 }
 
-// build sets g.steps to the transaction of one attempt. It uses the buckets that the outbox knows. After an earlier refusal, for
-// example because the newest bucket was deleted, a cure has corrected them.
+// build sets g.steps to the transaction of one attempt. It uses the buckets that the outbox knows.
+// If the servers have refused an attempt, for example because the newest bucket was deleted, a cure
+// has corrected that knowledge.
 func (g *posted) build(inc *session.Incarnation) error {
 	g.group = slices.DeleteFunc(g.group, func(p *parcel) bool { return p.err != nil })
 	if g.steps, g.tails = nil, nil; len(g.group) == 0 {
@@ -352,8 +354,8 @@ func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 }
 
 // fathom finds out which of the newest buckets of these priorities are full. A producer that has
-// filled a bucket creates the next with its next Send. But if each producer sends only once, none
-// creates the next bucket, and the tail still names the full bucket.
+// filled a bucket creates the next bucket in its next Send. But if each producer sends only once,
+// no producer creates the next bucket, and the tail still names the full bucket.
 func (o *outbox) fathom(ctx context.Context, inc *session.Incarnation, prios []int) error {
 	var known []int
 	var paths []string
@@ -441,8 +443,8 @@ func (g *posted) assemble(inc *session.Incarnation) error {
 	return nil
 }
 
-// makeQueue creates the queue's znode. It is not a container: the servers delete an empty container,
-// and buckets would then be numbered from the zxid of another znode.
+// makeQueue creates the queue's znode. The znode is not a container: the servers delete an empty
+// container, and the numbers of the buckets would then begin with the zxid of another znode.
 func (o *outbox) makeQueue(inc *session.Incarnation) error {
 	o.forget()
 	_, err := inc.Create(session.Finishing, o.dir, []byte(marks.Dir))
@@ -459,7 +461,7 @@ func (g *posted) create(path string, data []byte, c func(*session.Incarnation, e
 }
 
 // open adds the steps that a bucket needs before it gets elements: a check that it is the newest
-// bucket, or the creation of the next bucket. It returns the tail as these steps leave it.
+// bucket, or the creation of the next bucket. It returns the tail as it will be after these steps.
 func (g *posted) open(prio int) *tail {
 	t, acl := *g.o.tails[prio], g.o.m.Config.ACL
 	path := session.ChildPath(g.o.dir, tailName(prio))
@@ -478,7 +480,7 @@ func (g *posted) open(prio int) *tail {
 	if t.made && t.bucket > g.o.first && !t.gone {
 		// Another client may have deleted the queue and created it again, and the new tail may have
 		// this version too. But then this check fails, because the new queue has no bucket of this
-		// name: its numbers begin with its own zxid.
+		// name: the numbers of its buckets begin with its own zxid.
 		g.add(&zk.CheckVersionRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket-1)), Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
 			return g.o.missing(inc, prio)
 		}))
@@ -496,8 +498,8 @@ func (g *posted) open(prio int) *tail {
 }
 
 // missing corrects the tails of o if the newest bucket of a priority does not exist. If another
-// client has deleted the queue, missing forgets all tails. Otherwise, another client has deleted
-// the bucket, and the next transaction must create another.
+// client has deleted the queue, missing forgets all tails. If the queue still exists, another
+// client has deleted only the bucket, and the next transaction must create another bucket.
 func (o *outbox) missing(inc *session.Incarnation, prio int) error {
 	stat, err := inc.Exists(session.Finishing, o.dir)
 	switch {
@@ -537,12 +539,12 @@ func (g *posted) identify(p *parcel, bucket string) {
 	}
 }
 
-// known is the cure if the servers refuse the note of p's ID.
+// known is the cure for a refusal of the note of p's ID.
 func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel, err error) error {
 	switch {
 	case session.IsNoNode(err) && p.stale == nil:
-		// MakeDir creates ids as a persistent znode. A znode that is deleted and created again has
-		// version 0 again, and then the checks of versions would prove nothing.
+		// MakeDir creates ids as a persistent znode. If ids were deleted and created again, its
+		// version would be 0 again, and the checks of the version would prove nothing.
 		return inc.MakeDir(ctx, session.Dir{Path: session.ParentPath(g.o.idPath(p.id))})
 	case outrun(err), session.IsNodeExists(err):
 		return g.reread(ctx, inc)
@@ -550,8 +552,8 @@ func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel,
 	return err
 }
 
-// reread reads the notes of all IDs of the group, also the notes that the group replaces. It reads
-// all at once: a sweep that runs at the same time can change one note after another, and each
+// reread reads the notes of all IDs of the group, including the notes that the group replaces. It
+// reads all notes at once, because a concurrent sweep can change one note after another, and each
 // change would make another attempt fail. A parcel whose ID the queue remembers gets the error
 // ErrKnown, and leaves the group.
 func (g *posted) reread(ctx context.Context, inc *session.Incarnation) error {

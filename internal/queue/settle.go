@@ -15,22 +15,23 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// This file settles each claimed element exactly once, although replies and sessions are lost. It
-// does not make claims, and it does not write the boards: see claimant.go.
+// This file settles each claimed element exactly once, even if replies or sessions are lost.
+// claimant.go makes claims and writes the boards.
 //
 // A returned element stays in its bucket, and claimant.post writes the board. Every other fate
-// deletes the element:
+// deletes the element, in one transaction:
 //
 //	check(mark) + delete(element) + operations of the fate
 //
 // The deletion itself proves that the transaction was applied: no element's name is used again, and
 // no other client deletes the element while the claimant's mark exists. If a reply is lost, the
-// claimant sends the transaction again. If the servers refuse it then, the claimant first writes
-// its mark: from then on the servers refuse every earlier attempt. Then it looks at the element,
-// and after that at the mark. If the element does not exist and the mark does, the claimant itself
-// has deleted the element.
+// claimant sends the transaction again. If the servers refuse this attempt, the claimant first
+// writes its mark: from then on, the servers refuse every earlier attempt. Then it looks for the
+// element, and after that for the mark. If the mark exists and the element does not, the claimant
+// itself has deleted the element.
 
-// fateHand is not a decision: its entry only records on the board that an item is in hand.
+// fateHand is not the fate of an item. An entry with fateHand only records on the board that an
+// item is in hand.
 const fateHand = Bury + 1
 
 // A stage is a step of a claimed item on its way to the program.
@@ -59,7 +60,7 @@ type item struct {
 	place  stage           // guarded by claimant.mu, like all fields below
 	note   <-chan struct{} // closed when the board shows that the item is in hand
 	noted  bool            // the board shows that the item is in hand, or soon will
-	back   bool            // a write of the board that returns it is under way
+	back   bool            // a write of the board is under way, and returns the item
 	posted bool            // its fate is carried out
 	final  *entry          // its fate; nil until it is decided
 	then   *entry          // its fate if the servers refuse final, which is a txn; or nil
@@ -100,7 +101,7 @@ func (e *entry) close(err error) {
 	close(e.done)
 }
 
-// tried returns the number of deliveries of the item. It includes this delivery if that counts.
+// tried returns the number of deliveries of the item. It includes this delivery if e.bump is set.
 func (e *entry) tried() int {
 	if e.bump {
 		return e.item.attempts + 1
@@ -109,7 +110,7 @@ func (e *entry) tried() int {
 }
 
 // decide gives an item the fate of e, unless an earlier call has decided the fate. It returns the
-// entry that was decided, and reports whether its fate is the same as the fate of e.
+// entry with the decided fate. If that fate is the fate of e, ok is true.
 func (c *claimant) decide(it *item, e entry) (_ *entry, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -136,7 +137,7 @@ func (c *claimant) enterLocked(it *item, model entry) {
 	c.sendLocked(e)
 }
 
-// sendLocked begins to carry out an entry.
+// sendLocked hands an entry to the goroutine that carries it out.
 func (c *claimant) sendLocked(e *entry) {
 	switch loss := context.Cause(c.held); {
 	case loss != nil:
@@ -190,7 +191,7 @@ func (c *claimant) context(it *item) context.Context {
 	return it.ctx
 }
 
-// run settles entries until the queue is empty.
+// run settles the entries in c.queue until there are none.
 func (c *claimant) run() {
 	for {
 		es := c.next500()
@@ -201,7 +202,7 @@ func (c *claimant) run() {
 	}
 }
 
-// next500 removes the entries of the next transaction from the queue. It returns nil if there are
+// next500 removes the entries of the next transaction from c.queue. It returns nil if there are
 // none.
 func (c *claimant) next500() []*entry {
 	c.mu.Lock()
@@ -308,9 +309,9 @@ func (c *claimant) settle(es []*entry) {
 	}
 }
 
-// attempt sends a transaction once. It reports whether the servers may have applied this attempt,
-// or an earlier attempt if open is set. An attempt without a reply may have been applied, even if
-// the session has ended.
+// attempt sends a transaction once. Its second result is true if open is set, or if this attempt
+// has no reply: the servers may have applied an attempt without a reply, even if the session has
+// ended.
 func (c *claimant) attempt(ops []any, open bool) (rs []zk.MultiResponse, _ bool, err error) {
 	p, err := c.inc.StartMulti(session.Finishing, ops)
 	if err != nil {
@@ -325,7 +326,8 @@ func isOver(err error) bool {
 	return errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrClosed)
 }
 
-// steps makes the operations that carry out entries. owners has the entry of each operation.
+// steps returns the operations that carry out entries. owners has the entry to which each operation
+// belongs.
 func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error) {
 	var e *entry
 	add := func(op any, cure func(*session.Incarnation, error) error) {
@@ -376,8 +378,8 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 	return steps, owners, nil
 }
 
-// applied reports whether an attempt without a reply was applied. If the result is false, the
-// servers will not apply it later either. If the transaction has written the mark, zxid is the zxid
+// applied returns true if an attempt without a reply was applied. If it returns false, the servers
+// will not apply such an attempt later. If the transaction has written the mark, zxid is the zxid
 // of the transaction.
 func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
 	if n, err := c.look(session.Finishing, c.path()); err != nil {
@@ -396,8 +398,8 @@ func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
 	if err != nil || there > 0 {
 		return false, 0, err
 	}
-	// The elements do not exist. If the mark still exists, c has deleted them. If it does not,
-	// another client may have claimed and deleted them.
+	// The elements do not exist. If the mark still exists, c has deleted them. If the mark does not
+	// exist, another client may have claimed and deleted them.
 	stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
 	if err == nil && stat == nil {
 		c.lose(c.inc.Deleted())
@@ -406,7 +408,7 @@ func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
 	return err == nil, zxid, err
 }
 
-// thereOf returns the number of paths that exist.
+// thereOf returns the number of these paths that have a znode.
 func (c *claimant) thereOf(inc *session.Incarnation, paths []string) (there int, err error) {
 	if err := inc.Sync(session.Finishing, c.q.dir); err != nil {
 		return 0, err
@@ -455,8 +457,8 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 }
 
 // refuse handles an entry that the servers have refused. They have applied none of its operations.
-// A refused txn fails, and its item stays in hand, undecided. Every other fate stays decided. The
-// claimant tries it again, because the servers may allow it later.
+// A refused txn fails: its item stays in hand, and the fate of the item is open again. Every other
+// fate stays decided, and the claimant tries it again, because the servers may allow it later.
 func (c *claimant) refuse(e *entry, err error) {
 	c.mu.Lock()
 	missing := err == errMissing
@@ -515,8 +517,8 @@ func (c *claimant) refuseLocked(e *entry, err error) {
 }
 
 // orphaned closes entries whose claims were lost before a result was known. If open is set, an
-// attempt may have been applied. Then orphaned waits until the mark is deleted, because the servers
-// apply nothing of this claimant from then on. After that, it looks at the elements.
+// attempt may have been applied. Then orphaned waits until the mark is deleted. From then on, the
+// servers apply no transaction of this claimant, and orphaned looks for the elements.
 func (c *claimant) orphaned(es []*entry, open bool) {
 	if !open {
 		c.closeAll(es, c.loss())
@@ -570,8 +572,8 @@ func (c *claimant) closeAll(es []*entry, err error) {
 	}
 }
 
-// settleNow decides the fate of an item, and waits until it is carried out. It returns the entry
-// that was decided.
+// settleNow decides the fate of an item, and waits until that fate is carried out. It returns the
+// entry with the decided fate.
 func (c *claimant) settleNow(ctx context.Context, it *item, model entry) (e *entry, err error) {
 	for {
 		loss := c.lost()

@@ -9,15 +9,17 @@ import (
 )
 
 // This file keeps bad elements from blocking the queue: it remembers the elements that a consumer
-// skips for a while. There are two kinds: the servers do not let this client read the element, or
-// the element is one of several in a row that do not decode. dead.go stores dead letters.
+// skips for a while. There are two kinds of such elements: elements that the servers do not let
+// this client read, and elements that do not decode, after several others in a row that did not
+// decode. dead.go stores dead letters.
 
-// skipFor is how long a consumer skips an element. Within that time, an operator may repair the cause.
+// skipFor is the time for which a consumer skips an element. Within that time, an operator may
+// repair the cause.
 const skipFor = time.Minute
 
-// maxMisfits is the number of elements in a row that become dead letters because they do not
-// decode. If no element decodes between them, the consumer itself may be at fault: its type or
-// codec may differ from the queue's.
+// maxMisfits is the largest number of elements in a row that become dead letters because they do
+// not decode. If still more elements in a row do not decode, the consumer itself may be at fault:
+// its type or codec may differ from the queue's.
 const maxMisfits = 3
 
 // A Skipper remembers skipped elements and buckets.
@@ -30,12 +32,12 @@ type Skipper struct {
 	told    time.Time       // time of the latest complaint of Misfit; guarded by mu
 }
 
-// A skip records what a consumer skips in a bucket.
+// A skip records the skipped elements of a bucket.
 type skip struct {
 	until   time.Time
 	whole   bool  // the bucket itself
-	hidden  spans // the servers refuse to let the client read these
-	misfits spans // these did not decode
+	hidden  spans // elements that the servers do not let the client read
+	misfits spans // elements that did not decode
 }
 
 // skipLocked begins to skip the element with number n in bucket b, or the bucket if n is -1.
@@ -66,7 +68,7 @@ func (s *Skipper) Skipped(b string, n int32) bool {
 	return time.Now().Before(x.until) && (x.whole || x.hidden.has(n) || x.misfits.has(n))
 }
 
-// Left reports whether an element is skipped only because it did not decode.
+// Left returns true if an element is skipped only because the element did not decode.
 func (s *Skipper) Left(b string, n int32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,8 +91,8 @@ func (s *Skipper) Next() (at time.Time) {
 	return at
 }
 
-// Fits is called when an element has decoded. That shows that the consumer is not at fault, but the
-// misfits are: Fits ends the skips of misfits.
+// Fits is called when an element has decoded. That shows that the misfits are at fault, and not the
+// consumer. So Fits ends the skips of misfits.
 func (s *Skipper) Fits() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,8 +106,9 @@ func (s *Skipper) Fits() {
 	}
 }
 
-// Misfit is called for an element that did not decode. It returns nil if the element should become
-// a dead letter. Otherwise, the element stays in the queue, and the error is the reason.
+// Misfit is called for an element that did not decode. If it returns nil, the element should become
+// a dead letter. If it returns an error, the element stays in the queue, for the reason in the
+// error.
 func (s *Skipper) Misfit(b string, n int32, fault error) error {
 	s.mu.Lock()
 	if s.streak < maxMisfits {
@@ -128,9 +131,9 @@ func (s *Skipper) Misfit(b string, n int32, fault error) error {
 	return err
 }
 
-// Unreadable is called with the result of a read. It reports whether the servers refuse to let the
-// client read the znode, and skips the element or bucket from then on. A znode that does not exist
-// is not skipped.
+// Unreadable is called with the error of a read. If the servers refuse to let the client read the
+// znode, it returns true, and consumers skip the element or bucket from then on. A znode that does
+// not exist is not skipped.
 func (s *Skipper) Unreadable(b string, n int32, name string, err error) bool {
 	if err == nil || session.IsNoNode(err) || session.OutcomeOf(err) != session.Answered {
 		return false

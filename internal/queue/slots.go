@@ -12,7 +12,7 @@ import (
 // This file finds a bucket for a delayed element. It does not choose the slot of the element: see
 // slotOf in layout.go.
 
-// A slots remembers one bucket for each slot of delayed elements.
+// A slots value remembers one bucket for each slot of delayed elements.
 type slots struct {
 	site
 	mu    sync.Mutex

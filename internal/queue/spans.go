@@ -13,8 +13,8 @@ import (
 // A span is the numbers from a to b, both included.
 type span struct{ a, b int32 }
 
-// A spans is a set of non-negative numbers. Its spans are in order, and no two overlap or touch.
-// It is never changed in place.
+// A spans value is a set of non-negative numbers. Its spans are in order, and no two of them
+// overlap or touch. It is never changed in place.
 type spans []span
 
 func (s spans) has(n int32) bool {
@@ -27,11 +27,11 @@ func (s spans) has(n int32) bool {
 	return found
 }
 
-// covers reports whether s holds every number from 0 to n.
+// covers reports whether s has every number from 0 to n.
 func (s spans) covers(n int32) bool { return n < 0 || len(s) > 0 && s[0].a == 0 && s[0].b >= n }
 
-// setOf returns the set of the numbers of spans. The spans can be in any order; setOf sorts all in
-// place and reuses its memory.
+// setOf returns the set of the numbers in all. The spans in all can be in any order. setOf sorts
+// all in place, and the result uses the memory of all.
 func setOf(all []span) spans {
 	slices.SortFunc(all, func(x, y span) int { return cmp.Compare(x.a, y.a) })
 	s := all[:0]
@@ -54,8 +54,8 @@ func spansOf(numbers []int32) spans {
 	return setOf(all)
 }
 
-// union returns the numbers of s and t. It adds all spans of t at once: a caller that added them
-// one by one would copy s for each.
+// union returns the set of all numbers in s and in t. It adds all spans of t at once, and so copies
+// s only once.
 func (s spans) union(t spans) spans { return setOf(slices.Concat(s, t)) }
 
 // minus returns the numbers of s that are not in t. It needs one pass.

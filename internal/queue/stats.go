@@ -12,13 +12,13 @@ import (
 )
 
 // This file counts the elements of a queue and the claims of each consumer, and pauses the
-// consumers. Counting for WithMaxLen is in room.go.
+// consumers. room.go counts elements for WithMaxLen.
 
 // maxCounts is the largest number of counts that Len makes after its first.
 const maxCounts = 20
 
-// Len counts until two counts in a row are the same: the queue had that length at a moment between
-// them. If the queue changes all the time, Len returns the last count.
+// Len counts the elements until two counts in a row are equal. Then the queue had that length at a
+// moment between the two. If the queue changes all the time, Len returns the last count.
 func (q *core) Len(ctx context.Context) (n int, err error) {
 	return synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (n int, err error) {
 		var before []tally
@@ -117,7 +117,7 @@ func (t *lot) owner(n int32) string {
 	return ""
 }
 
-// countFront reads the attempts and age of the first of these elements that still exists.
+// countFront reads the attempts and the age of the first element of front that still exists.
 func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front []element, st *Totals) error {
 	for _, e := range front {
 		stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.key()))
@@ -154,11 +154,11 @@ func (q *core) holders(ctx context.Context, inc *session.Incarnation, owned map[
 
 // Pause keeps all consumers from claiming elements, until Resume.
 //
-// While the znode "paused" exists, the servers refuse every claim: each claim creates and deletes
-// that znode, in its transaction. So it does not matter how much a consumer's server lags behind:
-// after Pause, no claim is applied. A search also looks for the znode, only to save requests.
-// Consumers that find no free element wait in their line. They need no event of a Pause. Resume
-// rings the bell in the transaction that deletes the znode, so it always wakes the first of them.
+// While the znode "paused" exists, the servers refuse every claim, because the transaction of each
+// claim creates and deletes that znode. So no claim is applied after Pause, even if a consumer's
+// server lags. A search also looks for the znode, but only to save requests. Consumers that find no
+// free element wait in their line, and need no event when a pause begins. Resume deletes the znode
+// and rings the bell in one transaction, so it always wakes the first of these consumers.
 func (q *core) Pause(ctx context.Context) error {
 	for {
 		err := q.m.During(ctx, func(inc *session.Incarnation) error {

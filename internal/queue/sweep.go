@@ -16,8 +16,8 @@ import (
 // This file deletes znodes that no client needs: receipts of crashed processes, notes of expired IDs
 // and expired dead letters. It does not delete empty buckets or marks.
 
-// A Sweeper sweeps the znodes of a queue, once in sweepEvery, or more often if dead letters expire
-// sooner. A sweep that is due is started by:
+// A Sweeper deletes the unneeded znodes of a queue, once in sweepEvery, or more often if dead
+// letters expire sooner. A sweep that is due is started by:
 //
 //   - a consumer at the front of the line, if no element is free,
 //   - a producer, after each transaction,
@@ -52,7 +52,7 @@ func (s *Sweeper) Next() time.Time {
 	return s.due
 }
 
-// begin reports whether the next sweep is overdue by late or more. If so, the caller must sweep.
+// begin returns true if the next sweep is overdue by late or more. Then the caller must sweep.
 func (s *Sweeper) begin(late time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -64,7 +64,7 @@ func (s *Sweeper) begin(late time.Duration) bool {
 	return true
 }
 
-// again makes a sweep due now, after a sweep was interrupted.
+// again is called after a sweep was interrupted. It makes the next sweep due now.
 func (s *Sweeper) again() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,8 +87,9 @@ func (s *Sweeper) Sweep(inc *session.Incarnation, late time.Duration) {
 	})
 }
 
-// read reads each child of dir if of returns true for its name. After the listing, it writes dir.
-// The Mtime of now, the Stat from that write, is the servers' time.
+// read reads the children of dir. It leaves out a child if of(name) is false for its name. Before
+// it reads the children, it writes dir. The result now is the Stat from that write: its Mtime is
+// the servers' time.
 func (s *Sweeper) read(ctx context.Context, inc *session.Incarnation, dir string, of func(name string) bool) (paths []string, nodes []session.Node, now *zk.Stat, err error) {
 	names, err := inc.Names(ctx, dir)
 	for _, name := range names {
@@ -106,20 +107,20 @@ func (s *Sweeper) read(ctx context.Context, inc *session.Incarnation, dir string
 }
 
 // sweepIDs deletes the notes of expired IDs. It must not delete a note that has changed since it
-// was read. If a producer has written the note, the note has a new version, and each deletion names
-// the version. If another sweep has deleted the note and a producer has created it again, that
-// sweep has written the shard, the parent znode of the note; and each deletion checks the version
-// of the shard.
+// was read. Two checks prevent that. First, each deletion names the version of the note, which
+// changes if a producer writes the note. Second, each transaction checks the version of the shard,
+// the parent znode of the note. If another sweep has deleted the note, and a producer has created
+// it again, that sweep has written the shard.
 //
-// A SendID that finds a note writes the shard too, to read the servers' time. After either write,
-// the notes that are left in this shard wait for the next sweep.
+// A SendID that finds a note also writes the shard, to read the servers' time. After any write of
+// the shard, the remaining notes of the shard wait for the next sweep.
 func (s *Sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
 	if s.ids == "" {
 		return nil
 	}
 	shards, stat, err := inc.Children(ctx, s.ids)
-	// It is enough if one process sweeps in half of sweepEvery. This machine's clock is exact
-	// enough to decide that.
+	// In half of sweepEvery, the sweep of one process is enough. This machine's clock is exact
+	// enough to measure that time.
 	if err != nil || time.Since(time.UnixMilli(stat.Mtime)) < sweepEvery/2 {
 		return err
 	}
@@ -139,15 +140,16 @@ func (s *Sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error 
 			}
 		}
 		for some := range slices.Chunk(old, sweepAtOnce) {
-			// The write gives ids a new version, which producers check. So if a producer has read
-			// one of these notes, the servers refuse its transaction.
+			// The write gives ids a new version. A producer that replaces a note checks the version
+			// of ids. So if a producer has read one of these notes, the servers refuse its
+			// transaction.
 			ops := []any{&zk.CheckVersionRequest{Path: dir, Version: now.Version}, &zk.SetDataRequest{Path: s.ids, Version: -1}}
 			_, err := inc.Multi(ctx, append(ops, some...)...)
 			if session.OutcomeOf(err) != session.Answered {
 				return err
 			}
 			if err != nil {
-				break // the servers refuse this shard only
+				break // the servers refuse only the deletions of this shard
 			}
 		}
 	}
@@ -178,10 +180,10 @@ func (s *Sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 	return nil
 }
 
-// abandoned returns a function that deletes the receipts in dir that no client has written for
-// session.SweptAfter. A running process writes its receipt with each transaction, and deletes it a
-// moment after the last. So a process finds its receipt deleted only if it was cut off for that
-// long. Its call then returns an error that says that the outcome is unknown.
+// abandoned returns a function, which deletes each receipt in dir that no client has written for
+// session.SweptAfter. A running process writes its receipt in each transaction, and deletes the
+// receipt a moment after the last transaction. So only a process that was cut off for that long
+// finds its receipt deleted. Then its call returns an error that says that the outcome is unknown.
 //
 // Each deletion names the version that was read. If the process writes its receipt after that, the
 // servers refuse the deletion.

@@ -28,7 +28,7 @@ func (q *core) Take(ctx context.Context) (*Element, error) {
 	}
 }
 
-// takeOne is one attempt of Take. again means that Take must try again: the element has become a
+// takeOne is one attempt of Take. If again is true, Take must try again: the element has become a
 // dead letter, or the claim was lost before the removal.
 func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) {
 	it, err := q.seize(ctx)
@@ -76,7 +76,7 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 	return nil, false, err
 }
 
-// seize claims the first free element and reads it. It returns nil if there is none.
+// seize claims the first free element and reads it. If no element is free, it returns nil.
 func (q *core) seize(ctx context.Context) (it *item, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) error {
 		if err := q.vet(ctx, inc); err != nil {
@@ -102,7 +102,7 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 					}
 					return nil
 				}
-				f = f.left // it has a skipped misfit: the caller gets the misfit's error again
+				f = f.left // f.left has a skipped misfit: the caller gets the misfit's error again
 			}
 			switch it, err = q.claimNow(ctx, inc, f); {
 			case errors.Is(err, session.ErrVanished), err == errBarred:
@@ -215,7 +215,7 @@ func (q *core) Requeue(ctx context.Context, d *Letter) error {
 	return q.out.send(p)
 }
 
-// A row is an element that List has found in its state.
+// A row is an element in the state that List yields.
 type row struct {
 	element
 	Listed
@@ -225,7 +225,8 @@ type row struct {
 // pageSize is the number of elements that List reads at once.
 const pageSize = 64
 
-// List yields the elements in a state. It reads one bucket after another, each as it is at that moment.
+// List yields the elements in a state. It reads one bucket after another, so the result is not a
+// snapshot.
 func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 	return func(yield func(Listed, error) bool) {
 		buckets, err := synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {
@@ -297,7 +298,7 @@ func (q *core) fill(ctx context.Context, inc *session.Incarnation, rows []row) (
 	for _, r := range rows {
 		paths = append(paths, session.ChildPath(q.dir, r.key()))
 		if r.mark != "" {
-			marks = append(marks, session.ChildPath(q.live, r.mark)) // rows have one state, so all have a mark or none
+			marks = append(marks, session.ChildPath(q.live, r.mark)) // all rows have the same state, so all of them have a mark, or none has
 		}
 	}
 	nodes, err := inc.GetVisible(ctx, paths)

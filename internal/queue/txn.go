@@ -30,13 +30,13 @@ type load struct {
 	size  int         // upper bound, in bytes
 }
 
-// A shipment is all elements that a load sends to one queue, as a single posted. Two posted in one
-// transaction could fail: each checks the version of the tail, and the first could change the
-// version that the second checks.
+// A shipment has all elements that a load sends to one queue, as a single posted value. Two such
+// values in one transaction could fail: each checks the version of the tail, and the first could
+// change the version that the second checks.
 //
 // A shipment has its own outbox, which keeps its knowledge of the queue from the first attempt to
-// the last. That knowledge can be stale. Then the servers refuse the attempt, because a Send checks
-// versions, and the outbox drops its knowledge.
+// the last. If that knowledge is stale, the servers refuse the attempt, because a Send checks
+// versions. Then the outbox drops its knowledge.
 type shipment struct {
 	posted
 	q  *core // the Queue value whose limit applies: the first with a limit, if there is one
@@ -45,7 +45,7 @@ type shipment struct {
 }
 
 // newLoad returns the load of ops. Each of ops is a request for go-zookeeper's Multi, or an
-// *Outgoing. It fails if they need more than limit bytes.
+// *Outgoing. newLoad fails if the operations need more than limit bytes.
 func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *load, err error) {
 	x = &load{m: m}
 	for i, op := range ops {
@@ -76,7 +76,7 @@ func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *
 	return x, err
 }
 
-// send adds a parcel, which operation op sends to q.
+// send adds the parcel p to the load. The operation with index op sends p to q.
 func (x *load) send(q *core, p *parcel, op int) {
 	x.size += p.size
 	i := slices.IndexFunc(x.sends, func(s *shipment) bool { return s.q.dir == q.dir })
@@ -176,10 +176,11 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 	return nil, err
 }
 
-// Through applies ops, which are requests of go-zookeeper's Multi and *Outgoing. It calls commit to
-// apply them in one transaction. The paths in the argument of commit are the program's. If the
-// servers refuse the transaction, the responses of commit must show which operation is to blame.
-// Through returns the response to each operation that is not an *Outgoing.
+// Through applies ops. Each operation is a request for go-zookeeper's Multi, or an *Outgoing.
+// Through calls commit, which must apply its argument in one transaction. The paths in that
+// argument are the program's. If the servers refuse the transaction, commit's responses must show
+// which operation they have refused. Through returns the response to each operation that is not an
+// *Outgoing.
 func Through(ctx context.Context, m *session.Manager, ops []any, commit func(ops []any) ([]zk.MultiResponse, error)) ([]zk.MultiResponse, error) {
 	x, err := newLoad(ctx, m, ops, session.MaxPacket)
 	if err == nil {

@@ -8,17 +8,18 @@ import (
 	"strings"
 )
 
-// This file stores the result of Balance as a Plan, and makes it small enough for one znode.
+// This file stores the result of Balance as a Plan, and makes the Plan small enough for one znode.
 // spread.go spreads the shards.
 
-// A Plan has the owner of each shard.
+// A Plan records the owner of each shard.
 type Plan struct {
 	Owners map[string]string `json:"owners"` // by shard: the id of the member
 }
 
-// Fit returns the plan that Balance makes, unless fits refuses it. Then Fit leaves out as few members
-// as possible. Members without shards come first. out has the ids of these members. The same owners
-// and wants give the same result in every process.
+// Fit returns the plan that Balance makes, if fits accepts that plan. If fits refuses it, Fit
+// leaves out as few members as possible, and members without shards before members with shards. The
+// result out has the ids of the members that are left out. The same owners and wants give the same
+// result in every process.
 func Fit(owners map[string]string, wants map[string][]string, fits func(Plan) bool) (plan Plan, out []string) {
 	if plan = (Plan{Balance(owners, wants)}); fits(plan) {
 		return plan, nil

@@ -8,18 +8,18 @@ import (
 	"slices"
 )
 
-// Balance returns the owner of each shard. wants has the shards that each member lists. A
-// shard keeps its owner if an even spread allows that. The result depends on the
-// arguments alone, and is a fixed point: if owners is the result of an earlier call with
-// the same wants, Balance returns owners. Versions of zsync that run at the same time
-// must have the same fixed points.
+// Balance returns the new owner of each shard. The argument owners has the present owner of each
+// shard, and wants has the shards that each member lists. A shard keeps its owner if an even spread
+// allows that. The result depends on the arguments alone. It is also a fixed point: if owners is
+// the result of an earlier call with the same wants, Balance returns owners. Versions of zsync that
+// run at the same time must have the same fixed points.
 //
-//  1. A shard loses its owner if no member lists it, or if its owner has left or does not
-//     list it.
+//  1. A shard loses its owner if that owner is no longer a member, or does not list the shard. A
+//     shard that no member lists has no owner from then on.
 //  2. A shard without an owner is given to a member that lists it. If several members list it, the
 //     member with the fewest shards gets it.
-//  3. While a member A has at least two shards more than a member B that lists a shard of
-//     A, such a shard moves from A to B.
+//  3. A shard moves from its owner A to a member B if B lists the shard and A has at least two
+//     shards more than B. This step repeats until no shard can move.
 func Balance(owners map[string]string, wants map[string][]string) map[string]string {
 	b := newBalancing(wants)
 	for i, shard := range b.shards { // Step 1.
@@ -43,8 +43,8 @@ func Balance(owners map[string]string, wants map[string][]string) map[string]str
 	return now
 }
 
-// A balancing is a Balance in progress. Members and shards are numbered in the order
-// of their names.
+// A balancing is the state of one call of Balance. It numbers the members and the shards in the
+// order of their names.
 type balancing struct {
 	ids    []string // of the members
 	load   []int    // by member: number of its shards
@@ -89,9 +89,10 @@ func (b *balancing) fewest(set int) int {
 	return slices.MinFunc(b.sets[set], func(m, n int) int { return b.load[m] - b.load[n] })
 }
 
-// move moves one shard from a member A to a member B that lists it, if A has at least two shards
-// more than B. For each shard, B is the member with the fewest shards. move chooses the shard for
-// which the difference is greatest, and reports false if there is none.
+// move gives one shard of a member A to a member B that lists the shard, if A has at least two
+// shards more than B. For each shard, B is the member with the fewest shards among the members that
+// list it. Of all shards, move chooses the shard with the greatest difference between A and B. It
+// returns false if no shard can move.
 func (b *balancing) move() bool {
 	for set := range b.sets {
 		b.least[set] = b.fewest(set)

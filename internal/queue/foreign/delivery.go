@@ -17,7 +17,7 @@ import (
 // This file gives taken elements to consumers, and settles them or writes them back. foreign.go
 // takes elements from the servers.
 
-// A delivery is an element that this process has read and then taken.
+// A delivery is an element that this process has read. After that, the process takes it.
 type delivery struct {
 	elementName
 	q       *engine
@@ -42,8 +42,8 @@ type delivery struct {
 	cancel context.CancelCauseFunc
 }
 
-// hold is called with a delivery that this process has taken. If the session ends, or the Session
-// begins to close, before the delivery is settled, the process writes the element back.
+// hold is called with a delivery that this process has taken. If the delivery is not settled when
+// the session ends or the Session begins to close, hold writes the element back.
 func (q *engine) hold(it *delivery) {
 	q.mu.Lock()
 	first := q.held[it.inc] == nil
@@ -82,8 +82,8 @@ func (q *engine) drop(it *delivery) {
 	delete(q.held[it.inc], it)
 }
 
-// lose writes the element of a delivery back after the session has ended, unless the delivery is
-// settled.
+// lose is called when the session has ended, or the Session begins to close. It writes the element
+// of the delivery back, unless the delivery is settled.
 func (it *delivery) lose(why error) {
 	it.mu.Lock()
 	settled := it.settled
@@ -119,8 +119,8 @@ func (it *delivery) settleLocked(f queue.Fate) {
 }
 
 // putBack writes the element back to its position, exactly once. Only this process has the element.
-// So if the servers refuse, putBack tries again until the Session is being closed, and then one
-// last time.
+// So if the servers refuse the write, putBack tries again until the Session begins to close, and
+// then one last time.
 func (it *delivery) putBack() {
 	q := it.q
 	leaving, stay := q.m.BeforeClose()
@@ -252,12 +252,12 @@ func (it *delivery) Context() context.Context {
 	return it.ctx
 }
 
-// A taker takes elements when Next is called.
+// A taker is a consumer that takes elements when Next is called.
 type taker struct {
 	q      *engine
 	ctx    context.Context
-	over   func()     // ends ctx, and no longer delays Session.Close
-	faults chan error // errors that keep it from consuming; nil without Odd
+	over   func()     // ends ctx, and lets Session.Close continue
+	faults chan error // errors that keep the taker from consuming; nil without Odd
 	leaves atomic.Bool
 	left   chan struct{}
 }

@@ -1,6 +1,6 @@
 // Package foreign stores a queue in the znodes of another library. These znodes cannot record
-// claims. A consumer takes an element by deleting it, and writes it back to return it. If the
-// process crashes between the two, the element is lost.
+// claims. So a consumer takes an element by deleting its znode, and returns the element by creating
+// the znode again. If the process crashes between these two steps, the element is lost.
 package foreign
 
 import (
@@ -25,7 +25,7 @@ import (
 // This file sends, takes and counts elements. delivery.go settles a taken element; format.go has
 // names and frames.
 
-// An engine is the Engine of a layout.
+// An engine is the Engine of another library's layout.
 type engine struct {
 	*format
 	queue.DeadLetters
@@ -81,8 +81,8 @@ func (q *engine) complain(err error) {
 	})
 }
 
-// makeQueue creates the queue's znode. It is not a container: the servers delete an empty container,
-// and a client of another library would fail because the znode is missing.
+// makeQueue creates the queue's znode. The znode is not a container: the servers delete an empty
+// container, and a client of another library fails if the znode does not exist.
 func (q *engine) makeQueue(ctx context.Context) error {
 	return q.m.During(ctx, func(inc *session.Incarnation) error {
 		_, err := inc.Create(ctx, q.dir, []byte(marks.Dir))
@@ -143,9 +143,8 @@ func (q *engine) commit(ctx context.Context, ops []any) error {
 	}
 }
 
-// read reads the znode of an element, with the elements in it. If the servers refuse to let the
-// client read the znode, read returns nil without an error, and consumers skip the znode for a
-// while.
+// read reads a znode with elements. If the servers refuse to let the client read the znode, read
+// returns nil without an error, and consumers skip the znode for a while.
 func (q *engine) read(ctx context.Context, inc *session.Incarnation, e elementName) (*delivery, error) {
 	data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.name))
 	if q.skips.Unreadable(e.name, 0, e.name, err) {
@@ -168,8 +167,8 @@ func (q *engine) deletion(it *delivery) *zk.DeleteRequest {
 	return &zk.DeleteRequest{Path: session.ChildPath(q.dir, it.name), Version: it.version}
 }
 
-// list returns the elements among names, without skipped elements. left has the skipped elements that
-// did not decode.
+// list returns the elements among names, without skipped elements. The result left has the skipped
+// elements that did not decode.
 func (q *engine) list(names []string) (es, left []elementName) {
 	for _, e := range q.elements(names) {
 		switch {
@@ -185,15 +184,16 @@ func (q *engine) list(names []string) (es, left []elementName) {
 // maxSplit is the largest number of elements in one transaction of split or Clear.
 const maxSplit = 500
 
-// split moves each element of a znode to its own znode, <name>#<i>. It is called for a znode that
-// holds several elements, which Curator's putMulti creates, or no element. All these libraries
-// order elements by name, so the elements keep their positions. If the elements do not fit into one
-// transaction, split moves the last elements first, so that the others keep their i.
+// split moves each element of a znode to a znode of its own, <name>#<i>. It is called for a znode
+// without an element, and for a znode with several elements, which Curator's putMulti creates. All
+// these libraries order elements by name, so the elements keep their positions. If the elements do
+// not fit into one transaction, split moves the last elements first, so that the other elements
+// keep their number i.
 //
-// If a client has read the znode before the split, its deletion fails, because the version is new
-// or the znode does not exist. A second attempt of split fails too. split never uses a name again
-// for other data: versions would restart at 0, and a client of another library could delete an
-// element that it has not read.
+// A client that has read the znode before the split cannot delete it after the split, because the
+// znode has a new version or does not exist. For the same reason, a second attempt of the split
+// fails. No split uses a name again for other data. If one did, the version would restart at 0, and
+// a client of another library could delete an element that it has not read.
 func (q *engine) split(ctx context.Context, inc *session.Incarnation, it *delivery) error {
 	path, all := session.ChildPath(q.dir, it.name), it.inside
 	size, n := q.m.SizeOf(path, it.stored), len(all)
@@ -225,10 +225,10 @@ func unlessOutrun(err error) error {
 	return err
 }
 
-// seize takes an element that was read: it deletes the znode. If the element does not decode, it
-// becomes a dead letter. seize returns nil without an error if this process has not got the
-// element. It takes no context from the caller and cannot be stopped, because after the deletion
-// only this process has the element.
+// seize takes an element that this process has read: it deletes the znode. If the element does not
+// decode, seize makes it a dead letter. If this process has not got the element, the result is nil
+// without an error. The caller cannot stop seize with a context, because after the deletion only
+// this process has the element.
 func (q *engine) seize(it *delivery) (ours *delivery, err error) {
 	ctx := session.Finishing
 	if len(it.inside) != 1 {
@@ -281,7 +281,8 @@ func (q *engine) Take(ctx context.Context) (e *queue.Element, err error) {
 	}
 }
 
-// await calls take and waits for its result. If ctx ends first, await writes a taken element back.
+// await calls take and waits for its result. If ctx ends first, and take then takes an element,
+// await writes the element back.
 func (q *engine) await(ctx context.Context, take func() (*delivery, error)) (*delivery, error) {
 	type taken struct {
 		it  *delivery
@@ -312,9 +313,9 @@ func (q *engine) await(ctx context.Context, take func() (*delivery, error)) (*de
 	}
 }
 
-// first reads the first element. It returns nil if there is none. A znode may hold no elements.
-// Peek, which writes nothing, sets aside: then first skips such a znode. Otherwise, first returns
-// it, and seize removes it.
+// first reads the first element. It returns nil if there is none. A znode can be without elements.
+// If aside is set, first skips such a znode: Peek sets it, because Peek writes nothing. If aside is
+// not set, first returns the znode, and seize removes it.
 func (q *engine) first(ctx context.Context, aside bool) (found *delivery, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) error {
 		for synced := false; ; {
@@ -483,7 +484,7 @@ func (q *engine) whileOpen(ctx context.Context) (inner context.Context, leave fu
 	}
 }
 
-// refusal reports whether another attempt would fail with err too.
+// refusal reports whether, after an attempt that failed with err, another attempt would fail too.
 func refusal(err error) bool {
 	return session.OutcomeOf(err) == session.Answered || errors.Is(err, session.ErrTooLarge) || errors.Is(err, session.ErrUnprotected)
 }
@@ -544,7 +545,7 @@ func (q *engine) awaitSome(ctx context.Context, inc *session.Incarnation, refuse
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.dir})
 		names, _, err := inc.Children(ctx, q.dir)
-		again := q.skips.Next() // call it before list, because a skip can end between the two
+		again := q.skips.Next() // Next comes before list, because a skip can end between the two calls
 		es, _ := q.list(names)
 		es = slices.DeleteFunc(es, func(e elementName) bool { return refused[e.name] })
 		switch {

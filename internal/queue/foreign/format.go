@@ -65,7 +65,7 @@ var formats = map[string]*format{
 }
 
 // element parses a name. The text between the prefix and the number is the priority. All these
-// libraries compare the whole name as text, also the suffix that split appends to the number.
+// libraries compare whole names as text, including the suffix that split appends to the number.
 func (f *format) element(name string) (e elementName, ok bool) {
 	rest, ok := strings.CutPrefix(name, f.prefix)
 	if !ok || strings.Contains(rest, "|") { // names of Curator's delay and id queues have "|"
@@ -87,8 +87,8 @@ func (f *format) element(name string) (e elementName, ok bool) {
 	return e, false
 }
 
-// whole returns the name of the znode from which split has moved the element name. If split has not
-// moved the element, whole returns name.
+// whole returns the name of the znode that had the element before split moved it. If split has not
+// moved the element, that is the element's own name.
 func whole(name string) string {
 	name, _, _ = strings.Cut(name, "#")
 	return name
