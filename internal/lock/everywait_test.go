@@ -15,7 +15,9 @@ package lock
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -23,6 +25,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/google/uuid"
 
 	"github.com/zsync/zsync/internal/explore"
 	"github.com/zsync/zsync/internal/harness"
@@ -33,11 +37,24 @@ import (
 // A queueing is one program of the test: some contenders wait behind others, and this many
 // disturbances happen.
 type queueing struct {
-	ahead     int // contenders that are in the line at the start, and only leave
-	waiters   int // contenders that enter the line, each in a session of its own
-	lost      int // requests or replies that are lost
-	deletions int // by another client, of the znode of a waiter
-	cancels   int // waiters whose ctx ends
+	ahead     int  // contenders that are in the line at the start, and only leave
+	waiters   int  // contenders that enter the line, each in a session of its own
+	lost      int  // connections that break, with the request or the reply on them
+	deletions int  // by another client, of the znode of a waiter
+	cancels   int  // waiters whose ctx ends
+	falling   bool // later znodes have lower names: after a reconnect, the server reports deletions in the order of the names
+}
+
+// names are the random bytes of the GUIDs in names: numbers that rise or fall.
+type names struct {
+	next, step uint16
+}
+
+func (n *names) Read(p []byte) (int, error) {
+	clear(p)
+	binary.BigEndian.PutUint16(p, n.next)
+	n.next += n.step
+	return len(p), nil
 }
 
 // A guest is a contender whose requests the test executes one by one.
@@ -51,6 +68,7 @@ type guest struct {
 	place   string   // the last znode that it has asked for, without its number
 	granted []string // the line when its turn had come
 	grant   *Grant   // of its turn
+	failed  error    // Acquire failed though it had not given up
 	leaves  bool     // it has begun to release it
 	over    bool     // it has released it, or given up
 
@@ -84,6 +102,11 @@ type waitingLine struct {
 }
 
 func (q queueing) begin(t *testing.T) *waitingLine {
+	guids := &names{next: 1 << 15, step: 1}
+	if q.falling {
+		guids.step = math.MaxUint16 // that is, -1
+	}
+	uuid.SetRand(guids)
 	w := &waitingLine{queueing: q, srv: zktest.Start(t), names: make(map[string]int), spoilt: make(map[string]bool), free: make(chan struct{})}
 	m, inc := live(t, w.srv)
 	w.admin = inc
@@ -109,6 +132,9 @@ func (q queueing) begin(t *testing.T) *waitingLine {
 			claim, err := mutexOf(managers[i], "/m").Acquire(ctx, "lock-", nil, EveryoneAhead, nil)
 			c.mu.Lock()
 			defer c.mu.Unlock()
+			if err != nil && ctx.Err() == nil {
+				c.failed = err
+			}
 			if c.over = err != nil; !c.over {
 				c.granted = w.line()
 				c.grant = claim.Grant("lock") // reports a loss if its znode is known to be deleted
@@ -214,6 +240,9 @@ func (w *waitingLine) run(r *explore.Run) {
 // of a loss releases its claim; judge reports that.
 func (w *waitingLine) judge(r *explore.Run, line []string) (released bool) {
 	for i, c := range w.waiters {
+		if c.failed != nil {
+			r.Fail("waiter %d: %v", i, c.failed)
+		}
 		switch inLine := func(name string) bool { return strings.HasPrefix(name, c.place) }; {
 		case c.grant == nil && !c.over && c.request == nil && len(w.srv.Watches(c.id)) > 0 && !slices.ContainsFunc(line, inLine):
 			r.Fail("waiter %d waits without a znode; the line is %v", i, w.numbers(line))
@@ -258,6 +287,9 @@ func (w *waitingLine) next(r *explore.Run, line []string) (acts []func()) {
 				can(func() { w.lost--; pick(zktest.DropRequest, "-") }, "waiter %d: %s is lost", i, what)
 				can(func() { w.lost--; pick(zktest.DropReply, "!") }, "waiter %d: the reply to %s is lost", i, what)
 			}
+		}
+		if request == nil && w.lost > 0 && len(w.srv.Watches(c.id)) > 0 {
+			can(func() { w.lost--; c.seen.WriteString(" cut"); w.srv.Disconnect(c.id) }, "waiter %d: its connection breaks", i)
 		}
 		switch {
 		case c.over || c.leaves:
@@ -326,6 +358,9 @@ func (w *waitingLine) events(watches [][]zktest.Watch, before, after []string) {
 func (w *waitingLine) state(line []string) string {
 	var b strings.Builder
 	fmt.Fprint(&b, w.numbers(line), len(w.first), w.lost, w.deletions, w.cancels)
+	for name, spoilt := range w.spoilt { // at most one, as a program has one deletion
+		fmt.Fprint(&b, w.names[name], spoilt)
+	}
 	for _, c := range w.waiters {
 		fmt.Fprint(&b, "|", c.grant != nil, c.leaves, c.over, c.seen.String())
 		if c.request != nil {
@@ -345,6 +380,7 @@ func (w *waitingLine) state(line []string) string {
 
 func TestEveryWayOfAWaitGivesTheTurnToTheFirst(t *testing.T) {
 	harness.InMemory(t)
+	defer uuid.SetRand(nil)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // a client's two requests of the same moment have one order
 	programs := []queueing{
 		{ahead: 1, waiters: 2},
@@ -361,6 +397,9 @@ func TestEveryWayOfAWaitGivesTheTurnToTheFirst(t *testing.T) {
 			queueing{ahead: 1, waiters: 2, cancels: 1},
 			queueing{ahead: 2, waiters: 1, lost: 2},
 			queueing{ahead: 1, waiters: 1, lost: 1, deletions: 1},
+			queueing{ahead: 1, waiters: 1, lost: 1, deletions: 1, falling: true},
+			queueing{ahead: 1, waiters: 1, lost: 2, deletions: 1},
+			queueing{ahead: 1, waiters: 1, lost: 2, deletions: 1, falling: true},
 		)
 	}
 	for _, q := range programs {
