@@ -15,8 +15,8 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
-// This file has zsync ls: it lists the primitives below a path, once or repeatedly. The look at the
-// tree is the business of package look.
+// This file has zsync ls: it lists the primitives below a path, once or repeatedly. Package look
+// reads the tree.
 
 // A summary is one primitive in a list.
 type summary struct {
@@ -102,8 +102,8 @@ does that in a terminal.`,
 	return cmd
 }
 
-// missing reports an outage once, unless the caller calls stop soon. If it has reported one, stop
-// reports the end.
+// missing reports an outage once, unless the caller calls stop within the time overdue. If missing
+// has reported an outage, stop reports its end.
 func (t *task) missing() (stop func()) {
 	began, said := time.Now(), make(chan struct{})
 	timer := time.AfterFunc(overdue, func() {
@@ -152,7 +152,7 @@ func sumUp(lines []look.Line) (rows []summary) {
 		}
 		row := &rows[len(rows)-1]
 		switch {
-		case l.Since == nil: // a fact, not a contender
+		case l.Since == nil: // the line is about a fact, not about a contender
 			if row.State != "" {
 				row.State += "; "
 			}
@@ -184,8 +184,8 @@ func sumUp(lines []look.Line) (rows []summary) {
 	return rows
 }
 
-// calm returns a text about the waiters of r if their wait is normal: they wait for work, or for
-// the end of a leadership. Otherwise, and for candidates without a leader, it returns "".
+// calm returns a text about the waiters of r if their wait is normal: if they wait for work, or for
+// the end of a leadership. For other waiters, and for candidates without a leader, it returns "".
 func (r summary) calm() string {
 	switch {
 	case r.Waiters == 0:
@@ -207,7 +207,7 @@ func printList(w io.Writer, rows []summary, now time.Time) error {
 	return t.Flush()
 }
 
-// tally returns the text for n in a list.
+// tally returns the number n as text for a list, or "-" for 0.
 func tally(n int) string {
 	if n == 0 {
 		return "-"
@@ -215,7 +215,8 @@ func tally(n int) string {
 	return fmt.Sprint(n)
 }
 
-// held returns the duration of a hold, or its upper limit if only the time of the arrival is known.
+// held returns the duration of a hold as text. If only the time of the arrival is known, it returns
+// an upper limit.
 func held(now time.Time, since, came *time.Time) string {
 	if since == nil && came != nil {
 		return "<" + age(now, came)

@@ -13,8 +13,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has the subcommands of zsync map, which use the keys of a Map. The form of the values
-// is the business of queuetext.go.
+// This file has the subcommands of zsync map, which use the keys of a Map. queuetext.go converts
+// the values.
 
 func mapCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
@@ -40,8 +40,8 @@ are bytes, as with zsync.Raw.`,
 
 type sharedMap = zsync.Map[[]byte]
 
-// withMap connects to the Map at the path in the first argument, and calls do. It checks that there
-// are from least to most arguments.
+// withMap calls do with the Map at the path in the first argument. First, it checks that there are
+// from least to most arguments, and connects.
 func withMap(h *holding, cmd *cobra.Command, args []string, least, most int, do func(ctx context.Context, m *sharedMap) error) error {
 	if len(args) < least || len(args) > most {
 		return fail(exitUsage, "want: %s", cmd.UseLine())

@@ -9,8 +9,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync once: it runs a command until one run succeeds, on one machine at a time. The
-// run of the command is the business of hold.go.
+// This file has zsync once: it runs a command until one run succeeds, on one machine at a time.
+// hold.go has the function that runs it.
 
 func onceCommand(c *client) *cobra.Command {
 	h := newHolding(c)

@@ -16,7 +16,7 @@ import (
 )
 
 // This file has zsync schedule: the flags of a timetable, and the run of a command at each
-// scheduled time. The process of the command is the business of child.go.
+// scheduled time. child.go has the process of the command.
 
 func scheduleCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
@@ -49,7 +49,7 @@ func (t *timetable) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&t.cron, "cron", "", "the five `FIELDS` of crontab(5), or @daily and the like")
 }
 
-// given reports whether the flags give a timetable.
+// given reports whether the command line has a timetable.
 func (t *timetable) given() bool { return t.every > 0 || t.cron != "" }
 
 // parse returns the timetable. Its errors name the flags.
@@ -228,8 +228,8 @@ func (t *task) doOnce(at time.Time) error {
 	return verdict(err, t.busy)
 }
 
-// passedOnStatus returns an error that ends zsync with the status of its command. It has no message
-// if the command has run, because the command has reported its own error.
+// passedOnStatus returns an error that ends zsync with the status of its command. If the command
+// has run, the error has no message, because the command itself has reported its failure.
 func passedOnStatus(e *commandError) error {
 	if e.status == exitNoExec || e.status == exitNotFound || errors.As(e.err, new(*signalError)) {
 		return &statusError{e.status, e.err}
@@ -292,7 +292,7 @@ latest at once), skip, or all.`,
 	return cmd
 }
 
-// A retrying has the rules for a scheduled time whose command fails.
+// A retrying has the rules for retries: what happens if the command fails at a scheduled time.
 type retrying struct {
 	attempts int
 	backoff  zsync.Backoff
@@ -344,9 +344,9 @@ func (t *task) runAll(schedule *zsync.Schedule, next zsync.Timetable, retries re
 
 // attemptOf returns the number of the attempt that has just failed; at is its scheduled time.
 // Schedule records a failure only after its function has returned, so the number is one more than
-// the last record says. This process still holds the schedule's lock, so no other process changes
-// the record. ok is false if the servers do not answer soon. An attempt that ends with a loss does
-// not count, so its number is meaningless.
+// the number in the last record. This process still holds the schedule's lock, so no other process
+// changes the record. ok is false if the servers do not answer soon. An attempt that ends with a
+// loss does not count, so its number is meaningless.
 func attemptOf(ctx context.Context, schedule *zsync.Schedule, at time.Time) (attempt int, ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -362,8 +362,8 @@ func attemptOf(ctx context.Context, schedule *zsync.Schedule, at time.Time) (att
 	return 1, true
 }
 
-// A relay sends signals to the command while it runs. A signal that ends programs ends ctx: after
-// the command if one runs, and otherwise at once.
+// A relay sends signals to the command while the command runs. A signal that ends programs also
+// ends ctx. If no command runs, ctx ends at once. If a command runs, ctx ends after the command.
 type relay struct {
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
