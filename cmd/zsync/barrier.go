@@ -26,7 +26,7 @@ is a zsync.Barrier, and can share its path with Curator's DistributedBarrier and
 Barrier.
 
 A double barrier has the commands enter and leave: N parties begin together and end
-together, round after round. It is the Enter and Leave of a zsync.WaitGroup.`,
+together, round after round. It uses Enter and Leave of a zsync.WaitGroup.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(
@@ -98,8 +98,8 @@ the round begins does not count; a party that dies later counts as having left.
 If a party loses its session, it is no longer a member, and zsync stops its
 command. --timeout limits only the wait to enter.
 
-Without a command, enter ends when N parties are there, as a rendezvous. Its
-membership ends with it, so the next N parties can enter.`,
+Without a command, enter is a rendezvous: it ends when N parties have entered. Its
+membership ends at the same time, so the next N parties can enter.`,
 		Example: `  zsync barrier enter -n 3 /load-test -- ./client
   zsync barrier enter -n 3 /deploy && ./switch-over`,
 		RunE: func(cmd *cobra.Command, args []string) error {

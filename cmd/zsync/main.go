@@ -48,16 +48,16 @@ too. If the hold is lost, zsync sends the command SIGTERM and, a little later, S
 With the default --kill-after, the command ends before another process gets the hold.
 
 With lock, rlock and elect, the command's environment has ZSYNC_TOKEN, a number
-greater than the token of every earlier holder: storage that remembers the greatest
-number can refuse late writes. With several locks, it has ZSYNC_TOKENS, one number
-for each, in the order of the paths.
+greater than the token of every earlier holder. Storage that remembers the greatest
+number can refuse late writes. With several locks, it has ZSYNC_TOKENS, one number for
+each, in the order of the paths.
 
 With a terminal, the command shares zsync's process group, as with flock(1).
 Otherwise it has its own group, and zsync sends signals to that group.
 
-On Linux, Ctrl-Z stops the command first, and then zsync; after a loss, zsync ends all
-processes that the command started, too; and if zsync is killed, the kernel kills the
-command.
+On Linux, Ctrl-Z stops the command first, and then zsync. After a loss, zsync ends the
+command and all processes that the command started. If zsync is killed, the kernel
+kills the command.
 
 Times are seconds, or have a unit: 5, 0.5, 5s, 1m30s, 2h.
 

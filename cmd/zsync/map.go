@@ -20,11 +20,11 @@ func mapCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "map",
 		Short: "read, write and watch a shared map",
-		Long: `A map has a value for each key. A key is any text, and a znode below PATH. It is a
-zsync.Map with the default codec, zsync.JSON. set stores JSON unchanged, and other
-text as a JSON string; get, list and watch print the text of a JSON string, and other
-JSON unchanged. So NewMap[string] shares the path with the command. With --raw, values
-are bytes, as with zsync.Raw.`,
+		Long: `A map has a value for each key. A key is any text; its value is in a znode below PATH.
+It is a zsync.Map with the default codec, zsync.JSON. set stores JSON unchanged, and
+other text as a JSON string; get, list and watch print the text of a JSON string, and
+other JSON unchanged. So NewMap[string] shares the path with the command. With --raw,
+values are bytes, as with zsync.Raw.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(

@@ -101,10 +101,10 @@ func sendCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "send PATH [ELEMENT...] [flags]",
 		Short: "put elements into a queue",
-		Long: `send puts each ELEMENT at the end of the queue at PATH; without an ELEMENT, each line
-of its standard input. Either all ELEMENTs are stored or none. Lines are stored as
-they arrive; on failure the message says how many were certainly stored. An element
-must be smaller than about 1 MiB.
+		Long: `send puts each ELEMENT at the end of the queue at PATH. Without an ELEMENT, it sends
+each line of its standard input. Either all ELEMENTs are stored or none. Lines are
+stored as they arrive; after a failure, the message says how many were certainly
+stored. An element must be smaller than about 1 MiB.
 
 An ELEMENT that is JSON is stored unchanged, other text as a JSON string. Use --text
 if all elements are text, as for NewQueue[string], and --raw for bytes.
@@ -113,9 +113,9 @@ With --key, the elements of a KEY are received in the order in which they were s
 one at a time. Elements of other keys are received at the same time.
 
 With --id, send stores its one ELEMENT (or line) only if no element with this ID was
-sent within --id-memory; otherwise it says so and succeeds. If it is unknown whether a
-send has succeeded, run the same command again. zsync queue cancel removes the element
-by its ID.`,
+sent within --id-memory. If one was sent, send says so and succeeds. If it is unknown
+whether a send has succeeded, run the same command again. zsync queue cancel removes
+the element by its ID.`,
 		Example: `  zsync queue send /jobs one "and another"
   zsync queue send /jobs '{"id": 7}' '{"id": 8}'
   zsync queue send /jobs "at once" --priorities 3 --priority 0

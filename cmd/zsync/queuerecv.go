@@ -31,11 +31,11 @@ and removes them. It prints the text of a JSON string, unless --raw is given. It
 when the queue is empty or paused, or after --count elements; with --follow it waits
 for more.
 
-An element is removed after it was written; if it cannot be written, it returns to
-its place. If recv is killed, or loses its session, between the two steps, the element
-is received again. After a loss, recv prints the number of such elements, and exits
-with status 76. In the layouts of other libraries, an element that recv has taken is
-lost if recv is killed.
+recv first writes an element, and then removes it. If the element cannot be written,
+it returns to its place. If recv is killed, or loses its session, between the two
+steps, the element is received again. After a loss, recv prints the number of such
+elements, and exits with status 76. In the layouts of other libraries, an element that
+recv has taken is lost if recv is killed.
 
 With a command, recv writes nothing. It runs the command for each element, --jobs at
 once, with the element as standard input, its ID in ZSYNC_ID and the number of the attempt in

@@ -247,13 +247,14 @@ func scheduleRunCommand(c *client) *cobra.Command {
 		Long: `run runs a command at each instant of the timetable, on one machine of many, until a
 signal comes. zsync forwards the signal to the command, and ends after it.
 
-If the command fails, it runs again, here or on another machine: --attempts times in
-all, after a --pause that doubles up to an hour, and not after the next instant is due
-(except with --missed all). Standard error has the reason, the number of the attempt,
-and when the next attempt is.
+If the command fails, it runs again, here or on another machine, up to --attempts times
+in all. The --pause before an attempt doubles each time, up to an hour. When the next
+instant is due, the attempts end, except with --missed all. Standard error has the
+reason, the number of the attempt, and the time of the next attempt.
 
---missed decides about instants at which no machine ran the command: latest (run the
-latest at once), skip, or all.`,
+--missed decides about instants at which no machine ran the command. With latest, the
+command runs at once for the latest of these instants; with skip, for none; with all,
+for each.`,
 		Example: "  zsync schedule run /jobs/nightly --cron '0 3 * * *' -- ./nightly.sh\n  zsync schedule run /jobs/poll --every 1m --missed skip -- ./poll.sh",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, _, err := pathsAndCommand(cmd, args, false); err != nil {
