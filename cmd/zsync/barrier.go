@@ -70,8 +70,8 @@ func gateCommand(c *client, name, short string, do func(*zsync.Barrier, context.
 	return cmd
 }
 
-// gate returns a text about a closed barrier: which client has closed it, if that is known, and
-// when. If gate cannot read the barrier's znode, it returns "".
+// gate returns a text about a closed barrier: the client that closed it, if known, and the time. If
+// gate cannot read the barrier's znode, it returns "".
 func (t *task) gate() string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.waiting), asking)
 	defer cancel()

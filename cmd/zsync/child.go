@@ -92,8 +92,8 @@ func (c *child) run() (status int, why error) {
 const underWay = 100 * time.Millisecond
 
 // status returns the exit status of a command that has ended. If a signal ended the command, and
-// zsync received the same signal, the error is a [signalError]. zsync then dies of that signal, so
-// that its shell sees the same result as without zsync.
+// zsync received the same signal, the error is a [signalError]. zsync then dies of that signal. So
+// its shell sees the same result as without zsync.
 func (c *child) status(status int) (int, error) {
 	if ends(syscall.Signal(status - 128)) { // the terminal may have sent the signal to both, and zsync may receive it later than the command
 		select {

@@ -22,8 +22,8 @@ func systemSignals() []os.Signal {
 }
 
 // attributes returns settings that make the kernel kill the command when zsync is killed. Without
-// them, the command would continue after the hold has ended. The kernel in fact kills the command
-// when the thread that started it ends, so main keeps that thread.
+// them, the command would continue after the hold has ended. The kernel watches the thread that
+// started the command, not the whole process. So main keeps this thread.
 func attributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }

@@ -385,8 +385,8 @@ func isEmptyDir(data []byte, stat *zk.Stat) (not string) {
 	return ""
 }
 
-// isReceipt returns "" if a znode's data are those of a receipt. If not, it returns the reason. The
-// caller has checked the name.
+// isReceipt returns "" if a znode's data have the form of a receipt. If not, it returns the reason.
+// The caller has checked the name.
 func isReceipt(data []byte, stat *zk.Stat) (not string) {
 	if !txn.IsLog(data, stat) {
 		return "its data are not those of a receipt"

@@ -28,7 +28,7 @@ type hold struct {
 	lines   []line                                     // the lines in which the other holders and waiters are
 }
 
-// A line is the line of the contenders at a path.
+// A line is a primitive that has a path and contenders.
 type line interface {
 	Path() string
 	Contenders(ctx context.Context) ([]zsync.Contender, error)

@@ -135,7 +135,7 @@ type process interface {
 	kill()
 
 	// clear is called after the end of the command, and waits for the end of its descendants. When
-	// kill fires, clear kills those that are left.
+	// kill fires, clear kills the remaining descendants.
 	clear(kill <-chan time.Time)
 
 	// orphaned returns a channel that receives when reap may have work.

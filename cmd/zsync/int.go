@@ -70,8 +70,8 @@ func (c numberCodec) Unmarshal(data []byte, v any) error {
 // A noNumberError means that the data at a path are no number.
 type noNumberError struct{ error }
 
-// with calls do with the Int64 at the path in the first argument. First, it checks that there are
-// from least to most arguments, and connects.
+// with is the common part of the subcommands. It checks that there are from least to most
+// arguments, connects, and calls do with the Int64 at the path in the first argument.
 func (n *number) with(cmd *cobra.Command, args []string, least, most int, do func(ctx context.Context, i *zsync.Int64) error) error {
 	if len(args) < least || len(args) > most {
 		return fail(exitUsage, "want: %s", cmd.UseLine())

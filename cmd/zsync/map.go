@@ -40,8 +40,8 @@ values are bytes, as with zsync.Raw.`,
 
 type sharedMap = zsync.Map[[]byte]
 
-// withMap calls do with the Map at the path in the first argument. First, it checks that there are
-// from least to most arguments, and connects.
+// withMap is the common part of the subcommands. It checks that there are from least to most
+// arguments, connects, and calls do with the Map at the path in the first argument.
 func withMap(h *holding, cmd *cobra.Command, args []string, least, most int, do func(ctx context.Context, m *sharedMap) error) error {
 	if len(args) < least || len(args) > most {
 		return fail(exitUsage, "want: %s", cmd.UseLine())

@@ -108,7 +108,8 @@ func latest(table zsync.Timetable, now time.Time) (last time.Time) {
 
 func instant(at time.Time) string { return at.UTC().Format(time.RFC3339Nano) }
 
-// doing runs the command for a scheduled time. If ctx ends because of a loss, it stops the command.
+// doing is the function of the Schedule: it runs the command for a scheduled time. If ctx ends
+// because of a loss, it stops the command.
 func (t *task) doing(ctx context.Context, at time.Time, signals <-chan os.Signal) error {
 	c := &child{
 		host: t.host, session: t.session.ID(), argv: t.argv, signals: signals, lost: ctx.Done(), killAfter: t.grace(), onLost: t.onLost,
@@ -146,11 +147,11 @@ func scheduleDoCommand(c *client) *cobra.Command {
 		Long: `do runs a command for one instant. If that or a later instant was done, zsync runs
 nothing and succeeds. While another machine runs its command for the instant, zsync waits.
 If the command fails, the instant is not done: zsync exits with the command's status,
-and the next waiting machine runs its own.
+and the next waiting machine runs its own command.
 
 The instant is --at, or the latest instant of the timetable that is not in the future.
-So if cron(8) starts zsync on every machine, the command runs on one of them, and if it
-fails there, on another.`,
+So if cron(8) starts zsync on every machine, the command runs on one machine. If it
+fails there, it runs on another machine.`,
 		Example: "  zsync schedule do /jobs/nightly --cron '0 3 * * *' -- ./nightly.sh\n  zsync schedule do /jobs/report --at 2026-01-31T00:00:00Z -- ./report.sh",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, _, err := pathsAndCommand(cmd, args, false); err != nil {

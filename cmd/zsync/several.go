@@ -10,9 +10,9 @@ import (
 
 // This file makes a single hold from several. hold.go runs the command under that hold.
 
-// all returns one hold that stands for several holds at different paths. It always acquires these
-// in the order of their paths, so two commands never deadlock. The tokens are in the order of the
-// argument.
+// all combines several holds at different paths into one hold. The combined hold always acquires
+// them in the order of their paths, so two commands never deadlock. The tokens are in the order of
+// the argument.
 func all(holds []hold) hold {
 	if len(holds) == 1 {
 		return holds[0]

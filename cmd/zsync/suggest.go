@@ -106,7 +106,7 @@ func suggestFlags(cmd *cobra.Command, err error) error {
 }
 
 // offline lists the commands that need no global flags, because they do not connect. looking lists
-// the commands that need no flag for a trace, because they hold nothing.
+// the commands that need no flag for a trace: they hold nothing.
 var (
 	offline = []string{"server", "verify", "gen", "version", "completion", "help"}
 	looking = []string{"ls", "status", "top", "ui", "doctor"}
