@@ -12,8 +12,8 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 )
 
-// This file has zsync barrier: the commands of a Barrier, and enter and leave of a double barrier.
-// The run of a command between enter and leave is the business of hold.go.
+// This file has the subcommands of zsync barrier: close, open and wait use a Barrier; enter and
+// leave use a double barrier. hold.go runs the command between enter and leave.
 
 func barrierCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
@@ -26,7 +26,7 @@ is a zsync.Barrier, and can share its path with Curator's DistributedBarrier and
 Barrier.
 
 A double barrier has the commands enter and leave: N parties begin together and end
-together, round after round. It is the Enter and Leave of a zsync.WaitGroup.`,
+together, round after round. It uses Enter and Leave of a zsync.WaitGroup.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(
@@ -70,7 +70,8 @@ func gateCommand(c *client, name, short string, do func(*zsync.Barrier, context.
 	return cmd
 }
 
-// gate returns a text with the client that has closed the barrier, or "" if it cannot find out.
+// gate returns a text about a closed barrier: the client that closed it, if known, and the time. If
+// gate cannot read the barrier's znode, it returns "".
 func (t *task) gate() string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.waiting), asking)
 	defer cancel()
@@ -97,8 +98,8 @@ the round begins does not count; a party that dies later counts as having left.
 If a party loses its session, it is no longer a member, and zsync stops its
 command. --timeout limits only the wait to enter.
 
-Without a command, enter ends when N parties are there, as a rendezvous. Its
-membership ends with it, so the next N parties can enter.`,
+Without a command, enter is a rendezvous: it ends when N parties have entered. Its
+membership ends at the same time, so the next N parties can enter.`,
 		Example: `  zsync barrier enter -n 3 /load-test -- ./client
   zsync barrier enter -n 3 /deploy && ./switch-over`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -163,7 +164,8 @@ func pathAndPerhapsCommand(cmd *cobra.Command, args []string) (path string, argv
 	return paths[0], argv, nil
 }
 
-// parties connects to a double barrier of n parties at path.
+// parties connects, and returns the double barrier at path+below. It fails if the command line does
+// not give the number of parties.
 func (h *holding) parties(cmd *cobra.Command, n int, path, below string, argv []string) (*task, *zsync.WaitGroup, error) {
 	if !cmd.Flags().Changed("parties") {
 		return nil, nil, fail(exitUsage, "how many parties are there? give -n")
@@ -175,8 +177,8 @@ func (h *holding) parties(cmd *cobra.Command, n int, path, below string, argv []
 	return t, zsync.NewWaitGroup(t.session, path+below), nil
 }
 
-// meet waits until n parties have entered the double barrier below path. A party leaves when its
-// process ends.
+// meet enters the double barrier at path+below, and waits until n parties have entered. Then it
+// closes the session, so this party leaves.
 func (h *holding) meet(cmd *cobra.Command, n int, path, below string) error {
 	t, wg, err := h.parties(cmd, n, path, below, nil)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 )
 
 // This file runs a command under a hold, on every system: it forwards signals, and stops the
-// command when the hold is lost. The acquisition of the hold is the business of hold.go.
+// command when the hold is lost. hold.go acquires the hold.
 
 // A child is a command that runs under a hold.
 type child struct {
@@ -33,7 +33,7 @@ type child struct {
 	stopped   bool             // set by run: the hold was lost while the command ran
 	missed    os.Signal        // set by run: a signal that came just after the end of the command
 	got       []os.Signal      // set by run: the forwarded signals
-	told      bool             // set by run: a signal came that ends zsync, not only this run
+	told      bool             // set by run: a signal came that ends zsync, not only this run of the command
 }
 
 // notRun returns the exit status and the error for a command that cannot be run.
@@ -71,7 +71,8 @@ func (c *child) run() (status int, why error) {
 				c.missed = sig
 			}
 			c.got = append(c.got, sig)
-			// Without a loss, a SIGHUP often asks a program to read its settings again.
+			// Many programs take SIGHUP as a request to read their settings again. So before a
+			// loss, SIGHUP does not end zsync.
 			c.told = c.told || ends(sig) && (c.stopped || sig != syscall.SIGHUP)
 		case <-lost:
 			lost, c.stopped = nil, true
@@ -87,14 +88,14 @@ func (c *child) run() (status int, why error) {
 	}
 }
 
-// underWay is the time that a signal to zsync may need to arrive.
+// underWay is the longest time that a signal may take to reach zsync.
 const underWay = 100 * time.Millisecond
 
-// status returns the exit status of a command that has ended. If the same signal ended the command
-// and came to zsync, the error is a [signalError]. Then zsync dies of the signal, so that its shell
-// sees the same result as without zsync.
+// status returns the exit status of a command that has ended. If a signal ended the command, and
+// zsync received the same signal, the error is a [signalError]. zsync then dies of that signal. So
+// its shell sees the same result as without zsync.
 func (c *child) status(status int) (int, error) {
-	if ends(syscall.Signal(status - 128)) { // the terminal may have sent it to both, and zsync's may arrive later
+	if ends(syscall.Signal(status - 128)) { // the terminal may have sent the signal to both, and zsync may receive it later than the command
 		select {
 		case sig := <-c.signals:
 			c.got = append(c.got, sig)
@@ -137,16 +138,17 @@ func (c *child) startAs(argv []string) (p process, orphans <-chan os.Signal, sto
 	return p, orphans, stop, p.start()
 }
 
-// ours has the processes that zsync has started and not waited for. reap must not reap them,
-// because it is only for adopted processes.
+// ours is the table of the processes that zsync has started and has not yet waited for. reap must
+// not reap these processes: it is for adopted processes.
 var ours processTable
 
 type processTable struct {
 	mu   sync.Mutex
-	pids map[int]bool // by process: whether it leads a process group
+	pids map[int]bool // for each process, whether it leads a process group
 }
 
-// start starts cmd. Until the process is in the table, the lock stops reap.
+// start starts cmd and adds its process to the table. It holds the lock during both steps, so that
+// reap cannot reap the process between them.
 func (t *processTable) start(cmd *exec.Cmd) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -160,7 +162,7 @@ func (t *processTable) start(cmd *exec.Cmd) error {
 	return nil
 }
 
-// wait waits for a process from start.
+// wait waits for the end of a process that start has started.
 func (t *processTable) wait(cmd *exec.Cmd) error {
 	err := cmd.Wait()
 	t.mu.Lock()
@@ -187,7 +189,7 @@ func (p *systemProcess) beside(cmd *exec.Cmd) (wait func() error, err error) {
 // telling is the time limit for the command of --on-lost.
 const telling = 10 * time.Second
 
-// tell starts the command of --on-lost. wait waits for its end.
+// tell starts the command of --on-lost. The returned function waits for the end of that command.
 func (c *child) tell(p process) (wait func()) {
 	if c.onLost == "" {
 		return func() {}
@@ -207,8 +209,8 @@ func (c *child) tell(p process) (wait func()) {
 	}
 }
 
-// environment returns the command's environment: zsync's without the credentials, and the variables
-// of zsync for the command.
+// environment returns the command's environment: zsync's own environment without the credentials,
+// and the variables that zsync sets for the command.
 func (c *child) environment() []string {
 	env := slices.DeleteFunc(slices.Clone(c.host.env), func(s string) bool {
 		return strings.HasPrefix(s, "ZSYNC_AUTH=") || strings.HasPrefix(s, "ZSYNC_SASL_PASSWORD=") || strings.HasPrefix(s, withinVariable+"=")

@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file finds the descendants of a command on Linux. Starting and stopping them is the business
-// of child_unix.go.
+// This file finds the descendants of a command on Linux. child_unix.go starts and stops commands.
 
 // systemSignals returns the signals in passedOn that only Linux has.
 func systemSignals() []os.Signal {
@@ -22,16 +21,16 @@ func systemSignals() []os.Signal {
 	return all
 }
 
-// attributes makes the kernel kill the command when zsync is killed. Otherwise, no process would
-// stop the command when the hold ends. The kernel kills the command at the end of the thread that
-// started it, so main keeps this thread.
+// attributes returns settings that make the kernel kill the command when zsync is killed. Without
+// them, the command would continue after the hold has ended. The kernel watches the thread that
+// started the command, not the whole process. So main keeps this thread.
 func attributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }
 
-// adopt makes zsync the parent of the orphans among its descendants. Otherwise they would become
-// children of init. zsync could not find them to stop them, and in many containers init does not
-// reap them.
+// adopt makes zsync the new parent of any descendant whose parent has ended. By default, the new
+// parent would be init. Then zsync could not find the orphan to stop it, and in many containers
+// init does not reap orphans.
 func adopt() { unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
 
 // rest returns the descendants of zsync that have not ended, except the spared process and its
@@ -76,7 +75,7 @@ type kernelProcess struct {
 	deep  bool // it is in a sleep that SIGSTOP does not interrupt
 }
 
-// processes returns all processes of the machine, by parent.
+// processes returns all processes of the machine. The key is the process ID of the parent.
 func processes() map[int][]kernelProcess {
 	children := map[int][]kernelProcess{}
 	names, _ := os.ReadDir("/proc")
@@ -86,7 +85,8 @@ func processes() map[int][]kernelProcess {
 			continue
 		}
 		stat, err := os.ReadFile("/proc/" + name.Name() + "/stat")
-		// The program's name is in parentheses, and may contain any character.
+		// The second field is the program's name, in parentheses, which may contain any character.
+		// So parse the text after the last parenthesis.
 		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 		if err != nil || len(fields) < 2 {
 			continue // it has ended

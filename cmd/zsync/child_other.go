@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// This file runs commands on systems without Unix signals. There zsync can only kill them. The
-// other systems are the business of child_unix.go.
+// This file runs commands on systems without Unix signals. On these systems, zsync can only kill a
+// command. child_unix.go is for the other systems.
 
-// passedOn has the signals that zsync receives for its command. It cannot forward them here, but
-// the console sends Ctrl-C to the command, too.
+// passedOn has the signals that zsync receives for its command. zsync cannot forward signals here,
+// but the console also sends Ctrl-C to the command.
 var passedOn = []os.Signal{os.Interrupt}
 
-// shell runs the command that is its last argument.
+// shell is the beginning of a command line. Its last argument, a shell command, is appended.
 var shell = []string{"cmd", "/c"}
 
 // A systemProcess is a running command.

@@ -13,8 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file starts, signals and stops a command on Unix. The search for its descendants is the
-// business of child_linux.go.
+// This file starts, signals and stops a command on Unix. child_linux.go finds its descendants.
 
 // passedOn has the signals that zsync forwards to the command. It lacks the signals
 // that stop a job; see stopTogether. It lacks signals such as SIGPIPE, SIGCHLD and
@@ -28,16 +27,16 @@ var passedOn = func() []os.Signal {
 	return append(all, systemSignals()...)
 }()
 
-// shell runs the command that is its last argument.
+// shell is the beginning of a command line. Its last argument, a shell command, is appended.
 var shell = []string{"sh", "-c"}
 
 // A systemProcess is a running command.
 //
 // With a terminal, the command shares zsync's process group, as with flock(1). The terminal and the
-// shell stop, continue and end both together, and let both read. zsync sends its own signals to the
-// command alone. Without a terminal, the command has its own process group, so that zsync's signals
-// also reach the processes of a shell script. When the hold is lost, zsync also stops the
-// descendants of the command, if the system reports them; see rest.
+// shell stop, continue and end zsync and the command together, and let both read. A signal that
+// zsync itself sends reaches the command alone. Without a terminal, the command has its own process
+// group, so that zsync's signals also reach the processes of a shell script. When the hold is lost,
+// zsync also stops the descendants of the command, if the system reports them; see rest.
 type systemProcess struct {
 	cmd    *exec.Cmd
 	shares bool // whether it shares zsync's process group
@@ -98,7 +97,8 @@ func (p *systemProcess) signal(sig syscall.Signal) error {
 	return syscall.Kill(-p.cmd.Process.Pid, sig)
 }
 
-// passOn forwards a signal of zsync to the process. It returns false if the process has ended.
+// passOn forwards a signal that zsync has received to the process. It returns false if the process
+// has ended.
 func (p *systemProcess) passOn(sig os.Signal) bool {
 	switch sig {
 	case syscall.SIGINT, syscall.SIGQUIT, syscall.SIGWINCH:
@@ -107,14 +107,14 @@ func (p *systemProcess) passOn(sig os.Signal) bool {
 		}
 	case syscall.SIGCONT:
 		if p.shares {
-			return true // the shell has sent it to the whole group; if not, stopTogether continues the process
+			return true // the shell has sent it to the whole group, or stopTogether continues the process
 		}
 	}
 	s, ok := sig.(syscall.Signal)
 	return ok && p.signal(s) == nil
 }
 
-// terminate asks the process to end, and wakes it if it is stopped.
+// terminate asks the process and its descendants to end, and continues those that are stopped.
 func (p *systemProcess) terminate() {
 	rest := p.rest()
 	p.signal(syscall.SIGTERM)
@@ -144,9 +144,9 @@ func (p *systemProcess) kill() {
 	}
 }
 
-// clear returns when the ended process has no descendants left, and kills them when kill fires. A
-// descendant counts until its parent has reaped it. The parent of an orphan is zsync if the system
-// lets zsync adopt it. Otherwise it is init, which may be slow.
+// clear waits until a process that has ended has no descendants left. When kill fires, clear kills
+// the descendants. A descendant counts until its parent has reaped it. The parent of an orphan is
+// zsync, if the system lets zsync adopt orphans. If not, the parent is init, which may be slow.
 func (p *systemProcess) clear(kill <-chan time.Time) {
 	for {
 		p.reap()
@@ -169,7 +169,7 @@ func (p *systemProcess) orphaned() (_ <-chan os.Signal, stop func()) {
 	return ch, func() { signal.Stop(ch) }
 }
 
-// exitStatus returns the status in the form of a shell.
+// exitStatus returns the exit status as a shell reports it.
 func exitStatus(state *os.ProcessState) int {
 	if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
 		return 128 + int(ws.Signal())

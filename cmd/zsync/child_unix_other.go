@@ -18,7 +18,7 @@ func attributes() *syscall.SysProcAttr { return new(syscall.SysProcAttr) }
 
 func adopt() {}
 
-// rest returns nothing, because zsync cannot find descendants here. It stops only the process
+// rest returns nothing, because zsync cannot find descendants here. So zsync stops only the process
 // group.
 func (p *systemProcess) rest() []int { return nil }
 

@@ -17,8 +17,8 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 )
 
-// This file has the global flags for the ensemble. It connects, and makes exit statuses from errors
-// and signals. The flags for security are the business of security.go.
+// This file has the global flags for the ensemble. It also connects to the ensemble, and turns
+// errors and signals into exit statuses. security.go has the flags for security.
 
 // A client has the global flags for the ensemble.
 type client struct {
@@ -62,7 +62,8 @@ func newClient(h *host, root *cobra.Command) *client {
 
 var errNoServers = fail(exitConfig, "no servers: give --servers or set ZSYNC_SERVERS (zsync server runs one, in memory)")
 
-// open connects. It fails at the end of ctx or after --connect-timeout.
+// open connects to the ensemble. It fails if no server answers before ctx ends or --connect-timeout
+// has passed.
 func (c *client) open(ctx context.Context) (*zsync.Session, error) {
 	if c.servers == "" {
 		return nil, errNoServers
@@ -154,8 +155,8 @@ func (h *host) hearAll() chan os.Signal {
 	return all
 }
 
-// hear makes signals arrive at ch, except signals that the parent process ignores, such as SIGHUP
-// under nohup. zsync also ignores these, and the command inherits the setting.
+// hear makes signals arrive at ch. It leaves out each signal that the parent process ignores, such
+// as SIGHUP under nohup. zsync and its command ignore that signal, too.
 func (h *host) hear(ch chan<- os.Signal, signals ...os.Signal) {
 	for _, sig := range signals {
 		if !h.signals.Ignored(sig) {
@@ -164,8 +165,8 @@ func (h *host) hear(ch chan<- os.Signal, signals ...os.Signal) {
 	}
 }
 
-// untilSignalOf returns a context that ends at the first signal that ends programs. After stop, the
-// signals remain in the channel.
+// untilSignalOf returns a context that ends at the first signal that ends programs. After a call of
+// stop, new signals stay in the channel all.
 func untilSignalOf(ctx context.Context, all <-chan os.Signal) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stopped, gone := make(chan struct{}), make(chan struct{})

@@ -15,10 +15,10 @@ import (
 	"github.com/zsync/zsync/internal/kinds"
 )
 
-// This file completes paths for shells. The completion of commands and flags is the business of
-// cobra.
+// This file completes paths for shells. cobra completes commands and flags.
 
-// completing is the time limit of a completion, because a user waits for it after the tab key.
+// completing is the time limit of a completion. It is short, because a user has pressed the tab key
+// and waits.
 const completing = 1500 * time.Millisecond
 
 // completePaths makes the shell complete the path arguments of all commands below cmd.
@@ -35,8 +35,8 @@ func completePaths(c *client, cmd *cobra.Command) {
 		after = cobra.ShellCompDirectiveDefault // complete files
 	}
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
-		// cobra appends a -- to its arguments, so search the command line, without its incomplete
-		// last word.
+		// Search the command line for a --, except its last word, which is incomplete. The
+		// arguments from cobra do not show this: cobra appends a -- to them.
 		command := slices.Contains(c.args[:len(c.args)-1], "--")
 		if command || len(args) > 0 && !several {
 			return nil, after
@@ -75,7 +75,7 @@ func (c *client) candidates(ctx context.Context, begun string) []string {
 	return found
 }
 
-// places returns the paths of the children of dir that are not parts of a primitive.
+// places returns the paths of the children of dir, except children that are parts of a primitive.
 func places(ctx context.Context, s *zsync.Session, dir string) (paths []string) {
 	names, _, err := s.Children(ctx, dir)
 	if err != nil {

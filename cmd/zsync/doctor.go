@@ -27,8 +27,7 @@ import (
 )
 
 // This file has zsync doctor: it searches for problems in the tree and in the servers' settings. It
-// deletes leftovers only with --clean. The checks of --ensemble are the business of
-// doctorservers.go.
+// deletes leftovers only with --clean. doctorservers.go has the checks of --ensemble.
 
 // exitFindings is the exit status of doctor if it finds a problem.
 const exitFindings = 1
@@ -147,21 +146,21 @@ type doctor struct {
 	session    *zsync.Session
 	clean, yes bool
 	admin      int
-	older      time.Duration // the minimum age of a leftover; by default a day, for which no process waits for a reply
+	older      time.Duration // the minimum age of a leftover; the default is a day, because no process waits for a reply that long
 	findings   []string
 	wrong      bool // at least one finding is a problem
 	znodes     int
 	hosts      int
 	leftovers  []leftover
-	left       []string          // the znodes that have the name of a leftover, but that doctor does not delete, each with the reason
+	left       []string          // the znodes that doctor keeps although they have names of leftovers, each with the reason
 	sessions   map[string]string // the sessions of contenders, each with a path of a contender
 	newest     time.Time         // the creation time of the newest contender
 	first      map[string]int    // the settings of the first server that answered
 	firstHost  string
-	granted    time.Duration // the session timeout
+	granted    time.Duration // the granted session timeout
 }
 
-// A leftover is a znode that doctor may delete, with its zxids at the examination.
+// A leftover is a znode that doctor may delete, with the zxids that it had when doctor examined it.
 type leftover struct {
 	path  string
 	czxid int64
@@ -234,7 +233,7 @@ func (d *doctor) examine(ctx context.Context, root string) error {
 	return nil
 }
 
-// clock checks the clock of the server that created the newest contender.
+// clock is the check of a server's clock: the server that created the newest contender.
 func (d *doctor) clock() {
 	if ahead := time.Until(d.newest); ahead > 2*time.Second {
 		d.note("clocks: that of a server is %v ahead of this machine's, or more: waits and holds seem shorter than they are", ahead.Round(time.Second))
@@ -259,10 +258,10 @@ func (d *doctor) contender(ctx context.Context, l look.Line) error {
 	return nil
 }
 
-// often is the number of attempts at which an element counts as poison.
+// often is a number of attempts. An element that has been tried so often counts as poison.
 const often = 5
 
-// poison searches for elements of a queue that fail repeatedly.
+// poison is the check for elements of a queue that fail repeatedly.
 func (d *doctor) poison(ctx context.Context, path string) error {
 	st, err := zsync.NewQueue[[]byte](d.session, path, zsync.WithCodec(zsync.Raw)).Stats(ctx)
 	if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth) {
@@ -274,8 +273,9 @@ func (d *doctor) poison(ctx context.Context, path string) error {
 	return err
 }
 
-// deadlocks reports the circles that exist in two looks. A single look is no snapshot, so two
-// processes that exchange their locks can look like a circle.
+// deadlocks is the check for circles. It looks twice, and reports a circle that it sees both times.
+// One look is not enough: it is no snapshot, so two processes that exchange their locks can look
+// like a circle.
 func (d *doctor) deadlocks(ctx context.Context, t *look.Tree) error {
 	var first look.Graph
 	for _, p := range t.Places {
@@ -312,7 +312,7 @@ func (d *doctor) deadlocks(ctx context.Context, t *look.Tree) error {
 	return nil
 }
 
-// receipts searches for receipts of processes that were killed before they could delete them.
+// receipts is the check for receipts whose process was killed before it could delete them.
 func (d *doctor) receipts(ctx context.Context, root string, t *look.Tree) error {
 	parents := map[string]bool{root: true}
 	for _, p := range t.Places {
@@ -376,8 +376,8 @@ func (d *doctor) receiptsIn(ctx context.Context, dir string, names []string) err
 	return nil
 }
 
-// isEmptyDir returns "" if a znode is a parent that zsync has made and that stores nothing.
-// Otherwise, it returns the reason.
+// isEmptyDir returns "" if zsync has made a znode as a parent, and the znode stores nothing. If
+// not, it returns the reason.
 func isEmptyDir(data []byte, stat *zk.Stat) (not string) {
 	if !marks.IsDir(data) || len(marks.Unmark(data)) > 0 {
 		return "its data are not the mark of zsync's directories"
@@ -385,8 +385,8 @@ func isEmptyDir(data []byte, stat *zk.Stat) (not string) {
 	return ""
 }
 
-// isReceipt returns "" if a znode with the name of a receipt is a receipt. Otherwise, it returns
-// the reason.
+// isReceipt returns "" if a znode's data have the form of a receipt. If not, it returns the reason.
+// The caller has checked the name.
 func isReceipt(data []byte, stat *zk.Stat) (not string) {
 	if !txn.IsLog(data, stat) {
 		return "its data are not those of a receipt"
@@ -394,8 +394,9 @@ func isReceipt(data []byte, stat *zk.Stat) (not string) {
 	return ""
 }
 
-// leave records a znode with the name of a leftover. doctor may delete it if its data prove that
-// zsync made it, it has no children and no session, and its last write is at least d.older ago.
+// leave records a znode with the name of a leftover. doctor may delete the znode if four conditions
+// hold: its data prove that zsync made it, it has no children, it belongs to no session, and its
+// last write is at least d.older ago.
 func (d *doctor) leave(ctx context.Context, path string, disproof func(data []byte, stat *zk.Stat) string) error {
 	data, stat, err := d.session.Get(ctx, path)
 	if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth) {
@@ -460,11 +461,12 @@ var errChanged = errors.New("it has changed since it was shown")
 
 // remove deletes the znode if it has not changed since its examination.
 //
-// The read here checks the zxids of the creation and of the last write, and the deletion checks the
-// version from this read. One case remains: between the read and the deletion, another client
-// deletes the znode and creates it again with the same version. Then doctor deletes the new znode.
-// This cannot happen to a receipt, because no name of a receipt is used twice. It does not harm an
-// empty parent, because a session that needs the parent creates it again.
+// First, remove reads the znode again, and compares the zxids of its creation and its last write.
+// Then it deletes the znode at the version that it has read. One case remains: between the read and
+// the deletion, another client deletes the znode and creates it again with the same version. Then
+// doctor deletes the new znode. This cannot happen to a receipt, because no name of a receipt is
+// used twice. It does not harm an empty parent, because a session that needs the parent creates it
+// again.
 func (l leftover) remove(ctx context.Context, s *zsync.Session) error {
 	_, stat, err := s.Get(ctx, l.path)
 	if errors.Is(err, zk.ErrNoNode) {
@@ -494,7 +496,7 @@ func listed(ks []kinds.Kind) string {
 	return strings.Join(words, " and ")
 }
 
-// numbers checks whether a parent's 2³¹ sequence numbers are nearly used up.
+// numbers is the check whether a parent's 2³¹ sequence numbers are nearly used up.
 func (d *doctor) numbers(p look.Place) {
 	const nearly = 2_000_000_000
 	greatest := int64(0)
@@ -505,7 +507,7 @@ func (d *doctor) numbers(p look.Place) {
 			}
 		}
 	}
-	if greatest == 0 && len(p.Kinds) > 0 { // without contenders, the number of children ever created is the next number
+	if greatest == 0 && len(p.Kinds) > 0 { // without contenders, the next sequence number is the number of children ever created
 		greatest = p.Made
 	}
 	if greatest > nearly {
@@ -513,7 +515,7 @@ func (d *doctor) numbers(p look.Place) {
 	}
 }
 
-// servers checks the settings and the state of each server.
+// servers is the check of each server's settings and state.
 func (d *doctor) servers(ctx context.Context, c *client) {
 	list, _, _ := strings.Cut(c.servers, "/")
 	hosts := strings.Split(list, ",")
@@ -552,9 +554,9 @@ func (d *doctor) differences(host string, settings map[string]int) {
 	}
 }
 
-// state checks the state of a server, and the sessions that the leader knows.
+// state is the check of a server's state, and of the sessions that the leader knows.
 func (d *doctor) state(ctx context.Context, host string) {
-	if text, err := d.ask(ctx, host, "srvr"); err == nil { // otherwise conf has already failed, and servers has reported it
+	if text, err := d.ask(ctx, host, "srvr"); err == nil { // if srvr fails, conf has failed, too, and the method servers has reported that
 		d.judgeState(ctx, host, text)
 	}
 }
@@ -581,8 +583,8 @@ func (d *doctor) judgeState(ctx context.Context, host, text string) {
 		return
 	}
 	for id, at := range d.sessions {
-		// A session that the dump does not list may be of another kind, or it has ended since. So
-		// look again.
+		// If the dump does not list a session, it may be a session of another kind, or it may have
+		// ended since. So look again.
 		if id == look.SessionText(0) || strings.Contains(dump, id+":\n") {
 			continue
 		}
@@ -593,10 +595,10 @@ func (d *doctor) judgeState(ctx context.Context, host, text string) {
 	}
 }
 
-// packet is the default size of the largest packet, in the library and in ZooKeeper.
+// packet is the default of the maximum packet size, in the library and in ZooKeeper.
 const packet = 0xfffff
 
-// adminServer checks the facts that only the admin server has. It reports whether there is an admin
+// adminServer checks facts that only the admin server has. It returns true if there is an admin
 // server.
 func (d *doctor) adminServer(ctx context.Context, host string) (there bool) {
 	if d.admin == 0 {
@@ -613,7 +615,7 @@ func (d *doctor) adminServer(ctx context.Context, host string) (there bool) {
 	sent := time.Now()
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return false // a server need not have one
+		return false // an admin server is optional
 	}
 	defer resp.Body.Close()
 	if at, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
@@ -631,7 +633,7 @@ func (d *doctor) adminServer(ctx context.Context, host string) (there bool) {
 	return true
 }
 
-// settings checks the settings of a server.
+// settings is the check of a server's settings.
 func (d *doctor) settings(host string, settings map[string]int) {
 	tick := time.Duration(settings["tickTime"]) * time.Millisecond
 	if limit := time.Duration(settings["syncLimit"]) * tick; limit > 0 && limit > d.granted {

@@ -16,21 +16,21 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// This file has the checks of zsync doctor --ensemble that use znodes, for one server. All other
-// checks are the business of doctorservers.go.
+// This file has checks of zsync doctor --ensemble: the checks of one server that use znodes.
+// doctorservers.go has all other checks.
 
-// A visit makes the checks of one server with znodes.
+// A visit is the part of the examination that checks one server by means of znodes.
 type visit struct {
 	e     *examination
 	ctx   context.Context
 	a     *examined
 	conn  *probe.Conn
 	other *probe.Conn // a connection to another server, or to this server if no other can be reached
-	at    string      // the znode of this server's checks
-	made  int         // the number of znodes created below at
+	at    string      // the parent of the znodes of this server's checks
+	made  int         // the number of znodes named so far, below the path in at
 }
 
-// all makes the checks. If a check has ended the connection, the next check makes a new one.
+// all makes every check. If a check ends the connection, the next check opens a new one.
 func (v *visit) all() {
 	for _, check := range []struct {
 		name string
@@ -47,8 +47,8 @@ func (v *visit) all() {
 	} {
 		g, text := v.try(check.make)
 		if v.conn.Hung() || v.other.Hung() {
-			// A server of an idle ensemble sometimes leaves one request without an answer, but
-			// answers the next requests at once.
+			// A server of an idle ensemble sometimes leaves one request without an answer, and then
+			// answers the next request at once. So try the check again.
 			if g, text = v.try(check.make); !v.conn.Hung() && !v.other.Hung() {
 				g, text = max(g, doubt), fmt.Sprintf("%s; at first, a request had no answer for %v", text, answering)
 			}
@@ -60,7 +60,7 @@ func (v *visit) all() {
 	}
 }
 
-// try makes a check once.
+// try makes one attempt at a check.
 func (v *visit) try(check func() (grade, string)) (grade, string) {
 	if err := v.ready(); err != nil {
 		return failed(err)
@@ -71,8 +71,8 @@ func (v *visit) try(check func() (grade, string)) (grade, string) {
 // failed returns the result of a check that has failed with err.
 func failed(err error) (grade, string) { return unfit, fmt.Sprint(err) }
 
-// ready connects again if necessary. A server closes a connection after a request that it does not
-// know, and a session can end during a long check over the other connection.
+// ready opens a connection again if it has ended. A server closes a connection after a request that
+// it does not know. During a long check over one connection, the session of the other can end.
 func (v *visit) ready() (err error) {
 	if !v.conn.Usable() || v.conn.Ping() != nil {
 		v.conn.Abandon()
@@ -85,7 +85,7 @@ func (v *visit) ready() (err error) {
 	}
 	v.other.Abandon()
 	me := slices.Index(v.e.servers, v.a)
-	for i := range v.e.servers { // the next server first, v's own server last
+	for i := range v.e.servers { // begin with the next server, and end with v's own
 		a := v.e.servers[(me+i+1)%len(v.e.servers)]
 		if v.other, err = v.e.open(v.ctx, a, v.e.cfg); err != nil {
 			continue
@@ -122,8 +122,8 @@ func (v *visit) ephemeral(data string) (node string, err error) {
 	return node, nil
 }
 
-// containers checks that the server can create containers. The container that it creates is the
-// parent for the server's other checks.
+// containers is the check that the server can create containers. It creates a container, which is
+// then the parent znode of the server's other checks.
 func (v *visit) containers() (grade, string) {
 	v.at = path.Join(v.e.own, fmt.Sprint(slices.Index(v.e.servers, v.a)+1))
 	err := v.conn.Create(v.at, nil, v.e.acl, zk.FlagContainer)
@@ -143,8 +143,8 @@ func (v *visit) containers() (grade, string) {
 	return failed(err)
 }
 
-// order checks that a watch event arrives before a read can return the change, and that replies
-// arrive in the order of the requests.
+// order is the check that a watch event arrives before any read returns the change, and that
+// replies arrive in the order of the requests.
 func (v *visit) order() (grade, string) {
 	node, err := v.ephemeral("0")
 	if err != nil {
@@ -153,7 +153,7 @@ func (v *visit) order() (grade, string) {
 	if _, err := v.conn.Call(wire.OpGetData, probe.Read(node, true)); err != nil {
 		return failed(err)
 	}
-	// First, a write of the client itself, followed by a read.
+	// First, the client itself writes, and then reads.
 	write, _ := v.conn.Send(wire.OpSetData, probe.Write(node, []byte("1")))
 	read, err := v.conn.Send(wire.OpGetData, probe.Read(node, true))
 	if err != nil {
@@ -168,7 +168,7 @@ func (v *visit) order() (grade, string) {
 	case !told:
 		return unfit, "a read returned a client's own write before the watch event of it; zsync cannot use this server"
 	}
-	// Second, a write of another client.
+	// Second, another client writes.
 	if err := v.other.Set(node, []byte("2")); err != nil {
 		return failed(err)
 	}
@@ -193,8 +193,9 @@ func (v *visit) order() (grade, string) {
 	}
 }
 
-// await receives packets up to the reply to the request read. The replies to the earlier requests
-// must arrive first. It returns the data of the reply, and whether an event arrived before it.
+// await receives packets until the reply to the request read. It fails unless the replies to the
+// earlier requests arrive first. It returns the data of the read's reply, and whether an event
+// arrived before that reply.
 func (v *visit) await(read int32, earlier ...int32) (data []byte, event bool, err error) {
 	for _, xid := range append(earlier, read) {
 		for {
@@ -219,7 +220,7 @@ func (v *visit) await(read int32, earlier ...int32) (data []byte, event bool, er
 	return data, event, nil
 }
 
-// sync checks that a read after a sync returns an earlier write of another client.
+// sync is the check that after a sync, a read returns what another client has written before.
 func (v *visit) sync() (grade, string) {
 	node, err := v.ephemeral("0")
 	if err != nil {
@@ -237,8 +238,9 @@ func (v *visit) sync() (grade, string) {
 		}
 		data, _, err := v.await(read, synced)
 		if err == nil && string(data) != want && v.a.mode != "follower" && v.a.mode != "observer" {
-			// A leader answers a sync of its own client like a read, so it can miss a write for
-			// less than a millisecond. No grant depends on it; see docs/guarantees.md.
+			// A leader answers a sync of its own client at once, as it answers a read. So for less
+			// than a millisecond, the next read can miss a write. No grant depends on this; see
+			// docs/guarantees.md.
 			time.Sleep(answering / 50)
 			if read, err = v.conn.Send(wire.OpGetData, probe.Read(node, false)); err == nil {
 				data, _, err = v.await(read)
@@ -254,7 +256,7 @@ func (v *visit) sync() (grade, string) {
 	return fine, "a read after a sync sees what other clients wrote before"
 }
 
-// transactions checks that the server applies a transaction either whole or not at all.
+// transactions is the check that the server applies a transaction either whole or not at all.
 func (v *visit) transactions() (grade, string) {
 	a, b := v.node(), v.node()
 	create := func(node string) *zk.CreateRequest {
@@ -291,7 +293,7 @@ func (v *visit) transactions() (grade, string) {
 	return fine, "they are applied whole, or not at all"
 }
 
-// multiRead checks that the server knows the request of that name.
+// multiRead is the check that the server knows the request multiRead.
 func (v *visit) multiRead() (grade, string) {
 	a, err := v.ephemeral("a")
 	if err != nil {
@@ -312,8 +314,8 @@ func (v *visit) multiRead() (grade, string) {
 	return fine, "it answers it"
 }
 
-// packets checks the maximum size of a packet. It reads znodes with long names that do not exist.
-// So it writes nothing, and sends no packet larger than ZooKeeper's default limit.
+// packets is the check of the maximum packet size. It tries to read znodes with long names, which
+// do not exist. So it writes nothing. No request is larger than ZooKeeper's default limit.
 func (v *visit) packets() (grade, string) {
 	taken := 0
 	for _, size := range []int{4 << 10, 64 << 10, 256 << 10, packet - 100} {
@@ -333,7 +335,7 @@ func (v *visit) packets() (grade, string) {
 	return fine, fmt.Sprintf("it takes one of %d bytes, as zsync sends", taken)
 }
 
-// writes measures the time in which the servers agree to a write and store it.
+// writes is the check of the time that the servers need to agree to a write and to store it.
 func (v *visit) writes() (grade, string) {
 	node, err := v.ephemeral("")
 	if err != nil {
@@ -351,7 +353,7 @@ func (v *visit) writes() (grade, string) {
 	return g, fmt.Sprintf("%v, the median of %d; the longest took %v%s", times.median, times.n, times.longest, advice)
 }
 
-// ephemerals checks that the end of a session deletes its ephemeral znode.
+// ephemerals is the check that the servers delete an ephemeral znode when its session ends.
 func (v *visit) ephemerals() (grade, string) {
 	node, err := v.ephemeral("")
 	if err != nil {
@@ -369,13 +371,13 @@ func (v *visit) ephemerals() (grade, string) {
 	return fine, "its ephemeral znodes are deleted"
 }
 
-// times summarizes the durations of several attempts.
+// A times value summarizes the durations of several attempts.
 type times struct {
 	n               int
 	median, longest time.Duration
 }
 
-// measure measures the duration of f several times.
+// measure calls f several times, and returns a summary of the durations.
 func measure(f func() error) (times, error) {
 	var all []time.Duration
 	for range 9 {
@@ -389,7 +391,7 @@ func measure(f func() error) (times, error) {
 	return times{len(all), shortened(all[len(all)/2]), shortened(all[len(all)-1])}, nil
 }
 
-// shortened rounds d for people.
+// shortened returns d rounded, for a message.
 func shortened(d time.Duration) time.Duration {
 	if d < time.Millisecond {
 		return d.Round(time.Microsecond)
@@ -397,8 +399,8 @@ func shortened(d time.Duration) time.Duration {
 	return d.Round(time.Millisecond / 10)
 }
 
-// beside compares a duration with the session timeout, because a session must be confirmed within
-// about a third of the timeout.
+// beside returns the result for a write that took d, and advice for the message. It compares d with
+// the session timeout, because a session must be confirmed within about a third of the timeout.
 func beside(d, timeout time.Duration) (g grade, advice string) {
 	switch {
 	case d > timeout/10:

@@ -22,15 +22,15 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// This file has zsync doctor --ensemble: it checks on each server what zsync depends on, and
-// compares the servers. The checks of one server with znodes are the business of doctorchecks.go.
+// This file has zsync doctor --ensemble. It checks each server for the features that zsync needs,
+// and compares the servers. doctorchecks.go has the checks that use znodes.
 
 // A grade is the result of a check.
 type grade int
 
 const (
 	fine   grade = iota
-	doubt        // zsync works, but worse, or the check could not be made
+	doubt        // zsync works with a drawback, or the check was impossible
 	unfit        // zsync cannot keep its promises, or does not work
 	grades       // the number of grades
 )
@@ -40,16 +40,16 @@ func (g grade) String() string { return [...]string{"ok", "warn", "fail"}[g] }
 // answering is the time limit for a server's answer to a request of a check.
 const answering = 5 * time.Second
 
-// An examination makes the checks of all servers.
+// An examination checks all servers.
 type examination struct {
 	*doctor
 	client  *client
 	cfg     probe.Config
 	acl     []zk.ACL
 	out     io.Writer
-	broken  error  // the first error of out
+	broken  error  // the first error of a write to out
 	base    string // the path with the chroot
-	own     string // the znode of the examination, above all its other znodes; "" before begin
+	own     string // the parent of all znodes that the examination creates; "" before the call of begin
 	unsure  bool   // own may appear later, because the request that creates it had no reply
 	servers []*examined
 	counts  [grades]int
@@ -63,12 +63,12 @@ type examined struct {
 	number  byte // the server's number in its session ids
 	version string
 	mode    string // such as "leader"; "" if the server does not answer srvr
-	demands bool   // it demands credentials
-	asked   bool   // demands is known
+	demands bool   // the server demands credentials
+	asked   bool   // the field demands is known
 	addrs   []string
 }
 
-// ensemble examines the servers with znodes at the path root.
+// ensemble examines the servers. It creates its znodes below the path root.
 func (d *doctor) ensemble(cmd *cobra.Command, h *holding, root string) (err error) {
 	e, err := newExamination(d, h.client, cmd.OutOrStdout(), root)
 	if err != nil {
@@ -154,7 +154,7 @@ func (e *examination) report(g grade, host, check, format string, args ...any) {
 // allServers is the host in the result of a check of all servers.
 const allServers = "all"
 
-// all makes all checks, until ctx ends or the output fails.
+// all makes every check. It stops early if ctx ends or the output fails.
 func (e *examination) all(ctx context.Context) {
 	for _, a := range e.servers {
 		e.one(ctx, a)
@@ -190,7 +190,7 @@ func (e *examination) one(ctx context.Context, a *examined) {
 }
 
 // open connects to a server. If the server does not answer the handshake in time, open tries once
-// more; visit.all has the reason.
+// more. A comment in visit.all explains why.
 func (e *examination) open(ctx context.Context, a *examined, cfg probe.Config) (*probe.Conn, error) {
 	addr := net.JoinHostPort(hostAndPort(a.host))
 	conn, err := probe.Open(ctx, cfg, addr)
@@ -225,7 +225,8 @@ func (e *examination) lookUp(ctx context.Context, a *examined) {
 	e.report(fine, a.host, "name", "it is the address %s", strings.Join(addrs, " or "))
 }
 
-// reach opens a session at a server, and checks the time of its answers and the session timeout.
+// reach opens a session at a server, and checks how fast the server answers and which session
+// timeout it grants.
 func (e *examination) reach(ctx context.Context, a *examined) *probe.Conn {
 	begun := time.Now()
 	conn, err := e.open(ctx, a, e.cfg)
@@ -276,7 +277,7 @@ func (e *examination) reach(ctx context.Context, a *examined) *probe.Conn {
 	return conn
 }
 
-// words checks the facts that only the four-letter words and the admin server have.
+// words makes the checks that need the four-letter words or the admin server.
 func (e *examination) words(ctx context.Context, a *examined) {
 	e.granted = cmp.Or(a.granted, e.cfg.Timeout)
 	if text, err := e.ask(ctx, a.host, "srvr"); err == nil {
@@ -341,8 +342,8 @@ func (e *examination) borrow(host, check, well string, look func()) {
 	}
 }
 
-// authentication checks whether the server demands credentials, and whether it accepts the
-// client's. It reports whether the server accepts the client.
+// authentication finds out whether the server demands credentials, and whether it accepts the
+// client's credentials. It returns true if the server accepts the client.
 func (e *examination) authentication(ctx context.Context, a *examined, conn *probe.Conn) bool {
 	const check = "authentication"
 	err := conn.Exists("/")
@@ -385,7 +386,8 @@ func (e *examination) authentication(ctx context.Context, a *examined, conn *pro
 }
 
 // begin creates the znode of the examination, and checks the leader's clock with it. A signal does
-// not interrupt begin, because the examination would then not know whether the znode exists.
+// not interrupt begin. After an interruption, the examination would not know whether the znode
+// exists.
 func (e *examination) begin(ctx context.Context, a *examined) bool {
 	const check = "permissions"
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*answering)
@@ -426,8 +428,9 @@ func (e *examination) begin(ctx context.Context, a *examined) bool {
 	return true
 }
 
-// clockOff returns the least time by which a clock is ahead; it is negative if the clock is behind.
-// The clock showed the time made at a moment between the times sent and got.
+// clockOff returns the least time by which another clock is ahead of ours. The result is negative
+// if that clock is behind. It showed the time made at a moment when ours showed a time between sent
+// and got.
 func clockOff(sent, got, made time.Time) time.Duration {
 	switch {
 	case made.After(got):
@@ -438,7 +441,7 @@ func clockOff(sent, got, made time.Time) time.Duration {
 	return 0
 }
 
-// timeouts compares the session timeouts that the servers grant.
+// timeouts is the check that all servers grant the same session timeout.
 func (e *examination) timeouts() {
 	e.alike("session timeout", "set minSessionTimeout, maxSessionTimeout and tickTime alike", func(a *examined) string {
 		if !a.reached {
@@ -448,12 +451,12 @@ func (e *examination) timeouts() {
 	}, unfit)
 }
 
-// versions compares the servers' versions.
+// versions is the check that all servers have the same version.
 func (e *examination) versions() {
 	e.alike("version", "let all have one, after an upgrade", func(a *examined) string { return a.version }, doubt)
 }
 
-// credentials compares whether the servers demand credentials.
+// credentials is the check that either all servers demand credentials or none.
 func (e *examination) credentials() {
 	e.alike("authentication", "set enforce.auth.enabled alike", func(a *examined) string {
 		switch {
@@ -466,8 +469,8 @@ func (e *examination) credentials() {
 	}, unfit)
 }
 
-// alike compares a value of all servers. It ignores the value "", which means that the value is
-// unknown.
+// alike is a check that a value is the same at all servers. It skips servers whose value is "",
+// which means that it is unknown.
 func (e *examination) alike(check, advice string, value func(*examined) string, g grade) {
 	var first *examined
 	for _, a := range e.servers {
@@ -486,7 +489,7 @@ func (e *examination) alike(check, advice string, value func(*examined) string, 
 	}
 }
 
-// names checks that no two names in the connect string are of the same server.
+// names is the check that no server has two names in the connect string.
 func (e *examination) names() {
 	const check = "names"
 	found := false
@@ -509,7 +512,7 @@ func (e *examination) names() {
 	}
 }
 
-// quotas checks the quotas of the path and of the paths above it.
+// quotas is the check of the quotas of the path and of the paths above it.
 func (e *examination) quotas(ctx context.Context) {
 	const check = "quotas"
 	conn, a := e.any(ctx)
@@ -569,7 +572,7 @@ func judgeQuota(limits, used string) (grade, string) {
 	return worst, text
 }
 
-// numbers parses text such as NAME=NUMBER,…;NAME=NUMBER,….
+// numbers returns the numbers in a text such as NAME=NUMBER,…;NAME=NUMBER,….
 func numbers(text string) map[string]int64 {
 	all := map[string]int64{}
 	for _, part := range strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ';' }) {
@@ -581,7 +584,7 @@ func numbers(text string) map[string]int64 {
 	return all
 }
 
-// any connects to any server that the examination has reached.
+// any returns a connection to one of the servers that the examination has reached.
 func (e *examination) any(ctx context.Context) (*probe.Conn, *examined) {
 	for _, a := range e.servers {
 		if !a.reached {
@@ -613,15 +616,15 @@ func (e *examination) cleanUp(ctx context.Context) error {
 		}
 		err = removeAll(conn, e.own)
 		conn.Close()
-		if err == nil && (!e.unsure || try > 1) { // the servers may execute later a request that had no reply
+		if err == nil && (!e.unsure || try > 1) { // the servers may still execute a request that had no reply
 			return nil
 		}
 	}
 	return err
 }
 
-// removeAll deletes a znode and all znodes below it. Creates that arrive late may add children
-// during this, so it tries several times.
+// removeAll deletes a znode and all znodes below it. A create that arrives late may add a child
+// during the deletion, so removeAll tries several times.
 func removeAll(conn *probe.Conn, node string) error {
 	for range 10 {
 		names, err := conn.Children(node)
@@ -640,12 +643,12 @@ func removeAll(conn *probe.Conn, node string) error {
 	return fmt.Errorf("%s gets new children all the time", node)
 }
 
-// wordless is the flag of doctor for --servers without a value.
+// wordless is the flag that replaces doctor's --servers if that has no value.
 const wordless = "ensemble"
 
-// withoutValue replaces --servers without a value, among the arguments of doctor. The value is
-// missing if --servers is the last argument, or if the next argument begins with - or /. No connect
-// string begins with these characters.
+// withoutValue returns the arguments of doctor, in which wordless replaces a --servers that has no
+// value. The value is missing if --servers is the last argument, or if the next argument begins
+// with - or /. No connect string begins with these characters.
 func withoutValue(root *cobra.Command, args []string) []string {
 	cmd, _, err := root.Find(args)
 	if err != nil || cmd.Name() != "doctor" {

@@ -9,7 +9,7 @@ import (
 )
 
 // This file has zsync elect: it runs a command while this process leads. With --again, it campaigns
-// again after a loss. The run of the command is the business of hold.go.
+// again after a loss. hold.go runs the command.
 
 func electCommand(c *client) *cobra.Command {
 	h := newHolding(c)

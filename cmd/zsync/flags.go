@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// This file has the flag type for a duration. The flag type for a limit of a wait is the business
-// of hold.go.
+// This file has the flag type for a duration. hold.go has the flag type for the limit of a wait.
 
 // seconds is a flag for a duration: a number of seconds, or a number with a unit. It is never
 // negative.
@@ -17,8 +16,8 @@ type seconds time.Duration
 
 func (s *seconds) Type() string { return "time" }
 
-// String returns "0" for no duration, for which help shows no default. The help text of each flag
-// says the meaning of 0.
+// String returns "0" for a duration of zero. Then help shows no default, because the help text of
+// each flag explains 0.
 func (s *seconds) String() string {
 	if *s == 0 {
 		return "0"

@@ -15,7 +15,7 @@ import (
 )
 
 // This file has zsync group: it joins a group while a command runs, and lists and watches the
-// members. The run of the command is the business of hold.go.
+// members. hold.go runs the command.
 
 func groupCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
@@ -94,10 +94,10 @@ list of processes, not a lock.`,
 	return cmd
 }
 
-// noInfo is the stored form of no INFO. A program decodes it as the zero value of any type.
+// noInfo is stored for a member without INFO. A program decodes it as the zero value of its type.
 const noInfo = "null"
 
-// encodeInfo returns the stored form of INFO, or of no INFO.
+// encodeInfo returns the stored form of INFO, which may be missing.
 func (h *grouping) encodeInfo(args []string) ([]byte, error) {
 	switch {
 	case len(args) > 0:
@@ -116,7 +116,8 @@ func (h *grouping) decodeInfo(stored []byte) string {
 	return string(h.decode(stored))
 }
 
-// join joins the group while argv runs. Without argv, it leaves at a signal.
+// join makes this process a member of the group while argv runs. Without argv, the process is a
+// member until a signal comes.
 func (h *grouping) join(cmd *cobra.Command, path, id string, info []byte, argv []string) error {
 	t, err := h.begin(cmd.Context(), path, argv)
 	if err != nil {
@@ -148,7 +149,7 @@ func (h *grouping) join(cmd *cobra.Command, path, id string, info []byte, argv [
 	return verdict(context.Cause(t.waiting), t.busy)
 }
 
-// member returns a text about the member with the id, or "" if it finds none.
+// member returns a text about the member with the id. If it finds no such member, it returns "".
 func (t *task) member(g *group, id string) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.waiting), asking)
 	defer cancel()

@@ -16,7 +16,7 @@ import (
 )
 
 // This file has the common part of zsync's subcommands that run a command: they wait for a hold,
-// run the command, and release the hold. The process of the command is the business of child.go.
+// run the command, and release the hold. child.go has the process of the command.
 
 // A hold is the lock, permit or leadership under which a command runs.
 type hold struct {
@@ -25,16 +25,16 @@ type hold struct {
 	release func() error
 	lost    func() <-chan struct{}
 	tokens  func(ctx context.Context) ([]int64, error) // nil: the hold has no tokens
-	lines   []line                                     // the lines of its other holders and waiters
+	lines   []line                                     // the lines in which the other holders and waiters are
 }
 
-// A line has a path and the contenders there.
+// A line is a primitive that has a path and contenders.
 type line interface {
 	Path() string
 	Contenders(ctx context.Context) ([]zsync.Contender, error)
 }
 
-// token returns the function tokens of a hold with a single token.
+// token returns a value for the field tokens of a hold that has one token.
 func token(get func(ctx context.Context) (int64, error)) func(ctx context.Context) ([]int64, error) {
 	return func(ctx context.Context) ([]int64, error) {
 		t, err := get(ctx)
@@ -65,8 +65,8 @@ func (h *holding) addTimeout(cmd *cobra.Command) {
 	cmd.Flags().VarP((*waitLimit)(&h.timeout), "timeout", "w", "wait at most `TIME` (default: no limit)")
 }
 
-// A waitLimit is the flag for the limit of a wait. Its zero value means no limit, and the text 0
-// becomes noWait.
+// A waitLimit is the flag for the limit of a wait. Its zero value means no limit. The argument 0
+// means no wait, and is stored as noWait.
 type waitLimit time.Duration
 
 const noWait waitLimit = -1
@@ -130,7 +130,7 @@ func pathsAndCommand(cmd *cobra.Command, args []string, several bool) (paths, ar
 	return args[:n], args[n:], nil
 }
 
-// A task is one wait for a hold, with the run of the command after it.
+// A task is one wait for a hold, and the run of the command under that hold.
 type task struct {
 	*holding
 	path    string // the name in messages: the path, or several paths with commas
@@ -139,11 +139,11 @@ type task struct {
 	waiting context.Context // ends at a signal or after --timeout
 	signals <-chan os.Signal
 	missed  os.Signal // a signal that came just after the end of the command
-	told    bool      // during the run, a signal came that ends zsync, not only this run
+	told    bool      // during the run of the command, a signal came that ends zsync, not only this run
 	stop    func()    // ends the wait; later signals stay in the channel signals
 }
 
-// begin connects, for a command that waits at path.
+// begin connects, and returns the task of a command that waits at path.
 func (h *holding) begin(ctx context.Context, path string, argv []string) (*task, error) {
 	if h.busy < 0 || h.busy > 255 {
 		return nil, fail(exitUsage, "-E %d: an exit status is from 0 to 255", h.busy)
@@ -208,12 +208,12 @@ func (t *task) under(h hold) error {
 	case err == nil && errors.As(released, &sig): // a signal came while the release waited for other parties
 		return verdict(released, exitBusy)
 	}
-	// Ignore any other error of the release: it continues in the background, or the session ends
-	// the hold.
+	// Ignore any other error. Either the release continues in the background, or the end of the
+	// session ends the hold.
 	return err
 }
 
-// acquire acquires the hold, with a wait or a try. If it fails, the error names the holders.
+// acquire waits for the hold, or tries once. If it fails, the error names the holders.
 func (t *task) acquire(h hold) error {
 	if t.try {
 		ok, err := h.try(t.waiting)
@@ -252,8 +252,9 @@ func (t *task) run(lost <-chan struct{}, tokens func(context.Context) ([]int64, 
 	}
 	select {
 	case <-lost:
-		// The next holder may be running already. This check comes after the call of grace. A new
-		// session, perhaps with another timeout, begins only after the loss is reported, so grace
+		// After a loss, the next holder may be running already, so do not start the command. This
+		// check comes after the call of grace for a reason: a new session, perhaps with another
+		// timeout, begins only after the loss is reported. So if the hold is not lost here, grace
 		// has used the timeout of the hold's session.
 		return fail(exitLost, "%s: the hold was lost before %s was run", t.path, t.argv[0])
 	default:
@@ -287,12 +288,13 @@ func lost(err error) bool {
 	return errors.As(err, &s) && s.status == exitLost
 }
 
-// grace returns the time between SIGTERM and SIGKILL, in which a command can end after a loss.
+// grace returns the time from SIGTERM to SIGKILL after a loss. In this time, the command can end by
+// itself.
 //
-// If a session is cut off, it reports the loss at least a tenth of the session timeout before the
-// servers let other sessions proceed; see [zsync.Session.Margin]. The command gets half of this
-// time. zsync needs the other half to learn of the loss and to wait for the end of killed
-// processes.
+// If a session is cut off, the client reports the loss at least a tenth of the session timeout
+// before the servers can grant the hold to another session; see [zsync.Session.Margin]. The command
+// gets half of this tenth. zsync needs the other half to learn of the loss and to wait for the end
+// of killed processes.
 func (t *task) grace() time.Duration {
 	tenth := t.session.Timeout() / 10
 	if t.killAfter > tenth {
@@ -304,8 +306,8 @@ func (t *task) grace() time.Duration {
 	return tenth / 2
 }
 
-// within returns a context that ends after d. If d is 0, or after stop, it does not. format is the
-// message for the end.
+// within returns a context that ends after d. If d is 0, or after a call of stop, no time limit
+// applies. format is the message of the error for the end.
 func within(ctx context.Context, d time.Duration, format string) (_ context.Context, stop func()) {
 	if d <= 0 {
 		return ctx, func() {}
@@ -315,7 +317,7 @@ func within(ctx context.Context, d time.Duration, format string) (_ context.Cont
 	return ctx, func() { timer.Stop() }
 }
 
-// A lateError is the end of a wait that took too long.
+// A lateError is the error of a wait that took too long.
 type lateError struct{ message string }
 
 func (e *lateError) Error() string        { return e.message }

@@ -19,7 +19,7 @@ import (
 )
 
 // This file is the command's only access to its machine, so that tests can run the command in
-// memory. The processes of Unix are the business of child_unix.go.
+// memory. child_unix.go runs processes on Unix.
 
 // A host gives the command its environment, its streams, its signals, connections to the servers,
 // and processes. main uses thisHost. Tests make a host in memory.
@@ -53,7 +53,8 @@ func thisHost() *host {
 	}
 }
 
-// getenv returns the value of an environment variable. If env has several entries, the last counts.
+// getenv returns the value of an environment variable. If env has several entries with this name,
+// the last one counts.
 func (h *host) getenv(name string) (value string) {
 	for _, v := range h.env {
 		if key, text, ok := strings.Cut(v, "="); ok && key == name {
@@ -63,13 +64,13 @@ func (h *host) getenv(name string) (value string) {
 	return value
 }
 
-// withinVariable lists the sessions of the zsync processes whose commands have started this
-// process, directly or not. The outermost is first.
+// withinVariable is an environment variable. If this process runs below the command of another
+// zsync, it has that zsync's session. If there are several, the outermost session is first.
 const withinVariable = "ZSYNC_WITHIN"
 
 // within returns the sessions in withinVariable.
 func (h *host) within() []string {
-	const most = 8 // of nested sessions, the innermost count
+	const most = 8 // if more sessions are nested, keep the innermost
 	ids := slices.DeleteFunc(strings.Fields(h.getenv(withinVariable)), func(id string) bool {
 		n, err := strconv.ParseUint(id, 0, 64)
 		return err != nil || id != look.SessionText(int64(n))
@@ -94,8 +95,8 @@ func (ownSignals) Ignored(sig os.Signal) bool {
 	return ok && startedIgnoring(s)
 }
 
-// keepIgnoring ignores the signals that the parent process ignores. Go's runtime keeps only SIGHUP
-// and SIGINT ignored.
+// keepIgnoring makes this process ignore the signals that its parent ignores. Go's runtime does
+// that for SIGHUP and SIGINT only.
 func keepIgnoring() {
 	for _, sig := range append([]os.Signal{syscall.SIGPIPE}, passedOn...) {
 		if (ownSignals{}).Ignored(sig) {
@@ -123,8 +124,8 @@ type process interface {
 	// wait waits for the end of the command and returns its exit status.
 	wait() int
 
-	// passOn sends a signal that zsync has received to the command. It returns false if the command
-	// has ended.
+	// passOn forwards a signal that zsync has received to the command. It returns false if the
+	// command has ended.
 	passOn(sig os.Signal) bool
 
 	// terminate asks the command and its descendants to end.
@@ -133,8 +134,8 @@ type process interface {
 	// kill kills the command and its descendants.
 	kill()
 
-	// clear waits, after the end of the command, for the end of its descendants. When kill fires,
-	// it kills the rest.
+	// clear is called after the end of the command, and waits for the end of its descendants. When
+	// kill fires, clear kills the remaining descendants.
 	clear(kill <-chan time.Time)
 
 	// orphaned returns a channel that receives when reap may have work.

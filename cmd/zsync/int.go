@@ -15,8 +15,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has the subcommands of zsync int, which use an Int64. It also lets negative numbers be
-// arguments. The form of other values is the business of queuetext.go.
+// This file has the subcommands of zsync int, which use an Int64. It also makes negative numbers
+// possible as arguments. queuetext.go converts other values.
 
 func intCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
@@ -56,8 +56,8 @@ func (n *number) codec() zsync.Codec {
 	return numberCodec{zsync.JSON}
 }
 
-// A numberCodec wraps the error for data that is no number in a noNumberError, to distinguish it
-// from errors of the servers.
+// A numberCodec returns a noNumberError for data that are no number. So the command can distinguish
+// this error from errors of the servers.
 type numberCodec struct{ zsync.Codec }
 
 func (c numberCodec) Unmarshal(data []byte, v any) error {
@@ -67,11 +67,11 @@ func (c numberCodec) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// A noNumberError means that the data at a path is no number.
+// A noNumberError means that the data at a path are no number.
 type noNumberError struct{ error }
 
-// with connects to the Int64 at the path in the first argument, and calls do. It checks that there
-// are from least to most arguments.
+// with is the common part of the subcommands. It checks that there are from least to most
+// arguments, connects, and calls do with the Int64 at the path in the first argument.
 func (n *number) with(cmd *cobra.Command, args []string, least, most int, do func(ctx context.Context, i *zsync.Int64) error) error {
 	if len(args) < least || len(args) > most {
 		return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -237,7 +237,7 @@ func takesNext(cmd *cobra.Command, arg string) bool {
 		if len(arg) < 2 || arg[0] != '-' || negative.MatchString(arg) {
 			return false
 		}
-		// Among several short flags in one word, only the last can take the value.
+		// If one word has several short flags, only the last flag can take the value.
 		flag = cmd.Flags().ShorthandLookup(arg[len(arg)-1:])
 		if flag == nil {
 			flag = cmd.InheritedFlags().ShorthandLookup(arg[len(arg)-1:])

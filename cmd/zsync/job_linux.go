@@ -16,10 +16,10 @@ import (
 
 // This file stops zsync together with its commands, as a shell's job control demands. A stopped
 // zsync cannot keep its session, and another process then gets the hold. So no command may run
-// while zsync is stopped. The stop after a loss is the business of child.go.
+// while zsync is stopped. child.go stops a command after a loss.
 
-// stopTogether begins to handle the signals that stop a job. Before the first command starts, they
-// have their default effect.
+// stopTogether begins to handle the signals that stop a job. Until zsync starts its first command,
+// these signals have their default effect.
 var stopTogether = sync.OnceFunc(func() {
 	asked, changed := make(chan os.Signal, 16), make(chan os.Signal, 1)
 	for _, sig := range []syscall.Signal{syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGCONT} {
@@ -31,11 +31,11 @@ var stopTogether = sync.OnceFunc(func() {
 	go controlJob(asked, changed)
 })
 
-// stopping is the time for a command to stop after SIGTSTP. It may first restore the screen. If it
-// does not stop in this time, zsync does not stop either.
+// stopping is the time limit for a command to stop after SIGTSTP. The command may first restore the
+// screen. If the command does not stop in this time, zsync does not stop either.
 const stopping = 5 * time.Second
 
-// controlJob forwards the signals, and stops zsync after the commands have stopped.
+// controlJob forwards the signals to the commands, and stops zsync after the commands have stopped.
 func controlJob(asked, changed <-chan os.Signal) {
 	runtime.LockOSThread() // because suspend sends the signal to its own thread
 	var sig syscall.Signal // the signal with which to stop zsync after the commands; 0: none
@@ -70,7 +70,7 @@ func controlJob(asked, changed <-chan os.Signal) {
 			suspend(sig, asked)
 			sig = 0
 		}
-		if again = nil; sig != 0 { // a parent in vfork(2) causes no SIGCHLD, so look again
+		if again = nil; sig != 0 { // no SIGCHLD comes for a parent in vfork(2), so look again
 			again = time.After(20 * time.Millisecond)
 		}
 	}
@@ -144,7 +144,8 @@ func (t *processTable) signal(sig syscall.Signal) {
 	}
 }
 
-// look reports whether a command has not ended, and whether such a command runs.
+// look returns two facts: alive means that at least one command has not ended; running means that
+// at least one command is running.
 func (t *processTable) look() (alive, running bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync lock and rlock: their flags select a Mutex or a side of an RWMutex. The wait,
-// the run of the command and the release are the business of hold.go.
+// This file has zsync lock and rlock: their flags select a Mutex or a side of an RWMutex. hold.go
+// waits for the lock, runs the command and releases the lock.
 
 func lockCommand(c *client) *cobra.Command {
 	h := newHolding(c)
@@ -96,8 +96,9 @@ writers are served in the order in which they came.`,
 	return cmd
 }
 
-// unlessMixed returns mine, but its acquisition fails while the other kind of lock is in use at the
-// path. With --kazoo it does not check, because the znodes of kazoo's locks do not show their kind.
+// unlessMixed returns mine with a change: the acquisition fails while the other kind of lock is in
+// use at the path. With --kazoo there is no check, because the znodes of kazoo's locks do not show
+// their kind.
 func (h *holding) unlessMixed(mine hold, other line, format string) hold {
 	if h.kazoo {
 		return mine
@@ -118,8 +119,8 @@ func reading(m *zsync.RWMutex) hold {
 	return hold{m.RLock, m.TryRLock, m.RUnlock, m.Lost, token(m.Token), []line{m}}
 }
 
-// beginTask is begin for the arguments PATH -- CMD ARG..., or PATH... -- CMD ARG... if several is
-// true.
+// beginTask parses the arguments PATH -- CMD ARG..., and calls begin. If several is true, the
+// arguments may have several PATHs.
 func beginTask(h *holding, cmd *cobra.Command, args []string, several bool) (*task, []string, error) {
 	paths, argv, err := pathsAndCommand(cmd, args, several)
 	if err != nil {
@@ -135,8 +136,8 @@ func beginTask(h *holding, cmd *cobra.Command, args []string, several bool) (*ta
 }
 
 // unless returns a hold whose acquisition fails while another kind of lock is in use at the path.
-// It checks after it has acquired the hold. So if two commands acquire both kinds at the same time,
-// at least the later command finds the other kind.
+// The check follows the acquisition. So if two commands acquire the two kinds at the same time, at
+// least the later command finds the hold of the other.
 func (h hold) unless(other line, format string) hold {
 	check := func(ctx context.Context) error {
 		cs, err := other.Contenders(ctx)

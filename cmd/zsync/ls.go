@@ -15,8 +15,8 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
-// This file has zsync ls: it lists the primitives below a path, once or repeatedly. The look at the
-// tree is the business of package look.
+// This file has zsync ls: it lists the primitives below a path, once or repeatedly. Package look
+// reads the tree.
 
 // A summary is one primitive in a list.
 type summary struct {
@@ -37,13 +37,13 @@ func lsCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls [PATH] [flags]",
 		Short: "list all primitives below a path, with holders and waiters",
-		Long: `ls lists every primitive at PATH and below it (default: /), one per line: how many
-hold it and wait, the holder and the time of its hold, and the longest wait. A <
-before the time means that it includes the holder's wait, because the moment of the
-grant is unknown. The command zsync, and programs that take a token, record that
-moment. With --watch, ls sees each later handoff itself, so it knows the moment of
-those grants. Times are converted from the servers' clocks. ls costs a request for each
-znode and a few for each primitive, at most eight at once.
+		Long: `ls lists every primitive at PATH and below it (default: /), one per line: the numbers
+of holders and waiters, the first holder, the duration of its hold, and the longest
+wait. A < before the duration means that it includes the holder's wait, because the
+moment of the grant is unknown. The command zsync, and programs that take a token,
+record that moment. With --watch, ls sees each later handoff itself, so it knows the
+moment of those grants. Times are converted from the servers' clocks. ls sends a
+request for each znode, and a few for each primitive, at most eight at once.
 
 zsync status PATH shows all contenders of one path. With --watch, ls refreshes its
 output, and says when the servers stop answering and when they answer again. zsync top
@@ -102,8 +102,8 @@ does that in a terminal.`,
 	return cmd
 }
 
-// missing reports an outage once, unless the caller calls stop soon. If it has reported one, stop
-// reports the end.
+// missing reports an outage once, unless the caller calls stop within the time overdue. If missing
+// has reported an outage, stop reports its end.
 func (t *task) missing() (stop func()) {
 	began, said := time.Now(), make(chan struct{})
 	timer := time.AfterFunc(overdue, func() {
@@ -152,7 +152,7 @@ func sumUp(lines []look.Line) (rows []summary) {
 		}
 		row := &rows[len(rows)-1]
 		switch {
-		case l.Since == nil: // a fact, not a contender
+		case l.Since == nil: // the line is about a fact, not about a contender
 			if row.State != "" {
 				row.State += "; "
 			}
@@ -184,8 +184,8 @@ func sumUp(lines []look.Line) (rows []summary) {
 	return rows
 }
 
-// calm returns a text about the waiters of r if their wait is normal: they wait for work, or for
-// the end of a leadership. Otherwise, and for candidates without a leader, it returns "".
+// calm returns a text about the waiters of r if their wait is normal: if they wait for work, or for
+// the end of a leadership. For other waiters, and for candidates without a leader, it returns "".
 func (r summary) calm() string {
 	switch {
 	case r.Waiters == 0:
@@ -207,7 +207,7 @@ func printList(w io.Writer, rows []summary, now time.Time) error {
 	return t.Flush()
 }
 
-// tally returns the text for n in a list.
+// tally returns the number n as text for a list, or "-" for 0.
 func tally(n int) string {
 	if n == 0 {
 		return "-"
@@ -215,7 +215,8 @@ func tally(n int) string {
 	return fmt.Sprint(n)
 }
 
-// held returns the duration of a hold, or its upper limit if only the time of the arrival is known.
+// held returns the duration of a hold as text. If only the time of the arrival is known, it returns
+// an upper limit.
 func held(now time.Time, since, came *time.Time) string {
 	if since == nil && came != nil {
 		return "<" + age(now, came)

@@ -29,7 +29,7 @@ const (
 	exitOutput   = 74  // standard input or output failed
 	exitBusy     = 75  // the hold was not acquired in the allowed time
 	exitLost     = 76  // the hold was lost, and the command was stopped
-	exitRefused  = 77  // the servers refuse because of permissions; or zsync refuses because other clients could change the znodes
+	exitRefused  = 77  // the servers refuse a request for lack of permission, or zsync refuses znodes that other clients could change
 	exitConfig   = 78  // a file or a setting is wrong, or the path is in use for something else
 	exitNoExec   = 126 // the command cannot be executed
 	exitNotFound = 127 // there is no such command
@@ -48,16 +48,16 @@ too. If the hold is lost, zsync sends the command SIGTERM and, a little later, S
 With the default --kill-after, the command ends before another process gets the hold.
 
 With lock, rlock and elect, the command's environment has ZSYNC_TOKEN, a number
-greater than the token of every earlier holder: storage that remembers the greatest
-number can refuse late writes. With several locks, it has ZSYNC_TOKENS, one number
-for each, in the order of the paths.
+greater than the token of every earlier holder. Storage that remembers the greatest
+number can refuse late writes. With several locks, it has ZSYNC_TOKENS, one number for
+each, in the order of the paths.
 
 With a terminal, the command shares zsync's process group, as with flock(1).
 Otherwise it has its own group, and zsync sends signals to that group.
 
-On Linux, Ctrl-Z stops the command first, and then zsync; after a loss, zsync ends all
-processes that the command started, too; and if zsync is killed, the kernel kills the
-command.
+On Linux, Ctrl-Z stops the command first, and then zsync. After a loss, zsync ends the
+command and all processes that the command started. If zsync is killed, the kernel
+kills the command.
 
 Times are seconds, or have a unit: 5, 0.5, 5s, 1m30s, 2h.
 
@@ -78,7 +78,8 @@ Exit status:
 otherwise that of the command`
 
 func main() {
-	// The kernel kills a child process at the end of the thread that started it; see attributes.
+	// The kernel kills a command when the thread that started it ends, so keep this thread; see
+	// attributes.
 	runtime.LockOSThread()
 	keepIgnoring()
 	keepClosed()
@@ -90,8 +91,8 @@ func main() {
 }
 
 // execute runs the command line and returns the exit status. If it also returns a signal, zsync
-// must die of this signal, because Ctrl-C ends a loop of a shell only if the shell sees such an
-// end.
+// must die of that signal. For example, Ctrl-C ends a loop in a shell only if the shell sees that
+// its command has died of SIGINT.
 func execute(ctx context.Context, h *host) (int, os.Signal) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -116,10 +117,10 @@ func execute(ctx context.Context, h *host) (int, os.Signal) {
 	case err == nil:
 		return 0, nil
 	case errors.As(err, &status):
-	case errors.As(err, new(*fs.PathError)): // cobra could not write: --version, completions
+	case errors.As(err, new(*fs.PathError)): // cobra could not write the version or a completion
 		status = &statusError{exitOutput, err}
 	default:
-		// Only errors of cobra have no status.
+		// An error without a status is an error of cobra.
 		if m := unknownCommand.FindStringSubmatch(err.Error()); m != nil {
 			err = errors.New(didYouMean(err.Error(), nearest(m[1], commandNames(root))))
 		}
@@ -137,7 +138,7 @@ func execute(ctx context.Context, h *host) (int, os.Signal) {
 // unknownCommand matches cobra's error for an unknown command.
 var unknownCommand = regexp.MustCompile(`^unknown command "([^"]*)" for "zsync"$`)
 
-// A checkedWriter keeps the first error, because cobra's help cannot return it.
+// A checkedWriter keeps the first error of a write, because cobra's help does not return errors.
 type checkedWriter struct {
 	io.Writer
 	err error
@@ -241,7 +242,8 @@ func commit(info *debug.BuildInfo) (words []string) {
 	return words
 }
 
-// wantSubcommand runs a command that has only subcommands: it prints the help or an error.
+// wantSubcommand is for a command that has only subcommands. It returns an error, because the
+// command line names no valid subcommand.
 func wantSubcommand(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return fail(exitUsage, "%s", didYouMean(fmt.Sprintf("unknown subcommand %q; see %s --help", args[0], cmd.CommandPath()), nearest(args[0], commandNames(cmd))))
@@ -249,7 +251,7 @@ func wantSubcommand(cmd *cobra.Command, args []string) error {
 	return fail(exitUsage, "want a subcommand; see %s --help", cmd.CommandPath())
 }
 
-// A statusError ends zsync with a status. If err is not nil, zsync prints it.
+// A statusError ends zsync with its status. If err is not nil, zsync prints err.
 type statusError struct {
 	status int
 	err    error
@@ -258,7 +260,7 @@ type statusError struct {
 func (e *statusError) Error() string { return fmt.Sprintf("exit status %d: %v", e.status, e.err) }
 func (e *statusError) Unwrap() error { return e.err }
 
-// outputError adds the exit status to the error of a write.
+// outputError adds an exit status to err, which is the error of a write.
 func outputError(err error) error {
 	if err == nil {
 		return nil

@@ -13,18 +13,18 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has the subcommands of zsync map, which use the keys of a Map. The form of the values
-// is the business of queuetext.go.
+// This file has the subcommands of zsync map, which use the keys of a Map. queuetext.go converts
+// the values.
 
 func mapCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "map",
 		Short: "read, write and watch a shared map",
-		Long: `A map has a value for each key. A key is any text, and a znode below PATH. It is a
-zsync.Map with the default codec, zsync.JSON. set stores JSON unchanged, and other
-text as a JSON string; get, list and watch print the text of a JSON string, and other
-JSON unchanged. So NewMap[string] shares the path with the command. With --raw, values
-are bytes, as with zsync.Raw.`,
+		Long: `A map has a value for each key. A key is any text; its value is in a znode below PATH.
+It is a zsync.Map with the default codec, zsync.JSON. set stores JSON unchanged, and
+other text as a JSON string; get, list and watch print the text of a JSON string, and
+other JSON unchanged. So NewMap[string] shares the path with the command. With --raw,
+values are bytes, as with zsync.Raw.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(
@@ -40,8 +40,8 @@ are bytes, as with zsync.Raw.`,
 
 type sharedMap = zsync.Map[[]byte]
 
-// withMap connects to the Map at the path in the first argument, and calls do. It checks that there
-// are from least to most arguments.
+// withMap is the common part of the subcommands. It checks that there are from least to most
+// arguments, connects, and calls do with the Map at the path in the first argument.
 func withMap(h *holding, cmd *cobra.Command, args []string, least, most int, do func(ctx context.Context, m *sharedMap) error) error {
 	if len(args) < least || len(args) > most {
 		return fail(exitUsage, "want: %s", cmd.UseLine())

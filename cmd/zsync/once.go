@@ -9,8 +9,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync once: it runs a command until one run succeeds, on one machine at a time. The
-// run of the command is the business of hold.go.
+// This file has zsync once: it runs a command until one run succeeds, on one machine at a time.
+// hold.go has the function that runs it.
 
 func onceCommand(c *client) *cobra.Command {
 	h := newHolding(c)
@@ -21,7 +21,7 @@ func onceCommand(c *client) *cobra.Command {
 		Long: `once runs a command that must succeed once, on all machines together. If it has
 succeeded at PATH before, zsync succeeds and runs nothing. While another machine runs
 its command, zsync waits. If the command fails, zsync exits with the command's status,
-and the next waiting machine runs its own.
+and the next waiting machine runs its own command.
 
 It is a zsync.Once. --reset, without a command, forgets the success.`,
 		Example: `  zsync once /migrations/0042 -- ./migrate.sh 0042

@@ -11,9 +11,9 @@ import (
 )
 
 // This file reports outages, so that a user can distinguish a wait for the servers from a wait for
-// a holder. The holders are the business of waiting.go.
+// a holder. waiting.go reports the holders.
 
-// An outageLog is a slog.Handler that prints the begin and the end of each outage, and reminders,
+// An outageLog is a slog.Handler that prints the start and the end of each outage, and reminders,
 // to standard error. It drops all other records, because the command itself reports its errors.
 type outageLog struct{ h *host }
 

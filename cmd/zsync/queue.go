@@ -13,9 +13,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync queue and its subcommands send and len. The consumer is the business of
-// queuerecv.go, the administration is the business of queueadmin.go, and the form of elements is
-// the business of queuetext.go.
+// This file has zsync queue and its subcommands send and len. queuerecv.go has the consumer,
+// queueadmin.go the subcommands for operators, and queuetext.go the form of elements.
 
 func queueCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
@@ -63,7 +62,7 @@ func (q *queueing) addNull(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&q.null, "null", "0", false, "elements end in a zero byte, not in a newline")
 }
 
-// end returns the byte after each element in the input and in the output.
+// end returns the byte that follows each element in the input and in the output.
 func (q *queueing) end() byte {
 	if q.null {
 		return 0
@@ -102,10 +101,10 @@ func sendCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "send PATH [ELEMENT...] [flags]",
 		Short: "put elements into a queue",
-		Long: `send puts each ELEMENT at the end of the queue at PATH; without an ELEMENT, each line
-of its standard input. Either all ELEMENTs are stored or none. Lines are stored as
-they arrive; on failure the message says how many were certainly stored. An element
-must be smaller than about 1 MiB.
+		Long: `send puts each ELEMENT at the end of the queue at PATH. Without an ELEMENT, it sends
+each line of its standard input. Either all ELEMENTs are stored or none. Lines are
+stored as they arrive; after a failure, the message says how many were certainly
+stored. An element must be smaller than about 1 MiB.
 
 An ELEMENT that is JSON is stored unchanged, other text as a JSON string. Use --text
 if all elements are text, as for NewQueue[string], and --raw for bytes.
@@ -114,9 +113,9 @@ With --key, the elements of a KEY are received in the order in which they were s
 one at a time. Elements of other keys are received at the same time.
 
 With --id, send stores its one ELEMENT (or line) only if no element with this ID was
-sent within --id-memory; otherwise it says so and succeeds. If it is unknown whether a
-send has succeeded, run the same command again. zsync queue cancel removes the element
-by its ID.`,
+sent within --id-memory. If one was sent, send says so and succeeds. If it is unknown
+whether a send has succeeded, run the same command again. zsync queue cancel removes
+the element by its ID.`,
 		Example: `  zsync queue send /jobs one "and another"
   zsync queue send /jobs '{"id": 7}' '{"id": 8}'
   zsync queue send /jobs "at once" --priorities 3 --priority 0
@@ -206,8 +205,8 @@ func (q *queueing) sendOnce(ctx context.Context, cmd *cobra.Command, queue *zsyn
 	return err
 }
 
-// onlyElement returns the only element of the input. It reads the whole input first, so that an
-// input with two elements sends neither.
+// onlyElement returns the only element of the input. It reads the whole input first. If the input
+// has two elements, send fails and sends neither.
 func onlyElement(ctx context.Context, in <-chan input) (element []byte, err error) {
 	for n := 0; ; n++ {
 		select {
@@ -247,7 +246,7 @@ func elementsOf(r io.Reader, end byte) <-chan input {
 				ch <- input{element: element[:len(element)-1]}
 				continue
 			}
-			if len(element) > 0 { // the last element may have no byte after it
+			if len(element) > 0 { // no byte need follow the last element
 				ch <- input{element: element}
 			}
 			ch <- input{err: err}
@@ -257,8 +256,8 @@ func elementsOf(r io.Reader, end byte) <-chan input {
 	return ch
 }
 
-// readElement reads an element with the byte after it, like ReadBytes. It fails if the element is
-// larger than mostInput.
+// readElement reads an element and the byte end that follows it, like ReadBytes. It fails if the
+// element is larger than mostInput.
 func readElement(b *bufio.Reader, end byte) (element []byte, err error) {
 	for {
 		part, err := b.ReadSlice(end)
@@ -272,7 +271,7 @@ func readElement(b *bufio.Reader, end byte) (element []byte, err error) {
 	}
 }
 
-// About the largest number of elements, and of bytes, that sendAll sends in one request.
+// These are the approximate limits of sendAll for one request.
 const (
 	maxBatch      = 1000
 	maxBatchBytes = 256 << 10

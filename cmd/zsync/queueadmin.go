@@ -18,7 +18,7 @@ import (
 )
 
 // This file has the subcommands of zsync queue for operators: they show a queue, pause it, and
-// handle dead letters. Producers and consumers are the business of queue.go and queuerecv.go.
+// handle dead letters. queue.go has the producer, and queuerecv.go the consumer.
 
 // withQueue connects to the queue at path, and calls do.
 func (q *queueing) withQueue(cmd *cobra.Command, path string, do func(ctx context.Context, queue *zsync.Queue[[]byte]) error) error {

@@ -17,8 +17,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync queue recv: it receives elements and writes them. The run of a command for
-// each element is the business of queuework.go.
+// This file has zsync queue recv: it receives elements and writes them. queuework.go runs a command
+// for each element.
 
 func recvCommand(c *client) *cobra.Command {
 	q := &queueing{holding: *newHolding(c)}
@@ -31,11 +31,11 @@ and removes them. It prints the text of a JSON string, unless --raw is given. It
 when the queue is empty or paused, or after --count elements; with --follow it waits
 for more.
 
-An element is removed after it was written; if it cannot be written, it returns to
-its place. If recv is killed, or loses its session, between the two steps, the element
-is received again. After a loss, recv prints the number of such elements, and exits
-with status 76. In the layouts of other libraries, an element that recv has taken is
-lost if recv is killed.
+recv first writes an element, and then removes it. If the element cannot be written,
+it returns to its place. If recv is killed, or loses its session, between the two
+steps, the element is received again. After a loss, recv prints the number of such
+elements, and exits with status 76. In the layouts of other libraries, an element that
+recv has taken is lost if recv is killed.
 
 With a command, recv writes nothing. It runs the command for each element, --jobs at
 once, with the element as standard input, its ID in ZSYNC_ID and the number of the attempt in
@@ -74,8 +74,8 @@ Exit status 75 means that fewer than --count elements came.`,
 				return err
 			}
 			if argv != nil {
-				// Look for the program before recv claims an element, because a return of the
-				// element would cost it an attempt.
+				// Look for the program before recv claims an element. Later, recv would have to
+				// return the element, and that would count as an attempt.
 				if _, err := c.lookPath(argv[0]); err != nil && !errors.Is(err, exec.ErrDot) {
 					status, err := notRun(argv[0], err)
 					return &statusError{status, err}
@@ -135,7 +135,7 @@ type receiver struct {
 
 	working
 	removals sync.WaitGroup
-	slots    chan struct{} // one element for each acknowledgment in progress
+	slots    chan struct{} // has a value for each acknowledgment in progress
 
 	mu      sync.Mutex      // guards the fields below
 	doubts  int             // the number of acknowledgments with unknown results: their elements may be received again
@@ -163,7 +163,7 @@ func (r *receiver) receive(ctx context.Context) error {
 		if !errors.Is(err, errEmpty) {
 			return err
 		}
-		// The consumer of round has returned all its claims.
+		// By now, the consumer that round used has returned all its claims.
 		if _, more, err := r.queue.Peek(ctx); err != nil || !more {
 			if err == nil {
 				r.sayIfPaused(ctx)
@@ -253,8 +253,8 @@ func (r *receiver) round(ctx context.Context) (err error) {
 	return nil
 }
 
-// next waits for an element. The caller has already put its own entry into free. If ok is false
-// without an error, a command has ended recv.
+// next waits for an element. The channel free already has an entry of the caller. If ok is false
+// and err is nil, a command has ended recv.
 func (r *receiver) next(ctx context.Context, elements <-chan zsync.Delivery[[]byte], free chan struct{}, stopped <-chan struct{}) (d zsync.Delivery[[]byte], ok bool, err error) {
 	for {
 		var look <-chan time.Time
@@ -284,7 +284,7 @@ func (r *receiver) next(ctx context.Context, elements <-chan zsync.Delivery[[]by
 	}
 }
 
-// ended returns the error for a closed channel of elements.
+// ended returns the error that explains why the channel of elements was closed.
 func (r *receiver) ended(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return fail(exitServers, "%s: the session is closed", r.path)
@@ -317,8 +317,8 @@ func (r *receiver) remove(ctx context.Context, d zsync.Delivery[[]byte]) {
 	r.settle(ctx, d.Ack)
 }
 
-// settle calls how, which acknowledges an element, returns it for a retry, or makes it a dead
-// letter. It does so even after a signal.
+// settle calls the function how, which acknowledges an element, returns it for a retry, or makes it
+// a dead letter. It does so even after a signal.
 func (r *receiver) settle(ctx context.Context, how func(ctx context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removal)
 	defer cancel()
@@ -333,5 +333,5 @@ func (r *receiver) settle(ctx context.Context, how func(ctx context.Context) err
 	}
 }
 
-// removal is the time limit of settle, across sessions.
+// removal is the time limit of settle. It also applies if the session changes.
 const removal = time.Minute

@@ -14,7 +14,7 @@ import (
 
 // This file converts text to stored bytes and back, for elements, values and the INFO of members.
 // By default, the form is JSON, like the default codec of the library, so that programs and the
-// command can exchange data. Limits of input are the business of value.go.
+// command can exchange data. value.go limits the length of input.
 
 // A form has the flags that select the stored form of text.
 type form struct{ raw, text bool }
@@ -31,8 +31,8 @@ func (f *form) addText(cmd *cobra.Command, what string) {
 	cmd.MarkFlagsMutuallyExclusive("raw", "text")
 }
 
-// encode returns the stored form of text. Without a flag, it leaves JSON unchanged, for programs
-// with objects or numbers, and makes a JSON string of other text.
+// encode returns the stored form of text. Without a flag, it leaves JSON unchanged, so that
+// programs can receive objects or numbers. It makes other text a JSON string.
 func (f *form) encode(element []byte) ([]byte, error) {
 	switch {
 	case f.raw, !f.text && json.Valid(element):
@@ -47,8 +47,8 @@ func (f *form) encode(element []byte) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
-// encodeAll encodes each element of the input. The first error replaces its element, and ends the
-// input.
+// encodeAll encodes each element of the input. The first error ends the output, and is its last
+// entry.
 func (f *form) encodeAll(in <-chan input) <-chan input {
 	if f.raw {
 		return in
@@ -68,7 +68,7 @@ func (f *form) encodeAll(in <-chan input) <-chan input {
 	return out
 }
 
-// beginning returns the first bytes of data for a message.
+// beginning returns the first bytes of data, for use in a message.
 func beginning(data []byte) string {
 	const most = 64
 	if len(data) > most {
@@ -77,8 +77,8 @@ func beginning(data []byte) string {
 	return string(data)
 }
 
-// decode returns the text of stored bytes: the content if they are a JSON string, and otherwise the
-// bytes themselves.
+// decode returns stored bytes as text. For a JSON string, the text is its content. For other bytes,
+// the text is the bytes themselves.
 func (f *form) decode(stored []byte) []byte {
 	if f.raw || !bytes.HasPrefix(stored, []byte(`"`)) {
 		return stored
@@ -102,7 +102,7 @@ func (f *form) check(layout zsync.QueueLayout) error {
 	return nil
 }
 
-// writeText writes an element as text, with the byte after it.
+// writeText writes an element as text, and then the byte that ends it.
 func (q *queueing) writeText(w io.Writer, stored []byte) error {
 	_, err := fmt.Fprintf(w, "%s%c", q.decode(stored), q.end())
 	return outputError(err)

@@ -18,10 +18,10 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file runs the command of zsync queue recv for each element. The delivery of the elements is
-// the business of queuerecv.go.
+// This file runs the command of zsync queue recv for each element. queuerecv.go receives the
+// elements.
 
-// A working has the flags for the command.
+// A working has the flags for running the command.
 type working struct {
 	argv     []string // nil: recv writes the elements instead
 	jobs     int
@@ -77,7 +77,8 @@ func (w *working) with(element []byte) (argv []string, in io.Reader, err error) 
 	return argv, strings.NewReader(""), nil
 }
 
-// pause returns the wait after the failure of an element's attempt with this number.
+// pause returns how long an element waits after the failure of an attempt. The first attempt has
+// the number 1.
 func (w *working) pause(attempt int) time.Duration {
 	d := w.backoff
 	for ; attempt > 1 && d < longest; attempt-- {

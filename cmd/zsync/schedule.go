@@ -16,7 +16,7 @@ import (
 )
 
 // This file has zsync schedule: the flags of a timetable, and the run of a command at each
-// scheduled time. The process of the command is the business of child.go.
+// scheduled time. child.go has the process of the command.
 
 func scheduleCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
@@ -49,7 +49,7 @@ func (t *timetable) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&t.cron, "cron", "", "the five `FIELDS` of crontab(5), or @daily and the like")
 }
 
-// given reports whether the flags give a timetable.
+// given reports whether the command line has a timetable.
 func (t *timetable) given() bool { return t.every > 0 || t.cron != "" }
 
 // parse returns the timetable. Its errors name the flags.
@@ -108,7 +108,8 @@ func latest(table zsync.Timetable, now time.Time) (last time.Time) {
 
 func instant(at time.Time) string { return at.UTC().Format(time.RFC3339Nano) }
 
-// doing runs the command for a scheduled time. If ctx ends because of a loss, it stops the command.
+// doing is the function of the Schedule: it runs the command for a scheduled time. If ctx ends
+// because of a loss, it stops the command.
 func (t *task) doing(ctx context.Context, at time.Time, signals <-chan os.Signal) error {
 	c := &child{
 		host: t.host, session: t.session.ID(), argv: t.argv, signals: signals, lost: ctx.Done(), killAfter: t.grace(), onLost: t.onLost,
@@ -146,11 +147,11 @@ func scheduleDoCommand(c *client) *cobra.Command {
 		Long: `do runs a command for one instant. If that or a later instant was done, zsync runs
 nothing and succeeds. While another machine runs its command for the instant, zsync waits.
 If the command fails, the instant is not done: zsync exits with the command's status,
-and the next waiting machine runs its own.
+and the next waiting machine runs its own command.
 
 The instant is --at, or the latest instant of the timetable that is not in the future.
-So if cron(8) starts zsync on every machine, the command runs on one of them, and if it
-fails there, on another.`,
+So if cron(8) starts zsync on every machine, the command runs on one machine. If it
+fails there, it runs on another machine.`,
 		Example: "  zsync schedule do /jobs/nightly --cron '0 3 * * *' -- ./nightly.sh\n  zsync schedule do /jobs/report --at 2026-01-31T00:00:00Z -- ./report.sh",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, _, err := pathsAndCommand(cmd, args, false); err != nil {
@@ -228,8 +229,8 @@ func (t *task) doOnce(at time.Time) error {
 	return verdict(err, t.busy)
 }
 
-// passedOnStatus returns an error that ends zsync with the status of its command. It has no message
-// if the command has run, because the command has reported its own error.
+// passedOnStatus returns an error that ends zsync with the status of its command. If the command
+// has run, the error has no message, because the command itself has reported its failure.
 func passedOnStatus(e *commandError) error {
 	if e.status == exitNoExec || e.status == exitNotFound || errors.As(e.err, new(*signalError)) {
 		return &statusError{e.status, e.err}
@@ -247,13 +248,14 @@ func scheduleRunCommand(c *client) *cobra.Command {
 		Long: `run runs a command at each instant of the timetable, on one machine of many, until a
 signal comes. zsync forwards the signal to the command, and ends after it.
 
-If the command fails, it runs again, here or on another machine: --attempts times in
-all, after a --pause that doubles up to an hour, and not after the next instant is due
-(except with --missed all). Standard error has the reason, the number of the attempt,
-and when the next attempt is.
+If the command fails, it runs again, here or on another machine, up to --attempts times
+in all. The --pause before an attempt doubles each time, up to an hour. When the next
+instant is due, the attempts end, except with --missed all. Standard error has the
+reason, the number of the attempt, and the time of the next attempt.
 
---missed decides about instants at which no machine ran the command: latest (run the
-latest at once), skip, or all.`,
+--missed decides about instants at which no machine ran the command. With latest, the
+command runs at once for the latest of these instants; with skip, for none; with all,
+for each.`,
 		Example: "  zsync schedule run /jobs/nightly --cron '0 3 * * *' -- ./nightly.sh\n  zsync schedule run /jobs/poll --every 1m --missed skip -- ./poll.sh",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, _, err := pathsAndCommand(cmd, args, false); err != nil {
@@ -292,7 +294,7 @@ latest at once), skip, or all.`,
 	return cmd
 }
 
-// A retrying has the rules for a scheduled time whose command fails.
+// A retrying has the rules for retries: what happens if the command fails at a scheduled time.
 type retrying struct {
 	attempts int
 	backoff  zsync.Backoff
@@ -344,9 +346,9 @@ func (t *task) runAll(schedule *zsync.Schedule, next zsync.Timetable, retries re
 
 // attemptOf returns the number of the attempt that has just failed; at is its scheduled time.
 // Schedule records a failure only after its function has returned, so the number is one more than
-// the last record says. This process still holds the schedule's lock, so no other process changes
-// the record. ok is false if the servers do not answer soon. An attempt that ends with a loss does
-// not count, so its number is meaningless.
+// the number in the last record. This process still holds the schedule's lock, so no other process
+// changes the record. ok is false if the servers do not answer soon. An attempt that ends with a
+// loss does not count, so its number is meaningless.
 func attemptOf(ctx context.Context, schedule *zsync.Schedule, at time.Time) (attempt int, ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -362,8 +364,8 @@ func attemptOf(ctx context.Context, schedule *zsync.Schedule, at time.Time) (att
 	return 1, true
 }
 
-// A relay sends signals to the command while it runs. A signal that ends programs ends ctx: after
-// the command if one runs, and otherwise at once.
+// A relay sends signals to the command while the command runs. A signal that ends programs also
+// ends ctx. If no command runs, ctx ends at once. If a command runs, ctx ends after the command.
 type relay struct {
 	ctx     context.Context
 	cancel  context.CancelCauseFunc

@@ -15,7 +15,7 @@ import (
 )
 
 // This file has the global flags for security: the client's credentials, the identity of the
-// servers, and the ACL of created znodes. All other global flags are the business of client.go.
+// servers, and the ACL of created znodes. client.go has all other global flags.
 
 // security returns the options from the flags for security.
 func (c *client) security() (opts []zsync.Option, err error) {

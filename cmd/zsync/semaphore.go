@@ -8,8 +8,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync semaphore: it runs a command while it holds permits. The run of the command
-// is the business of hold.go.
+// This file has zsync semaphore: it runs a command while it holds permits. hold.go has the function
+// that runs it.
 
 func semaphoreCommand(c *client) *cobra.Command {
 	h := newHolding(c)

@@ -17,8 +17,8 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// This file has zsync server: it starts a ZooKeeper server in memory, and causes faults. The server
-// itself is the business of package zktest.
+// This file has zsync server: it starts a ZooKeeper server in memory, and causes faults. Package
+// zktest has the server itself.
 
 func serverCommand(h *host) *cobra.Command {
 	f := &faults{host: h}
@@ -106,8 +106,8 @@ func checkAddress(addr string) error {
 	return nil
 }
 
-// newServer makes the server. It recovers from the panic of zktest if the server cannot listen,
-// because no check in advance is reliable.
+// newServer makes the server. If the server cannot listen, zktest panics, and newServer recovers. A
+// check in advance would not be reliable.
 func newServer(opts []zktest.Option) (srv *zktest.Server, err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -8,11 +8,11 @@ import (
 	"sync"
 )
 
-// This file makes a single hold from several. The run of the command under it is the business of
-// hold.go.
+// This file makes a single hold from several. hold.go runs the command under that hold.
 
-// all returns a hold for several holds at different paths. It always acquires them in the order of
-// their paths, so two commands never deadlock. The tokens are in the order of the argument.
+// all combines several holds at different paths into one hold. The combined hold always acquires
+// them in the order of their paths, so two commands never deadlock. The tokens are in the order of
+// the argument.
 func all(holds []hold) hold {
 	if len(holds) == 1 {
 		return holds[0]
@@ -26,7 +26,7 @@ func all(holds []hold) hold {
 		}
 		return errors.Join(errs...)
 	}
-	// During the wait for the last hold, the first may be lost.
+	// During the wait for a later hold, an earlier hold may be lost.
 	whole := func() bool {
 		return !slices.ContainsFunc(sorted, func(h hold) bool {
 			select {

@@ -15,8 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
-// This file has zsync status: it shows the holders and waiters at paths. The look at a path is the
-// business of package look.
+// This file has zsync status: it shows the holders and waiters at paths. Package look reads a path.
 
 func statusCommand(c *client) *cobra.Command {
 	asJSON := false
@@ -137,7 +136,7 @@ func printStatus(w io.Writer, lines []look.Line) error {
 	return t.Flush()
 }
 
-// dash returns the text for s in a table.
+// dash returns s as text for a table, or "-" if s is empty.
 func dash(s string) string {
 	if s == "" {
 		return "-"

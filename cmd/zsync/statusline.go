@@ -8,8 +8,8 @@ import (
 	"golang.org/x/term"
 )
 
-// This file writes to standard error so that messages and a changing line do not mix. The texts are
-// the business of waiting.go and outage.go.
+// This file writes to standard error so that messages and a changing line do not mix. waiting.go
+// and outage.go have the texts.
 
 // A statusLine writes messages to standard error. On a terminal, its last line can show a text that
 // changes, below the messages.
@@ -20,10 +20,11 @@ type statusLine struct {
 	shown string     // guarded by mu
 }
 
-// eraseLine moves the cursor to the begin of the line and erases the line.
+// eraseLine is a sequence that moves the cursor to the start of the line and erases the line.
 const eraseLine = "\r\x1b[K"
 
-// show replaces the text. Without a terminal for it, show does nothing and returns false.
+// show replaces the changing text. If there is no terminal to draw on, show does nothing and
+// returns false.
 func (l *statusLine) show(text string) bool {
 	width := l.width()
 	if width == 0 {
@@ -36,7 +37,7 @@ func (l *statusLine) show(text string) bool {
 	return true
 }
 
-// clear erases the text.
+// clear erases the changing text.
 func (l *statusLine) clear() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -11,10 +11,9 @@ import (
 )
 
 // This file suggests names for unknown commands and flags, and selects the flags in the help of a
-// command. The parsing of the command line is the business of cobra.
+// command. cobra parses the command line.
 
-// otherWords has, by the name of a flag of flock(1) or of other clients, zsync's flags for the same
-// purpose.
+// otherWords maps flags of flock(1) and of other clients to zsync's flags for the same purpose.
 var otherWords = map[string][]string{
 	"addr": {"listen", "servers"}, "address": {"listen", "servers"}, "bind": {"listen"}, "port": {"listen"},
 	"server": {"servers"}, "host": {"servers"}, "hosts": {"servers"}, "zookeeper": {"servers"},
@@ -25,8 +24,8 @@ var otherWords = map[string][]string{
 // near is the maximum distance between a word and a suggested name.
 const near = 2
 
-// nearest returns the names that are nearest to word, but not farther than near, and the names that
-// begin with word.
+// nearest returns two kinds of names: the names with the least distance from word, if that is at
+// most near, and the names that begin with word.
 func nearest(word string, names []string) (found []string) {
 	least := near
 	for _, name := range names {
@@ -106,8 +105,8 @@ func suggestFlags(cmd *cobra.Command, err error) error {
 	return errors.New(didYouMean(err.Error(), found))
 }
 
-// offline has the commands that need no global flags, because they do not connect. looking has the
-// commands that need no flag for a trace, because they hold nothing.
+// offline lists the commands that need no global flags, because they do not connect. looking lists
+// the commands that need no flag for a trace: they hold nothing.
 var (
 	offline = []string{"server", "verify", "gen", "version", "completion", "help"}
 	looking = []string{"ls", "status", "top", "ui", "doctor"}

@@ -11,10 +11,10 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
-// This file prints text from other users so that it cannot control the terminal. The rules for such
-// text are the business of package look.
+// This file prints text from other users so that it cannot control the terminal. Package look has
+// the rules for such text.
 
-// Functions of package look, for text from other users.
+// These functions of package look are for text from other users.
 var (
 	plain     = look.Plain
 	special   = look.Special
@@ -22,8 +22,8 @@ var (
 	count     = look.Count
 )
 
-// writeJSON writes v as JSON with only printable characters. It escapes all others, which occur
-// only in strings.
+// writeJSON writes v as JSON with only printable characters. It escapes all other characters, which
+// occur in strings only.
 func writeJSON(w io.Writer, v any) error {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

@@ -17,8 +17,8 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
-// This file has zsync top: it draws the primitives on a terminal and reacts to keys. The look at
-// the tree is the business of package look.
+// This file has zsync top: it draws the primitives on a terminal and reacts to keys. Package look
+// reads the tree.
 
 func topCommand(c *client) *cobra.Command {
 	h := newHolding(c)
@@ -176,7 +176,7 @@ func splitKeys(in string) (keys []string) {
 	return keys
 }
 
-// overdue is the duration of a look after which top marks its display as old.
+// overdue is a time limit. If a look at the tree takes longer, top marks its display as old.
 const overdue = 5 * time.Second
 
 // A view is the content of top's screen.
@@ -206,8 +206,8 @@ var orders = []struct {
 	{"path", func(a, b summary) int { return 0 }},
 }
 
-// rank orders rows: first rows with waiters, then rows whose waiters wait normally, such as standby
-// candidates, then rows without waiters.
+// rank returns a number by which to sort rows: first come rows with waiters, then rows whose
+// waiters wait normally, such as standby candidates, and then rows without waiters.
 func rank(r summary) int {
 	switch {
 	case r.Waiters == 0:
@@ -218,7 +218,7 @@ func rank(r summary) int {
 	return 0
 }
 
-// earlier compares two times. A missing time is the latest.
+// earlier compares two times. A missing time counts as the latest.
 func earlier(a, b *time.Time) int {
 	switch {
 	case a == nil && b == nil:
@@ -243,7 +243,7 @@ func (v *view) set(t *look.Tree) {
 	v.sort()
 }
 
-// sort sorts the rows. The same primitive stays marked.
+// sort sorts the rows. The marked primitive stays marked.
 func (v *view) sort() {
 	slices.SortStableFunc(v.rows, func(a, b summary) int {
 		return cmp.Or(orders[v.order].less(a, b), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Kind, b.Kind))

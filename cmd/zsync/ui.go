@@ -17,7 +17,7 @@ import (
 )
 
 // This file has zsync ui: it serves the page of package ui. Without flags, it serves only this
-// machine. The page is the business of package ui.
+// machine. Package ui has the page itself.
 
 func uiCommand(c *client) *cobra.Command {
 	h := newHolding(c)
@@ -116,8 +116,8 @@ func local(host string) bool {
 	return err == nil && ip.IsLoopback() || strings.EqualFold(host, "localhost")
 }
 
-// onlyLocal refuses requests whose Host is another name. Otherwise, another site could make its own
-// name lead to this server, and its scripts could then read the page.
+// onlyLocal refuses requests whose Host is another name. Without this, another site could make its
+// own name lead to this server. Then the scripts of that site could read the page.
 func onlyLocal(page http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !local(r.Host) {

@@ -10,8 +10,8 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has the subcommands of zsync value, which use a Value. The form of the values is the
-// business of queuetext.go.
+// This file has the subcommands of zsync value, which use a Value. queuetext.go converts the
+// values.
 
 func valueCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
@@ -62,7 +62,8 @@ a JSON string, unless --raw is given. Exit status 75 means that there is no valu
 	return cmd
 }
 
-// writeFound writes a loaded value. If there is none, it returns the error for a missing value.
+// writeFound writes a loaded value. If there is no value, it returns an error with the message
+// missing.
 func (f *form) writeFound(cmd *cobra.Command, data []byte, err error, missing string, args ...any) error {
 	if errors.Is(err, zsync.ErrNoValue) {
 		return fail(exitBusy, missing, args...)
@@ -139,7 +140,7 @@ func (f *form) argumentOrInput(cmd *cobra.Command, args []string) ([]byte, error
 // longer, and the input may never end.
 const mostInput = 1 << 20
 
-// inputError adds the exit status to the error of a read.
+// inputError adds an exit status to err, which is the error of a read.
 func inputError(err error) error {
 	var has *statusError
 	if errors.As(err, &has) {

@@ -14,8 +14,8 @@ import (
 	"github.com/zsync/zsync/internal/verify"
 )
 
-// This file has zsync verify, which checks traces, and the file of --trace. The rules for a trace
-// are the business of package verify.
+// This file has zsync verify, which checks traces. It also opens and writes the file of --trace.
+// Package verify has the rules for a trace.
 
 // verifyCommand returns the command that checks the traces of zsync.WithTrace and of --trace.
 func verifyCommand() *cobra.Command {

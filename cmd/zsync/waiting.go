@@ -14,15 +14,15 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 )
 
-// This file describes the wait of a task in messages: the holders, and the waiters ahead. The wait
-// itself is the business of hold.go.
+// This file describes the wait of a task in messages: the holders, and the waiters ahead. hold.go
+// does the waiting.
 
-// asking is the time limit for finding the holders. Only a command whose wait has failed takes this
-// time.
+// asking is the time limit for finding the holders. The search delays only a command whose wait has
+// failed.
 const asking = time.Second
 
 // taken returns a text about the holders and the waiters ahead, with colon before it. If there are
-// none, or if it cannot find out, it returns "".
+// none, or if taken cannot read them, it returns "".
 func (t *task) taken(lines []line, colon string) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.waiting), asking)
 	defer cancel()
@@ -41,8 +41,8 @@ func (t *task) taken(lines []line, colon string) string {
 	return colon + strings.Join(words, "; ")
 }
 
-// inTheWay returns a text about the holders at l and the number of waiters ahead or, without
-// holders, about the waiters ahead.
+// inTheWay returns a text about the line l: the holders, and the number of waiters ahead. If there
+// is no holder, the text is about the waiters ahead.
 func (t *task) inTheWay(ctx context.Context, l line) string {
 	contenders, err := l.Contenders(ctx)
 	if err != nil {
@@ -95,13 +95,13 @@ func describe(cs []zsync.Contender) string {
 // narrating is the interval at which -v can report a change.
 const narrating = 500 * time.Millisecond
 
-// narrate is narrateOf for the holders and the waiters ahead at lines.
+// narrate calls narrateOf with a text about the holders and the waiters ahead at lines.
 func (t *task) narrate(lines []line) (stop func(got bool)) {
 	return t.narrateOf(func() string { return t.taken(lines, "") })
 }
 
-// inVain returns the error of a wait that took too long. If who is not empty, it is a text about
-// the current holders, and it replaces the older names in err.
+// inVain returns the error of a wait that took too long. The text who is about the current holders.
+// If it is not empty, it replaces the older names in err.
 func (t *task) inVain(err error, who string) error {
 	var op *zsync.Error
 	var wait *zsync.WaitError
@@ -119,7 +119,7 @@ func colon(words string) string {
 	return ": " + words
 }
 
-// With -v, narrateOf prints the text of what to standard error whenever it changes, until the
+// With -v, narrateOf repeatedly calls what, and prints each new text to standard error, until the
 // caller calls stop. The first call of stop prints whether the wait had success.
 func (t *task) narrateOf(what func() string) (stop func(got bool)) {
 	if !t.verbose {
@@ -131,7 +131,7 @@ func (t *task) narrateOf(what func() string) (stop func(got bool)) {
 		defer close(gone)
 		last := ""
 		for {
-			words := cmp.Or(what(), last) // in an outage, what returns ""
+			words := cmp.Or(what(), last) // in an outage, the function what returns ""
 			select {
 			case <-ended: // do not report the task itself as the holder
 				return
@@ -158,8 +158,8 @@ func (t *task) narrateOf(what func() string) (stop func(got bool)) {
 	}
 }
 
-// sayWait reports a wait: on a terminal in a line that changes, and otherwise as a message if words
-// are new.
+// sayWait reports a wait. On a terminal, it replaces the last line. Without a terminal, it prints a
+// message if words are new.
 func (t *task) sayWait(began time.Time, words string, isNew bool) {
 	if words == "" {
 		return
