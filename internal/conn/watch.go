@@ -73,8 +73,8 @@ type WatchKey struct {
 //	fire       the event has come: not armed
 //	resend     a new connection: armed watches are set again before any other request
 //
-// So one of three things is true of every armed watch: the server has it, its event is on the way,
-// or the client sets it again before any other request. The server may also have a watch that is
+// So for every armed watch, the server has the watch, or its event is on the way, or the client sets
+// the watch again before any other request. The server may also have a watch that is
 // not armed here. Such a watch does no harm, because Watches ignores an event without a waiter.
 type Watches struct {
 	remove func(WatchKey) // asks the server to remove an idle watch
@@ -152,8 +152,8 @@ func (h *Watches) Join(key WatchKey) *Watch {
 	return w
 }
 
-// Tell registers the function f, which is called when w fires. If w has fired already, f is called
-// at once. Use Tell for a waiter without a goroutine, or with too many watches for a select. The
+// Tell registers a callback: h calls f when w fires. If w has fired already, h calls f at once. A
+// callback suits a waiter without a goroutine, or with too many watches for a select. The
 // caller of f holds h.Mu, so f must not block and must not call methods of h.
 func (h *Watches) Tell(w *Watch, owner any, f func()) {
 	h.Mu.Lock()
@@ -376,8 +376,8 @@ func (h *Watches) ArmedOnOurs(w *Watch) bool {
 	return w.armed && w.ours
 }
 
-// Stands reports whether w is armed and has not fired. While Stands returns true, the state that a
-// caller has read since Join is still current, as of the server's latest reply.
+// Stands reports whether w is armed and has not fired. Then a state that was read after
+// Join is still current, as of the server's latest reply.
 func (h *Watches) Stands(w *Watch) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()

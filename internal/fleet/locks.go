@@ -334,8 +334,7 @@ func (l *lock) used(what string, ctx context.Context, a *actor, h *hold, err err
 	return a.may(what+" of "+l.path, ctx, err)
 }
 
-// A slow is a context whose method Value returns late, as if its goroutine were not scheduled for a
-// while.
+// A slow is a context with a late method Value, as if the scheduler had paused the goroutine.
 type slow struct {
 	context.Context
 	d time.Duration

@@ -39,7 +39,7 @@ type claimant struct {
 	made    bool                       // the mark was created; guarded by mu
 	version int32                      // version of the mark; guarded by mu
 	ended   bool                       // the claimant must claim nothing more; guarded by mu
-	users   int                        // number of enlist callers that have not called leave; guarded by mu
+	users   int                        // callers of enlist that have not called leave yet; guarded by mu
 	timer   *time.Timer                // ends the claimant if it stays unused; guarded by mu
 	items   map[string]map[int32]*item // claimed elements that are not settled, by bucket and number; guarded by mu
 	known   map[string]*lot            // for each bucket in items, the board as the claimant wrote it last; guarded by mu
@@ -246,8 +246,8 @@ func (c *claimant) ending() error {
 // claim claims es, which are free elements of t. If another transaction has written the bucket
 // since t was read, claim returns no items and no error.
 //
-// The write that claims the elements also records some of them as in hand: all of es[:hand], and
-// each element of es[:quick] that was not tried before.
+// The same write also records some of the elements as in hand. These are all of es[:hand], and the
+// untried elements of es[:quick].
 func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error) {
 	c.turn <- struct{}{}
 	defer func() { <-c.turn }()
@@ -325,7 +325,7 @@ func (c *claimant) outdated(t *lot, es []element) bool {
 
 // next returns the board that c writes after the board of t, with c's new line. It also returns
 // past, the numbers that c has settled: the new line does not have these numbers, and the new board
-// lists them as gone.
+// lists them as settled.
 func (c *claimant) next(t *lot) (next *board, past spans) {
 	next = t.next()
 	c.mu.Lock()
@@ -359,8 +359,8 @@ func (c *claimant) wroteLocked(t *lot, past spans) {
 // BadVersion or NoNode.
 //
 // If a reply is lost, write sends the transaction again, with the same version, until the servers
-// answer. If they then refuse the transaction, c's line shows whether an earlier attempt was
-// applied, because no other client writes that line while the mark exists.
+// answer. They may then refuse the transaction. In this case, c's line shows whether an earlier
+// attempt was applied: no other client writes that line while the mark exists.
 func (c *claimant) write(bucket string, version int32, next *board, with ...any) (rs []zk.MultiResponse, err error) {
 	ctx, path := session.Finishing, session.ChildPath(c.q.dir, bucket)
 	data := next.marshal()

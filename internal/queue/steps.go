@@ -27,8 +27,7 @@ func (q site) unpaused() []any {
 // znode. A producer refuses a path with other data, because the bell would overwrite that data.
 func ours(data []byte) bool { return len(marks.Unmark(data)) == 0 }
 
-// outrun reports whether err means that another client was faster: it has deleted or written a
-// znode.
+// outrun reports whether another client was faster: a znode does not exist, or its version is new.
 func outrun(err error) bool { return session.IsNoNode(err) || session.IsBadVersion(err) }
 
 // A step is an operation of a transaction. If the servers refuse the transaction because of this
@@ -42,7 +41,8 @@ type step struct {
 
 func incurable(_ *session.Incarnation, err error) error { return err }
 
-// when returns a cure. The cure calls f if is(err) is true, and returns err if is(err) is false.
+// The function when returns a cure. The cure calls f if is(err) is true, and returns err if is(err)
+// is false.
 func when(is func(err error) bool, f func(inc *session.Incarnation) error) func(*session.Incarnation, error) error {
 	return func(inc *session.Incarnation, err error) error {
 		if is(err) {

@@ -91,13 +91,13 @@ func isCtxError(err error) bool {
 	return errors.As(err, &e)
 }
 
-// An outcome is what the client knows about a request that has a reply, or that will get none.
+// An outcome is the knowledge of the client about a request without further replies.
 type outcome int
 
 const (
 	Answered outcome = iota // the server answered, with a result or an error
 	unsent                  // it never left this client, or the server has ignored it
-	Unknown                 // it was or may have been sent, and has no reply
+	Unknown                 // the client has perhaps sent it, and has no reply
 )
 
 // OutcomeOf returns the outcome of a request that failed with err.

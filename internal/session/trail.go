@@ -23,8 +23,8 @@ import "time"
 //     although a read has found that it was not executed.
 //
 // Therefore the session does not return to A soon after it has moved to another server. It may
-// return after syncLimit, or after the session timeout if that is longer: by then, A has forwarded
-// the write, or the leader has dropped A.
+// return after syncLimit or the session timeout, whichever is longer. By then, A has forwarded the
+// write, or the leader has dropped A.
 //
 // Only the goroutine that serves the session uses a trail.
 type trail struct {

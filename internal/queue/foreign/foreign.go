@@ -190,8 +190,8 @@ const maxSplit = 500
 // not fit into one transaction, split moves the last elements first, so that the other elements
 // keep their number i.
 //
-// A client that has read the znode before the split cannot delete it after the split, because the
-// znode has a new version or does not exist. For the same reason, a second attempt of the split
+// A client may have read the znode before the split. After the split, it cannot delete the znode,
+// because the znode has a new version or does not exist. For the same reason, a second attempt of the split
 // fails. No split uses a name again for other data. If one did, the version would restart at 0, and
 // a client of another library could delete an element that it has not read.
 func (q *engine) split(ctx context.Context, inc *session.Incarnation, it *delivery) error {
