@@ -275,7 +275,7 @@ func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 	if len(owed) > 0 {
 		leaving, stay := t.m.BeforeClose()
 		if session.IsClosed(leaving) {
-			leaving = nil // the attempt at the beginning of Close has failed, so wait for the whole delay for the delay
+			leaving = nil // the attempt at the beginning of Close has failed, so wait for the whole delay
 		}
 		t.m.Spawn(func() {
 			defer stay()
@@ -490,8 +490,8 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 
 // The method look finds out whether the write of data to the znode of this process was
 // applied. Its caller has found that the receipt was deleted or cannot be read. Other
-// processes write this znode too, to end tasks of this process. If another process wrote
-// the same number instead, look takes that write for this one.
+// processes write this znode too, to end tasks of this process. If another process
+// wrote the same number instead, look mistakes that write for this one.
 //
 // If the outcome stays unknown, look returns err. If it cannot read a znode that this write
 // was to create, look also deletes the znode.
@@ -556,8 +556,9 @@ func (t *Tally) readOwn(ctx context.Context, inc *session.Incarnation) error {
 }
 
 // The method reach applies the changes for which all sessions together have enough open
-// tasks (steps 4 and 5). If there are too few even for one change, all changes fail
-// (curtail has the exception). If another process writes the znodes first, reach does nothing.
+// tasks (steps 4 and 5). If there are too few even for one change, all changes fail,
+// except for the one that curtail reduces. If another process writes the znodes first,
+// reach does nothing.
 func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*change) error {
 	all, err := t.read(ctx, inc)
 	if err != nil {

@@ -82,8 +82,9 @@ func after(next Table, t time.Time) (time.Time, error) {
 	return at, nil
 }
 
-// Due returns the next instant to run. The argument from is the last instant that was done
-// or given up, or the zero time. The caller began at the time began.
+// Due returns the next instant to run. The argument from is the last instant that was
+// done or given up, or the zero time. The caller has waited for instants since the time
+// began.
 func Due(next Table, missed Policy, from, began, now time.Time) (time.Time, error) {
 	if from.IsZero() {
 		from = began
