@@ -1,5 +1,5 @@
-// Package tally is the counter of a WaitGroup: it adds tasks, ends them, and waits until
-// none is open. Package double has the double barrier of a WaitGroup.
+// Package tally implements the counter of a WaitGroup: it adds tasks, ends tasks, and waits
+// until no task is open. Package double implements the double barrier of a WaitGroup.
 package tally
 
 import (
@@ -20,54 +20,55 @@ import (
 	"github.com/zsync/zsync/internal/txn"
 )
 
-// ErrNegativeCounter means a WaitGroup's counter would have become negative.
+// ErrNegativeCounter is the error of a change that would make a WaitGroup's counter
+// negative.
 var ErrNegativeCounter = errors.New("negative counter")
 
-// Tallies has the tallies of one Session, one for each path. A tally exists while a
-// WaitGroup uses it, and while it must remember tasks: see rememberLocked. The zero value
-// is ready for use.
+// Tallies is the set of tallies of one Session. Each pair of path and keep has its
+// own tally. A tally exists while a WaitGroup uses it, and while rememberLocked keeps it.
+// The zero value of Tallies is ready for use.
 type Tallies struct {
 	m shared.WeakMap[key, Tally]
 }
 
-// Of returns the tally of dir, the path as the server knows it. With keep, tasks
+// Of returns the tally of dir, the path as the server knows it. If keep is true, tasks
 // outlive their session.
 func (ts *Tallies) Of(m *session.Manager, dir string, keep bool) *Tally {
 	return ts.m.Of(key{dir, keep}, &Tally{m: m, all: ts, dir: dir, keep: keep})
 }
 
-// Kept returns the number of tallies that exist because they must remember tasks.
+// Kept returns the number of tallies that stay in memory because they must remember tasks.
 func (ts *Tallies) Kept() int { return ts.m.Kept() }
 
-// A Tally is the counter of one path as one process sees it. All WaitGroups
-// of a Session with the same path share it.
+// A Tally is the counter of one path as one Session sees it. All WaitGroups of that
+// Session with the same path share the Tally.
 //
 // How changes are applied:
 //
-//  1. A caller puts its change into the queue. If no goroutine applies changes now, one
-//     starts.
-//  2. That goroutine takes all changes from the queue. Their callers wait at the same time,
-//     so any order is right. Additions come first.
-//  3. If this process has enough open tasks, the goroutine creates, writes or deletes the
-//     znode of this process, once for all these changes.
-//  4. Otherwise, the goroutine reads the znodes of other sessions, and writes or deletes
-//     them in one transaction with its own znode. The transaction checks the version of
-//     each.
-//  5. A change fails if all sessions together have too few tasks.
-//  6. If the queue has new changes, continue with step 2.
+//  1. A caller puts its change into the queue. If no goroutine is applying changes,
+//     a goroutine starts.
+//  2. The goroutine takes all changes from the queue. Their callers wait at the same time,
+//     so every order is correct. The goroutine applies additions first.
+//  3. If this process has enough open tasks, the goroutine applies all these changes with
+//     one write: it creates, writes or deletes the znode of this process.
+//  4. If it has too few, the goroutine reads the znodes of other sessions. One transaction
+//     writes or deletes these znodes and the znode of this process. It checks the version
+//     of each znode.
+//  5. A change fails if all sessions together have too few open tasks.
+//  6. If the queue has new changes, the goroutine continues with step 2.
 type Tally struct {
 	m    *session.Manager
 	all  *Tallies // the tallies of the Session
-	dir  string   // the path, as the server knows it
+	dir  string   // the full path on the server
 	keep bool     // tasks outlive their session
 
 	mu    sync.Mutex
-	queue []*change            // not taken yet; guarded by mu
-	busy  bool                 // a goroutine applies changes; guarded by mu
-	lost  int                  // tasks that ended with their session, and for which no caller has called Done yet; guarded by mu
-	why   error                // the reason why the last such session ended; guarded by mu
-	own   openTasks            // written with mu held: by the goroutine that applies changes or, if there is none, by submit
-	inc   *session.Incarnation // the session of own's znode, or nil; written like own
+	queue []*change            // changes that wait for the goroutine; guarded by mu
+	busy  bool                 // whether a goroutine is applying changes; guarded by mu
+	lost  int                  // number of tasks that ended with their session, and for which Done was not called yet; guarded by mu
+	why   error                // the reason why the last session with such tasks ended; guarded by mu
+	own   openTasks            // the znode of this process; written with mu held, by the goroutine that applies changes or, if none runs, by submit
+	inc   *session.Incarnation // the session of own's znode; nil without a znode, or if keep is true; written like own
 }
 
 type key struct {
@@ -80,22 +81,23 @@ type change struct {
 	delta     int
 	done      chan struct{} // closed when err is set
 	err       error
-	repaid    int  // number of its tasks that ended with their session; written like Tally.own
-	abandoned bool // the ctx of its caller has ended; guarded by Tally.mu
-	insist    bool // try again if the servers refuse, because the change ends a task
-	owed      bool // try again after a refusal, because the caller has returned; guarded by Tally.mu
+	repaid    int  // number of tasks of the change that ended with their session; written like Tally.own
+	abandoned bool // whether the caller's ctx has ended; guarded by Tally.mu
+	insist    bool // whether the change ends a task, and so is tried again if the servers refuse it
+	owed      bool // try again after any error but ErrNegativeCounter, because no caller will; guarded by Tally.mu
 	tries     int  // number of refusals; guarded by Tally.mu
 }
 
-// An openTasks is a znode with a number of open tasks.
+// An openTasks is the state of a znode that has open tasks.
 type openTasks struct {
-	path    string // "" if there is none
+	path    string // "" if there is no znode
 	count   int
 	version int32
 }
 
-// Add adds delta, which is not 0, to the counter. If ctx ends first, Add does not add
-// delta, or takes it back.
+// Add adds delta, which is not 0, to the counter. If ctx ends first, Add returns the error
+// of ctx. Then a positive delta is not added, or it is taken back. A negative delta may be
+// applied.
 func (t *Tally) Add(ctx context.Context, delta int) error {
 	c := t.submit(&change{delta: delta})
 	select {
@@ -107,15 +109,15 @@ func (t *Tally) Add(ctx context.Context, delta int) error {
 	}
 }
 
-// Done ends one task. If that takes long, Done returns and continues in the background.
-// heard is false if the caller will not call Done again after an error. Then Done also
-// continues in the background if the servers refuse or another program's znode is in the
-// way.
+// Done ends one task. If that takes long, Done returns nil and continues in the background.
+// The argument heard is false if the caller will not call Done again after an error. In
+// this case Done also continues after two kinds of error: the servers refuse, or another
+// program's znode is in the way.
 func (t *Tally) Done(heard bool) error {
 	c := t.submit(&change{delta: -1, insist: true, owed: !heard})
 	select {
 	case <-c.done:
-	case <-t.m.Outage(): // usually the connection is replaced at once, and Done can still return the result
+	case <-t.m.Outage(): // usually the client reconnects at once, and Done can still return the result
 	case <-time.After(session.ReleaseTime):
 	}
 	if _, ok := session.AwaitFor(c.done, session.Grace); ok {
@@ -130,7 +132,7 @@ func (t *Tally) Wait(ctx context.Context) error {
 	m.Waiters.Add(1)
 	defer m.Waiters.Add(-1)
 	return m.During(ctx, func(inc *session.Incarnation) error {
-		// The first listing must be fresh: a server that lags might not have the tasks yet.
+		// The first listing must be fresh: a server that lags may not show the tasks yet.
 		list := inc.ChildrenFresh
 		for {
 			names, _, err := list(ctx, dir)
@@ -141,19 +143,20 @@ func (t *Tally) Wait(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			// One listing shows all sessions with open tasks at one instant. If it shows
-			// none, no task was open at that instant.
+			// One listing shows all znodes with open tasks at one instant. If it shows no such
+			// znode, no task was open at that instant.
 			paths := t.pathsOf(names)
 			if len(paths) == 0 {
 				return nil
 			}
-			// A znode of such a name with other data is from another program, and may stay forever.
-			// Wait must return an error, as Count does, and not wait silently.
+			// A znode with such a name and other data is from another program, and may stay
+			// forever. So Wait returns an error, as Count does, and does not wait for that
+			// znode.
 			if _, err := readTasks(ctx, inc, paths); err != nil {
 				return err
 			}
-			// Wait waits for one znode after the other. So the client gets one event for
-			// each znode, and none for a change that leaves tasks open.
+			// Wait waits until one znode after the other is deleted. So the client gets one
+			// event for each znode. It gets no event for a write that leaves tasks open.
 			for _, path := range paths {
 				if err := inc.AwaitGone(ctx, path); err != nil {
 					return err
@@ -180,7 +183,7 @@ func (t *Tally) Count(ctx context.Context) (total int, err error) {
 	return total, err
 }
 
-// submit begins a change (step 1).
+// submit starts the change c (step 1).
 func (t *Tally) submit(c *change) *change {
 	c.done = make(chan struct{})
 	t.mu.Lock()
@@ -203,14 +206,15 @@ func (t *Tally) queueLocked(c *change) {
 	t.queue = append(t.queue, c)
 	if !t.busy {
 		t.busy = true
-		// A Done can return before its task has ended. The end of this session ends neither
-		// a persistent task nor a task of another session. So Close waits for the change.
+		// Done can return before its task has ended. A persistent task, or a task of
+		// another session, does not end with this session. So Close waits until the change
+		// is applied.
 		_, stay := t.m.BeforeClose()
 		t.m.Spawn(func() { defer stay(); t.run() })
 	}
 }
 
-// abandon is called when the ctx of a change has ended.
+// abandon withdraws the change c, because the ctx of its caller has ended.
 func (t *Tally) abandon(c *change) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -223,20 +227,20 @@ func (t *Tally) abandon(c *change) {
 	select {
 	case <-c.done:
 		t.takeBackLocked(c)
-	default: // finish handles abandoned changes
+	default: // the change is being applied, and finish handles it
 	}
 }
 
-// takeBackLocked undoes a change whose caller got an error. Ended tasks stay ended, because
-// a Wait may have returned.
+// takeBackLocked undoes the additions of a change whose caller got an error. It does not
+// reopen ended tasks, because a Wait may have returned.
 func (t *Tally) takeBackLocked(c *change) {
 	if c.err == nil && c.delta > 0 {
 		t.queueLocked(&change{delta: -c.delta, owed: true, done: make(chan struct{})})
 	}
 }
 
-// owe returns the result of c. If there is none yet, it returns nil, and from then on c is
-// tried again after a refusal.
+// owe returns the result of c. If there is no result yet, owe returns nil. From then on, c
+// is tried again after a refusal.
 func (t *Tally) owe(c *change) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -247,9 +251,10 @@ func (t *Tally) owe(c *change) error {
 	return nil
 }
 
-// postponeLocked handles a refusal of cs. It returns the changes that fail. The other
-// changes must be tried again: it queues them after a delay, and at the latest when the
-// Session begins to close. When the Session is closed, all changes fail.
+// postponeLocked is called with the result err of the changes cs. It returns the changes
+// whose callers get err. The other changes must be tried again. They return to the queue
+// after a delay, or earlier if the Session begins to close. After the Session is closed, no
+// change is tried again.
 func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 	if err == nil || errors.Is(err, ErrNegativeCounter) || session.IsClosed(t.m.Over) {
 		return cs
@@ -270,13 +275,13 @@ func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 	if len(owed) > 0 {
 		leaving, stay := t.m.BeforeClose()
 		if session.IsClosed(leaving) {
-			leaving = nil // the attempt at the beginning of Close has failed: wait
+			leaving = nil // the attempt at the beginning of Close has failed, so wait for the whole delay
 		}
 		t.m.Spawn(func() {
 			defer stay()
 			// Close waits for the next attempt, within its usual limit. If the limit ends
-			// at the same instant, select may choose either case: a further attempt fails
-			// too.
+			// at the same instant, select may choose another case. That is harmless: the
+			// attempt fails.
 			select {
 			case <-time.After(wait):
 			case <-leaving:
@@ -287,7 +292,7 @@ func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 			defer t.mu.Unlock()
 			for _, c := range owed {
 				if leaving != nil && session.IsClosed(leaving) {
-					c.tries = 1 // a second is left: begin with short delays again
+					c.tries = 1 // little time is left, so begin with short delays again
 				}
 				t.queueLocked(c)
 			}
@@ -296,13 +301,13 @@ func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 	return rest
 }
 
-// finish reports the result to the callers of cs.
+// finish reports the result err to the callers of the changes cs.
 func (t *Tally) finish(cs []*change, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, c := range t.postponeLocked(cs, err) {
 		switch c.err = err; {
-		case err != nil && !c.owed: // no caller ends the tasks of an owed change again
+		case err != nil && !c.owed: // an owed change has no caller that ends its tasks later
 			t.unpayLocked(c)
 		case err == nil && c.repaid > 0:
 			c.err = t.why
@@ -314,7 +319,8 @@ func (t *Tally) finish(cs []*change, err error) {
 	}
 }
 
-// forfeitLocked records that the session of own has ended. Its open tasks have ended with it.
+// forfeitLocked moves the open tasks of t.own to t.lost. Their session has ended, and the
+// tasks have ended with it.
 func (t *Tally) forfeitLocked() {
 	t.lost += t.own.count
 	t.why = t.inc.Loss()
@@ -322,15 +328,15 @@ func (t *Tally) forfeitLocked() {
 	t.rememberLocked()
 }
 
-// rememberLocked keeps the tally in memory while it has tasks of a session of this process,
-// or tasks that ended with such a session. The program can call Done for these tasks after the
-// WaitGroup that added them is freed. That Done must not end another task instead. Persistent
-// tasks belong to no session.
+// rememberLocked keeps the tally in memory while it has open tasks of this process, or
+// tasks that ended with their session. The WaitGroup that added a task can be freed before
+// the program calls Done for that task. This Done must not end another task instead.
+// Persistent tasks need no tally in memory, because they belong to no session.
 func (t *Tally) rememberLocked() {
 	t.all.m.Keep(key{t.dir, t.keep}, t, !t.keep && t.own.count+t.lost > 0)
 }
 
-// repayLocked subtracts from c the tasks that have already ended with their session.
+// repayLocked reduces c by the tasks that have already ended with their session.
 func (t *Tally) repayLocked(c *change) {
 	if c.delta < 0 && t.lost > 0 {
 		n := min(t.lost, -c.delta)
@@ -341,15 +347,15 @@ func (t *Tally) repayLocked(c *change) {
 	}
 }
 
-// unpayLocked undoes repayLocked for a change whose caller got an error: no part of it was
-// applied, so the caller ends its tasks later.
+// unpayLocked undoes repayLocked if the caller of c gets an error. No part of c was
+// applied, so the caller ends the same tasks later.
 func (t *Tally) unpayLocked(c *change) {
 	t.lost += c.repaid
 	c.repaid = 0
 	t.rememberLocked()
 }
 
-// setOwn records the new state of own's znode.
+// setOwn records a, the new state of the znode of this process.
 func (t *Tally) setOwn(inc *session.Incarnation, a openTasks) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -359,7 +365,7 @@ func (t *Tally) setOwn(inc *session.Incarnation, a openTasks) {
 	t.rememberLocked()
 }
 
-// run applies the changes in the queue until it is empty.
+// run applies changes until the queue is empty.
 func (t *Tally) run() {
 	for {
 		t.mu.Lock()
@@ -378,11 +384,12 @@ func (t *Tally) run() {
 	}
 }
 
-// apply applies and finishes the changes of a batch. Failed changes stay in the batch.
+// apply applies the changes of a batch and reports their results. After an error, the
+// changes without a result stay in the batch.
 //
 // If the session ends during a write of the znode of this process, the outcome of the write
-// does not matter: the znode is deleted with the session. Additions are applied again in
-// the next session. The tasks of this session have ended.
+// does not matter: the znode is deleted with the session, and its tasks have ended.
+// Additions are applied again in the next session.
 func (t *Tally) apply(inc *session.Incarnation, batch *[]*change) error {
 	ctx := session.Finishing
 	t.mu.Lock()
@@ -427,7 +434,7 @@ func (t *Tally) apply(inc *session.Incarnation, batch *[]*change) error {
 }
 
 // writeOwn sets the number of open tasks of this process to next. It returns NoNode or
-// BadVersion if another client has written the znode.
+// BadVersion if another client has changed the znode.
 func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int) error {
 	own, data := t.own, strconv.AppendInt(nil, int64(next), 10)
 	var op any
@@ -449,8 +456,7 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 	default:
 		op = &zk.SetDataRequest{Path: own.path, Data: data, Version: own.version}
 	}
-	// At most one of the attempts is applied, now or later, because each expects the same
-	// version.
+	// At most one attempt is applied, now or later: all attempts expect the same version.
 	doubt := false
 	for {
 		err := t.commit(ctx, inc, op)
@@ -482,13 +488,13 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 	return nil
 }
 
-// look finds out whether data was written to the znode of this process, if the receipt was
-// deleted or cannot be read. Other processes write this znode too, when they end tasks of
-// this process. If the write of this process was not applied, and another process has
-// written the same number instead, look cannot notice that.
+// The method look finds out whether the write of data to the znode of this process was
+// applied. Its caller has found that the receipt was deleted or cannot be read. Other
+// processes write this znode too, to end tasks of this process. If another process
+// wrote the same number instead, look mistakes that write for this one.
 //
-// If the znode cannot be read either, the outcome is unknown: look returns err. If the
-// write was to create the znode, look also deletes the znode.
+// If the outcome stays unknown, look returns err. If it cannot read a znode that this write
+// was to create, look also deletes the znode.
 func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTasks, data []byte, err error) (written bool, _ error) {
 	var found []byte
 	var stat *zk.Stat
@@ -512,7 +518,7 @@ func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTask
 	case session.IsNoNode(e):
 		return false, e
 	case e == nil && made:
-		return true, nil // another process may have ended some of these tasks since; the next write notices that
+		return true, nil // if another process has ended some of these tasks, the next write fails with BadVersion
 	case e == nil && stat.Version == own.version:
 		return false, nil
 	case e == nil && stat.Version == own.version+1 && string(found) == string(data):
@@ -523,8 +529,8 @@ func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTask
 	return false, err
 }
 
-// commit applies a change of the znode of this process exactly once. It returns ErrEnded if
-// the session, and the znode with it, ended first.
+// The method commit applies op, a write of the znode of this process, exactly once. It
+// returns ErrEnded if the session ends first: the znode ends with the session.
 func (t *Tally) commit(ctx context.Context, inc *session.Incarnation, op any) error {
 	if t.keep {
 		_, err := txn.Across(ctx, t.m, t.dir+"-receipts", []any{op})
@@ -549,9 +555,10 @@ func (t *Tally) readOwn(ctx context.Context, inc *session.Incarnation) error {
 	return err
 }
 
-// reach applies the changes of a batch for which all sessions together have enough open
-// tasks. If there are too few even for one change, all changes fail. If another process was
-// quicker, reach does nothing (steps 4 and 5).
+// The method reach applies the changes for which all sessions together have enough open
+// tasks (steps 4 and 5). If there are too few even for one change, all changes fail,
+// except for the one that curtail reduces. If another process writes the znodes first,
+// reach does nothing.
 func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*change) error {
 	all, err := t.read(ctx, inc)
 	if err != nil {
@@ -583,9 +590,9 @@ func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*c
 	})
 	switch {
 	case len(fits) == 0:
-		// The znodes were read one after another, and may never have been in this state together.
-		// If a second read finds them unchanged, they were in this state when the first read
-		// ended.
+		// The znodes were read one after another. Perhaps there was no instant at which all
+		// of them had these numbers. If a second read finds the same numbers and versions,
+		// all znodes had them when the first read ended.
 		again, err := t.readAgain(ctx, inc)
 		if err != nil || !slices.Equal(all, again) {
 			return err
@@ -615,10 +622,9 @@ func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*c
 	return err
 }
 
-// curtail handles changes of which each would end more tasks than are open. An owed change
-// takes back a failed Add, and no caller would get its error. So curtail reduces the first
-// owed change to the open tasks: other processes have ended the rest. The changes in rest
-// fail.
+// curtail is called with changes that each end more tasks than are open. The caller of an
+// owed change gets no error. So curtail reduces the first owed change to the open tasks:
+// other processes have ended its other tasks. The changes in rest fail.
 func (t *Tally) curtail(cs []*change, total int) (owed, rest []*change) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -633,9 +639,9 @@ func (t *Tally) curtail(cs []*change, total int) (owed, rest []*change) {
 	return owed, rest
 }
 
-// divide is called if a transaction has ended fewer tasks than the changes cs end, because
-// it had no room for more znodes. made are the complete changes. rest are the other
-// changes, reduced to the tasks that they must still end.
+// divide is called after a transaction that ended fewer tasks than the changes cs require,
+// because it had no room for more znodes. It returns the complete changes in made. It
+// returns the other changes in rest, reduced to the tasks that they must still end.
 func (t *Tally) divide(cs []*change, ended int) (made, rest []*change) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -651,9 +657,9 @@ func (t *Tally) divide(cs []*change, ended int) (made, rest []*change) {
 	return made, rest
 }
 
-// writeOthers ends n open tasks: all tasks of this process, and the rest among others. It
-// returns how many it has ended: fewer than n if the znodes do not fit into one
-// transaction.
+// writeOthers ends n open tasks: all tasks of this process, and then tasks of the znodes in
+// others. It returns the number of ended tasks, which is less than n if the znodes do not
+// fit into one transaction.
 func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, others []openTasks, n int) (ended int, err error) {
 	var ops []any
 	size := 0
@@ -672,16 +678,16 @@ func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, other
 	if t.own.path != "" {
 		end(t.own)
 	}
-	// Processes that start with different znodes collide less often.
+	// The order is random, because processes that start with different znodes collide less.
 	dice.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
 	for _, a := range others {
 		if n > 0 && size < session.MaxPacket/2 {
 			end(a)
 		}
 	}
-	// The tasks of other sessions outlive this session. So unlike a change of this
-	// process's own znode, this change must be completed. A failed attempt cannot be
-	// applied late: no znode has the same path and version twice.
+	// The tasks of other sessions outlive this session. So the transaction must be
+	// completed even if this session ends. A failed attempt cannot be applied late, because
+	// no znode has the same path and version twice.
 	if _, err := txn.Across(ctx, t.m, t.dir+"-receipts", ops); err != nil {
 		return 0, err
 	}
@@ -694,8 +700,8 @@ func (t *Tally) read(ctx context.Context, inc *session.Incarnation) ([]openTasks
 	return t.readFrom(ctx, inc, inc.ChildrenFresh)
 }
 
-// readAgain reads the znodes as read does, but without a sync: the server has caught up
-// already.
+// readAgain reads the znodes as read does, but without a sync: after read, the server has
+// caught up.
 func (t *Tally) readAgain(ctx context.Context, inc *session.Incarnation) ([]openTasks, error) {
 	return t.readFrom(ctx, inc, inc.Children)
 }
@@ -711,7 +717,7 @@ func (t *Tally) readFrom(ctx context.Context, inc *session.Incarnation, list fun
 	return readTasks(ctx, inc, t.pathsOf(names))
 }
 
-// readTasks reads the znodes that still exist.
+// readTasks reads the znodes at paths. It leaves out znodes that do not exist.
 func readTasks(ctx context.Context, inc *session.Incarnation, paths []string) ([]openTasks, error) {
 	nodes, err := inc.GetAll(ctx, paths)
 	if err != nil {
@@ -739,7 +745,7 @@ func sumOf(as []openTasks) int {
 	return n
 }
 
-// pathsOf returns, in order, the paths of the children that are znodes with open tasks.
+// pathsOf returns the sorted paths of the children that are znodes with open tasks.
 func (t *Tally) pathsOf(names []string) []string {
 	var paths []string
 	for _, name := range names {

@@ -10,28 +10,29 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has the timetables of crontab(5): it parses their five fields, and finds their
-// instants in a zone whose clocks change. It does not decide which missed instants run.
+// This file has the timetables of crontab(5). It parses the five fields, and finds the
+// instants in a time zone whose clocks can change.
 
-// A Cron is a timetable of crontab(5) in a zone.
+// A Cron is a timetable of crontab(5) in a time zone.
 //
-// Clocks change, and crontab(5) has rules for that. A job whose minute or hour field begins
-// with a star is frequent: it runs at each minute of real time whose local time matches.
-// Every other job is daily: if a change of less than three hours skips its local time, it
-// runs at the change, and if its local time comes twice, it runs the first time.
+// crontab(5) has rules for changes of the clocks. A job is frequent if its minute or hour
+// field begins with a star. A frequent job runs at each minute of real time whose local
+// time matches. Every other job is daily. If a change of less than three hours skips the
+// local time of a daily job, the job runs at the change. If its local time comes twice, the
+// job runs the first time.
 type Cron struct {
 	spec                        string
 	loc                         *time.Location
-	minute, hour, dom, mon, dow uint64 // sets of numbers, one bit for each number
-	frequent                    bool   // the minute or the hour begins with a star
-	bothDays                    bool   // a day must match both fields of days, because one of the fields begins with a star
+	minute, hour, dom, mon, dow uint64 // sets of numbers: bit n is set if n is in the set
+	frequent                    bool   // the field of the minute or of the hour begins with a star
+	bothDays                    bool   // a day must match dom and dow, because one of these fields begins with a star
 }
 
-// A field is a field of a crontab line, such as the hour.
+// A field describes one of the five fields of a crontab line, such as the hour.
 type field struct {
 	name     string
 	min, max int
-	words    []string // names of the numbers from min on
+	words    []string // words[i] is the name of min+i
 }
 
 var fields = [5]field{
@@ -42,13 +43,13 @@ var fields = [5]field{
 	{"day of week", 0, 7, []string{"sun", "mon", "tue", "wed", "thu", "fri", "sat"}},
 }
 
-// shorthands are words with the five fields that they mean.
+// The map shorthands has the five fields of each word that ParseCron accepts.
 var shorthands = map[string]string{
 	"@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *", "@monthly": "0 0 1 * *", "@weekly": "0 0 * * 0",
 	"@daily": "0 0 * * *", "@midnight": "0 0 * * *", "@hourly": "0 * * * *",
 }
 
-// ParseCron reads the five fields of crontab(5), or a word such as @daily.
+// ParseCron parses the five fields of crontab(5), or a word such as @daily.
 func ParseCron(spec string, loc *time.Location) (*Cron, error) {
 	if loc == nil {
 		return nil, session.Invalid("the time zone is nil; use time.UTC, time.Local or time.LoadLocation")
@@ -71,7 +72,7 @@ func ParseCron(spec string, loc *time.Location) (*Cron, error) {
 			return nil, session.Invalid("cron %q: field %d, the %s: %v", spec, i+1, fields[i].name, err)
 		}
 	}
-	c.dow |= c.dow >> 7 // Sunday is 0 and 7
+	c.dow |= c.dow >> 7 // Sunday is both 0 and 7
 	star := func(i int) bool { return texts[i][0] == '*' }
 	c.frequent = star(0) || star(1)
 	c.bothDays = star(2) || star(4)
@@ -81,7 +82,7 @@ func ParseCron(spec string, loc *time.Location) (*Cron, error) {
 	return c, nil
 }
 
-// parse reads a list of ranges, each with a step or without.
+// The method parse parses one field: a list of ranges, with or without steps.
 func (f field) parse(text string) (set uint64, err error) {
 	for _, part := range strings.Split(text, ",") {
 		span, stepText, stepped := strings.Cut(part, "/")
@@ -138,9 +139,9 @@ func (f field) number(text string) (int, error) {
 // String returns the fields and the zone.
 func (c *Cron) String() string { return c.spec + " in " + c.loc.String() }
 
-// possible reports whether a day of the calendar matches: not February 30.
+// possible reports whether any date matches. For example, February 30 never comes.
 func (c *Cron) possible() bool {
-	for d := (date{2000, 1, 1}); d.year < 2028; d = d.next() { // in 28 years, each date comes on each weekday
+	for d := (date{2000, 1, 1}); d.year < 2028; d = d.next() { // within 28 years, each date falls on each weekday
 		if c.matches(d) {
 			return true
 		}
@@ -148,7 +149,7 @@ func (c *Cron) possible() bool {
 	return false
 }
 
-// A date is a day of the calendar, in no zone.
+// A date is a day of the calendar, without a time zone.
 type date struct {
 	year  int
 	month time.Month
@@ -183,14 +184,14 @@ func (c *Cron) matches(d date) bool {
 
 func has(set uint64, n int) bool { return set>>n&1 != 0 }
 
-// searched is the number of days that Next tries: February 29 on a given weekday comes once
-// in 28 years, or in 40 around a year such as 2100.
+// searched is the number of days that Next tries. The rarest match is February 29 on a
+// given weekday: it comes once in 28 years, or in 40 years around a year such as 2100.
 const searched = 41 * 366
 
 // Next returns the first instant after t, or the zero time if there is none.
 func (c *Cron) Next(t time.Time) time.Time {
 	t = t.In(c.loc)
-	// If the clock was put back at midnight, an instant of the day before can be after t.
+	// If the clock is put back at midnight, the day before can have an instant after t.
 	day := dateOf(t).plus(-1)
 	for range searched {
 		if c.matches(day) {
@@ -203,7 +204,7 @@ func (c *Cron) Next(t time.Time) time.Time {
 	return time.Time{}
 }
 
-// firstOf returns the first instant of a day that is after t, or the zero time.
+// firstOf returns the first instant after t on day d, or the zero time if there is none.
 func (c *Cron) firstOf(d date, t time.Time) (first time.Time) {
 	for hours := c.hour; hours != 0; hours &= hours - 1 {
 		hour := bits.TrailingZeros64(hours)
@@ -214,21 +215,21 @@ func (c *Cron) firstOf(d date, t time.Time) (first time.Time) {
 				}
 			}
 			if !first.IsZero() && !c.frequent {
-				return first // a daily job runs once for each local time, so the first local time has the first instant
+				return first // a daily job runs once for each local time, so the earliest local time has the earliest instant
 			}
 		}
 		if !first.IsZero() && hour > first.Hour()+3 {
-			return first // no clock is put back by more than three hours, so the later hours of this day have later instants
+			return first // clocks are put back by at most three hours, so the later hours of this day have later instants
 		}
 	}
 	return first
 }
 
-// instants returns the instants at which the job runs for a local time. Most local times
-// have one instant.
+// The method instants returns each instant at which the job runs for one local time. Most
+// local times have one instant.
 func (c *Cron) instants(d date, hour, minute int) []time.Time {
 	naive := d.at(hour, minute, time.UTC)
-	// Two offsets of the zone are possible: before and after a change near this time.
+	// The zone can have two offsets near this time, if the clocks change.
 	const near = 3 * time.Hour
 	guess := d.at(hour, minute, c.loc)
 	before, after := offset(guess.Add(-near)), offset(guess.Add(near))
@@ -243,7 +244,7 @@ func (c *Cron) instants(d date, hour, minute int) []time.Time {
 	case len(found) == 2 && found[1].Before(found[0]):
 		found[0], found[1] = found[1], found[0]
 	case len(found) == 0 && !c.frequent && before < after && after-before < near:
-		return []time.Time{change(guess.Add(-near), guess.Add(near))} // the clock skips this local time
+		return []time.Time{change(guess.Add(-near), guess.Add(near))} // the clocks skip this local time, so the job runs at the change
 	}
 	if len(found) == 2 && !c.frequent {
 		found = found[:1]
@@ -256,7 +257,8 @@ func offset(t time.Time) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// change returns the first instant between from and to that has the offset of to.
+// The function change returns the instant between from and to at which the clocks change:
+// the first instant that has the offset of to.
 func change(from, to time.Time) time.Time {
 	for target := offset(to); to.Sub(from) > time.Second; {
 		middle := from.Add(to.Sub(from) / 2).Truncate(time.Second)

@@ -1,5 +1,5 @@
-// Package timetable has the timetables of a Schedule. It decides which instant is next, and
-// which of the missed instants run. It runs no function, and does no I/O.
+// Package timetable computes the instants of a Schedule: the next instant, and the missed
+// instants that still run. It does no I/O, and does not call the function of the Schedule.
 package timetable
 
 import (
@@ -9,10 +9,10 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Table is a timetable: Next returns its first instant after t, or the zero time.
+// A Table is a timetable. Its Next returns the first instant after t, or the zero time.
 type Table interface{ Next(t time.Time) time.Time }
 
-// Every is a timetable: the multiples of a duration since the zero time.
+// Every is a timetable of equal intervals: the multiples of a duration since the zero time.
 type Every time.Duration
 
 func (e Every) Next(t time.Time) time.Time {
@@ -22,13 +22,14 @@ func (e Every) Next(t time.Time) time.Time {
 	return t.UTC().Truncate(time.Duration(e)).Add(time.Duration(e))
 }
 
-// A Policy says what to do about instants at which no process ran the function.
+// A Policy selects the missed instants that still run. At a missed instant, no process ran
+// the function.
 type Policy int
 
 const (
-	Latest Policy = iota // the latest missed instant is due
-	Skip                 // none is
-	All                  // the first missed instant is due, and then each of the others
+	Latest Policy = iota // the latest missed instant runs
+	Skip                 // no missed instant runs
+	All                  // every missed instant runs, the earliest first
 )
 
 func (p Policy) String() string {
@@ -43,14 +44,14 @@ func (p Policy) String() string {
 	return "unknown"
 }
 
-// Recordable reports whether at is after the zero time, and has a text form that every
-// reader can parse.
+// Recordable reports whether at has a text form that every reader can parse, and is after
+// the zero time.
 func Recordable(at time.Time) bool { return at.After(time.Time{}) && at.UTC().Year() <= 9999 }
 
-// Check returns an error if next cannot be a timetable of fixed instants. It calls next for
-// t, and for two moments between t and the result: a timetable of fixed instants returns
-// the same instant. The delays of robfig/cron (@every) return a later instant each time, so
-// each process would have its own instants.
+// Check returns an error if next is not a timetable of fixed instants. Check calls Next
+// with t, and with two moments between t and the result. A timetable of fixed
+// instants returns the same instant each time. The delays of robfig/cron (@every) return a
+// later instant each time, so each process would have instants of its own.
 func Check(next Table, t time.Time) error {
 	if e, ok := next.(Every); ok && e <= 0 {
 		return session.Invalid("Every(%v) has no instant; want a duration above 0", time.Duration(e))
@@ -67,9 +68,9 @@ func Check(next Table, t time.Time) error {
 	return nil
 }
 
-// after returns the first instant after t, or the zero time if there is none. If the
-// timetable returns an instant that is not after t, after calls it again with a later time:
-// robfig/cron returns such an instant near a change of the clocks in Pacific/Chatham.
+// The function after returns the first instant later than t, or the zero time if there is
+// none. Near a change of the clocks in Pacific/Chatham, robfig/cron returns an instant that
+// is not later than t. Then the function calls Next again, with a time later than t.
 func after(next Table, t time.Time) (time.Time, error) {
 	at := next.Next(t.Local())
 	for step := time.Minute; !at.IsZero() && !at.After(t) && step < 48*time.Hour; step *= 2 {
@@ -81,8 +82,9 @@ func after(next Table, t time.Time) (time.Time, error) {
 	return at, nil
 }
 
-// Due returns the next instant to run. from is the last instant that was done or given up,
-// or the zero time. began is the time at which the caller began.
+// Due returns the next instant to run. The argument from is the last instant that was
+// done or given up, or the zero time. The caller has waited for instants since the time
+// began.
 func Due(next Table, missed Policy, from, began, now time.Time) (time.Time, error) {
 	if from.IsZero() {
 		from = began
@@ -103,8 +105,8 @@ func Due(next Table, missed Policy, from, began, now time.Time) (time.Time, erro
 }
 
 // LatestDue returns the last instant after from and up to now, or the zero time if there is
-// none. It does not call next for each instant since from: it begins a little before now,
-// and doubles the distance until it finds an instant.
+// none. Many instants can lie between from and now. So the search begins one second before
+// now, and doubles the distance until it finds an instant.
 func LatestDue(next Table, from, now time.Time) (last time.Time, err error) {
 	start := from
 	for back := time.Second; back > 0 && now.Add(-back).After(from); back *= 2 {
@@ -126,13 +128,13 @@ func LatestDue(next Table, from, now time.Time) (last time.Time, err error) {
 	}
 }
 
-// Over reports whether the instant after at is due.
+// Over reports whether the instant at is over, because the next instant has come.
 func Over(next Table, at, now time.Time) bool {
 	later, err := after(next, at)
 	return err == nil && !later.IsZero() && !now.Before(later)
 }
 
-// Daily returns the timetable of a time of day such as "03:00".
+// Daily returns the timetable of a job that runs each day at a time such as "03:00".
 func Daily(at string, loc *time.Location) (*Cron, error) {
 	t, err := time.Parse("15:04", at)
 	if err != nil || len(at) != len("15:04") {
