@@ -21,12 +21,13 @@ func barrierCommand(c *client) *cobra.Command {
 		Short: "make programs wait for each other",
 		Long: `There are two kinds of barrier, which must not share a path.
 
-The commands of a gate are close, wait and open. While it is closed, wait blocks. A gate
-is a zsync.Barrier, and can share its path with Curator's DistributedBarrier and kazoo's
-Barrier.
+The commands of a gate are barrier close, barrier wait and barrier open. While the gate
+is closed, barrier wait blocks. A gate is a zsync.Barrier, and can share its path with
+Curator's DistributedBarrier and kazoo's Barrier.
 
-A double barrier has the commands enter and leave: N parties begin together and end
-together, round after round. It uses Enter and Leave of a zsync.WaitGroup.`,
+The commands of a double barrier are barrier enter and barrier leave. N parties begin
+together and end together, round after round. It uses Enter and Leave of a
+zsync.WaitGroup.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(
@@ -92,11 +93,11 @@ func enterCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "enter -n N PATH [flags] [-- CMD [ARG...]]",
 		Short: "wait until N parties have entered, then run a command",
-		Long: `enter waits until N parties have entered at PATH. Then all N run their commands,
-and each zsync ends when the commands of all have ended. A party that dies before
-the round begins does not count; a party that dies later counts as having left.
-If a party loses its session, it is no longer a member, and zsync stops its
-command. --timeout limits only the wait to enter.
+		Long: `zsync barrier enter waits until N parties have entered at PATH. Then all N run their
+commands, and each zsync ends when the commands of all have ended. A party that dies
+before the round begins does not count; a party that dies later counts as having left.
+If a party loses its session, it is no longer a member, and zsync stops its command.
+--timeout limits only the wait to enter.
 
 Without a command, enter is a rendezvous: it ends when N parties have entered. Its
 membership ends at the same time, so the next N parties can enter.`,
@@ -124,8 +125,8 @@ func leaveCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "leave -n N PATH [flags]",
 		Short: "wait until N parties are ready to leave",
-		Long: `leave waits until N parties are ready to leave at PATH. A script calls enter before its
-work and leave after it. Then the parties begin and end together.
+		Long: `zsync barrier leave waits until N parties are ready to leave at PATH. A script calls
+barrier enter before its work and barrier leave after it. Then the parties begin and end together.
 
 But between enter and leave, the script is not a member. If another party dies
 during its work, zsync barrier leave waits for it indefinitely. So set --timeout, or

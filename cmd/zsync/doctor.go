@@ -39,7 +39,7 @@ func doctorCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [PATH] [flags]",
 		Short: "find deadlocks, orphans and wrong settings",
-		Long: `doctor examines all znodes at PATH and below it (default: /), and the servers. It
+		Long: `zsync doctor examines all znodes at PATH and below it (default: /), and the servers. It
 reports
 
   deadlocks: sessions that wait for each other in a circle, with the locks

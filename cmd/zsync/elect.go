@@ -17,7 +17,7 @@ func electCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "elect PATH [flags] -- CMD [ARG...]",
 		Short: "run a command on the elected leader",
-		Long: `elect waits until it is elected among the candidates at PATH, and runs a command
+		Long: `zsync elect waits until it is elected among the candidates at PATH, and runs a command
 while it leads. Candidates are elected in the order in which they came.
 
 It is a zsync.Election. --owner names the candidate; zsync status prints it.

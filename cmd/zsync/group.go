@@ -61,9 +61,9 @@ func joinCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "join PATH ID [INFO] [flags] [-- CMD [ARG...]]",
 		Short: "be a member while a command runs",
-		Long: `join makes ID a member of the group at PATH until the command ends or, without a
-command, until a signal ends zsync. While another process has that ID, join waits.
-After --timeout, it exits with status 75.
+		Long: `zsync group join makes ID a member of the group at PATH until the command ends or,
+without a command, until a signal ends zsync. While another process has that ID, join
+waits. After --timeout, it exits with status 75.
 
 If the session is lost, the member joins again and the command continues: a group is a
 list of processes, not a lock.`,
@@ -187,8 +187,8 @@ func membersCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "members PATH [flags]",
 		Short: "list the members",
-		Long: `members lists the members of the group at PATH. --json prints an array of objects
-with the fields id, info, session and since.`,
+		Long: `zsync group members lists the members of the group at PATH. --json prints an array of
+objects with the fields id, info, session and since.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -229,9 +229,9 @@ func groupWatchCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch PATH [flags]",
 		Short: "print the members after each change",
-		Long: `watch prints the members of the group at PATH, now and after each change, as one
-line of JSON: an array, as members --json prints it. It ends with a signal, with --timeout,
-or after --count lines.`,
+		Long: `zsync group watch prints the members of the group at PATH, now and after each change, as
+one line of JSON: an array, as members --json prints it. It ends with a signal, with
+--timeout, or after --count lines.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())

@@ -120,7 +120,8 @@ func intSetCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:         "set PATH NUMBER [flags]",
 		Short:       "set the number",
-		Long:        `set stores NUMBER. With --if, it does so only if the number was OLD; otherwise it exits with status 75.`,
+		Long:        `zsync int set stores NUMBER. With --if, it does so only if the number was OLD; otherwise
+it exits with status 75.`,
 		Annotations: negatives,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 2 {
@@ -151,8 +152,8 @@ func intAddCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "add PATH [NUMBER] [flags]",
 		Short: "add to the number, and print the sum",
-		Long: `add adds NUMBER, which may be negative (default: 1), and prints the sum. No two
-calls that add 1 print the same sum.`,
+		Long: `zsync int add adds NUMBER, which may be negative (default: 1), and prints the sum. No
+two calls that add 1 print the same sum.`,
 		Example:     "  id=$(zsync int add /ids/order)\n  zsync int add /stock/apples -12",
 		Annotations: negatives,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -181,9 +182,9 @@ func intWatchCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch PATH [flags]",
 		Short: "print the number after each change",
-		Long: `watch prints the number, now and after each change. If the number changes quickly,
-watch can skip numbers, but not the last. It ends with a signal, with --timeout, or
-after --count numbers.`,
+		Long: `zsync int watch prints the number, now and after each change. If the number changes
+quickly, watch can skip numbers, but not the last. It ends with a signal, with
+--timeout, or after --count numbers.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())

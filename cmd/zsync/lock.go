@@ -19,17 +19,17 @@ func lockCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lock PATH... [flags] -- CMD [ARG...]",
 		Short: "run a command under a lock",
-		Long: `lock runs a command while no other process holds the lock at PATH, on any machine.
-Waiters are served in the order in which they came. With several PATHs, lock holds
+		Long: `zsync lock runs a command while no other process holds the lock at PATH, on any machine.
+Waiters are served in the order in which they came. With several PATHs, zsync holds
 all of them. Commands that name the same paths in different orders do not deadlock.
 
 A lock does not make a job run once: five machines that run this command run the
 job five times, one after another. For a nightly job, use zsync schedule.
 
 The lock is a zsync.Mutex. With --rw, it is the write lock of a zsync.RWMutex, which
-also excludes the readers of zsync rlock. The two are different locks: if one is in
-use at PATH, zsync refuses the other. With --kazoo, zsync cannot distinguish the two,
-and does not refuse.
+also excludes the readers of zsync rlock. The mutex and the write lock are different
+locks: if one is in use at PATH, zsync refuses the other. With --kazoo, zsync cannot
+distinguish the two, and does not refuse.
 
 A script locks itself with its second line:
 
@@ -71,7 +71,7 @@ func rlockCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rlock PATH... [flags] -- CMD [ARG...]",
 		Short: "run a command under a read lock",
-		Long: `rlock runs a command while no process holds the write lock at PATH. Any number of
+		Long: `zsync rlock runs a command while no process holds the write lock at PATH. Any number of
 readers run at once. Writers use zsync lock --rw, or a zsync.RWMutex. Readers and
 writers are served in the order in which they came.`,
 		Example: `  zsync rlock /data -- ./backup.sh

@@ -37,13 +37,13 @@ func lsCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls [PATH] [flags]",
 		Short: "list all primitives below a path, with holders and waiters",
-		Long: `ls lists every primitive at PATH and below it (default: /), one per line: the numbers
-of holders and waiters, the first holder, the duration of its hold, and the longest
-wait. A < before the duration means that it includes the holder's wait, because the
-moment of the grant is unknown. The command zsync, and programs that take a token,
+		Long: `zsync ls lists every primitive at PATH and below it (default: /), one per line: the
+numbers of holders and waiters, the first holder, the duration of its hold, and the
+longest wait. A < before the duration means that it includes the holder's wait, because
+the moment of the grant is unknown. The command zsync, and programs that take a token,
 record that moment. With --watch, ls sees each later handoff itself, so it knows the
-moment of those grants. Times are converted from the servers' clocks. ls sends a
-request for each znode, and a few for each primitive, at most eight at once.
+moment of those grants. Times are converted from the servers' clocks. ls sends a request
+for each znode, and a few for each primitive, at most eight at once.
 
 zsync status PATH shows all contenders of one path. With --watch, ls refreshes its
 output, and says when the servers stop answering and when they answer again. zsync top

@@ -67,8 +67,9 @@ func mapGetCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get PATH KEY [flags]",
 		Short: "print the value of a key",
-		Long: `get writes the value of KEY to standard output, and a newline. It prints the text of
-a JSON string, unless --raw is given. Exit status 75 means that there is no such key.`,
+		Long: `zsync map get writes the value of KEY to standard output, and a newline. It prints the
+text of a JSON string, unless --raw is given. Exit status 75 means that there is no such
+key.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 2, 2, func(ctx context.Context, m *sharedMap) error {
 				data, _, err := m.Load(ctx, args[1])
@@ -87,9 +88,9 @@ func mapSetCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set PATH KEY [VALUE] [flags]",
 		Short: "write the value of a key",
-		Long: `set writes VALUE as the value of KEY; without VALUE it reads its standard input.
-With --if or --if-absent, it writes only if the value is as expected, and exits with
-status 75 otherwise. OLD is a value as "get" prints it.
+		Long: `zsync map set writes VALUE as the value of KEY; without VALUE it reads its standard
+input. With --if or --if-absent, it writes only if the value is as expected, and exits
+with status 75 otherwise. OLD is a value as "get" prints it.
 
 A value that is JSON is stored unchanged, other text as a JSON string. Use --text if
 every value is text, as for NewMap[string], and --raw for bytes.`,
@@ -170,7 +171,7 @@ func mapDeleteCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete PATH KEY... [flags]",
 		Short: "delete keys",
-		Long:  `delete deletes each KEY. A missing key is no error.`,
+		Long:  `zsync map delete deletes each KEY. A missing key is no error.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 2, len(args), func(ctx context.Context, m *sharedMap) error {
 				for _, key := range args[1:] {
@@ -193,8 +194,8 @@ func mapListCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list PATH [flags]",
 		Short: "print all keys and values",
-		Long: `list prints the map at one moment: a line for each key, in order, with a tab before
-the value. It escapes characters that do not print. With --json it prints one
+		Long: `zsync map list prints the map at one moment: a line for each key, in order, with a tab
+before the value. It escapes characters that do not print. With --json it prints one
 object, whose values are strings, as get prints them.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 1, 1, func(ctx context.Context, m *sharedMap) error {
@@ -232,10 +233,10 @@ func mapWatchCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch PATH [flags]",
 		Short: "print the map after each change",
-		Long: `watch prints the whole map, now and after each change. It prints one line of JSON:
-an object whose values are strings, as get prints them. If the map changes quickly,
-watch can skip states, but not the last. After a lost connection, it prints the map
-again when it has caught up. It ends with a signal, with --timeout, or after --count
+		Long: `zsync map watch prints the whole map, now and after each change. It prints one line of
+JSON: an object whose values are strings, as get prints them. If the map changes
+quickly, watch can skip states, but not the last. After a lost connection, it prints the
+map again when it has caught up. It ends with a signal, with --timeout, or after --count
 lines.`,
 		Example: `  zsync map watch /services | while read -r all; do echo "$all" | jq -r '.billing'; done`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -300,7 +301,7 @@ func mapClearCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "clear PATH [flags]",
 		Short: "delete all keys",
-		Long: `clear deletes every key that exists when it begins. It is not one step: other
+		Long: `zsync map clear deletes every key that exists when it begins. It is not one step: other
 programs can see some keys deleted and others not.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 1, 1, func(ctx context.Context, m *sharedMap) error { return m.Clear(ctx) })

@@ -18,7 +18,7 @@ func onceCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "once PATH [flags] -- CMD [ARG...]",
 		Short: "run a command once among all machines",
-		Long: `once runs a command that must succeed once, on all machines together. If it has
+		Long: `zsync once runs a command that must succeed once, on all machines together. If it has
 succeeded at PATH before, zsync succeeds and runs nothing. While another machine runs
 its command, zsync waits. If the command fails, zsync exits with the command's status,
 and the next waiting machine runs its own command.

@@ -101,9 +101,9 @@ func sendCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "send PATH [ELEMENT...] [flags]",
 		Short: "put elements into a queue",
-		Long: `send puts each ELEMENT at the end of the queue at PATH. Without an ELEMENT, it sends
-each line of its standard input. Either all ELEMENTs are stored or none. Lines are
-stored as they arrive; after a failure, the message says how many were certainly
+		Long: `zsync queue send puts each ELEMENT at the end of the queue at PATH. Without an ELEMENT,
+it sends each line of its standard input. Either all ELEMENTs are stored or none. Lines
+are stored as they arrive; after a failure, the message says how many were certainly
 stored. An element must be smaller than about 1 MiB.
 
 An ELEMENT that is JSON is stored unchanged, other text as a JSON string. Use --text
@@ -346,7 +346,8 @@ func lenCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "len PATH [flags]",
 		Short: "print the number of elements",
-		Long:  `len prints the number of elements in the queue at PATH, claimed elements included.`,
+		Long:  `zsync queue len prints the number of elements in the queue at PATH, claimed elements
+included.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())

@@ -35,8 +35,8 @@ func peekCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "peek PATH [flags]",
 		Short: "print the first element, and leave it in the queue",
-		Long: `peek writes the first element that no consumer has claimed. Exit status 75 means that
-there is none.`,
+		Long: `zsync queue peek writes the first element that no consumer has claimed. Exit status 75
+means that there is none.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -64,8 +64,8 @@ func clearCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "clear PATH [flags]",
 		Short: "remove all elements",
-		Long: `clear removes the elements that no consumer has claimed, delayed elements too, and
-prints their number. Dead letters stay: see zsync queue purge.`,
+		Long: `zsync queue clear removes the elements that no consumer has claimed, delayed elements
+too, and prints their number. Dead letters stay: see zsync queue purge.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -89,9 +89,9 @@ func cancelCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cancel PATH ID [flags]",
 		Short: "remove the element that was sent with an ID",
-		Long: `cancel removes the element of the queue at PATH that was sent with --id ID, if no
-consumer has claimed it. Exit status 75 means that it is claimed, or no longer in the
-queue. The ID is still remembered.`,
+		Long: `zsync queue cancel removes the element of the queue at PATH that was sent with --id ID,
+if no consumer has claimed it. Exit status 75 means that it is claimed, or no longer in
+the queue. The ID is still remembered.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 2 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -132,11 +132,11 @@ func statsCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stats PATH [flags]",
 		Short: "count elements, and list the consumers that claimed them",
-		Long: `stats prints how many elements of the queue at PATH are ready, claimed, delayed or
-dead letters; how long the oldest ready element has waited; the highest number of
-attempts of one unclaimed element; and the consumers, with the number of elements that
-each has claimed. An element that moves during the count can be counted twice or not
-at all. If the queue is paused, a last line says so.
+		Long: `zsync queue stats prints how many elements of the queue at PATH are ready, claimed,
+delayed or dead letters; how long the oldest ready element has waited; the highest
+number of attempts of one unclaimed element; and the consumers, with the number of
+elements that each has claimed. An element that moves during the count can be counted
+twice or not at all. If the queue is paused, a last line says so.
 
 With --json it prints an object with ready, claimed, delayed, dead, attempts, oldest
 (a time), paused and holders (an array of objects with owner and claimed).`,
@@ -236,12 +236,12 @@ func itemsCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls PATH [flags]",
 		Short: "list the elements",
-		Long: `ls lists the elements of the queue at PATH, and leaves them there: ready, claimed and
-delayed elements, and dead letters. Each line has the state, the ID, the number of
-attempts that have ended, the time of sending, a note, and the element. The note is the
-consumer of a claimed element, the time until which a delayed element waits, or the
-reason of a dead letter. An element that moves during the list can be missing, or be
-listed twice.
+		Long: `zsync queue ls lists the elements of the queue at PATH, and leaves them there: ready,
+claimed and delayed elements, and dead letters. Each line has the state, the ID, the
+number of attempts that have ended, the time of sending, a note, and the element. The
+note is the consumer of a claimed element, the time until which a delayed element waits,
+or the reason of a dead letter. An element that moves during the list can be missing, or
+be listed twice.
 
 With --json it prints an object in each line, with id, state, attempts, sent, due,
 owner, reason and data (as stored, in base64).`,
@@ -327,11 +327,11 @@ func deadCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "dead PATH [flags]",
 		Short: "list the dead letters",
-		Long: `dead lists the dead letters of the queue at PATH: elements that could not be decoded,
-failed too often, or were rejected. For each it prints the ID, the time, the number
-of attempts, the reason and the element. With --json it prints an array of objects
-with id, since, attempts, first (when it was sent), reason, size in bytes, and data
-(as stored, in base64).`,
+		Long: `zsync queue dead lists the dead letters of the queue at PATH: elements that could not be
+decoded, failed too often, or were rejected. For each it prints the ID, the time, the
+number of attempts, the reason and the element. With --json it prints an array of
+objects with id, since, attempts, first (when it was sent), reason, size in bytes, and
+data (as stored, in base64).`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())

@@ -26,10 +26,10 @@ func recvCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "recv PATH [flags] [-- CMD [ARG...]]",
 		Short: "take elements out of a queue",
-		Long: `recv writes the elements of the queue at PATH to its standard output, a line each,
-and removes them. It prints the text of a JSON string, unless --raw is given. It ends
-when the queue is empty or paused, or after --count elements; with --follow it waits
-for more.
+		Long: `zsync queue recv writes the elements of the queue at PATH to its standard output, a line
+each, and removes them. It prints the text of a JSON string, unless --raw is given. It
+ends when the queue is empty or paused, or after --count elements; with --follow it
+waits for more.
 
 recv first writes an element, and then removes it. If the element cannot be written,
 it returns to its place. If recv is killed, or loses its session, between the two

@@ -144,10 +144,10 @@ func scheduleDoCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "do PATH [flags] -- CMD [ARG...]",
 		Short: "run a command for one scheduled time, unless it has run",
-		Long: `do runs a command for one instant. If that or a later instant was done, zsync runs
-nothing and succeeds. While another machine runs its command for the instant, zsync waits.
-If the command fails, the instant is not done: zsync exits with the command's status,
-and the next waiting machine runs its own command.
+		Long: `zsync schedule do runs a command for one instant. If that or a later instant was done,
+zsync runs nothing and succeeds. While another machine runs its command for the instant,
+zsync waits. If the command fails, the instant is not done: zsync exits with the
+command's status, and the next waiting machine runs its own command.
 
 The instant is --at, or the latest instant of the timetable that is not in the future.
 So if cron(8) starts zsync on every machine, the command runs on one machine. If it
@@ -245,8 +245,8 @@ func scheduleRunCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run PATH [flags] -- CMD [ARG...]",
 		Short: "run a command at each scheduled time",
-		Long: `run runs a command at each instant of the timetable, on one machine of many, until a
-signal comes. zsync forwards the signal to the command, and ends after it.
+		Long: `zsync schedule run runs a command at each instant of the timetable, on one machine of
+many, until a signal comes. zsync forwards the signal to the command, and ends after it.
 
 If the command fails, it runs again, here or on another machine, up to --attempts times
 in all. The --pause before an attempt doubles each time, up to an hour. When the next
@@ -444,9 +444,9 @@ func scheduleLastCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "last PATH [flags]",
 		Short: "print the last scheduled time that was done",
-		Long: `last prints the last instant that was done, in the form 2006-01-02T15:04:05Z. Exit
-status 75 means that there is none. If a later instant has failed, standard error
-has that instant, and when, where and why it failed.`,
+		Long: `zsync schedule last prints the last instant that was done, in the form
+2006-01-02T15:04:05Z. Exit status 75 means that there is none. If a later instant has
+failed, standard error has that instant, and when, where and why it failed.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())

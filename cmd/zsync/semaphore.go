@@ -17,10 +17,10 @@ func semaphoreCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "semaphore -n LIMIT PATH [flags] -- CMD [ARG...]",
 		Short: "run a command under permits of a semaphore",
-		Long: `semaphore runs a command while it holds permits of the semaphore at PATH, which has
-LIMIT permits. If each command needs one permit, at most LIMIT commands run at once, on
-all machines together. Waiters are served in the order in which they came, however many
-permits they need. All commands at PATH must name the same LIMIT.
+		Long: `zsync semaphore runs a command while it holds permits of the semaphore at PATH, which
+has LIMIT permits. If each command needs one permit, at most LIMIT commands run at once,
+on all machines together. Waiters are served in the order in which they came, however
+many permits they need. All commands at PATH must name the same LIMIT.
 
 It is a zsync.Semaphore. The command's environment has no ZSYNC_TOKEN.`,
 		Example: `  zsync semaphore -n 3 /jobs/import -- ./import.sh

@@ -25,14 +25,15 @@ func serverCommand(h *host) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "server [flags]",
 		Short: "serve ZooKeeper's protocol from memory, for development",
-		Long: `server serves ZooKeeper's protocol to any client, until it is interrupted.
+		Long: `zsync server serves ZooKeeper's protocol to any client, until it is interrupted.
 Everything is in memory and lost at the end: use it for development and tests.
 
 Try programs in any language against the faults of production: --latency delays every
 packet; --disconnect-every drops all connections at that interval; --expire-every ends
 all sessions; --partition-every cuts off the oldest session, and neither its client nor
 the server notices. --lose-replies picks requests at random: each is carried out, and
-its connection drops before the reply. server reports each fault on standard error.`,
+its connection drops before the reply. zsync server reports each fault on standard
+error.`,
 		Example: `  zsync server --listen 127.0.0.1:2181
   zsync server --latency 20ms --disconnect-every 30s --lose-replies 1`,
 		Args: noArgs,

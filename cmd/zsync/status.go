@@ -22,10 +22,10 @@ func statusCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status PATH... [flags]",
 		Short: "show the holders and waiters of a path",
-		Long: `status shows each PATH: the holders and waiters, in order, of locks, semaphores,
-elections, double barriers and conds; the elements, waiting consumers and dead letters
-of a queue; the tasks of a wait group; whether a once is done; the last instant of a
-schedule. Times are from the servers' clocks: the time of the grant or, if that is not
+		Long: `zsync status shows the primitive at each PATH. For a lock, a semaphore, an election, a
+double barrier or a cond, it shows the holders and waiters, in order. For a queue, it
+shows the elements, waiting consumers and dead letters. For a wait group, it shows the
+tasks, for a once whether it is done, and for a schedule the last instant. Times are from the servers' clocks: the time of the grant or, if that is not
 recorded, the time at which the contender came. If status may not read a path or an
 owner, it shows the rest, and exits with status 77.
 

@@ -26,7 +26,7 @@ func topCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top [PATH] [flags]",
 		Short: "show holders and waiters, live",
-		Long: `top shows everything at PATH and below it (default: /) in a terminal, the longest
+		Long: `zsync top shows everything at PATH and below it (default: /) in a terminal, the longest
 wait first. Its keys:
 
   q, ctrl-c     quit

@@ -26,9 +26,9 @@ func uiCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ui [PATH] [flags]",
 		Short: "serve a page with holders and waiters, live",
-		Long: `ui serves a web page that shows everything at PATH and below it (default: /): holders
-and waiters, deadlocks, leaders, queues, groups, schedules, and each handoff that ui
-sees. The page loads nothing from elsewhere, and works without JavaScript.
+		Long: `zsync ui serves a web page that shows everything at PATH and below it (default: /):
+holders and waiters, deadlocks, leaders, queues, groups, schedules, and each handoff
+that ui sees. The page loads nothing from elsewhere, and works without JavaScript.
 
 By default, ui listens on this machine only, and changes nothing. With --writable,
 every visitor of the page can break locks. ui asks for no password: if --listen names

@@ -17,11 +17,11 @@ func valueCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "value",
 		Short: "read, write and watch a shared value",
-		Long: `A value is the data of a znode. It is a zsync.Value with the default codec,
-zsync.JSON. set stores JSON unchanged, and other text as a JSON string; get and watch
-print the text of a JSON string, and other JSON unchanged. So NewValue[string] and
-NewValue[int] share the path with the command. With --raw, a value is bytes, as with
-zsync.Raw.`,
+		Long: `A value is the data of a znode. It is a zsync.Value with the default codec, zsync.JSON.
+zsync value set stores JSON unchanged. It stores other text as a JSON string. zsync
+value get and zsync value watch print the text of a JSON string, and print other JSON
+unchanged. So NewValue[string] and NewValue[int] share the path with the command. With
+--raw, a value is bytes, as with zsync.Raw.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(getCommand(c), setCommand(c), watchCommand(c))
@@ -45,8 +45,9 @@ func getCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get PATH [flags]",
 		Short: "print the value",
-		Long: `get writes the value at PATH to standard output, and a newline. It prints the text of
-a JSON string, unless --raw is given. Exit status 75 means that there is no value.`,
+		Long: `zsync value get writes the value at PATH to standard output, and a newline. It prints
+the text of a JSON string, unless --raw is given. Exit status 75 means that there is no
+value.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -80,9 +81,9 @@ func setCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set PATH [VALUE] [flags]",
 		Short: "write the value",
-		Long: `set writes VALUE to PATH; without VALUE it reads its standard input. With --if or
---if-absent, it writes only if the value is as expected, and exits with status 75
-otherwise. OLD is a value as "get" prints it.
+		Long: `zsync value set writes VALUE to PATH; without VALUE it reads its standard input. With
+--if or --if-absent, it writes only if the value is as expected, and exits with status
+75 otherwise. OLD is a value as "get" prints it.
 
 A value that is JSON is stored unchanged, other text as a JSON string. Use --text if
 every value is text, as for NewValue[string], and --raw for bytes.`,
@@ -160,10 +161,10 @@ func watchCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch PATH [flags]",
 		Short: "print the value, and again when it changes",
-		Long: `watch writes the value at PATH to its standard output, now and after each change.
-It prints the text of a JSON string, unless --raw is given. If the value
-changes quickly, watch can skip values, but not the last. It ends with a signal, with
---timeout, or after --count values.`,
+		Long: `zsync value watch writes the value at PATH to its standard output, now and after each
+change. It prints the text of a JSON string, unless --raw is given. If the value changes
+quickly, watch can skip values, but not the last. It ends with a signal, with --timeout,
+or after --count values.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
