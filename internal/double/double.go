@@ -59,8 +59,8 @@ import (
 //
 // In step 4, a party lists the children only if its number is the n'th after the last number that
 // was let in, or a later one. That is enough: of any n waiting parties, the last party has such a
-// number, and it sees the other parties, which came earlier. In step 5, such a party never waits
-// for a party ahead of it. So if a party crashes, no party behind it must be woken.
+// number, and it sees the other parties, which came earlier. In step 5, a party with such a number
+// never waits for a party ahead of it. So if a party crashes, no party behind it must be woken.
 //
 // Step 6 comes before step 7. The reason is that the keeper waits for the deletion of our child. So
 // we watch the keeper's znode before a live keeper can delete it.
@@ -82,8 +82,8 @@ type Leftovers struct {
 }
 
 // leftovers has the GUIDs of parties whose Enter is over, but whose znodes may still exist. All
-// DoubleBarrier values of a path in a Session share one leftovers, because a caller may enter again
-// with another value.
+// DoubleBarrier values of a path in a Session share one `leftovers`, because a caller may enter
+// again with another value.
 type leftovers struct {
 	all *Leftovers
 	dir string
@@ -117,8 +117,8 @@ type roundID struct {
 	version int32
 }
 
-// A round is a group of parties that were let in together. Their numbers are greater than after,
-// and not greater than last.
+// A round is a group of parties that were let in together. Their numbers are greater than `after`,
+// and not greater than `last`.
 type round struct {
 	version     int32
 	after, last int32
@@ -141,7 +141,7 @@ func (s roomState) admitted() int32 {
 	return s.rounds[len(s.rounds)-1].last
 }
 
-// find returns the round for which fits returns true, if s has such a round.
+// The method `find` returns the round for which `fits` returns true, if s has such a round.
 func (s roomState) find(fits func(round) bool) (round, bool) {
 	i := slices.IndexFunc(s.rounds, fits)
 	if i < 0 {
@@ -150,8 +150,8 @@ func (s roomState) find(fits func(round) bool) (round, bool) {
 	return s.rounds[i], true
 }
 
-// next returns the state of the room after a round. all has the children of the room, and in has
-// the parties of the round. A round without a child is left out.
+// The method `next` returns the state of the room after a round. The list `all` has the children of
+// the room, and `in` has the parties of the round. A round without a child is left out.
 func (s roomState) next(version int32, all, in []lock.Child) roomState {
 	next := roomState{n: s.n}
 	for _, r := range s.rounds {
@@ -189,7 +189,7 @@ func parseRoomState(data []byte) (roomState, error) {
 	return s, nil
 }
 
-// New returns the double barrier at path. It does no I/O.
+// New returns the double barrier at `path`. It does no I/O.
 func New(m *session.Manager, path string, all *Leftovers) *DoubleBarrier {
 	dir := m.Full(path)
 	return &DoubleBarrier{
@@ -296,8 +296,8 @@ func (b *DoubleBarrier) Membership() (hold *lock.Grant, round any) {
 	return b.inside[0].hold, b.inside[0].round
 }
 
-// enter is the part of Enter in one session. If the room or our child was deleted, it returns
-// ErrVanished, and Enter must start again.
+// The method `enter` is the part of Enter in one session. If the room or our child was deleted, the
+// error is ErrVanished, and Enter must start again.
 func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*party, error) {
 	// Wait for a connection before the create. So if ctx ends before there is a connection, no
 	// znode is left.
@@ -348,10 +348,10 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 	return nil, err
 }
 
-// leaveBehind records the GUID of a party that does not wait but may have a znode. Either its
-// deletion is under way, or we have lost its session, which may still be alive at the servers. The
-// same caller may enter again, or continue in the next session. Then the old znode must not count
-// as another party.
+// leaveBehind records the GUID of a party that does not wait but may have a znode. Either the
+// deletion of the znode is under way, or we have lost its session, which may still be alive at the
+// servers. The same caller may enter again, or continue in the next session. Then the old znode
+// must not count as another party.
 func (b *DoubleBarrier) leaveBehind(guid string) {
 	l := b.leftovers
 	l.mu.Lock()
@@ -390,7 +390,7 @@ func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarn
 	return nil
 }
 
-// withdraw deletes p's child in the background. If p is the keeper, withdraw also deletes the
+// withdraw deletes p's child in the background. If p is the keeper, `withdraw` also deletes the
 // keeper's znode.
 func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion {
 	return inc.Delete(&session.Deletion{Paths: []string{p.path}, By: func() error {
@@ -431,8 +431,8 @@ func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.De
 }
 
 // replace waits until the room is empty, and deletes it. Then a new room can replace it. If the
-// room is for another number of parties, and has such parties, replace fails. It always returns an
-// error. If Enter must start again, the error is ErrVanished.
+// room is for another number of parties, and has such parties, `replace` fails. It always returns
+// an error. If Enter must start again, the error is ErrVanished.
 func (b *DoubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n int, room int64, why error) error {
 	for {
 		err := inc.RemoveNow(ctx, b.room)
@@ -461,7 +461,7 @@ func (b *DoubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n
 	}
 }
 
-// A seen is the result of a party's read of the room, after the create of the party's child.
+// A `seen` is the result of a party's read of the room, after the create of the party's child.
 type seen struct {
 	session.Node
 	err   error
@@ -484,14 +484,14 @@ func (b *DoubleBarrier) arrive(ctx context.Context, inc *session.Incarnation, gu
 	return made.Path, room, err
 }
 
-// read performs step 2.
+// The method `read` performs step 2.
 func (b *DoubleBarrier) read(ctx context.Context, inc *session.Incarnation) (room seen) {
 	room.watch = b.watch(inc)
 	room.Data, room.Stat, room.err = inc.Get(ctx, b.room)
 	return room
 }
 
-// await performs the rest of Enter, after arrive.
+// await performs the rest of Enter, after the call of `arrive`.
 func (b *DoubleBarrier) await(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) error {
 	for {
 		inside, err := b.look(ctx, inc, room, p, n)
@@ -503,7 +503,7 @@ func (b *DoubleBarrier) await(ctx context.Context, inc *session.Incarnation, roo
 	}
 }
 
-// look performs steps 3 to 5 once. room is the result of step 2.
+// look performs steps 3 to 5 once. The argument `room` is the result of step 2.
 func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) (inside bool, _ error) {
 	switch err := room.err; {
 	case session.IsNoNode(err), err == nil && p.round.room != 0 && p.round.room != room.Stat.Czxid:
@@ -598,8 +598,8 @@ func (p *party) mustStand(ctx context.Context, inc *session.Incarnation) error {
 	return p.ours(inc, stat, err)
 }
 
-// ours checks the result of a read of p's child. If the read has found no znode, or a copy by
-// another client, it returns ErrVanished.
+// The method `ours` checks the result of a read of p's child. If the read has found no znode, or a
+// copy by another client, the error is ErrVanished.
 func (p *party) ours(inc *session.Incarnation, stat *zk.Stat, err error) error {
 	if err == nil && (stat == nil || stat.EphemeralOwner != inc.ID.Load()) {
 		return session.ErrVanished
@@ -608,8 +608,8 @@ func (p *party) ours(inc *session.Incarnation, stat *zk.Stat, err error) error {
 }
 
 // letIn performs step 4. If p is the n'th waiting party or a later one, letIn lets the next round
-// in. The result nth is the place of p among the waiting parties, and inside reports whether p is
-// inside. If p is neither inside nor among the first n-1 waiting parties, p must look again.
+// in. The result `nth` is the place of p among the waiting parties, and `inside` reports whether p
+// is inside. If p is neither inside nor among the first n-1 waiting parties, p must look again.
 func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, state roomState, p *party) (nth int, inside bool, err error) {
 	names, err := inc.Names(ctx, b.room)
 	if err != nil {
@@ -668,9 +668,9 @@ func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 	return state.n, false, inc.Pause(ctx, 1)
 }
 
-// leave is the part of Leave in one session. The first call is in p's own session. If leave returns
-// ErrEnded, p has left. If leave fails, p is no longer the keeper, and another party becomes the
-// keeper.
+// The method `leave` is the part of Leave in one session. The first call is in p's own session. If
+// `leave` returns ErrEnded, p has left. If `leave` fails, p is no longer the keeper, and another
+// party becomes the keeper.
 func (b *DoubleBarrier) leave(ctx context.Context, inc *session.Incarnation, p *party) error {
 	err := b.depart(ctx, inc, p)
 	switch {
@@ -724,14 +724,14 @@ func (b *DoubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w 
 		return false, err
 	}
 	// The event proves a write if it has come over the connection on which the watch was set. After
-	// an outage, it proves none: the servers report a change even if the keeper's znode was deleted
-	// and the next keeper has created another. Then p looks again.
+	// an outage, the event proves no write: the servers report a change even if the keeper's znode
+	// was deleted and the next keeper has created another. Then p looks again.
 	told := inc.Watches.Told(w) == inc.Watches.ArmedOn(w)
 	return w.Event == zk.EventNodeDataChanged && told, nil
 }
 
 // readKeeper performs step 6 and, the first time, also step 7: it reads the keeper's znode, and
-// then deletes p's child. The result unread is the error of the read. If err is not nil, the
+// then deletes p's child. The result `unread` is the error of the read. If err is not nil, the
 // deletion has failed, p was no longer inside, or ctx has ended. If ctx ends, both requests
 // continue in the background.
 //
@@ -776,7 +776,7 @@ func (b *DoubleBarrier) readKeeper(ctx context.Context, inc *session.Incarnation
 	}
 }
 
-// succeed performs step 8. If done is false and err is nil, p must look again.
+// succeed performs step 8. If `done` is false and err is nil, p must look again.
 func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p *party) (done bool, err error) {
 	p.asked = true
 	create, err := inc.StartCreate(ctx, b.keeperPath(p.round), []byte(p.name), zk.FlagEphemeral)
@@ -816,7 +816,7 @@ func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *p
 	return err
 }
 
-// rest returns the names of the other parties of p's round that are still inside.
+// The method `rest` returns the names of all parties of p's round that are still inside, except p.
 func (b *DoubleBarrier) rest(ctx context.Context, inc *session.Incarnation, p *party) ([]string, error) {
 	// List the room before the read. If the read shows our room, the listing has shown our room,
 	// too. In the other order, the listing could show a new room, whose numbers begin at 0 again.
@@ -856,7 +856,7 @@ func (b *DoubleBarrier) awaitAll(ctx context.Context, inc *session.Incarnation, 
 }
 
 // tell performs step 11. The write is the first operation, so the waiting parties get its event. If
-// another client had deleted p's child, tell returns ErrLost.
+// another client had deleted p's child, the error is ErrLost.
 func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *party) (lost error) {
 	path := b.keeperPath(p.round)
 	ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}
@@ -891,7 +891,7 @@ func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *p
 	return lost
 }
 
-// Parties returns the names of all parties in the room, in order. The function inside reports
+// Parties returns the names of all parties in the room, in order. The function `inside` reports
 // whether the party names[i] is inside.
 func (b *DoubleBarrier) Parties(ctx context.Context, inc *session.Incarnation) (names []string, inside func(i int) bool, err error) {
 	names, _, err = inc.Children(ctx, b.room)

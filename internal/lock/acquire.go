@@ -21,17 +21,17 @@ type Place struct {
 	Base   string // the base of its znode's name
 	Data   []byte // of its znode
 	Rule   Rule
-	Behind *Ahead // record of the contenders ahead, which Take writes; nil for no record
+	Behind *Ahead // Take records the contenders ahead here; nil for no record
 	try    bool   // p is used by Try, which waits only for a contender that may have kept its place
 
 	claim *Claim        // nil while no znode of p is in the line
-	roll  *session.Roll // a listing of the line, if acquire has not used it yet
+	roll  *session.Roll // a listing of the line, if `acquire` has not used it yet
 	trip  time.Duration // duration of Enter, which is about one round trip
 	lists int           // number of listings that p may still make while it waits
 
 	// While p waits for the deletion of a contender ahead, the blocker:
 	blocker string           // path of the blocker's znode; "" if p has no blocker
-	gone    *conn.Watch      // the watch on blocker, if it is joined and set; otherwise nil
+	gone    *conn.Watch      // the watch on the blocker, if p has joined this watch and it is set; otherwise nil
 	own     *conn.Watch      // the watch on p's own znode, set; see Claim.watch
 	alone   bool             // no other contender blocks p, now or later
 	limit   <-chan time.Time // fires when a Try stops waiting; nil for other callers
@@ -45,16 +45,16 @@ var (
 )
 
 // acquire creates the znode of p and waits for the turn of p, in one session. (Line describes the
-// steps.) If ctx ends, a later call of acquire continues the wait.
+// steps.) If ctx ends, a later call of `acquire` continues the wait.
 //
 // It is our turn if our znode exists and no contender blocks us. Both conditions must be true at
 // one moment, on one server, and not before the last event that we received. A listing can show
 // both conditions. After the deletion of the only blocker, Claim.standsAfter shows both without a
 // listing. From that moment on, no contender can get ahead of us, unless the rule allows it. So the
-// turn lasts while our znode exists and the session is alive. The call of confirm comes last. So no
-// caller is given a turn in a session that has already ended.
+// turn lasts while our znode exists and the session is alive. The call of `confirm` comes last. So
+// no caller is given a turn in a session that has already ended.
 //
-// The turn may come while acquire fails. The caller must leave the line even then, which is safe:
+// The turn may come while `acquire` fails. The caller must leave the line even then, which is safe:
 // the caller holds nothing, and the deletion of our znode wakes the next contender.
 func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, error) {
 	if p.claim == nil {
@@ -100,27 +100,27 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 
 // enter creates the znode of p and lists the line.
 func (p *Place) enter(ctx context.Context, inc *session.Incarnation) (err error) {
-	p.Behind.Forget() // it may describe the wait of p's previous znode
+	p.Behind.Forget() // the record may describe the wait of p's previous znode
 	start := time.Now()
 	p.claim, p.roll, err = p.Line.Enter(ctx, inc, p.Base, p.Data)
 	p.trip, p.lists = time.Since(start), maxRelists
 	return err
 }
 
-// list returns the contenders ahead of p. The first call uses the listing that was made with the
-// create. A later call makes a new listing, because the blocker has left, or because ctx ended
-// before the first listing was used.
+// The method `list` returns the contenders ahead of p. The first call uses the listing that was
+// made with the create. A later call makes a new listing, because the blocker has left, or because
+// ctx ended before the first listing was used.
 func (p *Place) list(ctx context.Context) (ahead []Child, err error) {
 	c := p.claim
 	if p.roll == nil {
 		if p.roll, err = c.Incarnation.Roll(ctx, c.Line.Dir); err != nil && !session.IsNoNode(err) {
-			return nil, err // NoNode: the parent and our znode are deleted, which ahead finds
+			return nil, err // NoNode: the parent and our znode are deleted, and the call of `ahead` finds that
 		}
 	}
 	return p.Line.ahead(ctx, c.Incarnation, p.roll, c.Child)
 }
 
-// wait begins the wait for blocker. Of the contenders that block p, this is the nearest.
+// The method `wait` begins the wait for `blocker`, the nearest of the contenders that block p.
 func (p *Place) wait(ahead []Child, blocker string, alone bool) {
 	c := p.claim
 	rk := c.Line.ranks(p.roll)
@@ -140,7 +140,7 @@ func (p *Place) wait(ahead []Child, blocker string, alone bool) {
 }
 
 // listAhead lists the line. It returns the names of the first contenders, and the number of all
-// contenders ahead of me.
+// contenders ahead of `me`.
 func (l *Line) listAhead(ctx context.Context, inc *session.Incarnation, me Child) (first []string, place int, err error) {
 	roll, err := inc.Roll(ctx, l.Dir)
 	if err != nil {
@@ -205,8 +205,8 @@ func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 	}
 }
 
-// watch sets the watches on the blocker and on p's own znode, in one round trip. If the blocker was
-// deleted already, the result gone is true, and proof is as in awaitGone.
+// The method `watch` sets the watches on the blocker and on p's own znode, in one round trip. If
+// the blocker was deleted already, the result `gone` is true, and `proof` is as in awaitGone.
 func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
 	c, inc, watches := p.claim, p.claim.Incarnation, p.claim.Incarnation.Watches
 	p.gone = watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: p.blocker})
@@ -235,7 +235,7 @@ func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
 	return true, over, nil
 }
 
-// unwatch leaves the watch on the blocker. The claim keeps the watch on its own znode.
+// unwatch gives up the watch on the blocker. The claim keeps the watch on its own znode.
 func (p *Place) unwatch() {
 	if p.gone != nil {
 		p.claim.Incarnation.Watches.Leave(p.gone)
@@ -243,8 +243,8 @@ func (p *Place) unwatch() {
 	}
 }
 
-// stop ends the wait for the blocker, and all requests that belong to this wait. If a listing is
-// under way, its result is not used.
+// The method `stop` ends the wait for the blocker, and all requests that belong to this wait. If a
+// listing is under way, its result is not used.
 func (p *Place) stop() {
 	p.unwatch()
 	p.blocker = ""
@@ -258,9 +258,9 @@ func (p *Place) stop() {
 	}
 }
 
-// contend calls acquire. If holds is true, the caller will hold the claim, and contend takes a
-// stake in the session. If ctx ends, p may keep its place. After any other error, no znode of p is
-// in the line.
+// contend calls `acquire`. If `holds` is true, the caller will hold the claim, and `contend` takes
+// a stake in the session. If ctx ends, p may keep its place. After any other error, no znode of p
+// is in the line.
 func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds bool) (*Claim, error) {
 	c, err := p.acquire(ctx, inc)
 	if err == nil && holds {
@@ -334,7 +334,7 @@ func (p *Place) Leave() {
 }
 
 // Acquire enters the line and waits for its turn, like Take. If ctx ends, Acquire leaves no znode
-// in the line. If behind is not nil, Acquire records the contenders ahead in it.
+// in the line. If `behind` is not nil, Acquire records the contenders ahead there.
 func (l *Line) Acquire(ctx context.Context, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
 	p := Place{Line: l, Base: base, Data: data, Rule: rule, Behind: behind}
 	c, err := p.Take(ctx)
@@ -356,11 +356,11 @@ func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base strin
 const RecallTime = 500 * time.Millisecond
 
 // Try returns a claim whose turn has come, if the turn comes at once. If not, Try leaves no znode
-// in the line, and returns nil. It first lists the line, and does not enter if a contender blocks
-// it. There is one exception: a contender that perhaps only keeps its place. In that case, Try
-// creates its znode, so that the contender's process deletes the kept znode (Lock.recall). Try
-// waits for this deletion, but no longer than RecallTime. If the znode still exists then, a
-// goroutine holds the lock, or that process does not react.
+// in the line, and returns nil. It first lists the line, and does not enter if a contender would
+// block the caller. There is one exception: a contender that perhaps only keeps its place. In that
+// case, Try creates its znode, so that the contender's process deletes the kept znode
+// (Lock.recall). Try waits for this deletion, but no longer than RecallTime. If the znode still
+// exists after this wait, a goroutine holds the lock, or that process does not react.
 func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (won *Claim, err error) {
 	err = l.Manager.During(ctx, func(inc *session.Incarnation) error {
 		if blocked, err := l.blocked(ctx, inc, rule); blocked || err != nil {
@@ -380,9 +380,9 @@ func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (wo
 // onlyKept reports whether exactly one contender is ahead, and perhaps only keeps its place.
 func onlyKept(ahead []Child) bool { return len(ahead) == 1 && MayBeKept(ahead[0].Name) }
 
-// blocked reports whether a contender in the line would block a new contender. It lists the line
-// after a sync. Without the sync, a lagging server could show a contender that had left before the
-// call.
+// The method `blocked` reports whether a contender in the line would block a new contender. It
+// lists the line after a sync. Without the sync, a lagging server could show a contender that had
+// left before the call.
 func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, rule Rule) (bool, error) {
 	names, _, err := inc.ChildrenFresh(ctx, l.Dir)
 	if err != nil && !session.IsNoNode(err) {

@@ -20,16 +20,16 @@ type Ahead struct {
 	dir   string
 	first []string // names of the first contenders, in order
 	place int      // number of contenders ahead, at the last listing or read
-	head  string   // name of the first contender, if it was read; otherwise ""
+	head  string   // name of the first contender, if its znode was read; otherwise ""
 	node  session.Node
 	timer *time.Timer // of the present wait, if the wait has reads
 }
 
-// A Behind describes the contenders for which a waiter waits: their number and, if it is known, the
-// first of them.
+// A Behind describes the contenders for which a waiter waits: their number and, if known, the first
+// of them.
 type Behind struct {
 	Own   *Claim       // the first contender, if a goroutine of this process holds it; otherwise nil
-	Name  string       // of the first contender in the line; "" if that is Own, or unknown
+	Name  string       // of the first contender in the line; "" if that contender is Own, or unknown
 	Node  session.Node // of the same contender; empty before the first read
 	Mode  HoldMode
 	Place int
@@ -43,7 +43,7 @@ const (
 )
 
 // Set records the contenders ahead: the children of dir with these names, in order. The caller must
-// not change names later.
+// not change `names` after the call.
 func (a *Ahead) Set(dir string, names []string) { a.set(dir, names, len(names)) }
 
 func (a *Ahead) set(dir string, names []string, place int) {
@@ -61,15 +61,16 @@ func (a *Ahead) setLocked(names []string, place int) {
 	}
 }
 
-// Forget empties a, because the waiter is not in the line. a may be nil.
+// Forget empties the record `a`, because the waiter is not in the line. If `a` is nil, Forget does
+// nothing.
 func (a *Ahead) Forget() {
 	if a != nil {
 		a.Set("", nil)
 	}
 }
 
-// Now returns the present state of a: the first contender ahead, if it is known, and the number of
-// contenders ahead at the last listing. Before the first listing, the number is 0.
+// Now returns the present state of `a`: the first contender ahead, if it is known, and the number
+// of contenders ahead at the last listing. Before the first listing, the number is 0.
 func (a *Ahead) Now() Behind {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -81,20 +82,20 @@ func (a *Ahead) Now() Behind {
 }
 
 // LookWhileWaiting begins to read the first contender in the background: after a second, and then
-// after intervals that double, up to a minute. The reads end when the caller calls stop. If all
-// contenders in a have left, list is called: it lists the line, and returns the names of the first
-// contenders and the number of all contenders ahead. Between two reads, there is only a timer, and
-// no goroutine.
+// after intervals that double, up to a minute. The reads end when the caller calls `stop`. If all
+// contenders in `a` have left, `list` is called: it lists the line, and returns the names of the
+// first contenders and the number of all contenders ahead. Between two reads, there is only a
+// timer, and no goroutine.
 func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context.Context) (first []string, place int, err error)) (stop func()) {
 	var timer *time.Timer // while the wait lasts, a.timer is this timer
 	wait := lookAfter
 	look := func() {
 		ctx := inc.Ctx
-		// After an error, a stays unchanged.
+		// After an error, `a` stays unchanged.
 		if found, err := a.look(ctx, inc); err == nil && !found {
 			if names, place, err := list(ctx); err == nil {
 				a.mu.Lock()
-				if a.timer != timer { // a is used for another wait now
+				if a.timer != timer { // `a` is used for another wait now
 					a.mu.Unlock()
 					return
 				}
@@ -130,8 +131,8 @@ func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context
 	}
 }
 
-// look reads the znodes of the contenders in a, and records the first that exists. It reports
-// whether any of them still exists.
+// look reads the znodes of the contenders in `a`, and records the first znode that exists. It
+// reports whether there is such a znode.
 func (a *Ahead) look(ctx context.Context, inc *session.Incarnation) (found bool, err error) {
 	a.mu.Lock()
 	dir, first := a.dir, a.first

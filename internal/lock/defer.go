@@ -24,7 +24,7 @@ var (
 	kazooPriority   = regexp.MustCompile(`^[0-9a-f]{32}p(-?\d+)$`)
 )
 
-// WithPriority returns base with the priority before it, for the name of a candidate.
+// WithPriority returns `base` with the priority before it, for the name of a candidate.
 func WithPriority(base string, priority int, kazoo bool) string {
 	if !kazoo {
 		base = "-" + base
@@ -60,7 +60,7 @@ const guidSize = 36
 // a candidate.
 func WishFor(c Child) string { return wishMark + session.NewGUID() + "-" + beforeBase(c) }
 
-// wishesFor returns the wishes for c among names.
+// wishesFor returns the wishes for c among `names`.
 func wishesFor(c Child, names []string) (wishes []string) {
 	for _, name := range names {
 		// After the mark come a GUID and a dash. The rest must be the part of c's name before the
@@ -72,10 +72,10 @@ func wishesFor(c Child, names []string) (wishes []string) {
 	return wishes
 }
 
-// Defers reports whether the candidate me, whose turn has come, must let another candidate lead
-// first: the candidate that a wish names or, if me has a priority, a candidate of higher priority.
-// A candidate that defers enters the line again at its end, so it defers to each other candidate
-// only once. Defers also returns the wishes for me.
+// Defers reports whether the candidate `me`, whose turn has come, must let another candidate lead
+// first: the candidate that a wish names or, if `me` has a priority, a candidate of higher
+// priority. A candidate that defers enters the line again, at the end, so it defers to each other
+// candidate only once. Defers also returns the wishes for `me`.
 //
 // After a leader with a wish has left, every candidate whose turn comes finds the wish. The reason
 // is the order: the leader creates the wish before its own znode is deleted, and a candidate lists

@@ -32,9 +32,9 @@ type Grant struct {
 }
 
 // Grant begins the next use of c, whose turn has come. op is for the observer. At the first grant,
-// Hold.begin registers a hook of c on the end of the session. If the session ends later, this hook
-// ends the grant, and only then does the client ask the servers to end the session. If the session
-// has ended already, the grant is lost before Grant returns.
+// Hold.begin registers a hook of c on the end of the session. If the session ends after that, this
+// hook ends the grant, and only then does the client ask the servers to end the session. If the
+// session has ended already, the grant is lost before Grant returns.
 func (c *Claim) Grant(op string) *Grant {
 	c.mu.Lock()
 	first := c.state == waiting
@@ -89,7 +89,7 @@ func (g *Grant) Within(f *session.Function) {
 	g.within = f
 }
 
-// OnEnd ends g by the loss why or, if why is nil, by a release. It is called under Claim.mu.
+// OnEnd ends g by the loss `why` or, if `why` is nil, by a release. It is called under Claim.mu.
 func (g *Grant) OnEnd(why error) {
 	if why != nil {
 		g.lost.End(why)
@@ -141,8 +141,8 @@ func (g *Grant) Revoke() {
 // Lost returns a channel that is closed when the claim is lost during g, or g is revoked.
 func (g *Grant) Lost() <-chan struct{} { return g.lost.Done() }
 
-// Follow registers f, which is called once, without locks, when g ends. Its argument is the loss,
-// or nil.
+// Follow registers f, which is called once, without locks, when g ends. The argument of f is the
+// loss, or nil.
 func (g *Grant) Follow(f func(why error)) {
 	c := g.Claim
 	c.mu.Lock()
@@ -182,7 +182,7 @@ func (g *Grant) Release() error {
 }
 
 // ReleaseBy is a variant of Release: the function f sends the deletion of the znode, whose path is
-// own. If f fails, ReleaseBy deletes the znode itself, and returns the error of f. If f returns
+// `own`. If f fails, ReleaseBy itself deletes the znode, and returns the error of f. If f returns
 // ErrVanished, another client had deleted the znode. Then ReleaseBy returns the loss.
 //
 // When f begins, the znode is no longer watched. So its deletion by f does not count as a loss.
@@ -222,7 +222,7 @@ func (g *Grant) Left() {
 // GiveBack deletes c's znode, like Leave, and waits for the deletion.
 func (c *Claim) GiveBack() error { return c.Leave().Result() }
 
-// Token returns the fencing token of g. If alone is true, g does not share its claim with other
+// Token returns the fencing token of g. If `alone` is true, g does not share its claim with other
 // goroutines.
 func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 	c := g.Claim
@@ -230,9 +230,9 @@ func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 	return c.fence(ctx, has, func() string { return c.Path }, c.touch)
 }
 
-// touch writes the data of c's znode again, unchanged. The write requires the version of c's own
-// last write, so it never overwrites data of another client. Such data may be a request to release
-// (Mutex.Revoke) that was not read yet.
+// The method `touch` writes the data of c's znode again, unchanged. The write requires the version
+// of c's own last write, so it never overwrites data of another client. Such data may be a request
+// to release (Mutex.Revoke) that was not read yet.
 func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 	c.mu.Lock()
 	data, version := c.data, c.version
@@ -281,11 +281,11 @@ func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open
 	return nil, false, c.Explain(err)
 }
 
-// Move gives c the znode of another claim of the same session, the argument to. It returns the path
-// of the previous znode. The grants of c continue.
+// Move gives c the znode of another claim of the same session, the argument `to`. It returns the
+// path of the previous znode. The grants of c continue.
 //
-// If c is already lost, Move deletes that znode, leaves c unchanged and returns the loss. It must
-// not delete c's znode. After a loss by Hold.giveUp, that znode stays for LossTime, so that the
+// If c is already lost, Move deletes the znode of `to`, leaves c unchanged and returns the loss. It
+// must not delete c's znode. After a loss by Hold.giveUp, c's znode stays for LossTime, so that the
 // holder can notice the loss.
 func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	c.mu.Lock()
@@ -330,8 +330,8 @@ func (c *Claim) Asked() <-chan struct{} {
 	return c.asked
 }
 
-// listen waits until the znode at path contains RevokeMessage, and then closes asked. It also
-// returns when end is closed, the znode is deleted, or the session has ended.
+// listen waits until the znode at `path` contains RevokeMessage, and then closes `asked`. It also
+// returns when `end` is closed, the znode is deleted, or the session has ended.
 func (c *Claim) listen(path string, asked chan struct{}, end <-chan struct{}) {
 	inc := c.Incarnation
 	for over := false; !over; {
@@ -428,9 +428,9 @@ func (c *Claim) unwatch(gone bool) {
 	}
 }
 
-// traced reports whether the trace shows c. It does not show a claim without an operation, which is
-// a part of another primitive. The records of a claim are in the order in which callers saw the
-// changes.
+// The method `traced` reports whether the trace shows c. The trace does not show a claim without an
+// operation, because such a claim is a part of another primitive. The records of a claim are in the
+// order in which callers saw the changes.
 func (c *Claim) traced() bool {
 	return c.Line.Manager.Trace != nil && c.op != "" && c.Line.Kind != "" && c.granted > 0
 }

@@ -47,18 +47,19 @@ func (e *forgottenError) Is(target error) bool { return target == ErrDeadlock }
 // process has ephemeral znodes for the hold: one for a lock or a leadership, one or more for
 // permits. A Hold begins once and ends once.
 //
-// All effects of a loss are hooks on the field lost. They close the channels of Lost, and end the
-// contexts of functions and the waits of other goroutines. The goroutine that finds the loss runs
-// the hooks, under mu. If the session ends, the goroutine that ends it in this process runs them.
-// After the hooks, the client asks the servers to end the session (session.Incarnation.end).
+// All effects of a loss are hooks on the field `lost`. They close the channels of Lost, end the
+// contexts of functions, and end the waits of other goroutines. The goroutine that finds the loss
+// runs the hooks, under mu. If the session ends, the goroutine that ends it in this process runs
+// the hooks. After the hooks, the client asks the servers to end the session
+// (session.Incarnation.end).
 type Hold struct {
 	Incarnation *session.Incarnation
 	Stake       *session.Stake // nil until the grant
 	of          holding        // the Claim or the Permits; set at the first grant
 
 	// A primitive may lock mu while it holds its own mutex, but never the reverse. Under mu, code
-	// locks only mutexes that never wait for a primitive. Such mutexes are in lost (whose hooks run
-	// under mu), in the session's watches, and in the trace.
+	// locks only mutexes that never wait for a primitive. Such mutexes are in `lost` (whose hooks
+	// run under mu), in the session's watches, and in the trace.
 	mu    sync.Mutex
 	state state
 	lost  session.Ending // ends at the loss
@@ -68,8 +69,8 @@ type Hold struct {
 	since time.Time      // of the last grant
 	ended time.Time      // of the loss
 	token int64          // the fencing token; 0 until a caller has asked for one
-	told  int64          // the greatest token that fence has returned
-	epoch int            // number of calls of renew
+	told  int64          // the greatest token that `fence` has returned
+	epoch int            // number of calls of `renew`
 }
 
 // A state is the state of a Hold.
@@ -84,19 +85,19 @@ const (
 )
 
 // A holding is the part of a Hold that differs between a lock and permits. All methods except
-// deleted and discard are called under Hold.mu.
+// `deleted` and `discard` are called under Hold.mu.
 type holding interface {
 	weight() int64       // number that the hold adds to the gauge of holds
 	path() string        // of the primitive
 	trace(event string)  // writes a record for each znode
-	deleted(path string) // called when the znode at path is deleted; "" means any znode of the hold
-	unwatch(gone bool)   // stops watching the znodes; gone means that they are already deleted
+	deleted(path string) // called when the znode at `path` is deleted; "" means any znode of the hold
+	unwatch(gone bool)   // stops watching the znodes; `gone` means that they are already deleted
 	discard()            // deletes the znodes, in the background
-	inFunction() bool    // whether Close must not release the hold, because a function of the program does, or the primitive
+	inFunction() bool    // whether Close must not release the hold, because a function of the program or the primitive releases it
 }
 
 // begin registers the hook of h with the end of the session. It is called without mu, at the first
-// grant of h. If the session has already ended, h is lost when begin returns.
+// grant of h. If the session has already ended, h is lost when `begin` returns.
 func (h *Hold) begin() {
 	h.hook.Owner = h
 	h.Incarnation.Ended.Add(&h.hook)
@@ -105,11 +106,11 @@ func (h *Hold) begin() {
 // OnEnd is called at the end of the session.
 func (h *Hold) OnEnd(why error) { h.Lose(why) }
 
-// Ending returns h's Ending, which ends if h is lost. Its hooks run before any call or channel
-// shows the loss.
+// Ending returns h's Ending, which ends if h is lost. The hooks of the Ending run before any call
+// or channel shows the loss.
 func (h *Hold) Ending() *session.Ending { return &h.lost }
 
-// standing reports whether h is held or kept.
+// The method `standing` reports whether h is held or kept.
 func (h *Hold) standing() bool { return h.state == held || h.state == kept }
 
 func (h *Hold) always() bool { return true }
@@ -117,7 +118,7 @@ func (h *Hold) always() bool { return true }
 // Lose ends h by a loss, if h is held or kept.
 func (h *Hold) Lose(why error) bool { return h.lose(why, h.standing) }
 
-// lose ends h by a loss, unless so() is false. It calls so under mu. It reports whether it has
+// lose ends h by a loss, unless `so()` is false. It calls `so` under mu. It reports whether it has
 // ended h.
 func (h *Hold) lose(why error, so func() bool) bool {
 	h.mu.Lock()
@@ -139,14 +140,14 @@ func (h *Hold) lose(why error, so func() bool) bool {
 	if e.Op == "" || nobodys { // a semaphore's internal lock, or a place without a goroutine
 		return true
 	}
-	m.Spawn(func() { // the caller may hold a mutex that calls by the observer need
+	m.Spawn(func() { // the caller may hold a mutex, and the calls that the observer makes may need this mutex
 		m.Log.Warn("zsync: lost", "op", e.Op, "path", e.Path, "session", session.Text(h.Incarnation.ID.Load()), "reason", why)
 		m.Observe(e)
 	})
 	return true
 }
 
-// count adds h to the gauge of holds, or subtracts it.
+// The method `count` adds h to the gauge of holds, or subtracts h.
 func (h *Hold) count(sign int64) {
 	if h.state == held {
 		h.Incarnation.Manager.Holds.Add(sign * h.of.weight())
@@ -160,8 +161,8 @@ func (h *Hold) enter(s state) {
 	h.count(1)
 }
 
-// event returns the event that reports the end of h to the observer. The observer must be called
-// without mu.
+// The method `event` returns the event that reports the end of h to the observer. The observer must
+// be called without mu.
 func (h *Hold) event(kind session.ReportKind, why error) session.Report {
 	return session.Report{Kind: kind, Op: h.op, Path: h.of.path(), Err: why, Wait: time.Since(h.since)}
 }
@@ -203,7 +204,7 @@ func (h *Hold) Since() time.Time {
 }
 
 // Explain returns the error to report after err, which is the error of a request about h's own
-// znode. If the znode is deleted or the session has ended, this is the loss of h.
+// znode. If the znode is deleted or the session has ended, the result is the loss of h.
 func (h *Hold) Explain(err error) error {
 	if session.IsNoNode(err) {
 		h.of.deleted("")
@@ -215,7 +216,8 @@ func (h *Hold) Explain(err error) error {
 	return err
 }
 
-// finish begins the release of h. If it returns the loss of h, the release is complete.
+// The method `finish` begins the release of h. If it returns the loss of h, the release is
+// complete.
 func (h *Hold) finish() error {
 	gone := h.Err()
 	h.mu.Lock()
@@ -257,7 +259,7 @@ func (h *Hold) observeRelease() {
 	h.Incarnation.Manager.Observe(e)
 }
 
-// giveUp ends h by a loss if so() is true. The holder, which may hang, need not do anything.
+// giveUp ends h by a loss if `so()` is true. The holder, which may hang, need not do anything.
 //
 // The hooks run first, as with every loss. The znodes are deleted when the holder has released h,
 // but no later than after LossTime. In this time, the holder can notice the loss, and the servers
@@ -278,15 +280,15 @@ func (h *Hold) withdraw() {
 	h.mu.Unlock()
 	h.Incarnation.Manager.Spawn(func() {
 		stands := h.Incarnation.AwaitLossTime(left)
-		h.finish() // the holder may never release it
+		h.finish() // the holder may never release h
 		if stands {
 			h.of.discard()
 		}
 	})
 }
 
-// ReleaseBare releases h for Close, as a loss. If a function of the program holds h, it does
-// nothing, because Close waits for functions. The hooks run first, as with every loss.
+// ReleaseBare releases h for Close, as a loss. If a function of the program holds h, ReleaseBare
+// does nothing, because Close waits for functions. The hooks run first, as with every loss.
 func (h *Hold) ReleaseBare() {
 	bare := func() bool { return h.standing() && !h.of.inFunction() }
 	if h.lose(h.Incarnation.EndError(session.ErrClosed), bare) {
@@ -294,11 +296,11 @@ func (h *Hold) ReleaseBare() {
 	}
 }
 
-// fence returns the fencing token of h, which is the zxid of a write to a znode of h. This zxid is
-// greater than the zxid of every write of earlier holders. Goroutines that share h share the token.
-// If another goroutine gets h during the write, only the caller of fence gets the token of that
-// write. The parameters are functions: has() reports whether the caller still holds h, node()
-// returns the path of a znode of h, and write() writes this znode. The first two are called under
+// The method `fence` returns the fencing token of h: the zxid of a write to a znode of h. This zxid
+// is greater than the zxid of every write of earlier holders. Goroutines that share h share the
+// token. If another goroutine gets h during the write, only the caller of `fence` gets the token of
+// that write. The parameters are functions: `has` reports whether the caller still holds h, `node`
+// returns the path of a znode of h, and `write` writes this znode. The first two are called under
 // mu.
 func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, write func(ctx context.Context, path string) (*zk.Stat, error)) (int64, error) {
 	for {
@@ -330,8 +332,8 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 			tok = h.token
 		default:
 			// If another goroutine has joined during the write, the token may be too small for that
-			// goroutine. For this caller, the token is right. Because of h.told, fence returns no
-			// smaller token later.
+			// goroutine. For this caller, the token is right. Because of h.told, `fence` returns no
+			// smaller token after this one.
 			tok = stat.Mzxid
 			if h.told = tok; h.epoch == epoch {
 				h.token = tok
@@ -346,17 +348,17 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 	}
 }
 
-// renew drops the token, so that the next holder of h gets a new token. It must not get the old
-// token: the previous goroutine may still use the old token, and a reader in another process may
-// have got a greater token since.
+// renew drops the token, so that the next holder of h gets a new token. The next holder must not
+// get the old token: the previous goroutine may still use the old token, and a reader in another
+// process may have got a greater token since.
 func (h *Hold) renew() {
 	h.token = 0
 	h.epoch++
 }
 
-// txn applies ops in one transaction, which also checks that the znodes at paths exist. If a znode
-// does not exist, nothing is applied, and missing is the path of that znode. If the outcome is
-// unknown, open is true. Then ops may still be applied until these znodes are deleted or the
+// txn applies ops in one transaction, which also checks that the znodes at `paths` exist. If a
+// znode does not exist, nothing is applied, and `missing` is the path of that znode. If the outcome
+// is unknown, `open` is true. Then ops may still be applied until these znodes are deleted or the
 // session has ended.
 func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) (rs []zk.MultiResponse, missing string, open bool, err error) {
 	inc := h.Incarnation
@@ -389,10 +391,10 @@ type Limits struct {
 	Lost   func(session int64, why error, now time.Time) error // returns the ErrLost
 }
 
-// limited starts the limits of h. When h reaches a limit, and so() is true at that moment, giveUp
-// ends h by a loss. One limit is a duration, the parameter most. The other limit is the function
-// Health, which is called once in every third of the session timeout. It must return nil before the
-// next call is due. The caller cancels the limits by stop.
+// The method `limited` starts the limits of h. When h reaches a limit, and `so()` is true at that
+// moment, giveUp ends h by a loss. One limit is a duration, the parameter `most`. The other limit
+// is the function Health, which is called once in every third of the session timeout. It must
+// return nil before the next call is due. The caller cancels the limits with the result `stop`.
 func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func()) {
 	inc := h.Incarnation
 	ctx, stop := context.WithCancel(inc.Ctx)
@@ -420,7 +422,7 @@ func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func
 }
 
 // ask calls Health once, and returns an error if the hold must end. It stops waiting when the
-// context held ends or the call takes too long.
+// context `held` ends or the call takes too long.
 func (l *Limits) ask(held context.Context, period time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), period)
 	defer cancel()

@@ -36,7 +36,7 @@ import (
 //
 // The code of this protocol is Place.acquire. If several contenders block us, it also lists the
 // children during step 4. If this listing shows that only the nearest of them is left, step 5 needs
-// no other listing: see relisting.
+// no other listing: see the type `relisting`.
 type Line struct {
 	Manager *session.Manager
 	Dir     string                         // full path of the parent
@@ -49,9 +49,9 @@ type Line struct {
 	Settled bool // no contender can arrive ahead of an existing contender
 	Keeps   bool // a contender of the kind Bases[0] may keep its place while no goroutine holds the lock
 
-	// Defers reports whether the contender me, whose turn has come, must let other contenders go
-	// first. names has the names of all children. A contender that defers enters the line again, at
-	// its end. If Defers is nil, no contender defers.
+	// Defers reports whether the contender `me`, whose turn has come, must let other contenders go
+	// first. The argument `names` has the names of all children. A contender that defers enters the
+	// line again, at its end. If Defers is nil, no contender defers.
 	Defers func(me Child, names []string) bool
 
 	trip *atomic.Int64 // shortest measured duration of an Enter or a listing in this Line; 0 if there is none
@@ -61,7 +61,7 @@ type Line struct {
 	Kind   string  // the kind in the trace; for a read-write lock, the kind of a writer
 }
 
-// New returns the line of contenders below path. The function name returns the names of their
+// New returns the line of contenders below `path`. The function `name` returns the names of their
 // znodes, up to the number.
 func New(m *session.Manager, path string, name func(guid, base string) string, bases ...string) Line {
 	return Line{Manager: m, Dir: m.Full(path), Bases: bases, name: name, trip: new(atomic.Int64), each: new(atomic.Int64)}
@@ -70,10 +70,10 @@ func New(m *session.Manager, path string, name func(guid, base string) string, b
 // SessionDir describes the parent znode, for its creation.
 func (l *Line) SessionDir() session.Dir { return session.Dir{Path: l.Dir, Part: l.Part, Kept: l.Kept} }
 
-// A Rule decides whether a contender is blocked by the contenders ahead, which are in order. If it
-// is not blocked, the result blocker is nil. If it is blocked, it waits for the deletion of
-// blocker. If no contender except blocker can block it, now or later, the second result is true.
-// Then its turn comes with that deletion.
+// A Rule decides whether a contender is blocked by the contenders in `ahead`, which are in order.
+// If it is not blocked, the result `blocker` is nil. If it is blocked, it waits for the deletion of
+// `blocker`. If no contender except `blocker` can block it, now or in the future, the result
+// `alone` is true. Then its turn comes with that deletion.
 type Rule func(ahead []Child) (blocker *Child, alone bool)
 
 // EveryoneAhead is the rule of a mutex: every contender ahead blocks the contender.
@@ -120,12 +120,12 @@ type Claim struct {
 	closed  bool          // no more readers may join
 	open    int32         // number of transactions that are under way, or may still be applied
 	uses    []*Grant      // one for each goroutine that holds c, in the order of the grants
-	one     [1]*Grant     // memory for uses, while uses has one element
+	one     [1]*Grant     // memory for `uses`, while `uses` has one element
 	passed  int           // number of handoffs, or of readers that have joined, since it was last certain that c blocks no other contender
 	listing chan struct{} // closed when the listing of Lock.list is answered; nil if no listing is under way
 	moving  chan struct{} // closed at the end of a Downgrade; nil if no Downgrade is under way
 	stop    func()        // cancels that Downgrade, unless it is already done
-	keptAt  time.Time     // time of the release by its last goroutine, if it is kept
+	keptAt  time.Time     // time of the release by its last goroutine, if c is kept
 	timer   *time.Timer   // fires when c was kept for Lock.Retain; nil after it has fired while a goroutine held c
 	recall  func()        // deletes c, if no goroutine holds it; nil if c was never kept
 }
@@ -160,10 +160,10 @@ func (c *Claim) withdraw(err error) {
 	c.Leave().Await(session.Grace)
 }
 
-// standsAfter is called after the deletion of the only blocker. It calls confirm, and also checks
-// that c's znode exists. If the znode does not exist, the error is ErrVanished. proof is the number
-// of the connection that has delivered the event of the deletion. If that number is unknown, proof
-// is 0.
+// standsAfter is called after the deletion of the only blocker. It calls `confirm`, and also checks
+// that c's znode exists. If the znode does not exist, the error is ErrVanished. The argument
+// `proof` is the number of the connection that has delivered the event of the deletion. If that
+// number is unknown, `proof` is 0.
 //
 // The events of one connection come in the order of the changes. An event comes before any reply
 // that shows its change. Suppose that a read over the same connection has found c's znode and set a
@@ -184,9 +184,9 @@ func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 }
 
 // mustStand reads c's znode, and returns ErrVanished if the znode does not exist. If c has joined a
-// watch on the znode, and the watch is not set yet, the read sets it. It is a watch on the znode's
-// children. An ephemeral znode has no children, so nothing but its deletion fires the watch. If the
-// holder writes the znode for a fencing token, the watch does not fire.
+// watch on the znode, and the watch is not set yet, the read sets the watch. The watch is on the
+// znode's children. An ephemeral znode has no children, so nothing but its deletion fires the
+// watch. If the holder writes the znode for a fencing token, the watch does not fire.
 func (c *Claim) mustStand(ctx context.Context) error {
 	_, stat, err := c.Incarnation.Children(ctx, c.Path)
 	return c.standsBy(session.Look{Stat: stat, Err: err})
@@ -205,8 +205,8 @@ func (c *Claim) standsBy(l session.Look) error {
 	return nil
 }
 
-// watch returns c's watch on its own znode. If c has no watch, or its watch has fired, c joins a
-// new watch.
+// The method `watch` returns c's watch on its own znode. If c has no watch, or its watch has fired,
+// c joins a new watch.
 func (c *Claim) watch() *conn.Watch {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -242,8 +242,8 @@ func (c *Claim) disownLocked() {
 	}
 }
 
-// Enter creates a claim at the end of the line, and lists the line. If the claim may keep its place
-// later, the listing sets a watch on the line.
+// Enter creates a claim at the end of the line, and lists the line. If the claim may later keep its
+// place, the listing sets a watch on the line.
 func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*Claim, *session.Roll, error) {
 	guid := session.NewGUID()
 	var lineWatch *conn.Watch
@@ -252,7 +252,7 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 	}
 	name := l.name(guid, base)
 	if i := len(name) - len(base); i > 0 {
-		guid = name[:i] // the part before base, in the form of Curator or kazoo
+		guid = name[:i] // the part before `base`, in the form of Curator or kazoo
 	}
 	made := session.Creation{Dir: l.SessionDir(), Paths: []string{session.ChildPath(l.Dir, name)}, GUID: guid, Data: data, List: true}
 	if err := inc.CreateEphemeral(ctx, &made); err != nil {
@@ -281,8 +281,8 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 	return c, roll, nil
 }
 
-// ahead returns the contenders ahead of me, in order. If the listing does not contain me, our znode
-// is deleted, and the error is ErrVanished.
+// The method `ahead` returns the contenders ahead of `me`, in order. If the listing does not
+// contain `me`, our znode is deleted, and the error is ErrVanished.
 //
 // Only names are compared. If our znode was deleted, another client may have created a copy: a
 // znode with the same name. While our session counts as alive, the copy blocks other contenders
@@ -316,9 +316,9 @@ func (l *Line) aheadAmong(ctx context.Context, inc *session.Incarnation, names [
 	return nil, session.ErrVanished
 }
 
-// InOrder returns the contenders among names in the order of arrival. If their numbers do not show
-// this order, InOrder reads their znodes for the zxids of the creates. It sends one request for
-// every 128 contenders.
+// InOrder returns the contenders among `names`, in the order of arrival. If their numbers do not
+// show this order, InOrder reads their znodes for the zxids of the creates. It sends one request
+// for every 128 contenders.
 func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []string) ([]Child, error) {
 	all := ParseChildren(names, l.Bases...)
 	in, exhausted, tell := split(all)
@@ -332,7 +332,8 @@ func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []st
 	return append(in, behind...), err
 }
 
-// byCreation returns the contenders of line that still exist, sorted by the zxids of their creates.
+// byCreation returns the contenders of `line` that still exist, sorted by the zxids of their
+// creates.
 //
 // A znode that shares the place of another znode (Claim.Beside) comes first. The zxid of its own
 // create does not show the place, and the other znode may be deleted. The first position is
@@ -374,7 +375,7 @@ func (l *Line) joinLineWatch(inc *session.Incarnation) *conn.Watch {
 }
 
 // keepLineWatch is called after a listing that could set w, a watch on the line. w may be nil. If
-// alone is true, the listing has shown no other contender. If w is also set and has not fired, c
+// `alone` is true, the listing has shown no other contender. If w is also set and has not fired, c
 // takes w. In all other cases, c keeps its present watch, for which a goroutine may wait. If the
 // listing has shown other contenders and the present watch was set, their arrival has fired it.
 func (c *Claim) keepLineWatch(w *conn.Watch, alone bool) {
@@ -405,8 +406,8 @@ func (c *Claim) leaveLineWatchLocked() {
 // Leave deletes c in the background. c was never granted, or its hold has ended.
 func (c *Claim) Leave() *session.Deletion {
 	c.Stake.Drop()
-	// c leaves its own watch after the deletion. If c left earlier, the watch could be removed just
-	// before it fires.
+	// c leaves its own watch after the deletion. If c left the watch earlier, the watch could be
+	// removed just before it fires.
 	return c.Incarnation.Delete(&session.Deletion{Paths: []string{c.Znode()}, Then: c.disown})
 }
 
@@ -414,11 +415,11 @@ func (c *Claim) Leave() *session.Deletion {
 // waiters. Without a reply in this time, the release assumes that there are waiters.
 const askTime = 200 * time.Millisecond
 
-// The method others lists the line, and reports whether the line has another contender with one of
-// bases. A znode that shares c's place does not count: see RWMutex.Downgrade. If c itself is not in
-// the listing, c is lost. If watch is true, the listing also sets a watch on the line, and bases
-// must contain all bases of the line. If there is then no other contender, c.Alone is true until
-// another contender comes or c is deleted.
+// The method `others` lists the line, and reports whether the line has another contender with one
+// of `bases`. A znode that shares c's place does not count: see RWMutex.Downgrade. If c itself is
+// not in the listing, c is lost. If `watch` is true, the listing also sets a watch on the line, and
+// `bases` must contain all bases of the line. If this listing shows no other contender, c.Alone is
+// true until another contender comes or c is deleted.
 //
 // The method fails without a connection, or without an answer within askTime: a release does not
 // wait for the next connection.
@@ -466,7 +467,7 @@ func (c *Claim) others(watch bool, bases ...string) (bool, error) {
 	return false, nil
 }
 
-// First returns the name of the first contender, or "" if there is none. The function list lists
+// First returns the name of the first contender, or "" if there is none. The function `list` lists
 // the children of a znode: it is Incarnation.Children or ChildrenFresh.
 func (l *Line) First(ctx context.Context, inc *session.Incarnation, list func(ctx context.Context, path string) ([]string, *zk.Stat, error)) (string, error) {
 	names, _, err := list(ctx, l.Dir)
@@ -481,8 +482,8 @@ func (l *Line) First(ctx context.Context, inc *session.Incarnation, list func(ct
 }
 
 // ReadFirst returns the name of the first contender, and its znode. The state is not older than the
-// call. If there is no contender, the name is "". The caller passes the name of the last known
-// first contender as known, or "". If this is still the first contender, ReadFirst takes one round
+// call. If there is no contender, the name is "". The argument `known` is the name of the last
+// known first contender, or "". If this is still the first contender, ReadFirst takes one round
 // trip. If not, it takes two.
 func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known string) (name string, n session.Node, err error) {
 	list := inc.ChildrenFresh
@@ -504,8 +505,8 @@ func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known st
 	}
 }
 
-// errExhausted means that the number of a znode does not show its place in the line (see split). So
-// no other znode can share this place.
+// errExhausted means that the number of a znode does not show its place in the line (see `split`).
+// So no other znode can share this place.
 var errExhausted = errors.New("the path has had 2^31 children: the order is kept, but no read lock can be put in a writer's place")
 
 // Beside creates a child of another mode at the place of c in the line: the name of the child ends

@@ -53,23 +53,23 @@ type Lock struct {
 	Kept     *atomic.Int64 // number of places that the session keeps
 
 	mu      sync.Mutex
-	owed    bool            // forget has dropped a lost hold whose release may still come
+	owed    bool            // `forget` has dropped a lost hold whose release may still come
 	waiting []*waiter       // in the order of their arrival
 	holds   []*Claim        // of this process, in the order of the grants; includes a lost hold until its release
 	idle    *Claim          // the kept place, or nil; while a place is kept, no goroutine waits or holds exclusively
 	reading *session.Ending // ends at the first loss of a shared hold; nil without a shared hold
-	watch   *time.Timer     // calls review; nil unless a goroutine waits for a hold of this process
+	watch   *time.Timer     // calls `review`; nil unless a goroutine waits for a hold of this process
 }
 
 // A waiter is a goroutine in Acquire.
 type waiter struct {
 	mode  HoldMode
-	pin   bool          // the caller is Do, RDo or Run, which releases its grant itself
-	ready chan struct{} // receives a value when another goroutine has set a field below; nil until w waits for it
+	pin   bool          // the caller is Do, RDo or Run, which itself releases its grant
+	ready chan struct{} // receives a value when another goroutine has set a field below; nil until w waits for the value
 
 	place  *Place // its place in the line; nil while w waits for goroutines of this process
-	first  Place  // the memory for place, to save an allocation
-	ahead  Ahead  // the contenders ahead of first
+	first  Place  // the memory for `place`, to save an allocation
+	ahead  Ahead  // the contenders ahead of the place `first`
 	grant  *Grant
 	err    error
 	behind *Behind // set together with err
@@ -78,7 +78,7 @@ type waiter struct {
 // maxKept is the largest number of places that one session keeps.
 const maxKept = 128
 
-// Entry returns the Entry of mode.
+// Entry returns the Entry of the given mode.
 func (l *Lock) Entry(mode HoldMode) Entry {
 	if l.Entries == nil {
 		return Entry{}
@@ -86,8 +86,8 @@ func (l *Lock) Entry(mode HoldMode) Entry {
 	return l.Entries[mode]
 }
 
-// Acquire waits for a grant. pin must be true if the caller is Do, RDo or Run. If Acquire fails,
-// behind describes the contenders for which it has waited.
+// Acquire waits for a grant. The argument `pin` must be true if the caller is Do, RDo or Run. If
+// Acquire fails, `behind` describes the contenders for which Acquire has waited.
 func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, behind Behind, err error) {
 	l.mu.Lock()
 	if h := l.regain(mode); h != nil {
@@ -107,7 +107,7 @@ func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, 
 	l.mu.Unlock()
 	for {
 		if w.ready != nil {
-			// If several cases are ready, any choice is right: leave finds out whether w has a
+			// If several cases are ready, any choice is right: `leave` finds out whether w has a
 			// grant, or a place in the line.
 			select {
 			case <-w.ready:
@@ -138,10 +138,10 @@ func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, 
 	}
 }
 
-// take gives the claim c, whose turn has come, to w. If w is a reader, take also gives c to the
-// readers right behind w. If a goroutine of this process has lost its hold and not released it yet,
-// take returns false. Then w must wait for that goroutine, and take deletes c, so that other
-// processes need not wait for that goroutine.
+// The method `take` gives w the claim c, whose turn has come. If w is a reader, `take` also gives c
+// to the readers right behind w. If a goroutine of this process has lost its hold and not released
+// it yet, `take` returns false. Then w must wait for that goroutine, and `take` deletes c, so that
+// other processes need not wait for that goroutine.
 func (l *Lock) take(ctx context.Context, c *Claim, w *waiter) bool {
 	l.mu.Lock()
 	w.place = nil
@@ -193,8 +193,8 @@ func (l *Lock) leave(ctx context.Context, w *waiter) Behind {
 	return *behind
 }
 
-// fail ends the wait of w with err, because w could not enter the line or stay in it. The waiters
-// behind w fail, too, because another attempt would fail in the same way.
+// The method `fail` ends the wait of w with err, because w could not enter the line or stay in it.
+// The waiters behind w fail, too, because another attempt would fail in the same way.
 func (l *Lock) fail(w *waiter, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -210,7 +210,7 @@ func (l *Lock) fail(w *waiter, err error) {
 	l.waiting = slices.DeleteFunc(l.waiting, func(x *waiter) bool { return x.err != nil })
 }
 
-// wake ends the wait of w for goroutines of this process, if w already waits for them.
+// The method `wake` ends the wait of w for goroutines of this process, if w already waits for them.
 func (w *waiter) wake() {
 	if w.ready != nil {
 		w.ready <- struct{}{}
@@ -218,8 +218,8 @@ func (w *waiter) wake() {
 }
 
 // serve gives grants to the first waiters, as far as the holds of this process permit, and makes
-// the next waiter enter the line. It is called after each change of the list or of a hold. From
-// here to behindAt, functions that do not lock mu are called under mu.
+// the next waiter enter the line. It is called after each change of the list or of a hold. All
+// functions from here to behindAt that do not lock mu are called under mu.
 func (l *Lock) serve() {
 	waits := false
 	switch {
@@ -254,9 +254,10 @@ func (l *Lock) enter(w *waiter) {
 	w.wake()
 }
 
-// room is called for the first waiter, which waits for mode. It returns the hold of this process
-// that this waiter may get now. If there is no such hold, waits reports whether the waiter must
-// wait for a goroutine of this process. If not, it must enter the line.
+// The method `room` is called for the first waiter, which waits for a hold in `mode`. It returns
+// the hold of this process that this waiter may get now. If there is no such hold, the result
+// `waits` reports whether the waiter must wait for a goroutine of this process. If `waits` is also
+// false, the waiter must enter the line.
 func (l *Lock) room(mode HoldMode) (h *Claim, waits bool) {
 	if h := l.regain(mode); h != nil {
 		return h, false
@@ -270,16 +271,16 @@ func (l *Lock) room(mode HoldMode) (h *Claim, waits bool) {
 		return nil, false
 	}
 	if h.passed >= l.Handoffs {
-		l.list(h) // when the listing is answered, list calls serve again
+		l.list(h) // when the listing is answered, `list` calls `serve` again
 		return nil, true
 	}
 	h.passed++
 	return h, false
 }
 
-// next reports whether the first waiter waits for mode, and has no place in the line. A waiter with
-// a place must get its turn in the line, even if a goroutine of this process has since acquired the
-// lock by Try.
+// The method `next` reports whether the first waiter waits for a hold in `mode`, and has no place
+// in the line. A waiter with a place must get its turn in the line, even if a goroutine of this
+// process has since acquired the lock by Try.
 func (l *Lock) next(mode HoldMode) bool {
 	return len(l.waiting) > 0 && l.waiting[0].mode == mode && l.waiting[0].place == nil
 }
@@ -296,7 +297,7 @@ func (l *Lock) letIn(h *Claim) {
 	w.wake()
 }
 
-// without is s, except for the element x.
+// The function `without` returns s, except for the element x.
 func without[T comparable](s []T, x T) []T {
 	return slices.DeleteFunc(s, func(y T) bool { return y == x })
 }
@@ -309,9 +310,9 @@ func (l *Lock) admit(h *Claim, pin bool) *Grant {
 	return g
 }
 
-// hold makes the claim c, whose turn has come, a hold of this process. If a lost hold of this
-// process is not released yet, hold returns nil. Before that, it ends every hold that cannot
-// coexist with c. Such a hold is lost: its znode must be deleted, because c's turn has come.
+// The method `hold` makes the claim c, whose turn has come, a hold of this process. First, it ends
+// every hold that cannot coexist with c. Such a hold is lost: its znode is deleted, because c's
+// turn has come. If a lost hold of this process is not released yet, the result is nil.
 func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	if c.Err() != nil {
 		return nil // l.holds may be of the next session
@@ -339,7 +340,7 @@ func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 // forget drops the lost hold of an Election, because a waiter wants to enter the line. In an
 // Election, a waiter does not wait for the release of a lost hold: the closed Lost channel has
 // shown the loss. But the release may still come, and then it looks like the release of the next
-// hold: see depart. A release by Run is no such problem, because Run releases its own grant.
+// hold: see `depart`. A release by Run is no such problem, because Run releases its own grant.
 func (l *Lock) forget() {
 	if !l.Elects || session.IsClosed(l.Manager.Closing) { // while the Session is being closed, no waiter enters the line, and the release must return the loss
 		return
@@ -358,16 +359,16 @@ func (l *Lock) forget() {
 	}
 }
 
-// look is called after the loss of a hold. It calls serve.
+// The method `look` is called after the loss of a hold. It calls `serve`.
 func (l *Lock) look() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.serve()
 }
 
-// read makes l.reading end if h, a new shared hold, is lost. A reader without a handle does not
-// know which shared hold of the process it uses. So the loss of one shared hold is a loss for all
-// readers.
+// The method `read` is called for h, a new shared hold. If h is lost, l.reading ends. A reader
+// without a handle does not know which shared hold of the process it uses. So the loss of one
+// shared hold is a loss for all readers.
 func (l *Lock) read(h *Claim) {
 	if l.reading == nil {
 		l.reading = new(session.Ending)
@@ -376,10 +377,11 @@ func (l *Lock) read(h *Claim) {
 	h.lost.AfterFunc(func(why error) { reading.End(why) })
 }
 
-// list makes a listing of the line in the background, to find contenders other than h. For an
-// exclusive hold, it is called once. If h is alone, this listing sets a watch, and h.Alone is true
-// until another contender comes. For a shared hold, list looks only for writers, and sets no watch.
-// Readers of other processes would fire such a watch often, although they block no reader.
+// The method `list` makes a listing of the line in the background, to find contenders other than h.
+// For an exclusive hold, it is called once. If h is alone, this listing sets a watch, and h.Alone
+// is true until another contender comes. For a shared hold, `list` looks only for writers, and sets
+// no watch. Readers of other processes would fire such a watch often, although they block no
+// reader.
 func (l *Lock) list(h *Claim) {
 	if h.listing != nil {
 		return
@@ -400,13 +402,13 @@ func (l *Lock) list(h *Claim) {
 		if shared {
 			h.passed, h.closed = 0, h.closed || writers || err != nil
 		}
-		l.serve() // if a Downgrade has made h shared since the listing began, serve begins another listing
+		l.serve() // if a Downgrade has made h shared since the listing began, `serve` begins another listing
 	})
 }
 
-// review is called once in each session timeout while a waiter waits for a hold of this process. If
-// this hold was lost a session timeout ago or earlier, and is still not released, the waiters fail:
-// see forgotten.
+// The method `review` is called once in each session timeout while a waiter waits for a hold of
+// this process. If this hold was lost a session timeout ago or earlier, and is still not released,
+// the waiters fail: see `forgotten`.
 func (l *Lock) review() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -424,8 +426,8 @@ func (l *Lock) review() {
 	l.serve()
 }
 
-// behind describes the contenders for which w waits. These are the contenders ahead of the first
-// waiter's place, if the first waiter has a place, and the earlier goroutines of this process.
+// The method `behind` describes the contenders for which w waits. These are the earlier goroutines
+// of this process and, if the first waiter has a place, the contenders ahead of that place.
 func (l *Lock) behind(w *waiter) *Behind {
 	if w.place != nil || len(l.waiting) == 0 {
 		return l.behindAt(w.place, 0)
@@ -449,7 +451,7 @@ func (l *Lock) behindAt(p *Place, before int) *Behind {
 	return new(Behind)
 }
 
-// Waited reports a wait in mode to the observer.
+// Waited reports a wait for a hold in `mode` to the observer.
 func (l *Lock) Waited(mode HoldMode, start time.Time, err error) {
 	l.Manager.Waited(l.Entry(mode).Op, l.Path, start, err)
 }
@@ -484,7 +486,7 @@ func (l *Lock) Try(ctx context.Context, mode HoldMode) (g *Grant, err error) {
 }
 
 // atOnce gives the caller a grant of a hold of this process, if this is possible without a wait. If
-// a goroutine of this process blocks the caller, busy is true.
+// a goroutine of this process blocks the caller, `busy` is true.
 func (l *Lock) atOnce(mode HoldMode) (g *Grant, busy bool) {
 	h := l.regain(mode)
 	if h == nil {
@@ -500,7 +502,7 @@ func (l *Lock) atOnce(mode HoldMode) (g *Grant, busy bool) {
 	return l.admit(h, false), false
 }
 
-// BeginUnlock begins the end of a use in mode, for an Unlock or RUnlock. Their caller has no
+// BeginUnlock begins the end of a use in `mode`, for an Unlock or RUnlock. Their caller has no
 // handle: it passes no Grant that identifies the use.
 func (l *Lock) BeginUnlock(mode HoldMode) Departure {
 	return l.depart(false, func() (*Claim, int) { return l.anonymous(mode) })
@@ -513,7 +515,7 @@ func (l *Lock) BeginRelease(g *Grant) Departure {
 
 // renounce ends the use of w. The wait of w failed at the moment at which w got its grant. An
 // RUnlock has no handle, so it may have ended the use of w instead of its own caller's use. Then
-// renounce ends the use of that caller.
+// `renounce` ends the use of that caller.
 func (l *Lock) renounce(w *waiter) error {
 	return l.depart(true, func() (*Claim, int) {
 		h, i := l.useOf(w.grant)
@@ -537,7 +539,7 @@ type Departure struct {
 	stop   func()        // ends that Downgrade early
 }
 
-// depart calls find under mu, to choose a use. It removes this use from its hold.
+// depart calls `find` under mu, to choose a use. It removes this use from its hold.
 func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -552,9 +554,9 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 	h.uses = slices.Delete(h.uses, i, i+1) // now, so that a second Unlock does not find the use
 	if l.owed {
 		// This may be the late release of a lost hold, which now ends the present hold instead. So
-		// the present leader must see a loss. owed stays true, because the release of the present
-		// leader can now come late, too. A release that finds no hold does not clear owed either:
-		// many programs resign twice, to be sure.
+		// the present leader must see a loss. The field `owed` stays true, because the release of
+		// the present leader can now come late, too. A release that finds no hold does not clear
+		// `owed` either: many programs resign twice, to be sure.
 		d.grant.Revoke()
 	}
 	if d.stays = h.used(); d.stays {
@@ -600,8 +602,8 @@ func (d Departure) Finish() error {
 //     get h. At any time, another client may delete the znode, or the session may end. Then the
 //     grant of the next goroutine is lost (Claim.Grant), as g would be without the handoff.
 //   - No waiter is forgotten. A waiter joins the list under mu. So either the waiter is in the list
-//     now, or it joins later, and serve then finds that h is not held. A waiter whose ctx has ended
-//     also leaves the list under mu. If it was chosen before, it renounces the grant.
+//     now, or it joins after this, and then `serve` finds that h is not held. A waiter whose ctx
+//     has ended also leaves the list under mu. If it was chosen before, it renounces the grant.
 //   - A handoff is fair. Claim.Alone is true if a listing has shown no other contender, and the
 //     watch that this listing has set has not fired. The create of another contender fires the
 //     watch. So that contender waits until the event has arrived, and then for at most Handoffs
@@ -653,8 +655,8 @@ func (l *Lock) mayPass(h *Claim) bool {
 	return h.mode == Exclusive && l.Handoffs > 0 && !l.Elects && h.open == 0 && !isLost(h) && !h.WasAsked()
 }
 
-// drop removes h from the holds of this process. Like all functions from here to unkeep, drop is
-// called under mu.
+// The method `drop` removes h from the holds of this process. It is called under mu, like all
+// functions from here to unkeep.
 func (l *Lock) drop(h *Claim) {
 	l.holds = without(l.holds, h)
 	if l.idle != h {
@@ -666,8 +668,8 @@ func (l *Lock) drop(h *Claim) {
 	l.serve()
 }
 
-// keep is called at the end of g, the last use of h. If no other contender is in the line, h keeps
-// its place. Then the caller must pass e to the observer, without mu.
+// The method `keep` is called at the end of g, the last use of h. If no other contender is in the
+// line, h keeps its place. Then the caller must pass e to the observer, without mu.
 func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, kept bool) {
 	if l.Retain == 0 || h.mode != Exclusive || h.open > 0 || len(l.waiting) > 0 || l.idle != nil ||
 		!h.Alone() || h.WasAsked() || session.IsClosed(l.Manager.Closing) {
@@ -690,16 +692,16 @@ func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, kept bool) {
 		h.timer = time.AfterFunc(l.Retain, func() { l.expire(h) })
 	}
 	// If a contender has come since the call of Alone, its create has fired the watch. Then
-	// OnRecall calls recall at once.
+	// OnRecall calls `recall` at once.
 	h.OnRecall(h.recall)
 	l.idle = h
 	l.drop(h)
 	return e, true
 }
 
-// regain returns the kept place, if a goroutine can hold it in mode at once. There are two
+// regain returns the kept place, if a goroutine can hold it in `mode` at once. There are two
 // conditions: no other contender has come, and the session is confirmed for long enough for a grant
-// (Incarnation.Assured). If regain returns nil, the caller deletes the kept place and enters the
+// (Incarnation.Assured). If `regain` returns nil, the caller deletes the kept place and enters the
 // line. In the line, a grant waits until the session is confirmed.
 func (l *Lock) regain(mode HoldMode) *Claim {
 	h := l.idle
@@ -720,7 +722,7 @@ func (l *Lock) discard() {
 	}
 }
 
-// stop stops t, unless t is nil.
+// The function `stop` stops the timer t, unless t is nil.
 func stop(t *time.Timer) {
 	if t != nil {
 		t.Stop()
@@ -732,8 +734,8 @@ func (l *Lock) unkeep(h *Claim) {
 	l.Kept.Add(-1)
 }
 
-// recall is called when another contender may have come, or h is lost. If h is the kept place,
-// recall deletes it.
+// The method `recall` is called when another contender may have come, or h is lost. If h is the
+// kept place, `recall` deletes it.
 func (l *Lock) recall(h *Claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -742,13 +744,13 @@ func (l *Lock) recall(h *Claim) {
 	}
 }
 
-// expire is called by the timer of h, and deletes h if its time is over. When a goroutine gets h,
-// the timer continues: to set it again for each use would cost more than the use.
+// expire is called by the timer of h, and deletes h if the time of h is over. When a goroutine gets
+// h, the timer continues: to set it again for each use would cost more than the use.
 func (l *Lock) expire(h *Claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.idle != h {
-		h.timer = nil // keep makes another timer
+		h.timer = nil // `keep` makes another timer
 		return
 	}
 	if left := l.Retain - time.Since(h.keptAt); left > 0 {
@@ -801,7 +803,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	if err != nil {
 		err = own.Explain(err)
 		switch ended := moving.Err() != nil && errors.Is(err, moving.Err()); {
-		case ended && ctx.Err() != nil: // ctx has ended; it does not matter if moving ended first
+		case ended && ctx.Err() != nil: // ctx has ended; it does not matter if `moving` ended first
 			err = session.CtxErr(ctx)
 		case ended:
 			err = ErrNotLocked
@@ -838,9 +840,9 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	return nil
 }
 
-// Standing returns an Ending that ends when the present hold is lost. Standing tries modes in
-// order, and the first mode with a hold counts. If this hold is already lost, or there is no hold,
-// the Ending has already ended.
+// Standing returns an Ending that ends when the present hold is lost. Standing tries the modes in
+// their order, and the first mode with a hold counts. If this hold is already lost, or there is no
+// hold, the Ending has already ended.
 func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -858,8 +860,8 @@ func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	return over
 }
 
-// inUse returns the hold of a goroutine that has no handle. It tries modes in order. If there is no
-// such hold in any of them, it returns nil.
+// inUse returns the hold of a goroutine that has no handle. It tries the modes in their order. If
+// no mode has such a hold, it returns nil.
 func (l *Lock) inUse(modes ...HoldMode) *Claim {
 	for _, mode := range modes {
 		if h := l.present(mode, (*Claim).used); h != nil {
@@ -888,7 +890,7 @@ func (l *Lock) Current() (*Grant, HoldMode, error) {
 	return nil, 0, ErrNotLocked
 }
 
-// ModeOf returns the mode in which g is held. If g is not held, ok is false.
+// ModeOf returns the mode in which g is held. If g is not held, `ok` is false.
 func (l *Lock) ModeOf(g *Grant) (mode HoldMode, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -903,9 +905,9 @@ func isLost(c *Claim) bool { return c.Err() != nil }
 
 func (c *Claim) used() bool { return len(c.uses) > 0 }
 
-// anonymous returns the index of the use that ends when a goroutine without a handle releases. This
-// is the newest use that no Do, RDo or Run will release. If there is no such use, it is the newest
-// use of an exclusive hold, and -1 for a shared hold.
+// The method `anonymous` returns the index of the use that ends when a goroutine without a handle
+// releases. This is the newest use that no Do, RDo or Run will release. If there is no such use,
+// the result is the index of the newest use for an exclusive hold, and -1 for a shared hold.
 func (c *Claim) anonymous() int {
 	for i, g := range slices.Backward(c.uses) {
 		if !g.Pinned {
@@ -918,21 +920,21 @@ func (c *Claim) anonymous() int {
 	return -1
 }
 
-// occupied reports whether a hold must be released before another goroutine can get the lock in
-// mode. Even a new reader must wait for the release of a lost shared hold. Without this wait,
-// RUnlock could return the loss to the new reader, because RUnlock has no handle.
+// The method `occupied` reports whether a hold must be released before another goroutine can get
+// the lock in `mode`. Even a new reader must wait for the release of a lost shared hold. Without
+// this wait, RUnlock could return the loss to the new reader, because RUnlock has no handle.
 func (l *Lock) occupied(mode HoldMode) bool {
 	return slices.ContainsFunc(l.holds, func(h *Claim) bool {
 		return mode == Exclusive || h.mode == Exclusive || isLost(h)
 	})
 }
 
-// shared reports whether the process has a shared hold.
+// The method `shared` reports whether the process has a shared hold.
 func (l *Lock) shared() bool {
 	return slices.ContainsFunc(l.holds, func(h *Claim) bool { return h.mode == Shared })
 }
 
-// joinable returns a hold that a reader may join, or nil if there is none.
+// The method `joinable` returns a hold that a reader may join, or nil if there is none.
 func (l *Lock) joinable() *Claim {
 	for _, h := range slices.Backward(l.holds) {
 		if h.mode == Shared && !h.closed && h.used() {
@@ -942,9 +944,9 @@ func (l *Lock) joinable() *Claim {
 	return nil
 }
 
-// present returns the hold of a goroutine that has no handle. Only holds in mode count, and only if
-// the function so returns true for them. A lost hold comes first, so that the release returns the
-// loss. After that, the newest hold comes first.
+// The method `present` returns the hold of a goroutine that has no handle. Only holds in `mode`
+// count, and only if the function `so` returns true for them. A lost hold comes first, so that the
+// release returns the loss. After that, the newest hold comes first.
 func (l *Lock) present(mode HoldMode, so func(h *Claim) bool) (found *Claim) {
 	for _, h := range slices.Backward(l.holds) {
 		switch {
@@ -958,8 +960,8 @@ func (l *Lock) present(mode HoldMode, so func(h *Claim) bool) (found *Claim) {
 	return found
 }
 
-// anonymous returns the use in mode that ends when a goroutine without a handle releases: its hold,
-// and its index there. If there is no such use, the hold is nil.
+// The method `anonymous` returns the use in `mode` that ends when a goroutine without a handle
+// releases: its hold, and its index there. If there is no such use, the hold is nil.
 func (l *Lock) anonymous(mode HoldMode) (*Claim, int) {
 	h := l.present(mode, func(h *Claim) bool { return h.anonymous() >= 0 })
 	if h == nil {
@@ -979,9 +981,9 @@ func (l *Lock) useOf(g *Grant) (*Claim, int) {
 	return nil, 0
 }
 
-// forgotten returns an error if this process lost a hold a session timeout ago or earlier, and has
-// not released the hold. The hold of a Do never counts as forgotten: it is released when the
-// function returns.
+// The method `forgotten` returns an error if this process lost a hold a session timeout ago or
+// earlier, and has not released the hold. The hold of a Do never counts as forgotten: it is
+// released when the function returns.
 func (l *Lock) forgotten() (err error) {
 	for _, h := range l.holds {
 		if isLost(h) && slices.ContainsFunc(h.uses, func(g *Grant) bool { return !g.Pinned }) {

@@ -40,7 +40,7 @@ func LockAll(ctx context.Context, parts []Part) (unlock func() error, err error)
 			UnlockSoon(ctx, func() error { return unlockAll(parts[:locked]) })
 		}
 	}()
-	ours, rest := context.WithCancel(ctx) // a hook must not end a context of the program, only a context of this package
+	ours, rest := context.WithCancel(ctx) // a hook must end only a context of this package, not a context of the program
 	defer rest()
 	waiting, end := context.WithCancelCause(ours)
 	defer end(nil)
@@ -72,7 +72,7 @@ func unlockAll(parts []Part) (err error) {
 	for i, part := range parts {
 		defer func() {
 			if !part.Ours {
-				errs[i] = part.Unlock() // in this goroutine, so that the caller gets its panic
+				errs[i] = part.Unlock() // in this goroutine, so that the caller gets a panic of Unlock
 				return
 			}
 			under.Go(func() { errs[i] = part.Unlock() })
@@ -81,7 +81,7 @@ func unlockAll(parts []Part) (err error) {
 	return nil
 }
 
-// UnlockSoon calls unlock, and reports whether that call has returned. After the end of ctx,
+// UnlockSoon calls `unlock`, and reports whether that call has returned. After the end of ctx,
 // UnlockSoon waits only for a short time (grace). Then the call continues in the background.
 func UnlockSoon(ctx context.Context, unlock func() error) bool {
 	done := make(chan error, 1)

@@ -39,11 +39,11 @@ func kindOf(base string) string {
 }
 
 // Exhausted reports whether c's number is exhausted: a parent gives such a number only after all
-// numbers below 2147483647. See split.
+// numbers below 2147483647. See `split`.
 func (c Child) Exhausted() bool { return c.Seq < 0 || c.Seq == math.MaxInt32 }
 
-// ParseChild finds the base and the number in name. The base is the first of bases that comes right
-// before a number. ParseChild parses from the end, because any text may come before the base.
+// ParseChild finds the base and the number in `name`. The base is the first of `bases` that comes
+// right before a number. ParseChild parses from the end, because any text may come before the base.
 func ParseChild(name string, bases ...string) (Child, bool) {
 	for _, base := range bases {
 		i := strings.LastIndex(name, base)
@@ -57,11 +57,11 @@ func ParseChild(name string, bases ...string) (Child, bool) {
 	return Child{}, false
 }
 
-// ParseChildren returns the children with a base in bases, in the order of their numbers: first 0
+// ParseChildren returns the children with a base in `bases`, in the order of their numbers: first 0
 // to 2147483647, then -2147483648 to -1. It leaves out other names. Two children can have the same
 // number: a writer, and the read znode to which it downgrades. These are in the order of their
-// names, so that every client gets the same order. The function split finds out whether this is the
-// order of arrival.
+// names, so that every client gets the same order. The function `split` finds out whether the order
+// of the numbers is the order of arrival.
 func ParseChildren(names []string, bases ...string) []Child {
 	line := make([]Child, 0, len(names))
 	for _, name := range names {
@@ -72,9 +72,9 @@ func ParseChildren(names []string, bases ...string) []Child {
 	return byNumbers(line)
 }
 
-// byNumbers sorts line by number, and children with the same number by name. A line may be long,
+// byNumbers sorts `line` by number, and children with the same number by name. A line may be long,
 // and is sorted at each listing. So the sort keys are integers: the number of a child, followed by
-// its index in line.
+// its index in `line`.
 func byNumbers(line []Child) []Child {
 	if len(line) < 2 {
 		return line
@@ -99,14 +99,14 @@ func byNumbers(line []Child) []Child {
 	return sorted
 }
 
-// numberWindow is a limit: if two numbers differ by as much or more, they do not show which
+// numberWindow is a limit: if two numbers differ by this much or more, they do not show which
 // contender came first.
 const numberWindow = 1 << 30
 
-// split divides a line that is sorted by number. The first result has the contenders before the
-// first exhausted number, and the second has the rest. If tell is true, the first result has the
-// order of arrival, and all its contenders are ahead of the rest. The order within the rest is
-// unknown.
+// The function `split` divides a line that is sorted by number. The first result has the contenders
+// before the first exhausted number, and the second has the rest. If `tell` is true, the first
+// result has the order of arrival, and all its contenders are ahead of the rest. The order within
+// the rest is unknown.
 //
 // A parent gives its first 2^31 children successive numbers. After these, ZooKeeper 3.6 and later
 // gives each child 2147483647, or -2147483648 and its successors while earlier creates are under
@@ -149,18 +149,18 @@ func (c Child) SamePlace(d Child) bool {
 // sharedBases are the contenderBases of readers.
 var sharedBases = []string{"__rlock__", "__READ__"}
 
-// MayBeKept reports whether the contender with this name perhaps only keeps its place. Then no
-// goroutine holds the lock.
+// MayBeKept reports whether the contender with this name perhaps only keeps its place. In that
+// case, no goroutine holds the lock.
 func MayBeKept(name string) bool {
 	c, ok := ParseChild(name, contenderBases...)
 	return ok && !slices.Contains(sharedBases, c.Base) && marked(c)
 }
 
-// beside reports whether c shares the place of another znode.
+// The method `beside` reports whether c shares the place of another znode.
 func (c Child) beside() bool { return slices.Contains(sharedBases, c.Base) && marked(c) }
 
-// marked reports whether c's name begins with a marked UUID, in Curator's or kazoo's layout. A name
-// of go-zookeeper's zk.Lock has 32 random hexadecimal digits instead of a UUID.
+// The function `marked` reports whether c's name begins with a marked UUID, in Curator's or kazoo's
+// layout. A name of go-zookeeper's zk.Lock has 32 random hexadecimal digits instead of a UUID.
 func marked(c Child) bool {
 	head := beforeBase(c)
 	if guid, ok := strings.CutPrefix(head, "_c_"); ok {
@@ -178,8 +178,8 @@ func PermitsName(n int64) string {
 	return "_c_" + session.NewGUID() + weightBase + strconv.FormatInt(n, 10)
 }
 
-// Without is a filter: it returns names, except those of the znodes at paths. A caller uses it to
-// count the permits of other processes, and compares the count with the limit minus its own
+// Without is a filter: it returns `names`, except the names of the znodes at `paths`. A caller uses
+// it to count the permits of other processes, and compares the count with the limit minus its own
 // permits. A sum of both counts could overflow.
 func Without(names, paths []string) []string {
 	ours := make(map[string]bool, len(paths))

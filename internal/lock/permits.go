@@ -33,11 +33,11 @@ type Permits struct {
 	Hold
 	Pool   *Pool
 	leases []Permit            // guarded by Hold.mu, like the fields below
-	n      int64               // number of permits in leases; after a loss, number of permits that the program has not released yet
+	n      int64               // number of permits in `leases`; after a loss, number of permits that the program has not released yet
 	taken  []taking            // acquired and not yet released, oldest first
 	free   func()              // cancels the limits (Hold.limited); nil without limits
 	within []*session.Function // the program's functions that have acquired permits of p
-	last   *session.Deletion   // the latest deletion by change that replaces a znode, or that waits for an earlier deletion
+	last   *session.Deletion   // the latest deletion by `change` that replaces a znode, or that waits for an earlier deletion
 }
 
 // A taking is one Acquire, with the number of its permits that are not yet released.
@@ -61,8 +61,8 @@ func (pool *Pool) NewPermits(inc *session.Incarnation, s *session.Stake) *Permit
 	return p
 }
 
-// Add adds n permits to p. Their znodes, leases, exist already. If p is lost, Add adds nothing and
-// returns the loss.
+// Add adds n permits to p. Their znodes, `leases`, exist already. If p is lost, Add adds nothing
+// and returns the loss.
 func (p *Permits) Add(leases []Permit, n int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,13 +107,14 @@ func (p *Permits) deleted(path string) {
 	}
 }
 
-// The method has reports whether the znode at path belongs to p. For the path "", it returns true.
+// The method `has` reports whether the znode at `path` belongs to p. For the path "", it returns
+// true.
 func (p *Permits) has(path string) bool {
 	return path == "" || slices.ContainsFunc(p.leases, func(l Permit) bool { return l.Path == path })
 }
 
-// limit starts the limits of p (Hold.limited) again. The time for Limits.Max begins at the
-// acquisition of the oldest permits in p.
+// The method `limit` starts the limits of p (Hold.limited) again. The time for Limits.Max begins at
+// the acquisition of the oldest permits in p.
 func (p *Permits) limit() {
 	l := p.Pool.Limits
 	if l == nil {
@@ -146,8 +147,8 @@ func (p *Permits) Held() int64 {
 	return p.n
 }
 
-// Release releases n permits of p, which has at least n. The result left reports whether p has any
-// permits after this. If p was lost, Release has deleted nothing, and returns the loss.
+// Release releases n permits of p, which has at least n. The result `left` reports whether p has
+// any permits after this call. If p was lost, Release has deleted nothing, and returns the loss.
 func (p *Permits) Release(n int64) (left bool, r *session.Deletion, lost error) {
 	p.mu.Lock()
 	some := n
@@ -206,10 +207,10 @@ func (p *Permits) give(n int64) *session.Deletion {
 	return p.change(gone, nil, nil)
 }
 
-// change deletes, in the background, the znodes of the permits in gone. If rest is not nil, change
-// also replaces the znode of whole with the znode of rest. If this change or an earlier change
-// replaces a znode, this change first waits for the earlier change, because it may delete the znode
-// that the earlier change creates.
+// The method `change` deletes, in the background, the znodes of the permits in `gone`. If `rest` is
+// not nil, it also replaces the znode of `whole` with the znode of `rest`. If this change or an
+// earlier change replaces a znode, this change first waits for the earlier change, because this
+// change may delete the znode that the earlier change creates.
 func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 	inc := p.Incarnation
 	paths := PathsOf(gone)
@@ -252,8 +253,8 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 	return p.last
 }
 
-// drop ends the watches of leases. It returns the function left. The caller must call left when the
-// znodes are deleted.
+// The function `drop` ends the watches of `leases`. It returns another function, `left`. The caller
+// must call `left` when the znodes are deleted.
 func drop(leases []Permit) (left func()) {
 	var all []func()
 	for _, l := range leases {
@@ -266,7 +267,7 @@ func drop(leases []Permit) (left func()) {
 	}
 }
 
-// PathsOf returns the paths of leases.
+// PathsOf returns the paths of `leases`.
 func PathsOf(leases []Permit) []string {
 	paths := make([]string, len(leases))
 	for i, l := range leases {
@@ -290,7 +291,7 @@ func (p *Permits) Token(ctx context.Context) (int64, error) {
 	})
 }
 
-// made waits until every znode of p exists, and returns their paths.
+// The method `made` waits until every znode of p exists, and returns their paths.
 func (p *Permits) made(ctx context.Context) ([]string, error) {
 	for ctx.Err() == nil {
 		p.mu.Lock()
@@ -359,7 +360,7 @@ func (p *Permits) discard() {
 
 func (p *Permits) trace(event string) { p.traceEach(event, "", p.leases...) }
 
-// traceEach writes one record for each element of leases. For the event trace.Move, from is the
+// traceEach writes one record for each element of `leases`. For the event trace.Move, `from` is the
 // path before the move.
 func (p *Permits) traceEach(event, from string, leases ...Permit) {
 	t := p.Pool.Manager.Trace

@@ -18,16 +18,16 @@ import (
 // them that still exists is the first of the line.
 const lookAmong = 8
 
-// ranks is the order of the contenders in one listing. It is computed once for all waiters that
-// share the listing.
+// The type `ranks` is the order of the contenders in one listing. The order is computed once for
+// all waiters that share the listing.
 type ranks struct {
 	in    []Child // the contenders without an exhausted number (split), in the order of their numbers
-	told  bool    // in has the order of arrival, and all other contenders are behind
-	sure  bool    // like told, and no number is exhausted, and no two numbers are equal
+	told  bool    // `in` has the order of arrival, and all other contenders are behind
+	sure  bool    // like `told`, and no number is exhausted, and no two numbers are equal
 	mixed []Child // contenders of other kinds
 
 	once  sync.Once
-	heads []string // names of the first contenders of in; set by once
+	heads []string // names of the first contenders of `in`; set by `once`
 }
 
 func ranksOf(r *session.Roll, bases []string) *ranks {
@@ -44,8 +44,8 @@ func ranksOf(r *session.Roll, bases []string) *ranks {
 	}).(*ranks)
 }
 
-// first returns the names of the first contenders in ahead. All waiters that share the listing also
-// share the result.
+// The method `first` returns the names of the first contenders in `ahead`. All waiters that share
+// the listing also share the result.
 func (rk *ranks) first(ahead []Child) []string {
 	if len(ahead) > 0 && len(rk.in) > 0 && ahead[0].Name == rk.in[0].Name && rk.told {
 		rk.once.Do(func() { rk.heads = namesOf(rk.in) })
@@ -54,8 +54,8 @@ func (rk *ranks) first(ahead []Child) []string {
 	return namesOf(ahead)
 }
 
-// namesOf returns copies of the first names. The original of a name would keep the whole listing in
-// memory.
+// namesOf returns copies of the first names in `all`. The original of a name would keep the whole
+// listing in memory.
 func namesOf(all []Child) []string {
 	names := make([]string, 0, lookAmong)
 	for _, c := range all[:min(len(all), lookAmong)] {
@@ -64,7 +64,7 @@ func namesOf(all []Child) []string {
 	return names
 }
 
-// The method before returns the contenders ahead of c, and reports whether c is in the line. The
+// The method `before` returns the contenders ahead of c, and reports whether c is in the line. The
 // numbers in rk must show the order.
 func (rk *ranks) before(c Child) ([]Child, bool) {
 	i, _ := slices.BinarySearchFunc(rk.in, c, func(a, b Child) int {
@@ -79,7 +79,7 @@ func (rk *ranks) before(c Child) ([]Child, bool) {
 	return nil, false
 }
 
-// strangers returns the contenders among names that are of other kinds.
+// strangers returns the contenders of other kinds among `names`.
 func strangers(names []string, bases []string) (mixed []Child) {
 	for _, name := range names {
 		if _, ours := ParseChild(name, bases...); ours {
@@ -92,9 +92,9 @@ func strangers(names []string, bases []string) (mixed []Child) {
 	return mixed
 }
 
-// unmixed returns ErrMixed if a contender of another kind may be ahead of me, because these two
-// would not exclude each other. mixed has the contenders of other kinds. If me is nil, every
-// contender in mixed is an error.
+// unmixed returns ErrMixed if a contender of another kind may be ahead of `me`, because these two
+// would not exclude each other. The list `mixed` has the contenders of other kinds. If `me` is nil,
+// every contender in `mixed` is an error.
 //
 // All children of one parent share one sequence of numbers. So if two contenders of different kinds
 // arrive at the same time, the contender with the greater number leaves, and the other may stay.

@@ -23,9 +23,10 @@ const (
 	maxRelists = 8
 )
 
-// took is called with the duration t of a listing, or of a create together with a listing. It
-// returns the shortest duration so far. This is about one round trip, because a longer duration
-// includes waits for other requests. Like the result of handoff, it is used for estimates.
+// The method `took` is called with the duration t of a listing, or of a create together with a
+// listing. It returns the shortest duration so far. This is about one round trip, because a longer
+// duration includes waits for other requests. Like the result of `handoff`, it is used for
+// estimates.
 func (l *Line) took(t time.Duration) time.Duration {
 	if trip := l.trip.Load(); trip == 0 || int64(t) < trip {
 		l.trip.Store(int64(max(t, relistTrip))) // if two calls are concurrent, either may win
@@ -33,9 +34,9 @@ func (l *Line) took(t time.Duration) time.Duration {
 	return time.Duration(l.trip.Load())
 }
 
-// handoff returns an estimate of the time from the turn of one contender to the turn of the next.
-// Before the first measurement, the estimate is 17/16 of a round trip. The sixteenth is for the
-// holder's work.
+// The method `handoff` returns an estimate of the time from the turn of one contender to the turn
+// of the next. Before the first measurement, the estimate is 17/16 of a round trip. The sixteenth
+// is for the holder's work.
 func (l *Line) handoff() time.Duration {
 	if each := l.each.Load(); each > 0 {
 		return time.Duration(each)
@@ -51,8 +52,8 @@ func (l *Line) handoff() time.Duration {
 // The listing may be made at any time. If the listing contains the contender, it is newer than the
 // contender's create. So it also contains every contender that arrived earlier and has not left. In
 // a Settled line, no contender arrives ahead of an existing contender, so the number of contenders
-// ahead never increases. If the listing shows one contender ahead that is not the blocker, this
-// contender may leave later than the blocker. Then the listing proves nothing.
+// ahead never increases. If the only contender ahead in the listing is not the blocker, it may
+// leave later than the blocker. Then the listing proves nothing.
 //
 // A watch on the line would show the same, but then each release would send an event to every
 // waiter. A relisting uses an estimate instead. From the speed of the line so far, it estimates
@@ -71,7 +72,7 @@ type relisting struct {
 	over  chan struct{} // closed when the latest listing is over; nil before the first listing
 	alone bool          // a listing has shown no contender ahead except, perhaps, the blocker
 	lists int           // number of listings that may still be made
-	since time.Time     // time of the last reply to a listing; before that, of the start
+	since time.Time     // time of the last reply to a listing; before the first reply, time of the start
 
 	trip  time.Duration // duration of a listing; a handoff takes at least as long
 	each  time.Duration // duration of a handoff
@@ -82,8 +83,8 @@ type relisting struct {
 	took  time.Duration // planned time from the last listing to the next
 }
 
-// relist starts a relisting for c, which waits for blocker. ahead is the number of contenders ahead
-// of c, which is at least two.
+// relist starts a relisting for c, which waits for `blocker`. The argument `ahead`, the number of
+// contenders ahead of c, is at least two.
 func (c *Claim) relist(blocker string, ahead, lists int, trip time.Duration) *relisting {
 	now := time.Now()
 	r := &relisting{claim: c, me: c.Child, blocker: blocker, start: now, first: ahead, lists: lists, since: now, ahead: ahead}
@@ -94,8 +95,9 @@ func (c *Claim) relist(blocker string, ahead, lists int, trip time.Duration) *re
 	return r
 }
 
-// due is called when the timer fires. It computes the time again, because other waiters may have
-// measured a shorter trip or handoff. If a listing is due, it begins the listing.
+// The method `due` is called when the timer fires. It computes the time of the listing again,
+// because other waiters may have measured a shorter trip or handoff. If that time has come, it
+// begins the listing.
 func (r *relisting) due() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -112,15 +114,16 @@ func (r *relisting) due() {
 	r.claim.Incarnation.Manager.Spawn(r.list)
 }
 
-// early returns the time until the next call of due, or 0 if it is time to list the line.
+// The method `early` returns the time until the next call of `due`, or 0 if it is time to list the
+// line.
 func (r *relisting) early() time.Duration {
 	left := r.wait() - time.Since(r.since)
 	return max(left/2, min(left, r.trip/2), 0)
 }
 
-// list makes one listing. If it fails, r makes no other listing. Other waiters of the session may
-// share the request, so it does not end with the contender's ctx. Instead, end stops waiting when
-// ctx ends.
+// The method `list` makes one listing. If the listing fails, r makes no other listing. Other
+// waiters of the session may share the request, so it does not end with the contender's ctx.
+// Instead, the method `end` stops waiting when ctx ends.
 func (r *relisting) list() {
 	defer close(r.over)
 	c, start := r.claim, time.Now()
@@ -145,9 +148,9 @@ func (r *relisting) list() {
 	}
 }
 
-// end is called when the blocker is deleted. It reports whether the contender is now the first, if
-// its own znode still exists. If a listing is under way, end waits for the reply, because the reply
-// to a new listing would come later.
+// The method `end` is called when the blocker is deleted. It reports whether the contender is now
+// the first, if its own znode still exists. If a listing is under way, `end` waits for the reply,
+// because the reply to a new listing would come later.
 func (r *relisting) end(ctx context.Context) (first bool) {
 	over := r.stop()
 	r.claim.Line.each.Store(int64(time.Since(r.start)) / int64(r.first))
@@ -161,20 +164,21 @@ func (r *relisting) end(ctx context.Context) (first bool) {
 	}
 }
 
-// stop makes r begin no other listing. It returns a channel that is closed when no listing is under
-// way.
+// The method `stop` prevents every further listing. It returns a channel that is closed when no
+// listing is under way.
 func (r *relisting) stop() (over <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ended = true
-	r.timer.Stop() // if the timer has fired, either due has already begun a listing, or due finds that r has ended
+	r.timer.Stop() // if the timer has fired, either `due` has already begun a listing, or `due` finds that r has ended
 	if r.over == nil {
 		return session.ClosedChan
 	}
 	return r.over
 }
 
-// wait returns the time from the reply to one listing to the request for the next listing.
+// The method `wait` returns the time from the reply to one listing to the request for the next
+// listing.
 //
 // The blocker becomes the first when ahead-1 contenders have left, and stays the first for one
 // handoff. At the last listing, an unknown part of the first contender's handoff was over. So the
@@ -196,8 +200,8 @@ func (r *relisting) wait() time.Duration {
 	return r.took - r.trip
 }
 
-// The method left is called after a new listing, with the number of contenders ahead. It estimates
-// each again.
+// The method `left` is called after a new listing, with the number of contenders ahead. It
+// estimates the field `each` again.
 func (r *relisting) left(ahead int) {
 	r.spent += r.took
 	if r.still = ahead >= r.ahead; r.still {

@@ -24,8 +24,9 @@ import (
 // If another contender of this session has set the watch earlier, our own create fires the watch.
 // Then our place is not kept.
 
-// recalled returns a channel that is closed when another contender may have entered the line of c,
-// or c itself is deleted. If c has no watch on the line, the channel is already closed.
+// The method `recalled` returns a channel that is closed when another contender may have entered
+// the line of c, or c itself is deleted. If c has no watch on the line, the channel is already
+// closed.
 func (c *Claim) recalled() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -43,7 +44,7 @@ func (c *Claim) Alone() bool {
 
 // Keep ends g, the only use of its claim. The claim keeps its place until the next grant, or until
 // Discard. Keep returns an event. The caller passes the event to the observer, when the caller
-// holds no mutex. If the claim is lost, Keep does nothing, and done is false.
+// holds no mutex. If the claim is lost, Keep does nothing, and `done` is false.
 func (g *Grant) Keep() (e session.Report, done bool) {
 	c := g.Claim
 	c.mu.Lock()
@@ -64,7 +65,7 @@ func (c *Claim) Discard() {
 	}
 }
 
-// OnRecall makes a new goroutine call f when the channel of recalled is closed. If OnRecall is
+// OnRecall makes a new goroutine call f when the channel of `recalled` is closed. If OnRecall is
 // called again before that, the second call has no effect.
 func (c *Claim) OnRecall(f func()) {
 	c.mu.Lock()
