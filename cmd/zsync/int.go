@@ -118,9 +118,9 @@ func intSetCommand(c *client) *cobra.Command {
 	n := newNumber(c)
 	expect := int64(0)
 	cmd := &cobra.Command{
-		Use:         "set PATH NUMBER [flags]",
-		Short:       "set the number",
-		Long:        `zsync int set stores NUMBER. With --if, it does so only if the number was OLD; otherwise
+		Use:   "set PATH NUMBER [flags]",
+		Short: "set the number",
+		Long: `zsync int set stores NUMBER. With --if, it does so only if the number was OLD; otherwise
 it exits with status 75.`,
 		Annotations: negatives,
 		RunE: func(cmd *cobra.Command, args []string) error {

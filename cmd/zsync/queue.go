@@ -346,7 +346,7 @@ func lenCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "len PATH [flags]",
 		Short: "print the number of elements",
-		Long:  `zsync queue len prints the number of elements in the queue at PATH, claimed elements
+		Long: `zsync queue len prints the number of elements in the queue at PATH, claimed elements
 included.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
