@@ -164,9 +164,9 @@ const flightResult = "result"
 // stored after the call began, or less than keep before that. Both times are by the servers'
 // clock.
 //
-// The read needs no sync. A process that stored a result before our znode was created has a
-// transaction before ours. So the server that answered the request to create our znode has the
-// result too.
+// The read needs no sync. A process that stored a result then released the lock, before we got
+// it. Our server has shown us that no such process is ahead. So it has applied the release, and
+// the earlier write of the result too.
 //
 // The argument came points to the Stat of the first znode of this call. If that is nil, look
 // sets it.

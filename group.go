@@ -97,7 +97,7 @@ type Membership[T any] struct {
 
 	leaving context.Context    // ends with Leave
 	leave   context.CancelFunc // begins to leave
-	ended   chan struct{}      // closed when the member has left, and its goroutine has ended
+	ended   chan struct{}      // closed when run has returned
 	writing chan struct{}      // has a token during a write, so that writes are sent one after the other
 
 	mu     sync.Mutex
