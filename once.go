@@ -347,9 +347,9 @@ var errMarked = errors.New("the mark has been made")
 
 // The method enter waits for our turn. If the mark is created first, it returns errMarked.
 //
-// It waits for the mark only while a contender is ahead, because only such a contender creates
-// the mark. The read that sets the watch finds a mark that was created earlier. The result
-// first reports whether no contender was ever ahead.
+// It waits for the mark too if a contender is ahead, because only such a contender creates the
+// mark. The read that sets the watch finds a mark that was created earlier. The result first
+// reports whether no contender was ever ahead.
 func (o *Once) enter(ctx context.Context, none *absence) (h *lock.Grant, first bool, err error) {
 	start := time.Now()
 	end := o.s.tracers.acquiring(ctx, o.traced)

@@ -141,9 +141,8 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 	if r.me, err = r.group.join(ctx, id, shards); err != nil {
 		return err
 	}
-	// After we have left the group, the plan assigns our shards to others. After we have released
-	// the shards, the others can own them. In this order, no process waits for us longer than
-	// necessary.
+	// Leave the group only after run has released our shards. When we have left, the plan assigns
+	// the shards to others, and no process must wait for us.
 	defer r.me.Leave()
 	err = r.run(ctx)
 	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
