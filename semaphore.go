@@ -583,8 +583,8 @@ func (m *Semaphore) takeOf(ctx context.Context, gate *lock.Grant, resized *conn.
 	return m.make(ctx, gate, q, n) // Step 4.
 }
 
-// awaitFree waits until the set of permits that are out changes. If at most most permits are
-// out, it returns at once. It returns errResized if the limit changes.
+// awaitFree waits until the set of permits that are out changes. It returns at once if their
+// number does not exceed the argument most. It returns errResized if the limit changes.
 //
 // A separate listing sets the watch. If the first listing set it, and enough permits were free,
 // our own create request would fire the watch without need.
