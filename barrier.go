@@ -44,12 +44,12 @@ type Barrier struct {
 //  1. The barrier is closed while its znode exists. Wait reads the znode and
 //     leaves a watch.
 //  2. If there is no znode, Wait returns.
-//  3. Otherwise, Wait waits for the deletion of the znode.
+//  3. If the znode exists, Wait waits for its deletion.
 //
-// Close creates the znode and Open deletes it. Both look idempotent, but neither may be repeated
-// blindly after a lost reply: between the two attempts, another process may have opened or closed
-// the barrier, and the repetition would undo that. A condition on the znode does not help, because
-// a deletion leaves nothing to recognise it by. So both are transactions with a log.
+// Close creates the znode and Open deletes it. Both look idempotent, but after a lost reply,
+// neither may simply be repeated. Between the two attempts, another process may have opened or
+// closed the barrier, and the repetition would undo that. A condition on the znode does not
+// help, because a deletion leaves no trace. So both are transactions with a receipt.
 
 // NewBarrier returns the Barrier at path.
 func NewBarrier(s *Session, path string) *Barrier {
@@ -66,8 +66,8 @@ func (b *Barrier) Close(ctx context.Context) error {
 		return &zk.CreateRequest{Path: znode, Data: []byte(marks.Gate + m.Config.Owner), Acl: m.Config.ACL}
 	})
 	if session.IsNodeExists(err) {
-		// The znode exists. Check that its ACL is narrow enough, and that it is a barrier's.
-		// NoNode means that the barrier has been opened since.
+		// The znode exists. Check that its ACL is narrow enough, and that it is the znode of a
+		// barrier. NoNode means that another process has opened the barrier since.
 		err = b.s.m.During(ctx, func(inc *session.Incarnation) error {
 			znode := b.s.m.Full(b.path)
 			if err := inc.VetNow(ctx, znode); err != nil {
@@ -94,15 +94,15 @@ func unlessNoNode(err error) error {
 	return err
 }
 
-// change applies one operation to the znode exactly once. The error is NodeExists
-// or NoNode if there is nothing to change.
+// The method change applies one operation to the znode exactly once. If there is nothing to
+// change, the error is NodeExists or NoNode.
 func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
 	if err := cmp.Or(b.misuse(), session.CtxErr(ctx)); err != nil {
 		return err
 	}
 	znode := b.s.m.Full(b.path)
-	// The logs are next to the znode, so the client that creates their parent has created the znode's
-	// parent too. Hence only Open gets NoNode.
+	// The receipts are next to the znode. So the client that creates their parent has created the
+	// znode's parent too, and only Open can get NoNode.
 	_, err := txn.Across(ctx, b.s.m, znode+"-receipts", []any{op(znode)})
 	return err
 }
@@ -117,7 +117,7 @@ func (b *Barrier) Wait(ctx context.Context) error {
 	defer m.Waiters.Add(-1)
 	ctx, end := b.tracers().waiting(ctx, "barrier", b.path)
 	start := time.Now()
-	var closed *zk.Stat // of the znode that we wait for; nil before the first read
+	var closed *zk.Stat // Stat of the znode that we wait for; nil before the first read
 	err := m.During(ctx, func(inc *session.Incarnation) error {
 		return b.await(ctx, inc, &closed)
 	})
@@ -126,10 +126,11 @@ func (b *Barrier) Wait(ctx context.Context) error {
 	return opError("wait", b.path, err)
 }
 
-// await is Wait within one session.
+// The method await does the work of Wait within one session.
 func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed **zk.Stat) error {
 	key := conn.WatchKey{Kind: conn.WatchData, Path: inc.Manager.Full(b.path)}
-	// A server that lags could show a closed barrier as open.
+	// The first read must be fresh, because a server that lags could show a closed barrier as
+	// open.
 	read := inc.GetFresh
 	for {
 		w := inc.Watches.Join(key)
@@ -147,16 +148,17 @@ func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed **
 			return b.s.m.Mixed(key.Path)
 		case *closed == nil:
 			*closed = stat
-		case (*closed).Czxid != stat.Czxid, (*closed).Ctime != stat.Ctime: // zxids begin again if the servers lose their data
-			// Another process has opened and closed the barrier between two reads. The opening released
-			// us.
+		case (*closed).Czxid != stat.Czxid, (*closed).Ctime != stat.Ctime: // Ctime too, because zxids begin again if the servers lose their data
+			// Other processes have opened and closed the barrier between two reads, and the opening
+			// released us.
 			inc.Watches.Leave(w)
 			return nil
 		}
 		if session.IsClosed(w.Fired) {
-			// Other goroutines share this watch, so it may be older than the call, and its event may
+			// Other goroutines share this watch, so it may be older than this call, and its event may
 			// report an opening before the call. The order of the event and the read is unknown. So read
-			// again: if the barrier was opened after the call, the znode is another one.
+			// again. If the barrier was opened after the call, and closed again, the znode is a
+			// different one.
 			inc.Watches.Leave(w)
 			continue
 		}

@@ -50,7 +50,7 @@ import (
 type Queue[T any] struct {
 	made
 	cfg queueConfig
-	key func(T) string // of WithKey, or nil
+	key func(T) string // the function of WithKey, or nil
 	q   queue.Engine
 }
 
@@ -105,12 +105,12 @@ func (q *Queue[T]) SendAt(ctx context.Context, t time.Time, vs ...T) error {
 		return opError("send", q.path, session.Invalid("SendAt needs zsync's own layout, not %v", q.cfg.layout))
 	}
 	if first := time.UnixMilli(1); t.Before(first) {
-		t = first // the zero Time is in the past, but in a Batch it would mean no delay
+		t = first // the zero Time is in the past, but in a Batch, zero would mean that there is no delay
 	}
 	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle, Due: t}, vs))
 }
 
-// send sends vs as the batch b.
+// The method send sends vs in the batch b.
 func (q *Queue[T]) send(ctx context.Context, b queue.Batch, vs []T) error {
 	if q.misuse() != nil {
 		return q.misuse()
@@ -128,7 +128,7 @@ func (q *Queue[T]) send(ctx context.Context, b queue.Batch, vs []T) error {
 	return err
 }
 
-// fill encodes vs into b.
+// The method fill encodes vs into b.
 func (q *Queue[T]) fill(b queue.Batch, vs []T) (queue.Batch, error) {
 	for i, v := range vs {
 		data, err := codec.Encode(q.cfg.codec, v)
@@ -155,20 +155,21 @@ func (q *Queue[T]) Recv(ctx context.Context) <-chan T {
 	return consume(ctx, q, queue.Joining{}, value[T])
 }
 
-// value returns the value of a claimed element, or zero if it could not be decoded.
+// The function value returns the value of a claimed element. If the element could not be
+// decoded, it returns zero.
 func value[T any](claim queue.Item) T {
-	v, _ := claim.Element().Value.(T) // an interface may hold nil
+	v, _ := claim.Element().Value.(T) // if T is an interface, the Value may be nil
 	return v
 }
 
-// offer offers d, the claimed element, to the readers of ch, and reports whether a reader
-// took it. If not, it puts the element back.
+// The function offer sends d, the claimed element, to ch, and reports whether a reader took d.
+// If no reader took it, offer returns the element to the queue.
 func offer[D any](c queue.Consumer, claim queue.Item, ch chan<- D, d D) bool {
 	down, over := claim.Withdrawn()
 	select {
 	case ch <- d:
-		// If another outcome was ready too, the reader still has the element. The claim was valid
-		// a moment ago, so no other consumer has it yet.
+		// The reader has the element, even if another case of the select was ready too. The claim was
+		// valid a moment ago, so no other consumer has the element yet.
 		return true
 	case <-c.Leaving():
 	case <-down:
@@ -193,7 +194,7 @@ type Delivery[T any] struct {
 	Sent    time.Time // when it was stored, by the servers' clock
 	ID      string    // unique within the queue, and the same at each attempt
 	claim   queue.Item
-	q       *Queue[T] // of claim
+	q       *Queue[T] // the queue of claim
 }
 
 // Deliveries returns a channel of elements that the consumer must settle. An element that Nack
@@ -204,7 +205,7 @@ func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	return consume(ctx, q, queue.Joining{Hand: true}, q.delivery)
 }
 
-// delivery makes a Delivery of a claimed element.
+// The method delivery returns the Delivery of a claimed element.
 func (q *Queue[T]) delivery(claim queue.Item) Delivery[T] {
 	e := claim.Element()
 	return Delivery[T]{Value: value[T](claim), Attempt: e.Attempts + 1, Sent: e.Sent, ID: e.ID, claim: claim, q: q}
@@ -226,7 +227,7 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 		inner, cancel := context.WithCancel(ctx)
 		defer cancel()
 		c := q.join(inner, queue.Joining{Hand: true, Odd: true})
-		defer c.Leave() // elements claimed ahead are back when the loop is over, as when a channel is closed
+		defer c.Leave() // when the loop has ended, the elements that were claimed ahead are back in the queue
 		for {
 			claim, err := c.Next()
 			if err != nil {
@@ -251,10 +252,10 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 	}
 }
 
-// join adds a consumer for callers that ask for an element only when they are ready for it. The
-// consumer leaves when its context ends or the Session is closed, even during a Next or the work on
-// an element. Next then ends too, by the context or by Closing; if Next still returns an element,
-// the caller settles it as any other.
+// The method join adds a consumer for callers that request an element only when they are ready
+// for it. The consumer leaves when its context ends or the Session is closed, even during a
+// call of Next or the work on an element. Next then ends too, because of the context or of
+// Closing. If it still returns an element, the caller must settle that element as usual.
 func (q *Queue[T]) join(ctx context.Context, o queue.Joining) queue.Consumer {
 	c := q.q.Join(ctx, o)
 	q.s.m.Spawn(func() {
@@ -267,12 +268,13 @@ func (q *Queue[T]) join(ctx context.Context, o queue.Joining) queue.Consumer {
 	return c
 }
 
-// ending returns the reason why a consumer with ctx gets no other element.
+// The method ending returns the reason why a consumer with ctx gets no further element.
 func (q *Queue[T]) ending(ctx context.Context) error {
 	return cmp.Or(session.CtxErr(ctx), q.s.m.Failure(), ErrClosed)
 }
 
-// handed hands a claimed element to the program, as a Delivery.
+// The method handed returns a claimed element as a Delivery for the program, and reports it to
+// the tracer.
 func (q *Queue[T]) handed(ctx context.Context, claim queue.Item) Delivery[T] {
 	d := q.delivery(claim)
 	claim.Handed()
@@ -280,8 +282,8 @@ func (q *Queue[T]) handed(ctx context.Context, claim queue.Item) Delivery[T] {
 	return d
 }
 
-// consume returns a channel, and offers on it each element that a consumer claims, as wrap
-// converts it. It closes the channel when ctx ends or the Session is closed.
+// The function consume returns a channel. It sends to the channel each element that a consumer
+// claims, converted by wrap. It closes the channel when ctx ends or the Session is closed.
 func consume[T, D any](ctx context.Context, q *Queue[T], o queue.Joining, wrap func(queue.Item) D) <-chan D {
 	ch := make(chan D)
 	if q.misuse() != nil {
@@ -307,7 +309,7 @@ func consume[T, D any](ctx context.Context, q *Queue[T], o queue.Joining, wrap f
 			default:
 				claim.Taken()
 			}
-			q.received(ctx) // last: the time of the tracer is the program's own
+			q.received(ctx) // last, because the program determines how long its tracer takes
 		}
 	})
 	return ch
@@ -378,7 +380,7 @@ func (d Delivery[T]) settle(ctx context.Context, op string, s queue.Settlement) 
 	return opError(op, d.q.path, err)
 }
 
-// received reports to the tracer that a consumer with ctx got an element.
+// The method received reports to the tracer that a consumer with ctx got an element.
 func (q *Queue[T]) received(ctx context.Context) {
 	_, end := q.tracers().queueing(ctx, "receive", q.path, 1)
 	end(nil)
@@ -396,9 +398,10 @@ func (d Delivery[T]) Context() context.Context {
 	return d.claim.Context()
 }
 
-// The methods below use a Queue without a consumer: they take one element, look, count and clear.
+// The methods below use a Queue without a consumer. They take one element, read elements, count
+// them or delete them.
 
-// ask calls f with q's engine, unless an argument of q is bad.
+// The function ask calls f with q's engine, unless an argument of q is invalid.
 func ask[T, R any](ctx context.Context, q *Queue[T], op string, f func(queue.Engine, context.Context) (R, error)) (r R, err error) {
 	if err = q.misuse(); err == nil {
 		r, err = f(q.q, ctx)

@@ -53,7 +53,8 @@ func (o CodecOption) applyValue(c *valueConfig) {
 	}
 }
 
-// decoded decodes stored bytes. An error contains their number; the value is then zero.
+// The function decoded decodes stored bytes. If it fails, the error contains the number of
+// bytes, and the value is zero.
 func decoded[T any](c Codec, data []byte) (T, error) {
 	v, err := codec.Decode[T](c, data)
 	if err != nil {

@@ -50,18 +50,19 @@ type Cond struct {
 //
 //  1. Wait enters the line, with L held, lists the line, and unlocks L.
 //  2. It watches its own znode, and the znode just ahead in the line.
-//  3. Signal lists the line, and marks the first waiter without a signal, in one
-//     transaction that fails if another signal was quicker; then it tries the next.
-//  4. A waiter that finds itself marked locks L, and then deletes its znode and the
-//     signal, in one transaction.
+//  3. Signal lists the line, and gives a signal to the first waiter that has none, in one
+//     transaction. The transaction fails if another signal was quicker. Then Signal tries the
+//     next waiter.
+//  4. A waiter that has a signal locks L. Then it deletes its znode and the signal, in one
+//     transaction.
 //  5. A waiter that lists the line may see a signal whose waiter was deleted. It passes
 //     the signal on to the first waiter that has no signal and was in the line before the
 //     signal. If there is none, it deletes the signal.
 //  6. When its predecessor's znode is deleted, a waiter lists the line, for step 5, and
 //     continues with step 2.
 //
-// It is tempting to signal by deleting the waiter's znode. But if the waiter has died, and its
-// session has not ended yet, the signal would be lost.
+// It is tempting to delete the waiter's znode as the signal. But if the waiter has crashed, and
+// its session has not ended yet, the signal would be lost.
 
 // NewCond returns the Cond at path, with the lock l, which has another path.
 func NewCond(s *Session, path string, l Locker) *Cond {
@@ -75,7 +76,7 @@ func NewCond(s *Session, path string, l Locker) *Cond {
 // Path returns the path that c was made with.
 func (c *Cond) Path() string { return c.path }
 
-// check returns why no operation can begin, or nil.
+// The method check returns the reason why an operation cannot begin, or nil.
 func (c *Cond) check() error {
 	if c.misuse() == nil && c.L == nil {
 		return session.Invalid("the Locker L is nil")
@@ -104,25 +105,25 @@ func (c *Cond) wait(ctx context.Context) error {
 	if err == nil && unlocked == nil {
 		err = c.sleep(ctx, p, names)
 	}
-	// Without relock, L may still be locked. unlocked is then the error of ctx. Its cause may be the
-	// loss of another lock.
+	// If relock is nil, L may still be locked. Then unlocked is the error of ctx, and the cause of
+	// that error may be the loss of another lock.
 	if (err == nil || errors.Is(err, session.ErrEnded)) && unlocked != nil && (relock == nil || !errors.Is(unlocked, ErrLost)) {
 		err = unlocked
 	}
 	if err != nil && !errors.Is(err, session.ErrEnded) {
-		// A signal may reach us at this instant. Leaving is still right. A signal is created only while
-		// our znode exists, and a waiter takes it only by deleting both at once. So after the deletion
-		// of our znode, either no signal can come, or a signal is left without its waiter. The first
-		// client that deletes this signal passes it on in the same transaction.
+		// A signal may reach us at this instant, but leaving is still right. A signal is created only
+		// while our znode exists, and only the deletion of both at once takes the signal. So when our
+		// znode is deleted alone, either no signal was created, or our signal remains without its
+		// waiter. The first client that deletes such a signal passes it on in the same transaction.
 		c.leave(p)
 		return err
 	}
-	// We are woken, or the session has ended, or L was lost. In the last case, another process
-	// may have held L before we entered the line, and we may have missed its signal. In all
-	// cases, the caller looks again.
+	// We have a signal, or the session has ended, or L was lost. If L was lost, another process
+	// may have held L before we entered the line, and we may have missed its signal. In all these
+	// cases, the caller checks the condition again.
 	//
-	// The signal is taken only with L held. If our process dies before that, or ctx ends, it
-	// is passed on.
+	// We take the signal only when we hold L. If our process crashes before that, or ctx ends, the
+	// signal is passed on.
 	if err := relock(ctx); err != nil {
 		c.leave(p)
 		return err
@@ -131,8 +132,8 @@ func (c *Cond) wait(ctx context.Context) error {
 	return nil
 }
 
-// enter makes a place at the end of the line, and lists who is in it. The error
-// is ErrEnded if the session ends.
+// The method enter creates a znode at the end of the line, and lists the line. The error is
+// ErrEnded if the session ends.
 func (c *Cond) enter(ctx context.Context) (*lock.Claim, []string, error) {
 	if c.misuse() != nil {
 		return nil, nil, c.misuse()
@@ -148,12 +149,12 @@ func (c *Cond) enter(ctx context.Context) (*lock.Claim, []string, error) {
 	return p, roll.Names(), nil
 }
 
-// unlock unlocks L, and returns the function that locks it again. Unlocking cannot be refused:
-// if ctx ends before it is done, it continues in the background.
+// The method unlock unlocks L, and returns the function that locks L again. The unlocking does
+// not stop when ctx ends: it continues in the background.
 //
-// If ctx comes from a Do of a lock of this package, that Do's hold is unlocked, and the new
-// hold belongs to it. The choice of the hold is made here, before the background: later, the
-// Do may be over, and the hold may belong to another goroutine.
+// If ctx comes from a Do of a lock of this package, unlock releases the hold of that Do, and
+// the new hold belongs to the same Do. It chooses the hold before the background work begins.
+// Later, the Do may be over, and the current hold may belong to another goroutine.
 func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, err error) {
 	if c.misuse() != nil {
 		return nil, c.L.Unlock()
@@ -173,7 +174,7 @@ func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, 
 	return nil, session.CtxErr(ctx)
 }
 
-// An outside is a context that no longer says that it comes from Do.
+// An outside is a context without the mark that it comes from a Do.
 type outside struct{ context.Context }
 
 func (o outside) Value(key any) any {
@@ -183,7 +184,7 @@ func (o outside) Value(key any) any {
 	return o.Context.Value(key)
 }
 
-// sleep waits until p is woken.
+// The method sleep waits until p has a signal.
 func (c *Cond) sleep(ctx context.Context, p *lock.Claim, names []string) error {
 	c.s.m.Waiters.Add(1)
 	defer c.s.m.Waiters.Add(-1)
@@ -192,18 +193,18 @@ func (c *Cond) sleep(ctx context.Context, p *lock.Claim, names []string) error {
 	_, stat, err := p.Incarnation.Get(ctx, p.Path)
 	switch {
 	case session.IsNoNode(err), err == nil && stat.Version > 0:
-		// We have been signalled already; or another client has deleted our znode, and we wake up
-		// without a signal.
+		// We have a signal already, or another client has deleted our znode. In the second case, we
+		// wake up without a signal.
 		return nil
 	case err != nil:
 		return err
 	}
-	// Only a signal changes the data, so it needs not be read again.
+	// Only a signal changes the data, so it is not necessary to read them again.
 	return c.guard(ctx, p, names, own.Fired)
 }
 
-// guard passes on the signals of dead waiters ahead of p, until woken is closed or p has
-// vanished.
+// The method guard passes on the signals of deleted waiters ahead of p. It returns when woken
+// is closed or p's znode is deleted.
 func (c *Cond) guard(ctx context.Context, p *lock.Claim, names []string, woken <-chan struct{}) error {
 	for {
 		var err error
@@ -240,19 +241,20 @@ func (c *Cond) guard(ctx context.Context, p *lock.Claim, names []string, woken <
 	}
 }
 
-// watchLast returns a channel that is closed when the last znode of ahead is deleted. Without one,
-// it returns nil.
+// watchLast returns a channel that is closed when the last znode of ahead is deleted. If ahead
+// is empty, it returns a nil channel.
 //
-// That znode is enough. Signal marks the first waiter without a signal, so all waiters ahead of the
-// first unmarked one are marked, and are about to leave. When the last of them has left, or has
-// died, the first unmarked waiter lists the line, and finds every signal whose waiter is dead.
+// It is enough to watch that znode. Consider the first waiter W without a signal. Signals go to
+// waiters in their order, so all waiters ahead of W have a signal, and are about to leave. When
+// the last waiter ahead of W has left or crashed, W lists the line, and finds every signal
+// without its waiter.
 func (c *Cond) watchLast(ctx context.Context, inc *session.Incarnation, ahead []lock.Child) (gone <-chan struct{}, leave func(), err error) {
 	if len(ahead) == 0 {
 		return nil, func() {}, nil
 	}
 	last := session.ChildPath(c.line.Dir, ahead[len(ahead)-1].Name)
-	// A watch of children ignores changes of the data, and so does not fire when that waiter
-	// is signalled.
+	// A watch of children ignores changes of the data. So it does not fire when that waiter gets a
+	// signal.
 	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: last})
 	leave = func() { inc.Watches.Leave(w) }
 	_, _, err = inc.Children(ctx, last)
@@ -266,7 +268,7 @@ func (c *Cond) watchLast(ctx context.Context, inc *session.Incarnation, ahead []
 	return w.Fired, leave, nil
 }
 
-// list lists the line and its signals.
+// The method list lists the waiters and their signals.
 func (c *Cond) list(ctx context.Context, list func(context.Context, string) ([]string, *zk.Stat, error)) ([]string, error) {
 	names, _, err := list(ctx, c.line.Dir)
 	if session.IsNoNode(err) {
@@ -275,11 +277,13 @@ func (c *Cond) list(ctx context.Context, list func(context.Context, string) ([]s
 	return names, err
 }
 
-// take deletes p and its signal: the wake-up has reached its caller. Step 4.
+// The method take deletes p's znode and its signal, because the signal has reached the caller
+// of Wait (step 4).
 //
-// If the reply is lost, the transaction is sent again and fails, for both names are unique.
-// Without a connection, take does not wait for it. If the session ends before the transaction
-// gets through, the signal is passed on, and wakes another waiter for nothing.
+// If the reply is lost, the transaction is sent again, and fails without harm, because both
+// names are unique. If there is no connection, take returns before the transaction is applied.
+// If the session ends before that, the signal is passed on, and wakes another waiter without
+// need.
 func (c *Cond) take(ctx context.Context, p *lock.Claim) {
 	if p == nil {
 		return
@@ -288,7 +292,7 @@ func (c *Cond) take(ctx context.Context, p *lock.Claim) {
 		_, err := p.Incarnation.Multi(p.Incarnation.Ctx,
 			&zk.DeleteRequest{Path: c.signalPath(p.Child), Version: -1},
 			&zk.DeleteRequest{Path: p.Path, Version: -1})
-		unsignalled := session.IsNoNode(err) // woken otherwise; a signal can still come until the deletion
+		unsignalled := session.IsNoNode(err) // p was woken without a signal, but can still get one until its znode is deleted
 		if unsignalled {
 			err = p.Incarnation.RemoveNow(p.Incarnation.Ctx, p.Path)
 		}
@@ -306,8 +310,9 @@ func (c *Cond) take(ctx context.Context, p *lock.Claim) {
 	}
 }
 
-// leave deletes p without a wake-up of its caller. If p has a signal, the signal remains
-// without its waiter, and so is passed on: by us if we can, otherwise by the waiter behind us.
+// The method leave deletes p's znode, but takes no signal. If p has a signal, it remains
+// without its waiter and must be passed on. We do that if we can. If we cannot, the waiter
+// behind us does it.
 func (c *Cond) leave(p *lock.Claim) {
 	if p == nil {
 		return
@@ -322,10 +327,10 @@ func (c *Cond) leave(p *lock.Claim) {
 	}}).Await(session.Grace)
 }
 
-// bequeath passes on the signal of p, if it has one, as soon as p is deleted: at once, or with its
-// session. Perhaps no other client could do that.
+// If p has a signal, bequeath passes it on as soon as p's znode is deleted: at once, or with
+// its session. Perhaps no other client can do this.
 func (c *Cond) bequeath(p *lock.Claim) {
-	ctx := context.Background() // ends with the Session
+	ctx := context.Background() // the calls below return when the Session ends
 	c.s.m.During(ctx, func(inc *session.Incarnation) error {
 		if inc != p.Incarnation {
 			if err := inc.AwaitGone(ctx, p.Path); err != nil {
@@ -344,17 +349,17 @@ func (c *Cond) bequeath(p *lock.Claim) {
 	})
 }
 
-// The name of a signal is its waiter's name without "_c_", and with this suffix. So it does not
-// contain "_c_<uuid>-". A client whose create has lost its reply looks for that text, and must find
-// only the waiter.
+// The name of a signal is the name of its waiter, without "_c_" and with this suffix. So it
+// does not contain the text "_c_<uuid>-". After a create request whose reply was lost, a client
+// looks for that text, and must find only the waiter.
 const signalSuffix = "-signal"
 
 func (c *Cond) signalPath(waiter lock.Child) string {
 	return session.ChildPath(c.line.Dir, strings.TrimPrefix(waiter.Name, "_c_")+signalSuffix)
 }
 
-// waiterOf returns the name of the waiter that a signal is for. It reports false for a name that is
-// not a signal's.
+// waiterOf returns the name of a signal's waiter. It reports false if the argument is not the
+// name of a signal.
 func (c *Cond) waiterOf(signal string) (string, bool) {
 	name, ok := strings.CutSuffix(signal, signalSuffix)
 	if _, waits := lock.ParseChild(name, c.line.Bases...); !ok || !waits {
@@ -363,7 +368,7 @@ func (c *Cond) waiterOf(signal string) (string, bool) {
 	return "_c_" + name, true
 }
 
-// unsignalled returns the waiters without a signal, in their order.
+// The method unsignalled returns the waiters without a signal, in their order.
 func (c *Cond) unsignalled(ctx context.Context, inc *session.Incarnation, names []string) ([]lock.Child, error) {
 	all, err := c.line.InOrder(ctx, inc, names)
 	if err != nil {
@@ -378,7 +383,7 @@ func (c *Cond) unsignalled(ctx context.Context, inc *session.Incarnation, names 
 	return slices.DeleteFunc(all, func(w lock.Child) bool { return signalled[w.Name] }), nil
 }
 
-// orphans returns the signals among names whose waiters were deleted.
+// The method orphans returns those signals among names whose waiters were deleted.
 func (c *Cond) orphans(names []string) []string {
 	present := make(map[string]bool, len(names))
 	for _, name := range names {
@@ -393,10 +398,10 @@ func (c *Cond) orphans(names []string) []string {
 	return out
 }
 
-// mend passes on the signals of deleted waiters among names, and returns a listing without such
-// signals. A signal is created while its waiter exists, and the waiter deletes both in one
-// transaction. So if a listing shows a signal without its waiter, the waiter did not take the
-// signal.
+// The method mend passes on the signals of deleted waiters among names. It returns a listing
+// without such signals. A signal is created while its waiter exists, and the waiter deletes
+// both in one transaction. So if a listing shows a signal without its waiter, the waiter did
+// not take the signal.
 func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []string) (_ []string, err error) {
 	stays := make(map[string]bool)
 	for {
@@ -413,12 +418,12 @@ func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []strin
 	}
 }
 
-// pass gives the signal at path to the first waiter that has no signal and came before this one. If
-// there is no such waiter, it deletes the signal. Other clients may do the same at this moment,
-// without harm: the signal can be deleted only once. If another program has created a znode below
-// the signal, the signal cannot be deleted. Then pass writes 0 into it, on condition that the
-// signal is unchanged. No waiter came before a signal that was given at 0, so no client passes it
-// on again.
+// The method pass moves the signal at path to the first waiter that has no signal and entered
+// the line before the signal was given. If there is no such waiter, pass deletes the signal.
+// Other clients may do the same at this moment. That is harmless, because the signal can be
+// deleted only once. If another program has created a znode below the signal, the signal cannot
+// be deleted. Then pass writes 0 as the zxid at which the signal was given, if the signal is
+// unchanged. No waiter entered the line before 0, so no client passes the signal on again.
 func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []string, path string) (stays bool, err error) {
 	data, stat, err := inc.Get(ctx, path)
 	if err != nil {
@@ -426,7 +431,7 @@ func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []strin
 	}
 	given := stat.Czxid
 	if n, err := strconv.ParseInt(string(data), 10, 64); err == nil {
-		given = n // it has been passed on before
+		given = n // the signal was passed on before
 	}
 	if given == 0 && stat.NumChildren > 0 {
 		return true, nil
@@ -442,7 +447,7 @@ func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []strin
 			return false, err
 		}
 		if stat == nil {
-			continue // it has just left
+			continue // the waiter has just left
 		}
 		if stat.Czxid < given {
 			ops = append(ops, c.mark(w, strconv.FormatInt(given, 10))...)
@@ -458,12 +463,13 @@ func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []strin
 	return false, unlessChanged(err)
 }
 
-// mark returns the writes that give w a signal. They fail if w has one, or is deleted. data is
-// empty, or the zxid at which a signal that is passed on was first given.
+// The method mark returns the writes that give a signal to w. They fail if w has a signal
+// already, or is deleted. The argument data is empty for a new signal. For a signal that is
+// passed on, it is the zxid at which the signal was first given.
 //
-// Only the name of the signal shows that w has one. The version of w's znode does not: another
-// program may have written the znode and so woken w, which may now wait for L, which the caller
-// holds.
+// Only the name of the signal's znode shows that w has a signal. The version of w's znode is no
+// proof: another program may have written that znode, and so have woken w. Then w waits for L,
+// which the caller holds, and can still get a signal.
 func (c *Cond) mark(w lock.Child, data string) []any {
 	return []any{
 		&zk.SetDataRequest{Path: session.ChildPath(c.line.Dir, w.Name), Version: -1},
@@ -471,7 +477,8 @@ func (c *Cond) mark(w lock.Child, data string) []any {
 	}
 }
 
-// unlessChanged drops an error that means that the line has changed since the listing.
+// unlessChanged returns nil if err means that the line has changed since the listing. It
+// returns any other err.
 func unlessChanged(err error) error {
 	if session.IsNoNode(err) || session.IsBadVersion(err) || session.IsNodeExists(err) {
 		return nil
@@ -498,18 +505,18 @@ func (c *Cond) signal(ctx context.Context) error {
 		if err == nil || unlessChanged(err) != nil {
 			return err
 		}
-		// Another signal was quicker, or the waiter has left.
+		// Another signal was quicker, or the waiter has left: try the next one.
 	}
 }
 
-// waiting passes on the signals of deleted waiters, and then returns the waiters that can be given
-// a signal, in their order.
+// The method waiting passes on the signals of deleted waiters. Then it returns the waiters that
+// can get a signal, in their order.
 //
-// Each waiter that had unlocked L before Signal was called must be among them, however the caller
-// has learned of that. So waiting begins with a sync, which brings the server up to the leader. It
-// is not enough that the caller holds L: it may have got L directly from a goroutine of this
-// process that waits through another Session, and this Session's server may not know of that waiter
-// yet.
+// The result must contain each waiter that unlocked L before the call of Signal. So the method
+// begins with a sync, after which the server is as new as the leader. Without a sync, it would
+// not be enough that the caller holds L. The caller may have got L directly from a goroutine of
+// this process that waits through another Session. The server of this Session may not have the
+// znode of that waiter yet.
 func (c *Cond) waiting(ctx context.Context) ([]lock.Child, error) {
 	var waiting []lock.Child
 	err := c.s.m.During(ctx, func(inc *session.Incarnation) error {
@@ -551,8 +558,8 @@ func (c *Cond) broadcast(ctx context.Context) error {
 		if err = unlessChanged(err); err != nil {
 			break
 		}
-		// Another client has signalled a waiter, a waiter has left, or the transaction was applied and
-		// its reply was lost. Waiters that came later get no signal.
+		// Another client has given a signal to a waiter, a waiter has left, or the transaction was
+		// applied and its reply was lost. Try again, without the waiters that came later.
 		now, e := c.waiting(ctx)
 		err = e
 		todo = slices.DeleteFunc(todo, func(w lock.Child) bool { return !slices.Contains(now, w) })

@@ -9,8 +9,9 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// describe reads the znodes of contenders, below dir. It leaves out a contender that has
-// left since the listing. If a znode may not be read, its owner stays unknown.
+// The function describe reads the znodes of contenders below dir. It leaves out contenders that
+// have left since the listing. If this client has no permission to read a znode, the owner
+// stays unknown.
 func describe(ctx context.Context, inc *session.Incarnation, dir string, names []string, judge func(i int) (Mode, bool)) ([]Contender, error) {
 	paths := make([]string, len(names))
 	for i, name := range names {
@@ -92,8 +93,8 @@ func (m Mode) String() string {
 	return "unknown"
 }
 
-// contenders describes all contenders in the line. judge returns the mode of the i'th
-// contender, and whether it holds.
+// The function contenders describes all contenders in the line. The function judge returns the
+// mode of the i'th contender, and whether that contender holds.
 func contenders(ctx context.Context, l *lock.Line, judge func(all []lock.Child, i int) (Mode, bool)) ([]Contender, error) {
 	var out []Contender
 	err := l.Manager.During(ctx, func(inc *session.Incarnation) error {
@@ -119,7 +120,7 @@ func contenders(ctx context.Context, l *lock.Line, judge func(all []lock.Child, 
 	return out, err
 }
 
-// leader describes the first in the line of an election.
+// The function leader describes the first contender in the line of an election.
 func leader(name string, n session.Node) Contender {
 	return Contender{
 		Owner: string(n.Data), Node: name, Session: n.Stat.EphemeralOwner,

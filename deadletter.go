@@ -26,7 +26,7 @@ func (q *Queue[T]) Dead(ctx context.Context) iter.Seq2[DeadLetter, error] {
 	return q.dead(ctx, "dead")
 }
 
-// dead is Dead with the name of the operation for errors.
+// The method dead does the work of Dead, with op as the operation in its errors.
 func (q *Queue[T]) dead(ctx context.Context, op string) iter.Seq2[DeadLetter, error] {
 	return func(yield func(DeadLetter, error) bool) {
 		if q.misuse() != nil {
@@ -63,8 +63,8 @@ func (q *Queue[T]) PurgeDead(ctx context.Context, choose func(DeadLetter) bool) 
 	return q.forDead(ctx, "purge", choose, func(d DeadLetter) (bool, error) { return q.q.Discard(ctx, d.letter) })
 }
 
-// forDead calls do with each dead letter that choose accepts, and counts the calls that report
-// true.
+// forDead calls the function do with each dead letter that the function choose accepts. It
+// returns the number of calls that returned true.
 func (q *Queue[T]) forDead(ctx context.Context, op string, choose func(DeadLetter) bool, do func(DeadLetter) (bool, error)) (n int, err error) {
 	for d, err := range q.dead(ctx, op) {
 		if err != nil {

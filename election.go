@@ -62,16 +62,16 @@ type Election struct {
 	id    []byte
 
 	mu     sync.Mutex
-	run    *term    // the last call of Run's function; guarded by mu
+	run    *term    // the leadership of the last call of Run's function; guarded by mu
 	known  string   // the leader's znode at the last call of Leader; guarded by mu
-	wishes []string // names of the wishes for e to lead, read when its turn came; guarded by mu
+	wishes []string // names of the wishes that e leads, read when e's turn came; guarded by mu
 }
 
-// A term is a leadership in which Run calls its function.
+// A term is a leadership during which Run calls its function.
 type term struct {
 	grant    *lock.Grant
 	stop     context.CancelCauseFunc // ends the context of the function
-	resigned lock.Departure          // set by Resign, which leaves the rest of the release to Run; guarded by Election.mu
+	resigned lock.Departure          // the release that Resign has begun, and that Run completes; guarded by Election.mu
 	left     chan struct{}           // closed when the function has returned and the znode is released
 }
 
@@ -87,7 +87,7 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 		e.id = []byte(*c.id)
 	}
 	ln := lock.New(s.m, path, c.layout.naming(), electionBases[c.layout])
-	ln.Kept = c.layout == LayoutKazoo // kazoo's objects create the path once each
+	ln.Kept = c.layout == LayoutKazoo // each object of kazoo creates the path only once
 	ln.Strict, ln.Limits, ln.Kind = true, c.limits.ofLine(), trace.Election
 	ln.Defers = func(me lock.Child, names []string) (defers bool) {
 		var wishes []string
@@ -117,7 +117,8 @@ func (e *Election) Campaign(ctx context.Context) error {
 	return opError("campaign", e.path, err)
 }
 
-// campaign waits until e leads; run says that the caller is Run. The context is for the leadership.
+// The method campaign waits until e leads. The argument run says that the caller is Run. The
+// result is the context for the leadership.
 func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lock.Grant, error) {
 	switch {
 	case e.misuse() != nil:
@@ -146,8 +147,9 @@ func (e *Election) Resign() error {
 	return opError("resign", e.path, err)
 }
 
-// resign ends the leadership of g, unless another goroutine has ended it. In a Run it ends the
-// context of the function: the next leader begins when the function has returned.
+// The method resign ends the leadership of g, unless another goroutine has ended it. If g is
+// Run's, resign ends the context of Run's function, and the next leader begins when that
+// function has returned.
 func (e *Election) resign(ctx context.Context, g *lock.Grant) error {
 	e.mu.Lock()
 	d := e.local.BeginRelease(g)
@@ -174,7 +176,7 @@ func (e *Election) resign(ctx context.Context, g *lock.Grant) error {
 	return nil
 }
 
-// current returns the leadership of e.
+// The method current returns the leadership of e.
 func (e *Election) current() (*lock.Grant, error) {
 	if e.misuse() != nil {
 		return nil, e.misuse()
@@ -217,7 +219,7 @@ func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) e
 	}
 }
 
-// endOfRun returns the error of ctx, joined with err if that is another.
+// endOfRun returns the error of ctx. If err is a different error, the two are joined.
 func endOfRun(ctx context.Context, err error) error {
 	if err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)) {
 		return session.CtxErr(ctx)
@@ -225,8 +227,8 @@ func endOfRun(ctx context.Context, err error) error {
 	return errors.Join(session.CtxErr(ctx), err)
 }
 
-// endOfClosed returns the error of a Run that Close has ended: closed, joined with err if err
-// says more than that the context has ended.
+// endOfClosed returns the error of a Run that Close has ended. This is closed. If err is more
+// than the end of the context, the two are joined.
 func endOfClosed(closed, err error) error {
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, ErrClosed) {
 		return closed
@@ -234,8 +236,8 @@ func endOfClosed(closed, err error) error {
 	return errors.Join(closed, err)
 }
 
-// lead runs f while g lasts, and ends g. It returns f's error and the error of the release. outer
-// is the context of Run.
+// The method lead runs f while e holds g, and then releases g. It returns f's error and the
+// error of the release. The argument outer is the context of Run.
 func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ctx context.Context) error) (err, ended error) {
 	ctx, end, rest := endingContext(leading)
 	defer rest()
@@ -245,7 +247,7 @@ func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ct
 	if _, leads := e.local.ModeOf(g); leads {
 		e.run = t
 	} else {
-		end(ErrNotLocked) // resigned and released already
+		end(ErrNotLocked) // Resign has released g already
 	}
 	e.mu.Unlock()
 	d := newDoCall(outer, e.s, nil, g)
@@ -262,8 +264,8 @@ func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ct
 	return err, ended
 }
 
-// leave ends t, whose function has returned. After a Resign, it does the rest of the release: the
-// next leader must not begin before the function has returned.
+// The method leave ends the term t, whose function has returned. If Resign has begun the
+// release, leave completes it: the next leader must not begin before the function has returned.
 func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
 	e.mu.Lock()
 	left := t.resigned
@@ -275,9 +277,9 @@ func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
 		e.run = nil
 	}
 	e.mu.Unlock()
-	release := left.Finish // ErrNotLocked if Resign came before the function
+	release := left.Finish // returns ErrNotLocked if Resign was called before the function
 	if left.None() && t.grant.Err() != nil {
-		release = t.grant.Release // the next Campaign of this process has begun after the loss
+		release = t.grant.Release // after the loss, the next Campaign of this process has begun already
 	}
 	err := d.giveUp(ctx, e.s.m, release)
 	if resigned && err == nil {
@@ -314,7 +316,7 @@ func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 		return nil, opError("txn", e.path, err)
 	}
 	rs, err := e.s.sending(ctx, ops, func(ops []any) ([]zk.MultiResponse, error) {
-		rs, _, err := g.Txn(ctx, ops) // a leadership is never handed over
+		rs, _, err := g.Txn(ctx, ops) // a leadership is never handed over to another goroutine
 		return rs, err
 	})
 	return rs, opError("txn", e.path, err)
@@ -381,19 +383,19 @@ func (e *Election) Observe(ctx context.Context) <-chan Contender {
 	return out
 }
 
-// A spectator follows the first contender of a line.
+// A spectator follows the line, and sends the first contender each time it changes.
 type spectator struct {
 	line *lock.Line
 	out  chan<- Contender
 	told string // the name of the last contender sent
 }
 
-// observe follows the line within one session.
+// The method observe follows the line within one session:
 //  1. List the children.
-//  2. If there are none, watch for the first to come, and go to 1.
-//  3. Otherwise, watch the first for its deletion, and read it.
-//  4. While it exists, send it, unless it was sent last.
-//  5. When it is deleted, go to 1.
+//  2. If there are no children, wait for the first one, and continue with step 1.
+//  3. If there are children, read the first one, with a watch on its deletion.
+//  4. If it exists and was not the last one sent, send it.
+//  5. When it is deleted, continue with step 1.
 func (o *spectator) observe(ctx context.Context, inc *session.Incarnation) error {
 	list := inc.ChildrenFresh
 	for {
@@ -413,7 +415,7 @@ func (o *spectator) observe(ctx context.Context, inc *session.Incarnation) error
 	}
 }
 
-// awaitAnyone waits until a contender may be in the line.
+// awaitAnyone waits until the line may have a contender.
 func (o *spectator) awaitAnyone(ctx context.Context, inc *session.Incarnation) error {
 	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: o.line.Dir})
 	defer inc.Watches.Leave(w)
@@ -428,12 +430,12 @@ func (o *spectator) awaitAnyone(ctx context.Context, inc *session.Incarnation) e
 	return inc.AwaitFired(ctx, w)
 }
 
-// follow sends the first contender, and waits until it is deleted.
+// The method follow sends the first contender, and waits until its znode is deleted.
 func (o *spectator) follow(ctx context.Context, inc *session.Incarnation, first string) error {
 	return inc.WhileThere(ctx, session.ChildPath(o.line.Dir, first), func(w *conn.Watch) error { return o.tell(ctx, inc, first, w) })
 }
 
-// tell sends the first contender to the reader, and returns when w has fired.
+// The method tell sends the first contender to the reader, and returns when w has fired.
 func (o *spectator) tell(ctx context.Context, inc *session.Incarnation, first string, w *conn.Watch) error {
 	if first == o.told {
 		return inc.AwaitFired(ctx, w)
@@ -447,7 +449,7 @@ func (o *spectator) tell(ctx context.Context, inc *session.Incarnation, first st
 		o.told = first
 		return inc.AwaitFired(ctx, w)
 	case <-w.Fired:
-		return nil // its znode was deleted before the reader took it
+		return nil // the znode was deleted before the reader took the contender
 	case <-ctx.Done():
 		return session.CtxErr(ctx)
 	case <-inc.Ctx.Done():

@@ -72,20 +72,20 @@ func (e *WaitError) Error() string {
 // Unwrap returns the error of the context, with its cause, or [ErrClosed].
 func (e *WaitError) Unwrap() error { return e.err }
 
-// waitEnded returns err as the error of a wait since start, if ctx or the Session ended the
-// wait. Any other error is a failure, and stays as it is.
+// waitEnded returns a WaitError for a wait since start, if ctx or the Session ended the wait.
+// It returns any other err unchanged.
 func waitEnded(ctx context.Context, s *Session, err error, start time.Time, behind Contender, place int) error {
 	if err == nil || ctx.Err() == nil && s.m.Failure() == nil {
 		return err
 	}
-	if _, said := err.(*WaitError); said { // a deeper one may be the cause of ctx
+	if _, said := err.(*WaitError); said { // err itself, because a WaitError inside err may be the cause of ctx
 		return err
 	}
 	return &WaitError{Behind: behind, Place: place, Waited: time.Since(start), err: s.m.Explained(ctx, err)}
 }
 
-// waited returns err. If ctx has ended a wait since start, it adds how long the wait was, and
-// whether a server answered.
+// The method waited returns err. If ctx has ended a wait since start, it adds the length of the
+// wait, and whether a server answered.
 func (s *Session) waited(ctx context.Context, start time.Time, err error) error {
 	lasted := time.Since(start).Round(time.Millisecond)
 	if err == nil || lasted == 0 || ctx.Err() == nil || !errors.Is(err, ctx.Err()) && !errors.Is(err, context.Cause(ctx)) {
@@ -93,13 +93,13 @@ func (s *Session) waited(ctx context.Context, start time.Time, err error) error 
 	}
 	err = s.m.Explained(ctx, err)
 	if context.Cause(ctx) != ctx.Err() {
-		return err // the cause has words of its own
+		return err // the text of the cause is enough
 	}
 	return fmt.Errorf("waited %v: %w", lasted, err)
 }
 
-// headContender returns the contender that a wait is behind, as a holder in mode, or the zero
-// Contender if there is none.
+// headContender describes the contender h, for which a caller waits, as a holder in mode. If
+// there is none, it returns the zero Contender.
 func headContender(h lock.Behind, mode Mode) Contender {
 	if h.Name == "" {
 		return Contender{}
@@ -112,7 +112,7 @@ func headContender(h lock.Behind, mode Mode) Contender {
 	return c
 }
 
-// ownContender describes c, a holder in this process.
+// ownContender describes the claim c of a holder in this process.
 func ownContender(c *lock.Claim, owner string, mode Mode) Contender {
 	return Contender{
 		Owner: owner, Node: session.BaseName(c.Znode()), Session: c.Incarnation.ID.Load(),
@@ -120,8 +120,8 @@ func ownContender(c *lock.Claim, owner string, mode Mode) Contender {
 	}
 }
 
-// opError adds operation and path to err. An error that has them is returned unchanged.
-// opError(op, path, nil) is nil.
+// opError adds the operation and the path to err. If err has them already, opError returns it
+// unchanged. If err is nil, it returns nil.
 func opError(op, path string, err error) error {
 	if err == nil {
 		return nil
@@ -135,14 +135,16 @@ func opError(op, path string, err error) error {
 	return &Error{Op: op, Path: path, Err: err}
 }
 
-// releases has words for ErrNotLocked that fit holds other than locks, by the operation.
+// The map releases has other texts for ErrNotLocked, for operations on holds that are not
+// locks.
 var releases = map[string]string{
 	"resign": "not held", "transfer": "not held", "release": "not held", "leave": "not entered, or already left",
 	"ack": "already settled", "nack": "already settled", "reject": "already settled", "return": "already settled",
 	"wait": "the lock L is not locked",
 }
 
-// A notHeld is [ErrNotLocked] in words that fit permits, leaderships, memberships and claims.
+// A notHeld is [ErrNotLocked] with a text that fits permits, leaderships, memberships and
+// claims.
 type notHeld string
 
 func (e notHeld) Error() string      { return string(e) }
@@ -244,8 +246,8 @@ func (r LossReason) word() string {
 	return "unknown"
 }
 
-// lossWord returns the reason of a loss as one word, and the time from which the hold did
-// not count.
+// lossWord returns the reason of a loss as one word, and the time since which the hold was not
+// valid.
 func lossWord(err error) (string, time.Time) {
 	var lost *LostError
 	if errors.As(err, &lost) {
@@ -257,12 +259,12 @@ func lossWord(err error) (string, time.Time) {
 	return LossReason(0).word(), time.Time{}
 }
 
-// lostError makes the error of a loss, for the session.
+// lostError returns the error of a loss of the session.
 func lostError(why session.LossCause, session int64, since time.Time) error {
 	return &LostError{Reason: LossReason(why), Session: session, Since: since}
 }
 
-// givenUp makes the error of a hold that this process ends by itself.
+// The function givenUp returns the error of a hold that this process itself ends.
 func givenUp(session int64, why error, now time.Time) error {
 	return &LostError{Reason: LossGivenUp, Session: session, Since: now, Err: why}
 }

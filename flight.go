@@ -86,19 +86,20 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 	if rw.within(ctx).holds() {
 		return v, false, ErrDeadlock
 	}
-	// A client that may change the path could replace our lock by its own.
+	// Check the ACL of the path: a client that may change the path could replace our lock by its
+	// own.
 	if err := f.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, session.Dir{Path: f.s.m.Full(f.path)}) }); err != nil {
 		return v, false, err
 	}
-	var came *zk.Stat // of the first znode of this call, perhaps of an earlier session
+	var came *zk.Stat // Stat of the first znode of this call, which may be of an earlier session
 	for {
 		ran := false
 		v, shared, err = f.try(ctx, rw, &came, func(ctx context.Context) (T, error) {
 			ran = true
 			return fn(ctx)
 		})
-		// If fn has not begun, only a wait was lost, and the loop continues. But ctx may have ended
-		// because the caller has lost another hold.
+		// If fn has not begun, the call was only waiting when its hold was lost, so it tries again.
+		// It must not try again if ctx has ended, which may be due to the loss of another hold.
 		if shared || ran || ctx.Err() != nil || !errors.Is(err, ErrLost) || errors.Is(err, ErrClosed) {
 			return v, shared, err
 		}
@@ -106,15 +107,15 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 	}
 }
 
-// try is do within one session, with the lock of the key.
+// The method try does the work of do within one session, with the lock of the key.
 func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, came **zk.Stat, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
-	// Readers wait for the caller that runs its function, and then read at the same time.
+	// The readers wait for the caller that runs its function. Then they all read at the same time.
 	err = rw.RDo(ctx, func(ctx context.Context) (err error) {
 		v, shared, err = f.look(ctx, rw, came)
 		return err
 	})
 	if shared {
-		return v, true, nil // even if the lock was lost since
+		return v, true, nil // even if the lock was lost after the read
 	}
 	if err != nil {
 		return v, false, plainError(err)
@@ -122,7 +123,7 @@ func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, came **zk.Stat, fn fun
 	var own error
 	outer := ctx
 	err = rw.Do(ctx, func(ctx context.Context) error {
-		// A caller ahead may have stored a result after our read, before our write lock.
+		// A caller ahead may have stored a result between our read and our write lock.
 		if v, shared, err = f.look(ctx, rw, came); shared || err != nil {
 			return err
 		}
@@ -136,12 +137,12 @@ func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, came **zk.Stat, fn fun
 	case shared:
 		return v, true, nil
 	case own != nil:
-		return v, false, own // a loss of the lock does not matter: nothing is shared
+		return v, false, own // a loss of the lock does not matter, because no result is shared
 	}
 	return v, false, plainError(err)
 }
 
-// plainError is err without the operation of the lock, which does not concern the caller.
+// plainError returns err without the operation of the lock, which does not concern the caller.
 func plainError(err error) error {
 	if e, ok := err.(*Error); ok {
 		return e.Err
@@ -149,8 +150,8 @@ func plainError(err error) error {
 	return err
 }
 
-// lockOf returns the lock of a key. Each call has its own place in the line; its znode
-// proves when the call came.
+// lockOf returns the lock of a key. Each call has its own place in the line, and the znode of
+// the place shows when the call began.
 func (f *Flight[T]) lockOf(key string) *RWMutex {
 	rw := NewRWMutex(f.s, session.ChildPath(f.path, session.NameOfKey(key)), WithHandoffs(0))
 	rw.local.Line.Part = true
@@ -159,13 +160,16 @@ func (f *Flight[T]) lockOf(key string) *RWMutex {
 
 const flightResult = "result"
 
-// look reads the result, and reports whether it is for this caller: it was stored less than
-// keep before the call, or later. Both times are of the servers' clock.
+// The method look reads the result. It reports whether the result is for this caller: it was
+// stored after the call began, or less than keep before that. Both times are by the servers'
+// clock.
 //
-// A process that stored a result held the lock for writing before this call got it, and our own
-// znode was created later. So the server that answered the request to create it has the result too.
+// The read needs no sync. A process that stored a result then released the lock, before we got
+// it. Our server has shown us that no such process is ahead. So it has applied the release, and
+// the earlier write of the result too.
 //
-// came is the znode that this call created first. look sets it if it is nil.
+// The argument came points to the Stat of the first znode of this call. If that is nil, look
+// sets it.
 func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T, ok bool, err error) {
 	g, _, err := rw.current()
 	if err != nil {
@@ -186,15 +190,16 @@ func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T,
 	return v, true, nil
 }
 
-// fresh compares two times of the servers' clock. That is the clock of their leader, which may have
-// been set back between the two times. If it was set back by keep or more, the result no longer
-// counts; if by less, the result counts for that much longer.
+// The method fresh compares two times of the servers' clock, which is the clock of their
+// leader. The clock may have been set back between the two times. If it was set back by keep or
+// more, the result no longer counts. If it was set back by less, the result counts for that
+// much longer.
 func (f *Flight[T]) fresh(came, stored *zk.Stat) bool {
 	age := time.Duration(came.Ctime-stored.Mtime) * time.Millisecond
 	return age > -f.keep && age < f.keep || stored.Mzxid > came.Czxid
 }
 
-// read reads the znode of g and the result beside it.
+// The method read reads the znode of g, and the result next to it.
 func (f *Flight[T]) read(ctx context.Context, g *lock.Grant) (own *zk.Stat, result session.Node, err error) {
 	c := g.Claim
 	nodes, err := c.Incarnation.GetAll(ctx, []string{c.Znode(), session.ChildPath(c.Line.Dir, flightResult)})
@@ -207,7 +212,7 @@ func (f *Flight[T]) read(ctx context.Context, g *lock.Grant) (own *zk.Stat, resu
 	return nodes[0].Stat, nodes[1], nil
 }
 
-// store stores v while the lock is held.
+// The method store stores v as the result while rw is held.
 func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 	data, err := codec.Encode(f.codec, v)
 	if err != nil {
@@ -222,25 +227,26 @@ func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 	if err != nil {
 		return err
 	}
-	// No other client writes there while we hold the lock, so nothing changes between read and
-	// write. If the reply is lost, Txn finds out.
+	// No other client writes the result while we hold the lock, so it does not change between the
+	// read and the write. If the reply is lost, Txn finds out whether it was applied.
 	var op any = &zk.SetDataRequest{Path: path, Data: data, Version: -1}
 	if result.Stat == nil {
 		op = &zk.CreateRequest{Path: path, Data: data, Acl: f.s.m.Config.ACL}
 	}
 	wait := f.sweepAfter()
 	if _, err = rw.Txn(ctx, op); err != nil {
-		wait += time.Minute // it may be stored already, or later
+		wait += time.Minute // the result may be stored in spite of the error, now or later
 	}
 	f.lookAfter(rw.path, wait)
 	return plainError(err)
 }
 
-// lookAfter deletes the result below dir after wait, if it has expired by then. Otherwise, it tries
-// again later. It does not keep a closed Session in memory.
+// lookAfter deletes the result below dir after the time wait, if the result has expired by
+// then. If it cannot, it tries again later. It does not keep a closed Session in memory.
 //
-// If several calls find a key in use, only one tries again, on behalf of all: by then, their
-// results have expired, or a later call has stored its own result and looks after it.
+// If several calls find a key in use, only one of them tries again. That is enough for all: at
+// the next try, their results have expired, or a later call has stored its own result and looks
+// after that.
 func (f *Flight[T]) lookAfter(dir string, wait time.Duration) {
 	s, path, keep := weak.Make(f.s), f.path, f.keep
 	time.AfterFunc(wait, func() {
@@ -250,21 +256,21 @@ func (f *Flight[T]) lookAfter(dir string, wait time.Duration) {
 		}
 		f := &Flight[T]{made: made{s: s, path: path}, keep: keep}
 		s.m.Spawn(func() {
-			if !f.remove(dir) && s.m.Failure() == nil && s.swept.Due(dir+"/", time.Minute) { // a name that no Flight has as its path
+			if !f.remove(dir) && s.m.Failure() == nil && s.swept.Due(dir+"/", time.Minute) { // with the slash at its end, this key is the path of no Flight
 				f.lookAfter(dir, time.Minute)
 			}
 		})
 	})
 }
 
-// sweepAfter returns how long after it was stored a result is looked after.
+// sweepAfter returns the time from the storing of a result to the first try to delete it.
 func (f *Flight[T]) sweepAfter() time.Duration {
 	return min(f.keep, math.MaxInt64-time.Hour) + time.Second
 }
 
-// remove deletes the result below dir if it has expired and no caller is about to use the key. It
-// reports whether the result is settled, so that no other try is necessary: a caller that uses the
-// key may leave the result as it is.
+// The method remove deletes the result below dir, if it has expired and no caller is using the
+// key. It reports whether no further try is necessary. While a caller uses the key, a further
+// try is necessary, because that caller may leave the result as it is.
 func (f *Flight[T]) remove(dir string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -284,12 +290,12 @@ func (f *Flight[T]) remove(dir string) bool {
 	if err != nil {
 		f.s.m.Log.Debug("zsync: a result of a Flight was not deleted", "path", dir, "err", err)
 	}
-	return session.OutcomeOf(plainError(err)) == session.Answered // also without an error
+	return session.OutcomeOf(plainError(err)) == session.Answered // also true without an error
 }
 
-// sweepSoon removes the results of processes that have ended. It works in the background,
-// one sweep at a time for all Flights of the Session at the path, at the pace at which
-// results expire. The caller holds rw, the lock of a key, for writing.
+// sweepSoon removes the expired results of processes that have ended. It works in the
+// background. All Flights of the Session at the path together make one sweep in the time in
+// which results expire. The caller holds rw, the lock of a key, for writing.
 func (f *Flight[T]) sweepSoon(ctx context.Context, rw *RWMutex) {
 	if !f.s.swept.Due(f.path, math.MaxInt64) {
 		return
@@ -306,7 +312,8 @@ func (f *Flight[T]) sweepSoon(ctx context.Context, rw *RWMutex) {
 	over()
 }
 
-// sweep removes the results that had expired when c came. own is the Stat of c's znode.
+// The method sweep removes the results that had expired when c entered its line. The argument
+// own is the Stat of c's znode.
 func (f *Flight[T]) sweep(c *lock.Claim, own *zk.Stat) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -326,7 +333,7 @@ func (f *Flight[T]) sweep(c *lock.Claim, own *zk.Stat) {
 		return
 	}
 	for i, n := range nodes {
-		if n.Stat != nil && !f.fresh(own, n.Stat) && inc.Ctx.Err() == nil { // otherwise, a later sweep does it
+		if n.Stat != nil && !f.fresh(own, n.Stat) && inc.Ctx.Err() == nil { // if the session has ended, a later sweep removes the rest
 			f.remove(f.s.m.Bare(strings.TrimSuffix(paths[i], "/"+flightResult)))
 		}
 	}

@@ -86,26 +86,26 @@ func (g *Group[T]) Path() string { return g.path }
 
 func (g *Group[T]) dir() string { return g.s.m.Full(g.path) }
 
-// partyName is what kazoo's members have in their names.
+// partyName is the part that all names of kazoo's members have in common.
 const partyName = "__party__"
 
 // A Membership is this process's entry in a Group. [Group.Join] returns it.
 type Membership[T any] struct {
 	g    *Group[T]
 	id   string
-	path string // of the znode, as the server knows it
+	path string // full path of the znode on the server
 
 	leaving context.Context    // ends with Leave
 	leave   context.CancelFunc // begins to leave
-	ended   chan struct{}      // closed when nothing of it is left
-	writing chan struct{}      // has a token during a write, so that no earlier write comes after it
+	ended   chan struct{}      // closed when run has returned
+	writing chan struct{}      // has a token during a write, so that writes are sent one after the other
 
 	mu     sync.Mutex
 	data   []byte               // of the znode; guarded by mu
 	taken  []byte               // the data that the servers stored last; guarded by mu
-	inc    *session.Incarnation // whose session the znode belongs to; nil while there is none; guarded by mu
+	inc    *session.Incarnation // the session of the znode; nil while there is no znode; guarded by mu
 	joined chan struct{}        // closed when inc is set for the first time
-	err    error                // why it could not join or stay; guarded by mu
+	err    error                // the reason why m could not join or stay; guarded by mu
 }
 
 // Join makes the caller a member, and returns when other processes can see it. If another member
@@ -149,7 +149,7 @@ func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T],
 	case <-m.ended:
 		return nil, m.failure()
 	case <-ctx.Done():
-		// The member may have joined at this same instant. Join returns an error, so the member must
+		// The member may have joined at the same instant. Join returns an error, so the member must
 		// leave.
 		m.leave()
 		session.AwaitFor(m.ended, session.Grace)
@@ -157,7 +157,8 @@ func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T],
 	}
 }
 
-// encode refuses an info that does not fit into a request.
+// encode returns the stored form of info. It returns an error if that form does not fit into a
+// request.
 func (m *Membership[T]) encode(info T) ([]byte, error) {
 	data, what := []byte(m.id), "id"
 	if !m.g.kazoo {
@@ -176,14 +177,14 @@ func (m *Membership[T]) encode(info T) ([]byte, error) {
 // ID returns the id that m has joined with.
 func (m *Membership[T]) ID() string { return m.id }
 
-// failure returns why m has ended.
+// The method failure returns the reason why m has ended.
 func (m *Membership[T]) failure() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.err
 }
 
-// run keeps m in the group until it leaves or the Session is closed.
+// The method run keeps m in the group until m leaves or the Session is closed.
 func (m *Membership[T]) run() {
 	defer close(m.ended)
 	free := m.g.s.ids.Take(m.leaving, m.path)
@@ -197,8 +198,8 @@ func (m *Membership[T]) run() {
 	if gone == nil || session.IsClosed(gone.Done) {
 		free()
 	} else {
-		// Until the znode is deleted, the next member of this Session with this id would mistake it for
-		// its own.
+		// Keep the id until the znode is deleted. Otherwise, the next member of this Session with
+		// this id would mistake the znode for its own.
 		m.g.s.m.Spawn(func() { <-gone.Done; free() })
 	}
 	m.mu.Lock()
@@ -208,8 +209,8 @@ func (m *Membership[T]) run() {
 	}
 }
 
-// stay keeps m in the group within one session. With an error, it returns the deletion of
-// the znode, if the znode exists or may exist.
+// The method stay keeps m in the group within one session. If it fails and the znode exists or
+// may exist, it also returns the deletion of the znode.
 func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Deletion, err error) {
 	for {
 		if gone, err := m.enter(inc); err != nil {
@@ -225,7 +226,7 @@ func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Deletion, 
 			return nil, err
 		case err != nil:
 			m.observe(session.EventLeft, nil)
-			m.writing <- struct{}{} // the write under way has been answered or abandoned
+			m.writing <- struct{}{} // wait until a write in progress has been answered or abandoned
 			<-m.writing
 			return inc.RemoveOwn(m.path), err
 		}
@@ -238,11 +239,12 @@ func (m *Membership[T]) observe(kind session.ReportKind, err error) {
 	m.g.s.m.Observe(session.Report{Kind: kind, Op: "join", Path: m.g.path, Err: err})
 }
 
-// enter creates the znode in inc's session, when no other session has it. If it fails, it
-// returns the deletion of the znode that it may have created.
+// The method enter creates the znode in inc's session, after it has waited for the deletion of
+// another session's znode. If enter fails, it returns the deletion of the znode that it may
+// have created.
 //
-// It waits for a znode of our own previous session as for any other. That znode is deleted
-// with its session, which can live on the servers a little longer than here.
+// It also waits for a znode of our own previous session. That znode is deleted with its
+// session, which may end on the servers a little later than in this process.
 func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion, err error) {
 	for {
 		m.mu.Lock()
@@ -264,7 +266,7 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion,
 		m.inc, m.taken = inc, data
 		same := slices.Equal(data, m.data)
 		m.mu.Unlock()
-		if !same { // a Set came before m.inc was set, and left the write to us
+		if !same { // Set was called before m.inc was set, and left the write to us
 			if err := m.write(m.leaving, inc); err != nil && !session.IsNoNode(err) {
 				m.mu.Lock()
 				m.inc = nil
@@ -285,10 +287,10 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion,
 	}
 }
 
-// write stores m.data in the znode.
+// The method write stores m.data in the znode.
 func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) error {
-	// When m leaves, no write may follow: the next member with the id can create its znode
-	// then.
+	// When m leaves, a write must not follow, because the next member with the same id may have
+	// its znode already.
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(m.leaving, stop)()
@@ -304,7 +306,7 @@ func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) err
 		m.mu.Lock()
 		data := m.data
 		m.mu.Unlock()
-		if err := inc.SetOwn(ctx, m.path, data); err != nil { // NoNode if the znode is another session's by now
+		if err := inc.SetOwn(ctx, m.path, data); err != nil { // NoNode if the znode now belongs to another session
 			return err
 		}
 		m.mu.Lock()
@@ -312,7 +314,7 @@ func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) err
 		same := slices.Equal(data, m.data)
 		m.mu.Unlock()
 		if same {
-			return nil // otherwise, another Set came during the write, with newer data
+			return nil // if the data differ, another Set was called during the write, with newer data
 		}
 	}
 }
@@ -342,16 +344,16 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 	inc := m.inc
 	m.mu.Unlock()
 	if inc == nil {
-		return nil // enter stores it: in the request that creates the znode, or by a later write
+		return nil // enter stores the data: in the request that creates the znode, or by a later write
 	}
 	err = m.write(ctx, inc)
 	switch {
 	case err == nil, errors.Is(err, session.ErrEnded), session.IsNoNode(err):
-		return nil // stored, or the next znode is created with it
+		return nil // the data are stored, or the next znode is created with them
 	case ctx.Err() == nil && m.leaving.Err() != nil:
 		return ErrNotLocked
 	case session.OutcomeOf(err) == session.Answered:
-		// The servers refused the data, so the next znode must not have it either.
+		// The servers refused the data, so the next znode must not have these data either.
 		m.mu.Lock()
 		if slices.Equal(m.data, data) {
 			m.data = m.taken
@@ -369,7 +371,7 @@ func (m *Membership[T]) Leave() error {
 	return nil
 }
 
-// leaveLimit is the longest time that a release waits for servers that do not answer.
+// leaveLimit is the longest time for which a release waits for servers that do not answer.
 const leaveLimit = 400 * time.Millisecond
 
 // Members returns the members in the order of their ids, at least as new as the call. If an info
@@ -407,12 +409,12 @@ func (g *Group[T]) Members(ctx context.Context) ([]Member[T], error) {
 	return members, opError("members", g.path, errors.Join(bad...))
 }
 
-// members decodes znodes.
+// The method members decodes the znodes of members.
 func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], bad []error) {
-	members = []Member[T]{} // nil says that they could not be read
+	members = []Member[T]{} // nil would mean that the members could not be read
 	for name, n := range nodes {
 		if n.Stat.EphemeralOwner == 0 {
-			continue // it is another program's
+			continue // the znode belongs to another program
 		}
 		member := Member[T]{Session: n.Stat.EphemeralOwner, Since: time.UnixMilli(n.Stat.Ctime)}
 		if g.kazoo {
@@ -437,8 +439,8 @@ func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], 
 	return members, bad
 }
 
-// unescaped returns the id of a member, even if another program has chosen a name that
-// zsync would not.
+// The function unescaped returns the id of a member, even if another program has chosen a name
+// that zsync would not choose.
 func unescaped(name string) string {
 	if id, ok := session.KeyOfName(name); ok {
 		return id

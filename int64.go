@@ -41,7 +41,7 @@ func NewInt64(s *Session, path string, opts ...ValueOption) *Int64 {
 	return &Int64{v}
 }
 
-// bad returns why a zero Int64 cannot be used.
+// The method bad returns the reason why a zero Int64 cannot be used.
 func (n *Int64) bad(op string) error {
 	if n.v == nil {
 		return opError(op, "", session.Invalid("a zero value; an Int64 is made by NewInt64, with a Session and a path"))
@@ -114,7 +114,7 @@ func (n *Int64) CompareAndSwap(ctx context.Context, old, x int64) (bool, error) 
 		return x, nil
 	})
 	if err == other {
-		return false, nil // update returns false only for a number that is at least as new as the call
+		return false, nil // false is right, because update returned it for a number that is at least as new as the call
 	}
 	return err == nil, opError("compareandswap", n.v.path, err)
 }

@@ -10,8 +10,9 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A localLock is a lock as the goroutines of this process use it, with the tracers of its Session.
-// The tracers see no lock that is a part of another primitive: it has no operation.
+// A localLock is a lock that the goroutines of this process share, with the tracers of its
+// Session. The tracers do not see a lock that is part of another primitive, because it has no
+// operation.
 type localLock struct {
 	lock.Lock
 	s    *Session
@@ -24,7 +25,7 @@ func (q *localLock) init(s *Session, kind, path string, ln lock.Line, c lockConf
 	q.Handoffs, q.Retain, q.Kept = c.handoffs, c.retain, &s.kept
 }
 
-// acquire waits for a grant; pin says that the caller is a Do.
+// The method acquire waits for a grant. The argument pin says that the caller is a Do.
 func (q *localLock) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (*lock.Grant, error) {
 	end := func(string, error) {}
 	if q.told(mode) {
@@ -45,7 +46,7 @@ func (q *localLock) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (
 	return g, nil
 }
 
-// contender describes the contender that a wait is for.
+// The method contender describes the contender for which a wait must wait.
 func (q *localLock) contender(b lock.Behind) Contender {
 	switch {
 	case b.Own != nil:
@@ -56,7 +57,8 @@ func (q *localLock) contender(b lock.Behind) Contender {
 	return headContender(b, Mode(b.Mode))
 }
 
-// try makes one attempt at a grant. It returns nil if another contender is ahead.
+// The method try makes one attempt at a grant. It returns a nil grant if another contender is
+// ahead.
 func (q *localLock) try(ctx context.Context, mode lock.HoldMode) (*lock.Grant, error) {
 	g, err := q.Try(ctx, mode)
 	g.Within(q.s.m.FunctionOf(ctx))
@@ -66,19 +68,20 @@ func (q *localLock) try(ctx context.Context, mode lock.HoldMode) (*lock.Grant, e
 	return g, err
 }
 
-// told reports whether a tracer sees operations in mode.
+// The method told reports whether a tracer sees operations in mode.
 func (q *localLock) told(mode lock.HoldMode) bool {
 	return q.Entry(mode).Op != "" && q.s.tracers.tracer != nil
 }
 
-// traced returns the description of q for a tracer.
+// The method traced returns a function that describes q for a tracer.
 func (q *localLock) traced(mode lock.HoldMode) func() Op {
 	return func() Op {
 		return q.s.tracers.traced(q.kind, q.Entry(mode).Op, q.Path)
 	}
 }
 
-// follow reports g to the tracer. It returns the context that the tracer makes from ctx.
+// The method follow reports the hold of g to the tracer. It returns the context that the tracer
+// makes from ctx.
 func (q *localLock) follow(ctx context.Context, mode lock.HoldMode, g *lock.Grant) context.Context {
 	if !q.told(mode) {
 		return ctx
@@ -90,9 +93,10 @@ func (q *localLock) lost(modes ...lock.HoldMode) <-chan struct{} {
 	return q.Standing(modes...).Done()
 }
 
-// yield begins to release the caller's hold in mode, for Cond.Wait. It chooses that hold. finish
-// waits until the hold is released, and again acquires another. In a Do, d is that Do: the hold
-// that again acquires belongs to d. Until then, d has no hold, and no loss ends its context.
+// The method yield begins to release the caller's hold in mode, for Cond.Wait. It chooses the
+// hold before it returns. The function finish waits until that hold is released, and the
+// function again acquires another hold. If the caller is inside a Do, d is the call of that Do,
+// and the new hold belongs to d. Until then, d has no hold, and no loss ends its context.
 func (q *localLock) yield(d *doCall, mode lock.HoldMode) (finish func() error, again func(ctx context.Context) error) {
 	if d != nil {
 		if had, ok := d.mode(); ok && had == mode {
@@ -122,39 +126,41 @@ func (q *localLock) reacquire(ctx context.Context, mode lock.HoldMode, pin bool)
 	return q.acquire(ctx, mode, pin)
 }
 
-// A doKey is the key under which Do puts itself into a context. Locks of one
-// path that do not exclude each other have different kinds.
+// A doKey is the key under which a context has its doCall. Locks of one path that do not
+// exclude each other have different kinds.
 type doKey struct {
 	s    *Session
 	path string
 	kind string
 }
 
-// A doCall is one call of Do, and the grant that it has.
+// A doCall is one call of Do, with the grant that it has.
 type doCall struct {
 	function session.Function
 	over     atomic.Bool
 
 	mu   sync.Mutex
-	q    *localLock      // the lock of g; nil if g is not a lock's; guarded by mu
-	g    *lock.Grant     // nil while Cond.Wait has given it up; guarded by mu
-	lost *session.Ending // of the g that it has, or had last; guarded by mu
+	q    *localLock      // the lock of g; nil if g is not of a lock; guarded by mu
+	g    *lock.Grant     // nil while Cond.Wait has released it; guarded by mu
+	lost *session.Ending // ends with the loss of the present or the last g; guarded by mu
 }
 
-// endingContext returns a context made from ctx, and two functions. end ends that context, and may
-// be called under a lock. After the last call of end, the caller must call rest, without holding a
-// lock.
+// endingContext returns a context made from ctx, and two functions. The function end ends the
+// new context, and may be called while a mutex is held. After the last call of end, the caller
+// must call the function rest, while it holds no mutex.
 //
-// The end of a context calls Done and Value of its parent. So the parent is a context of this
-// package, and only rest calls ctx, which is the user's. A context made from the result ends
-// without calls of ctx, or in a goroutine of its own.
+// Reason: when a context ends, it calls Done and Value of its parent. So the parent of the new
+// context is another context of this package, and only rest calls methods of ctx, which is the
+// user's. A context that is made from the new context ends without calls of ctx, or in a
+// goroutine of its own.
 func endingContext(ctx context.Context) (_ context.Context, end context.CancelCauseFunc, rest context.CancelFunc) {
 	ours, rest := context.WithCancel(ctx)
 	ctx, end = context.WithCancelCause(ours)
 	return ctx, end, rest
 }
 
-// nest runs f inside d, which holds mode already. The context of f ends with that hold.
+// The method nest runs f inside d, which already has a hold in mode. The context of f ends with
+// that hold.
 func (d *doCall) nest(ctx context.Context, op, path string, mode lock.HoldMode, f func(ctx context.Context) error) error {
 	if err := d.stands(mode); err != nil {
 		return opError(op, path, err)
@@ -162,15 +168,15 @@ func (d *doCall) nest(ctx context.Context, op, path string, mode lock.HoldMode, 
 	ctx, stop := d.untilLost(ctx)
 	defer stop()
 	err := f(ctx)
-	// d may have lost its hold while f ran. A shared hold is enough here: f may have downgraded the
-	// hold.
+	// Report a loss of d's hold while f ran. A shared hold is enough here, because f may have
+	// downgraded the hold.
 	return alsoErr(err, opError(op, path, d.stands(lock.Shared)))
 }
 
-// in returns the run of Do that made ctx, unless it is over.
+// The method in returns the call of Do that made ctx, unless that call is over.
 func (k doKey) in(ctx context.Context) *doCall {
 	if k.s == nil || k.s.m.FunctionOf(ctx) == nil {
-		return nil // ctx comes from no function; to look for k would cost an allocation
+		return nil // ctx comes from no Do; this test avoids the allocation of a lookup
 	}
 	d, _ := ctx.Value(k).(*doCall)
 	if d == nil || d.over.Load() {
@@ -179,8 +185,8 @@ func (k doKey) in(ctx context.Context) *doCall {
 	return d
 }
 
-// giveUp runs release, which releases d's hold, as Manager.GiveUp does. Close waits for d until
-// release has returned.
+// giveUp calls release, which releases d's hold, in the way of Manager.GiveUp. Close waits
+// until release has returned.
 func (d *doCall) giveUp(ctx context.Context, m *session.Manager, release func() error) error {
 	return m.GiveUp(ctx, func() error {
 		defer d.function.End()
@@ -188,8 +194,8 @@ func (d *doCall) giveUp(ctx context.Context, m *session.Manager, release func() 
 	})
 }
 
-// doHolding runs f, and then releases. The context of f names d. It ends with the hold, or when the
-// Session is being closed. The function of d has begun.
+// doHolding runs f, and then calls release. The context of f has d as a value. The context ends
+// with the hold, or when the Session begins to close. The caller has called d.function.Begin.
 func doHolding(ctx context.Context, key doKey, d *doCall, f func(ctx context.Context) error, release func() error) (err error) {
 	ctx, stop := d.untilLost(d.function.In(context.WithValue(ctx, key, d)))
 	defer func() {
@@ -200,8 +206,9 @@ func doHolding(ctx context.Context, key doKey, d *doCall, f func(ctx context.Con
 	return f(ctx)
 }
 
-// do runs f while d has g. When rest has returned, it releases g, or the grant that Cond.Wait has
-// put in its place. If f has unlocked g in another way, d has nothing to release.
+// The method do runs f while a new doCall d has g. Then it calls rest, and releases g, or the
+// grant that Cond.Wait has acquired instead of g. If f has unlocked g in another way, there is
+// nothing to release, and do returns ErrNotLocked.
 func (q *localLock) do(ctx context.Context, key doKey, op string, g *lock.Grant, f func(ctx context.Context) error, rest func()) error {
 	d := newDoCall(ctx, q.s, q, g)
 	if err := d.function.Begin(); err != nil {

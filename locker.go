@@ -95,7 +95,8 @@ func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, un
 	}), nil
 }
 
-// A stander reports the lock that it holds and its modes; the mode of Lock comes first.
+// A stander is a Locker of this package. Its method returns the lock and the modes in which it
+// can hold it. The first mode is the mode of Lock.
 type stander interface {
 	stand() (*lock.Lock, []lock.HoldMode)
 }
@@ -112,7 +113,7 @@ func (r *rlocker) stand() (*lock.Lock, []lock.HoldMode) {
 	return &r.local.Lock, []lock.HoldMode{lock.Shared}
 }
 
-// lockAll is LockAll, and returns ls in the order in which they are locked.
+// lockAll does the work of LockAll. It also returns ls in the order in which they are locked.
 func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, error) {
 	sorted, err := inOrder(ls)
 	if err != nil {
@@ -125,7 +126,7 @@ func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, e
 			parts[i].Standing = func() *session.Ending { q, modes := l.stand(); return q.Standing(modes...) }
 		}
 		switch l.Locker.(type) {
-		case *Mutex, *RWMutex, *rlocker: // a type that embeds one may have an Unlock of its own
+		case *Mutex, *RWMutex, *rlocker: // not a type that embeds one of them, because it may have an Unlock of its own
 			parts[i].Ours = true
 		}
 	}
@@ -143,23 +144,24 @@ func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, e
 		case !slices.ContainsFunc(sorted, lost):
 			return sorted, unlock, nil
 		}
-		// A lock was lost during the wait for the last one. LockAll has not returned, so this is
-		// a wait that outlives its session.
+		// A lock was lost during the wait for the last one. LockAll has not returned yet, so it locks
+		// all of them again: a wait outlives its session.
 		if !lock.UnlockSoon(ctx, unlock) {
 			return nil, nil, opError("lockall", "", session.CtxErr(ctx))
 		}
 	}
 }
 
-// An orderedLocker is a locker of LockAll with its position in the order.
+// An orderedLocker is an argument of LockAll with the paths that determine its position in the
+// order.
 type orderedLocker struct {
 	Locker
-	path string // the name to call it by
-	full string // the path as the servers know it, if that is known
+	path string // the path for error messages
+	full string // the full path on the servers, if it is known
 }
 
-// inOrder sorts lockers by their full paths, so that processes with different chroots have
-// the same order.
+// inOrder sorts lockers by their full paths. So processes with different chroots use the same
+// order.
 func inOrder(ls []Locker) ([]orderedLocker, error) {
 	sorted := make([]orderedLocker, 0, len(ls))
 	for i, l := range ls {
@@ -185,7 +187,7 @@ func inOrder(ls []Locker) ([]orderedLocker, error) {
 	return sorted, nil
 }
 
-// fullPath returns the path as the servers know it.
+// fullPath returns the full path on the servers.
 func (m *made) fullPath() string {
 	if m.s == nil {
 		return m.path

@@ -16,13 +16,13 @@ type lockConfig struct {
 	err      error
 }
 
-// limits are set by WithMaxHold and WithHealth.
+// A limits has the settings of WithMaxHold and WithHealth.
 type limits struct {
 	max    time.Duration
 	health func(ctx context.Context) error
 }
 
-// ofLine returns the limits for a line, or nil without limits.
+// ofLine returns l in the form that a line needs, or nil if no limit is set.
 func (l limits) ofLine() *lock.Limits {
 	if l.max == 0 && l.health == nil {
 		return nil
@@ -39,8 +39,8 @@ type LockOption interface {
 	GroupOption
 }
 
-// A lockOption is a LockOption with its name. election and group are nil if the option does
-// not apply to them.
+// A lockOption implements a LockOption, and has its name. The function election is nil if the
+// option does not apply to elections, and group is nil if it does not apply to groups.
 type lockOption struct {
 	name     string
 	lock     func(*lockConfig)
@@ -77,7 +77,7 @@ type electionConfig struct {
 	id     *string
 	layout Layout
 	limits limits
-	prior  *int // the priority, if it was set
+	prior  *int // the priority, or nil if it was not set
 	err    error
 }
 
@@ -93,16 +93,16 @@ func newElectionConfig(opts []ElectionOption) electionConfig {
 	return c
 }
 
-// electionBases are the marks in the names of candidates' znodes, by layout.
+// electionBases has the base in the names of candidates' znodes, by layout.
 var electionBases = map[Layout]string{
 	LayoutCurator:  "latch-",
 	LayoutSelector: "lock-",
 	LayoutKazoo:    "__lock__",
 }
 
-// defaultHandoffs is a compromise: while another process waits, a handoff costs a sixteenth
-// of a handoff between processes, and the other process waits for at most 16 critical
-// sections.
+// defaultHandoffs is a compromise for the time while another process waits. That process waits
+// for at most 16 critical sections, and only one handoff in 16 is a slow handoff between
+// processes.
 const defaultHandoffs = 16
 
 func newLockConfig(opts []LockOption) lockConfig {
@@ -182,7 +182,7 @@ func WithLayout(l Layout) LockOption {
 	}
 }
 
-// limit is an option of locks and elections that sets a limit of their holds.
+// The function limit returns an option of locks and elections that sets a limit of their holds.
 func limit(name string, err error, set func(*limits)) LockOption {
 	return lockOption{
 		name: name,
@@ -223,8 +223,8 @@ func WithHealth(f func(ctx context.Context) error) LockOption {
 	return limit("WithHealth", err, func(l *limits) { l.health = f })
 }
 
-// This file has the layouts of the znodes of a line: the names that zsync, Curator,
-// go-zookeeper and kazoo give them. It does no I/O.
+// The rest of this file has the layouts of a line: the names that zsync, Curator, go-zookeeper
+// and kazoo give to its znodes.
 
 // A Layout is a choice of znode names, to share a path with other libraries.
 type Layout int
@@ -240,7 +240,8 @@ func (l Layout) String() string {
 	return nameOf(l, "Layout", "curator", "kazoo", "selector")
 }
 
-// naming returns how a znode of the layout is named, up to its number.
+// The method naming returns a function for the names of znodes of the layout, up to their
+// number.
 func (l Layout) naming() func(guid, base string) string {
 	if l == LayoutKazoo {
 		return lock.KazooName

@@ -82,7 +82,7 @@ func (m *Map[V]) fail(op, key string, err error) error {
 	return opError(op, m.path, fmt.Errorf("key %q: %w", key, err))
 }
 
-// znode returns the path of key, as the server knows it.
+// znode returns the full path of key on the server.
 func (m *Map[V]) znode(ctx context.Context, key string) (string, error) {
 	if err := m.check(ctx); err != nil {
 		return "", err
@@ -94,8 +94,8 @@ func (m *Map[V]) znode(ctx context.Context, key string) (string, error) {
 	return m.s.m.Full(path), nil
 }
 
-// stored returns the znode of key, and v as it is stored there. It refuses a value that does not
-// fit into a transaction.
+// The method stored returns the path of key's znode, and the stored form of v. It returns an
+// error if that form does not fit into a transaction.
 func (m *Map[V]) stored(ctx context.Context, key string, v V) (znode string, data []byte, err error) {
 	if znode, err = m.znode(ctx, key); err != nil {
 		return "", nil, err
@@ -128,7 +128,8 @@ func (m *Map[V]) Load(ctx context.Context, key string) (V, Version, error) {
 	return v, versionOf(n.Stat), m.fail("load", key, err)
 }
 
-// read reads a key as it is now; the stat is nil if there is none.
+// The method read reads the newest state of the key at path. If there is no such key, the Stat
+// is nil.
 func (m *Map[V]) read(ctx context.Context, path string) (n session.Node, err error) {
 	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
 		n, err = session.Entry(inc.GetFresh(ctx, path))
@@ -137,20 +138,22 @@ func (m *Map[V]) read(ctx context.Context, path string) (n session.Node, err err
 	return n, err
 }
 
-// commit applies ops, which are about the key at path, exactly once. It returns ErrMixed if
-// the servers could remove the key or the map's znode, whose version must not start again.
+// The method commit applies ops, which change the key at path, exactly once. It returns
+// ErrMixed if the servers could remove the key or the map's znode: the versions of these znodes
+// must not start again.
 func (m *Map[V]) commit(ctx context.Context, path string, ops ...any) error {
 	return txn.Store(ctx, m.s.m, m.receipts(), session.Stored{Path: path, Dir: m.dir(), Leaf: true}, ops)
 }
 
-// create makes a key, if it is not there. The error is NodeExists if it is.
+// The method create creates a key. If the key exists already, the error is NodeExists.
 func (m *Map[V]) create(ctx context.Context, path string, data []byte) error {
 	for {
 		err := m.commit(ctx, path, &zk.CreateRequest{Path: path, Data: data, Acl: m.s.m.Config.ACL})
 		if !session.IsNoNode(err) {
 			return err
 		}
-		// Its version must not start again while a process relies on it.
+		// The znode of the map must last, because its version must not start again while a process
+		// relies on it.
 		err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
 			_, err := inc.Create(ctx, m.dir(), []byte(marks.Map))
 			return err
@@ -172,7 +175,7 @@ func (m *Map[V]) Store(ctx context.Context, key string, v V) error {
 		if err = m.create(ctx, path, data); !session.IsNodeExists(err) {
 			break
 		}
-		err = nil // another client has created it since: now it can be set
+		err = nil // another client has created the key, so the next attempt sets it
 	}
 	return m.fail("store", key, err)
 }
@@ -208,20 +211,21 @@ func (m *Map[V]) Delete(ctx context.Context, key string) error {
 	return m.fail("delete", key, err)
 }
 
-// counting returns the write that counts a deletion. From the data, tools see that this is a map,
-// and zsync sees that the servers do not remove path.
+// The method counting returns the write that counts a deletion. Its data show to tools that the
+// path is of a map, and to zsync that the servers do not remove the path.
 func (m *Map[V]) counting() any {
 	return &zk.SetDataRequest{Path: m.dir(), Data: []byte(marks.Map), Version: -1}
 }
 
-// deletion returns the operations that delete a key and count the deletion; version -1 is
-// any version.
+// The method deletion returns the operations that delete a key and count the deletion. Version
+// -1 means any version.
 func (m *Map[V]) deletion(path string, version int32) []any {
 	return []any{&zk.DeleteRequest{Path: path, Version: version}, m.counting()}
 }
 
-// deletionAt is deletion if the key's counter is at version. At -1, which a request
-// cannot ask for, the key is written first, see [session.SwapOps]: then it is at 0.
+// deletionAt returns operations that delete a key whose counter is exactly version. In a
+// request, -1 means any version. So if version is -1, the operations first write the key, which
+// sets the counter to 0: see [session.SwapOps].
 func (m *Map[V]) deletionAt(path string, version int32) []any {
 	if version != -1 {
 		return m.deletion(path, version)
@@ -263,7 +267,7 @@ func (m *Map[V]) Swap(ctx context.Context, key string, v V) (previous V, loaded 
 	}
 }
 
-// former decodes the value that a key had before a change.
+// The method former decodes the value that a key had before a change.
 func (m *Map[V]) former(op, key string, was session.Node, err error) (v V, loaded bool, _ error) {
 	if err != nil || was.Stat == nil {
 		return v, false, m.fail(op, key, err)
@@ -308,13 +312,14 @@ func (m *Map[V]) ifStill(ctx context.Context, op, key string, old Version, ops f
 	return done && err == nil, m.fail(op, key, err)
 }
 
-// change reads key and applies the operations that ops returns, if any, on condition that key is
-// unchanged; otherwise it starts again.
+// The method change reads key, and calls ops with the result. It applies the operations that
+// ops returns, if key is still unchanged. If another process has changed key, it starts again.
 //
-// ZooKeeper compares a counter, which starts again when a znode is deleted and created again. So
-// the transaction also checks that no key at all was deleted since the read: the version of the
-// map's znode counts deletions, and was read before the key. Without a deletion, the key's znode is
-// the same, and its counter is exact. The map's znode must last, too: the servers remove an empty
+// ZooKeeper compares the counter of the key's znode. This counter starts again if the znode is
+// deleted and created again. So the transaction also checks that no key of the map was deleted
+// since the read. For that check, the version of the map's znode counts deletions, and is read
+// before the key. Without a deletion, the key's znode is still the same, and its counter is
+// exact. The map's znode must not be a container, because the servers remove an empty
 // container.
 func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n session.Node) []any) error {
 	path, err := m.znode(ctx, key)
@@ -343,7 +348,7 @@ func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n
 	}
 }
 
-// readGuarded reads the directory, which counts deletions, and after that a key.
+// readGuarded reads the map's znode, which counts deletions, and after that a key.
 func (m *Map[V]) readGuarded(ctx context.Context, path string) (dir *zk.Stat, n session.Node, err error) {
 	err = m.s.m.During(ctx, func(inc *session.Incarnation) (err error) {
 		if dir, err = inc.ExistsFresh(ctx, m.dir()); err != nil || dir == nil {
@@ -362,7 +367,7 @@ func (m *Map[V]) Len(ctx context.Context) (int, error) {
 	return len(names), opError("len", m.path, err)
 }
 
-// list returns the names of the keys as they are now.
+// The method list returns the newest list of the names of the keys' znodes.
 func (m *Map[V]) list(ctx context.Context) (names []string, err error) {
 	if err := m.check(ctx); err != nil {
 		return nil, err
@@ -374,10 +379,10 @@ func (m *Map[V]) list(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
-// A lister lists a directory.
+// A lister lists the children of a znode.
 type lister = func(ctx context.Context, dir string) ([]string, *zk.Stat, error)
 
-// names lists the keys with list, by the names of their znodes.
+// The method names lists the names of the keys' znodes with the function list.
 func (m *Map[V]) names(ctx context.Context, list lister) ([]string, error) {
 	names, _, err := list(ctx, m.dir())
 	if session.IsNoNode(err) {
@@ -402,12 +407,13 @@ func (m *Map[V]) Clear(ctx context.Context) error {
 	return nil
 }
 
-// clearBatch is how many keys one transaction can certainly delete.
+// clearBatch returns a number of keys that one transaction can always delete.
 func clearBatch(dir string) int {
 	return max(1, min(500, session.MaxPacket/2/(session.MaxPath+len(dir)+64)))
 }
 
-// deleteAll deletes keys in one transaction, or one by one if a key is missing.
+// deleteAll deletes keys in one transaction. If one of the keys does not exist, it deletes them
+// one by one.
 func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 	ops := make([]any, 0, len(names)+1)
 	for _, name := range names {
@@ -418,7 +424,7 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 		return err
 	}
 	if len(names) == 1 {
-		// A server that lags may not know the directory yet: then nothing was sent.
+		// A server that lags may not have the map's znode yet. In that case, nothing was deleted.
 		if _, n, err := m.readGuarded(ctx, session.ChildPath(m.dir(), names[0])); n.Stat == nil || err != nil {
 			return err
 		}
@@ -473,18 +479,19 @@ func (m *Map[V]) All(ctx context.Context) iter.Seq2[MapEntry[V], error] {
 	}
 }
 
-// snapshotTries is how often a snapshot is read without watches.
+// snapshotTries is the number of attempts to read a snapshot without watches.
 const snapshotTries = 4
 
-// snapshot reads the whole map, by key, as it was at one moment.
+// The method snapshot returns the znodes of the whole map, by key, as they were at one moment.
 //
-// It lists the keys, reads them, and does so again. If the pzxid of the map's znode is the same in
-// both listings, no key was added or deleted between them. A value with the same Version in both
-// reads did not change between them. So both hold at the second listing, which is later than the
-// first reads and earlier than the second. The Versions alone are not enough: a key can be created
-// after the first listing and deleted before the second. Then neither listing has that key, and
-// other keys may have changed only while it existed. A map that changes all the time is followed
-// instead, see follower.
+// It lists the keys and reads them, and then does both again. If the pzxid of the map's znode
+// is the same in both listings, no key was added or deleted between the listings. A value with
+// the same Version in both reads did not change between the reads. The second listing is later
+// than the first reads and earlier than the second reads. So the keys and the values are those
+// of the moment of the second listing. To compare only the Versions is not enough: a key can be
+// created after the first listing and deleted before the second. Then neither listing shows
+// that key, although other keys may have changed only while it existed. If the map changes all
+// the time, snapshot follows it instead, see follower.
 func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, err error) {
 	if err := m.check(ctx); err != nil {
 		return nil, err
@@ -493,7 +500,7 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
 		var before map[string]session.Node
 		var listed, relisted int64
-		list := inc.ChildrenFresh // later reads are no older
+		list := inc.ChildrenFresh // fresh once; later reads are not older
 		for try := range snapshotTries {
 			nodes, relisted, err = m.readAll(ctx, inc, list)
 			if list = inc.Children; err != nil {
@@ -522,8 +529,9 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 	return nodes, err
 }
 
-// readAll reads every key. listed is the transaction by which the directory had got
-// or lost its last child when it was listed, or 0 if there was none.
+// readAll lists and reads all keys. The result listed is the transaction that last created or
+// deleted a child of the map's znode before the listing. It is 0 if the map's znode does not
+// exist.
 func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation, list lister) (nodes map[string]session.Node, listed int64, err error) {
 	names, err := m.names(ctx, func(ctx context.Context, dir string) ([]string, *zk.Stat, error) {
 		names, stat, err := list(ctx, dir)
@@ -552,7 +560,8 @@ func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation, list lis
 	return keyed(nodes), listed, nil
 }
 
-// keyed returns nodes by key instead of name, and leaves out znodes that are no key's.
+// The function keyed returns nodes by key instead of by name. It leaves out znodes that do not
+// belong to a key.
 func keyed(nodes map[string]session.Node) map[string]session.Node {
 	out := make(map[string]session.Node, len(nodes))
 	for name, n := range nodes {
@@ -581,7 +590,7 @@ func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
 			case <-changed:
 				return false, nil // the reader gets the newer state
 			case <-lost:
-				return false, nil // or the confirmed state
+				return false, nil // or gets the state after it was confirmed
 			case <-ctx.Done():
 				return false, session.CtxErr(ctx)
 			case <-m.s.m.Closing:
@@ -595,7 +604,7 @@ func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
 	return out
 }
 
-// contents decodes a snapshot.
+// The method contents decodes the values of a snapshot.
 func (m *Map[V]) contents(nodes map[string]session.Node) map[string]V {
 	all := make(map[string]V, len(nodes))
 	for key, n := range keyed(nodes) {

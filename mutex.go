@@ -53,7 +53,7 @@ func NewMutex(s *Session, path string, opts ...LockOption) *Mutex {
 	return newMutex(s, path, c)
 }
 
-// newMutex is NewMutex without a check of its arguments.
+// newMutex does the work of NewMutex, but does not check its arguments.
 func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	entries := &mutexEntries
 	if c.layout == LayoutKazoo {
@@ -68,7 +68,7 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	return m
 }
 
-// How a Mutex is entered, by layout.
+// The names of a Mutex's znodes, by layout.
 var (
 	mutexEntries      = [lock.Shared + 1]lock.Entry{lock.Exclusive: {Base: "lock-", Rule: lock.EveryoneAhead, Op: "lock"}}
 	kazooMutexEntries = [lock.Shared + 1]lock.Entry{lock.Exclusive: {Base: "__lock__", Rule: lock.EveryoneAhead, Op: "lock"}}
@@ -89,7 +89,7 @@ func (m *Mutex) lock(ctx context.Context) error {
 	return err
 }
 
-// check returns why an acquisition cannot begin, or nil.
+// The method check returns the reason why an acquisition cannot begin, or nil.
 func (m *Mutex) check(ctx context.Context) error {
 	switch {
 	case m.misuse() != nil:
@@ -128,7 +128,7 @@ func (m *Mutex) Unlock() error {
 
 func (m *Mutex) unlock() error { return m.local.BeginUnlock(lock.Exclusive).Finish() }
 
-// current returns the hold of this process, for the goroutine that has it.
+// The method current returns the hold of this process. The caller is the goroutine that holds.
 func (m *Mutex) current() (*lock.Grant, error) {
 	if m.misuse() != nil {
 		return nil, m.misuse()
@@ -194,10 +194,10 @@ func (m *Mutex) revoke(ctx context.Context) error {
 		if recalled, err := m.local.Line.Recall(ctx, holder); recalled || err != nil {
 			return err
 		}
-		// Names of znodes are unique, so a repeated write asks the same holder.
+		// Names of znodes are unique, so a repeated write can only reach the same holder.
 		_, err = inc.Set(ctx, session.ChildPath(dir, holder), []byte(lock.RevokeMessage), -1)
 		if session.IsNoNode(err) {
-			return nil // it has released m since
+			return nil // the holder has released m already
 		}
 		return err
 	})
@@ -244,8 +244,8 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 	return m.doThen(ctx, func() {}, f)
 }
 
-// doThen is Do without nesting. When rest has returned, it releases m: in the background if
-// ctx has ended.
+// doThen does the work of Do, but fails inside another Do of m. It calls rest before it
+// releases m. If ctx has ended, both happen in the background.
 func (m *Mutex) doThen(ctx context.Context, rest func(), f func(ctx context.Context) error) error {
 	if err := m.check(ctx); err != nil {
 		return opError("do", m.path, err)
@@ -259,25 +259,27 @@ func (m *Mutex) doThen(ctx context.Context, rest func(), f func(ctx context.Cont
 
 func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.local.Line.Bases[0]} }
 
-// holderOf returns the Do of this path that ctx comes from, if that still runs.
+// holderOf returns the call of Do from which ctx comes, if that call is of this path and still
+// runs.
 func (m *Mutex) holderOf(ctx context.Context) *doCall { return m.doKey().in(ctx) }
 
-// newDoCall returns the call of Do that has g, of q unless that is nil. If Close begins before
-// d's function, the function must not run, and g is lost.
+// newDoCall returns the doCall of a new call of Do, which has the grant g of the lock q. For a
+// grant that is not a lock's, q is nil. If Close begins before d's function does, the function
+// must not run, and g is lost.
 func newDoCall(ctx context.Context, s *Session, q *localLock, g *lock.Grant) *doCall {
 	d := &doCall{function: s.m.Function(s.m.FunctionOf(ctx))}
 	d.set(q, g)
 	return d
 }
 
-// now returns d's lock and grant, which may have been unlocked since.
+// The method now returns d's lock and grant. The grant may have been unlocked already.
 func (d *doCall) now() (*localLock, *lock.Grant) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.q, d.g
 }
 
-// set gives d another grant, or none.
+// The method set replaces the grant of d by g, which may be nil.
 func (d *doCall) set(q *localLock, g *lock.Grant) {
 	d.mu.Lock()
 	d.q, d.g = q, g
@@ -286,7 +288,7 @@ func (d *doCall) set(q *localLock, g *lock.Grant) {
 	}
 	lost := d.lost
 	d.mu.Unlock()
-	if g != nil { // otherwise, d no longer notices the loss of its former hold
+	if g != nil { // if g is nil, d no longer notices the loss of its former hold
 		g.Within(&d.function)
 		g.Loss().AfterFunc(func(why error) {
 			d.mu.Lock()
@@ -299,7 +301,8 @@ func (d *doCall) set(q *localLock, g *lock.Grant) {
 	}
 }
 
-// mode returns the mode in which d has a lock, unless it was unlocked. The hold may be lost.
+// The method mode returns the mode in which d holds a lock, even if that hold is lost. If the
+// lock was unlocked, ok is false.
 func (d *doCall) mode() (mode lock.HoldMode, ok bool) {
 	q, g := d.now()
 	if q == nil || g == nil {
@@ -308,7 +311,7 @@ func (d *doCall) mode() (mode lock.HoldMode, ok bool) {
 	return q.ModeOf(g)
 }
 
-// holds reports whether d still has its hold, lost or not.
+// The method holds reports whether d has not released its hold yet. The hold may be lost.
 func (d *doCall) holds() bool {
 	if d == nil {
 		return false
@@ -320,14 +323,14 @@ func (d *doCall) holds() bool {
 	return ok
 }
 
-// stands returns nil while d's hold is enough for mode.
+// The method stands returns nil while d's hold is valid and is enough for mode.
 func (d *doCall) stands(mode lock.HoldMode) error {
 	had, ok := d.mode()
 	switch q, g := d.now(); {
 	case q == nil && !d.over.Load():
 		return g.Err() // the error of a Once, which shares a Mutex's line
 	case !ok || d.over.Load():
-		return ErrNotLocked // the function has unlocked it, or has returned
+		return ErrNotLocked // the function has unlocked the lock, or has returned
 	case had != mode && mode == lock.Exclusive:
 		return fmt.Errorf("%w, for reading, which cannot be upgraded", ErrDeadlock) // inside RDo, or after a Downgrade
 	default:
@@ -335,14 +338,14 @@ func (d *doCall) stands(mode lock.HoldMode) error {
 	}
 }
 
-// yield is for Cond.Wait.
+// The method yield unlocks m for Cond.Wait.
 func (m *Mutex) yield(ctx context.Context) (finish func() error, again func(context.Context) error) {
 	return m.local.yield(m.holderOf(ctx), lock.Exclusive)
 }
 
-// untilLost returns a context that ends with d's hold, before any other call or channel shows
-// the loss. It also ends, with cause ErrClosed, when the Session is being closed. stop ends
-// it.
+// untilLost returns a context that ends when d's hold is lost, before any other call or channel
+// shows the loss. The context also ends, with cause ErrClosed, when the Session begins to
+// close, and when stop is called.
 func (d *doCall) untilLost(ctx context.Context) (_ context.Context, stop func()) {
 	ctx, end, rest := endingContext(ctx)
 	d.mu.Lock()
@@ -358,7 +361,7 @@ func (d *doCall) untilLost(ctx context.Context) (_ context.Context, stop func())
 	}
 }
 
-// alsoErr joins the errors of two steps, of which the second was done even if the first had failed.
+// alsoErr joins the errors of two steps. The second step is done even if the first one fails.
 func alsoErr(err, also error) error {
 	switch {
 	case also == nil:

@@ -51,25 +51,26 @@ type Once struct {
 	made
 	line lock.Line
 	mark *mark
-	busy chan struct{} // has a token while a goroutine of this process sends requests, waits or runs
+	busy chan struct{} // has a token while one goroutine of this process sends requests, waits in the line or runs its function
 
-	valued   bool        // the data of the mark are wanted
-	panicked atomic.Bool // a function panicked
+	valued   bool        // whether the data of the mark are read
+	panicked atomic.Bool // whether a function of this process panicked
 }
 
-// The protocol is "Locks" from the ZooKeeper recipes, around a mark:
+// The protocol is "Locks" from the ZooKeeper recipes. A mark, the znode path/done, records the
+// success:
 //
-//  1. If the mark exists, the Once is complete. Leave a watch on the mark: until it
-//     fires, the Once stays complete without a request. If there is no mark, leave a
-//     watch on its creation.
-//  2. Wait in the line and for the mark, whichever comes first.
-//  3. In our turn, look for the mark again, unless no contender was ever ahead and the
-//     watch shows that there is still no mark. Then run the function.
-//  4. Create the mark and leave the line in one transaction: that we can leave proves
-//     that it was still our turn.
+//  1. Look for the mark. If it exists, the Once is complete. Leave a watch on the mark: until
+//     that watch fires, no request is needed to know this. If there is no mark, leave a watch
+//     on its creation.
+//  2. Enter the line. Wait for our turn or for the mark, whichever comes first.
+//  3. In our turn, look for the mark again. This is not necessary if no contender was ever
+//     ahead and the watch shows that there is still no mark. Then run the function.
+//  4. Create the mark and leave the line in one transaction. The transaction succeeds only if
+//     it is still our turn.
 //
-// It is tempting to wait in the line alone, and to look for the mark in our turn. But then
-// the waiters would learn of the mark one after the other, a round trip apart.
+// It is tempting to wait only in the line, and to look for the mark in our turn. But then the
+// waiters would see the mark one after the other, each a round trip later.
 
 // NewOnce returns the Once at path.
 func NewOnce(s *Session, path string) *Once {
@@ -107,9 +108,9 @@ func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error 
 
 func (o *Once) fail(op string, err error) error { return opError(op, o.path, err) }
 
-// do is Do for a function that returns the data of the mark. It returns the data that is
-// stored. The function receives the name of its znode in the line; do returns its error
-// unchanged.
+// The method do does the work of Do, for a function that returns the data of the mark. It
+// returns the stored data. The function f receives the name of its znode in the line. If f
+// fails, do returns f's error unchanged.
 func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string) ([]byte, error)) ([]byte, error) {
 	if err := o.check(ctx); err != nil {
 		return nil, o.fail("do", err)
@@ -120,13 +121,13 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 	if data, ok, err := o.settled(); ok {
 		return data, o.fail("do", err)
 	}
-	// One goroutine of a process continues at a time. So together they have one place in the line,
-	// and only one sends requests.
+	// Only one goroutine of this process continues at a time. So all its goroutines share one
+	// place in the line, and only one of them sends requests.
 	select {
 	case o.busy <- struct{}{}:
 	case <-ctx.Done():
 		return nil, o.fail("do", session.CtxErr(ctx))
-	case <-o.s.m.Closing: // the goroutine ahead may run a function that never returns
+	case <-o.s.m.Closing: // do not wait for the goroutine that continues: its function may never return
 		return nil, o.fail("do", o.s.m.Failure())
 	}
 	defer func() { <-o.busy }()
@@ -142,7 +143,8 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 	}
 }
 
-// round is do once. After errMarked or ErrEnded, the caller tries another round.
+// The method round is one attempt of do. After errMarked or ErrEnded, the caller tries another
+// round.
 func (o *Once) round(ctx context.Context, f func(ctx context.Context, place string) ([]byte, error)) ([]byte, error) {
 	g, none, err := o.mark.look(ctx, o.valued) // Step 1.
 	if g != nil || err != nil {
@@ -159,7 +161,7 @@ func (o *Once) round(ctx context.Context, f func(ctx context.Context, place stri
 	return o.run(o.s.tracers.follow(ctx, o.traced, h), h, first && none.lastsFor(h), f)
 }
 
-// check returns why a method cannot begin, or nil.
+// The method check returns the reason why a method cannot begin, or nil.
 func (o *Once) check(ctx context.Context) error {
 	if o.misuse() != nil {
 		return o.misuse()
@@ -167,11 +169,11 @@ func (o *Once) check(ctx context.Context) error {
 	return session.CtxErr(ctx)
 }
 
-// doKey is the key of a Mutex at the same path, which has the same line.
+// doKey returns the key that a Mutex at the same path has, because both use the same line.
 func (o *Once) doKey() doKey { return doKey{o.s, o.path, o.line.Bases[0]} }
 
-// settled reports whether this process knows the result without a request: the mark's data,
-// or that a function panicked.
+// The method settled reports whether this process knows the result without a request. The
+// result is the mark's data, or an error if a function panicked.
 func (o *Once) settled() (data []byte, ok bool, err error) {
 	if o.panicked.Load() {
 		return nil, true, ErrPanicked
@@ -183,53 +185,54 @@ func (o *Once) settled() (data []byte, ok bool, err error) {
 	return g.value(), g != nil, nil
 }
 
-// A mark is the znode path/done, as far as this process knows it. All Onces of a Session
-// with the same path share it.
+// A mark is the state of the znode path/done, as far as this process knows it. All Onces of a
+// Session with the same path share one mark.
 type mark struct {
 	m    *session.Manager
-	path string // as the server knows it
+	path string // the full path on the server
 
 	mu      sync.Mutex
-	seen    *sight          // nil before the mark was seen; guarded by mu
-	unwatch runtime.Cleanup // leaves the watch of seen when this is garbage; guarded by mu
+	seen    *sight          // the mark as it was last seen, or nil; guarded by mu
+	unwatch runtime.Cleanup // leaves the watch of seen when the mark value is garbage; guarded by mu
 }
 
-// A sight is the mark as it was seen, with the watch that was left on it.
+// A sight is the mark as one read saw it, with the watch that this read left.
 type sight struct {
 	inc  *session.Incarnation
 	w    *conn.Watch
-	read bool // data is set
+	read bool // whether data is set
 	data []byte
 }
 
-// An absence records that there was no mark, with the watch on its creation. It is nil if
-// the read left no watch.
+// An absence records that a read found no mark, and has the watch on the creation of the mark.
+// It is nil if that read left no watch.
 type absence struct {
 	inc *session.Incarnation
 	w   *conn.Watch // joined
 }
 
-// leave leaves the watch of a.
+// The method leave leaves the watch of a.
 func (a *absence) leave() {
 	if a != nil {
 		a.inc.Watches.Leave(a.w)
 	}
 }
 
-// lastsFor reports whether no mark can exist while h holds. When h entered the line, no other
-// contender was in it.
+// lastsFor reports whether the absence of the mark is certain while h holds. The caller knows
+// that no other contender was in the line when h entered.
 //
-// The listing that showed h to be the first came after a. Its reply was read, and a's watch was
-// armed and has not fired. On one connection, events arrive before every reply that is as new. On a
-// new connection, the watch is set again before all calls, and a missed event fires it. So there
-// was no mark at the listing. While h's znode exists, no other process creates a mark: all others
-// are behind h.
+// Argument: the listing that showed h to be the first came after the read of a. The reply to
+// the listing has arrived, and a's watch is armed and has not fired. On one connection, an
+// event arrives before every reply that shows the change or a later state. On a new connection,
+// the client sets the watch again before all calls, and a missed event fires it. So no mark
+// existed at the time of the listing. While h's znode exists, all other contenders are behind
+// h, so no other process creates a mark.
 func (a *absence) lastsFor(h *lock.Grant) bool {
 	return a != nil && a.inc == h.Claim.Incarnation && a.inc.Watches.Armed(a.w) && !session.IsClosed(a.w.Fired)
 }
 
-// stands reports whether the mark is still known to exist. It checks the session too,
-// because a client that is cut off receives no event of a deletion.
+// The method stands reports whether the mark is still known to exist. It also checks the
+// session, because a client that is cut off receives no event of a deletion.
 func (g *sight) stands() bool {
 	if g == nil {
 		return false
@@ -242,7 +245,7 @@ func (g *sight) stands() bool {
 	}
 }
 
-// value returns the mark's data; nil without a mark.
+// The method value returns the mark's data, or nil without a mark.
 func (g *sight) value() []byte {
 	if g == nil {
 		return nil
@@ -250,7 +253,7 @@ func (g *sight) value() []byte {
 	return g.data
 }
 
-// known returns the mark if it was seen and still exists.
+// The method known returns the mark as it was seen, if it is still known to exist.
 func (k *mark) known() *sight {
 	k.mu.Lock()
 	g := k.seen
@@ -261,13 +264,13 @@ func (k *mark) known() *sight {
 	return g
 }
 
-// shortMark is less than the length of the data of a Once's mark. They contain the name of a znode
-// in the line.
+// shortMark is a number of bytes. The data of a Once's mark are always longer, because they
+// contain the name of a znode in the line.
 const shortMark = 40
 
-// look looks for the mark and remembers it. Without a mark, it returns the absence, which
-// the caller leaves. With value, look reads the mark's data; without a mark, that leaves no
-// watch.
+// The method look looks for the mark, and remembers it. If there is no mark, look returns the
+// absence, whose watch the caller must leave. If value is true, look reads the mark's data. If
+// there is no mark, such a read leaves no watch.
 func (k *mark) look(ctx context.Context, value bool) (g *sight, none *absence, err error) {
 	err = k.m.During(ctx, func(inc *session.Incarnation) error {
 		if value {
@@ -280,7 +283,7 @@ func (k *mark) look(ctx context.Context, value bool) (g *sight, none *absence, e
 			inc.Watches.Leave(w)
 			return err
 		case stat != nil && (stat.DataLength < shortMark || stat.Cversion != 0 || stat.EphemeralOwner != 0):
-			inc.Watches.Leave(w) // path/done may be the parent znode of another primitive
+			inc.Watches.Leave(w) // not a mark: path/done may be the parent znode of another primitive
 			g, err = k.lookValue(ctx, inc)
 			return err
 		case stat != nil:
@@ -297,7 +300,7 @@ func (k *mark) look(ctx context.Context, value bool) (g *sight, none *absence, e
 	return g, none, nil
 }
 
-// lookValue reads the mark. It is nil if there is none.
+// lookValue reads the mark with its data. It returns nil if there is no mark.
 func (k *mark) lookValue(ctx context.Context, inc *session.Incarnation) (*sight, error) {
 	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: k.path})
 	data, _, err := inc.GetMade(ctx, k.path, inc.Get)
@@ -311,8 +314,8 @@ func (k *mark) lookValue(ctx context.Context, inc *session.Incarnation) (*sight,
 	return &sight{inc, w, true, data}, nil
 }
 
-// await waits until the mark exists or has existed. While the absence none is valid, that costs no
-// request.
+// The method await waits until the mark exists or has existed. While the absence none is valid,
+// the wait costs no request.
 func (k *mark) await(ctx context.Context, none *absence) error {
 	return k.m.During(ctx, func(inc *session.Incarnation) error {
 		if none != nil && none.inc == inc {
@@ -324,8 +327,9 @@ func (k *mark) await(ctx context.Context, none *absence) error {
 	})
 }
 
-// remember replaces the remembered mark; nil forgets it. The remembered mark stays joined to its
-// watch while k is in use, so that the watch is not removed as idle.
+// The method remember replaces the remembered mark by g. If g is nil, it forgets the mark. The
+// remembered mark stays joined to its watch while k is in use. Without that, the watch would be
+// removed as idle.
 func (k *mark) remember(g *sight) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -338,14 +342,14 @@ func (k *mark) remember(g *sight) {
 	}
 }
 
-// errMarked means that the mark was made while we waited or ran.
+// errMarked means that the mark was created while we waited, or while our function ran.
 var errMarked = errors.New("the mark has been made")
 
-// enter waits until it is our turn or the mark is made; then it is errMarked.
+// The method enter waits for our turn. If the mark is created first, it returns errMarked.
 //
-// If a contender is ahead, enter also waits for the mark: only a contender ahead creates
-// it. The read that sets the watch finds an earlier mark. first reports that no contender
-// was ever ahead.
+// It waits for the mark too if a contender is ahead, because only such a contender creates the
+// mark. The read that sets the watch finds a mark that was created earlier. The result first
+// reports whether no contender was ever ahead.
 func (o *Once) enter(ctx context.Context, none *absence) (h *lock.Grant, first bool, err error) {
 	start := time.Now()
 	end := o.s.tracers.acquiring(ctx, o.traced)
@@ -371,7 +375,7 @@ func (o *Once) enter(ctx context.Context, none *absence) (h *lock.Grant, first b
 	watching.Wait()
 	switch {
 	case err == nil:
-		// The mark may have been created at this same instant. Step 3 sees it.
+		// The mark may have been created at the same instant. Step 3 finds it.
 		o.s.m.Waited("do", o.path, start, nil)
 		g := p.Grant("do")
 		end(g.Name(), nil)
@@ -379,7 +383,7 @@ func (o *Once) enter(ctx context.Context, none *absence) (h *lock.Grant, first b
 	case ctx.Err() != nil:
 		err = session.CtxErr(ctx)
 	case errors.Is(err, errMarked):
-		end("", nil) // the mark exists, so the wait is over
+		end("", nil) // the mark exists, so the wait has no error
 		return nil, false, errMarked
 	}
 	b := behind.Now()
@@ -391,9 +395,9 @@ func (o *Once) enter(ctx context.Context, none *absence) (h *lock.Grant, first b
 
 func (o *Once) traced() Op { return o.s.tracers.traced("once", "do", o.path) }
 
-// run runs f while h holds, and creates the mark if f returns nil. unmarked means that
-// there is certainly no mark. The error is errMarked if there is a mark, and ErrEnded if h
-// is lost before f begins.
+// The method run calls f while h holds, and creates the mark if f returns nil. If unmarked is
+// true, it is certain that there is no mark. The error is errMarked if there is a mark, and
+// ErrEnded if h is lost before f begins.
 func (o *Once) run(ctx context.Context, h *lock.Grant, unmarked bool, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
 	var g *sight
 	if !unmarked {
@@ -409,7 +413,8 @@ func (o *Once) run(ctx context.Context, h *lock.Grant, unmarked bool, f func(ctx
 		o.s.m.GiveUp(ctx, h.Release)
 		return nil, errMarked
 	case h.Err() != nil:
-		// look may have used another session than h's. Do returns later, so wait again.
+		// The method look may have used a later session than h's. Do continues with another round,
+		// and waits for its turn again.
 		o.s.m.GiveUp(ctx, h.Release)
 		return nil, session.ErrEnded
 	}
@@ -437,9 +442,10 @@ func (o *Once) run(ctx context.Context, h *lock.Grant, unmarked bool, f func(ctx
 	return data, err
 }
 
-// finish creates the mark and leaves the line, even if ctx ends, because f has succeeded.
-// When ctx ends it returns after a moment of grace, in which a working server has answered.
-// It also returns an earlier loss. After a later loss, the mark may exist.
+// The method finish creates the mark and leaves the line, even if ctx ends, because f has
+// succeeded. If ctx ends, finish waits for a short time, in which a working server answers, and
+// then returns. If h was lost before, finish returns the loss too. If h is lost later, the mark
+// may exist.
 func (o *Once) finish(ctx context.Context, d *doCall, h *lock.Grant, data []byte) error {
 	lost := h.Err()
 	done := make(chan error, 1)
@@ -450,16 +456,16 @@ func (o *Once) finish(ctx context.Context, d *doCall, h *lock.Grant, data []byte
 	return alsoErr(session.CtxErr(ctx), lost)
 }
 
-// write creates the mark and leaves the line: step 4. It remembers the mark, so that the
-// next Do costs nothing.
+// The method write creates the mark and leaves the line (step 4). It remembers the mark, so
+// that the next Do needs no request.
 func (o *Once) write(h *lock.Grant, data []byte) error {
 	if err := h.Err(); err != nil {
 		h.Release()
 		return err // h was lost while f ran, so no request was sent
 	}
 	inc := h.Claim.Incarnation
-	// The read after the transaction sets a watch on the data. A watch on the creation may still be
-	// set when the read is sent: the creation of the mark fires it.
+	// The read after the transaction sets a watch on the data. A watch on the creation may still
+	// be set when that read is sent, but the creation of the mark fires that watch.
 	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: o.mark.path})
 	made, open := false, false
 	err := h.ReleaseBy(func(own string) (err error) {
@@ -473,8 +479,8 @@ func (o *Once) write(h *lock.Grant, data []byte) error {
 	}
 	switch {
 	case session.IsNodeExists(err):
-		// A Do creates the mark only in its turn, and there was no mark in ours. So another program has
-		// created this mark.
+		// A Do creates the mark only in its turn. When our turn began, there was no mark. So another
+		// program has created this mark.
 		return errMarked
 	case open:
 		mine, e := o.isMine(context.Background(), h, data)
@@ -488,13 +494,13 @@ func (o *Once) write(h *lock.Grant, data []byte) error {
 	return err
 }
 
-// isMine reports whether h's transaction created the mark, after h's session was lost with
-// the transaction in flight. An error means that the outcome is unknown. While h's znode
-// exists, the transaction can still be applied; after its deletion, the transaction fails.
-// So isMine waits for the deletion and then reads the mark.
+// isMine reports whether h's transaction created the mark. The caller needs it if h's session
+// was lost before the reply to the transaction. An error means that the outcome is unknown.
+// While h's znode exists, the transaction can still be applied. After the deletion of the
+// znode, it fails. So isMine waits for the deletion and then reads the mark.
 //
-// isMine recognises the mark by its data. The data of Do is unique. If another process has
-// stored the same value as ours, every caller gets our value, and it does not matter which
+// isMine recognises our mark by its data. Do stores unique data. OnceValue may store the same
+// value as another process. Then every caller gets that value, so it does not matter which
 // process stored it.
 func (o *Once) isMine(ctx context.Context, h *lock.Grant, data []byte) (mine bool, err error) {
 	err = o.s.m.During(ctx, func(inc *session.Incarnation) error {
@@ -546,7 +552,7 @@ func (o *Once) reset(ctx context.Context) error {
 	if err := o.check(ctx); err != nil {
 		return err
 	}
-	o.mark.remember(nil) // another process may have deleted it, and the watch has not fired yet
+	o.mark.remember(nil) // another process may have deleted the mark, although the watch has not fired yet
 	done, err := o.done(ctx)
 	if err != nil {
 		return err
@@ -602,7 +608,7 @@ func OnceValues[T1, T2 any](s *Session, path string, f func(ctx context.Context)
 	}
 }
 
-// A storedValue keeps the value of a OnceValue for this process.
+// A storedValue holds the value of a OnceValue for this process.
 type storedValue[T any] struct {
 	once   *Once
 	encode func(T) ([]byte, error)
@@ -610,7 +616,7 @@ type storedValue[T any] struct {
 
 	mu   sync.Mutex
 	have bool   // whether the other fields are set; guarded by mu
-	data []byte // the bytes that have been decoded; guarded by mu
+	data []byte // the bytes from which v and err were decoded; guarded by mu
 	v    T      // guarded by mu
 	err  error  // guarded by mu
 }
@@ -624,7 +630,7 @@ func newStored[T any](s *Session, path string, err error, encode func(T) ([]byte
 	return &storedValue[T]{once: o, encode: encode, decode: decode}
 }
 
-// get returns the value. It runs f if no process has completed the Once yet.
+// The method get returns the value. It runs f if no process has completed the Once yet.
 func (k *storedValue[T]) get(ctx context.Context, f func(ctx context.Context) (T, error)) (T, error) {
 	var own T
 	if k.once.err == nil && f == nil {
@@ -640,7 +646,7 @@ func (k *storedValue[T]) get(ctx context.Context, f func(ctx context.Context) (T
 		if k.once.s.m.SizeOf(k.once.mark.path, data) > session.MaxPacket {
 			return nil, k.once.fail("encode", fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge))
 		}
-		// A value that cannot be decoded would make every later call fail.
+		// Check that the value can be decoded: if it cannot, every later call would fail.
 		_, err = k.decoded(data)
 		return data, err
 	})
@@ -650,7 +656,8 @@ func (k *storedValue[T]) get(ctx context.Context, f func(ctx context.Context) (T
 	return k.decoded(data)
 }
 
-// decoded decodes data, unless these bytes were decoded the last time.
+// The method decoded decodes data. If data are the bytes of the last call, it returns the
+// result of the last call.
 func (k *storedValue[T]) decoded(data []byte) (T, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -22,7 +22,7 @@ type Option func(*config)
 
 type config struct {
 	session.Config
-	err     error // of an option
+	err     error // the first error of an option
 	tracers tracers
 }
 
@@ -67,10 +67,11 @@ func newConfig(opts []Option) (config, error) {
 	return c, nil
 }
 
-// maxOwner limits the name in every znode of a line.
+// maxOwner is the largest number of bytes of the owner, which is the data of every znode of a
+// line.
 const maxOwner = 4096
 
-// maxAuth limits the credentials, which are sent on every connection.
+// maxAuth is the largest number of bytes of credentials, which are sent on every connection.
 const maxAuth = 64 << 10
 
 func defaultOwner() string {
@@ -227,7 +228,7 @@ func (b Backoff) check() error {
 	return nil
 }
 
-// warnings is a handler that drops records below a warning.
+// A warnings value is a handler that drops records below the level of a warning.
 type warnings struct{ slog.Handler }
 
 func (w warnings) Enabled(ctx context.Context, l slog.Level) bool {
@@ -243,15 +244,15 @@ type noCopy struct{}
 func (*noCopy) Lock()   {}
 func (*noCopy) Unlock() {}
 
-// made has the arguments of every primitive's constructor.
+// A made value has the arguments that the constructor of every primitive takes.
 type made struct {
 	_    noCopy
 	s    *Session
 	path string
-	err  error // of the constructor's arguments
+	err  error // the error in the constructor's arguments, or nil
 }
 
-// tracers returns the tracers of the Session, or nil without a Session.
+// The method tracers returns the tracers of the Session, or nil without a Session.
 func (m *made) tracers() *tracers {
 	if m.s == nil {
 		return nil
@@ -259,7 +260,7 @@ func (m *made) tracers() *tracers {
 	return &m.s.tracers
 }
 
-// misuse returns why a primitive cannot be used, or nil.
+// misuse returns the reason why a primitive cannot be used, or nil.
 func (m *made) misuse() error {
 	if m.s == nil && m.err == nil {
 		return session.Invalid("a zero value; create the primitive with its New function, such as NewMutex(s, path)")

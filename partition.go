@@ -127,13 +127,13 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 		plan:  NewValue[spread.Plan](p.s, session.ChildPath(p.path, "plan"), WithCodec(spread.PlanCodec{})),
 		mine:  make(map[string]*shardRun),
 	}
-	// If the shards of one member exceed the size of a plan, no process could store a plan, and every
-	// Run would fail.
+	// If the shards of this member exceeded the size of a plan, no process could store a plan, and
+	// every Run would fail.
 	if _, err := r.plan.encode(spread.Plan{Owners: spread.Balance(nil, map[string][]string{id: shards})}); err != nil {
 		return err
 	}
-	// The group and the plan check the ACLs of their own znodes. A client that may delete in path
-	// could delete those znodes.
+	// The group and the plan check the ACLs of their own znodes. Check the ACL of path too,
+	// because a client that may delete children of path could delete those znodes.
 	err := p.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, session.Dir{Path: p.s.m.Full(p.path)}) })
 	if err != nil {
 		return err
@@ -141,8 +141,8 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 	if r.me, err = r.group.join(ctx, id, shards); err != nil {
 		return err
 	}
-	// When we have left, the plan assigns our shards to others. When we have released the shards, the
-	// others own them. In this order, no process waits for us.
+	// Leave the group only after run has released our shards. When we have left, the plan assigns
+	// the shards to others, and no process must wait for us.
 	defer r.me.Leave()
 	err = r.run(ctx)
 	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
@@ -151,7 +151,8 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 	return err
 }
 
-// newID returns the owner with a unique number, shortened to fit into a path.
+// newID returns an id: the text of WithOwner, shortened to fit into a path, and a unique
+// number.
 func (p *Partition) newID() string {
 	unique := " " + session.NewGUID()
 	room := session.MaxPath - len(session.ChildPath(p.path, "members/")) - len(session.NameOfKey(unique))
@@ -162,7 +163,7 @@ func (p *Partition) shardPath(shard string) string {
 	return session.ChildPath(session.ChildPath(p.path, "shards"), session.NameOfKey(shard))
 }
 
-// A partitioning is one Run.
+// A partitioning is the state of one call of Run.
 type partitioning struct {
 	p     *Partition
 	f     func(ctx context.Context, shard string) error
@@ -171,23 +172,23 @@ type partitioning struct {
 	plan  *Value[spread.Plan]
 	me    *Membership[[]string]
 
-	shards []string // that this process names, in order
+	shards []string // the sorted shards that this process names
 
-	// Used by run alone.
-	mine  map[string]*shardRun // by shard: owned, or waited for
-	wants map[string][]string  // by member: its shards, as last received; nil before that
-	told  map[string]string    // the owners in the plan, as last received; nil without a plan
+	// Only the method run uses the fields below.
+	mine  map[string]*shardRun // shards that this process owns or waits for, by their names
+	wants map[string][]string  // shards of each member, as last received; nil before the first event
+	told  map[string]string    // owners of the shards in the plan, as last received; nil without a plan
 }
 
-// A shardRun is one shard that the plan gives to this process.
+// A shardRun is the work on one shard that the plan gives to this process.
 type shardRun struct {
-	ctx   context.Context // ends when the shard is to move
+	ctx   context.Context // ends when this process must release the shard
 	stop  context.CancelCauseFunc
 	ended chan struct{} // closed when the shard has been released
 }
 
-// run follows the group and the plan until ctx ends or a call fails. When it returns, every
-// shard has been released.
+// The method run follows the group and the plan until ctx ends or a call fails. When run
+// returns, this process has released all its shards.
 func (r *partitioning) run(outer context.Context) (err error) {
 	ctx, fail := context.WithCancelCause(outer)
 	defer fail(nil)
@@ -198,11 +199,12 @@ func (r *partitioning) run(outer context.Context) (err error) {
 	}
 	var runs sync.WaitGroup
 	members, plans := r.group.Watch(ctx), r.plan.Watch(ctx)
-	// The order in which these events arrive does not matter: after each, run compares the last plan
-	// with the last group. In the end, every process has received the last plan and the last group.
-	// If the two did not fit, one process would have written a new plan. The channels close when ctx
-	// ends or the Session is closed. Our membership ends only with an error or with the Session. If
-	// several cases are ready then, each of them is right.
+	// The order in which these events arrive does not matter: after each event, run compares the
+	// newest plan with the newest group. In the end, every process has received the last plan and
+	// the last group. If these two did not fit, one of the processes would write a new plan. The
+	// channels close when ctx ends or the Session is closed. Our membership ends only with an
+	// error or with the Session. If several cases of the select are ready at that time, each of
+	// them is right.
 	for open := true; open; {
 		var there []Member[[]string]
 		var now spread.Plan
@@ -218,7 +220,7 @@ func (r *partitioning) run(outer context.Context) (err error) {
 			}
 		case <-r.me.ended:
 			open = false
-			report(r.me.failure()) // the plan would give all shards to others
+			report(r.me.failure()) // return, because the plan would give all our shards to others
 		}
 		if open && r.wants != nil && (r.told == nil || !maps.Equal(spread.Balance(r.told, r.wants), r.told)) {
 			if e := r.replan(ctx); e != nil && ctx.Err() == nil {
@@ -239,11 +241,11 @@ func (r *partitioning) run(outer context.Context) (err error) {
 	return err
 }
 
-// wanted returns the shards that each member names.
+// The function wanted returns the shards that each member names.
 func wanted(members []Member[[]string]) map[string][]string {
 	wants := make(map[string][]string, len(members))
 	for _, m := range members {
-		if utf8.ValidString(m.ID) { // otherwise, no plan can name it, and replan would never end
+		if utf8.ValidString(m.ID) { // no plan can name another id, and replan would never end
 			wants[m.ID] = m.Info
 		}
 	}
@@ -252,17 +254,17 @@ func wanted(members []Member[[]string]) map[string][]string {
 
 // replan makes the plan fit the group.
 //
-// It reads the group after the plan, and writes only if no other process has written the
-// plan since. So each plan was made from a newer group than the plan before it, and a
-// process that lags never undoes a newer plan. If the group has changed by the time of the
-// write, run receives another event. Changes between two events can be missed, but then the
-// plan that run receives does not fit the group.
+// It reads the plan first and the group second, and writes only if no other process has written
+// the plan since that read. So each plan is made from a newer group than the plan before it,
+// and a process that lags never undoes a newer plan. If the group has changed by the time of
+// the write, run receives another event. If run misses a change between two events, the plan
+// that it receives does not fit the group, and run replans.
 func (r *partitioning) replan(ctx context.Context) error {
 	unchanged := errors.New("unchanged")
 	_, err := r.plan.update(ctx, func(old spread.Plan) (spread.Plan, error) {
 		members, err := r.group.Members(ctx)
 		if members == nil {
-			return old, err // any other error is about a member without a list of shards
+			return old, err // all other errors concern members without a list of shards
 		}
 		now, out := spread.Fit(old.Owners, wanted(members), func(p spread.Plan) bool { _, err := r.plan.encode(p); return err == nil })
 		if slices.Contains(out, r.id) {
@@ -279,9 +281,9 @@ func (r *partitioning) replan(ctx context.Context) error {
 	return err
 }
 
-// follow starts the shards that the plan gives to this process, and ends the others. A
-// shard that this process does not list belonged to an earlier Run with the same id; it has
-// no owner until the plan fits.
+// The method follow starts the work on the shards that the plan gives to this process, and ends
+// the work on all others. The plan may give us a shard that this process does not name, from an
+// earlier Run with the same id. That shard has no owner until the plan fits.
 func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.WaitGroup, report func(error)) {
 	for _, shard := range slices.Sorted(maps.Keys(r.mine)) {
 		run := r.mine[shard]
@@ -305,9 +307,9 @@ func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.W
 			defer close(run.ended)
 			defer stop(nil)
 			if former != nil {
-				<-former.ended // the lock is enough, except after a lost session
+				<-former.ended // necessary only after a lost session; in other cases, the lock would be enough
 			}
-			err := errors.New("the function ended its goroutine; see runtime.Goexit") // unless own returns
+			err := errors.New("the function ended its goroutine; see runtime.Goexit") // stays the result if own does not return
 			defer func() {
 				if err != nil && owned.Err() == nil {
 					report(err)
@@ -318,8 +320,8 @@ func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.W
 	}
 }
 
-// own waits for a shard and calls the function for it repeatedly, until ctx ends or the
-// function fails.
+// The method own waits for the lock of a shard, and calls the function for the shard. It
+// repeats this until ctx ends or the function fails.
 func (r *partitioning) own(ctx context.Context, shard string) error {
 	m := NewMutex(r.p.s, r.p.shardPath(shard))
 	for try := 0; ; try++ {
@@ -340,7 +342,7 @@ func (r *partitioning) own(ctx context.Context, shard string) error {
 		}
 		if err != nil {
 			try = 0
-			continue // in the next session
+			continue // try again in the next session
 		}
 		if err := session.Sleep(ctx, r.p.s.m.Config.Retry.Delay(try+1)); err != nil {
 			return err

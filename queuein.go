@@ -18,7 +18,7 @@ func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 	if q.misuse() != nil {
 		result <- opError("send", q.path, q.misuse())
 		close(result)
-		go discard(ctx, ch) // so that no sender blocks
+		go discard(ctx, ch) // so that no sender blocks on ch
 		return ch, result
 	}
 	q.s.m.Spawn(func() {
@@ -28,7 +28,7 @@ func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 	return ch, result
 }
 
-// discard reads from a channel until it is closed or ctx ends.
+// discard reads from ch until ch is closed or ctx ends, and drops the values.
 func discard[T any](ctx context.Context, ch <-chan T) {
 	for {
 		select {
@@ -42,10 +42,10 @@ func discard[T any](ctx context.Context, ch <-chan T) {
 	}
 }
 
-// maxHeld is how many elements one request of In sends at most.
+// maxHeld is the largest number of elements that In sends in one request.
 const maxHeld = 1000
 
-// drain sends the elements of in.
+// The method drain sends the values of the channel in to the queue.
 func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 	var first error
 	if err := q.s.m.Failure(); err != nil {
@@ -88,17 +88,17 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 	return first
 }
 
-// sendAll sends vs, in as few requests as it can.
+// sendAll sends vs in as few requests as possible.
 func (q *Queue[T]) sendAll(ctx context.Context, vs []T) error {
 	n := len(vs)
 	if most := q.cfg.MaxLen; most > 0 {
-		n = min(n, most) // more would never fit
+		n = min(n, most) // more elements would never fit into the queue
 	}
 	for len(vs) > 0 {
 		n = min(n, len(vs))
 		send := q.Send
 		if q.cfg.MaxLen > 0 && n > 1 {
-			send = q.TrySend // Send could wait forever for so much room at once
+			send = q.TrySend // for several elements, Send could wait forever for enough room
 		}
 		switch err := send(ctx, vs[:n]...); {
 		case err == nil:
@@ -106,7 +106,7 @@ func (q *Queue[T]) sendAll(ctx context.Context, vs []T) error {
 				n = min(2*n, q.cfg.MaxLen)
 			}
 		case n > 1 && (errors.Is(err, ErrFull) || errors.Is(err, ErrTooLarge)):
-			n /= 2 // Send waits for the room of a single element, until ctx ends
+			n /= 2 // when n is 1, Send waits for room until ctx ends
 		default:
 			return err
 		}

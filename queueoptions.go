@@ -16,23 +16,23 @@ type queueOption func(*queueConfig)
 func (o queueOption) applyQueue(c *queueConfig) { o(c) }
 
 type queueConfig struct {
-	queue.Settings // without Path and Decode
+	queue.Settings // all fields except Path and Decode
 
 	codec  Codec
 	layout QueueLayout
 	retry  *Backoff
-	key    any // a func(T) string, or nil
+	key    any // the func(T) string of WithKey, or nil
 	err    error
 }
 
-// defaultPrefetch makes claims rare, compared with the reads of elements: a claim costs a write
-// on every server.
+// defaultPrefetch is large, so that one claim covers many elements: a claim costs a write on
+// every server.
 const defaultPrefetch = 128
 
-// defaultPrefetchBytes bounds the elements that a consumer keeps in memory.
+// defaultPrefetchBytes limits the size of the elements that a consumer keeps in memory.
 const defaultPrefetchBytes = 4 << 20
 
-// maxPriorities bounds the work of a consumer that finds the queue empty.
+// maxPriorities limits the work of a consumer when the queue is empty.
 const maxPriorities = 1000
 
 func (o CodecOption) applyQueue(c *queueConfig) {
@@ -41,7 +41,8 @@ func (o CodecOption) applyQueue(c *queueConfig) {
 	}
 }
 
-// checked returns an option that calls set. If it is not ok, it is refused with the reason.
+// The function checked returns an option that calls set. If ok is false, the option fails with
+// the reason.
 func checked(set func(*queueConfig), ok bool, reason string, args ...any) QueueOption {
 	return queueOption(func(c *queueConfig) {
 		if !ok {
@@ -51,7 +52,7 @@ func checked(set func(*queueConfig), ok bool, reason string, args ...any) QueueO
 	})
 }
 
-// positive returns an option that sets a number, which must be at least 1.
+// The function positive returns an option that sets the number n, which must be at least 1.
 func positive(name string, n int, set func(*queueConfig)) QueueOption {
 	return checked(set, n >= 1, "%s(%d): must be at least 1", name, n)
 }

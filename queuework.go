@@ -33,7 +33,7 @@ func WithWorkTimeout(d time.Duration) WorkOption {
 	}
 }
 
-// workBackoff is the delay of Work without WithRetryBackoff.
+// workBackoff is the delay between attempts of Work, unless WithRetryBackoff sets another one.
 var workBackoff = session.RetryPolicy{Min: 100 * time.Millisecond, Max: time.Minute, Factor: 2, Jitter: 0.5}
 
 // Work calls f for each element, in up to n calls at once, until ctx ends or the Session is closed.
@@ -84,16 +84,16 @@ func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, 
 	return opError("work", q.path, q.ending(ctx))
 }
 
-// work calls f for one element and settles it.
+// The method work calls f for one element, and then settles the element.
 func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.Context, v T) error, cfg workConfig) {
 	claim := d.Context()
 	function := q.s.m.Function(q.s.m.FunctionOf(ctx))
-	defer function.End() // when the element is settled
+	defer function.End() // ends when the element is settled
 	call, cancel, rest := endingContext(function.In(context.WithoutCancel(ctx)))
 	defer rest()
 	defer cancel(nil)
 	defer context.AfterFunc(claim, func() {
-		if cause := context.Cause(claim); cause != context.Canceled { // Canceled: f has settled the element, and continues
+		if cause := context.Cause(claim); cause != context.Canceled { // if the cause is Canceled, f has settled the element, and continues
 			cancel(cause)
 		}
 	})()
@@ -111,9 +111,9 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 		}
 		return f(call, d.Value)
 	})
-	// ctx may have ended, but the work is done: Work waits for the result of the settlement while the
-	// session lasts. After a loss, only a later session can find the result, and Work waits for that
-	// until ctx ends.
+	// ctx may have ended, but the work is done. So Work waits for the result of the settlement
+	// while the session lasts. After a loss, only a later session can find the result. Work waits
+	// for that result until ctx ends.
 	_, lost := d.claim.Withdrawn()
 	settling, stop := session.WhileEither(ctx, lost)
 	defer stop()
@@ -127,12 +127,12 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 		q.s.m.Log.Error("zsync: work on an element has failed", "path", q.path, "element", d.ID, "attempt", d.Attempt, "err", err)
 		op, err = q.failed(settling, d, err)
 	}
-	if err != nil && !errors.Is(err, ErrNotLocked) { // ErrNotLocked: f has settled it
+	if err != nil && !errors.Is(err, ErrNotLocked) { // with ErrNotLocked, f has settled the element
 		q.s.m.Log.Warn("zsync: cannot settle an element that was worked on", "path", q.path, "element", d.ID, "op", op, "err", err)
 	}
 }
 
-// failed settles an element after a call of Work's function has returned err.
+// The method failed settles an element after Work's function has returned the error err.
 func (q *Queue[T]) failed(ctx context.Context, d Delivery[T], err error) (op string, _ error) {
 	var permanent permanentError
 	switch n := q.cfg.MaxAttempts; {
@@ -181,14 +181,15 @@ func DeliveryFrom(ctx context.Context) (d WorkDelivery, ok bool) {
 	return d, ok
 }
 
-// atWork is a Delivery as a WorkDelivery: its methods take the place of the fields of the same name.
+// An atWork makes a Delivery a WorkDelivery: it has methods instead of the fields of the same
+// names.
 type atWork[T any] struct{ Delivery[T] }
 
 func (d atWork[T]) ID() string      { return d.Delivery.ID }
 func (d atWork[T]) Attempt() int    { return d.Delivery.Attempt }
 func (d atWork[T]) Sent() time.Time { return d.Delivery.Sent }
 
-// protect calls f. It returns a panic, or the end of f's goroutine, as an error.
+// protect calls f. If f panics or ends its goroutine, protect returns an error.
 func protect(f func() error) error {
 	done := make(chan error, 1)
 	go func() {

@@ -47,13 +47,14 @@ type RWMutex struct {
 	local localLock
 }
 
-// The algorithm is "Shared Locks" from the ZooKeeper recipes; the downgrade is Curator's:
+// The algorithm is "Shared Locks" from the ZooKeeper recipes. The downgrade is Curator's.
 //
 //  1. Enter: create an ephemeral, sequential child for reading or for writing.
 //  2. List the children, without a watch.
-//  3. A writer is granted if no contender is ahead, a reader if no writer is.
-//  4. Otherwise watch only the nearest contender in the way, until it is deleted.
-//  5. Continue with step 2, unless it was the only one and no contender can have taken
+//  3. A writer holds the lock if no contender is ahead. A reader holds it if no writer is
+//     ahead.
+//  4. If a contender is in the way, watch only the nearest such contender, until it is deleted.
+//  5. Continue with step 2, unless that contender was the only one and no other can have taken
 //     its place.
 
 // NewRWMutex returns the RWMutex at path.
@@ -70,12 +71,12 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	write := entries[lock.Exclusive].Base
 	ln := lock.New(s.m, path, c.layout.naming(), write, entries[lock.Shared].Base)
 	ln.Strict, ln.Limits, ln.Kept = true, c.limits.ofLine(), c.layout == LayoutKazoo // kazoo's objects create the path once each
-	ln.Kind, ln.Keeps = trace.Write, c.retain > 0                                    // the writers
+	ln.Kind, ln.Keeps = trace.Write, c.retain > 0                                    // for the writers
 	rw.local.init(s, "rwmutex", path, ln, c, entries)
 	return rw
 }
 
-// How an RWMutex is entered, by layout.
+// The names of an RWMutex's znodes, by layout.
 var (
 	rwmutexEntries      = entriesOfRWMutex("__WRIT__", "__READ__")
 	kazooRWMutexEntries = entriesOfRWMutex("__lock__", "__rlock__")
@@ -86,11 +87,11 @@ func entriesOfRWMutex(write, read string) [lock.Shared + 1]lock.Entry {
 	return [...]lock.Entry{writer, {Base: read, Rule: readersRule(write), Op: "rlock"}}
 }
 
-// writersRule is the rule of the writers: every contender ahead is in the way.
+// writersRule is the rule for writers: every contender ahead is in the way.
 //
-// It is tempting to lock when the only contender ahead is deleted. But a writer may have
-// become a reader, with another name and the same number, which is smaller than ours. So a
-// writer lists the line again.
+// It is tempting to acquire the lock when the only contender ahead is deleted. But that
+// contender may be a writer that has become a reader: it then has a znode with another name and
+// the same number, which is smaller than ours. So a writer lists the line again.
 func writersRule(ahead []lock.Child) (blocker *lock.Child, alone bool) {
 	if len(ahead) == 0 {
 		return nil, false
@@ -98,8 +99,8 @@ func writersRule(ahead []lock.Child) (blocker *lock.Child, alone bool) {
 	return &ahead[len(ahead)-1], false
 }
 
-// readersRule is the rule of the readers: only writers are in the way. No further writer can
-// arrive ahead.
+// readersRule is the rule for readers: only writers are in the way. No further writer can
+// arrive ahead of a reader.
 func readersRule(write string) lock.Rule {
 	return func(ahead []lock.Child) (blocker *lock.Child, alone bool) {
 		writers := 0
@@ -138,7 +139,7 @@ func (rw *RWMutex) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (*
 	return rw.local.acquire(ctx, mode, pin)
 }
 
-// check returns why an acquisition cannot begin, or nil.
+// The method check returns the reason why an acquisition cannot begin, or nil.
 func (rw *RWMutex) check(ctx context.Context) error {
 	switch {
 	case rw.misuse() != nil:
@@ -240,10 +241,10 @@ func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 	return rs, opError("txn", rw.path, err)
 }
 
-// withCurrent calls f with the hold of this process. If there are several readers, the hold
-// may be another goroutine's, which unlocks it at this moment. Then f returns ErrNotLocked and
-// has done nothing, and withCurrent calls it with another hold. So a goroutine that holds rw
-// during the whole call never gets ErrNotLocked.
+// withCurrent calls f with a hold of this process. If the process has several readers, the hold
+// may belong to another goroutine, which unlocks it at this moment. In that case, f does
+// nothing and returns ErrNotLocked, and withCurrent calls f again with another hold. So a
+// goroutine that holds rw during the whole call never gets ErrNotLocked.
 func (rw *RWMutex) withCurrent(f func(g *lock.Grant, mode lock.HoldMode) error) error {
 	for {
 		g, mode, err := rw.current()
@@ -254,7 +255,7 @@ func (rw *RWMutex) withCurrent(f func(g *lock.Grant, mode lock.HoldMode) error) 
 			continue
 		}
 		if errors.Is(err, ErrLost) {
-			rw.Lost() // g may be the hold of another goroutine that has released it: ours is lost too, and Lost must show that first
+			rw.Lost() // g may be the released hold of another goroutine; our hold is lost too, and Lost must show that first
 		}
 		return err
 	}
@@ -275,7 +276,7 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 	}
 	write, read := rw.local.Entry(lock.Exclusive), rw.local.Entry(lock.Shared)
 	cs, err := contenders(ctx, &rw.local.Line, func(all []lock.Child, i int) (Mode, bool) {
-		// Two znodes with the same number are a writer and its own read znode.
+		// If two znodes have the same number, they are a writer and the read znode of the same hold.
 		ahead := all[:i]
 		for len(ahead) > 0 && ahead[len(ahead)-1].SamePlace(all[i]) {
 			ahead = ahead[:len(ahead)-1]
@@ -316,8 +317,8 @@ func (rw *RWMutex) do(ctx context.Context, op string, mode lock.HoldMode, f func
 	return rw.local.do(rw.local.follow(ctx, mode, g), rw.doKey(mode), op, g, f, func() {})
 }
 
-// within returns the Do, or else the RDo, of this path that ctx comes from, if that still
-// runs.
+// The method within returns the call of Do from which ctx comes, if that call is of this path
+// and still runs. If there is none, it returns such a call of RDo.
 func (rw *RWMutex) within(ctx context.Context) *doCall {
 	if rw.s == nil || rw.s.m.FunctionOf(ctx) == nil {
 		return nil
@@ -329,7 +330,7 @@ func (rw *RWMutex) doKey(mode lock.HoldMode) doKey {
 	return doKey{rw.s, rw.path, "rw " + rw.local.Entry(mode).Base}
 }
 
-// yield is for Cond.Wait.
+// The method yield unlocks rw for Cond.Wait.
 func (rw *RWMutex) yield(ctx context.Context) (finish func() error, again func(context.Context) error) {
 	return rw.local.yield(rw.within(ctx), lock.Exclusive)
 }

@@ -53,17 +53,18 @@ type Schedule struct {
 	missed  MissedPolicy
 	retries int
 	backoff session.RetryPolicy
-	skew    atomic.Int64 // nanoseconds by which the clock of this process counts as ahead; 0 except in tests
+	skew    atomic.Int64 // nanoseconds that are added to the clock of this process; 0 except in tests
 
 	mu    sync.Mutex
-	done  time.Time // the last instant that was done, as last read; guarded by mu
+	done  time.Time // the last instant that was done, as far as this process has read; guarded by mu
 	pause pause     // time of the next attempt; guarded by mu
 }
 
-// A pause is the time between two attempts of an instant, as this process measures it.
+// A pause is the time between two attempts of one instant. This process measures it by its own
+// clock.
 type pause struct {
 	at       time.Time // the instant
-	attempts int       // that have failed
+	attempts int       // number of attempts that have failed
 	length   time.Duration
 	seen     time.Time // when this process learned of the last failure, by the monotonic clock
 }
@@ -152,7 +153,7 @@ func Cron(spec string, loc *time.Location) (Timetable, error) {
 	return opTable(timetable.ParseCron(spec, loc))
 }
 
-// opTable returns a nil Timetable with an error.
+// opTable returns c as a Timetable. With an error, the Timetable is nil.
 func opTable(c *timetable.Cron, err error) (Timetable, error) {
 	if err != nil {
 		return nil, err
@@ -182,7 +183,7 @@ func (c *Schedule) Path() string { return c.path }
 func (c *Schedule) last() string { return session.ChildPath(c.path, "last") }
 
 var (
-	// errPassed means that the instant needs no run, or no run now.
+	// errPassed means that the instant needs no run, or must not run now.
 	errPassed = errors.New("the instant needs no run now")
 
 	// errUnrecorded means that the servers refuse to record the result of a run.
@@ -201,7 +202,7 @@ type failureRecord struct {
 	GivenUp time.Time // the last instant that was given up, or the zero time
 }
 
-// reached returns the last instant that was done or given up.
+// The method reached returns the last instant that was done or given up.
 func (r scheduleRecord) reached() time.Time {
 	if r.failure != nil && r.failure.GivenUp.After(r.done) {
 		return r.failure.GivenUp
@@ -209,7 +210,7 @@ func (r scheduleRecord) reached() time.Time {
 	return r.done
 }
 
-// attempts returns how many attempts of the instant at have failed.
+// The method attempts returns the number of failed attempts of the instant at.
 func (r scheduleRecord) attempts(at time.Time) int {
 	if r.failure != nil && r.failure.At.Equal(at) {
 		return r.failure.Attempts
@@ -217,7 +218,8 @@ func (r scheduleRecord) attempts(at time.Time) int {
 	return 0
 }
 
-// A choice picks the instant to run, given the content of path/last, or fails with errPassed.
+// A choice picks the instant to run, given the content of path/last. If no instant must run, it
+// returns errPassed.
 type choice func(r scheduleRecord) (time.Time, error)
 
 // Do runs f unless a process has done so for the instant at, or for a later one, and reports
@@ -255,25 +257,25 @@ func (c *Schedule) do(ctx context.Context, at time.Time, f func(ctx context.Cont
 		if !errors.Is(err, errPassed) {
 			return ran, err
 		}
-		// The loop asks the servers again whether the instant has been done.
+		// The loop reads again whether the instant has been done.
 	}
 }
 
-// attempt takes the lock, and runs f for the instant that choose picks then. It stops waiting for
-// the lock when over returns true for path/last. It reports whether it ran f. The error is
-// errPassed if the instant was not run; then the caller reads path/last again.
+// The method attempt takes the lock, and runs f for the instant that choose then picks. It
+// stops waiting for the lock when over returns true for path/last. It reports whether it ran f.
+// The error is errPassed if the instant was not run. Then the caller reads path/last again.
 func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, choose choice, retries int, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
-	// A Mutex value for this attempt alone: its transaction applies under this very hold, even
-	// if the hold is lost and another goroutine gets the next hold.
+	// This attempt has its own Mutex value. So its transaction needs the hold of this attempt: it
+	// fails if that hold is lost and another goroutine has the next hold.
 	lock := NewMutex(c.s, c.path)
 	if lock.holderOf(ctx) != nil {
 		return false, ErrDeadlock
 	}
 	wait := c.await(ctx, over)
 	recorded, passed := false, false
-	var record sync.WaitGroup // the record is written before the lock is released, even if ctx ends
+	var record sync.WaitGroup // waits for the write of the record, because the lock must be released after it, even if ctx ends
 	err = func() error {
-		defer func() { passed = wait.end() }() // also if f panics
+		defer func() { passed = wait.end() }() // deferred, in case f panics
 		return lock.doThen(wait.ctx, record.Wait, func(ctx context.Context) error {
 			if !wait.take() {
 				return errPassed
@@ -286,22 +288,22 @@ func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, 
 	}()
 	switch {
 	case recorded:
-		return true, nil // even if the lock was lost after that
+		return true, nil // f was successful, even if the lock was lost later
 	case ran:
 		return true, err
 	case ctx.Err() != nil:
 		return false, session.CtxErr(ctx)
 	case passed, errors.Is(err, ErrLost) && !errors.Is(err, ErrClosed):
-		return false, errPassed // a hold that was lost before f ran was only a wait
+		return false, errPassed // the hold was lost before f ran, so this attempt was only a wait
 	}
 	return false, err
 }
 
 // run runs f while lock is held, for the instant that choose picks, and records the result.
 func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries int, record *sync.WaitGroup, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
-	// The previous holder recorded its result and then released, and our hold shows that it has
-	// released. So the read here returns that record. If the read runs in a later session than the
-	// hold, the hold is lost, which is checked after the read.
+	// The previous holder first recorded its result, and then released the lock. We hold the lock
+	// now, so this read returns that record. If the read runs in a later session than the hold,
+	// the hold is lost. A check after the read finds that.
 	r, err := c.load(ctx, false)
 	if err != nil {
 		return false, err
@@ -314,15 +316,15 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries 
 		return false, ErrLost
 	}
 	defer c.observe(ctx, &err)()
-	err = ErrPanicked // unless f returns
+	err = ErrPanicked // stays the result if f does not return
 	if err = f(ctx, at); err != nil {
 		if ctx.Err() != nil {
-			return true, err // the caller or a loss has ended the attempt, so the instant has not failed
+			return true, err // the caller or a loss has ended the attempt, so it does not count as failed
 		}
 		return true, alsoErr(err, c.recordFailure(ctx, lock, r, at, retries, err))
 	}
-	// f has done its work, so the success is recorded even if ctx has ended. But after the end of its
-	// ctx, a caller does not wait for servers that do not answer.
+	// f has done its work, so the success is recorded even if ctx has ended. But when ctx has
+	// ended, the caller does not wait for servers that do not answer.
 	r.done = at
 	recorded := make(chan error, 1)
 	record.Add(1)
@@ -339,8 +341,8 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries 
 	return true, session.CtxErr(ctx)
 }
 
-// observe reports to the observer that the function begins. The returned function reports the end,
-// with *err.
+// The method observe reports the start of the function to the observer. The returned function
+// reports the end of the function, with *err.
 func (c *Schedule) observe(ctx context.Context, err *error) (ended func()) {
 	began := time.Now()
 	c.s.m.Observe(session.Report{Kind: session.EventStarted, Op: "run", Path: c.path})
@@ -371,12 +373,12 @@ func (c *Schedule) recordFailure(ctx context.Context, lock *Mutex, r scheduleRec
 		c.s.m.Log.Warn("zsync: scheduled function failed", "path", c.path, "at", at, "attempt", failure.Attempts, "err", cause)
 	}
 	if ctx.Err() != nil || errors.Is(err, ErrLost) {
-		return nil // f failed by itself, and another process may make the next attempt
+		return nil // f failed, and its failure is not recorded; another process may make the next attempt
 	}
 	return err
 }
 
-// maxFailureText is how many bytes of an error's text are recorded.
+// maxFailureText is the largest number of bytes of an error's text that are recorded.
 const maxFailureText = 4 << 10
 
 func shortened(text string) string {
@@ -386,7 +388,7 @@ func shortened(text string) string {
 	return strings.ToValidUTF8(text, "\uFFFD")
 }
 
-// record writes r, unless lock has been lost.
+// The method record writes r to path/last, unless lock is lost.
 func (c *Schedule) record(ctx context.Context, lock *Mutex, r scheduleRecord) error {
 	data := []byte(r.done.UTC().Format(time.RFC3339Nano) + "\n" + c.s.m.Config.Owner + "\n" + session.NewGUID())
 	if r.failure != nil {
@@ -409,16 +411,17 @@ func (c *Schedule) record(ctx context.Context, lock *Mutex, r scheduleRecord) er
 	return err
 }
 
-// ahead is how far in the future an instant may be for a Schedule to remember that it was
-// done. Two clocks that are five minutes wrong differ by that much. An instant further ahead comes
-// from a broken clock. An operator may delete the znode path/last, which stores that instant, so
-// the Schedule reads the znode each time.
+// The constant ahead limits the done instants that a Schedule remembers: it remembers an
+// instant that is at most this far in the future. Two clocks that are wrong by five minutes
+// each can differ by that much. An instant further ahead comes from a broken clock. An operator
+// may delete the znode path/last because of it, so the Schedule does not remember the instant,
+// and reads the znode each time.
 const ahead = 10 * time.Minute
 
-// learn remembers the last instant that was done, from the record r that the caller has just read.
-// Two goroutines may read at the same time and learn in the other order. That costs a request: if
-// the remembered instant is too early, the servers are asked. An instant far ahead is not
-// remembered, as path/last may be deleted before its time comes.
+// The method learn remembers the last instant that was done, from the record r that the caller
+// has just read. Two goroutines that read at the same time may call learn in the other order.
+// Then the remembered instant is too early, which costs one more read. An instant far ahead is
+// not remembered, because path/last may be deleted before that time.
 func (c *Schedule) learn(r scheduleRecord) {
 	at := r.done
 	if at.After(c.now().Add(ahead)) {
@@ -429,9 +432,9 @@ func (c *Schedule) learn(r scheduleRecord) {
 	c.done = at
 }
 
-// passed reports whether at, or a later instant, has been done. A server that lags may not know
-// that yet. Then passed returns false, and the caller enters the line without need. passed never
-// returns true for an instant that was not done.
+// The method passed reports whether the instant at, or a later one, has been done. If the
+// server lags, passed may return false for a done instant, and the caller then enters the line
+// without need. It never returns true for an instant that was not done.
 func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 	c.mu.Lock()
 	known := !c.done.Before(at) && !c.done.After(c.now().Add(ahead))
@@ -443,13 +446,13 @@ func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 	return !r.done.Before(at), err
 }
 
-// load reads path/last; without that znode, the record is empty. A record that need not be fresh
-// may be as old as the state of the server at hand.
+// The method load reads path/last. If that znode does not exist, the record is empty. If fresh
+// is false, the record may be as old as the state of the server.
 func (c *Schedule) load(ctx context.Context, fresh bool) (r scheduleRecord, err error) {
 	err = c.s.m.During(ctx, func(inc *session.Incarnation) error {
-		// The ACL of the path is checked before the lock checks it, because the record can keep a
-		// function from running. Last runs nothing, so it still returns the record. The other methods
-		// do not remember it.
+		// Check the ACL of the path before the lock does, because a forged record can prevent a run.
+		// Last runs no function, so it returns the record in spite of a wide ACL, but c does not
+		// remember that record.
 		vet := inc.VetHere(ctx, c.s.m.Full(c.path))
 		if vet != nil && !(fresh && errors.Is(vet, ErrUnprotected)) {
 			return vet
@@ -475,7 +478,7 @@ func (c *Schedule) load(ctx context.Context, fresh bool) (r scheduleRecord, err 
 	return r, err
 }
 
-// parse parses the content of path/last.
+// The method parse converts the content of path/last into a record.
 func (c *Schedule) parse(data []byte) (r scheduleRecord, err error) {
 	lines := strings.SplitN(string(data), "\n", 4)
 	if r.done, err = time.Parse(time.RFC3339Nano, lines[0]); err != nil {
@@ -490,18 +493,19 @@ func (c *Schedule) parse(data []byte) (r scheduleRecord, err error) {
 	return r, nil
 }
 
-// An instantWait is a wait for the lock that ends early when the instant needs no run.
+// An instantWait is a wait for the lock, which ends early if the instant needs no run any
+// longer.
 type instantWait struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	ended  chan struct{} // closed when the watch goroutine has ended
 
 	mu     sync.Mutex
-	taken  bool // the function is about to run with ctx; guarded by mu
+	taken  bool // whether the function is about to run with ctx; guarded by mu
 	passed bool // guarded by mu
 }
 
-// await begins to watch path/last until over returns true for it.
+// The method await begins to watch path/last, until over returns true for the content.
 func (c *Schedule) await(ctx context.Context, over func(scheduleRecord) bool) *instantWait {
 	w := &instantWait{ended: make(chan struct{})}
 	w.ctx, w.cancel = context.WithCancelCause(ctx)
@@ -512,7 +516,7 @@ func (c *Schedule) await(ctx context.Context, over func(scheduleRecord) bool) *i
 		defer close(w.ended)
 		err := c.s.m.During(watch, func(inc *session.Incarnation) error { return c.watch(watch, inc, over) })
 		if err != nil {
-			return // the lock returns the error
+			return // the wait for the lock returns the same error
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -524,7 +528,7 @@ func (c *Schedule) await(ctx context.Context, over func(scheduleRecord) bool) *i
 	return w
 }
 
-// watch returns nil when over returns true for path/last.
+// The method watch follows path/last, and returns nil when over returns true for the content.
 func (c *Schedule) watch(ctx context.Context, inc *session.Incarnation, over func(scheduleRecord) bool) error {
 	path := c.s.m.Full(c.last())
 	for {
@@ -555,7 +559,8 @@ func (c *Schedule) watch(ctx context.Context, inc *session.Incarnation, over fun
 	}
 }
 
-// take keeps w.ctx for the function, unless the wait has ended because the instant was done.
+// The method take reserves w.ctx for the function: a done instant no longer ends it. It reports
+// false if the wait has ended already.
 func (w *instantWait) take() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -563,7 +568,8 @@ func (w *instantWait) take() bool {
 	return w.taken
 }
 
-// end reports whether the wait was ended because the instant needs no run.
+// The method end ends the wait. It reports whether the wait ended early because the instant
+// needs no run.
 func (w *instantWait) end() bool {
 	w.cancel(nil)
 	<-w.ended
@@ -629,8 +635,8 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 		return err
 	}
 	var current time.Time // the latest instant for which this process or the fleet has begun an attempt
-	losses := 0           // of the session, while f ran
-	idle := began         // since when this process has been waiting: an instant that came due before was missed
+	losses := 0           // number of losses of the session while f ran
+	idle := began         // time since which this process has been waiting; an instant that was due earlier was missed
 	for {
 		r, err := c.load(ctx, false)
 		if err != nil {
@@ -646,19 +652,19 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 			return err
 		}
 		if r.failure != nil && r.failure.At.After(current) && !r.failure.At.After(now) {
-			current = r.failure.At // another process has begun it
+			current = r.failure.At // another process has begun an attempt of it
 		}
 		switch {
 		case !current.After(r.reached()):
 		case c.missed == MissedAll && (at.IsZero() || current.Before(at)), c.missed != MissedAll && !timetable.Over(next, current, now):
-			at = current // its time is not over. With MissedAll, an earlier instant comes first
+			at = current // the time for current is not over. With MissedAll, an earlier instant comes first
 		}
 		if at.IsZero() {
 			return nil
 		}
 		if wait := c.pauseLeft(r, at); wait > 0 {
 			if later := next.Next(at.Local()); c.missed != MissedAll && later.After(now) {
-				wait = min(wait, later.Sub(now)) // the next instant ends the attempts of this one
+				wait = min(wait, later.Sub(now)) // the next instant ends the attempts of the instant at
 			}
 			if err := c.sleep(ctx, min(wait, time.Minute)); err != nil {
 				return err
@@ -667,9 +673,9 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 		}
 		until := at
 		if soon := now.Add(time.Minute); r.done.After(now.Add(ahead)) && soon.Before(at) {
-			until = soon // then look whether path/last has been deleted
+			until = soon // at that time, look whether path/last has been deleted
 		}
-		if at != current || until != at { // otherwise, the pause after a failure is over, whatever the wall clock shows
+		if at != current || until != at { // if they are equal, the pause after a failure is over, whatever the wall clock shows
 			if err := c.sleepUntil(ctx, until); err != nil {
 				return err
 			}
@@ -695,7 +701,7 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 		case ctx.Err() != nil:
 			return session.CtxErr(ctx)
 		case errors.Is(err, errPassed):
-		case !ran, errors.Is(err, errUnrecorded): // f is not called again, because its result could not be recorded then either
+		case !ran, errors.Is(err, errUnrecorded): // return, because the result of another call of f could not be recorded either
 			return err
 		case interrupted, failed == nil:
 			losses++
@@ -707,14 +713,14 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 	}
 }
 
-// over reports whether a record says that this process need not wait for the lock to run the
-// instant at.
+// The method over returns a function that reports, for a record, whether this process need not
+// wait for the lock to run the instant at.
 func (c *Schedule) over(at time.Time) func(scheduleRecord) bool {
 	return func(r scheduleRecord) bool { return !r.reached().Before(at) || c.pauseLeft(r, at) > 0 }
 }
 
-// choice picks the instant that Run runs under the lock: at, or a later one if at was missed
-// while Run waited for the lock.
+// The method choice returns the choice of Run under the lock. It picks the instant at, or a
+// later one if at was missed while Run waited for the lock.
 func (c *Schedule) choice(next Timetable, at time.Time) choice {
 	return func(r scheduleRecord) (time.Time, error) {
 		if c.over(at)(r) {
@@ -742,9 +748,9 @@ func (c *Schedule) choice(next Timetable, at time.Time) choice {
 	}
 }
 
-// pauseLeft returns how long to wait before the next attempt of the instant at. The pause
-// counts from the failure, by the clock of its process, or from when this process has read of it, if
-// that ends sooner: clocks differ.
+// pauseLeft returns the time until the next attempt of the instant at. The pause begins with
+// the failure, by the clock of the process that failed. Clocks differ, so this process also
+// measures the pause from its first read of the failure, and uses the result that ends sooner.
 func (c *Schedule) pauseLeft(r scheduleRecord, at time.Time) time.Duration {
 	attempts := r.attempts(at)
 	if attempts == 0 {
@@ -758,11 +764,12 @@ func (c *Schedule) pauseLeft(r scheduleRecord, at time.Time) time.Duration {
 	return min(c.pause.length-time.Since(c.pause.seen), r.failure.Failed.Add(c.pause.length).Sub(c.now()))
 }
 
-// now is the time by the wall clock, which is compared with the clocks of other processes.
+// The method now returns the time of the wall clock, for comparisons with the clocks of other
+// processes.
 func (c *Schedule) now() time.Time { return time.Now().Round(0).Add(time.Duration(c.skew.Load())) }
 
-// sleepUntil waits until the wall clock shows at. It looks at the clock once a minute, because the
-// clock may be set, and a timer stops while the machine sleeps.
+// sleepUntil waits until the wall clock shows the time at. It reads the clock once a minute,
+// because the clock may be set, and a timer stops while the machine sleeps.
 func (c *Schedule) sleepUntil(ctx context.Context, at time.Time) error {
 	for {
 		left := at.Sub(c.now())
@@ -775,7 +782,7 @@ func (c *Schedule) sleepUntil(ctx context.Context, at time.Time) error {
 	}
 }
 
-// sleep waits for d, even if the wall clock is set.
+// The method sleep waits for the duration d. A change of the wall clock does not matter.
 func (c *Schedule) sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -57,26 +57,26 @@ import (
 type Semaphore struct {
 	made
 	named  int64        // the limit that NewSemaphore was given
-	limit  atomic.Int64 // the last known limit
+	limit  atomic.Int64 // the limit that was last read
 	layout Layout
-	root   string // the path, as the server knows it
-	leases string // the parent of the permits' znodes, as the server knows it
+	root   string // the full path on the server
+	leases string // the full path of the parent of the permits' znodes
 	gate   *Mutex
 	pool   lock.Pool
-	agreed atomic.Bool // named was compared with the stored limit once
+	agreed atomic.Bool // whether named was ever compared with the stored limit
 	known  atomic.Pointer[quota]
-	follow atomic.Bool // a process has resized the semaphore, so ignore named
+	follow atomic.Bool // whether named is ignored, because a process has resized the semaphore
 
 	mu        sync.Mutex
-	held      *lock.Permits // also lost ones, until their release; guarded by mu
+	held      *lock.Permits // permits of this process, also lost permits until their release; guarded by mu
 	freed     chan struct{} // if not nil, closed when held becomes nil; guarded by mu
-	functions atomic.Int64  // the number of functions of Do that run
+	functions atomic.Int64  // number of functions of Do that are running
 
-	calm int // requests behind the gate, in a row, that found permits free at once; guarded by mu
-	need int // the calm that the next attempt without the gate needs; guarded by mu
+	calm int // number of consecutive requests behind the gate that found their permits free at once; guarded by mu
+	need int // least value of calm for the next attempt without the gate; guarded by mu
 
-	callOff  atomic.Pointer[func()] // if not nil, ends our wait behind the gate, without user code
-	followed *lock.Permits          // the permits that the tracer knows; guarded by mu
+	callOff  atomic.Pointer[func()] // if not nil, ends our wait behind the gate, and calls no user code
+	followed *lock.Permits          // the permits that were reported to the tracer; guarded by mu
 }
 
 // maxUnits is the greatest limit at which each permit has a znode of its own.
@@ -84,14 +84,14 @@ const maxUnits = 1000
 
 // A client acquires permits like Curator and kazoo, but several permits at a time:
 //
-//  1. Lock the semaphore's lock. Its holder is the first in the line, so no other
-//     process takes permits.
+//  1. Lock the semaphore's lock, the gate. While we hold the gate, no other process takes
+//     permits behind it.
 //  2. Read the limit, and list the permits.
 //  3. If too few are free, list them with a watch, wait, and list again.
-//  4. Create the znodes of the permits, in one transaction with the proof that we still
-//     hold the lock, and unlock it.
+//  4. Create the znodes of the permits, in one transaction that also proves that we still hold
+//     the gate. Then unlock the gate.
 //
-// If enough are free and no contender waits, the lock is not needed: see
+// If enough permits are free and no contender waits, the gate is not needed: see
 // semaphorefree.go.
 
 // NewSemaphore returns the Semaphore of n permits at path.
@@ -119,7 +119,7 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	m.gate = newMutex(s, gate, c)
 	m.gate.local.Line.Part = c.layout != LayoutKazoo
 	entry := m.gate.local.Entry(lock.Exclusive)
-	entry.Op = "" // the gate is part of an acquire, no hold
+	entry.Op = "" // the gate is a part of Acquire, and not reported as a hold
 	m.gate.local.Entries = &[...]lock.Entry{lock.Exclusive: entry, lock.Shared: {}}
 	return m
 }
@@ -135,8 +135,8 @@ func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 	return opError("acquire", m.path, err)
 }
 
-// acquired acquires n permits, and reports them to observers. The caller uses the permits under the
-// context that it returns.
+// The method acquired acquires n permits, and reports them to observers. The context that it
+// returns is for the work with the permits.
 func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a *lock.Permits, err error) {
 	start := time.Now()
 	if err := m.check(ctx, n); err != nil {
@@ -177,7 +177,7 @@ func (m *Semaphore) check(ctx context.Context, n int64) error {
 		return session.CtxErr(ctx)
 	}
 	if n > m.limit.Load() {
-		// A process may have resized the semaphore without our knowledge, so read the limit.
+		// Another process may have resized the semaphore, so read the limit.
 		if err := m.s.m.During(ctx, func(inc *session.Incarnation) error { return m.refresh(ctx, inc) }); err != nil {
 			return err
 		}
@@ -195,26 +195,26 @@ func tooMany(n, limit int64) error {
 	return session.Invalid("%d permits exceed the limit of %d", n, limit)
 }
 
-// most returns the largest number of permits that one transaction can create.
+// The method most returns the largest number of permits that one transaction can create.
 func (m *Semaphore) most() int64 {
 	if limit := m.limit.Load(); m.heavy(limit) {
 		return limit
 	}
-	one := m.s.m.SizeOf(m.leases, m.s.m.Owner) + 64 // its name
+	one := m.s.m.SizeOf(m.leases, m.s.m.Owner) + 64 // the size of one permit's create request
 	return int64((session.MaxPacket - 1024 - len(m.root)) / one)
 }
 
-// acquire acquires n permits, in as many sessions as it takes. If wait is false and the permits
-// are not free, it returns nil and no error.
+// The method acquire acquires n permits. If a session ends, it continues in the next one. If
+// wait is false and the permits are not free, it returns nil and no error.
 func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*lock.Permits, error) {
 	start := time.Now()
-	var ahead lock.Ahead // the holders of permits, if we have the gate
+	var ahead lock.Ahead // the holders of permits, for which we wait if we have the gate
 	a, err := m.obtain(ctx, n, wait, &ahead)
 	if err == nil || !wait {
 		return a, err
 	}
 	if w, ok := err.(*WaitError); ok {
-		err = w.err // of the gate: other contenders are ahead of us there
+		err = w.err // the cause of the end; other contenders are ahead of us at the gate
 		if w.Place > 0 {
 			w.Behind.Mode, w.Behind.Holding = ModePermits, false
 			return nil, waitEnded(ctx, m.s, err, start, w.Behind, w.Place+1)
@@ -224,9 +224,9 @@ func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*lock.Perm
 	return nil, waitEnded(ctx, m.s, err, start, headContender(b, ModePermits), min(b.Place, 1))
 }
 
-// obtain is acquire without the details of a wait that ended.
+// obtain does the work of acquire. It does not add the details of a wait to an error.
 func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.Ahead) (*lock.Permits, error) {
-	// If this process named another limit, it fails before it joins the line.
+	// If this process has named another limit than the stored one, fail before joining the line.
 	if !m.agreed.Load() {
 		err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
 			_, err := m.agree(ctx, inc)
@@ -255,8 +255,8 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 		if (errors.Is(err, session.ErrEnded) || errors.Is(err, errUnsettled)) && m.s.m.Failure() == nil {
 			ahead.Forget() // we are no longer first at the gate
 		}
-		// A loss of the gate does not touch the permits: the transaction that created them
-		// proved that we had the gate.
+		// A loss of the gate does not affect the permits: the transaction that created them proved
+		// that we had the gate.
 		m.s.m.GiveUp(ctx, m.gate.unlock)
 		if err == nil && leases == nil {
 			return nil, nil
@@ -267,8 +267,8 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 				return a, nil
 			}
 		}
-		// A waiter continues in the next session, or at another place in the line. If ctx has
-		// ended too, step 1 fails.
+		// A waiter continues in the next session, or at another place in the line. If ctx has ended,
+		// step 1 then fails.
 		if !errors.Is(err, session.ErrEnded) && !errors.Is(err, session.ErrVanished) && !errors.Is(err, errUnsettled) {
 			return nil, err
 		}
@@ -279,8 +279,9 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 // them.
 var errUnsettled = errors.New("lost permits have not been released")
 
-// settle waits until this process has released its lost permits. If they are not released within a
-// session timeout, and no Do will release them, settle fails.
+// The method settle waits until this process has released its lost permits. It fails if the
+// permits are not released within a session timeout, and no running Do is going to release
+// them.
 func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 	for {
 		m.mu.Lock()
@@ -294,7 +295,7 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 			return false, m.s.m.Failure()
 		}
 		select {
-		case <-time.After(m.s.m.Timeout()): // a release at this moment may count or not count
+		case <-time.After(m.s.m.Timeout()): // a release at this moment may come too late
 			if err := held.Forgotten(); err != nil && m.functions.Load() == 0 {
 				return false, err
 			}
@@ -307,8 +308,8 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 	}
 }
 
-// untilUnsettled registers callOff, which the loss of this process's permits calls. It reports
-// false if they are already lost.
+// untilUnsettled registers callOff, which is called when this process's permits are lost. It
+// reports false if they are lost already.
 func (m *Semaphore) untilUnsettled(callOff func()) bool {
 	m.callOff.Store(&callOff)
 	m.mu.Lock()
@@ -325,7 +326,7 @@ func (m *Semaphore) freedLocked() <-chan struct{} {
 	return m.freed
 }
 
-// enter locks the gate, the semaphore's lock: Step 1.
+// enter locks the gate, the semaphore's lock (step 1).
 func (m *Semaphore) enter(ctx context.Context, wait bool) (bool, error) {
 	if !wait {
 		return m.gate.tryLock(ctx)
@@ -338,14 +339,14 @@ func (m *Semaphore) enter(ctx context.Context, wait bool) (bool, error) {
 type quota struct {
 	limit   int64
 	version int32       // of the znode at the path
-	watch   *conn.Watch // if not nil, joined before the read: until it fires, the limit is the same
+	watch   *conn.Watch // if not nil, was joined before the read, so the limit stays the same until watch fires
 }
 
-// agree returns the stored limit, and stores ours if there is none. It returns ErrInvalid if the
-// two differ and no process has resized the semaphore.
+// agree returns the stored limit. If no limit is stored, it stores ours. It returns ErrInvalid
+// if the stored limit differs from ours, and no process has resized the semaphore.
 //
-// Its last request reads the znode, which sets the watch. So a caller that has joined the watch of
-// the data before gets the event of the next change.
+// The last request of agree reads the znode, which sets the watch of the data. So a caller that
+// joined this watch before the call gets the event of the next change.
 func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (q quota, err error) {
 	mine := m.stored(m.named)
 	if err := inc.VetHere(ctx, m.root); err != nil {
@@ -359,8 +360,8 @@ func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (q quot
 		case err == nil && len(marks.Unmark(data)) > 0:
 			return m.adopt(ctx, inc, data, stat)
 		case err == nil:
-			// If several clients write, the version lets only the first succeed. The next read
-			// shows its limit, even if our reply was lost.
+			// If several clients write, only the first write succeeds, because each expects the same
+			// version. The next read shows the limit of the first, even if our reply was lost.
 			if _, err = inc.Set(ctx, m.root, mine, stat.Version); session.IsBadVersion(err) || session.IsNoNode(err) {
 				err = nil
 			}
@@ -371,16 +372,16 @@ func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (q quot
 	}
 }
 
-// adopt makes the stored limit ours. It returns ErrInvalid if NewSemaphore named another one and
-// no process has resized the semaphore.
+// adopt makes the stored limit ours. It returns ErrInvalid if NewSemaphore named another limit
+// and no process has resized the semaphore.
 func (m *Semaphore) adopt(ctx context.Context, inc *session.Incarnation, data []byte, stat *zk.Stat) (q quota, err error) {
 	limit, err := parseLimit(data)
 	if err != nil {
 		return q, err
 	}
 	if limit != m.named && !m.follow.Load() {
-		// Resize creates the mark in the transaction that writes the limit. This session has seen
-		// the limit, so it sees the mark.
+		// Resize creates the mark in the transaction that writes the limit. This session has read the
+		// limit, so it also sees the mark.
 		mark, err := inc.Exists(ctx, m.resized())
 		if err != nil {
 			return q, err
@@ -394,9 +395,9 @@ func (m *Semaphore) adopt(ctx context.Context, inc *session.Incarnation, data []
 	return quota{limit: limit, version: stat.Version}, nil
 }
 
-// stored returns the data for a limit. With LayoutKazoo, that is the number alone. Otherwise, the
-// data also have a mark, because the znode may be a container. Without the mark, another primitive
-// could take the znode for one that lasts.
+// The method stored returns the data for a limit. With LayoutKazoo, the data are only the
+// number. In other layouts, the znode may be a container, so the data also have a mark. Without
+// the mark, another primitive could mistake the znode for one that the servers never remove.
 func (m *Semaphore) stored(limit int64) []byte {
 	data := strconv.AppendInt(nil, limit, 10)
 	if m.layout == LayoutKazoo {
@@ -426,8 +427,9 @@ func (m *Semaphore) refresh(ctx context.Context, inc *session.Incarnation) error
 	return err
 }
 
-// resized returns the path of the mark that Resize creates. With LayoutKazoo, the permits are
-// children of the path itself. The mark is no child there: kazoo would count it as a permit.
+// The method resized returns the path of the mark that Resize creates. With LayoutKazoo, the
+// permits are children of the path itself. The mark must not be a child of the path there,
+// because kazoo would count it as a permit.
 func (m *Semaphore) resized() string {
 	if m.layout == LayoutKazoo {
 		return m.root + "-__resized__"
@@ -444,9 +446,9 @@ func (m *Semaphore) Resize(ctx context.Context, n int64) error {
 	return opError("resize", m.path, m.resize(ctx, n))
 }
 
-// resize must not lock the gate, because the holder of the gate may be waiting for this Resize. It
-// needs no gate either: the transaction that creates permits checks the version of the limit (see
-// make).
+// The method resize must not lock the gate, because the holder of the gate may be waiting for
+// this Resize. Nor does it need the gate: the transaction that creates permits checks the
+// version of the limit (see make).
 func (m *Semaphore) resize(ctx context.Context, n int64) error {
 	switch {
 	case m.misuse() != nil:
@@ -462,17 +464,17 @@ func (m *Semaphore) resize(ctx context.Context, n int64) error {
 		&zk.CreateRequest{Path: m.resized(), Acl: m.s.m.Config.ACL},
 	}
 	for {
-		// The data that Resize overwrites must be a limit.
+		// Resize must not overwrite data that are not a limit.
 		err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
 			data, _, err := inc.Get(ctx, m.root)
 			if session.IsNoNode(err) {
-				// The new znode has no limit. A process that comes now stores its own, and then
-				// the transaction stores n and the mark.
+				// The new znode has no limit yet. Another process may store its own limit now. In both
+				// cases, the transaction then stores n and the mark.
 				return m.makeRoot(ctx, inc, nil)
 			}
 			if err == nil && len(marks.Unmark(data)) > 0 {
 				if _, err = parseLimit(data); err == nil && m.layout != LayoutKazoo && !marks.IsDir(data) {
-					err = m.s.m.Mixed(m.root) // the data is a number whose znode lasts
+					err = m.s.m.Mixed(m.root) // the data are the number of another primitive: a limit has a mark
 				}
 			}
 			return err
@@ -480,15 +482,15 @@ func (m *Semaphore) resize(ctx context.Context, n int64) error {
 		if err != nil {
 			return err
 		}
-		// Exactly once: a repetition would undo the Resize of another process.
+		// Apply the transaction exactly once: a repetition could undo the Resize of another process.
 		switch _, err = txn.Across(ctx, m.s.m, m.root+"-receipts", ops); {
 		case err == nil:
 			m.follow.Store(true)
 			m.limit.Store(n)
 			return nil
 		case session.IsNodeExists(err):
-			ops = ops[:1] // the mark is there already
-		case !session.IsNoNode(err): // otherwise, the servers removed the path because it had no children
+			ops = ops[:1] // the mark exists already
+		case !session.IsNoNode(err): // with NoNode, try again: the servers removed the path because it had no children
 			return err
 		case len(ops) == 1:
 			ops = append(ops, &zk.CreateRequest{Path: m.resized(), Acl: m.s.m.Config.ACL})
@@ -496,9 +498,10 @@ func (m *Semaphore) resize(ctx context.Context, n int64) error {
 	}
 }
 
-// makeRoot creates the znode at the path, which holds the limit. The servers delete it when the
-// semaphore has been unused for a while. Then the next user may choose another limit. kazoo does
-// not expect that, so the znode is persistent with LayoutKazoo.
+// makeRoot creates the znode at the path, which holds the limit. Usually the servers delete
+// this znode when the semaphore has been unused for a while, and the next user may choose
+// another limit. kazoo does not expect the deletion, so with LayoutKazoo the znode is
+// persistent.
 func (m *Semaphore) makeRoot(ctx context.Context, inc *session.Incarnation, limit []byte) error {
 	if m.layout == LayoutKazoo {
 		_, err := inc.Create(ctx, m.root, limit)
@@ -507,17 +510,17 @@ func (m *Semaphore) makeRoot(ctx context.Context, inc *session.Incarnation, limi
 	return inc.MakeDir(ctx, session.Dir{Path: m.root}) // agree writes the limit
 }
 
-// take waits until n permits are free, and creates their znodes. If wait is false and the permits
-// are not free, it returns nil and no error.
+// The method take waits until n permits are free, and creates their znodes. If wait is false
+// and the permits are not free, it returns nil and no error.
 func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bool, ahead *lock.Ahead) ([]lock.Permit, error) {
-	// The caller wants permits, not the gate: it still waits.
+	// The caller has the gate, but still waits for permits.
 	m.s.m.Waiters.Add(1)
 	m.s.m.Holds.Add(-1)
 	defer m.s.m.Waiters.Add(-1)
 	defer m.s.m.Holds.Add(1)
 	inc := gate.Claim.Incarnation
-	// settled ends with the loss of this process's permits, because other contenders wait behind
-	// us. It also ends with the loss of the gate, because then we are not first.
+	// The context settled ends when this process's permits are lost, because other contenders wait
+	// behind us. It also ends when the gate is lost, because then we are no longer the first.
 	settled, end, rest := endingContext(ctx)
 	defer rest()
 	callOff := func() { end(nil) }
@@ -546,12 +549,12 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 // errResized means that the limit has changed since the client read it.
 var errResized = errors.New("the limit has changed")
 
-// takeOf is take until the limit changes.
+// takeOf does the work of take, until the limit changes.
 func (m *Semaphore) takeOf(ctx context.Context, gate *lock.Grant, resized *conn.Watch, n int64, wait bool, ahead *lock.Ahead) ([]lock.Permit, error) {
 	inc := gate.Claim.Incarnation
 	var q quota
 	agreed := make(chan error, 1)
-	inc.Manager.Spawn(func() { // under way together with the listing
+	inc.Manager.Spawn(func() { // at the same time as the listing
 		var err error
 		q, err = m.agree(ctx, inc)
 		agreed <- err
@@ -580,11 +583,11 @@ func (m *Semaphore) takeOf(ctx context.Context, gate *lock.Grant, resized *conn.
 	return m.make(ctx, gate, q, n) // Step 4.
 }
 
-// awaitFree returns when the permits that are out change, or at once if at most the given number
-// are out. It returns errResized if the limit changes.
+// awaitFree waits until the set of permits that are out changes. It returns at once if their
+// number does not exceed the argument most. It returns errResized if the limit changes.
 //
-// A separate listing sets the watch. If the listing that finds enough free permits set it, our own
-// create would fire the watch for nothing.
+// A separate listing sets the watch. If the first listing set it, and enough permits were free,
+// our own create request would fire the watch without need.
 func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, resized *conn.Watch, most int64, ahead *lock.Ahead) error {
 	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: m.leases})
 	defer inc.Watches.Leave(w)
@@ -599,7 +602,7 @@ func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, res
 	ahead.Set(m.leases, names)
 	defer ahead.LookWhileWaiting(inc, list)()
 	// A release wakes only us, because all other waiters are at the gate. If the limit has changed
-	// too, the caller reads it again first.
+	// too, the caller first reads the limit again.
 	if err := inc.AwaitAny(ctx, []*conn.Watch{w, resized}, time.Time{}); err != nil {
 		return err
 	}
@@ -609,8 +612,8 @@ func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, res
 	return nil
 }
 
-// out returns how many permits are out. This can be more than the limit: other programs may count
-// in another way, or Resize may have lowered the limit.
+// The method out returns the number of permits that are out. The number can exceed the limit:
+// other programs may count in another way, or Resize may have lowered the limit.
 func (m *Semaphore) out(ctx context.Context, inc *session.Incarnation) (int64, error) {
 	names, err := m.listOut(ctx, inc)
 	return m.weightOfAll(names), err
@@ -629,23 +632,22 @@ func (m *Semaphore) weightOfAll(names []string) int64 {
 	return lock.CountPermits(names, m.layout == LayoutKazoo)
 }
 
-// heavy reports whether, with this limit, the permits of one Acquire are one
-// znode.
+// heavy reports whether, with this limit, all permits of one Acquire share one znode.
 func (m *Semaphore) heavy(limit int64) bool { return limit > maxUnits && m.layout != LayoutKazoo }
 
-// make creates the znodes of n permits, if the gate is ours and the limit is still q. It returns
-// BadVersion if the limit has changed.
+// The method make creates the znodes of n permits, if we still hold the gate and the limit is
+// still q. It returns BadVersion if the limit has changed.
 func (m *Semaphore) make(ctx context.Context, gate *lock.Grant, q quota, n int64) ([]lock.Permit, error) {
 	inc := gate.Claim.Incarnation
 	for {
-		leases := m.name(q.limit, n) // new names: a deletion of the previous ones may be under way
+		leases := m.name(q.limit, n) // each attempt has new names, because the previous znodes may be deleted at this moment
 		holds := []*zk.CheckVersionRequest{{Path: gate.Claim.Znode(), Version: -1}, {Path: m.root, Version: q.version}}
 		err := inc.CreateEphemeral(ctx, &session.Creation{Dir: m.leasesDir(), Paths: lock.PathsOf(leases), Data: m.s.m.Owner, Holds: holds})
 		if !session.IsNoNode(err) {
 			return leases, err
 		}
 		// The parent does not exist yet, or the servers removed it because it was empty. If the
-		// parent is the path itself, the limit was removed with it.
+		// parent is the path itself, the limit was removed too.
 		now, err := m.agree(ctx, inc)
 		switch {
 		case err == nil && now.limit != q.limit:
@@ -660,8 +662,8 @@ func (m *Semaphore) make(ctx context.Context, gate *lock.Grant, q quota, n int64
 	}
 }
 
-// leasesDir returns the parent of the permits' znodes. With LayoutKazoo, that is the znode of the
-// limit, which makeRoot creates.
+// leasesDir returns the parent of the permits' znodes. With LayoutKazoo, the parent is the
+// znode of the limit, which makeRoot creates.
 func (m *Semaphore) leasesDir() session.Dir {
 	if m.layout == LayoutKazoo {
 		return session.Dir{Path: m.leases, Data: []byte{}, Kept: true}
@@ -669,8 +671,8 @@ func (m *Semaphore) leasesDir() session.Dir {
 	return session.Dir{Path: m.leases, Part: true}
 }
 
-// name chooses the names of n permits' znodes. They are unique, so the client can see whether its
-// request has created the znodes.
+// The method name chooses names for the znodes of n permits. The names are unique, so the
+// client can see whether its request has created the znodes.
 func (m *Semaphore) name(limit, n int64) []lock.Permit {
 	if m.heavy(limit) {
 		return []lock.Permit{{Path: session.ChildPath(m.leases, lock.PermitsName(n)), Weight: n}}
@@ -687,13 +689,14 @@ func (m *Semaphore) name(limit, n int64) []lock.Permit {
 	return leases
 }
 
-// keep adds new permits to the permits of this process. While the process has lost permits, keep
-// releases the new ones and returns errUnsettled: the process may release the lost ones an hour
-// later, and other contenders wait.
+// The method keep adds new permits to the permits of this process. While the process has lost
+// permits, keep releases the new permits and returns errUnsettled. It does not wait, because
+// other contenders do, and the process may release its lost permits an hour later.
 func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases []lock.Permit, n int64) (*lock.Permits, error) {
 	s, err := inc.Stake(ctx)
 	if err != nil {
-		// The end of the session deletes the znodes, and the caller does not know the permits yet.
+		// The caller does not have the permits yet, so there is no loss to report. The end of the
+		// session deletes the znodes.
 		inc.Remove(lock.PathsOf(leases)...).Await(session.Grace)
 		return nil, err
 	}
@@ -713,7 +716,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 	}
 	if a.Incarnation == inc {
 		if a.Add(leases, n) == nil {
-			a.Err() // if the session has ended, the holder sees the loss first
+			a.Err() // if the session has ended, the holder must see the loss first
 			return a, nil
 		}
 		if a.Held() == 0 { // these are the first permits, and the session ended before Add
@@ -723,7 +726,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 			return nil, session.ErrEnded
 		}
 	}
-	inc.Remove(lock.PathsOf(leases)...) // the earlier permits are lost
+	inc.Remove(lock.PathsOf(leases)...) // the earlier permits are lost, so release the new permits
 	return nil, errUnsettled
 }
 
@@ -771,8 +774,8 @@ func (m *Semaphore) release(n int64) error {
 	return m.releaseOf(nil, n)
 }
 
-// releaseOf releases n permits of a, or of the held permits if a is nil. Only a Do passes an a:
-// if a has fewer than n permits, releaseOf releases the rest and returns ErrNotLocked.
+// releaseOf releases n permits of a, or of the held permits if a is nil. Only Do passes a. If a
+// has fewer than n permits, releaseOf releases all of them and returns ErrNotLocked.
 func (m *Semaphore) releaseOf(a *lock.Permits, n int64) error {
 	rest := a != nil
 	m.mu.Lock()
@@ -833,7 +836,7 @@ func (m *Semaphore) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, err
 			return nil, err
 		}
 		rs, err := a.Txn(ctx, ops)
-		if !errors.Is(err, ErrNotLocked) { // otherwise, a Release came first, and nothing was applied
+		if !errors.Is(err, ErrNotLocked) { // after ErrNotLocked, a Release came first, and the transaction was not applied
 			return rs, err
 		}
 	}
@@ -855,7 +858,7 @@ func (m *Semaphore) token(ctx context.Context) (int64, error) {
 	return a.Token(ctx)
 }
 
-// standing returns the permits that m holds.
+// The method standing returns the permits that m holds.
 func (m *Semaphore) standing() (*lock.Permits, error) {
 	if m.misuse() != nil {
 		return nil, m.misuse()
@@ -893,7 +896,7 @@ func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 	return append(out, waiting...), nil
 }
 
-// traced returns the Op of n permits for a tracer.
+// The method traced returns a function that describes n permits for a tracer.
 func (m *Semaphore) traced(n int64) func() Op {
 	return func() Op {
 		t := m.s.tracers.traced("semaphore", "acquire", m.path)
@@ -902,9 +905,9 @@ func (m *Semaphore) traced(n int64) func() Op {
 	}
 }
 
-// observe reports the hold of m to the tracer, once, and returns the context of the hold. Permits
-// have no names, so a Release does not show which of them ends. So all permits are one hold, from
-// the first acquired to the last released.
+// The method observe reports the hold of m to the tracer, once, and returns the context of the
+// hold. All permits of m are one hold, from the first acquisition to the last release: permits
+// have no names, so a Release does not show which permit ends.
 func (m *Semaphore) observe(ctx context.Context, a *lock.Permits) context.Context {
 	if a == nil || m.s.tracers.tracer == nil {
 		return ctx
@@ -918,7 +921,8 @@ func (m *Semaphore) observe(ctx context.Context, a *lock.Permits) context.Contex
 	}
 	ctx, end := m.s.tracers.holding(ctx, m.traced(a.Held())())
 	m.s.m.Spawn(func() {
-		// After a loss and a release, either channel may end the wait: end reports the loss.
+		// After a loss and a release, either channel may end the wait. In both cases, end must report
+		// the loss.
 		select {
 		case <-a.Ending().Done():
 		case <-a.Left():

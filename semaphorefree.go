@@ -11,9 +11,9 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file acquires free permits without the gate, in one round trip. The gate is the Mutex that
-// a client locks before it acquires permits in the usual way: see the algorithm in semaphore.go.
-// The limit, releases and losses are not the business of this file.
+// This file acquires free permits without the gate, in one round trip. The gate is the Mutex
+// that a client locks before it acquires permits in the usual way: see the algorithm in
+// semaphore.go. Limits, releases and losses are in that file too.
 //
 // The client sends three requests together:
 //
@@ -27,61 +27,67 @@ import (
 //
 // # Why never too many permits are out
 //
-// Each grant has a last step, which settles it:
+// Each grant has a last step, which completes it:
 //
 //   - the listing of the permits (step 3), without the gate;
 //   - the transaction that creates the znodes, behind the gate in zsync;
 //   - the request that creates the znode, in kazoo;
 //   - a listing of the permits after the creation of the znode, in Curator.
 //
-// Consider all permits that are out at one time. Take the grant whose last step was the latest.
-// It counted all other permits, in both cases:
+// Consider all permits that are out at one time, and among their grants the grant whose last
+// step was the latest. Before this grant was complete, its client counted all other permits.
+// There are two cases:
 //
-// Case 1: the last step is a listing. The znodes of every other permit were created no later than
-// the last step of their own grant. That step came before this listing, so the listing counts them.
+// Case 1: the last step is a listing. Every other permit has znodes that were created no later
+// than the last step of its own grant. That step came before this listing, so the listing
+// counts these znodes.
 //
-// Case 2: the last step is the creation of znodes by a client G behind the gate. G had listed the
-// permits before that. There are two ways in which another permit was granted:
+// Case 2: the last step is the creation of znodes by a client G behind the gate. G had listed
+// the permits before the creation. Any other permit was granted in one of two ways:
 //
-//   - Behind the gate. Its client had the gate before G had it, so G's listing counts the permit.
+//   - Behind the gate. The permit's client had the gate before G had it, so G's listing counts
+//     the permit.
 //   - Without the gate, to a client H. If H created its znodes before G's listing, the listing
-//     counts them. Otherwise, all three steps of H came after G's listing and before G created its
-//     znodes. During that time, G's znode was at the gate: the transaction of zsync proves it, and
-//     clients of kazoo and Curator hold the lock. So H's listing of the gate showed G's znode, and
-//     H did not acquire its permits.
+//     counts them. Otherwise, all three steps of H came after G's listing and before G created
+//     its znodes. During that time, G's znode was at the gate: the transaction of zsync proves
+//     that, and clients of kazoo and Curator hold the lock of the gate. So H's listing of the
+//     gate showed G's znode, and H did not acquire its permits.
 //
 // Case 2 needs the order of steps 2 and 3. If H listed the permits first, G could create its
 // znodes and leave the gate between H's listings. H would not count G's permits, and would find
 // the gate empty.
 //
-// The limit is constant during the three steps. The client read it with a watch, and the watch
-// has not fired when the last reply arrives. A server sends the event of a watch before any reply
-// that shows the change or a later state. The watch also fires if another client deletes the path
-// and creates it again.
+// The limit is constant during the three steps. The client has read the limit with a watch, and
+// the watch has not fired when the last reply arrives. A server sends the event of a watch
+// before any reply that shows the change or a later state. The watch also fires if another
+// client deletes the path and creates it again.
 //
-// The check of the version in step 1 alone is not enough. A client could lower the limit after the
-// transaction, and then another client could release a permit. The count of step 3 would fit the
-// old limit, which no longer applies.
+// To check the version of the limit in step 1 is not enough. A client could lower the limit
+// after the transaction, and then another client could release a permit. The count in step 3
+// would not exceed the old limit, but the old limit no longer applies.
 //
 // # Order
 //
-// The client overtakes no waiter, because a waiter has a znode at the gate. It does not overtake a
-// goroutine of its own process that is on its way to the gate either: see the call of Wanted.
+// The client overtakes no waiter, because a waiter has a znode at the gate. Nor does it
+// overtake a goroutine of its own process that is about to lock the gate: see the call of
+// Wanted.
 //
-// Two clients that try at the same time may each count too many permits. Then both lock the gate,
-// which decides. A client behind the gate may count znodes that a failed attempt deletes at once.
-// It waits for the deletion, or lists again.
+// Two clients that try at the same time may each count too many permits. Then both lock the
+// gate, and acquire their permits one after the other. A client behind the gate may count the
+// znodes of a failed attempt, which are about to be deleted. It waits for the deletion, or
+// lists again.
 //
 // # When the client tries
 //
-// If other contenders wait at the gate for the same permits, each attempt fails, costs one more
-// round trip, and disturbs them. So the client tries only if the last request that locked the gate
-// through this Semaphore value found its permits free at once. After a failed attempt, two such
-// requests in a row are necessary, after the next failure four, and so on up to 64. A successful
-// attempt resets the number.
+// While other contenders wait at the gate for the same permits, each attempt fails, costs one
+// more round trip, and disturbs these contenders. So the client tries only if the last request
+// that locked the gate through this Semaphore value found its permits free at once. After a
+// failed attempt, two such requests in a row are necessary. Each further failure doubles this
+// number, up to 64. A successful attempt resets it to one.
 
-// acquireAtOnce acquires n free permits without the gate. It returns nil if it did not try, or if
-// the attempt failed. If over is true, a caller that does not wait fails.
+// acquireAtOnce acquires n free permits without the gate. It returns nil if it did not try, or
+// if the attempt failed. If over is true, a caller with wait false must not try behind the gate
+// either.
 func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *lock.Permits, over bool, err error) {
 	known := m.known.Load()
 	if known == nil || !m.seemsFree() || n > known.limit || m.gate.local.Wanted() {
@@ -91,15 +97,15 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *l
 	if err != nil {
 		return nil, false, err
 	}
-	// Join returns the same watch until it has fired.
+	// Join returns the same watch as before, unless that watch has fired.
 	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: m.root})
 	defer inc.Watches.Leave(w)
 	if w != known.watch {
 		return nil, false, nil
 	}
 	if !wait {
-		// A caller that does not wait may try again every moment. So the client reads before it
-		// writes.
+		// A caller that does not wait may call again and again. So read first, and write only if the
+		// permits seem to be free.
 		if free, err := m.looksFree(ctx, inc, n, known.limit); !free || err != nil {
 			return nil, err == nil, unlessEnded(err)
 		}
@@ -124,8 +130,8 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *l
 		m.mu.Unlock()
 		return a, false, unlessEnded(err)
 	case withdrawn != nil:
-		// Wait for the deletion: the listing behind the gate would count a znode that still exists as a
-		// permit in use.
+		// Wait for the deletion of our znodes. Otherwise, the listing behind the gate could count
+		// them as permits in use.
 		if ctx.Err() != nil {
 			withdrawn.Await(session.Grace)
 			return nil, false, session.CtxErr(ctx)
@@ -162,7 +168,8 @@ func (m *Semaphore) wasTaken() {
 	m.calm, m.need = 0, min(max(2, 2*m.need), 64)
 }
 
-// unlessEnded returns err, or nil if the session has ended: the caller continues in the next one.
+// unlessEnded returns err, or nil if err says that the session has ended. The caller then
+// continues in the next session.
 func unlessEnded(err error) error {
 	if errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrVanished) {
 		return nil
@@ -170,8 +177,8 @@ func unlessEnded(err error) error {
 	return err
 }
 
-// looksFree reports whether the gate was empty and, after that, n permits were free. Both listings
-// are newer than the call.
+// looksFree lists the gate and then the permits. It reports whether the gate was empty and n
+// permits were free. Both listings are newer than the call.
 func (m *Semaphore) looksFree(ctx context.Context, inc *session.Incarnation, n, limit int64) (bool, error) {
 	lists, err := inc.ListFresh(ctx, m.gate.local.Line.Dir, m.leases)
 	if err != nil {

@@ -40,11 +40,11 @@ type Session struct {
 	tracers tracers
 
 	tallies   tally.Tallies
-	leftovers double.Leftovers             // of Enter
-	marks     shared.WeakMap[string, mark] // by path of the mark
-	ids       shared.Names                 // of memberships in groups, by the path of the znode
-	swept     shared.Pace                  // by path of a Flight: when the last sweep was
-	kept      atomic.Int64                 // places of WithRetention
+	leftovers double.Leftovers             // state of double barriers, for WaitGroup.Enter
+	marks     shared.WeakMap[string, mark] // by the path of the mark
+	ids       shared.Names                 // ids of memberships in groups, by the path of the znode
+	swept     shared.Pace                  // time of the last sweep, by the path of the Flight
+	kept      atomic.Int64                 // number of places that WithRetention retains
 }
 
 // Connect opens a session with an ensemble. servers is a ZooKeeper connect string:
@@ -120,7 +120,8 @@ func (s State) String() string {
 	return nameOf(s, "State", "connecting", "connected", "suspended", "expired", "closed")
 }
 
-// nameOf returns the name of a constant, or its type and number if there is no such constant.
+// nameOf returns the name of the constant v. If v has no name, nameOf returns its kind and
+// number.
 func nameOf[E ~int](v E, kind string, names ...string) string {
 	if v >= 0 && int(v) < len(names) {
 		return names[v]
@@ -169,8 +170,8 @@ type QueueOp struct {
 	err error
 }
 
-// outgoing returns ops with the engine's operation in the place of each QueueOp. bare has only the
-// other operations.
+// outgoing returns two lists. In all, each QueueOp of ops is replaced by the operation of the
+// queue's engine. In bare, each QueueOp is left out.
 func outgoing(ops []any) (all, bare []any, err error) {
 	for i, op := range ops {
 		s, ok := op.(QueueOp)
@@ -188,8 +189,8 @@ func outgoing(ops []any) (all, bare []any, err error) {
 	return all, bare, nil
 }
 
-// sending applies ops by commit, which is the transaction of a session or of a hold. A SendOp becomes
-// the writes that it consists of.
+// sending applies ops with the function commit, which is the transaction of a session or of a
+// hold. Each QueueOp is replaced by its writes.
 func (s *Session) sending(ctx context.Context, ops []any, commit func(ops []any) ([]zk.MultiResponse, error)) (rs []zk.MultiResponse, err error) {
 	all, bare, err := outgoing(ops)
 	switch {
@@ -200,7 +201,7 @@ func (s *Session) sending(ctx context.Context, ops []any, commit func(ops []any)
 	default:
 		rs, err = queue.Through(ctx, s.m, all, commit)
 	}
-	return rs, session.Refused(bare, rs, err) // a SendOp has no response
+	return rs, session.Refused(bare, rs, err) // a QueueOp has no response
 }
 
 // parseServers splits a connect string.
@@ -229,19 +230,19 @@ func parseServers(servers string) (hosts []string, chroot string, err error) {
 	return hosts, chroot, nil
 }
 
-// isIP reports whether name is an address, perhaps with a zone as in fe80::1%eth0.
+// isIP reports whether name is an IP address, with or without a zone, as in fe80::1%eth0.
 func isIP(name string) bool {
 	_, err := netip.ParseAddr(name)
 	return err == nil
 }
 
-// hostPort gives host the default port if it has none.
+// hostPort adds the default port to host if host has no port.
 func hostPort(host string) (string, error) {
 	if host == "" {
 		return "", session.Invalid("a server's name is empty; want host:port[,host:port...][/chroot]")
 	}
 	full := host
-	if _, _, err := net.SplitHostPort(host); err != nil { // no port
+	if _, _, err := net.SplitHostPort(host); err != nil { // host has no port
 		if strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]") {
 			host = host[1 : len(host)-1]
 		}
@@ -286,7 +287,7 @@ func (s *Session) Children(ctx context.Context, path string) (names []string, st
 	return names, stat, opError("children", path, err)
 }
 
-// checkRead is CheckPath, but the root may be read.
+// checkRead checks a path as CheckPath does, but allows the root, which can be read.
 func checkRead(path string) error {
 	if path == "/" {
 		return nil

@@ -12,8 +12,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has the wishes of leaders. A wish names who leads next, before the order of arrival and
-// the priorities.
+// This file has the wishes of leaders. A wish is a znode that names the heir: the candidate
+// that leads next, whatever the order of arrival and the priorities.
 
 // Transfer hands the leadership to a waiting candidate from [Election.Contenders], the heir. If the
 // heir does not wait, e still leads. Otherwise, e resigns, and Transfer returns when the heir is
@@ -44,7 +44,7 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 	case err != nil:
 		return c.Explain(err)
 	case c.Child.Name == heir.Name:
-		return c.Err() // it leads
+		return c.Err() // e leads already
 	case !slices.Contains(names, heir.Name):
 		return fmt.Errorf("%w: %q does not wait", ErrNoCandidate, heir.Name)
 	}
@@ -58,7 +58,7 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 	}
 	resigning := ctx
 	within := e.doKey().in(ctx) != nil
-	if within { // do not wait for a function that waits for this call
+	if within { // Transfer was called by Run's function, so it cannot wait for the end of that function
 		var end context.CancelFunc
 		resigning, end = context.WithCancel(resigning)
 		end()
@@ -68,28 +68,31 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 		return err
 	}
 	if within {
-		// Run's function has called us, and must return first. So do not wait for it.
+		// Run's function has called us, and must return before the heir can lead. So do not wait for
+		// the heir.
 		e.keepWish(inc, wish, heir)
 		return nil
 	}
 	if err := e.awaitHeir(ctx, inc, heir); err != nil {
-		dropWish(inc, wish) // this call fails, so the heir need not lead
+		dropWish(inc, wish) // this call fails, so the heir must not be preferred
 		return err
 	}
 	e.keepWish(inc, wish, heir)
 	return nil
 }
 
-// keepWish keeps a wish, in the background, until the heir's znode is deleted. It is not enough
-// that the heir is the first: it may read the line much later, and would then let a candidate with
-// a higher priority lead first. An heir that is a zsync program deletes the wish itself as soon as
-// it leads. The wish is ephemeral, so it also ends with the session that made it. For that reason,
-// Close waits for a while until the heir leads.
+// keepWish keeps a wish, in the background, until the heir's znode is deleted. It must not
+// delete the wish as soon as the heir is the first in the line. The heir may read the line much
+// later, and without the wish, it would let a candidate with a higher priority lead first. An
+// heir that is a zsync program deletes the wish itself when it leads. The wish is ephemeral, so
+// it also ends with the session that made it. Therefore, Close waits for a while for the heir
+// to lead.
 func (e *Election) keepWish(inc *session.Incarnation, wish string, heir lock.Child) {
 	inc.RemoveBehind(wish, session.ChildPath(e.local.Line.Dir, heir.Name))
 }
 
-// fulfil deletes the wishes for e. e leads now, and read them when its turn came.
+// fulfil deletes the wishes for e, which leads now. It deletes those that e read when its turn
+// came.
 func (e *Election) fulfil(inc *session.Incarnation) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -99,12 +102,13 @@ func (e *Election) fulfil(inc *session.Incarnation) {
 	e.wishes = nil
 }
 
-// dropWish deletes a wish in the background: it blocks no candidate.
+// dropWish deletes a wish in the background. Until the deletion, the wish blocks no candidate.
 func dropWish(inc *session.Incarnation, path string) {
 	inc.Delete(&session.Deletion{Paths: []string{path}, MayStay: true, By: func() error { return inc.RemoveNow(inc.Ctx, path) }})
 }
 
-// awaitHeir waits until heir is the first in the line. inc is the session that made the wish.
+// awaitHeir waits until heir is the first in the line. The argument inc is the session that
+// made the wish.
 func (e *Election) awaitHeir(ctx context.Context, inc *session.Incarnation, heir lock.Child) error {
 	for {
 		names, _, err := inc.Children(ctx, e.local.Line.Dir)
@@ -126,8 +130,8 @@ func (e *Election) awaitHeir(ctx context.Context, inc *session.Incarnation, heir
 	}
 }
 
-// endedEarly returns the loss if the session that made the wish has ended, and with it the
-// wish.
+// endedEarly returns the loss of the session if the session that made the wish has ended,
+// because the wish has ended too.
 func (e *Election) endedEarly(inc *session.Incarnation, err error) error {
 	if errors.Is(err, session.ErrEnded) {
 		return inc.Loss()

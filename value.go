@@ -87,8 +87,8 @@ func (v *Value[T]) Load(ctx context.Context) (T, Version, error) {
 	return x, version, opError("load", v.path, err)
 }
 
-// load reads the value; if there is none, it returns the zero Version. If fresh is false,
-// the value may be as old as the server's.
+// load reads the value. If nothing is stored, it returns the zero Version. If fresh is false,
+// the value may be as old as the state of the server.
 func (v *Value[T]) load(ctx context.Context, fresh bool) (x T, version Version, err error) {
 	if err := v.check(ctx); err != nil {
 		return x, version, err
@@ -118,7 +118,7 @@ func (v *Value[T]) load(ctx context.Context, fresh bool) (x T, version Version, 
 	return x, version, err
 }
 
-// check returns why an operation cannot begin, or nil.
+// check returns the reason why an operation cannot begin, or nil.
 func (v *Value[T]) check(ctx context.Context) error {
 	if v.misuse() != nil {
 		return v.misuse()
@@ -130,8 +130,8 @@ func (v *Value[T]) full() string { return v.s.m.Full(v.path) }
 
 func (v *Value[T]) state() session.Stored { return session.Stored{Path: v.full()} }
 
-// decode returns ErrNoValue for an empty znode, as other programs create it, unless the
-// codec decodes it.
+// decode decodes the data of the znode. Other programs create empty znodes: if the codec cannot
+// decode empty data, decode returns ErrNoValue.
 func (v *Value[T]) decode(data []byte) (T, error) {
 	x, err := decoded[T](v.codec, data)
 	if err != nil && len(data) == 0 {
@@ -140,7 +140,8 @@ func (v *Value[T]) decode(data []byte) (T, error) {
 	return x, err
 }
 
-// encode refuses a value that does not fit into a transaction.
+// encode returns the stored form of x. It returns an error if that form does not fit into a
+// transaction.
 func (v *Value[T]) encode(x T) ([]byte, error) {
 	data, err := codec.Encode(v.codec, x)
 	if err != nil {
@@ -170,7 +171,7 @@ func (v *Value[T]) store(ctx context.Context, x T) error {
 		if session.IsNoNode(err) {
 			err = v.commit(ctx, v.creation(data))
 		}
-		// Another client created it after the read: now it can be set.
+		// Another client created the znode after our read, so the next attempt sets it.
 		if !session.IsNodeExists(err) {
 			return err
 		}
@@ -202,7 +203,7 @@ func (v *Value[T]) compareAndSwap(ctx context.Context, old Version, x T) (bool, 
 	if ok || err != nil || old != (Version{}) {
 		return ok, err
 	}
-	// The znode may be there without a value.
+	// The znode may exist without a value.
 	_, empty, err := v.load(ctx, true)
 	if err != ErrNoValue || empty == (Version{}) {
 		return false, err
@@ -210,7 +211,7 @@ func (v *Value[T]) compareAndSwap(ctx context.Context, old Version, x T) (bool, 
 	return v.swap(ctx, empty, data)
 }
 
-// still reports whether the znode has the version old.
+// The method still reports whether the znode has the version old.
 func (v *Value[T]) still(ctx context.Context, old Version) (same bool, err error) {
 	err = v.s.m.During(ctx, func(inc *session.Incarnation) error {
 		data, stat, err := inc.Get(ctx, v.full())
@@ -229,7 +230,8 @@ func (v *Value[T]) still(ctx context.Context, old Version) (same bool, err error
 	return same, err
 }
 
-// swap writes data if the version is old, and reports whether it was.
+// The method swap writes data if the znode has the version old. It reports whether it has
+// written.
 func (v *Value[T]) swap(ctx context.Context, old Version, data []byte) (bool, error) {
 	ops := []any{v.creation(data)}
 	if old != (Version{}) {
@@ -246,14 +248,15 @@ func (v *Value[T]) creation(data []byte) any {
 	return &zk.CreateRequest{Path: v.full(), Data: data, Acl: v.s.m.Config.ACL}
 }
 
-// receipts is the container of the logs.
+// receipts returns the path of the container of the receipts.
 func (v *Value[T]) receipts() string { return v.full() + "-receipts" }
 
-// commit applies ops, which are about the value, exactly once. It creates missing parents, which
-// the logs share. It returns ErrMixed if the servers may remove the znode.
+// The method commit applies ops, which change the znode of the value, exactly once. It creates
+// missing parents of the znode, which are also the parents of the receipts. It returns ErrMixed
+// if the servers may remove the znode.
 //
-// The znode does not show afterwards whether the write was applied: another process may have
-// written the same bytes, or have overwritten ours. Hence the log.
+// A receipt is necessary, because the znode itself does not show whether our write was applied.
+// Another process may have written the same bytes, or may have overwritten ours.
 func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
 	return txn.Store(ctx, v.s.m, v.receipts(), v.state(), ops)
 }
@@ -272,8 +275,8 @@ func (v *Value[T]) Update(ctx context.Context, f func(T) (T, error)) (T, error) 
 }
 
 func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, err error) {
-	// The first read may return an old value: then the swap fails, and the loop reads again.
-	// Later reads are fresh.
+	// The first read may return an old value. Then the swap fails, and the loop reads again. All
+	// later reads are fresh.
 	fresh := false
 	for try := 0; ; try++ {
 		x, data, old, err := v.successor(ctx, fresh, f)
@@ -281,9 +284,9 @@ func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, er
 		case err != nil && fresh:
 			return zero, err
 		case err != nil:
-			// An error of f, too, must be about a value at least as new as the call. So read again,
-			// fresh. If that read fails, Update returns the error of the read, and not f's error about an
-			// old value.
+			// If f fails, its argument must have been at least as new as the call of Update. So repeat
+			// with a fresh read. If that read fails, Update returns the error of the read, and not f's
+			// error about an old value.
 			fresh = true
 			continue
 		}
@@ -300,7 +303,8 @@ func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, er
 	}
 }
 
-// successor returns f's result, also encoded, and the Version of f's argument.
+// successor calls f with the stored value. It returns the result x, its encoded form data, and
+// the Version of the stored value.
 func (v *Value[T]) successor(ctx context.Context, fresh bool, f func(T) (T, error)) (x T, data []byte, old Version, err error) {
 	if x, old, err = v.load(ctx, fresh); err != nil && err != ErrNoValue {
 		return x, nil, old, err
@@ -312,11 +316,11 @@ func (v *Value[T]) successor(ctx context.Context, fresh bool, f func(T) (T, erro
 	return x, data, old, err
 }
 
-// yield waits a little before the next attempt, so that competing processes do not stay in step.
-// One of them has succeeded, so there is no reason to wait long.
+// yield waits a little before the next attempt, so that competing processes do not try at the
+// same times. The wait is short, because one of these processes has succeeded.
 func (v *Value[T]) yield(ctx context.Context, try int) error {
 	const most = 5
-	d := v.s.m.Config.Retry.Delay(min(try+1, most)) // it may be the largest Duration
+	d := v.s.m.Config.Retry.Delay(min(try+1, most)) // the delay may be the largest Duration
 	return v.s.m.Sleep(ctx, dice.Below(max(d, 1)))
 }
 
@@ -339,20 +343,21 @@ func (v *Value[T]) Watch(ctx context.Context) <-chan T {
 	return out
 }
 
-// A valueWatch is one Watch in progress.
+// A valueWatch is one call of Watch in progress.
 type valueWatch[T any] struct {
 	v    *Value[T]
 	out  chan<- T
-	told Version // the last that was sent or could not be decoded
+	told Version // the last Version that was sent or could not be decoded
 }
 
-// follow sends every value that it sees within one session.
+// The method follow sends every value that it reads within one session.
 //
-// Within a session, no read is older than the read before it: a server that lags behind the client
-// refuses its connection. The first read of a session is not older than the last read of the
-// previous session: a later transaction created the session, and its server has applied that
-// transaction. The catch-up makes the first value of all at least as new as the call. Versions are
-// only compared for equality: the counter wraps, so it does not show which of two values is older.
+// Within a session, no read is older than the read before it: a server that lags behind the
+// client refuses the client's connection. Nor is the first read of a session older than the
+// last read of the previous session. The new session was created by a later transaction, and
+// its server has applied that transaction. The catch-up makes the very first value at least as
+// new as the call. Versions are compared for equality only: the counter wraps, so it does not
+// show which of two values is older.
 func (w *valueWatch[T]) follow(ctx context.Context, inc *session.Incarnation) error {
 	if err := inc.Sync(ctx, w.v.full()); err != nil {
 		return err
@@ -368,7 +373,7 @@ func (w *valueWatch[T]) follow(ctx context.Context, inc *session.Incarnation) er
 	}
 }
 
-// next sends the value, unless that has been done, and waits for a change.
+// The method next sends the value, unless it was sent already. Then it waits for a change.
 func (w *valueWatch[T]) next(ctx context.Context, inc *session.Incarnation) error {
 	change := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: w.v.full()})
 	defer inc.Watches.Leave(change)
@@ -394,7 +399,7 @@ func (w *valueWatch[T]) next(ctx context.Context, inc *session.Incarnation) erro
 		w.told = version
 		return inc.AwaitFired(ctx, change)
 	case <-change.Fired:
-		return nil // the reader gets the newer one
+		return nil // the reader gets the newer value
 	case <-ctx.Done():
 		return session.CtxErr(ctx)
 	case <-inc.Ctx.Done():
