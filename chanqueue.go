@@ -198,8 +198,8 @@ type Delivery[T any] struct {
 
 // Deliveries returns a channel of elements that the consumer must settle. An element that Nack
 // returns, or whose claim is lost with its session, is delivered again. Received elements can still
-// be settled after the end of ctx, and [WithPrefetch] does not count them. It closes as
-// [Queue.Recv]'s.
+// be settled after the end of ctx, and [WithPrefetch] does not count them. It is closed like
+// [Queue.Recv]'s channel.
 func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	return consume(ctx, q, queue.Joining{Hand: true}, q.delivery)
 }
