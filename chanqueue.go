@@ -31,7 +31,7 @@ import (
 //
 // Sends and consumers continue in the next session. When the servers have ended a session, other
 // consumers can claim its elements: Ack returns [ErrLost], or an error that says that the outcome
-// is unknown. An element that Recv delivered right before that can be received again.
+// is unknown. An element that Recv delivered right before the end can be received again.
 //
 // # Errors
 //
@@ -200,7 +200,7 @@ type Delivery[T any] struct {
 // Deliveries returns a channel of elements that the consumer must settle. An element that Nack
 // returns, or whose claim is lost with its session, is delivered again. Received elements can still
 // be settled after the end of ctx, and [WithPrefetch] does not count them. It is closed like
-// [Queue.Recv]'s.
+// [Queue.Recv]'s channel.
 func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	return consume(ctx, q, queue.Joining{Hand: true}, q.delivery)
 }
@@ -350,8 +350,9 @@ func (d Delivery[T]) Return() error {
 }
 
 // NackAfter is Nack with a delay, by the consumer's clock, in which no consumer receives the
-// element. Then it comes before elements that were sent later. Until then, only elements of its key
-// wait for it. If the claim is lost before the delay is stored, the element is back at once.
+// element. After the delay, it comes before elements that were sent later. During the delay, only
+// elements of its key wait. If the claim is lost before the delay is stored, the element is back at
+// once.
 func (d Delivery[T]) NackAfter(delay time.Duration) error {
 	return d.nack(delay)
 }
@@ -434,8 +435,8 @@ func (q *Queue[T]) Len(ctx context.Context) (int, error) {
 	return ask(ctx, q, "len", queue.Engine.Len)
 }
 
-// Peek returns the first element that no consumer has claimed, and leaves it in the queue. ok is
-// false if there is none; err is its decoding error.
+// Peek returns the first element that no consumer has claimed, and leaves it in the queue. If there
+// is none, ok is false. err is a decoding error.
 func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 	e, err := ask(ctx, q, "peek", queue.Engine.Peek)
 	if err != nil || e == nil {
@@ -447,9 +448,9 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 	return v, err == nil, opError("peek", q.path, err)
 }
 
-// Clear removes the elements that exist when it begins and that no consumer has claimed, also
-// delayed ones, and returns how many. It begins with the last, so no removal frees another element
-// of its key. If it fails, it may have removed some.
+// Clear removes all unclaimed elements that exist when it begins, also delayed ones, and returns
+// their number. It begins with the last element, so no removal frees another element of the same
+// key. If Clear fails, it may have removed some.
 func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
 	return ask(ctx, q, "clear", queue.Engine.Clear)
 }

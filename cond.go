@@ -533,7 +533,7 @@ func (c *Cond) waiting(ctx context.Context) ([]lock.Child, error) {
 }
 
 // Broadcast wakes all waiters, and does not wait for them. The caller may hold c.L. If ctx ends
-// first, it may have woken some.
+// first, Broadcast may have woken some of them.
 func (c *Cond) Broadcast(ctx context.Context) error {
 	return opError("broadcast", c.path, c.broadcast(ctx))
 }

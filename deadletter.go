@@ -21,7 +21,7 @@ type DeadLetter struct {
 	letter   *queue.Letter
 }
 
-// Dead yields the present dead letters, the oldest first. An error ends it.
+// Dead yields the present dead letters, oldest first. An error ends the list.
 func (q *Queue[T]) Dead(ctx context.Context) iter.Seq2[DeadLetter, error] {
 	return q.dead(ctx, "dead")
 }

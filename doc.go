@@ -30,7 +30,7 @@
 // # Rules for all primitives
 //
 // Two values with the same path are the same primitive, in any process. Give each primitive its own
-// path: if something else uses the path, or another layout, a call returns [ErrMixed]. Curator
+// path: if something else, or another layout, uses the path, a call returns [ErrMixed]. Curator
 // programs can share a path by default, kazoo programs by option ([WithLayout], [WithQueueLayout]).
 // A constructor does no I/O. If an argument is bad, every method reports it: it returns
 // [ErrInvalid], or a closed channel.
@@ -45,19 +45,19 @@
 // ErrLost. A client that is cut off from the servers learns of the loss before the servers can
 // grant the lock again.
 //
-// A release takes no context, because it cannot be refused, and wakes only waiters that can
-// proceed. Unlock, RUnlock, Release and Resign return within half a second, and at once if the
-// connection is down; the Session then releases in the background. Without a hold, they return
-// [ErrNotLocked], and after a loss ErrLost; so do Token and Txn.
+// A release takes no context, because it cannot be refused. It wakes only waiters that can proceed.
+// Unlock, RUnlock, Release and Resign return within half a second, and at once if the connection is
+// down; the Session then releases in the background. Without a hold, they, Token and Txn return
+// [ErrNotLocked]; after a loss, they return [ErrLost].
 //
 // A write is applied exactly once or not at all: if a connection drops between a request and its
 // reply, the Session finds out what the servers did before it continues. If ctx ends while a write
 // is on its way, the write may be applied or not. Data that does not fit into ZooKeeper's packet of
 // 1 MiB is [ErrTooLarge].
 //
-// A channel of Watch or Observe has no buffer: a slow reader misses changes, but not the last one.
-// A value that cannot be decoded is logged and left out. The channel is closed when ctx ends or the
-// Session is closed, or when the servers refuse a read, which is logged.
+// A channel of Watch or Observe has no buffer: a slow reader misses changes, but always gets the
+// last one. A value that cannot be decoded is logged and left out. The channel is closed when ctx
+// ends or the Session is closed, or when the servers refuse a read, which is logged.
 //
 // An error is an [*Error] around an error of this package or of go-zookeeper, or around the cause
 // of a context. Misuse that crashes a program with sync returns an error and changes nothing.
@@ -73,8 +73,8 @@
 //
 // # What zsync cannot do
 //
-// It cannot stop a program that does not look. Between the loss of a hold and the moment at which
-// its holder notices, the garbage collector, the scheduler or the whole machine may pause. If that
-// matters, send [Mutex.Token] with each write to the storage, or write to ZooKeeper with
+// zsync cannot stop a program that does not look. Between the loss of a hold and the moment at
+// which its holder notices, the garbage collector, the scheduler or the whole machine may pause. If
+// that matters, send [Mutex.Token] with each write to the storage, or write to ZooKeeper with
 // [Mutex.Txn].
 package zsync

@@ -333,8 +333,8 @@ func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
 	return cs, opError("contenders", e.path, err)
 }
 
-// Leader returns the first in the line, at least as new as the call. Between two leaders, that can
-// be a candidate that gives way, and never leads.
+// Leader returns the first candidate in line, at least as new as the call. Between two leaders, it
+// can be one that gives way and never leads.
 func (e *Election) Leader(ctx context.Context) (Contender, error) {
 	c, err := e.leader(ctx)
 	return c, opError("leader", e.path, err)
@@ -365,7 +365,7 @@ func (e *Election) leader(ctx context.Context) (Contender, error) {
 }
 
 // Observe returns a channel of the leader, as [Election.Leader] returns it, now and after each
-// change. While no candidate leads, the channel waits.
+// change. While no candidate leads, it sends nothing.
 func (e *Election) Observe(ctx context.Context) <-chan Contender {
 	out := make(chan Contender)
 	if e.misuse() != nil {

@@ -48,7 +48,7 @@ type Flight[T any] struct {
 }
 
 // NewFlight returns the Flight at path. A result is shared for the time keep after it was stored;
-// with 0, only with callers that waited for it.
+// if keep is 0, only with callers that waited.
 func NewFlight[T any](s *Session, path string, keep time.Duration, opts ...ValueOption) *Flight[T] {
 	c := newValueConfig(opts)
 	if c.err == nil && keep < 0 {
@@ -60,10 +60,9 @@ func NewFlight[T any](s *Session, path string, keep time.Duration, opts ...Value
 // Path returns the path that f was made with.
 func (f *Flight[T]) Path() string { return f.path }
 
-// Do returns the result of fn, or of another call for key; shared is then true. fn's context
-// ends, with cause [ErrLost], if the session is lost. If fn panics, so does Do. A result that
-// cannot be encoded or stored comes with an error. A stored result that cannot be decoded counts
-// as missing.
+// Do returns the result of fn, or of another call for key: then, shared is true. fn's context ends,
+// with cause [ErrLost], if the session is lost. If fn panics, so does Do. A result that cannot be
+// encoded or stored comes with an error. A stored result that cannot be decoded counts as missing.
 func (f *Flight[T]) Do(ctx context.Context, key string, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
 	v, shared, err = f.do(ctx, key, fn)
 	if err != nil {

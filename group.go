@@ -23,8 +23,8 @@ import (
 //
 //	for members := range g.Watch(ctx) { … } // all of them, after each change
 //
-// A process is a member, through reconnects and expiries, until it leaves or ends. At most one
-// member has an id at a time, but not with LayoutKazoo.
+// A process is a member, through reconnects and expiries, until it leaves or ends. Except with
+// [LayoutKazoo], no two members have the same id at a time.
 //
 // # Loss
 //
@@ -109,8 +109,8 @@ type Membership[T any] struct {
 }
 
 // Join makes the caller a member, and returns when other processes can see it. If another member
-// has the id, such as the old session of a restarted process, Join waits until it leaves, but not
-// with LayoutKazoo.
+// has the id, such as the old session of a restarted process, Join waits until that member leaves
+// (not with [LayoutKazoo]).
 func (g *Group[T]) Join(ctx context.Context, id string, info T) (*Membership[T], error) {
 	m, err := g.join(ctx, id, info)
 	if err != nil {
@@ -320,7 +320,7 @@ func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) err
 }
 
 // Set replaces the info, in 1 round trip. Between sessions, Set returns at once; m then joins with
-// info. If m cannot join, Set returns why.
+// info. If m cannot join, Set returns the reason.
 func (m *Membership[T]) Set(ctx context.Context, info T) error {
 	return opError("set", m.g.path, m.set(ctx, info))
 }
@@ -363,7 +363,7 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 	return err
 }
 
-// Leave ends the membership, and waits up to half a second until others see that. After that, it
+// Leave ends the membership. It waits up to half a second until others see the end, and then
 // continues in the background. A second Leave is no error.
 func (m *Membership[T]) Leave() error {
 	m.leave()

@@ -137,11 +137,11 @@ func WithHandoffs(n int) LockOption {
 // waits: the next Lock in this process then sends no request. Use it for a lock that others seldom
 // need: a Mutex, or the write lock of an RWMutex. The default is no retention.
 //
-// A contender that comes fires a watch, and gets the place one round trip later, or after at most
-// [WithHandoffs] handoffs, or, if the process is paused or cut off, at most a session timeout
-// later. A TryLock elsewhere waits up to half a second for the place; Curator and kazoo see a held
-// lock. A hold is as safe as without retention. While a Session retains places, at most 128, it
-// sends requests as a holder does. WithHandoffs(0) excludes WithRetention.
+// A new contender fires a watch. It gets the place one round trip later, or after at most
+// [WithHandoffs] handoffs, or at most a session timeout later if the process is paused or cut off.
+// A TryLock elsewhere waits up to half a second for the place; Curator and kazoo see a held lock. A
+// hold is as safe as without retention. While a Session retains places, at most 128, it sends
+// requests as a holder does. WithHandoffs(0) excludes WithRetention.
 func WithRetention(d time.Duration) LockOption {
 	return lockOption{name: "WithRetention", lock: func(c *lockConfig) {
 		if d <= 0 {
@@ -199,10 +199,10 @@ func limit(name string, err error, set func(*limits)) LockOption {
 	}
 }
 
-// WithMaxHold ends a hold after d, as a loss with [LossGivenUp]. Without it, a holder that hangs
+// WithMaxHold ends a hold after d, as a loss with [LossGivenUp]. By default, a holder that hangs
 // but stays connected blocks all waiters. The next waiter is granted when the holder releases, or a
-// tenth of the session timeout after the loss. The default is no limit. A handoff starts d again.
-// Readers of a process lose together. So do permits; Release releases the oldest first.
+// tenth of the session timeout after the loss. A handoff starts d again. Readers of a process lose
+// their holds together, and so do permits; Release releases the oldest first.
 func WithMaxHold(d time.Duration) LockOption {
 	var err error
 	if d <= 0 {

@@ -295,7 +295,7 @@ func (m *Map[V]) CompareAndSwap(ctx context.Context, key string, old Version, v 
 	})
 }
 
-// CompareAndDelete deletes key if it has the Version old, and reports that.
+// CompareAndDelete deletes key if it has the Version old, and reports if so.
 func (m *Map[V]) CompareAndDelete(ctx context.Context, key string, old Version) (bool, error) {
 	return m.ifStill(ctx, "compareanddelete", key, old, func(path string) []any {
 		return m.deletionAt(path, old.version)
@@ -461,7 +461,7 @@ func (m *Map[V]) Range(ctx context.Context, f func(key string, v V) bool) error 
 }
 
 // All is [Map.Range] for a range loop, with Versions. A value that cannot be decoded comes with its
-// error. If the read fails, there is one round with it.
+// error. If the read fails, All yields only its error.
 func (m *Map[V]) All(ctx context.Context) iter.Seq2[MapEntry[V], error] {
 	return func(yield func(MapEntry[V], error) bool) {
 		nodes, err := m.snapshot(ctx)
@@ -573,7 +573,7 @@ func keyed(nodes map[string]session.Node) map[string]session.Node {
 }
 
 // Watch returns a channel of the whole map, now and after each change. It sends snapshots, which
-// the receiver may change, and never an older state again. After an outage, it sends the contents,
+// the receiver may change, each newer than the last. After an outage, it sends the contents,
 // changed or not.
 func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
 	out := make(chan map[string]V)

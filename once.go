@@ -33,7 +33,7 @@ import (
 // # Loss
 //
 // If the session is lost while the function runs, the Once is not completed, and another process
-// may run its own. So the function must bear a second run.
+// may run its own. It must tolerate a second run.
 //
 // # Errors
 //
@@ -93,9 +93,9 @@ func (o *Once) Path() string { return o.path }
 // If the session is lost while f runs, f's context ends, and Do returns [ErrLost]: return soon from
 // f. If it is lost just when the Once is being completed, Do waits for the outcome. If ctx ends
 // while f runs and f returns nil, the Once is completed, if need be in the background, and Do
-// returns the error of ctx. That error, or [ErrClosed], leaves the outcome unknown. After a Reset
-// in another process, Do here still treats the Once as complete until the event arrives, or until
-// the session can have ended.
+// returns the error of ctx. After that error, or [ErrClosed], the outcome is unknown. After a Reset
+// in another process, Do here still treats the Once as complete until the event of the Reset
+// arrives, or the session can have ended.
 func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if o.misuse() == nil && f == nil {
 		return o.fail("do", session.Invalid("the function is nil"))

@@ -105,9 +105,9 @@ func WithAuth(scheme string, credentials []byte) Option {
 }
 
 // WithSASL authenticates with m on every connection, before any other request, for one round trip a
-// token (two for [SASLDigestMD5]). If every server refuses the client, or the credentials cannot be
-// of use, the Session ends; the error names the mechanism and matches go-zookeeper's ErrAuthFailed.
-// Give a mechanism with state to one call of WithSASL only. The default is none.
+// token (two for [SASLDigestMD5]). If every server refuses the client, or the credentials are
+// unusable, the Session ends; the error names the mechanism and matches go-zookeeper's
+// ErrAuthFailed. Give a mechanism with state to one call of WithSASL only. The default is none.
 func WithSASL(m SASLMechanism) Option {
 	client := sasl.NewClient(m)
 	return func(c *config) {

@@ -22,11 +22,11 @@ import (
 //		return ingest(ctx, shard) // until ctx ends
 //	})
 //
-// Every process calls Run with the same shards, and has at most one more than another. When a
-// process joins or leaves, only the necessary shards move, each when its owner's function has
-// returned or its owner's session has ended. If lists differ during a roll-out, a shard moves only
-// to a process that lists it. The plan of all shards, about ten thousand, must fit into 1 MiB;
-// otherwise, Run fails in a process whose list makes it too large.
+// Every process calls Run with the same shards; their shares differ by at most one. When a process
+// joins or leaves, only the necessary shards move, each when its owner's function has returned or
+// its owner's session has ended. If lists differ during a roll-out, a shard moves only to a process
+// that lists it. The plan of all shards, about ten thousand, must fit into 1 MiB; otherwise, Run
+// fails in a process whose list makes it too large.
 //
 // # Loss
 //

@@ -71,10 +71,10 @@ func WithPrefetchBytes(n int) QueueOption {
 	return positive("WithPrefetchBytes", n, func(c *queueConfig) { c.PrefetchBytes = n })
 }
 
-// WithMaxLen makes Send wait while its elements would make the queue longer than n. The default
-// is no limit. The limit is soft: a producer counts the queue at most every 100 ms, and elements
-// that other producers send in that time can come on top. It does not limit producers without the
-// option, [Queue.RequeueDead], or an ID that [Queue.SendID] remembers.
+// WithMaxLen makes Send wait while its elements would make the queue longer than n. The default is
+// no limit. The limit is soft: a producer counts the queue at most every 100 ms, and elements that
+// other producers send in that time can come on top. The limit does not apply to producers without
+// the option, [Queue.RequeueDead], or an ID that [Queue.SendID] remembers.
 func WithMaxLen(n int) QueueOption {
 	return positive("WithMaxLen", n, func(c *queueConfig) { c.MaxLen = n })
 }

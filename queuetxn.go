@@ -33,11 +33,11 @@ func (q *Queue[T]) SendOp(vs ...T) QueueOp {
 // together about half of 1 MiB. Txn returns a response for each operation except a SendOp. If the
 // queue of a SendOp is limited ([WithMaxLen]), Txn waits for room first.
 //
-// If the servers refuse the transaction, nothing is applied, then or later, the element stays
-// claimed, and Txn returns the error of the refused operation. Other errors are as for Ack and
-// Session.Txn. If ctx ends first, the transaction continues. A later Ack returns its result, or
-// removes the element without ops if the servers have refused it. A later Nack or Reject takes
-// effect only if the servers refuse it.
+// If the servers refuse the transaction, nothing is ever applied, and the element stays claimed.
+// Txn returns the error of the refused operation. Other errors are as for Ack and Session.Txn. If
+// ctx ends first, the transaction continues. A later Ack returns its result, or removes the element
+// without ops if the servers have refused it. A later Nack or Reject takes effect only if the
+// servers refuse it.
 func (d Delivery[T]) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	if d.claim == nil {
 		return nil, opError("txn", "", session.Invalid("the Delivery did not come from a Queue"))

@@ -205,7 +205,7 @@ var (
 
 // Downgrade turns the caller's write lock into a read lock, without a gap for another writer.
 // Waiting readers behind it are granted too. Release it with [RWMutex.RUnlock], or by the end of
-// [RWMutex.Do]. After an error, the caller still holds what it held. It fails if the path has had
+// [RWMutex.Do]. After an error, the caller still has its hold. Downgrade fails if the path has had
 // 2^31 children.
 func (rw *RWMutex) Downgrade(ctx context.Context) error {
 	return opError("downgrade", rw.path, rw.downgrade(ctx))

@@ -26,14 +26,14 @@ import (
 //	})
 //
 // Every process calls Run with the same timetable. At each instant one process runs the function,
-// and the others wait until it has succeeded. No process runs an instant after it or a later one
-// was done, however the clocks differ. A process whose clock is ahead runs it early. If the
-// function fails, or its process dies, any process tries again, up to five times ([WithRetries]).
+// and the others wait until it succeeds. After that, no process runs that instant or an earlier
+// one, however clocks differ. A process whose clock is ahead runs it early. If the function fails
+// or its process dies, any process tries again, up to 5 times ([WithRetries]).
 //
 // # Loss
 //
-// If the session is lost while the function runs, its context ends, and another process may run
-// its own: functions must bear that.
+// If the session is lost while the function runs, its context ends, and another process may run its
+// own: functions must tolerate that.
 //
 // # Errors
 //
@@ -222,11 +222,11 @@ func (r scheduleRecord) attempts(at time.Time) int {
 // returns errPassed.
 type choice func(r scheduleRecord) (time.Time, error)
 
-// Do runs f unless a process has done so for the instant at, or for a later one, and reports
-// whether it ran f. While another process runs its function for the instant, Do waits; when that
-// fails, the next process in line runs its own. If f returns an error, Do records and returns it.
-// If the session is lost before the servers confirm the record of a success, the error is
-// [ErrLost]. An instant is after the zero time and before the year 10000.
+// Do runs f, unless a process has done the instant at or a later one, and reports whether it ran f.
+// While another process runs its function for the instant, Do waits; when that fails, the next
+// process in line runs its own. If f returns an error, Do records and returns it. If the session is
+// lost before the servers confirm the record of a success, the error is [ErrLost]. An instant is
+// after the zero time and before the year 10000.
 func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Context) error) (ran bool, err error) {
 	err = c.misuse()
 	switch {

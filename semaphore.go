@@ -439,7 +439,7 @@ func (m *Semaphore) resized() string {
 
 // Resize makes n the limit of the semaphore, for every process that uses the path now or later,
 // whatever limit it names, even after a time without users. No permit is taken away: if more than n
-// are out, Acquire waits until enough are released. If the limit grows, the first waiters get the
+// are held, Acquire waits until enough are released. If the limit grows, the first waiters get the
 // new permits at once. When Resize has returned, the old limit no longer applies. kazoo refuses a
 // limit other than its own at first use; Curator ignores it.
 func (m *Semaphore) Resize(ctx context.Context, n int64) error {
@@ -823,7 +823,7 @@ func (m *Semaphore) Lost() <-chan struct{} {
 	return m.held.Ending().Done()
 }
 
-// Txn is [Mutex.Txn], and is applied only while m holds all its permits.
+// Txn is [Mutex.Txn]; it is applied only while m holds all its permits.
 func (m *Semaphore) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	rs, err := m.s.sending(ctx, ops, func(ops []any) ([]zk.MultiResponse, error) { return m.txn(ctx, ops) })
 	return rs, opError("txn", m.path, err)

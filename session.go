@@ -130,8 +130,8 @@ func nameOf[E ~int](v E, kind string, names ...string) string {
 }
 
 // States returns a channel of every change of state from now on, in order. It is closed when ctx
-// ends, or after StateClosed. With more than 64 unread, a goroutine stays until they are read or
-// ctx ends.
+// ends, or after StateClosed. If over 64 states are unread, a goroutine stays until they are read
+// or ctx ends.
 func (s *Session) States(ctx context.Context) <-chan State {
 	return session.States[State](ctx, s.m)
 }
@@ -164,7 +164,7 @@ func (s *Session) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, erro
 	return rs, opError("txn", "", err)
 }
 
-// A QueueOp is a [Queue.SendOp], an operation of a transaction.
+// A QueueOp is a send as an operation of a transaction, see [Queue.SendOp].
 type QueueOp struct {
 	out *queue.Outgoing
 	err error

@@ -12,7 +12,7 @@ import (
 
 // A Tracer is called at the start and at the end of each operation of a Session, to make spans. End
 // receives the context that Start returned, and functions of the program get a context made from
-// it, so spans have parents. End is called once for each Start, in any goroutine. Neither may
+// it, so spans have parents. End is called once for each Start, in any goroutine. Both must not
 // block.
 type Tracer interface {
 	Start(ctx context.Context, op Op) context.Context

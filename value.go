@@ -261,10 +261,9 @@ func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
 	return txn.Store(ctx, v.s.m, v.receipts(), v.state(), ops)
 }
 
-// Update replaces the value, or the zero T without one, by f(value), and returns the new value.
-// If f returns an error, nothing is stored, and Update returns it. If another process changes the
-// value between the read and the write, Update calls f again: so f must have no effects of its
-// own.
+// Update stores f(value), or f of the zero T if there is no value, and returns the new value. If f
+// returns an error, nothing is stored, and Update returns it. If another process changes the value
+// between the read and the write, Update calls f again: so f must have no effects of its own.
 func (v *Value[T]) Update(ctx context.Context, f func(T) (T, error)) (T, error) {
 	if v.misuse() == nil && f == nil {
 		var zero T
@@ -324,8 +323,8 @@ func (v *Value[T]) yield(ctx context.Context, try int) error {
 	return v.s.m.Sleep(ctx, dice.Below(max(d, 1)))
 }
 
-// Watch returns a channel of the value, now and after each change, and never an older value
-// again. While there is no value, it waits.
+// Watch returns a channel of the value, now and after each change, and never an older value again.
+// Without a value, it sends nothing.
 func (v *Value[T]) Watch(ctx context.Context) <-chan T {
 	out := make(chan T)
 	if v.misuse() != nil {

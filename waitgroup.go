@@ -51,7 +51,7 @@ type WaitGroupOption func(*waitGroupConfig)
 type waitGroupConfig struct{ keep bool }
 
 // WithPersistentTasks keeps the tasks that are added through this WaitGroup open until Done, even
-// if their session ends. By default, they end with it.
+// if their session ends. By default, tasks end with it.
 func WithPersistentTasks() WaitGroupOption { return func(c *waitGroupConfig) { c.keep = true } }
 
 // NewWaitGroup returns the WaitGroup at path.
@@ -76,8 +76,8 @@ func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
 // Path returns the path that wg was made with.
 func (wg *WaitGroup) Path() string { return wg.path }
 
-// Add adds delta, which may be negative, to the counter. If it ends tasks of thousands of other
-// sessions, it may end only some. If ctx ends first, a positive delta is not added, or is taken
+// Add adds delta, which may be negative, to the counter. An Add that ends tasks of thousands of
+// other sessions may end only some. If ctx ends first, a positive delta is not added, or is taken
 // back.
 func (wg *WaitGroup) Add(ctx context.Context, delta int) error {
 	return opError("add", wg.path, wg.add(ctx, delta))
@@ -161,8 +161,8 @@ func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 //
 // All parties must give the same n; another n returns [ErrInvalid]. Parties are goroutines of one
 // process or of many. The party that comes next begins the next round. The servers let a round in
-// only if all n parties exist; they notice a death when the session expires. A dead party has
-// left.
+// only if all n parties exist; they notice a death when the session expires. The dead count as
+// having left.
 //
 // The membership ends with its session, or if another client deletes its znode: Leave then
 // returns [ErrLost]. A round takes 5 round trips.
