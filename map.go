@@ -573,7 +573,7 @@ func keyed(nodes map[string]session.Node) map[string]session.Node {
 }
 
 // Watch returns a channel of the whole map, now and after each change. It sends snapshots, which
-// the receiver may change, each newer than the last. After an outage, it sends the contents,
+// the receiver may change, never older than the last. After an outage, it sends the contents,
 // changed or not.
 func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
 	out := make(chan map[string]V)
