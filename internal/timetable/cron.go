@@ -28,7 +28,7 @@ type Cron struct {
 	bothDays                    bool   // a day must match dom and dow, because one of these fields begins with a star
 }
 
-// A field describes one of the five fields of a crontab line, such as the hour.
+// A field describes a field of a crontab line, such as the hour.
 type field struct {
 	name     string
 	min, max int
