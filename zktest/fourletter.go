@@ -12,7 +12,8 @@ import (
 // The constant `version` is the version of ZooKeeper whose protocol the server speaks.
 const version = "3.8.0-zktest"
 
-// The constant `built` stands for the build time of the server, in the format that clients parse.
+// The constant `built` is a dummy for the build time of the server, in the format that clients
+// parse.
 const built = "01/01/2022 00:00 UTC"
 
 // fourLetter returns the answer to a four-letter word. It returns false if `word` is not a
@@ -49,8 +50,8 @@ func (s *Server) fourLetter(word string) (string, bool) {
 	return "", false
 }
 
-// The method `traffic` returns how many packets the server has received and sent on the connections
-// that are open now.
+// The method `traffic` returns the numbers of packets received and sent on the connections that are
+// open now.
 func (s *Server) traffic() (received, sent int64) {
 	for c := range s.conns {
 		received += c.received

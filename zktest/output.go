@@ -47,7 +47,7 @@ func newOutput() output {
 }
 
 // The method `append` puts b into the queue. The bytes of b leave after the time `latency`, and
-// after all bytes that were queued before. The method returns the number of bytes in the queue.
+// after all earlier bytes. The method returns the number of bytes in the queue.
 func (o *output) append(b []byte, latency time.Duration) int {
 	o.mu.Lock()
 	if o.mute || o.closing {

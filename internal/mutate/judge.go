@@ -18,8 +18,8 @@ import (
 	"time"
 )
 
-// A judge is a test binary with arguments. The binary contains all chosen mutants, and the environment switches
-// one of them on.
+// A judge is a test binary with arguments. The binary contains all chosen mutants, and the environment switches a
+// single mutant on.
 type judge struct {
 	name    string
 	dir     string // the package of the tests

@@ -17,7 +17,7 @@
 // mutant that does not compile does not count.
 //
 // An overlay of the go command compiles all chosen mutants into the tests, and each of them is switched off. The
-// environment variable ZSYNC_MUTANT switches one of them on. So each test binary is built once, and the source
+// environment variable ZSYNC_MUTANT switches a single mutant on. So each test binary is built once, and the source
 // tree does not change.
 //
 // # Judges
@@ -29,7 +29,7 @@
 //
 // Before all mutants, each judge runs without a mutant. The judge must pass, and this run shows the mutants that
 // the judge reaches. The judge does not run for other mutants. After each 50 mutants, the first judges run again
-// without a mutant. If one of them fails, the results say so, because that judge may kill mutants by chance. The
+// without a mutant. If a judge then fails, the results say so, because that judge may kill mutants by chance. The
 // further tests are measured once for each state of their binary.
 //
 // # Results
