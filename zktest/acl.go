@@ -38,7 +38,8 @@ var (
 	openACLBytes = appendACLs(nil, openACL)
 )
 
-// allowed reports whether list grants a permission in perms to a client with the identities ids.
+// The function `allowed` reports whether `list` grants a permission in perms to a client with the
+// identities ids.
 func allowed(list []acl, perms int32, ids []identity) bool {
 	if len(list) == 0 {
 		return true
@@ -54,8 +55,8 @@ func allowed(list []acl, perms int32, ids []identity) bool {
 	return false
 }
 
-// matches reports whether id, from an entry of an ACL, covers the identity who. Either both are
-// equal, or id is a network that contains the address in who.
+// The method `matches` reports whether id, from an entry of an ACL, covers the identity `who`.
+// Either both are equal, or id is a network that contains the address in `who`.
 func (id identity) matches(who identity) bool {
 	if id.scheme != who.scheme {
 		return false
@@ -85,9 +86,9 @@ func parseNetwork(s string) (netip.Prefix, error) {
 	return addr.Prefix(addr.BitLen())
 }
 
-// fixACL returns list as the server stores it for a client with the identities
-// ids: without duplicates, and with all proved identities of the client in
-// place of "auth". It reports false if list is empty or an entry is invalid.
+// fixACL returns `list` in the form that the server stores for a client with the identities ids:
+// without duplicates, and with all proved identities of the client in place of "auth". It reports
+// false if `list` is empty or an entry is invalid.
 func fixACL(list []acl, ids []identity) ([]acl, bool) {
 	if len(list) == 1 && list[0] == openACL[0] {
 		return openACL, true // the most common list, shared by its znodes
@@ -143,8 +144,8 @@ func authenticate(scheme string, data []byte, ip string) (identity, bool) {
 	return identity{}, false
 }
 
-// redact returns list without the hashes of passwords, for a client with the permission to read but
-// not to administer.
+// redact returns `list` without the hashes of passwords, for a client that may read the znode but
+// not administer it.
 func redact(list []acl) []acl {
 	list = slices.Clone(list)
 	for i, a := range list {

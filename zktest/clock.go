@@ -9,8 +9,9 @@ import (
 // This file does the timed work of a single server: sessions expire, containers are removed,
 // lagging addresses catch up. way.go does the timed work of an ensemble.
 
-// clock is the goroutine that ends sessions, reaps containers, and lets lagging addresses catch up,
-// each at its time. Between these tasks it sleeps, so an idle server uses no CPU.
+// The method `clock` is the goroutine that ends sessions, reaps containers, and lets lagging
+// addresses catch up, each at its time. Between these tasks the goroutine sleeps, so an idle server
+// uses no CPU.
 func (s *Server) clock() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -34,7 +35,7 @@ func (s *Server) clock() {
 	}
 }
 
-// rearm makes the clock call elapse at the given time or earlier. Server.mu is held.
+// rearm makes the clock call `elapse` at the given time or earlier. Server.mu is held.
 func (s *Server) rearm(at time.Time) {
 	if s.armed.IsZero() || at.Before(s.armed) {
 		s.armed = at
@@ -42,8 +43,8 @@ func (s *Server) rearm(at time.Time) {
 	}
 }
 
-// elapse does all work that is due. It returns the time of the next work, or zero if there is none.
-// Server.mu is held.
+// The method `elapse` does all work that is due. It returns the time of the next work, or zero if
+// there is none. Server.mu is held.
 func (s *Server) elapse(now time.Time) (next time.Time) {
 	sooner := func(at time.Time) {
 		if next.IsZero() || at.Before(next) {
@@ -80,8 +81,8 @@ func (s *Server) elapse(now time.Time) (next time.Time) {
 	return next
 }
 
-// reap deletes each childless node that is a container and has had children, or whose time to live
-// is over.
+// The method `reap` deletes each childless node that is a container and has had children. It also
+// deletes each childless node whose time to live is over.
 func (s *Server) reap(now time.Time) {
 	t := s.leader.tree
 	for _, path := range slices.Sorted(maps.Keys(t.reapable)) {

@@ -13,9 +13,8 @@ import (
 // them, and writes replies and events in order. ops.go, reads.go and session.go carry out the
 // requests.
 
-// A conn is one connection of a client. Two goroutines serve it. The reader
-// takes requests one by one and carries out each under Server.mu. The writer
-// sends the bytes in out.
+// A conn is one connection of a client. Two goroutines serve it. The reader takes requests one by
+// one and carries out each under Server.mu. The writer sends the bytes in `out`.
 type conn struct {
 	s      *Server
 	nc     net.Conn
@@ -25,7 +24,7 @@ type conn struct {
 	out    output
 	opened time.Time
 
-	done   chan struct{} // closed by kill
+	done   chan struct{} // closed by `kill`
 	killed sync.Once
 
 	reply []byte    // buffer for replies; only the reader uses it
@@ -35,7 +34,7 @@ type conn struct {
 	session   *session              // nil before the handshake
 	ids       []identity            // the identities that the client has proved
 	nonce     string                // of the SASL exchange under way, or ""
-	watched   map[watchKey]struct{} // the keys of its watches in at.view.watches
+	watched   map[watchKey]struct{} // the keys of the client's watches in `at.view.watches`
 	lastEvent int64                 // the number of the last event sent to the client, see nextEvent
 	closing   bool                  // no further request is carried out
 	now       string                // the current step of the reader, for Dump and for a Close that hangs
@@ -43,7 +42,7 @@ type conn struct {
 	sent      int64                 // packets
 }
 
-// start serves nc, a connection from a client to e.
+// The method `start` serves nc, a connection from a client to e.
 func (s *Server) start(nc net.Conn, e *endpoint) {
 	c := &conn{
 		s: s, nc: nc, at: e, remote: nc.RemoteAddr().String(),
@@ -70,7 +69,7 @@ func (s *Server) start(nc net.Conn, e *endpoint) {
 	s.wg.Go(c.serve)
 }
 
-// kill ends the connection at once.
+// The method `kill` ends the connection at once.
 func (c *conn) kill() {
 	c.killed.Do(func() {
 		close(c.done)
@@ -78,7 +77,8 @@ func (c *conn) kill() {
 	})
 }
 
-// finish ends the connection after all queued bytes are sent to the client. Server.mu is held.
+// The method `finish` ends the connection after all queued bytes are sent to the client. Server.mu
+// is held.
 func (c *conn) finish() {
 	if c.closing {
 		return
@@ -91,8 +91,8 @@ func (c *conn) finish() {
 	c.out.finish()
 }
 
-// send queues a packet for the client. Server.mu is held, so packets on every connection have the
-// order of the transactions.
+// The method `send` queues a packet for the client. Server.mu is held, so packets on every
+// connection have the order of the transactions.
 func (c *conn) send(b []byte) {
 	c.sent++
 	if c.out.append(b, c.s.latency) > outputLimit {
@@ -100,7 +100,7 @@ func (c *conn) send(b []byte) {
 	}
 }
 
-// forget removes a connection that has ended from the server.
+// The method `forget` removes from the server a connection that has ended.
 func (c *conn) forget() {
 	c.kill()
 	s := c.s
@@ -114,7 +114,7 @@ func (c *conn) forget() {
 	delete(s.conns, c)
 }
 
-// serve is the reader.
+// The method `serve` is the reader.
 func (c *conn) serve() {
 	defer c.forget()
 	first, err := c.r.Peek(4)
@@ -144,7 +144,8 @@ func (c *conn) serve() {
 	_, _ = io.Copy(io.Discard, c.r)
 }
 
-// next reads one request and carries it out. It reports whether another request may follow.
+// The method `next` reads one request and carries the request out. It reports whether another
+// request may follow.
 func (c *conn) next() bool {
 	frame, ok := c.readFrame()
 	if !ok {
@@ -193,7 +194,7 @@ func (c *conn) readFrame() ([]byte, bool) {
 	}
 }
 
-// write is the writer.
+// The method `write` is the writer.
 func (c *conn) write() {
 	defer c.kill()
 	var spare []byte
@@ -231,7 +232,8 @@ func (c *conn) write() {
 	}
 }
 
-// sleep waits for d, or until the connection ends. It reports whether the connection is still open.
+// The method `sleep` waits for d, or until the connection ends. It reports whether the connection
+// is still open.
 func (c *conn) sleep(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -301,8 +303,8 @@ func (c *conn) carryOut(r *Request) bool {
 	return action.kind.repeats() && !c.closing
 }
 
-// answer sends b, the reply to r. For some actions, it sends only a part of b, or nothing. It ends
-// the connection if no request may follow.
+// The method `answer` sends b, the reply to r. For some actions, it sends only a part of b, or
+// nothing. It ends the connection if no request may follow.
 func (c *conn) answer(r *Request, action Action, b []byte, code int32) {
 	switch action.kind {
 	case actDropReply:
@@ -319,15 +321,16 @@ func (c *conn) answer(r *Request, action Action, b []byte, code int32) {
 	}
 }
 
-// repeats reports whether another request may follow a request with an action of the kind k.
+// The method `repeats` reports whether another request may follow a request with an action of the
+// kind k.
 func (k actionKind) repeats() bool { return k == actPass || k == actFail }
 
-// fails reports whether the action answers a request with a code, and does not carry the request
-// out.
+// The method `fails` reports whether an action of the kind k answers a request with a code, without
+// carrying the request out.
 func (k actionKind) fails() bool { return k == actFail || k == actRefuse }
 
 // lockConnected waits for the end of a freeze or a partition that affects the connection, and then
-// locks Server.mu. If the connection ends first, it returns false, and does not lock.
+// locks Server.mu. If the connection ends first, lockConnected returns false, and does not lock.
 func (c *conn) lockConnected() bool {
 	s := c.s
 	for {
@@ -352,7 +355,7 @@ func (c *conn) lockConnected() bool {
 	}
 }
 
-// hang leaves the connection open, but sends nothing more on it. Server.mu is held.
+// The method `hang` leaves the connection open, but sends nothing more on it. Server.mu is held.
 func (c *conn) hang() {
 	c.now = "hanging"
 	c.out.silence()

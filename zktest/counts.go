@@ -10,9 +10,9 @@ import (
 
 // Counts has counters of a server's work since its start, and the present sizes of its state.
 type Counts struct {
-	// Requests has the number of requests of each kind that have arrived, by
-	// the names of [Op.String]. Intercepted requests count, and pings do not. A
-	// handshake counts as "connect", and a multi as one request.
+	// Requests has the number of requests of each kind that have arrived, by the names of
+	// [Op.String]. Intercepted requests count, and pings do not. A handshake counts as "connect",
+	// and a multi counts as one request.
 	Requests map[string]int64
 
 	Pings         int64
@@ -79,8 +79,8 @@ func (c Counts) Sub(earlier Counts) Counts {
 	return d
 }
 
-// count counts a request that has arrived. All unknown kinds count as one kind, so that a client
-// cannot fill the memory with unknown kinds. Server.mu is held.
+// The method `count` counts a request that has arrived. All unknown kinds count as one kind, so
+// that a client cannot fill the memory with unknown kinds. Server.mu is held.
 func (s *Server) count(op Op) {
 	if _, ok := opNames[op]; !ok {
 		op = 0
@@ -94,9 +94,8 @@ type Watch struct {
 	Children bool // true: on the list of the node's children; false: on the node, which may not exist
 }
 
-// Watches returns the watches that a session has at this server, sorted by path.
-// A session without a connection has none, because its client sets them again
-// after it reconnects.
+// Watches returns the watches that a session has at this server, sorted by path. A session without
+// a connection has none, because its client sets the watches again after a reconnection.
 func (s *Server) Watches(session int64) []Watch {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -28,14 +28,14 @@
 //
 //   - A follower answers pings and reads from its own tree. It sends writes, syncs and handshakes
 //     to the leader. A client receives its replies in the order of its requests.
-//   - A majority logs every write, even a failed write, before the leader commits it. A member
-//     applies a write when the leader reports the write as committed. The begin and the end of a
-//     session are writes. A sync waits for all earlier proposals. If there are no such proposals,
-//     the sync needs no majority.
+//   - A majority logs every write, even a failed write, before the leader commits the write. A
+//     member applies a write when the leader reports the write as committed. The begin and the end
+//     of a session are writes. A sync waits for all earlier proposals. If there are no such
+//     proposals, the sync needs no majority.
 //   - Only the leader ends sessions: one session timeout after the client's last sign of life,
-//     rounded up to a tick. The leader learns of signs of life at other members from their answers
-//     to its pings, twice a tick, and from handshakes. A write that a follower sends to the leader
-//     is no sign of life.
+//     rounded up to a tick. The leader learns of signs of life at other members from handshakes
+//     and, twice a tick, from the answers of these members to its pings. A write that a follower
+//     sends to the leader is no sign of life.
 //   - If no message from the leader reaches a follower for the time of the sync limit, the follower
 //     closes its clients' connections and looks for a leader. A leader without a majority for that
 //     time does the same. A majority whose members reach each other elects the member with the
@@ -43,11 +43,10 @@
 //     leader drops all transactions that the leader does not have.
 //   - A member refuses a client that has seen a newer transaction than the member. If a session has
 //     moved to another member, a write through its old connection closes that connection.
-//   - Requests wait in the leader's queue ([Ensemble.SetBacklog]). Only at the
-//     end of the wait does the leader check that the request came through the
-//     session's current member. A handshake changes the current member at once.
-//     So if a session moves to another member and returns in time, the leader
-//     carries out its old requests.
+//   - Requests wait in the leader's queue ([Ensemble.SetBacklog]). Only at the end of the wait does
+//     the leader check that the request came through the session's current member. A handshake
+//     changes the current member at once. So if a session moves to another member and returns in
+//     time, the leader carries out the session's old requests.
 //   - A follower identifies its own requests only by session and xid. If a
 //     client uses an xid twice in a session, a follower may answer the second
 //     request with the result of the first.

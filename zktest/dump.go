@@ -25,7 +25,7 @@ func (s *Server) Dump(w io.Writer) {
 	_, _ = b.WriteString(text) // after the unlock, because w may be slow
 }
 
-// dump returns the text of Dump. Server.mu is held.
+// The method `dump` returns the text that Dump writes. Server.mu is held.
 func (s *Server) dump() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "zktest server, zxid %d", s.leader.tree.zxid)

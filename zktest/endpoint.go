@@ -23,11 +23,11 @@ type endpoint struct {
 	view   *view
 
 	// Only for an endpoint that lags.
-	lag     time.Duration // how far view is behind; frozen is a lag without end
-	backlog []late        // transactions not yet applied to view
+	lag     time.Duration // how far `view` is behind; `frozen` is a lag without end
+	backlog []late        // transactions not yet applied to `view`
 }
 
-// A late is a transaction that a lagging endpoint has not applied yet.
+// The type `late` is a transaction that a lagging endpoint has not applied yet.
 type late struct {
 	txn *txn
 	at  time.Time // when the leader committed it
@@ -52,8 +52,8 @@ func madeUpPort() int {
 	return 20000 + int(uint32(lastPort.Add(1))%40000)
 }
 
-// listen opens e for connections. The first time, it sets e.addr to the address with the real port.
-// Later calls use the same address.
+// The method `listen` opens e for connections. The first call sets e.addr to the address with the
+// real port. Later calls use the same address.
 func (s *Server) listen(e *endpoint) error {
 	if s.bubble {
 		host, port, err := net.SplitHostPort(e.addr)
@@ -78,8 +78,8 @@ func (s *Server) listen(e *endpoint) error {
 	return nil
 }
 
-// accept starts a goroutine that accepts connections from e's listener until the listener is
-// closed.
+// The method `accept` starts a goroutine that accepts connections from e's listener until the
+// listener is closed.
 func (s *Server) accept(e *endpoint) {
 	l := e.listen
 	if l == nil {
@@ -105,8 +105,8 @@ func (s *Server) accept(e *endpoint) {
 	})
 }
 
-// shut closes e. From then on, e refuses connections. Server.mu is held, or no other goroutine has
-// the server yet.
+// The method `shut` closes e. From then on, e refuses connections. Server.mu is held, or no other
+// goroutine has the server yet.
 func (e *endpoint) shut() {
 	e.up = false
 	if e.listen != nil {
@@ -121,11 +121,11 @@ func (s *Server) shutListeners() {
 	}
 }
 
-// reopen opens e again. If another process keeps the port for a minute, reopen panics, as NewServer
-// does.
+// The method `reopen` opens e again. If another process still uses the port after a minute,
+// `reopen` panics, as NewServer does.
 func (s *Server) reopen(e *endpoint) {
 	var err error
-	for range 3000 { // for a minute: another process may use the port for a short connection
+	for range 3000 { // the tries take a minute: another process may use the port for a short connection
 		s.mu.Lock()
 		if s.closed || e.up {
 			s.mu.Unlock()
@@ -142,8 +142,9 @@ func (s *Server) reopen(e *endpoint) {
 	panic("zktest: cannot listen again: " + err.Error())
 }
 
-// find returns the endpoint with the address, or nil. The host "localhost" matches every endpoint
-// with the same port. An endpoint with an address such as 0.0.0.0 matches every host.
+// The method `find` returns the endpoint with the address, or nil. The host "localhost" matches
+// every endpoint with the same port. An endpoint with an address such as 0.0.0.0 matches every
+// host.
 func (s *Server) find(address string) *endpoint {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -158,8 +159,8 @@ func (s *Server) find(address string) *endpoint {
 	return nil
 }
 
-// mustFind is find for an argument of an exported method: it panics if the server does not have the
-// address.
+// mustFind is like `find`, but panics if the server does not have the address. Exported methods
+// call it with their arguments.
 func (s *Server) mustFind(addr string) *endpoint {
 	e := s.find(addr)
 	if e == nil {
@@ -168,10 +169,10 @@ func (s *Server) mustFind(addr string) *endpoint {
 	return e
 }
 
-// Dial connects to the server in memory, without the network. It is a zk.Dialer
-// for go-zookeeper. Like TCP, it returns an error if the address is stopped or is
-// not the server's. Dial never waits, so it ignores timeout. A server made in a
-// [testing/synctest] bubble must be dialled from within that bubble.
+// Dial connects to the server in memory, without the network. It is a zk.Dialer for go-zookeeper.
+// Like TCP, it returns an error if the address is stopped or is not the server's. Dial never waits,
+// so it ignores `timeout`. A server that was made in a [testing/synctest] bubble must be dialled
+// from within that bubble.
 func (s *Server) Dial(network, address string, timeout time.Duration) (net.Conn, error) {
 	s.mu.Lock()
 	e := s.find(address)

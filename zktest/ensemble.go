@@ -16,19 +16,19 @@ import (
 // This file has the methods with which a test makes, breaks and heals an ensemble. member.go and
 // quorum.go have the agreement of the members. way.go has the network between the members.
 
-// An Ensemble is several servers with one tree. As in ZooKeeper, one leads, the others follow, and
-// a majority logs every transaction. Members are numbered from 0. The methods of an Ensemble are
-// safe for concurrent use.
+// An Ensemble is several servers with one tree. As in ZooKeeper, one server leads, the others
+// follow, and a majority logs every transaction. Members are numbered from 0. The methods of an
+// Ensemble are safe for concurrent use.
 //
 // Each member is a [Server] with an address of its own. The methods of this Server affect only the
 // clients of the member. For a member, [Server.Stop] is the same as [Ensemble.Crash], and
 // [Server.Restart] is the same as [Ensemble.Restart]. [Server.SetLag] and [Server.Freeze] do the
 // same as [Ensemble.SetLag].
 //
-// A test can break a member (Crash, Freeze, SetLag), or the way from one member
-// to another (Cut, SetDelay). A way is one direction of an ordered stream, like
-// a TCP connection. A message sent during a cut arrives after the cut is
-// healed, unless a member has closed the connection by then.
+// A test can break a member (Crash, Freeze, SetLag), or the way from one member to another (Cut,
+// SetDelay). A way is one direction of an ordered stream, like a TCP connection. A message that is
+// sent during a cut arrives after the cut is healed, unless a member has closed the connection by
+// then.
 type Ensemble struct {
 	tick         time.Duration
 	syncLimit    time.Duration
@@ -199,7 +199,7 @@ func (e *Ensemble) Leader() int {
 	return -1
 }
 
-// leading returns the newest leadership, or nil.
+// The method `leading` returns the newest leadership, or nil.
 func (e *Ensemble) leading() *leadership {
 	var newest *leadership
 	for _, m := range e.members {
@@ -234,7 +234,7 @@ func (e *Ensemble) MemberOf(session int64) int {
 }
 
 // Expire makes the leader end a session, as if the client had been silent for the session timeout.
-// The other members learn of the end as they learn of every transaction.
+// The other members learn of the end of the session as they learn of every transaction.
 func (e *Ensemble) Expire(session int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -257,8 +257,8 @@ func (e *Ensemble) setSequence(path string, next int32) {
 }
 
 // Crash ends member i as SIGKILL does. Its connections to clients and to other members are closed.
-// Because of the delays of the ways, the other members learn of the crash later. The log of member
-// i survives until [Ensemble.Restart].
+// The other members learn of the crash only after the delays of the ways. The log of member i
+// survives until [Ensemble.Restart].
 func (e *Ensemble) Crash(i int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -294,11 +294,11 @@ func (e *Ensemble) Thaw(i int) {
 	e.member(i).thaw()
 }
 
-// SetLag makes member i apply each transaction later: d after the leader has reported the
-// transaction as committed. A d of 0 ends the lag. During the lag, the member answers pings and
-// reads from its older tree, and still logs transactions. A leader that lags answers a sync of its
-// own client at once, like ZooKeeper's leader. A lag longer than the test keeps the member at a
-// chosen transaction.
+// SetLag makes member i lag: it applies each transaction when the time d has passed since the
+// leader reported the transaction as committed. A d of 0 ends the lag. During the lag, the member
+// answers pings and reads from its older tree, and still logs transactions. A leader that lags
+// answers a sync of its own client at once, like ZooKeeper's leader. A lag longer than the test
+// keeps the member at a chosen transaction.
 func (e *Ensemble) SetLag(i int, d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -314,9 +314,9 @@ func (e *Ensemble) SetDelay(from, to int, d time.Duration) {
 }
 
 // SetBacklog sets the time that each request waits in the leader's queue before the leader looks at
-// it. The default is 0. After that time, the leader checks that the session's client is still
-// connected to the member that sent the request. A handshake that continues a session does not
-// wait, so the session can move to another member and back before that check.
+// that request. The default is 0. After that time, the leader checks that the session's client is
+// still connected to the member that sent the request. A handshake that continues a session does
+// not wait, so the session can move to another member and back before that check.
 func (e *Ensemble) SetBacklog(d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

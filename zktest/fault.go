@@ -45,28 +45,28 @@ var (
 	// until the client or [Server.Disconnect] closes it. The session expires after its timeout.
 	Hang = Action{kind: actHang}
 
-	// HangReply carries out the request, and sends only the first four bytes of the reply, which
-	// are its length. Then it acts like [Hang].
+	// HangReply carries out the request, and sends only the first four bytes of the reply: its
+	// length. Then it acts like [Hang].
 	HangReply = Action{kind: actHangReply}
 )
 
-// Fail answers the request with code, such as [CodeNoNode], and does not carry it out. For a
-// connect request, the only error in ZooKeeper's protocol is an expired session, so Fail answers
-// with that error for any code.
+// Fail answers the request with `code`, such as [CodeNoNode], and does not carry the request out.
+// For a connect request, the only error in ZooKeeper's protocol is an expired session, so Fail
+// answers with that error whatever the code is.
 func Fail(code int32) Action {
 	return Action{kind: actFail, code: code}
 }
 
-// Delay carries out the request after d. Later requests on the same connection wait too; requests
-// on other connections do not.
+// Delay carries out the request after the time d. Later requests on the same connection wait, too;
+// requests on other connections do not wait.
 func Delay(d time.Duration) Action {
 	return Action{delay: d}
 }
 
 // Intercept makes the server call f for every later request, including pings, handshakes and auth,
-// and do what f returns. A nil f ends the interception. f is called on the goroutine of the
-// connection, so calls for different connections are concurrent. f may call the server's methods
-// except Close. It must not change anything that the request points to.
+// and carry out the action that f returns. A nil f ends the interception. f is called on the
+// goroutine of the connection, so calls for different connections are concurrent. f may call the
+// server's methods except Close. f must not change anything that the request points to.
 func (s *Server) Intercept(f func(Request) Action) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,7 +95,7 @@ func (s *Server) Expire(session int64) {
 }
 
 // Disconnect closes the connection of a session. Until the session expires, the client may
-// reconnect and continue it.
+// reconnect and continue the session.
 func (s *Server) Disconnect(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,10 +139,10 @@ func (s *Server) Heal(session int64) {
 	}
 }
 
-// ChangeSession makes the server grant a new session when the client next asks
-// to continue this session. ZooKeeper would continue the session or answer that
-// it has expired. But some other servers with ZooKeeper's protocol grant a new
-// session. The old session remains until it expires.
+// ChangeSession makes the server grant a new session when the client next asks to continue this
+// session. ZooKeeper would continue the session or answer that the session has expired. But some
+// other servers with ZooKeeper's protocol grant a new session. The old session remains until it
+// expires.
 func (s *Server) ChangeSession(session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,7 +186,7 @@ func (s *Server) Restart() {
 		for _, x := range s.sessions {
 			x.touch(s)
 		}
-		s.rearm(s.epoch) // the epoch is in the past: call elapse now
+		s.rearm(s.epoch) // the epoch is in the past: call `elapse` now
 	}
 	s.mu.Unlock()
 	for _, e := range s.endpoints {

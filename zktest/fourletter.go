@@ -9,13 +9,14 @@ import (
 // This file answers the four-letter words, in the format of ZooKeeper 3.8. conn.go reads the
 // requests of clients with a session.
 
-// version is the version of ZooKeeper whose protocol the server speaks.
+// The constant `version` is the version of ZooKeeper whose protocol the server speaks.
 const version = "3.8.0-zktest"
 
-// built is a dummy for the build time of the server, in the format that clients parse.
+// The constant `built` is a dummy for the build time of the server, in the format that clients
+// parse.
 const built = "01/01/2022 00:00 UTC"
 
-// fourLetter returns the answer to a four-letter word. It returns false if word is not a
+// fourLetter returns the answer to a four-letter word. It returns false if `word` is not a
 // four-letter word.
 func (s *Server) fourLetter(word string) (string, bool) {
 	s.mu.Lock()
@@ -49,7 +50,8 @@ func (s *Server) fourLetter(word string) (string, bool) {
 	return "", false
 }
 
-// traffic returns the number of packets received and sent on the connections that are open now.
+// The method `traffic` returns the numbers of packets received and sent on the connections that are
+// open now.
 func (s *Server) traffic() (received, sent int64) {
 	for c := range s.conns {
 		received += c.received
@@ -77,7 +79,7 @@ func (s *Server) wordSrvr(clients bool) string {
 	return b.String()
 }
 
-// mode returns the server's mode: standalone, leader or follower.
+// The method `mode` returns the server's mode: standalone, leader or follower.
 func (s *Server) mode() string {
 	switch m := s.member; {
 	case m == nil:

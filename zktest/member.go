@@ -14,7 +14,7 @@ import (
 
 // A member is one server of an ensemble, as the other members see it. Ensemble.mu guards it.
 //
-// A running member leads (ld is set), follows a leader (tie is set), or looks for a leader.
+// A running member leads (`ld` is set), follows a leader (`tie` is set), or looks for a leader.
 type member struct {
 	e     *Ensemble
 	s     *Server // the member as its clients see it; s.leader has this member's copy of the tree
@@ -42,14 +42,15 @@ type member struct {
 	lag     time.Duration
 }
 
-// A news is a message from the leader. Messages come in the order of the transactions. If answer is
-// nil, the message commits the next logged transaction. Otherwise it answers a sync.
+// The type `news` is a message from the leader. Messages come in the order of the transactions. If
+// `answer` is nil, the message commits the next logged transaction. Otherwise the message answers a
+// sync.
 type news struct {
 	at     time.Time
 	answer *pending
 }
 
-// A pending is a request that a client has sent to a member.
+// The type `pending` is a request that a client has sent to a member.
 type pending struct {
 	m      *member
 	c      *conn
@@ -58,7 +59,7 @@ type pending struct {
 	who    requester
 
 	waits bool // the reply needs a message from the leader
-	done  bool // the leader has decided: body and code are the reply
+	done  bool // the leader has decided: `body` and `code` are the reply
 	body  []byte
 	code  int32
 	ready chan bool // only for a handshake: receives whether requests may follow; has room for one
@@ -88,7 +89,8 @@ func (m *member) describe() string {
 	return fmt.Sprintf("%s, epoch %d, applied %#x, %d logged", text, m.epoch, m.s.leader.tree.zxid, len(m.logged))
 }
 
-// receive delivers a message to m by calling do. If m is frozen, do runs after Thaw.
+// The method `receive` delivers a message to m by calling `do`. If m is frozen, `do` runs after
+// Thaw.
 func (m *member) receive(do func()) {
 	if m.frozen() {
 		m.inbox = append(m.inbox, do)
@@ -97,8 +99,8 @@ func (m *member) receive(do func()) {
 	do()
 }
 
-// at schedules do for the time t. If m is frozen at that time, do runs after Thaw. A crash of m
-// cancels do.
+// The method `at` schedules `do` for the time t. If m is frozen at that time, `do` runs after Thaw.
+// A crash of m cancels `do`.
 func (m *member) at(t time.Time, do func()) {
 	life := m.life
 	m.e.at(t, func() {
@@ -112,7 +114,7 @@ func (m *member) at(t time.Time, do func()) {
 	})
 }
 
-// before reports whether o precedes m as a candidate in an election.
+// The method `before` reports whether o is a better candidate than m in an election.
 func (m *member) before(o *member) bool {
 	if m.epoch != o.epoch {
 		return m.epoch < o.epoch
@@ -197,7 +199,8 @@ func (m *member) thaw() {
 	m.e.look()
 }
 
-// leave makes m neither leader nor follower, and closes its connections to members and to clients.
+// The method `leave` makes m neither leader nor follower, and closes its connections to members and
+// to clients.
 func (m *member) leave() {
 	if t := m.tie; t != nil && t.follow.open {
 		t.follow.open = false
@@ -220,7 +223,7 @@ func (m *member) leave() {
 	}
 }
 
-// orphaned makes m look for a leader after the loss of its leader or of its followers.
+// The method `orphaned` makes m look for a leader after the loss of its leader or of its followers.
 func (m *member) orphaned() {
 	m.leave()
 	m.looks = time.Now()
@@ -229,15 +232,15 @@ func (m *member) orphaned() {
 
 // Electing.
 
-// look schedules an election. It is called after each change that can bring
-// members together.
+// The method `look` schedules an election. It is called after each change that can bring members
+// together.
 func (e *Ensemble) look() {
 	e.at(time.Now().Add(e.electionTime), e.elect)
 }
 
-// elect gives a leader to each member that looks for a leader, if possible. If the member can reach
-// a leader, that leader takes it as a follower. The remaining members elect the best of them that
-// reaches a majority.
+// The method `elect` gives a leader to each member that looks for a leader, if possible. If the
+// member can reach a leader, that leader takes the member as a follower. The remaining members
+// elect the best candidate among the members that reach a majority.
 func (e *Ensemble) elect() {
 	var lookers []*member
 	for _, m := range e.members {
@@ -273,7 +276,7 @@ func (e *Ensemble) elect() {
 	}
 }
 
-// reach reports whether messages pass between two members in both directions.
+// The method `reach` reports whether messages pass between two members in both directions.
 func (e *Ensemble) reach(a, b *member) bool {
 	return !a.wayTo(b).cut && !b.wayTo(a).cut
 }
@@ -288,7 +291,8 @@ func (e *Ensemble) leaderFor(m *member) *leadership {
 	return best
 }
 
-// install replaces the tree and the sessions of m with copies of the leader's tree and sessions.
+// The method `install` replaces the tree and the sessions of m with copies of the leader's tree and
+// sessions.
 func (m *member) install(t *tree, sessions map[int64]*session, epoch int64) {
 	m.s.leader.tree = t
 	m.s.sessions = map[int64]*session{}
@@ -302,7 +306,7 @@ func (m *member) install(t *tree, sessions map[int64]*session, epoch int64) {
 
 // Following.
 
-// watchLeader makes m leave its leader if no message from the leader arrives for the sync limit.
+// watchLeader makes m leave its leader if no message from the leader arrives within the sync limit.
 func (m *member) watchLeader(t *tie) {
 	m.at(t.follow.heard.Add(m.e.syncLimit), func() {
 		switch {
@@ -315,13 +319,13 @@ func (m *member) watchLeader(t *tie) {
 	})
 }
 
-// log logs a proposal of the leader.
+// The method `log` logs a proposal of the leader.
 func (m *member) log(t *tie, x *txn) {
 	m.logged = append(m.logged, x)
 	t.toLeader(func() { t.ld.ack(m, x) })
 }
 
-// ping answers the leader's ping with the sessions in m.table.
+// The method `ping` answers the leader's ping with the sessions in m.table.
 func (m *member) ping(t *tie) {
 	table := m.table
 	m.table = map[int64]time.Duration{}
@@ -332,14 +336,14 @@ func (m *member) ping(t *tie) {
 	})
 }
 
-// hear is called with a message of the leader: a commit if answer is nil, otherwise the answer to a
-// sync.
+// The method `hear` is called with a message of the leader. If `answer` is nil, the message is a
+// commit. Otherwise it is the answer to a sync.
 func (m *member) hear(answer *pending) {
 	m.commits = append(m.commits, news{time.Now(), answer})
 	m.advance()
 }
 
-// advance handles the messages of the leader that are due.
+// The method `advance` handles the messages of the leader that are due.
 func (m *member) advance() {
 	for len(m.commits) > 0 {
 		n := m.commits[0]
@@ -368,10 +372,10 @@ func (m *member) setLag(d time.Duration) {
 	m.advance()
 }
 
-// asked returns the request that x answers, if a client of m has sent that request. Otherwise, it
-// returns nil. A leader knows the request from which it made x. A follower acts as ZooKeeper's
-// CommitProcessor: it takes its first waiting request if that has the session and the xid of x. If
-// a client uses an xid twice, that can be the wrong request.
+// The method `asked` returns the request that x answers, if a client of m has sent that request.
+// Otherwise, it returns nil. A leader knows the request from which it made x. A follower acts like
+// ZooKeeper's CommitProcessor: it takes its first waiting request if that request has the session
+// and the xid of x. If a client uses an xid twice, the first waiting request can be the wrong one.
 func (m *member) asked(x *txn) *pending {
 	if m.ld != nil {
 		if x.origin != nil && x.origin.m == m {
@@ -390,8 +394,8 @@ func (m *member) asked(x *txn) *pending {
 	return p
 }
 
-// request returns the session and the xid by which followers identify x. The xid is 0 if x is a
-// leader's own decision to end a session.
+// The method `request` returns the session and the xid by which followers identify x. The xid is 0
+// if x is a leader's own decision to end a session.
 func (x *txn) request() (session int64, xid int32) {
 	if x.origin == nil {
 		return x.closed, 0
@@ -399,8 +403,8 @@ func (x *txn) request() (session int64, xid int32) {
 	return x.origin.who.session, x.origin.r.Xid
 }
 
-// apply applies the first transaction of the log and fires the watches. If a client of m sent the
-// request of the transaction, apply answers the request.
+// The method `apply` applies the first transaction of the log and fires the watches. If a client of
+// m sent the request of the transaction, the method answers that request.
 func (m *member) apply() {
 	x := m.logged[0]
 	m.logged = m.logged[1:]
@@ -443,7 +447,7 @@ func (m *member) apply() {
 	}
 }
 
-// start begins the body of the reply to p, a request that x answers.
+// The method `start` begins the body of the reply to p, a request that x answers.
 func (p *pending) start(x *txn) []byte {
 	if p == nil || !p.fits(x) || p.r.Op != OpMulti || x.code == CodeOK {
 		return nil
@@ -451,7 +455,7 @@ func (p *pending) start(x *txn) []byte {
 	return appendFailed(nil, len(x.origin.r.Ops), x.failed, x.code)
 }
 
-// result adds the result of change i of x. It is called right after the change.
+// The method `result` adds the result of change i of x. It is called right after the change.
 func (p *pending) result(b []byte, x *txn, i int) []byte {
 	switch {
 	case p == nil || !p.fits(x) || p.r.Op == OpCloseSession:
@@ -466,14 +470,14 @@ func (p *pending) result(b []byte, x *txn, i int) []byte {
 	return p.m.s.appendResult(b, p.r.Op, &x.changes[i])
 }
 
-// fits reports whether the result of x has the form of a reply to p. If a client has used an xid
-// twice, p may not be the request of x.
+// The method `fits` reports whether the result of x has the form of a reply to p. If a client has
+// used an xid twice, p may not be the request of x.
 func (p *pending) fits(x *txn) bool {
 	return x.origin != nil && (x.origin.r.Op == OpMulti) == (p.r.Op == OpMulti)
 }
 
-// end completes the body of the reply, and returns it with the code of the reply. The code for a
-// failed multi is OK, unless the session is not allowed to write at all.
+// The method `end` completes the body of the reply, and returns it with the code of the reply. The
+// code for a failed multi is OK, unless the session is not allowed to write at all.
 func (p *pending) end(b []byte, x *txn) ([]byte, int32) {
 	switch {
 	case p.r.Op != OpMulti || x.connection():
@@ -486,14 +490,15 @@ func (p *pending) end(b []byte, x *txn) ([]byte, int32) {
 	return nil, CodeMarshallingError
 }
 
-// connection reports whether x failed because of the session, not because of the request.
+// The method `connection` reports whether x failed because of the session, not because of the
+// request.
 func (x *txn) connection() bool {
 	return x.code == CodeSessionExpired || x.code == CodeSessionMoved
 }
 
 // Serving clients.
 
-// touch records a sign of life of a session's client.
+// The method `touch` records a sign of life of a session's client.
 func (m *member) touch(id int64, timeout time.Duration) {
 	if m.ld != nil {
 		m.ld.touch(id, timeout)
@@ -502,8 +507,8 @@ func (m *member) touch(id int64, timeout time.Duration) {
 	m.table[id] = timeout
 }
 
-// take accepts a request. m answers reads itself, and answers all requests of a session in order.
-// The result is whether another request may follow.
+// The method `take` accepts a request. m answers reads itself, and answers all requests of a
+// session in order. The result is whether another request may follow.
 func (m *member) take(c *conn, r *Request, action Action) bool {
 	p := &pending{m: m, c: c, r: *r, action: action, who: c.who()}
 	if r.Op.proves() {
@@ -514,8 +519,8 @@ func (m *member) take(c *conn, r *Request, action Action) bool {
 	return action.kind.repeats() && !c.closing && r.Op != OpCloseSession
 }
 
-// inTurn calls do. If m leads, it does so after all earlier requests in the leader's queue. If m
-// follows, it does so at once.
+// inTurn calls `do`. If m leads, it calls `do` after all earlier requests in the leader's queue. If
+// m follows, it calls `do` at once.
 func (m *member) inTurn(do func()) {
 	if m.ld != nil {
 		m.ld.enqueue(do)
@@ -524,7 +529,7 @@ func (m *member) inTurn(do func()) {
 	}
 }
 
-// put appends a request to the queue of its session.
+// The method `put` appends a request to the queue of its session.
 func (m *member) put(p *pending) {
 	x := p.c.session
 	x.queue = append(x.queue, p)
@@ -542,7 +547,7 @@ func (m *member) put(p *pending) {
 	x.drain()
 }
 
-// agreed reports whether op is a transaction.
+// The method `agreed` reports whether op is a transaction.
 func (op Op) agreed() bool {
 	switch op {
 	case OpCreate, OpCreate2, OpCreateContainer, OpCreateTTL, OpDelete, OpSetData, OpSetACL, OpCheck, OpMulti, OpCloseSession:
@@ -551,7 +556,7 @@ func (op Op) agreed() bool {
 	return false
 }
 
-// ask asks the leader for the transaction of p.
+// The method `ask` asks the leader for the transaction of p.
 func (m *member) ask(p *pending) {
 	if m.ld != nil {
 		m.ld.request(p)
@@ -562,16 +567,17 @@ func (m *member) ask(p *pending) {
 	t.toLeader(func() { t.ld.enqueue(func() { t.ld.request(p) }) })
 }
 
-// finish is called when p.body and p.code are the reply to p. The reply is sent in its turn.
+// The method `finish` is called when p.body and p.code are the reply to p. The reply is sent in its
+// turn.
 func (p *pending) finish() {
 	p.done = true
 	p.c.session.drain()
 }
 
-// drain answers the requests of x's queue in order, up to the first request that waits for the
-// leader. Requests of an earlier connection also block later requests. At the leader, requests
-// through a follower block them, too. So after a reconnection to this member, a client sees the
-// effects of all its earlier requests there.
+// The method `drain` answers the requests of x's queue in order, up to the first request that waits
+// for the leader. Requests of an earlier connection also block later requests. At the leader,
+// requests through a follower block them, too. So after a reconnection to this member, a client
+// sees the effects of all its earlier requests there.
 func (x *session) drain() {
 	for len(x.queue) > 0 {
 		p := x.queue[0]
@@ -585,7 +591,7 @@ func (x *session) drain() {
 	}
 }
 
-// settle answers p, or carries out the action of p.
+// The method `settle` answers p, or carries out the action of p.
 func (c *conn) settle(p *pending) {
 	s := c.s
 	switch p.action.kind {
@@ -619,7 +625,7 @@ func (c *conn) settle(p *pending) {
 	c.answer(&p.r, p.action, b, code)
 }
 
-// connect carries out a handshake; see conn.greet.
+// The method `connect` carries out a handshake; see conn.greet.
 func (m *member) connect(c *conn, r *Request, action Action) (wait <-chan bool, ok bool) {
 	s := m.s
 	if !m.serving() {
@@ -661,7 +667,8 @@ func (m *member) connect(c *conn, r *Request, action Action) (wait <-chan bool, 
 	return p.ready, false
 }
 
-// resume continues a handshake after the leader's answer. valid says whether the session exists.
+// The method `resume` continues a handshake after the leader's answer. The argument `valid` says
+// whether the session exists.
 func (m *member) resume(p *pending, id int64, timeout time.Duration, valid bool) {
 	if !valid {
 		m.welcome(p, nil)
@@ -676,8 +683,8 @@ func (m *member) resume(p *pending, id int64, timeout time.Duration, valid bool)
 	m.welcome(p, x)
 }
 
-// welcome ends a handshake: the client gets the session x, or learns that its session has expired
-// if x is nil.
+// The method `welcome` ends a handshake: the client gets the session x, or learns that its session
+// has expired if x is nil.
 func (m *member) welcome(p *pending, x *session) {
 	if p.c.closing {
 		return // the reader of the connection ends by itself
@@ -689,7 +696,7 @@ func (m *member) welcome(p *pending, x *session) {
 	p.ready <- p.c.welcome(x, &p.r, p.action)
 }
 
-// password returns the password of a session, which every member can compute.
+// The method `password` returns the password of a session. Every member can compute this password.
 func (e *Ensemble) password(id int64) []byte {
 	sum := sha1.Sum(binary.BigEndian.AppendUint64(e.secret[:], uint64(id)))
 	return sum[:passwordLen]

@@ -11,9 +11,9 @@ import (
 // maxTTL is ZooKeeper's longest time to live, in milliseconds.
 const maxTTL = 1<<40 - 1
 
-// handle carries out r for c, with Server.mu held. It returns b with the body
-// of the reply appended, and the code of the reply. If the code is not CodeOK,
-// the caller ignores the body.
+// The method `handle` carries out r for c, with Server.mu held. It appends the body of the reply to
+// b, and returns b and the code of the reply. If the code is not CodeOK, the caller ignores the
+// body.
 func (s *Server) handle(c *conn, r *Request, b []byte) ([]byte, int32) {
 	if r.malformed {
 		return b, CodeMarshallingError
@@ -59,7 +59,7 @@ func (c *conn) addID(id identity) {
 	c.ids = append(c.ids, id)
 }
 
-// write carries out a transaction of one operation.
+// The method `write` carries out a transaction of one operation.
 func (s *Server) write(c *conn, r *Request, b []byte) ([]byte, int32) {
 	x := s.begin()
 	ch, code := s.leader.tree.check(c.who(), r)
@@ -75,8 +75,8 @@ func (s *Server) write(c *conn, r *Request, b []byte) ([]byte, int32) {
 	return b, code
 }
 
-// multi carries out all operations of a transaction, or none. The code of the reply is always OK,
-// and the body has the result of each operation.
+// The method `multi` carries out all operations of a transaction, or none. The code of the reply is
+// always OK, and the body has the result of each operation.
 func (s *Server) multi(c *conn, r *Request, b []byte) ([]byte, int32) {
 	t := s.leader.tree
 	x := s.begin()
@@ -122,7 +122,7 @@ func (op Op) resultInMulti() Op {
 }
 
 // appendFailed appends the results of n operations, of which one has failed. The failed operation
-// gets code, earlier operations get OK, and later operations get RuntimeInconsistency.
+// gets `code`, earlier operations get OK, and later operations get RuntimeInconsistency.
 func appendFailed(b []byte, n, failed int, code int32) []byte {
 	for i := range n {
 		result := int32(CodeOK)
@@ -173,7 +173,7 @@ type requester struct {
 
 func (c *conn) who() requester { return requester{c.session.id, c.ids} }
 
-// check returns the change for a write, or the code of the refusal.
+// The method `check` returns the change for a write, or the code of the refusal.
 func (t *tree) check(who requester, r *Request) (change, int32) {
 	switch r.Op {
 	case OpCreate, OpCreate2, OpCreateContainer, OpCreateTTL:
@@ -234,7 +234,7 @@ func (t *tree) checkCreate(who requester, r *Request) (change, int32) {
 		return ch, CodeBadArguments
 	}
 	// The flags say whether the node has a TTL. If the request has a field for a TTL, r.ttl is not
-	// negative. Both must agree.
+	// negative. The flags and this field must agree.
 	isTTL := r.Flags >= flagTTL
 	if isTTL != (r.ttl >= 0) || isTTL && (r.ttl == 0 || r.ttl > maxTTL) {
 		return ch, CodeBadArguments
@@ -316,9 +316,9 @@ func isSpecial(path string) bool {
 	return false
 }
 
-// SetSequence sets the number of the next sequential node below path. Without it, that number is
-// the number of children that path has ever had. After math.MaxInt32, the following node gets
-// -2147483648. SetSequence panics if there is no node at path.
+// SetSequence sets the number of the next sequential node below path. Without SetSequence, that
+// number is the number of children that path has ever had. After math.MaxInt32, the following node
+// gets -2147483648. SetSequence panics if there is no node at path.
 func (s *Server) SetSequence(path string, next int32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -28,15 +28,15 @@ type output struct {
 	mu      sync.Mutex // guards all fields below except the channels; a goroutine that holds mu locks nothing else
 	buf     []byte
 	marks   []mark            // the times at which the parts of buf may leave; nil: at once
-	gates   []<-chan struct{} // no byte leaves before all of them are closed
+	gates   []<-chan struct{} // no byte leaves before all gates are closed
 	closing bool              // the connection ends after the last byte of buf
-	mute    bool              // append discards its bytes
+	mute    bool              // `append` discards all bytes
 
 	wake chan struct{} // wakes the writer after a change; has room for one
 	room chan struct{} // wakes the reader after the writer took bytes; has room for one
 }
 
-// A mark is the time at which the bytes of buf before end may leave.
+// A mark is the time at which the bytes of buf before the offset `end` may leave.
 type mark struct {
 	end int
 	due time.Time
@@ -46,8 +46,8 @@ func newOutput() output {
 	return output{wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 }
 
-// append puts b into the queue. The bytes of b leave after latency, and after all bytes that were
-// queued before. append returns the number of bytes in the queue.
+// The method `append` puts b into the queue. The bytes of b leave after the time `latency`, and
+// after all earlier bytes. The method returns the number of bytes in the queue.
 func (o *output) append(b []byte, latency time.Duration) int {
 	o.mu.Lock()
 	if o.mute || o.closing {
@@ -64,7 +64,7 @@ func (o *output) append(b []byte, latency time.Duration) int {
 	return n
 }
 
-// finish makes the writer end the connection after all queued bytes.
+// The method `finish` makes the writer end the connection after all queued bytes.
 func (o *output) finish() {
 	o.mu.Lock()
 	o.closing = true
@@ -72,22 +72,23 @@ func (o *output) finish() {
 	poke(o.wake)
 }
 
-// silence makes append discard its bytes from now on.
+// The method `silence` makes `append` discard all bytes from now on.
 func (o *output) silence() {
 	o.mu.Lock()
 	o.mute = true
 	o.mu.Unlock()
 }
 
-// shut stops all unsent bytes until gate and every earlier gate are closed.
+// The method `shut` stops all unsent bytes until `gate` and every earlier gate are closed.
 func (o *output) shut(gate <-chan struct{}) {
 	o.mu.Lock()
 	o.gates = append(o.gates, gate)
 	o.mu.Unlock()
 }
 
-// take returns the bytes that may leave now. It uses spare as the next buffer. If no byte may leave
-// now, take returns the gate or the time to wait for. ok is false if no byte will follow.
+// The method `take` returns the bytes that may leave now. It uses `spare` as the next buffer. If no
+// byte may leave now, it returns the gate or the time to wait for. The result `ok` is false if no
+// byte will follow.
 func (o *output) take(spare []byte) (b []byte, gate <-chan struct{}, wait time.Duration, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -122,14 +123,14 @@ func (o *output) take(spare []byte) (b []byte, gate <-chan struct{}, wait time.D
 	return b, nil, 0, true
 }
 
-// size returns the number of queued bytes.
+// The method `size` returns the number of queued bytes.
 func (o *output) size() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.buf)
 }
 
-// poke puts a token into ch, unless ch has a token already.
+// The function `poke` puts a token into ch, unless ch has a token already.
 func poke(ch chan struct{}) {
 	select {
 	case ch <- struct{}{}:

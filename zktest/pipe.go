@@ -151,7 +151,7 @@ func (s *stream) write(b []byte) (int, error) {
 	}
 }
 
-// wait waits for a change of s or for the deadline. The caller holds s.mu.
+// The method `wait` waits for a change of s or for the deadline. The caller holds s.mu.
 func (s *stream) wait(deadline time.Time) {
 	if !deadline.IsZero() {
 		timer := time.AfterFunc(time.Until(deadline), func() {

@@ -82,8 +82,8 @@ var opNames = map[Op]string{
 	OpCloseSession:         "closeSession",
 }
 
-// proves reports whether a request of the kind op carries credentials. A server answers such a
-// request at once, without a transaction.
+// The method `proves` reports whether a request of the kind op carries credentials. A server
+// answers such a request at once, without a transaction.
 func (op Op) proves() bool { return op == OpAuth || op == OpSASL }
 
 // String returns ZooKeeper's name for op, such as "getChildren2".
@@ -198,7 +198,7 @@ func decodeConnect(frame []byte) (Request, bool) {
 }
 
 // decodeRequest decodes any packet after the first. It returns false if the header is incomplete.
-// It uses spare as a buffer for the operations of a multi, and returns a copy of the operations.
+// It uses `spare` as a buffer for the operations of a multi, and returns a copy of the operations.
 func decodeRequest(frame []byte, spare *[]Request) (Request, bool) {
 	d := decoder{b: frame, spare: spare}
 	r := Request{Xid: d.int32(), Op: Op(d.int32())}
@@ -295,7 +295,7 @@ func (r *Request) decodeOps(d *decoder) {
 	}
 }
 
-// within reports whether multi, which is OpMulti or OpMultiRead, can contain op.
+// The method `within` reports whether `multi`, which is OpMulti or OpMultiRead, can contain op.
 func (op Op) within(multi Op) bool {
 	switch op {
 	case OpCreate, OpCreate2, OpCreateContainer, OpCreateTTL, OpDelete, OpSetData, OpCheck:

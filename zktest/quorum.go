@@ -28,15 +28,15 @@ type leadership struct {
 	queued   time.Time // the time at which the leader will look at the last request in its queue
 }
 
-// A tracked is the leader's record of a session. Only the leader ends sessions.
+// The type `tracked` is the leader's record of a session. Only the leader ends sessions.
 type tracked struct {
 	end     time.Time // the time at which the session ends if its client stays silent; a whole number of ticks after epoch
-	armed   time.Time // the time of the next check by arm; zero: none
+	armed   time.Time // the time of the next check by `arm`; zero: none
 	owner   *member   // the member to which the session's client is connected
 	closing bool
 }
 
-// lead makes m the leader of the members in group. All of them take over m's log.
+// The method `lead` makes m the leader of the members in `group`. All of them take over m's log.
 func (m *member) lead(group []*member) {
 	for _, f := range group {
 		m.epoch = max(m.epoch, f.epoch)
@@ -63,7 +63,7 @@ func (m *member) lead(group []*member) {
 	ld.applied(nil)
 }
 
-// bind makes f a follower, which is not synced yet.
+// The method `bind` makes f a follower that is not synced yet.
 func (ld *leadership) bind(f *member) *tie {
 	now := time.Now()
 	t := &tie{ld: ld, f: f, since: now, leader: tieEnd{true, now}, follow: tieEnd{true, now}}
@@ -77,8 +77,8 @@ func (ld *leadership) bind(f *member) *tie {
 	return t
 }
 
-// join makes f a follower. It sends f the leader's tree, which replaces f's own log, and all
-// current proposals.
+// The method `join` makes f a follower. It sends f the leader's tree and all current proposals. The
+// tree replaces f's own log.
 func (ld *leadership) join(f *member) {
 	t := ld.bind(f)
 	m := ld.m
@@ -97,7 +97,7 @@ func (ld *leadership) join(f *member) {
 	}
 }
 
-// lose closes the leader's end of a tie, so the leader no longer has this follower.
+// The method `lose` closes the leader's end of a tie, so the leader no longer has this follower.
 func (ld *leadership) lose(t *tie) {
 	t.leader.open = false
 	if ld.ties[t.f] == t { // the follower has no newer tie
@@ -106,12 +106,13 @@ func (ld *leadership) lose(t *tie) {
 	t.farewell(ld.m, t.f)
 }
 
-// deadline is called after a sign of life of the follower. It moves the follower's deadline.
+// The method `deadline` is called after a sign of life of the follower. It moves the follower's
+// deadline.
 func (t *tie) deadline() { t.ld.deadline[t.f] = t.ld.tick + t.ld.m.e.syncTicks }
 
-// pulse runs twice a tick. If the leader has no majority, pulse ends the leadership. It drops
-// silent followers, and pings the others. They answer with the sessions whose clients gave a sign
-// of life.
+// The method `pulse` runs twice a tick. If the leader has no majority, `pulse` ends the leadership.
+// Otherwise, it drops silent followers and pings the other followers. These answer with the
+// sessions whose clients gave a sign of life.
 func (ld *leadership) pulse() {
 	m := ld.m
 	m.at(time.Now().Add(m.e.tick/2), func() {
@@ -144,8 +145,8 @@ func (ld *leadership) pulse() {
 	})
 }
 
-// silent reports whether a follower has been silent for the sync limit: no message of the follower
-// has arrived, or it has not acknowledged a proposal.
+// The method `silent` reports whether a follower has been silent for as long as the sync limit: no
+// message of the follower has arrived, or the follower has not acknowledged a proposal.
 func (ld *leadership) silent(t *tie) bool {
 	limit := ld.m.e.syncLimit
 	if time.Since(t.leader.heard) >= limit {
@@ -161,13 +162,13 @@ func (ld *leadership) silent(t *tie) bool {
 
 // Transactions.
 
-// begin returns a new transaction with the next zxid.
+// The method `begin` returns a new transaction with the next zxid.
 func (ld *leadership) begin() *txn {
 	ld.prep.zxid++
 	return &txn{zxid: ld.prep.zxid, time: time.Now().UnixMilli()}
 }
 
-// enqueue calls do after all earlier requests in the leader's queue.
+// enqueue calls `do` after all earlier requests in the leader's queue.
 func (ld *leadership) enqueue(do func()) {
 	at := time.Now().Add(ld.m.e.backlog)
 	if ld.m.e.backlog == 0 && at.After(ld.queued) {
@@ -185,8 +186,8 @@ func (ld *leadership) enqueue(do func()) {
 	})
 }
 
-// request proposes the transaction for p. If p fails, request proposes a transaction without
-// changes, and with the code of the failure.
+// The method `request` proposes the transaction for p. If p fails, it proposes a transaction
+// without changes, and with the code of the failure.
 func (ld *leadership) request(p *pending) {
 	x := ld.begin()
 	x.origin = p
@@ -210,7 +211,7 @@ func (ld *leadership) request(p *pending) {
 	ld.propose(x)
 }
 
-// allowed returns the code for a write of the session id through the member from.
+// The method `allowed` returns the code for a write of the session `id` through the member `from`.
 func (ld *leadership) allowed(id int64, from *member) int32 {
 	switch s := ld.sessions[id]; {
 	case s == nil || s.closing:
@@ -223,7 +224,7 @@ func (ld *leadership) allowed(id int64, from *member) int32 {
 	return CodeOK
 }
 
-// write fills x with the changes for p, or with the code of its failure.
+// The method `write` fills x with the changes for p, or with the code of its failure.
 func (ld *leadership) write(x *txn, p *pending) {
 	t := ld.prep
 	if p.r.malformed {
@@ -258,7 +259,7 @@ func (ld *leadership) write(x *txn, p *pending) {
 	}
 }
 
-// close makes x end a session and delete its ephemerals.
+// The method `close` makes x end a session and delete its ephemerals.
 func (ld *leadership) close(x *txn, id int64) {
 	x.closed = id
 	if s := ld.sessions[id]; s != nil {
@@ -271,7 +272,7 @@ func (ld *leadership) close(x *txn, id int64) {
 	}
 }
 
-// propose logs x and sends it to the followers.
+// The method `propose` logs x and sends it to the followers.
 func (ld *leadership) propose(x *txn) {
 	x.at = time.Now()
 	ld.proposed = append(ld.proposed, x)
@@ -313,8 +314,8 @@ func (ld *leadership) agreed(x *txn) bool {
 	return n >= ld.m.e.majority()
 }
 
-// sync answers a follower's sync after all current proposals are committed. If there are no
-// proposals, it answers at once, without a majority.
+// The method `sync` answers a follower's sync after all current proposals are committed. If there
+// are no proposals, it answers at once, without a majority.
 func (ld *leadership) sync(t *tie, p *pending) {
 	if n := len(ld.proposed); n > 0 {
 		ld.proposed[n-1].syncs = append(ld.proposed[n-1].syncs, p)
@@ -323,7 +324,7 @@ func (ld *leadership) sync(t *tie, p *pending) {
 	t.toFollower(func() { p.m.hear(p) })
 }
 
-// applied does the leader's work that follows the application of x. x may be nil.
+// The method `applied` does the leader's work that follows the application of x. x may be nil.
 func (ld *leadership) applied(x *txn) {
 	if x != nil && x.ahead != nil {
 		x.ahead.done = true
@@ -340,8 +341,8 @@ func (ld *leadership) applied(x *txn) {
 	}
 }
 
-// reap proposes the deletion of each childless node that is a container and has had children, or
-// whose time to live is over.
+// The method `reap` proposes the deletion of each childless node that is a container and has had
+// children, and of each childless node whose time to live is over.
 func (ld *leadership) reap() {
 	if ld.m.ld != ld {
 		return
@@ -366,8 +367,8 @@ func (ld *leadership) reap() {
 
 // Sessions.
 
-// track makes the leader track a session: its timeout, and the member owner, to which its client is
-// connected.
+// The method `track` makes the leader track a session: its timeout, and the member to which its
+// client is connected.
 func (ld *leadership) track(id int64, timeout time.Duration, owner *member) {
 	if ld.sessions[id] == nil {
 		ld.sessions[id] = &tracked{}
@@ -376,8 +377,8 @@ func (ld *leadership) track(id int64, timeout time.Duration, owner *member) {
 	ld.touch(id, timeout)
 }
 
-// touch moves the end of the session to one timeout from now, rounded up to the next tick. It
-// reports whether the session exists.
+// The method `touch` moves the end of the session to one timeout from now, rounded up to the next
+// tick. It reports whether the session exists.
 func (ld *leadership) touch(id int64, timeout time.Duration) bool {
 	s := ld.sessions[id]
 	if s == nil || s.closing {
@@ -389,8 +390,8 @@ func (ld *leadership) touch(id int64, timeout time.Duration) bool {
 	return true
 }
 
-// arm schedules a check of a session at s.end, unless an earlier check is scheduled. s.end can move
-// to an earlier time, because members may grant different timeouts.
+// The method `arm` schedules a check of a session at s.end, unless an earlier check is scheduled.
+// s.end can move to an earlier time, because members may grant different timeouts.
 func (ld *leadership) arm(id int64, s *tracked) {
 	if !s.armed.IsZero() && !s.end.Before(s.armed) {
 		return
@@ -411,7 +412,7 @@ func (ld *leadership) arm(id int64, s *tracked) {
 	})
 }
 
-// end proposes a transaction that ends a session.
+// The method `end` proposes a transaction that ends a session.
 func (ld *leadership) end(id int64) {
 	if s := ld.sessions[id]; s != nil && !s.closing {
 		x := ld.begin()
@@ -420,8 +421,9 @@ func (ld *leadership) end(id int64) {
 	}
 }
 
-// resume is called when the client of a session has connected to the member m. It reports whether
-// the session exists. It stores m as the session's member. The call counts as a sign of life.
+// The method `resume` is called when the client of a session has connected to the member m. It
+// reports whether the session exists. It stores m as the session's member. The call counts as a
+// sign of life.
 func (ld *leadership) resume(m *member, id int64, timeout time.Duration) bool {
 	if !ld.touch(id, timeout) {
 		return false

@@ -9,7 +9,7 @@ import (
 // This file carries out the requests that change no znode, and sets the watches of reads. watch.go
 // sends the events of watches.
 
-// read carries out a request that changes no znode, on the view of c's address.
+// The method `read` carries out a request that changes no znode, on the view of c's address.
 func (s *Server) read(c *conn, r *Request, b []byte) ([]byte, int32) {
 	v := c.at.view
 	switch r.Op {

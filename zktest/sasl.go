@@ -12,9 +12,9 @@ import (
 // This file has the server's side of SASL with the mechanism DIGEST-MD5. zktest does not have
 // Kerberos.
 
-// WithSASL makes the server authenticate clients with SASL DIGEST-MD5, as
-// ZooKeeper does with a JAAS file. users has the password of each user. A client
-// that has proved a password has the identity sasl:USER.
+// WithSASL makes the server authenticate clients with SASL DIGEST-MD5, as ZooKeeper does with a
+// JAAS file. The map `users` has the password of each user. A client that has proved a password has
+// the identity sasl:USER.
 func WithSASL(users map[string]string) Option {
 	return func(s *Server) { s.saslUsers = maps.Clone(users) }
 }
@@ -77,7 +77,7 @@ func saslAnswers(user, password, realm, nonce, cnonce, uri string) (response, pr
 	return answer("AUTHENTICATE"), answer("")
 }
 
-// saslFields parses the response of a client. Its values must not contain commas.
+// saslFields parses the response of a client. The values in the response must not contain commas.
 func saslFields(s string) map[string]string {
 	fields := map[string]string{}
 	for part := range strings.SplitSeq(s, ",") {

@@ -43,8 +43,8 @@ type Server struct {
 	lastSession   int64 // the last session id
 	lastEvent     int64 // see nextEvent
 	scratch       []byte
-	armed         time.Time // the time of the next call of elapse; zero: none
-	reapAt        time.Time // the time of the next call of reap; zero: none
+	armed         time.Time // the time of the next call of `elapse`; zero: none
+	reapAt        time.Time // the time of the next call of `reap`; zero: none
 	latency       time.Duration
 	intercept     func(Request) Action
 	authRequired  bool
@@ -64,7 +64,7 @@ type Server struct {
 // An Option changes how [NewServer] makes a server.
 type Option func(*Server)
 
-// rule panics if holds is false: then the argument of an option is invalid.
+// The function `rule` panics if `holds` is false: the argument of an option is then invalid.
 func rule(holds bool, format string, args ...any) {
 	if !holds {
 		panic("zktest: " + fmt.Sprintf(format, args...))
@@ -107,7 +107,8 @@ func WithTick(d time.Duration) Option {
 }
 
 // WithSessionTimeouts sets the shortest and the longest session timeout that the server grants. A
-// client that asks for less gets the shortest, and a client that asks for more gets the longest.
+// client that asks for a shorter timeout gets the shortest, and a client that asks for a longer
+// timeout gets the longest.
 func WithSessionTimeouts(shortest, longest time.Duration) Option {
 	return func(s *Server) {
 		rule(0 < shortest && shortest <= longest, "WithSessionTimeouts: the timeouts are %v and %v; want 0 < shortest <= longest", shortest, longest)
@@ -197,7 +198,8 @@ func newServer(mu *sync.Mutex, opts []Option) *Server {
 	return s
 }
 
-// open makes the server's endpoints and accepts connections to them. It panics if it cannot listen.
+// The method `open` makes the server's endpoints and accepts connections to them. It panics if it
+// cannot listen.
 func (s *Server) open() {
 	for _, addr := range s.addrs {
 		e := &endpoint{addr: addr, view: s.leader}
@@ -262,7 +264,7 @@ func (s *Server) close() error {
 	return nil
 }
 
-// complain lists the connections whose goroutines delay the return of Close.
+// The method `complain` lists the connections whose goroutines delay the return of Close.
 func (s *Server) complain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -272,7 +274,7 @@ func (s *Server) complain() {
 	}
 }
 
-// doing describes the current step of the connection. Server.mu is held.
+// The method `doing` describes the current step of the connection. Server.mu is held.
 func (c *conn) doing() string {
 	switch {
 	case c.now != "":
@@ -292,7 +294,7 @@ func (s *Server) dropConns(e *endpoint) {
 	}
 }
 
-// cut kills one connection. The session remains. Server.mu is held.
+// The method `cut` kills one connection. The session remains. Server.mu is held.
 func (s *Server) cut(c *conn) {
 	c.closing = true
 	c.at.view.watches.removeAll(c)

@@ -17,7 +17,7 @@ type session struct {
 	id       int64
 	password []byte
 	timeout  time.Duration // granted at the session's first handshake
-	granted  time.Duration // granted at its latest handshake; touch uses it
+	granted  time.Duration // granted at its latest handshake; `touch` uses it
 	deadline time.Time     // the time at which the session expires if the client stays silent; always the end of a tick
 	conn     *conn         // nil while the client is not connected
 
@@ -26,14 +26,14 @@ type session struct {
 	queue []*pending
 }
 
-// touch moves the deadline after a sign of life of the session's client. As in ZooKeeper, the
-// session expires at the first tick after its timeout.
+// The method `touch` moves the deadline after a sign of life of the session's client. As in
+// ZooKeeper, the session expires at the first tick after its timeout.
 func (x *session) touch(s *Server) {
 	quiet := time.Since(s.epoch) + x.granted
 	x.deadline = s.epoch.Add((quiet/s.tick + 1) * s.tick)
 }
 
-// touch is called when the server has received a packet from the client of x.
+// The method `touch` is called when the server has received a packet from the client of x.
 func (s *Server) touch(x *session) {
 	if s.member != nil {
 		s.member.touch(x.id, x.granted)
@@ -68,7 +68,7 @@ func (s *Server) endSession(x *session) {
 	s.commit(txn)
 }
 
-// expire ends the session and closes its connection.
+// The method `expire` ends the session and closes its connection.
 func (s *Server) expire(x *session) {
 	s.endSession(x)
 	if x.conn != nil {
@@ -77,8 +77,8 @@ func (s *Server) expire(x *session) {
 	}
 }
 
-// handshake answers the first packet of the connection. It reports whether
-// requests may follow.
+// The method `handshake` answers the first packet of the connection. It reports whether requests
+// may follow.
 func (c *conn) handshake(frame []byte) bool {
 	s := c.s
 	r, ok := decodeConnect(frame)
@@ -117,8 +117,8 @@ func (c *conn) handshake(frame []byte) bool {
 	return ok
 }
 
-// greet carries out the handshake r, with Server.mu held. It returns whether requests may follow,
-// or a channel that receives this result later.
+// The method `greet` carries out the handshake r, with Server.mu held. It returns whether requests
+// may follow, or a channel that receives this result later.
 func (c *conn) greet(r *Request, action Action) (wait <-chan bool, ok bool) {
 	s := c.s
 	if c.closing {
@@ -149,9 +149,8 @@ func (c *conn) greet(r *Request, action Action) (wait <-chan bool, ok bool) {
 	return nil, c.welcome(x, r, action)
 }
 
-// welcome answers the handshake r. If x is nil, the reply says that the session
-// has expired. Otherwise x is the client's session. welcome reports whether
-// requests may follow.
+// The method `welcome` answers the handshake r. If x is nil, the reply says that the session has
+// expired. Otherwise x is the client's session. The method reports whether requests may follow.
 func (c *conn) welcome(x *session, r *Request, action Action) bool {
 	b := connectReply(c.reply[:0], x, r.readOnly)
 	switch action.kind {
@@ -170,9 +169,9 @@ func (c *conn) welcome(x *session, r *Request, action Action) bool {
 	return x != nil
 }
 
-// resume returns the session that a connect request asks for, and moves it to c.
-// If the request names no session, resume begins one. If the session has expired
-// or the password is wrong, resume returns nil.
+// The method `resume` returns the session that a connect request asks for, and moves it to c. If
+// the request names no session, `resume` begins one. If the session has expired or the password is
+// wrong, `resume` returns nil.
 func (s *Server) resume(c *conn, r *Request) *session {
 	timeout := s.grant(r)
 	id := r.Session
@@ -201,7 +200,7 @@ func (s *Server) resume(c *conn, r *Request) *session {
 	return x
 }
 
-// leave closes the connection of x, unless it is c.
+// The method `leave` closes the connection of x, unless that connection is c.
 func (x *session) leave(c *conn) {
 	if x.conn != nil && x.conn != c {
 		x.conn.finish()
@@ -209,7 +208,7 @@ func (x *session) leave(c *conn) {
 	}
 }
 
-// adopt makes c the connection of x.
+// The method `adopt` makes c the connection of x.
 func (c *conn) adopt(x *session) {
 	x.conn = c
 	c.session = x
@@ -218,7 +217,7 @@ func (c *conn) adopt(x *session) {
 	}
 }
 
-// grant returns the session timeout for the connect request r.
+// The method `grant` returns the session timeout for the connect request r.
 func (s *Server) grant(r *Request) time.Duration {
 	return min(max(time.Duration(r.timeout)*time.Millisecond, s.minTimeout), s.maxTimeout)
 }
@@ -242,8 +241,9 @@ func connectReply(b []byte, x *session, readOnly bool) []byte {
 	return b
 }
 
-// lockUnpartitioned waits for the end of a freeze or of a partition of the session id, and then
-// locks Server.mu. If the connection ends first, it returns false, and does not lock.
+// lockUnpartitioned waits for the end of a freeze or of a partition of the session `id`, and then
+// locks Server.mu. If the connection ends first, lockUnpartitioned returns false, and does not
+// lock.
 func (c *conn) lockUnpartitioned(id int64) bool {
 	s := c.s
 	for {

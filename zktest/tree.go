@@ -55,7 +55,7 @@ func newTree() *tree {
 	return t
 }
 
-// get returns the node at path, or nil. As in ZooKeeper, the empty path is the root.
+// The method `get` returns the node at path, or nil. As in ZooKeeper, the empty path is the root.
 func (t *tree) get(path string) *node {
 	if path == "" {
 		path = "/"
@@ -72,7 +72,7 @@ func (t *tree) aclOf(path string) []acl {
 	return nil
 }
 
-// deletion returns the change that deletes the node at path.
+// The method `deletion` returns the change that deletes the node at path.
 func (t *tree) deletion(path string) change {
 	return change{kind: changeDelete, path: path, acl: t.nodes[path].acl}
 }
@@ -84,7 +84,7 @@ func (n *node) addChild(name string) {
 	n.children[name] = struct{}{}
 }
 
-// clone returns a copy of t that later changes of t do not affect.
+// The method `clone` returns a copy of t that later changes of t do not affect.
 func (t *tree) clone() *tree {
 	c := &tree{
 		nodes:      make(map[string]*node, len(t.nodes)),
@@ -103,7 +103,7 @@ func (t *tree) clone() *tree {
 	return c
 }
 
-// split returns the parent and name of an absolute path other than "/".
+// The function `split` returns the parent and name of an absolute path other than "/".
 func split(path string) (parent, name string) {
 	i := strings.LastIndexByte(path, '/')
 	if i <= 0 {
@@ -118,7 +118,7 @@ func parentOf(path string) string {
 	return parent
 }
 
-// validPath reports whether path is a valid path of a znode.
+// validPath reports whether `path` is a valid path of a znode.
 func validPath(path string) bool {
 	if path == "/" {
 		return true
@@ -134,7 +134,7 @@ func validPath(path string) bool {
 	return true
 }
 
-// validName reports whether name is a valid name of a znode.
+// validName reports whether `name` is a valid name of a znode.
 func validName(name string) bool {
 	if name == "" || name == "." || name == ".." {
 		return false
@@ -177,7 +177,7 @@ type txn struct {
 	zxid    int64
 	time    int64 // milliseconds since 1970
 	changes []change
-	one     [1]change // the storage of changes if there is only one
+	one     [1]change // the storage of `changes` if there is only one change
 
 	// Only an ensemble uses these fields: it agrees on a transaction before it applies the transaction.
 	code   int32      // the reason for the failure, or CodeOK
@@ -185,13 +185,13 @@ type txn struct {
 	opened *session   // the session that the transaction begins, or nil
 	closed int64      // the session that the transaction ends, or 0
 	origin *pending   // the request that the transaction carries out, or nil
-	ahead  *pending   // the place of origin in the leader's queue for the session, if origin comes through a follower; otherwise nil
+	ahead  *pending   // the place of `origin` in the leader's queue for the session, if `origin` comes through a follower; otherwise nil
 	acks   uint64     // bit i is set if member i has logged the transaction
 	at     time.Time  // the time of the proposal
 	syncs  []*pending // the syncs that the leader answers after the commit
 }
 
-// apply makes the change ch of x.
+// The method `apply` makes the change ch of x.
 func (t *tree) apply(x *txn, ch *change) {
 	switch ch.kind {
 	case changeCreate:
@@ -223,7 +223,7 @@ func (t *tree) apply(x *txn, ch *change) {
 	}
 }
 
-// insert adds the node n at path to the map and to the indexes.
+// The method `insert` adds the node n at path to the map and to the indexes.
 func (t *tree) insert(path string, n *node) {
 	t.nodes[path] = n
 	if n.owner != 0 {
@@ -239,7 +239,7 @@ func (t *tree) insert(path string, n *node) {
 	}
 }
 
-// remove removes the node at path from the map and from the indexes.
+// The method `remove` removes the node at path from the map and from the indexes.
 func (t *tree) remove(path string) {
 	n := t.nodes[path]
 	delete(t.nodes, path)
@@ -264,7 +264,7 @@ type undo struct {
 	version      int32 // the old version that the change replaces
 }
 
-// remember returns the undo of ch. The caller applies ch after this call.
+// The method `remember` returns the undo of ch. The caller applies ch after this call.
 func (t *tree) remember(ch *change) undo {
 	n := t.nodes[ch.path]
 	switch ch.kind {
@@ -283,7 +283,7 @@ func (t *tree) remember(ch *change) undo {
 	return undo{}
 }
 
-// revert undoes ch. The caller must revert the latest change first.
+// The method `revert` undoes ch. The caller must revert the latest change first.
 func (t *tree) revert(ch *change, u undo) {
 	n := t.nodes[ch.path]
 	switch ch.kind {

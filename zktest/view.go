@@ -13,20 +13,21 @@ type view struct {
 	watches *watchTable
 }
 
-// begin returns a new transaction with the next zxid. A failed transaction takes a zxid, too.
+// The method `begin` returns a new transaction with the next zxid. A failed transaction takes a
+// zxid, too.
 func (s *Server) begin() *txn {
 	s.leader.tree.zxid++
 	return &txn{zxid: s.leader.tree.zxid, time: time.Now().UnixMilli()}
 }
 
-// commit publishes x, whose changes are already in the current tree. It fires the watches on the
-// current view now, and adds x to the backlog of each endpoint that lags.
+// The method `commit` publishes x, whose changes are already in the current tree. It fires the
+// watches on the current view now, and adds x to the backlog of each endpoint that lags.
 func (s *Server) commit(x *txn) {
 	for i := range x.changes {
 		s.fire(s.leader, &x.changes[i])
 	}
 	if len(s.leader.tree.reapable) > 0 && s.reapAt.IsZero() {
-		s.rearm(s.epoch) // the epoch is in the past: call elapse now
+		s.rearm(s.epoch) // the epoch is in the past: call `elapse` now
 	}
 	for _, e := range s.endpoints {
 		if e.lag == 0 {
@@ -48,7 +49,7 @@ func (e *endpoint) catchUp(s *Server) {
 	e.backlog = nil
 }
 
-// replay applies x to e's own view and fires the watches on it.
+// The method `replay` applies x to e's own view and fires the watches on it.
 func (e *endpoint) replay(s *Server, x *txn) {
 	for i := range x.changes {
 		e.view.tree.apply(x, &x.changes[i])
@@ -59,8 +60,8 @@ func (e *endpoint) replay(s *Server, x *txn) {
 	}
 }
 
-// advance applies the transactions that are due. It returns the time of the next transaction, and
-// false if there is none.
+// The method `advance` applies the transactions that are due. It returns the time of the next
+// transaction, and false if there is none.
 func (e *endpoint) advance(s *Server, now time.Time) (next time.Time, ok bool) {
 	if e.lag == 0 || e.lag == frozen {
 		return next, false
@@ -75,7 +76,7 @@ func (e *endpoint) advance(s *Server, now time.Time) (next time.Time, ok bool) {
 	return next, false
 }
 
-// setLag makes e lag by d; 0 ends the lag.
+// setLag makes e lag by d. A d of 0 ends the lag.
 func (s *Server) setLag(e *endpoint, d time.Duration) {
 	if d == 0 {
 		e.catchUp(s)
@@ -84,7 +85,7 @@ func (s *Server) setLag(e *endpoint, d time.Duration) {
 		s.moveWatches(e, &view{tree: s.leader.tree.clone(), watches: newWatchTable()})
 	}
 	e.lag = d
-	s.rearm(s.epoch) // the epoch is in the past: call elapse now
+	s.rearm(s.epoch) // the epoch is in the past: call `elapse` now
 }
 
 // moveWatches gives e another view with an equal tree, and moves the watches of e's clients there.
@@ -101,11 +102,11 @@ func (s *Server) moveWatches(e *endpoint, to *view) {
 	e.view = to
 }
 
-// SetLag makes addr, an address of the server, lag by d: reads through addr return the state of d
-// ago. A d of 0 ends the lag. As with a follower, a client never reads a state older than its own
-// writes: a write, a new session or a sync through addr updates the state of addr. Watches set
-// through addr fire when addr applies the change. addr refuses a client that has seen newer
-// transactions through another address.
+// SetLag makes addr, an address of the server, lag by d: reads through addr return the tree as it
+// was d earlier. A d of 0 ends the lag. As with a follower, a client never reads a state older than
+// its own writes: a write, a new session or a sync through addr updates the state of addr. A watch
+// that was set through addr fires when addr applies the change. addr refuses a client that has seen
+// newer transactions through another address.
 func (s *Server) SetLag(addr string, d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -29,7 +29,8 @@ func newWatchTable() *watchTable {
 	return &watchTable{byKey: map[watchKey]map[*conn]watchMode{}}
 }
 
-// add sets a watch. If the connection already has a watch on the key, add adds the mode to it.
+// The method `add` sets a watch. If the connection already has a watch on the key, the method adds
+// the mode to that watch.
 func (w *watchTable) add(c *conn, key watchKey, mode watchMode) {
 	watchers := w.byKey[key]
 	if watchers == nil {
@@ -39,7 +40,7 @@ func (w *watchTable) add(c *conn, key watchKey, mode watchMode) {
 	w.set(watchers, c, key, watchers[c]|mode)
 }
 
-// set sets the mode of c's watch on key. The mode 0 removes the watch.
+// The method `set` sets the mode of c's watch on key. The mode 0 removes the watch.
 func (w *watchTable) set(watchers map[*conn]watchMode, c *conn, key watchKey, mode watchMode) {
 	old := watchers[c]
 	w.recursive += int(mode&watchRecursive)/int(watchRecursive) - int(old&watchRecursive)/int(watchRecursive)
@@ -60,7 +61,7 @@ func (w *watchTable) set(watchers map[*conn]watchMode, c *conn, key watchKey, mo
 	}
 }
 
-// mode returns the mode of c's watch on key, or 0.
+// The method `mode` returns the mode of c's watch on key, or 0.
 func (w *watchTable) mode(c *conn, key watchKey) watchMode {
 	return w.byKey[key][c]
 }
@@ -72,7 +73,7 @@ func (w *watchTable) removeAll(c *conn) {
 	}
 }
 
-// move moves every watch of c to another table.
+// The method `move` moves every watch of c to another table.
 func (w *watchTable) move(c *conn, to *watchTable) {
 	for key := range c.watched {
 		mode := w.mode(c, key)
@@ -81,7 +82,7 @@ func (w *watchTable) move(c *conn, to *watchTable) {
 	}
 }
 
-// fire sends the events of the change ch, by ZooKeeper's rules:
+// The method `fire` sends the events of the change ch, by ZooKeeper's rules:
 //
 //   - a creation fires watches on the missing node and on the parent's
 //     children;
@@ -118,8 +119,8 @@ func (s *Server) nextEvent() int64 {
 	return s.lastEvent
 }
 
-// trigger sends an event to the watchers of a path. If children is false, it also sends the event
-// to recursive watchers of the ancestors. list is the node's ACL.
+// The method `trigger` sends an event to the watchers of a path. If `children` is false, it also
+// sends the event to recursive watchers of the ancestors. The argument `list` is the node's ACL.
 func (s *Server) trigger(v *view, path string, children bool, kind int32, event int64, list []acl) {
 	w := v.watches
 	key := watchKey{path, children}
@@ -147,7 +148,7 @@ func (s *Server) trigger(v *view, path string, children bool, kind int32, event 
 	}
 }
 
-// notify sends an event to c, unless c already has it.
+// The method `notify` sends an event to c, unless c already has it.
 func (s *Server) notify(c *conn, path string, kind int32, event int64) {
 	if c.lastEvent == event || c.closing {
 		return
@@ -225,8 +226,8 @@ const (
 	watcherAny      int32 = 3
 )
 
-// findWatches searches for c's watches on path that have the type kind. It removes them if remove
-// is true.
+// findWatches searches for c's watches on path that have the type `kind`. If `remove` is true, it
+// removes these watches.
 func (s *Server) findWatches(c *conn, path string, kind int32, remove bool) int32 {
 	if kind < watcherChildren || kind > watcherAny {
 		return CodeMarshallingError

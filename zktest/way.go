@@ -13,7 +13,7 @@ type agenda []event
 
 type event struct {
 	at time.Time
-	n  int // events at the same time run in the order of n, in which they were scheduled
+	n  int // events at the same time run in the order of n, the order in which they were scheduled
 	do func()
 }
 
@@ -31,7 +31,7 @@ func (a *agenda) Pop() any {
 	return x
 }
 
-// at schedules do at the time t. Ensemble.mu is held while do runs.
+// The method `at` schedules a call of `do` at the time t. Ensemble.mu is held while `do` runs.
 func (e *Ensemble) at(t time.Time, do func()) {
 	e.nth++
 	heap.Push(&e.agenda, event{t, e.nth, do})
@@ -41,8 +41,8 @@ func (e *Ensemble) at(t time.Time, do func()) {
 	}
 }
 
-// run runs the events of the agenda, each at its time. It is the only goroutine of an ensemble
-// besides the goroutines of the clients' connections.
+// The method `run` runs the events of the agenda, each at its time. It is the only goroutine of an
+// ensemble besides the goroutines of the clients' connections.
 func (e *Ensemble) run() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -85,8 +85,8 @@ type parcel struct {
 	open func()
 }
 
-// send schedules a call of open by the receiving member, after the delay and after all earlier
-// parcels.
+// The method `send` schedules a call of `open` by the receiving member, after the delay and after
+// all earlier parcels.
 func (w *way) send(open func()) {
 	p := &parcel{held: w.cut, open: open}
 	w.parcels = append(w.parcels, p)
@@ -104,7 +104,7 @@ func (w *way) schedule(p *parcel) {
 	w.e.at(p.at, w.deliver)
 }
 
-// deliver delivers the parcels that are due.
+// The method `deliver` delivers the parcels that are due.
 func (w *way) deliver() {
 	for len(w.parcels) > 0 && !w.parcels[0].held && !w.parcels[0].at.After(time.Now()) {
 		p := w.parcels[0]
@@ -113,7 +113,8 @@ func (w *way) deliver() {
 	}
 }
 
-// shut cuts the way. If lose is true, the cut also stops the parcels that are already on the way.
+// The method `shut` cuts the way. If `lose` is true, the cut also stops the parcels that are
+// already on the way.
 func (w *way) shut(lose bool) {
 	w.cut = true
 	for _, p := range w.parcels {
@@ -121,7 +122,7 @@ func (w *way) shut(lose bool) {
 	}
 }
 
-// open ends a cut. The parcels that the cut has stopped arrive after the delay.
+// The method `open` ends a cut. The parcels that the cut has stopped arrive after the delay.
 func (w *way) open() {
 	w.cut = false
 	for _, p := range w.parcels {
@@ -147,7 +148,7 @@ type tieEnd struct {
 	heard time.Time // the time of the last message that arrived at this end
 }
 
-// toLeader sends do to the leader.
+// toLeader sends `do` to the leader.
 func (t *tie) toLeader(do func()) {
 	t.f.wayTo(t.ld.m).send(func() {
 		if !t.leader.open {
@@ -160,7 +161,7 @@ func (t *tie) toLeader(do func()) {
 	})
 }
 
-// toFollower sends do to the follower.
+// toFollower sends `do` to the follower.
 func (t *tie) toFollower(do func()) {
 	t.ld.m.wayTo(t.f).send(func() {
 		if !t.follow.open {
@@ -172,7 +173,7 @@ func (t *tie) toFollower(do func()) {
 	})
 }
 
-// farewell informs the member to that the member from has closed its end of t.
+// The method `farewell` informs the member `to` that the member `from` has closed its end of t.
 func (t *tie) farewell(from, to *member) {
 	from.wayTo(to).send(func() {
 		switch {

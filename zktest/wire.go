@@ -10,17 +10,16 @@ import (
 
 // This file encodes and decodes the fields of packets. proto.go lists the fields of each packet.
 
-// A decoder reads the fields of one packet. If a field does not fit, the decoder
-// sets bad, and every later field reads as zero. So callers check bad once, at
-// the end. The decoder does not trust a length or a count: it allocates no memory
-// for bytes that are not in the packet.
+// A decoder reads the fields of one packet. If a field does not fit, the decoder sets `bad`, and
+// every later field reads as zero. So callers check `bad` once, at the end. The decoder does not
+// trust a length or a count: it allocates no memory for bytes that are not in the packet.
 type decoder struct {
 	b     []byte
 	bad   bool
 	spare *[]Request // a buffer for the operations of a multi
 }
 
-// take returns the next n bytes, as a slice of the packet.
+// The method `take` returns the next n bytes, as a slice of the packet.
 func (d *decoder) take(n int) []byte {
 	if d.bad || n < 0 || n > len(d.b) {
 		d.bad = true
@@ -52,8 +51,8 @@ func (d *decoder) int64() int64 {
 	return int64(binary.BigEndian.Uint64(p))
 }
 
-// buffer reads a byte buffer, and returns it as a slice of the packet. For the length -1 it returns
-// nil, because ZooKeeper distinguishes null from empty.
+// The method `buffer` reads a byte buffer, and returns it as a slice of the packet. For the length
+// -1 it returns nil, because ZooKeeper distinguishes null from empty.
 func (d *decoder) buffer() []byte {
 	n := d.int32()
 	if n == -1 {
@@ -70,8 +69,8 @@ func (d *decoder) string() string {
 	return string(d.buffer())
 }
 
-// count reads the length of a vector whose elements take at least size bytes each. If the rest of
-// the packet is too short for the vector, count sets bad.
+// The method `count` reads the length of a vector whose elements take at least `size` bytes each.
+// If the rest of the packet is too short for the vector, the method sets `bad`.
 func (d *decoder) count(size int) int {
 	n := int(d.int32())
 	if n == -1 {
@@ -172,8 +171,8 @@ func appendChildren(b []byte, n *node) []byte {
 	return b
 }
 
-// listing returns the names of the children in the order of a hash, as ZooKeeper does. The order
-// looks random, so that clients do not rely on it, but equal trees have the same order.
+// The method `listing` returns the names of the children in the order of a hash, as ZooKeeper does.
+// The order looks random, so that clients do not rely on it, but equal trees have the same order.
 func (n *node) listing() []string {
 	names := make([]string, 0, len(n.children))
 	hashes := make(map[string]uint64, len(n.children))

@@ -2,7 +2,7 @@
 // servers. Packages netproxy and chaos cause faults of the network.
 //
 // The script scripts/ensemble starts the ensemble before the test. Two variables of the environment
-// describe it:
+// describe the ensemble:
 //
 //	ZSYNC_TEST_SERVERS   its connect string
 //	ZSYNC_TEST_ENSEMBLE  the directory of scripts/ensemble start; if it is set, tests may cause faults
@@ -34,7 +34,7 @@ type Ensemble struct {
 	killed  map[int]bool // servers that this test killed and has not restarted
 }
 
-// FromEnv returns the ensemble that the environment describes. If there is none, ok is false. At
+// FromEnv returns the ensemble that the environment describes. If there is none, `ok` is false. At
 // the end of the test, every server that the test has paused or killed is resumed or restarted.
 func FromEnv(tb testing.TB) (e *Ensemble, ok bool) {
 	tb.Helper()
@@ -72,7 +72,7 @@ func (e *Ensemble) Addrs() []string { return strings.Split(e.servers, ",") }
 // MayBeHurt reports whether the environment allows faults.
 func (e *Ensemble) MayBeHurt() bool { return e.dir != "" }
 
-// Pause stops servers i with SIGSTOP: their connections stay open, but they answer nothing.
+// Pause stops servers i with SIGSTOP: their connections stay open, but the servers answer nothing.
 func (e *Ensemble) Pause(i ...int) {
 	e.tb.Helper()
 	e.run("pause", i)
@@ -94,9 +94,9 @@ func (e *Ensemble) Kill(i ...int) {
 	mark(e.paused, i, false)
 }
 
-// Restart starts servers again with their old data, and returns when each of them serves. It first
-// kills each of these servers that still runs. The restarted servers and the other running servers
-// together must be a quorum, because a server without a quorum never serves.
+// Restart starts servers again with their old data. It returns when each of the servers serves
+// clients. It first kills each of these servers that still runs. The restarted servers and the
+// other running servers together must be a quorum, because a server without a quorum never serves.
 func (e *Ensemble) Restart(i ...int) {
 	e.tb.Helper()
 	e.run("restart", i)
@@ -126,7 +126,7 @@ func (e *Ensemble) Leader() int {
 	}
 }
 
-// repair ends the remaining faults of the test.
+// The method `repair` ends the remaining faults of the test.
 func (e *Ensemble) repair() {
 	if len(e.paused) > 0 {
 		e.Resume(keys(e.paused)...)
@@ -136,7 +136,7 @@ func (e *Ensemble) repair() {
 	}
 }
 
-// run runs a command of scripts/ensemble, from the copy in the ensemble's directory.
+// The method `run` runs a command of scripts/ensemble, from the copy in the ensemble's directory.
 func (e *Ensemble) run(command string, servers []int) string {
 	e.tb.Helper()
 	if e.dir == "" {

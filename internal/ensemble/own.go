@@ -18,7 +18,7 @@ type Own struct {
 	script, dir, flags string
 }
 
-// Start starts n servers, with flags for their JVMs, and returns their connect string.
+// Start starts n servers, whose JVMs get `flags`, and returns their connect string.
 func Start(tb testing.TB, n int, flags string) (o *Own, servers string) {
 	tb.Helper()
 	o = &Own{tb, script(tb), filepath.Join(tb.TempDir(), "ensemble"), flags}
@@ -26,7 +26,8 @@ func Start(tb testing.TB, n int, flags string) (o *Own, servers string) {
 	return o, o.run("start", fmt.Sprint(n), o.dir)
 }
 
-// script returns the path of scripts/ensemble of the checkout in which the test runs.
+// The function `script` returns the path of scripts/ensemble of the checkout in which the test
+// runs.
 func script(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.Getwd()
@@ -65,7 +66,7 @@ func (o *Own) run(args ...string) string {
 
 // Process starts a shell command, and returns a function that ends the command. The command also
 // ends when this process ends: the kernel then closes the pipe that is the shell's standard input,
-// and the shell kills the command. After 15 minutes, timeout kills the command.
+// and the shell kills the command. After 15 minutes, the program timeout kills the command.
 func Process(tb testing.TB, command string, output *os.File, env ...string) (stop func()) {
 	tb.Helper()
 	cmd := exec.Command("timeout", "--kill-after=1", "900", "sh", "-c", command+` </dev/null & read -r _; kill $!; wait $!`)

@@ -26,8 +26,8 @@ import (
 type rawJSON = json.RawMessage
 
 // At looks for primitives of every kind at path, including kinds that the names of the children do
-// not show. That costs about twenty requests. If At fails, it also returns the lines that it has
-// found.
+// not show. This search costs about twenty requests. If At fails, it returns the lines that it has
+// found, and the error.
 func At(ctx context.Context, s *zsync.Session, path string) ([]Line, error) {
 	names, _, err := s.Children(ctx, path)
 	if err != nil && !errors.Is(err, zk.ErrNoNode) {
@@ -51,8 +51,8 @@ func At(ctx context.Context, s *zsync.Session, path string) ([]Line, error) {
 	return a.ask(ctx)
 }
 
-// look reads the primitives at a place. It sends only the requests that the kinds of the place
-// need.
+// The method `look` reads the primitives at a place. It sends only the requests that the kinds of
+// the place need.
 func (p *Place) look(ctx context.Context, s *zsync.Session) ([]Line, error) {
 	if len(p.Kinds) == 0 && !p.Data {
 		return nil, nil
@@ -68,8 +68,8 @@ type asker struct {
 	names []string // of the children
 	kinds []kinds.Kind
 	all   bool // ask for everything
-	isMap bool // its children are entries, except for contenders
-	gated bool // it has the neighbour that only kazoo's semaphore has
+	isMap bool // the children of the path are entries, except for contenders
+	gated bool // the path has the neighbour that only kazoo's semaphore has
 }
 
 func (a *asker) wants(of ...kinds.Kind) bool {
@@ -94,13 +94,13 @@ func (a *asker) ask(ctx context.Context) (lines []Line, err error) {
 	return lines, nil
 }
 
-// contenders describes the holders and the waiters.
+// The method `contenders` describes the holders and the waiters.
 func (a *asker) contenders(ctx context.Context) (lines []Line, err error) {
 	s, path := a.s, a.path
 	for _, kind := range []struct {
 		name       kinds.Kind
 		contenders func(context.Context) ([]zsync.Contender, error)
-		holders    *regexp.Regexp // if not nil, matches the nodes of holders
+		holders    *regexp.Regexp // if not nil, it matches the nodes of holders
 	}{
 		{kinds.Lock, zsync.NewMutex(s, path).Contenders, nil},
 		{kinds.RWLock, zsync.NewRWMutex(s, path).Contenders, nil},
@@ -123,7 +123,7 @@ func (a *asker) contenders(ctx context.Context) (lines []Line, err error) {
 				continue
 			}
 			if c.Session == 0 && (a.isMap || kind.name == kinds.KazooPermits || marks.IsDir([]byte(c.Owner))) {
-				continue // not a contender: an entry of a map, or the znode of another primitive, with such a name
+				continue // not a contender, but an entry of a map or the znode of another primitive, with such a name
 			}
 			mode := c.Mode.String()
 			if kind.name == kinds.Cond {
@@ -135,14 +135,15 @@ func (a *asker) contenders(ctx context.Context) (lines []Line, err error) {
 	return lines, nil
 }
 
-// other reports whether err means that the path has another primitive, with a znode of the same
-// name.
+// The function `other` reports whether err means that the path has another primitive, with a znode
+// of the same name.
 func other(err error) bool {
 	var noTime *time.ParseError
 	return errors.Is(err, zsync.ErrMixed) || errors.Is(err, zsync.ErrInvalid) || errors.As(err, &noTime)
 }
 
-// states has the words for a waiter and a holder, for kinds in which waiting is no problem.
+// The map `states` has the words for a waiter and for a holder. It has only the kinds in which
+// waiting is no problem.
 var states = map[string][]string{string(kinds.Election): {"standby", "leads"}, "queue": {"idle", "holds"}}
 
 // lineOf describes a contender.
@@ -172,8 +173,8 @@ func lineOf(path, kind, mode string, c zsync.Contender) Line {
 // SessionText returns a session's id as ZooKeeper's own tools show it.
 func SessionText(id int64) string { return fmt.Sprintf("%#x", uint64(id)) }
 
-// permits returns a function that lists the contenders at a path as kazoo's semaphore does: each
-// child is the permit of a holder, and the waiters come after the holders.
+// The function `permits` returns a function that lists the contenders at a path as kazoo's
+// semaphore does: each child is the permit of a holder, and the waiters come after the holders.
 func permits(s *zsync.Session, path string) func(context.Context) ([]zsync.Contender, error) {
 	return zsync.NewSemaphore(s, path, 1, zsync.WithLayout(zsync.LayoutKazoo)).Contenders
 }
@@ -182,7 +183,7 @@ func permits(s *zsync.Session, path string) func(context.Context) ([]zsync.Conte
 // may have another primitive.
 var kazooPermit = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// facts describes a wait group, a once and a schedule.
+// The method `facts` describes a wait group, a once and a schedule.
 func (a *asker) facts(ctx context.Context) (facts []Line, err error) {
 	if a.wants(kinds.WaitGroup) {
 		tasks, err := zsync.NewWaitGroup(a.s, a.path).Count(ctx)
@@ -242,7 +243,8 @@ var queueLayouts = map[string]zsync.QueueLayout{
 	"zsync": zsync.LayoutZsync, "simple": zsync.LayoutSimpleQueue, "distributed": zsync.LayoutDistributedQueue, "kazoo": zsync.LayoutKazooQueue,
 }
 
-// queue describes a queue. A queue in another library's layout is recognized only by its elements.
+// The method `queue` describes a queue. A queue in another library's layout is recognized only by
+// its elements.
 func (a *asker) queue(ctx context.Context) (lines []Line, err error) {
 	if !a.wants(kinds.Queue, kinds.ForeignQueue) {
 		return nil, nil
@@ -309,7 +311,7 @@ func deadLetters(ctx context.Context, s *zsync.Session, path string) (n int, err
 	return n, err
 }
 
-// members describes the members of a group. At cannot recognize a group: only Look can.
+// The method `members` describes the members of a group. At cannot recognize a group, but Look can.
 func (a *asker) members(ctx context.Context) (lines []Line, err error) {
 	if a.all || !a.wants(kinds.Group) {
 		return nil, nil
@@ -331,12 +333,13 @@ func (a *asker) members(ctx context.Context) (lines []Line, err error) {
 	return lines, nil
 }
 
-// partition describes the members of a partition, and its shards. The locks of the shards have paths of their own.
+// The method `partition` describes the members of a partition, and its shards. The locks of the
+// shards have paths of their own.
 func (a *asker) partition(ctx context.Context) (lines []Line, err error) {
 	if !slices.Contains(kinds.Of(a.names), kinds.Partition) {
 		return nil, nil
 	}
-	// If Members fails, its result has the members that it could decode, or is nil.
+	// If Members fails, its result has the members that Members could decode, or the result is nil.
 	members, err := zsync.NewGroup[[]string](a.s, path.Join(a.path, "members")).Members(ctx)
 	if members == nil {
 		return nil, unlessOther(err)
@@ -374,8 +377,8 @@ func (a *asker) partition(ctx context.Context) (lines []Line, err error) {
 	return append(lines, Line{Path: a.path, Kind: string(kinds.Partition), State: state, Count: &n}), nil
 }
 
-// unlessOther returns nil if err means that the path has another primitive, or none. It returns any
-// other err unchanged.
+// unlessOther returns nil if err means that the path has another primitive or no primitive. It
+// returns every other err unchanged.
 func unlessOther(err error) error {
 	if errors.Is(err, zsync.ErrNoValue) || other(err) {
 		return nil
@@ -383,7 +386,7 @@ func unlessOther(err error) error {
 	return err
 }
 
-// keys describes a map.
+// The method `keys` describes a map.
 func (a *asker) keys(ctx context.Context) ([]Line, error) {
 	n, err := zsync.NewMap[[]byte](a.s, a.path, zsync.WithCodec(zsync.Raw)).Len(ctx)
 	if err != nil {
@@ -392,8 +395,8 @@ func (a *asker) keys(ctx context.Context) ([]Line, error) {
 	return []Line{{Path: a.path, Kind: string(kinds.Map), State: Count(n, "key"), Count: &n}}, nil
 }
 
-// idle describes a semaphore without contenders: its znode has the limit, and the parent znodes for
-// contenders exist.
+// The method `idle` describes a semaphore without contenders: its znode has the limit, and the
+// parent znodes for contenders exist.
 func (a *asker) idle(ctx context.Context, data []byte) ([]Line, error) {
 	limit, err := strconv.ParseInt(strings.TrimSpace(string(marks.Unmark(data))), 10, 64)
 	if err != nil || limit <= 0 {
@@ -416,11 +419,11 @@ func (a *asker) idle(ctx context.Context, data []byte) ([]Line, error) {
 	return []Line{{Path: a.path, Kind: string(kind), State: "free, " + Count(int(limit), "permit")}}, nil
 }
 
-// value describes the data at a path that has no primitive.
+// The method `value` describes the data at a path that has no primitive.
 func (a *asker) value(ctx context.Context) ([]Line, error) {
 	entry := slices.Contains(a.kinds, kinds.Entry)
 	data, stat, err := a.s.Get(ctx, a.path)
-	if marks.IsDir(data) && !entry { // it has no data, or the limit of a semaphore
+	if marks.IsDir(data) && !entry { // the znode has no data, or has the limit of a semaphore
 		if lines, err := a.idle(ctx, data); len(lines) > 0 || err != nil {
 			return lines, err
 		}

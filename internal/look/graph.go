@@ -27,7 +27,7 @@ type Wait struct {
 	Any     bool     // the session waits for permits, so the release of a single holder is enough
 }
 
-// Add adds the waits that lines show.
+// Add adds the waits that `lines` shows.
 func (g *Graph) Add(lines []Line) {
 	if g.Names == nil {
 		g.Names, g.Waits = map[string]string{}, map[string][]Wait{}
@@ -62,9 +62,9 @@ func (g *Graph) Add(lines []Line) {
 	}
 }
 
-// stuck returns the sessions in a circle, and the sessions that wait for these. If each session
-// keeps its holds while it waits, none of them can proceed by itself. A session that waits for a
-// permit can proceed if a single holder can.
+// The method `stuck` returns the sessions in a circle, and the sessions that wait for such
+// sessions. If each session keeps its holds while it waits, none of the returned sessions can
+// proceed by itself. A session that waits for a permit can proceed if a single holder can proceed.
 func (g *Graph) stuck() map[string]bool {
 	stuck := map[string]bool{}
 	for s := range g.Waits {
@@ -92,8 +92,9 @@ func (g *Graph) stuck() map[string]bool {
 // A Step is a part of a circle: a session waits at a path for another session.
 type Step struct{ Session, Path, For string }
 
-// Circles returns each circle of sessions that wait for each other, once. A circle is a deadlock,
-// unless a process in it waits with one thread and can release its lock with another thread.
+// Circles returns the circles of sessions that wait for each other. It returns each circle once. A
+// circle is a deadlock, unless a process in it waits with one thread and can release its lock with
+// another thread.
 func (g *Graph) Circles() (found [][]Step) {
 	stuck, done := g.stuck(), map[string]bool{}
 	sessions := slices.SortedFunc(maps.Keys(stuck), func(a, b string) int {

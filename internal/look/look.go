@@ -31,7 +31,7 @@ const TooMany = 20_000
 // A Place is a path at which a primitive may be.
 type Place struct {
 	Path  string
-	Kinds []kinds.Kind // by its mark, or else by the names of its children and neighbours
+	Kinds []kinds.Kind // by the mark of the path, or else by the names of its children and neighbours
 	Names []string     // of its children; of a map, only the children that are not entries
 	Made  int64        // number of children that were ever created, approximately
 	Data  bool         // it has data
@@ -48,7 +48,7 @@ type Tree struct {
 	Cut     bool     // Explore left out the rest
 }
 
-// Look explores the tree below root, and reads the primitives at each place that it finds.
+// Look explores the tree below `root`, and reads the primitives at each place that it finds.
 func Look(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
 	t, err := Explore(ctx, s, root)
 	if err != nil {
@@ -75,12 +75,12 @@ func Look(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
 	return t, nil
 }
 
-// rounds matches the data that a double barrier writes into the parent of its parties: n, and the state of the
-// last rounds.
+// The pattern `rounds` matches the data that a double barrier writes into the parent of its
+// parties: n, and the state of the last rounds.
 var rounds = regexp.MustCompile(`^\d+( -?\d+:-?\d+:-?\d+)+$`)
 
 // dropMarks removes places that show nothing new. The place of a once, a schedule or a partition
-// already shows the znodes below it. A double barrier that is not in use has only left its znode
+// already shows the znodes below it. A double barrier that is not in use has only its znode
 // "parties".
 func (t *Tree) dropMarks() {
 	marks := map[string]bool{}
@@ -102,7 +102,8 @@ func (t *Tree) dropMarks() {
 	})
 }
 
-// each calls f for 0 to n-1, up to Atonce calls at the same time, until a call fails.
+// The function `each` calls f with 0 to n-1, until a call fails. Up to Atonce calls run at the same
+// time.
 func each(ctx context.Context, n int, f func(i int) error) error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -135,11 +136,11 @@ func each(ctx context.Context, n int, f func(i int) error) error {
 	return first
 }
 
-// Explore finds the places below root. It sends one request for each znode that is not certainly
-// part of a primitive, and one more for root and for each possible map. A user may give a lock
-// almost any name. So a name alone shows that a znode is part of a primitive only if a library has
-// generated the name. Explore visits the entries of a map. An entry without a primitive is a place
-// only if it is root.
+// Explore finds the places below `root`. It sends one request for each znode that is not certainly
+// part of a primitive, and one more request for the root and for each possible map. A user may give
+// a lock almost any name. So a name alone shows that a znode is part of a primitive only if a
+// library has generated the name. Explore visits the entries of a map. An entry without a primitive
+// is a place only if the entry is `root`.
 func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
 	x := &explorer{root: root, groups: map[string]bool{}, inMaps: map[string][]string{}, permits: map[string]bool{}, queues: map[string]bool{}}
 	if root == "" || root[0] != '/' { // an invalid path: the Session returns the error
@@ -196,8 +197,8 @@ func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) 
 // A found value is a znode that Explore must visit.
 type found struct {
 	path    string
-	perhaps bool   // by its name it may be part of the primitive at its parent
-	of      string // by its name it belongs to the primitive at this path
+	perhaps bool   // by its name, it may be part of the primitive at its parent
+	of      string // by its name, it belongs to the primitive at this path
 	gated   bool   // it has a neighbour that only kazoo's semaphore has
 	entry   bool   // its parent is a map
 	isMap   bool
@@ -231,7 +232,7 @@ func inMap(ctx context.Context, s *zsync.Session, at string) (bool, error) {
 	return false, nil
 }
 
-// add adds a znode to the tree, and returns the children to visit.
+// The method `add` adds a znode to the tree, and returns the children to visit.
 func (x *explorer) add(at found, names []string, stat *zk.Stat) (below []found) {
 	p := Place{Path: at.path, Kinds: kinds.Of(names), Names: names, Data: stat.DataLength > 0}
 	// A server counts creations and deletions, in 32 bits.
@@ -272,7 +273,7 @@ func (x *explorer) add(at found, names []string, stat *zk.Stat) (below []found) 
 	return below
 }
 
-// children returns the znodes that Explore must visit among the children of at.
+// The method `children` returns the children of the znode `at` that Explore must visit.
 func (x *explorer) children(at found, names []string) (below []found) {
 	if at.isMap { // every child is an entry, whatever its name is
 		for _, name := range names {
@@ -309,8 +310,8 @@ func queueOnly(at string) bool {
 	return !strings.HasSuffix(at, "-receipts") && !strings.HasSuffix(at, "__")
 }
 
-// settle removes the places that are parts of a semaphore. It also finds queues by their
-// neighbours, and adds the kind Queue to the places of these queues.
+// The method `settle` removes the places that are parts of a semaphore. The method also finds
+// queues by their neighbours, and adds the kind Queue to the places of these queues.
 func (x *explorer) settle() {
 	line, semaphore := map[string]bool{}, map[string]bool{}
 	for _, p := range x.tree.Places {
@@ -345,9 +346,9 @@ func (x *explorer) holdInMaps() {
 	}
 }
 
-// group finds the paths whose ephemeral children are members of a group. It makes each such path a
-// place of the kind Group. These children must be members: a gate, a value or a map has none, and
-// the names of contenders have another form.
+// The method `group` finds the paths whose ephemeral children are members of a group. It makes each
+// such path a place of the kind Group. These children must be members: a gate, a value or a map has
+// none, and the names of contenders have another form.
 func (x *explorer) group() {
 	for dir := range x.groups {
 		if dir == "/" {
@@ -374,7 +375,7 @@ type Line struct {
 	Holding  bool       `json:"holding"`
 	Retained bool       `json:"retained,omitempty"` // it keeps its place, and may hold no lock
 	Owner    string     `json:"owner,omitempty"`
-	Within   []string   `json:"within,omitempty"` // sessions whose commands have started the process of this session
+	Within   []string   `json:"within,omitempty"` // the sessions whose commands have started the process of this session
 	Since    *time.Time `json:"since,omitempty"`  // when the contender came
 	Held     *time.Time `json:"held,omitempty"`   // when it was granted, if that is known
 	Session  string     `json:"session,omitempty"`
@@ -383,13 +384,13 @@ type Line struct {
 	Dead     *int       `json:"dead,omitempty"`    // dead letters of a queue
 	Layout   string     `json:"layout,omitempty"`  // layout of a queue, by its name in --layout
 	Value    rawJSON    `json:"value,omitempty"`   // the data of the znode: unchanged if it is JSON, or else as a string
-	Info     string     `json:"info,omitempty"`    // of a member of a group, or the shards of a member of a partition
+	Info     string     `json:"info,omitempty"`    // the info of a member of a group, or the shards of a member of a partition
 	Failure  string     `json:"failure,omitempty"` // the last failure of a schedule, in words
 }
 
-// HeldSince returns the time of the grant to a holder. If atMost is set, the time of the grant is
-// unknown. Then since is the time at which the holder came, and the holder may have waited before
-// the grant.
+// HeldSince returns the time of the grant to a holder. If `atMost` is true, the time of the grant
+// is unknown. Then `since` is the time at which the holder came, and the holder may have waited
+// before the grant.
 func (l Line) HeldSince() (since *time.Time, atMost bool) {
 	switch {
 	case l.Held != nil:

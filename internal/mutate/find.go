@@ -24,8 +24,8 @@ type mutant struct {
 	text   string // the code that changes
 
 	edits []edit
-	// A compiler error belongs to the mutant if it is in the lines from line to last. It may also be in the line end,
-	// at which the compiler reports a missing return.
+	// A compiler error belongs to the mutant if the error is in the lines from `line` to `last`. The error may
+	// also be in the line `end`, at which the compiler reports a missing return.
 	last, end int
 }
 
@@ -34,15 +34,15 @@ func (m *mutant) String() string {
 	return fmt.Sprintf("%d %s/%s:%d:%d %s", m.number, m.dir, m.file, m.line, m.column, m.kind)
 }
 
-// An edit replaces cut bytes at an offset of the file with a text. At the same offset, edits at the ends of
-// expressions come before edits at beginnings.
+// An edit replaces bytes of the file with a text: `cut` bytes, from `offset` on. At the same offset, edits at the
+// ends of expressions come before edits at the beginnings of expressions.
 type edit struct {
 	offset, cut int
 	text        string
 	ends        bool
 }
 
-// A finder finds the mutants of files. It finds an outer mutant before the mutants inside it.
+// A finder finds the mutants of files. It finds an outer mutant before the mutants inside the outer one.
 type finder struct {
 	mutants []*mutant
 
@@ -52,10 +52,10 @@ type finder struct {
 	dir   string
 	file  string
 	where string // the function
-	end   int    // its last line
+	end   int    // the last line of the function
 }
 
-// find returns all mutants of packages, without their tests.
+// The function `find` returns all mutants of packages. The tests of these packages have no mutants.
 func find(dirs []string) ([]*mutant, error) {
 	f := &finder{}
 	for _, dir := range dirs {
@@ -76,13 +76,13 @@ func find(dirs []string) ([]*mutant, error) {
 	return f.mutants, nil
 }
 
-// sources returns the files of a package, without its tests.
+// The function `sources` returns the files of a package, without the files of its tests.
 func sources(dir string) ([]string, error) {
 	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	return slices.DeleteFunc(names, func(name string) bool { return strings.HasSuffix(name, "_test.go") }), err
 }
 
-// source finds the mutants of one file.
+// The method `source` finds the mutants of one file.
 func (f *finder) source(dir, file, text string) error {
 	f.fset, f.text, f.dir, f.file = token.NewFileSet(), text, dir, file
 	parsed, err := parser.ParseFile(f.fset, file, text, parser.SkipObjectResolution)
@@ -98,8 +98,8 @@ func (f *finder) source(dir, file, text string) error {
 	return nil
 }
 
-// function finds the mutants of a function's body. For a return, it uses the result types of the innermost
-// function.
+// The method `function` finds the mutants in the body of a function. For a return statement, it uses the result
+// types of the innermost function.
 func (f *finder) function(typ *ast.FuncType, body *ast.BlockStmt) {
 	defer func(end int) { f.end = end }(f.end)
 	f.end = f.fset.Position(body.Rbrace).Line
@@ -158,8 +158,9 @@ func (f *finder) function(typ *ast.FuncType, body *ast.BlockStmt) {
 	})
 }
 
-// statements adds a mutant for each statement of a list, which leaves the statement out. The last return of a
-// function has no mutant: without it, the function does not compile or does the same.
+// The method `statements` adds mutants for a list of statements. Each mutant leaves out one statement. The last
+// return of a function has no mutant: without this return, the function does not compile, or it does the same as
+// before.
 func (f *finder) statements(list []ast.Stmt, wholeBody bool) {
 	for i, s := range list {
 		switch s := s.(type) {
@@ -197,7 +198,7 @@ func (f *finder) negate(cond ast.Expr) {
 	}
 }
 
-// compared maps each comparison with a bound to the name of its helper.
+// The map `compared` has the helper of each comparison operator.
 var compared = map[token.Token]string{
 	token.LSS: "mutantLess(%d, ", token.LEQ: "mutantLessOrEqual(%d, ", token.GTR: "mutantGreater(%d, ", token.GEQ: "mutantGreaterOrEqual(%d, ",
 }
@@ -220,8 +221,8 @@ func (f *finder) binary(e *ast.BinaryExpr) {
 	m.edits = append(m.edits, edit{offset: f.offset(e.OpPos), cut: len(e.Op.String()), text: ", "})
 }
 
-// wrap adds a mutant that puts one text before a node and one after it. The first text contains the mutant's
-// number.
+// The method `wrap` adds a mutant that puts one text before a node and another text after the node. The first text
+// contains the mutant's number.
 func (f *finder) wrap(n ast.Node, kind, before, after string) *mutant {
 	at := f.fset.Position(n.Pos())
 	number := len(f.mutants)
@@ -240,7 +241,7 @@ func (f *finder) wrap(n ast.Node, kind, before, after string) *mutant {
 
 func (f *finder) offset(p token.Pos) int { return f.fset.Position(p).Offset }
 
-// short returns a piece of code as one line of at most a hundred bytes.
+// The function `short` returns a piece of code as one line, cut to a hundred bytes.
 func short(code string) string {
 	code = strings.Join(strings.Fields(code), " ")
 	if len(code) > 100 {

@@ -18,18 +18,18 @@ import (
 	"time"
 )
 
-// A judge is a test binary with arguments. The binary contains all chosen mutants, and the environment switches
-// one on.
+// A judge is a test binary with arguments. The binary contains all chosen mutants, and the environment switches a
+// single mutant on.
 type judge struct {
 	name    string
 	dir     string // the package of the tests
 	only    string // the one package whose mutants it judges, or ""
 	args    []string
-	reached []byte // by number of mutant: 1 if the judge reaches it
+	reached []byte // by number of mutant: 1 if the judge reaches that mutant
 	took    time.Duration
 }
 
-// first returns the judges of all mutants, the cheapest first.
+// The function `first` returns the judges of all mutants. The cheapest judge comes first.
 func first(dirs []string) (all []*judge) {
 	for _, dir := range dirs {
 		all = append(all, &judge{name: "own tests", dir: dir, only: dir, args: []string{"-test.skip=EveryWay"}})
@@ -41,14 +41,15 @@ func first(dirs []string) (all []*judge) {
 	return all
 }
 
-// others lists the packages whose tests judge the surviving mutants. Each test is a judge.
+// The list `others` has the packages whose tests judge the surviving mutants. The function `each` makes judges of
+// these tests.
 var others = []string{
 	"internal/suite/model", ".", "internal/suite/cancel", "internal/suite/cases", "internal/suite/closing", "internal/suite/doublebarrier", "internal/suite/lag",
 	"internal/suite/linear", "internal/suite/locks", "internal/suite/loss", "internal/suite/observe", "internal/suite/queue",
 	"internal/suite/semaphore", "internal/suite/session", "internal/suite/state", "internal/suite/strangers", "internal/suite/txn",
 }
 
-// build builds the test binary of each judge's package.
+// The function `build` builds the test binary of each judge's package.
 func build(all []*judge, overlay string) error {
 	built := map[string]bool{}
 	for _, j := range all {
@@ -70,8 +71,8 @@ func binary(dir, folder string) string {
 
 var errorAt = regexp.MustCompile(`(?m)^(\S+?\.go):(\d+):(\d+): `)
 
-// compilable drops the chosen mutants that do not compile, and returns the rest. If a line with an error has
-// several mutants, it drops them all.
+// The function `compilable` drops the chosen mutants that do not compile, and returns the other mutants. If a line
+// with an error has several mutants, the function drops them all.
 func compilable(dirs []string, chosen []*mutant, total int, folder string) (rest []*mutant, overlay string, err error) {
 	for range 50 {
 		if overlay, err = switchable(dirs, chosen, total, folder); err != nil {
@@ -100,8 +101,8 @@ func compilable(dirs []string, chosen []*mutant, total int, folder string) (rest
 	return nil, "", errors.New("still does not compile")
 }
 
-// record runs a judge without a mutant, and the judge must pass. It records the mutants that the judge reaches,
-// and the time that the judge takes.
+// The method `record` runs the judge without a mutant, and the judge must pass. The method stores the mutants that
+// the judge reaches, and the time that the judge takes.
 func (j *judge) record(total int) error {
 	name := filepath.Join(*folder, "record")
 	if err := os.WriteFile(name, make([]byte, total), 0o644); err != nil {
@@ -117,8 +118,8 @@ func (j *judge) record(total int) error {
 	return err
 }
 
-// each returns judges for all tests of a package. A test of half a second or more is a separate judge, and shorter
-// tests share a judge. A test that fails without a mutant is left out.
+// The function `each` returns judges for all tests of a package. A test of half a second or more is a separate
+// judge, and shorter tests share a judge. A test that fails without a mutant is left out.
 func each(dir string, total int) (all []*judge, err error) {
 	measured, err := measuredOf(dir)
 	if err != nil {
@@ -148,7 +149,8 @@ func each(dir string, total int) (all []*judge, err error) {
 	return together(all), measured.save()
 }
 
-// measurements has the tests of a binary, as measured without a mutant. A file stores them for the next run.
+// The type `measurements` has the times and the reached mutants of a binary's tests, as measured without a mutant.
+// A file stores these values for the next run.
 type measurements struct {
 	file   string
 	Binary string // a hash
@@ -186,7 +188,7 @@ func (m *measurements) save() error {
 	return os.WriteFile(m.file, text, 0o644)
 }
 
-// together makes one judge from consecutive short tests.
+// The function `together` makes one judge from several consecutive short tests.
 func together(tests []*judge) (all []*judge) {
 	for _, j := range tests {
 		if len(all) == 0 || all[len(all)-1].took+j.took > time.Second/2 || all[len(all)-1].name != j.name {
@@ -213,7 +215,7 @@ type verdict struct {
 var failed = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
 var panicked = regexp.MustCompile(`(?m)^(?:panic|fatal error): (.*)`)
 
-// run runs the judge on a mutant.
+// The method `run` runs the judge on a mutant.
 func (j *judge) run(number int, limit time.Duration, env ...string) verdict {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
@@ -241,8 +243,8 @@ func (j *judge) run(number int, limit time.Duration, env ...string) verdict {
 	return v
 }
 
-// limit is the maximum time of the judge for a mutant. A test that hangs takes longer. A test that is slow because
-// the machine has other work does not.
+// The method `limit` returns the maximum time of the judge for a mutant. A test that hangs takes longer. A test
+// that is slow only because of other work on the machine does not take longer.
 func (j *judge) limit() time.Duration {
 	return 10*time.Second + 6*j.took
 }

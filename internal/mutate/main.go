@@ -5,37 +5,38 @@
 //
 // # Mutants
 //
-// Each mutant is a change of a kind in this list, in the code of conn, lease, session, txn, lock or queue:
+// Each mutant changes the code of conn, lease, session, txn, lock or queue. The change has a kind from this list:
 //
 //   - negate: a condition, or one operand of && or ||, is negated.
 //   - omit: a statement is left out (a call, an assignment, go, defer, send, break, continue, return).
-//   - bound: a bound moves by one (< is <=, <= is <, > is >=, >= is >; a number that is added or subtracted is
-//     one less).
+//   - bound: a bound moves by one: < becomes <=, <= becomes <, > becomes >=, >= becomes >; a number that is added
+//     or subtracted becomes smaller by one.
 //   - return: a returned bool is negated; a returned error becomes nil, or a returned nil becomes an error.
 //
 // The seed chooses the mutants among all places of all six packages. So a larger package has more mutants. A
 // mutant that does not compile does not count.
 //
-// An overlay of the go command compiles all chosen mutants into the tests, each switched off. The environment
-// variable ZSYNC_MUTANT switches one on. So each test binary is built once, and the source tree does not change.
+// An overlay of the go command compiles all chosen mutants into the tests, and each of them is switched off. The
+// environment variable ZSYNC_MUTANT switches a single mutant on. So each test binary is built once, and the source
+// tree does not change.
 //
 // # Judges
 //
-// The judges are tests. The cheapest run first: the package's own tests, then the 120 random programs of
+// The judges are tests. The cheapest judges come first: the package's own tests, then the 120 random programs of
 // internal/fleet, then the exhaustive tests. The first judge that fails kills the mutant. A panic or a timeout
-// also kills it. Further tests judge the surviving mutants, a few tests at a time: the models, the tests of the
-// primitives and the suites. The shortest tests come first, and -budget limits the time for each mutant.
+// also kills the mutant. Further tests judge the surviving mutants, a few tests at a time: the models, the tests
+// of the primitives and the suites. The shortest tests come first, and -budget limits the time for each mutant.
 //
-// Before all mutants, each judge runs without a mutant. It must pass, and this run shows the mutants that the
-// judge reaches. The judge does not run for other mutants. After each 50 mutants, the first judges run again
-// without a mutant. If one fails, the results say so, because that judge may kill mutants by chance. The further
-// tests are measured once for each state of their binary.
+// Before all mutants, each judge runs without a mutant. The judge must pass, and this run shows the mutants that
+// the judge reaches. The judge does not run for other mutants. After each 50 mutants, the first judges run again
+// without a mutant. If a judge then fails, the results say so, because that judge may kill mutants by chance. The
+// further tests are measured once for each state of their binary.
 //
 // # Results
 //
-// Each mutant has a line in the file of results. If the further tests judge the mutant, it has a second line. A
-// run skips mutants that already have a line. At the end, the command prints a table of the results. With -table,
-// it only prints the table.
+// Each mutant has a line in the file of results. If the further tests judge the mutant, the mutant has a second
+// line. A run of the command skips the mutants that already have a line. At the end, the command prints a table of
+// the results. With -table, it only prints the table.
 package main
 
 import (
@@ -112,7 +113,8 @@ func run() error {
 	return nil
 }
 
-// choose returns n random mutants in a random order. So even a run that is stopped has judged a random sample.
+// The function `choose` returns n random mutants in a random order. So even a run that is stopped has judged a
+// random sample.
 func choose(possible []*mutant, n int, seed uint64) []*mutant {
 	chosen := slices.Clone(possible)
 	rand.New(rand.NewPCG(seed, 0)).Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
@@ -160,7 +162,7 @@ func (r *record) judgeFirst(mutants []*mutant) error {
 	return r.control()
 }
 
-// control runs the judges without a mutant.
+// The method `control` runs the first judges without a mutant.
 func (r *record) control() error {
 	red := 0
 	for _, j := range r.first {
@@ -221,9 +223,9 @@ func (r *record) measureOthers() error {
 	return nil
 }
 
-// judge runs judges on a mutant, and appends its line. The verdict is "killed", the text unreached if no judge
-// reaches the mutant, or the text survived. The budget limits the total time of the judges, as measured without a
-// mutant.
+// The method `judge` runs judges on a mutant, and appends the line of the mutant to the results. The verdict is
+// "killed" if a judge fails. It is the text `unreached` if no judge reaches the mutant, and otherwise the text
+// `survived`. The budget limits the total time of the judges, as measured without a mutant.
 func (r *record) judge(m *mutant, all []*judge, unreached, survived string, budget time.Duration) error {
 	began, verdict, by, which := time.Now(), unreached, "", ""
 	var used time.Duration

@@ -10,8 +10,9 @@ import (
 	"strings"
 )
 
-// helpers is a file that is added to each changed package. Its function mutantAt reports whether the environment
-// switches a mutant on. In a recording run, mutantAt also marks in a file that the mutant's place was reached.
+// The text `helpers` is a file that is added to each changed package. The function mutantAt in this file reports
+// whether the environment switches a mutant on. In a recording run, mutantAt also marks in the file of the
+// recording that the mutant's place was reached.
 const helpers = `package %s
 
 import (
@@ -82,13 +83,14 @@ func mutantSubtract[T mutantInteger](n int, a, b T) T {
 }
 `
 
-// switchable writes the packages into a folder, with all chosen mutants, each switched off. It also writes an
-// overlay for the go command that names the written files. total is the number of all possible mutants.
+// The function `switchable` writes copies of the packages into a folder. The copies have all chosen mutants, and
+// each mutant is switched off. The function also writes an overlay, which names the copies to the go command. The
+// argument `total` is the number of all possible mutants.
 func switchable(dirs []string, chosen []*mutant, total int, folder string) (overlay string, err error) {
-	chosen = slices.SortedFunc(slices.Values(chosen), func(a, b *mutant) int { return cmp.Compare(a.number, b.number) }) // see apply
+	chosen = slices.SortedFunc(slices.Values(chosen), func(a, b *mutant) int { return cmp.Compare(a.number, b.number) }) // see `apply`
 	replace := map[string]string{}
 	write := func(name, text string) error {
-		to := filepath.Join(folder, strings.ReplaceAll(name, "/", "+")) // compilable parses this name
+		to := filepath.Join(folder, strings.ReplaceAll(name, "/", "+")) // `compilable` parses this name
 		replace[name] = to
 		return os.WriteFile(to, []byte(text), 0o644)
 	}
@@ -124,8 +126,9 @@ func switchable(dirs []string, chosen []*mutant, total int, folder string) (over
 	return overlay, os.WriteFile(overlay, text, 0o644)
 }
 
-// apply edits a text. In edits, an outer mutant must come before an inner one. If both begin at one offset, the
-// text of the outer mutant comes first. If both end at one offset, the text of the inner mutant comes first.
+// The function `apply` returns the text after all edits. In the list `edits`, an outer mutant must come before an
+// inner mutant. If both mutants begin at one offset, the text of the outer mutant comes first. If both end at one
+// offset, the text of the inner mutant comes first.
 func apply(text string, edits []edit) string {
 	order := make([]int, len(edits))
 	for i := range order {

@@ -16,10 +16,10 @@ type Plan struct {
 	Owners map[string]string `json:"owners"` // by shard: the id of the member
 }
 
-// Fit returns the plan that Balance makes, if fits accepts that plan. If fits refuses it, Fit
-// leaves out as few members as possible, and members without shards before members with shards. The
-// result out has the ids of the members that are left out. The same owners and wants give the same
-// result in every process.
+// Fit returns the plan that Balance makes, if `fits` accepts that plan. Otherwise, Fit leaves out
+// as few members as possible, and members without shards before members with shards. The result
+// `out` lists the ids of the members that are left out. Equal `owners` and equal `wants` give the
+// same result in every process.
 func Fit(owners map[string]string, wants map[string][]string, fits func(Plan) bool) (plan Plan, out []string) {
 	if plan = (Plan{Balance(owners, wants)}); fits(plan) {
 		return plan, nil

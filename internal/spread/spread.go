@@ -8,11 +8,11 @@ import (
 	"slices"
 )
 
-// Balance returns the new owner of each shard. The argument owners has the present owner of each
-// shard, and wants has the shards that each member lists. A shard keeps its owner if an even spread
-// allows that. The result depends on the arguments alone. It is also a fixed point: if owners is
-// the result of an earlier call with the same wants, Balance returns owners. Versions of zsync that
-// run at the same time must have the same fixed points.
+// Balance returns the new owner of each shard. The argument `owners` has the present owner of each
+// shard, and the argument `wants` has the shards that each member lists. A shard keeps its owner if
+// an even spread allows that. The result depends on the arguments alone. The result is also a fixed
+// point: a later call with this result as `owners`, and with an equal `wants`, returns the same
+// owners. Versions of zsync that run at the same time must have the same fixed points.
 //
 //  1. A shard loses its owner if that owner is no longer a member, or does not list the shard. A
 //     shard that no member lists has no owner from then on.
@@ -64,7 +64,7 @@ func newBalancing(wants map[string][]string) *balancing {
 		}
 	}
 	b.shards = slices.Sorted(maps.Keys(named))
-	known := make(map[string]int) // index in sets, by the members of the set
+	known := make(map[string]int) // index in `sets`, by the members of the set
 	for _, shard := range b.shards {
 		var key []byte
 		for _, m := range named[shard] {
@@ -83,16 +83,16 @@ func newBalancing(wants map[string][]string) *balancing {
 	return b
 }
 
-// fewest returns the member of a set that has the fewest shards. Of several such members, it
-// returns the first.
+// The method `fewest` returns, from the members of a set, the member with the fewest shards. If
+// there are several such members, it returns the first of them.
 func (b *balancing) fewest(set int) int {
 	return slices.MinFunc(b.sets[set], func(m, n int) int { return b.load[m] - b.load[n] })
 }
 
-// move gives one shard of a member A to a member B that lists the shard, if A has at least two
-// shards more than B. For each shard, B is the member with the fewest shards among the members that
-// list it. Of all shards, move chooses the shard with the greatest difference between A and B. It
-// returns false if no shard can move.
+// The method `move` gives one shard of a member A to a member B that lists the shard, if A has at
+// least two shards more than B. For each shard, B is the member with the fewest shards among the
+// members that list the shard. If several shards can move, the shard with the greatest difference
+// between A and B moves. The result is false if no shard can move.
 func (b *balancing) move() bool {
 	for set := range b.sets {
 		b.least[set] = b.fewest(set)
