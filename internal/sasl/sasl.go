@@ -50,7 +50,7 @@ type RefusedError struct{ Err error }
 func (e *RefusedError) Error() string { return e.Err.Error() }
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// The method Is lets every RefusedError match zk.ErrAuthFailed, the error of refused credentials.
+// Is reports whether `err` is zk.ErrAuthFailed: errors.Is finds that error in every RefusedError.
 func (e *RefusedError) Is(err error) bool { return err == zk.ErrAuthFailed }
 
 // mostRounds is the maximum number of tokens that the client sends in one exchange. If the exchange
