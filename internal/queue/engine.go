@@ -114,7 +114,7 @@ type Engine interface {
 	Requeue(ctx context.Context, d *Letter) error
 }
 
-// The value Middle is the priority of a Batch for which the program names no priority.
+// Middle is the priority of a Batch for which the program names no priority.
 const Middle = -1
 
 // A Batch has the elements of one call of `Send`.
@@ -263,7 +263,7 @@ const (
 	Delayed               // it is not due yet
 )
 
-// A Listed value is an element that `List` yields.
+// A Listed is an element that `List` yields.
 type Listed struct {
 	Element
 	State Status
