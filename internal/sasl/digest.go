@@ -81,7 +81,7 @@ func (d *digest) Next(challenge []byte) ([]byte, error) {
 	return nil, nil
 }
 
-// respond returns the response to a challenge.
+// The method `respond` returns the response to a challenge.
 func (d *digest) respond(given directives) ([]byte, error) {
 	nonce := given.last("nonce")
 	switch alg := given.last("algorithm"); {
@@ -150,7 +150,7 @@ func quote(s string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
 }
 
-// directives maps each name in a challenge to its values, in order.
+// The type `directives` maps each name in a challenge to its values, in order.
 type directives map[string][]string
 
 // The method `last` returns the last value of a name, or "".
