@@ -174,9 +174,9 @@ func (c *Conn) confirmPacket() []byte {
 	return wire.EndPacket(binary.BigEndian.AppendUint32(p, math.MaxUint32)) // any version
 }
 
-// authenticated reads the replies to n credentials, which come before all other replies. If the
-// server refuses a credential, authenticated returns zk.ErrAuthFailed, and the client does not try
-// again.
+// The method `authenticated` reads the replies to `n` credentials, which come before all other
+// replies. If the server refuses a credential, the method returns zk.ErrAuthFailed, and the client
+// does not try again.
 func (c *Conn) authenticated(n int) error {
 	for range n {
 		var head [replyHeader]byte

@@ -30,7 +30,8 @@ func (c *Conn) Authenticate(id int64) error {
 	return c.s.exchange(ctx, c.Addr, c.Conn, c.r)
 }
 
-// exchange makes an exchange of SASL over a connection whose handshake has been answered.
+// The method `exchange` makes an exchange of SASL over a connection whose handshake has been
+// answered.
 func (s *Shared) exchange(ctx context.Context, addr string, out io.Writer, in io.Reader) error {
 	return s.SASL.Authenticate(ctx, s.Spawn, addr, func(token []byte) ([]byte, error) {
 		xid := s.NextXid()
