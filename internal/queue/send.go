@@ -353,9 +353,9 @@ func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 	return o.fathom(ctx, inc, prios)
 }
 
-// fathom finds out which of the newest buckets of these priorities are full. A producer that has
-// filled a bucket creates the next bucket in its next Send. But if each producer sends only once,
-// no producer creates the next bucket, and the tail still names the full bucket.
+// The method `fathom` finds out which of the newest buckets of these priorities are full. A
+// producer that has filled a bucket creates the next bucket in its next Send. But if each producer
+// sends only once, no producer creates the next bucket, and the tail still names the full bucket.
 func (o *outbox) fathom(ctx context.Context, inc *session.Incarnation, prios []int) error {
 	var known []int
 	var paths []string
@@ -393,7 +393,7 @@ func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, pri
 	return number, err
 }
 
-// assemble sets g.steps and g.tails.
+// The method `assemble` sets g.steps and g.tails.
 func (g *posted) assemble(inc *session.Incarnation) error {
 	o := g.o
 	g.tails = make(map[int]*tail)
