@@ -1,6 +1,7 @@
-// Package conn implements the network connections of a session, which has one at a time. It dials,
-// makes the handshake, orders the packets, sends pings, sets deadlines, and records the watches on
-// the server. Package session uses the connection, and chooses the next server.
+// Package conn implements the network connections of a session. A session has one connection at a
+// time. The package dials, makes the handshake, orders the packets, sends pings, sets deadlines,
+// and records the watches on the server. Package session uses the connection, and chooses the next
+// server.
 package conn
 
 import (
@@ -46,7 +47,7 @@ type Shared struct {
 	Seen Seen
 	xid  atomic.Uint32 // the newest xid, over all connections
 
-	disowned int // the last connections in a row that ended because of Conn.disowned; only reading goroutines use it
+	disowned int // number of connections in a row, up to now, that ended because of Conn.disowned; only reading goroutines use this number
 }
 
 // A Seen identifies the newest state of the servers that the session has seen. Only one connection
@@ -57,8 +58,8 @@ type Seen struct {
 	Blind atomic.Bool  // the session has since seen a newer transaction without its zxid
 }
 
-// see records a packet that shows the state after transaction zxid. If the zxid is unknown, it is
-// not positive.
+// The method `see` records a packet that shows the state after the transaction `zxid`. If the zxid
+// is unknown, `zxid` is not positive.
 func (s *Seen) see(xid int32, zxid int64) {
 	switch {
 	case zxid > s.Zxid.Load():
@@ -124,15 +125,16 @@ var (
 //     the new connection shows an older state than a read on the previous one.
 //   - Watches. A read carries the watch flag if Watches wants a watch on its znode. The Conn passes
 //     events to Watches.
-//   - Times. The Conn reports to the session when it sends each packet and receives each reply: see
-//     package lease.
+//   - Times. Whenever the Conn sends a packet or receives a reply, it tells the session the time:
+//     see package lease.
 //   - Deadlines. A handshake cannot hang. The Conn notices a silent server early enough: the client
 //     can try another server before it must abandon the session.
 //
 // If no other packet is waiting or unanswered, the goroutine that makes a request also writes it
-// (put). One goroutine, write, writes all other packets. Each time, it writes all packets in the
-// buffer together. Writes have no deadline of their own: a server that does not read does not
-// answer either, and the reading goroutine notices that no reply comes.
+// (see `put`). All other packets are written by one goroutine, which runs the method `write`. Each
+// time, that goroutine writes all packets in the buffer together. Writes have no deadline of their
+// own: a server that does not read does not answer either, and the reading goroutine notices that
+// no reply comes.
 type Conn struct {
 	net.Conn        // the socket
 	Addr     string // of the server
@@ -143,7 +145,7 @@ type Conn struct {
 	body     []byte // of the last reply; only the reading goroutine uses it
 
 	limit      time.Duration // the total time to dial the server and to receive its reply to the handshake
-	hardLimit  time.Time     // the time at which limit is over
+	hardLimit  time.Time     // the time at which `limit` is over
 	id         int64         // of the session
 	timeout    time.Duration // of the session; it does not change after the handshake
 	asked      time.Time     // the time at which the handshake was sent
@@ -156,7 +158,7 @@ type Conn struct {
 	wmu   sync.Mutex // held while a packet gets its place in the order; locked before Watches.Mu
 	out   []byte     // packets that are not written yet; guarded by wmu
 	spare []byte     // an empty buffer for the next packets; guarded by wmu
-	busy  bool       // a goroutine is writing packets taken from out; guarded by wmu
+	busy  bool       // a goroutine is writing packets taken from `out`; guarded by wmu
 	more  chan struct{}
 
 	dmu  sync.Mutex
@@ -170,7 +172,7 @@ type Conn struct {
 
 	mu    sync.Mutex         // guards the fields below; locked before the session's own locks
 	sent  map[int32]sentInfo // requests without a reply, by xid
-	order []int32            // the xids of sent in the order of sending; some may have been answered
+	order []int32            // the xids of the requests in `sent`, oldest first, and perhaps some that have been answered
 	pings []lease.Stamp      // pings without a reply, oldest first
 	phase phase
 }
@@ -221,8 +223,8 @@ func Harms(r Request) bool {
 	return false
 }
 
-// New returns a connection over c. The server must answer the handshake before deadline. The time
-// limit began with the dialing, and deadline is not later than its end.
+// New returns a connection over c. The server must answer the handshake before `deadline`. The time
+// `limit` began with the dialing, and `deadline` is not later than the end of that time.
 func New(s *Shared, c net.Conn, addr string, limit time.Duration, deadline time.Time) *Conn {
 	return &Conn{
 		Conn:      c,
@@ -251,7 +253,7 @@ func (c *Conn) Open() {
 // whether a late execution of one of these requests would do harm.
 func (c *Conn) Over() (harms bool) { return c.fail(zk.ErrConnectionClosed) }
 
-// fail stops the sending of requests. Requests without a reply fail with err.
+// The method `fail` stops the sending of requests. Requests without a reply fail with `err`.
 func (c *Conn) fail(err error) (harms bool) {
 	c.mu.Lock()
 	lost, order := c.sent, c.order
@@ -270,7 +272,7 @@ func (c *Conn) fail(err error) (harms bool) {
 // Send returns false and sends none.
 func (c *Conn) Send(rs ...Request) bool {
 	if !c.began.Load() {
-		return false // put would wait for wmu, and the handshake holds wmu even while the server is silent
+		return false // `put` would wait for wmu, and the handshake holds wmu even while the server is silent
 	}
 	mine, ok := c.put(rs)
 	if mine != nil {
@@ -279,7 +281,7 @@ func (c *Conn) Send(rs ...Request) bool {
 	return ok
 }
 
-// SendOrFail calls Send on a connection that may just have ended. If Send sends nothing, the
+// SendOrFail calls `Send` on a connection that may just have ended. If `Send` sends nothing, the
 // requests fail with ErrUnsent.
 func (c *Conn) SendOrFail(rs ...Request) {
 	if !c.Send(rs...) {
@@ -289,15 +291,16 @@ func (c *Conn) SendOrFail(rs ...Request) {
 	}
 }
 
-// directly is the size of the largest packets that a requesting goroutine writes itself.
+// A requesting goroutine writes packets itself only if their size is at most `directly`.
 const directly = 4 << 10
 
-// put appends requests to out. If put returns packets, the caller must write them.
+// The method `put` appends requests to `out`. If `put` returns packets, the caller must write them.
 //
-// put returns packets only if every earlier packet has been answered, including the packets sent
+// `put` returns packets only if every earlier packet has been answered, including the packets sent
 // with the handshake. So the server has read the earlier packets, and the socket's buffer is empty.
 // Then the caller's write does not block, even if the server reads nothing more. If other
-// goroutines add requests during that write, the goroutine write writes them: there may be many.
+// goroutines add requests during that write, the goroutine of `write` writes those requests: there
+// may be many.
 func (c *Conn) put(rs []Request) (mine []byte, ok bool) {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -335,17 +338,17 @@ func (c *Conn) put(rs []Request) (mine []byte, ok bool) {
 	return nil, true
 }
 
-// takeLocked removes all packets from out and returns them. The caller must write them.
+// takeLocked removes all packets from `out` and returns them. The caller must write them.
 func (c *Conn) takeLocked() (p []byte) {
 	p, c.out, c.spare, c.busy = c.out, c.spare, nil, true
 	return p
 }
 
-// wroteLocked wakes the goroutine write, which writes the packets in out.
+// wroteLocked wakes the goroutine of `write`, which writes the packets in `out`.
 func (c *Conn) wroteLocked() {
 	select {
 	case c.more <- struct{}{}:
-	default: // write has not taken the earlier token yet, and will write these packets too
+	default: // the goroutine of `write` has not taken the earlier token yet, and will write these packets too
 	}
 }
 
@@ -356,7 +359,7 @@ const lastWords = 20 * time.Millisecond
 // keptBuffer is the size of the largest buffer that is reused for later packets.
 const keptBuffer = 64 << 10
 
-// write writes packets until the connection is closed.
+// The method `write` writes packets until the connection is closed.
 func (c *Conn) write() {
 	ticker := time.NewTicker(lease.PingEvery(c.timeout))
 	defer ticker.Stop()
@@ -380,7 +383,7 @@ func (c *Conn) write() {
 	}
 }
 
-// writeOut writes p, which the caller has taken from out.
+// writeOut writes `p`, which the caller has taken from `out`.
 func (c *Conn) writeOut(p []byte) {
 	err := c.writeAll(p, c.moved)
 	if err != nil {
@@ -409,7 +412,7 @@ const stride = 16 << 10
 // strideOf returns the size of a stride for a packet of n bytes.
 func strideOf(n int) int { return max(stride, n/64) }
 
-// writeAll writes p, and calls moved after each stride except the last.
+// writeAll writes `p`. It calls the function `moved` after each stride except the last.
 func (c *Conn) writeAll(p []byte, moved func()) error {
 	for step := strideOf(len(p)); len(p) > step; p = p[step:] {
 		if _, err := c.Conn.Write(p[:step]); err != nil {
@@ -421,7 +424,7 @@ func (c *Conn) writeAll(p []byte, moved func()) error {
 	return err
 }
 
-// moved extends the deadlines after a stride of a long packet was sent or read.
+// The method `moved` extends the deadlines after a stride of a long packet was sent or read.
 func (c *Conn) moved() {
 	now := time.Now()
 	c.dmu.Lock()
@@ -440,7 +443,8 @@ func (c *Conn) Read() error {
 	}
 }
 
-// begin appends the header of a request that the connection itself makes. The caller holds wmu.
+// The method `begin` appends the header of a request that the connection itself makes. The caller
+// holds wmu.
 func (c *Conn) begin(p []byte, op int32) []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -536,17 +540,18 @@ const Lasting = time.Second
 // maxDisowned limits how many connections in a row may end because of [Conn.disowned].
 const maxDisowned = 3
 
-// The server of a connection may reply that the session has moved or has expired. It has not
-// executed that request, and it gives the same reply to all later requests on this connection.
+// The server of a connection may reply that the session has moved or has expired. That server has
+// not executed the request, and it gives the same reply to all later requests on this connection.
 //
-// A session has moved if another server's request to continue it reached the leader late. The next
-// handshake makes its own server the owner of the session, so a new connection always helps.
+// A session has moved if another server's request to continue the session reached the leader late.
+// The next handshake moves the session to the server of the new connection, so a new connection
+// always helps.
 //
-// If the session has really expired, the next handshake fails. disowned reports whether the
-// connection must end, so that a new handshake decides. Sometimes the servers contradict
-// themselves: three handshakes in a row succeed, but each connection ends with such a reply within
-// a second. A server with localSessionsEnabled does that, because the leader does not know its
-// sessions. In that case, the caller receives the reply.
+// If the session has really expired, the next handshake fails. The method `disowned` reports
+// whether the connection must end, so that a new handshake decides. Sometimes the servers
+// contradict themselves: three handshakes in a row succeed, but each connection ends with such a
+// reply within a second. A server with localSessionsEnabled does that, because the leader does not
+// know its sessions. In that case, the caller receives the reply.
 func (c *Conn) disowned() bool {
 	if time.Since(c.asked) >= Lasting {
 		c.s.disowned = 0
@@ -590,14 +595,14 @@ func (c *Conn) readBody(n int, xid int32) ([]byte, error) {
 	return body, nil
 }
 
-// expects reports whether the next reply is due to the request with this xid.
+// The method `expects` reports whether the next reply is due to the request with this xid.
 func (c *Conn) expects(xid int32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.order) > 0 && c.order[0] == xid
 }
 
-// event passes an event to Watches.
+// The method `event` passes an event to Watches.
 func (c *Conn) event(body []byte) error {
 	s := wire.Scanner{Rest: body}
 	t := zk.EventType(s.Int32())
@@ -610,8 +615,9 @@ func (c *Conn) event(body []byte) error {
 	return nil
 }
 
-// received processes every packet except events, in the reading goroutine. now is the time at which
-// the packet began to arrive. The facts in the packet were already true at that time.
+// The method `received` processes every packet except events, in the reading goroutine. The
+// argument `now` is the time at which the packet began to arrive. The facts in the packet were
+// already true at that time.
 func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 	c.mu.Lock()
 	if xid == wire.XidPing {
@@ -635,7 +641,7 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 	c.order = c.order[:copy(c.order, c.order[done:])]
 	c.mu.Unlock()
 	if !ok {
-		return nil // the reply to credentials or setWatches, which are not in sent
+		return nil // the reply to credentials or setWatches, which are not in `sent`
 	}
 	if info.r == nil {
 		return c.own(info, code, now)
@@ -660,9 +666,10 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 	return nil
 }
 
-// own processes the reply to a request of the connection itself. It does not record the zxid of the
-// reply as seen, because the next connection asks only for events after that zxid. Earlier events
-// may still be missing: the confirming write is sent before the watches are set again.
+// The method `own` processes the reply to a request of the connection itself. It does not record
+// the zxid of the reply as seen, because the next connection asks only for events after that zxid.
+// Earlier events may still be missing: the confirming write is sent before the watches are set
+// again.
 func (c *Conn) own(info sentInfo, code int32, now time.Time) error {
 	switch info.op {
 	case wire.OpCloseSession:
@@ -681,8 +688,8 @@ func (c *Conn) own(info sentInfo, code int32, now time.Time) error {
 	return nil
 }
 
-// deleted records a deletion in the trace. If the znode does not exist, an earlier delete whose
-// reply was lost has deleted it. Then the zxid is unknown.
+// The method `deleted` records a deletion in the trace. If the znode does not exist, an earlier
+// delete whose reply was lost has deleted it. Then the zxid is unknown.
 func (c *Conn) deleted(info sentInfo, code int32) {
 	zxid := int64(binary.BigEndian.Uint64(c.head[8:]))
 	switch {
@@ -720,12 +727,13 @@ func (c *Conn) RemoveWatch(key WatchKey, newest func() bool) bool {
 	return true
 }
 
-// silence is the time without a reply after which the connection is closed.
+// The connection is closed after the time `silence` without a reply.
 func (c *Conn) silence() time.Duration { return time.Duration(float64(c.timeout) * lease.Silence) }
 
-// patience sets the deadline for the next packet. The deadline depends on the last reply and on the
-// oldest unanswered request. So events alone do not extend it, and neither do replies to pings. A
-// request that is sent during a read affects only the deadline of the next read.
+// The method `patience` sets the deadline for the next packet. The deadline depends on the last
+// reply and on the oldest unanswered request. So events alone do not extend the deadline, and
+// neither do replies to pings. A request that is sent during a read affects only the deadline of
+// the next read.
 func (c *Conn) patience() {
 	if c.heard.IsZero() {
 		c.heard = time.Now()
@@ -741,9 +749,9 @@ func (c *Conn) patience() {
 	c.deadline(due)
 }
 
-// deadline sets the read deadline to due, or to the deadline of the next stride if that is later.
-// If the present deadline is only a little earlier, deadline does not change it: a change for every
-// packet would cost more than the packet.
+// The method `deadline` sets the read deadline to `due`, or to the deadline of the next stride if
+// that is later than `due`. If the present deadline is only a little earlier, the method does not
+// change it: a change for every packet would cost more than the packet.
 func (c *Conn) deadline(due time.Time) {
 	silence := c.silence()
 	c.dmu.Lock()
@@ -757,7 +765,7 @@ func (c *Conn) deadline(due time.Time) {
 	}
 }
 
-// Close closes the socket. Any goroutine may call it, any number of times. Close does not send a
+// Close closes the socket. Any goroutine may call Close, any number of times. Close does not send a
 // TLS close_notify, for two reasons: the write would wait for a silent server, and nothing may be
 // sent after Close.
 func (c *Conn) Close() error {

@@ -26,7 +26,7 @@ type Dialer struct {
 	Spawn func(f func()) // runs f in a goroutine for which Close waits
 }
 
-// Dial connects to addr within limit. Each call resolves the name again.
+// Dial connects to `addr` within the time `limit`. Each call resolves the name again.
 func (d *Dialer) Dial(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -87,8 +87,8 @@ func dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 	})
 }
 
-// leastShare is the least time for one address. If a third of the total time is less, that third is
-// the least time. A share shorter than a round trip would be useless.
+// leastShare is the least time for one address. If a third of the total time is less than that, the
+// third is the least time. A share shorter than a round trip would be useless.
 const leastShare = time.Second
 
 // dialEach tries the addresses in order and returns the first connection. The remaining addresses
@@ -121,7 +121,7 @@ func dialEach(ctx context.Context, addrs []string, dial func(ctx context.Context
 
 // dialOwn connects with the dialer of WithDialer, which takes no context. If ctx ends first,
 // dialOwn returns and later closes the connection that the dialer returns. Close of the Session
-// waits for the dialer, but at most for limit.
+// waits for the dialer, but at most for the time `limit`.
 func (d *Dialer) dialOwn(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
 	type result struct {
 		c   net.Conn

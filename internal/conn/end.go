@@ -14,11 +14,12 @@ import (
 
 // End ends an abandoned session over a connection of its own. It returns nil if the session has
 // ended, now or earlier. The client sends the handshake, its credentials, and the request to end
-// the session, in one write. With SASL, the exchange comes after the handshake, and the rest
-// follows it. A server that renews the session by the handshake also ends it by the request. If the
-// connection breaks between the two, the session lives for one more timeout.
+// the session, in one write. With SASL, the exchange comes after the handshake, and the credentials
+// and the request come after the exchange. A server that renews the session by the handshake also
+// ends that session by the request. If the connection breaks between the handshake and the request,
+// the session lives for one more timeout.
 func (s *Shared) End(ctx context.Context, c io.ReadWriter, addr string, ask Hello) error {
-	out := wire.Connect(0, ask.Timeout, ask.ID, ask.Password) // zxid 0: the state of the server may be old, because the client reads nothing
+	out := wire.Connect(0, ask.Timeout, ask.ID, ask.Password) // zxid 0: even a server with an old state may answer, because the client reads no znodes
 	last := s.NextXid()
 	end := append(authPackets(s.Auths), wire.EndPacket(wire.AppendHeader(nil, last, wire.OpCloseSession))...) // a server may demand credentials even for closeSession
 	if s.SASL == nil {

@@ -28,15 +28,16 @@ type Hello struct {
 	Timeout  time.Duration
 }
 
-// Connect asks the server to open the session, or to continue it, and returns the reply. asked is
-// the time of the call.
+// Connect asks the server to open the session, or to continue it, and returns the reply. The
+// argument `asked` is the time of the call.
 func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
 	c.lastZxid = c.s.Seen.Reply.Load()
 	if ask.ID == 0 {
 		ask.Password = make([]byte, 16)
 	}
 	// The credentials are sent with the handshake, which saves a round trip. A server reads the
-	// credentials only after it has established the session. It answers in the same order.
+	// credentials only after it has established the session. Its answers come in the same
+	// order.
 	out := wire.Connect(c.lastZxid, ask.Timeout, ask.ID, ask.Password)
 	if c.s.SASL == nil { // with SASL, Begin sends the credentials
 		out = append(out, authPackets(c.s.Auths)...)
@@ -78,9 +79,9 @@ func (c *Conn) EndSession() {
 	c.Conn.Write(wire.AppendHeader(nil, c.s.NextXid(), wire.OpCloseSession))
 }
 
-// Begin completes the handshake of session id, which has this timeout. Begin sends the packets that
-// come ahead of all requests, in this order: the credentials (only with SASL), a write that
-// confirms the session, the watches, and a sync.
+// Begin completes the handshake of the session `id`, which has this timeout. Begin sends the
+// packets that come ahead of all requests, in this order: the credentials (only with SASL), a write
+// that confirms the session, the watches, and a sync.
 func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -173,9 +174,9 @@ func (c *Conn) confirmPacket() []byte {
 	return wire.EndPacket(binary.BigEndian.AppendUint32(p, math.MaxUint32)) // any version
 }
 
-// authenticated reads the replies to n credentials, which come before all other replies. If the
-// server refuses a credential, authenticated returns zk.ErrAuthFailed, and the client does not try
-// again.
+// The method `authenticated` reads the replies to `n` credentials, which come before all other
+// replies. If the server refuses a credential, the method returns zk.ErrAuthFailed, and the client
+// does not try again.
 func (c *Conn) authenticated(n int) error {
 	for range n {
 		var head [replyHeader]byte

@@ -18,9 +18,9 @@ import (
 // maxToken is the maximum size of a packet with a token from a server.
 const maxToken = 64 << 10
 
-// Authenticate makes the exchange of SASL directly after the reply to the handshake. id is the
-// session in that reply. Without a mechanism, or if id is 0, Authenticate does nothing. The
-// exchange ends at the deadline of the handshake.
+// Authenticate makes the exchange of SASL directly after the reply to the handshake. The
+// argument `id` is the session in that reply. Without a mechanism, or if `id` is 0, Authenticate
+// does nothing. The exchange ends at the deadline of the handshake.
 func (c *Conn) Authenticate(id int64) error {
 	if c.s.SASL == nil || id == 0 {
 		return nil
@@ -30,7 +30,8 @@ func (c *Conn) Authenticate(id int64) error {
 	return c.s.exchange(ctx, c.Addr, c.Conn, c.r)
 }
 
-// exchange makes an exchange of SASL over a connection whose handshake has been answered.
+// The method `exchange` makes an exchange of SASL over a connection whose handshake has been
+// answered.
 func (s *Shared) exchange(ctx context.Context, addr string, out io.Writer, in io.Reader) error {
 	return s.SASL.Authenticate(ctx, s.Spawn, addr, func(token []byte) ([]byte, error) {
 		xid := s.NextXid()

@@ -51,11 +51,11 @@ type WatchKey struct {
 // A Watches shares the watches of one ZooKeeper session among all waiters.
 //
 // All waiters for a key share at most one watch on the server, and each waiter may leave at any
-// time. To watch a znode, call Join, then read the znode, then wait for Fired. A watch is armed if
-// the server has it. If a key has a waiter and its watch is not armed, the connection sets the
+// time. To watch a znode, call `Join`, then read the znode, then wait for `Fired`. A watch is armed
+// if the server has it. If a key has a waiter and its watch is not armed, the connection sets the
 // watch flag of every read of the key. So every change after the state that a waiter has read fires
 // the watch: either the waiter's own read set the watch, or the server already had it. A watch
-// fires once. To see the next change, call Join and read again. A fired watch means only that the
+// fires once. To see the next change, call `Join` and read again. A fired watch means only that the
 // waiter must read again.
 //
 // A new connection sets the armed watches again before any other request. The server answers with
@@ -110,14 +110,14 @@ const MaxIdleWatches = 64
 type Watch struct {
 	Key     WatchKey
 	Fired   chan struct{} // closed, under Watches.Mu, by the event
-	Event   zk.EventType  // the event; read it only after Fired is closed
+	Event   zk.EventType  // the event; read it only after `Fired` is closed
 	told    []telling     // guarded by Watches.Mu
 	waiters int           // guarded by Watches.Mu
 	armed   bool          // the server has it; guarded by Watches.Mu
 	ours    bool          // it was set on an ephemeral znode of this session; guarded by Watches.Mu
 	setOn   int64         // number of the connection on which it was set; guarded by Watches.Mu
 	toldOn  int64         // number of the connection on which the event came; guarded by Watches.Mu
-	missing bool          // it was set by an exists request that found no znode; guarded by Watches.Mu
+	missing bool          // it was set by an `exists` request that found no znode; guarded by Watches.Mu
 }
 
 // A telling is a function that the event calls, with Watches.Mu held.
@@ -138,7 +138,7 @@ func NewWatches(remove func(WatchKey), spawn func(func())) *Watches {
 	}
 }
 
-// Join adds the caller to the waiters for a change of key. The caller must call Leave later.
+// Join adds the caller to the waiters for a change of `key`. The caller must call `Leave` later.
 func (h *Watches) Join(key WatchKey) *Watch {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -152,9 +152,9 @@ func (h *Watches) Join(key WatchKey) *Watch {
 	return w
 }
 
-// Tell registers a callback: h calls f when w fires. If w has fired already, h calls f at once. A
-// callback suits a waiter without a goroutine, or with too many watches for a select. The
-// caller of f holds h.Mu, so f must not block and must not call methods of h.
+// Tell registers the callback `f`: `h` calls `f` when `w` fires. If `w` has fired already, `h`
+// calls `f` at once. A callback suits a waiter without a goroutine, or with too many watches for a
+// select. The caller of f holds h.Mu, so f must not block and must not call methods of h.
 func (h *Watches) Tell(w *Watch, owner any, f func()) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -166,7 +166,7 @@ func (h *Watches) Tell(w *Watch, owner any, f func()) {
 	w.told = append(w.told, telling{owner: owner, f: f})
 }
 
-// Untell removes the function that was registered for owner.
+// Untell removes the function that was registered for `owner`.
 func (h *Watches) Untell(w *Watch, owner any) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -177,13 +177,13 @@ func (h *Watches) untellLocked(w *Watch, owner any) {
 	w.told = slices.DeleteFunc(w.told, func(t telling) bool { return t.owner == owner })
 }
 
-// LeaveUntold calls Untell and Leave.
+// LeaveUntold calls `Untell` and `Leave`.
 func (h *Watches) LeaveUntold(w *Watch, owner any) {
 	h.Untell(w, owner)
 	h.Leave(w)
 }
 
-// Leave ends a Join. It never blocks.
+// Leave ends a `Join`. It never blocks.
 func (h *Watches) Leave(w *Watch) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -191,7 +191,7 @@ func (h *Watches) Leave(w *Watch) {
 	h.tidyLocked()
 }
 
-// tidyLocked starts the goroutine clean if there are too many idle watches.
+// tidyLocked starts the goroutine of `clean` if there are too many idle watches.
 func (h *Watches) tidyLocked() {
 	if len(h.Idle) > MaxIdleWatches && !h.janitor {
 		h.janitor = true
@@ -199,9 +199,9 @@ func (h *Watches) tidyLocked() {
 	}
 }
 
-// Abandon replaces Leave for a waiter that the garbage collector has freed. The runtime calls
-// Abandon, so Abandon starts no goroutine. The next Leave starts the removal of surplus idle
-// watches.
+// Abandon replaces `Leave` for a waiter that the garbage collector has freed. The runtime calls
+// Abandon, so Abandon starts no goroutine. The next call of `Leave` starts the removal of surplus
+// idle watches.
 func (h *Watches) Abandon(w *Watch) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -214,14 +214,14 @@ func (h *Watches) leaveLocked(w *Watch) {
 		return
 	}
 	if !w.armed {
-		// A read that was already sent may still set the watch on the server: see answered.
+		// A read that was already sent may still set the watch on the server: see `answered`.
 		delete(h.watches, w.Key)
 		return
 	}
 	h.Idle[w.Key] = struct{}{}
 }
 
-// clean removes idle watches until only half of the limit remains.
+// The method `clean` removes idle watches until only half of the limit remains.
 func (h *Watches) clean() {
 	for {
 		h.Mu.Lock()
@@ -240,9 +240,9 @@ func (h *Watches) clean() {
 	}
 }
 
-// forget drops the watch of key if the watch is still idle. If forget returns true, the caller must
-// write a removal, so that the server drops the watch, too. The caller writes no other packet
-// between this call and the removal.
+// The method `forget` drops the watch of `key` if that watch is still idle. If `forget` returns
+// true, the caller must write a removal, so that the server drops the watch, too. The caller writes
+// no other packet between this call and the removal.
 func (h *Watches) forget(key WatchKey) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -257,7 +257,7 @@ func (h *Watches) forget(key WatchKey) bool {
 		return false // the removal would also remove the other watch
 	}
 	// The removal also removes the watches of earlier reads that carry the flag. No waiter needs these
-	// watches, because forget has returned above if there is a waiter. A later waiter sends its read
+	// watches, because `forget` has returned above if there is a waiter. A later waiter sends its read
 	// after the removal.
 	for _, a := range h.asks[key.onServer()] {
 		a.void = true
@@ -265,9 +265,9 @@ func (h *Watches) forget(key WatchKey) bool {
 	return true
 }
 
-// ask is called before a read of key is written. If ask returns nil, the read does not carry the
-// watch flag. If ask returns an ask, the read carries the flag, and the caller must call answered
-// with the reply.
+// The method `ask` is called before a read of `key` is written. If the result is nil, the read does
+// not carry the watch flag. Otherwise, the read carries the flag, and the caller must call
+// `answered` with the reply.
 func (h *Watches) ask(key WatchKey) *ask {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -279,9 +279,9 @@ func (h *Watches) ask(key WatchKey) *ask {
 	return a
 }
 
-// answered processes the reply to the read of a. code is the reply's error code. ours is true if
-// the read has found an ephemeral znode of this session. answered runs in the reading goroutine, so
-// later events are processed later.
+// The method `answered` processes the reply to the read of `a`. The argument `code` is the reply's
+// error code, and `ours` is true if the read has found an ephemeral znode of this session. The
+// method runs in the reading goroutine, so later events are processed later.
 func (h *Watches) answered(a *ask, code int32, ours bool) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -294,18 +294,18 @@ func (h *Watches) answered(a *ask, code int32, ours bool) {
 		return
 	}
 	w := h.watches[a.key]
-	if w == nil { // all waiters left before the server had the watch
+	if w == nil { // before the server had the watch, all waiters left
 		w = newWatch(a.key)
 		h.watches[a.key] = w
 	}
 	w.armed, w.missing, w.ours, w.setOn = true, code != 0, ours, h.conn
 	if w.waiters == 0 {
 		h.Idle[a.key] = struct{}{}
-		h.tidyLocked() // no Leave may follow that would do it
+		h.tidyLocked() // perhaps no call of `Leave` follows, which would do that
 	}
 }
 
-// fire processes an event of a server. It never blocks.
+// The method `fire` processes an event of a server. It never blocks.
 func (h *Watches) fire(t zk.EventType, path string) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -343,23 +343,23 @@ func (h *Watches) fireLocked(t zk.EventType, key WatchKey) {
 	delete(h.Idle, key)
 }
 
-// Connection returns the number of the present connection. If there is none now, it returns the
-// number of the last one. On one connection, events and replies arrive in the order of their
-// transactions. An event arrives before every reply whose state includes the change.
+// Connection returns the number of the present connection. If there is no connection now, the
+// result is the number of the last one. On one connection, events and replies arrive in the order
+// of their transactions. An event arrives before every reply whose state includes the change.
 func (h *Watches) Connection() int64 {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return h.conn
 }
 
-// Armed reports whether the server has w, or had w until w fired.
+// Armed reports whether the server has the watch `w`, or had it until it fired.
 func (h *Watches) Armed(w *Watch) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return w.armed
 }
 
-// Waiting returns the number of waiters of w, and the number of functions that its event calls.
+// Waiting returns the number of waiters of `w`, and the number of functions that its event calls.
 func (h *Watches) Waiting(w *Watch) (waiters, functions int) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -376,8 +376,8 @@ func (h *Watches) ArmedOnOurs(w *Watch) bool {
 	return w.armed && w.ours
 }
 
-// Stands reports whether w is armed and has not fired. Then a state that was read after
-// Join is still current, as of the server's latest reply.
+// Stands reports whether `w` is armed and has not fired. Then a state that was read after `Join` is
+// still current, as of the server's latest reply.
 func (h *Watches) Stands(w *Watch) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -391,7 +391,7 @@ func (h *Watches) ArmedOn(w *Watch) int64 {
 	return w.setOn
 }
 
-// Told returns the number of the connection on which w fired.
+// Told returns the number of the connection on which the event of `w` came.
 func (h *Watches) Told(w *Watch) int64 {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -412,10 +412,10 @@ func (h *Watches) All() []*Watch {
 	return slices.Collect(maps.Values(h.watches))
 }
 
-// resend is called for a new connection, before a watch is set or an event arrives on it. One
-// goroutine reads the connections one after the other, so all events of the previous connection
-// have been processed. resend returns the packets that set all armed watches again and ask for the
-// events after zxid. The session's requests are sent after these packets.
+// The method `resend` is called for a new connection, before a watch is set or an event arrives on
+// that connection. One goroutine reads the connections one after the other, so all events of the
+// previous connection have been processed. The result is the packets that set all armed watches
+// again and ask for the events after `zxid`. The session's requests are sent after these packets.
 func (h *Watches) resend(zxid int64) (portions [][]byte) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()

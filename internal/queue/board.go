@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// This file reads and writes boards: the record of the claimed elements of a bucket. It does not
-// decide which elements are claimed, and does no I/O.
+// This file reads and writes boards. A board is the record of the claimed elements of a bucket.
+// The file does not decide which elements are claimed, and does no I/O.
 
 // A board is the data of a bucket. It records which mark has claimed which numbers:
 //
@@ -18,8 +18,8 @@ import (
 //	tried 17:2,40:1                  numbers, each with the attempts of its element
 //
 // The boards are the only record of claims. An element is in hand if the program may have received
-// it. If the mark of such an element is deleted, the element counts as tried. A line can contain
-// the number of a deleted element.
+// it. If the mark of such an element is deleted, the element counts as tried. A line of the board
+// can contain the number of a deleted element.
 type board struct {
 	lines map[string]hold
 	gone  spans
@@ -34,7 +34,7 @@ func (h hold) equal(o hold) bool {
 	return slices.Equal(h.claimed, o.claimed) && slices.Equal(h.hand, o.hand)
 }
 
-// parseBoard parses the result of marshal. It ignores text that it does not understand. An
+// parseBoard parses the result of `marshal`. It ignores text that it does not understand. An
 // operator, or a program with another layout, may have written such text.
 func parseBoard(data []byte) *board {
 	b := &board{lines: make(map[string]hold), tried: make(map[int32]int)}
@@ -64,7 +64,7 @@ func parseBoard(data []byte) *board {
 	return b
 }
 
-// marshal returns b as the data of its bucket.
+// The method `marshal` returns the board as the data of its bucket.
 func (b *board) marshal() (out []byte) {
 	for _, mark := range slices.Sorted(maps.Keys(b.lines)) {
 		h := b.lines[mark]
@@ -92,7 +92,7 @@ func (b *board) marshal() (out []byte) {
 
 func (b *board) clone() *board { return &board{maps.Clone(b.lines), b.gone, maps.Clone(b.tried)} }
 
-// taken returns the numbers that are claimed or never used again.
+// The method `taken` returns the numbers that are claimed or never used again.
 func (b *board) taken() spans {
 	all := slices.Clone([]span(b.gone))
 	for _, h := range b.lines {
@@ -101,7 +101,8 @@ func (b *board) taken() spans {
 	return setOf(all)
 }
 
-// forget records that numbers are never used again, and drops the attempts of their elements.
+// The method `forget` records that numbers are never used again, and drops the attempts of their
+// elements.
 func (b *board) forget(gone spans) {
 	b.gone = b.gone.union(gone)
 	maps.DeleteFunc(b.tried, func(n int32, _ int) bool { return b.gone.has(n) })

@@ -39,26 +39,27 @@ type claimant struct {
 	made    bool                       // the mark was created; guarded by mu
 	version int32                      // version of the mark; guarded by mu
 	ended   bool                       // the claimant must claim nothing more; guarded by mu
-	users   int                        // callers of enlist that have not called leave yet; guarded by mu
+	users   int                        // callers of `enlist` that have not called `leave` yet; guarded by mu
 	timer   *time.Timer                // ends the claimant if it stays unused; guarded by mu
 	items   map[string]map[int32]*item // claimed elements that are not settled, by bucket and number; guarded by mu
-	known   map[string]*lot            // for each bucket in items, the board as the claimant wrote it last; guarded by mu
+	known   map[string]*lot            // for each bucket in `items`, the board as the claimant wrote it last; guarded by mu
 	past    map[string]spans           // by bucket: settled numbers that are still in the claimant's line; guarded by mu
-	pastAt  map[string]time.Time       // by bucket: the time at which past got the bucket's first number; guarded by mu
+	pastAt  map[string]time.Time       // by bucket: the time at which `past` got the bucket's first number; guarded by mu
 	notes   []*entry                   // entries for boards; guarded by mu
-	noting  bool                       // set while a goroutine writes the notes; guarded by mu
+	noting  bool                       // set while a goroutine writes the `notes`; guarded by mu
 	queue   []*entry                   // entries for deletions; guarded by mu
-	running bool                       // set while a goroutine settles the entries in queue; guarded by mu
+	running bool                       // set while a goroutine settles the entries in `queue`; guarded by mu
 	refused map[*entry]bool            // entries that the claimant tries again later; guarded by mu
 	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items; guarded by mu
 	silent  bool                       // the servers refuse to let the claimant ring the bell; guarded by mu
 	blind   bool                       // the servers refuse to let the claimant create and delete "paused", so its claims do not check for a pause; guarded by mu
 	empty   chan struct{}              // if not nil, closed when the claimant has no items; guarded by mu
 
-	watch *session.OwnWatch // watch of the mark; used only with the turn
+	watch *session.OwnWatch // watch of the mark; used only by the goroutine that has the `turn`
 }
 
-// mark returns the name of the newest claimant's mark, or "" if its claims are lost.
+// The method `mark` returns the name of the newest claimant's mark, or "" if that claimant's claims
+// are lost.
 func (q *core) mark() string {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -68,8 +69,8 @@ func (q *core) mark() string {
 	return ""
 }
 
-// enlist returns the claimant of a session. The caller may claim elements with that claimant until
-// it calls the claimant's method leave.
+// The method `enlist` returns the claimant of a session. The caller may claim elements with that
+// claimant until it calls the claimant's method `leave`.
 func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -91,9 +92,9 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	q.m.Spawn(func() {
 		defer stay()
 		defer unhook()
-		// After Closing is closed, and before leaving is closed, Close waits for the program's
-		// functions, which still settle their elements. So the claimant returns the elements in
-		// hand only after leaving is closed.
+		// After the channel Closing is closed, and before the channel `leaving` is closed,
+		// Close waits for the program's functions, which still settle their elements. So the
+		// claimant returns the elements in hand only after `leaving` is closed.
 		select {
 		case <-c.held.Done():
 		case <-q.m.Closing:
@@ -109,7 +110,7 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	return c, nil
 }
 
-// use adds a user. It returns false if c has ended.
+// The method `use` adds a user. It returns false if the claimant has ended.
 func (c *claimant) use() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,8 +124,8 @@ func (c *claimant) use() bool {
 	return true
 }
 
-// leave removes a user. If c then has neither users nor items for the time whenIdle, c ends and
-// deletes its mark.
+// The method `leave` removes a user. If the claimant then has neither users nor items for the time
+// whenIdle, it ends and deletes its mark.
 func (c *claimant) leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -151,9 +152,9 @@ func (c *claimant) restLocked() {
 
 var errRested = errors.New("zsync: BUG: the mark is deleted as nothing is claimed")
 
-// end returns to the queue the elements that are claimed ahead, and prevents further claims. If all
-// is set, it also returns the elements in hand. An offered element stays claimed: if the program
-// does not take it, withdraw returns it.
+// The method `end` returns to the queue the elements that are claimed ahead, and prevents further
+// claims. If the argument `all` is set, it also returns the elements in hand. An offered element
+// stays claimed: if the program does not take it, `withdraw` returns it.
 func (c *claimant) end(all bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -168,8 +169,9 @@ func (c *claimant) end(all bool) {
 	}
 }
 
-// finish ends c. If the Session is being closed, finish first waits until c has no items. Then it
-// closes all entries with the error of the loss, and deletes the mark.
+// The method `finish` ends the claimant. If the Session is being closed, `finish` first waits until
+// the claimant has no items. Then it closes all entries with the error of the loss, and deletes the
+// mark.
 func (c *claimant) finish() {
 	loss := context.Cause(c.held)
 	if loss == nil { // the Session is being closed
@@ -220,15 +222,15 @@ func (c *claimant) path() string { return session.ChildPath(c.q.live, c.mark) }
 // Vanished is called when another client has deleted the mark.
 func (c *claimant) Vanished(*session.OwnWatch) { c.lose(c.inc.Deleted()) }
 
-// lost returns the reason of the loss, or nil if the claims are not lost.
+// The method `lost` returns the reason of the loss, or nil if the claims are not lost.
 func (c *claimant) lost() error {
 	if !c.inc.Alive() {
-		c.lose(c.inc.Loss()) // the hook of enlist might not have run yet
+		c.lose(c.inc.Loss()) // the hook of `enlist` might not have run yet
 	}
 	return context.Cause(c.held)
 }
 
-// ending returns an error if c must claim nothing more.
+// The method `ending` returns an error if the claimant must claim nothing more.
 func (c *claimant) ending() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -243,15 +245,15 @@ func (c *claimant) ending() error {
 	return nil
 }
 
-// claim claims es, which are free elements of t. If another transaction has written the bucket
-// since t was read, claim returns no items and no error.
+// The method `claim` claims `es`, which are free elements of `t`. If another transaction has
+// written the bucket since `t` was read, `claim` returns no items and no error.
 //
-// The same write also records some of the elements as in hand. These are all of es[:hand], and the
-// untried elements of es[:quick].
+// The same write also records some of the elements as in hand: all elements of `es[:hand]`, and the
+// untried elements of `es[:quick]`.
 func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error) {
 	c.turn <- struct{}{}
 	defer func() { <-c.turn }()
-	c.flush() // first write the notes that return elements: these elements may come before es in the queue
+	c.flush() // first write the notes that return elements: these elements may come before `es` in the queue
 	if err := c.ending(); err != nil {
 		return nil, err
 	}
@@ -311,9 +313,10 @@ func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error)
 // bucket for a while.
 var errBarred = errors.New("zsync: BUG: the bucket is passed over")
 
-// outdated reports whether c has written the board of t since t was read. If it has, c may have
-// claimed es already, and then c's line has their numbers. If the reply to a new claim were lost,
-// that line could not show whether the servers have applied the claim.
+// The method `outdated` reports whether the claimant has written the board of `t` since `t` was
+// read. If so, the claimant may have claimed `es` already, and then its line has the numbers of
+// `es`. If the reply to a new claim were lost, that line could not show whether the servers have
+// applied the claim.
 func (c *claimant) outdated(t *lot, es []element) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -323,9 +326,9 @@ func (c *claimant) outdated(t *lot, es []element) bool {
 	return slices.ContainsFunc(es, func(e element) bool { return c.items[t.name][e.seq] != nil || c.past[t.name].has(e.seq) })
 }
 
-// next returns the board that c writes after the board of t, with c's new line. It also returns
-// past, the numbers that c has settled: the new line does not have these numbers, and the new board
-// lists them as settled.
+// The method `next` returns the board that the claimant writes after the board of `t`, with the
+// claimant's new line. It also returns `past`, the numbers that the claimant has settled: the new
+// line does not have these numbers, and the new board lists them as settled.
 func (c *claimant) next(t *lot) (next *board, past spans) {
 	next = t.next()
 	c.mu.Lock()
@@ -334,7 +337,7 @@ func (c *claimant) next(t *lot) (next *board, past spans) {
 	next.forget(past)
 	var claimed, hand []int32
 	for n, it := range c.items[t.name] {
-		if it.back { // this write returns it
+		if it.back { // this write returns the item
 			continue
 		}
 		if claimed = append(claimed, n); it.noted {
@@ -345,8 +348,8 @@ func (c *claimant) next(t *lot) (next *board, past spans) {
 	return next, past
 }
 
-// wroteLocked records that c has written the board of t, and that c's line no longer has the
-// numbers of past.
+// wroteLocked records that the claimant has written the board of `t`, and that the claimant's line
+// no longer has the numbers of `past`.
 func (c *claimant) wroteLocked(t *lot, past spans) {
 	c.known[t.name] = &lot{bucket: t.bucket, version: t.version, board: t.board}
 	if c.past[t.name] = c.past[t.name].minus(past); len(c.past[t.name]) == 0 {
@@ -354,13 +357,13 @@ func (c *claimant) wroteLocked(t *lot, past spans) {
 	}
 }
 
-// write stores a board in its bucket if the bucket still has the given version. It also creates the
-// mark if c has none yet. If another client has written or deleted the bucket, the error is
-// BadVersion or NoNode.
+// The method `write` stores a board in its bucket if the bucket still has the given version. It
+// also creates the mark if the claimant has none yet. If another client has written or deleted the
+// bucket, the error is BadVersion or NoNode.
 //
-// If a reply is lost, write sends the transaction again, with the same version, until the servers
-// answer. They may then refuse the transaction. In this case, c's line shows whether an earlier
-// attempt was applied: no other client writes that line while the mark exists.
+// If a reply is lost, `write` sends the transaction again, with the same version, until the servers
+// answer. The servers may then refuse the transaction. In this case, the claimant's line shows
+// whether an earlier attempt was applied: no other client writes that line while the mark exists.
 func (c *claimant) write(bucket string, version int32, next *board, with ...any) (rs []zk.MultiResponse, err error) {
 	ctx, path := session.Finishing, session.ChildPath(c.q.dir, bucket)
 	data := next.marshal()
@@ -413,8 +416,8 @@ func (c *claimant) write(bucket string, version int32, next *board, with ...any)
 	}
 }
 
-// look reads a znode. The result is not older than the call. If the znode does not exist, Stat is
-// nil.
+// The method `look` reads a znode. The result is not older than the call. If the znode does not
+// exist, the result has no Stat.
 func (c *claimant) look(ctx context.Context, path string) (n session.Node, err error) {
 	n.Data, n.Stat, err = c.inc.GetFresh(ctx, path)
 	if session.IsNoNode(err) {
@@ -423,8 +426,8 @@ func (c *claimant) look(ctx context.Context, path string) (n session.Node, err e
 	return n, err
 }
 
-// check returns the first operation of every transaction of c. The operation checks the mark, or
-// creates it.
+// The method `check` returns the first operation of every transaction of the claimant. The
+// operation checks the mark, or creates it.
 func (c *claimant) check() any {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -434,7 +437,7 @@ func (c *claimant) check() any {
 	return &zk.CheckVersionRequest{Path: c.path(), Version: c.version}
 }
 
-// exists records that the mark exists. The first call also begins to watch the mark.
+// The method `exists` records that the mark exists. The first call also begins to watch the mark.
 func (c *claimant) exists() {
 	c.mu.Lock()
 	made := c.made
@@ -446,9 +449,9 @@ func (c *claimant) exists() {
 	}
 }
 
-// unchecked is called when the servers have refused the operation that check returned. If again is
-// true, the caller must send the transaction again. If again is false and the error is nil, an
-// earlier attempt was applied.
+// The method `unchecked` is called when the servers have refused the operation that `check`
+// returned. If the result `again` is true, the caller must send the transaction again. If `again`
+// is false and the error is nil, an earlier attempt was applied.
 func (c *claimant) unchecked(op any, err error, open bool) (again bool, _ error) {
 	_, makes := op.(*zk.CreateRequest)
 	switch {
@@ -457,7 +460,7 @@ func (c *claimant) unchecked(op any, err error, open bool) (again bool, _ error)
 		return false, nil
 	case makes && session.IsNoNode(err):
 		return true, c.inc.MakeDir(session.Finishing, session.Dir{Path: c.q.live})
-	case !makes && session.IsBadVersion(err): // fence has written the mark; or another client has, which does no harm
+	case !makes && session.IsBadVersion(err): // `fence` has written the mark; or another client has, which does no harm
 		stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
 		if err == nil && stat != nil {
 			c.wrote(stat)
@@ -470,8 +473,9 @@ func (c *claimant) unchecked(op any, err error, open bool) (again bool, _ error)
 	return false, err
 }
 
-// fence writes the mark, or creates it. From then on, the servers refuse every earlier attempt that
-// has no reply, because such an attempt checks the old version of the mark, or creates the mark.
+// The method `fence` writes the mark, or creates it. From then on, the servers refuse every earlier
+// attempt that has no reply, because such an attempt checks the old version of the mark, or creates
+// the mark.
 func (c *claimant) fence(ctx context.Context) error {
 	c.mu.Lock()
 	version, made := c.version, c.made
@@ -499,15 +503,16 @@ func (c *claimant) fence(ctx context.Context) error {
 	return nil
 }
 
-// wrote records the version of the mark after c has written it.
+// The method `wrote` is called after the claimant has written the mark. It records the mark's
+// version.
 func (c *claimant) wrote(stat *zk.Stat) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.version = max(c.version, stat.Version)
 }
 
-// note starts a write of the board, to record that items of one bucket are in hand. When the
-// servers have applied that write, the channel done of the entry is closed.
+// The method `note` starts a write of the board, to record that items of one bucket are in hand.
+// When the servers have applied that write, the channel `done` of the entry is closed.
 func (c *claimant) note(items []*item) *entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -544,7 +549,7 @@ func (c *claimant) noteLocked(e *entry) {
 	})
 }
 
-// flush writes all notes on their boards, bucket by bucket. The caller has the turn.
+// The method `flush` writes all notes on their boards, bucket by bucket. The caller has the `turn`.
 func (c *claimant) flush() {
 	for {
 		c.mu.Lock()
@@ -565,7 +570,7 @@ func (c *claimant) flush() {
 	}
 }
 
-// post writes entries on the board of a bucket.
+// The method `post` writes entries on the board of a bucket.
 func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err error) {
 	ctx := session.Finishing
 	c.mu.Lock()
@@ -574,7 +579,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 	for {
 		if t == nil {
 			n, err := c.look(ctx, session.ChildPath(c.q.dir, bucket))
-			if err != nil || n.Stat == nil { // a deleted bucket had no elements left
+			if err != nil || n.Stat == nil { // if the bucket was deleted, it had no elements any more
 				return nil, err
 			}
 			b, _ := parseBucket(bucket)
@@ -615,7 +620,8 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 	}
 }
 
-// posted handles the result of post: it closes the entries, or tries refused entries again later.
+// The method `posted` handles the result of `post`: it closes the entries, or tries refused entries
+// again later.
 func (c *claimant) posted(es []*entry, rs []zk.MultiResponse, err error) {
 	if errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrVanished) {
 		err = c.lost()
@@ -638,8 +644,9 @@ func (c *claimant) posted(es []*entry, rs []zk.MultiResponse, err error) {
 	c.traceDone(trace.Release, trace.Returned, back, zxidOf(rs))
 }
 
-// dropLocked removes an item from the claimed items. The argument gone is true if the element was
-// deleted. Then c's line has the element's number until c writes the board again.
+// dropLocked removes an item from the claimed items. The argument `gone` is true if the element was
+// deleted. Then the claimant's line has the element's number until the claimant writes the board
+// again.
 func (c *claimant) dropLocked(it *item, gone bool) {
 	if delete(c.items[it.bucket], it.seq); len(c.items[it.bucket]) == 0 {
 		delete(c.items, it.bucket)
@@ -664,9 +671,9 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 	c.restLocked()
 }
 
-// prune removes the deleted buckets from past. The argument all is a listing of the buckets, which
-// began after the time from. If a bucket was in past before that time and is not in the listing, it
-// was deleted. The name of such a bucket is never used again.
+// The method `prune` removes the deleted buckets from `past`. The argument `all` is a listing of
+// the buckets, which began after the time `from`. If a bucket was in `past` before that time and is
+// not in the listing, the bucket was deleted. The name of such a bucket is never used again.
 func (c *claimant) prune(all []bucket, from time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -689,8 +696,8 @@ func (c *claimant) forgetLocked(name string) {
 	delete(c.pastAt, name)
 }
 
-// stands returns true if the session is confirmed. Then every claim of c is valid. While c has
-// items, its stake keeps the session confirmed.
+// The method `stands` returns true if the session is confirmed. Then every claim of the claimant is
+// valid. While the claimant has items, its stake keeps the session confirmed.
 func (c *claimant) stands(ctx context.Context) bool {
 	c.mu.Lock()
 	staked := c.stake != nil
@@ -702,7 +709,7 @@ func (c *claimant) stands(ctx context.Context) bool {
 		}
 		c.mu.Lock()
 		if c.stake != nil || len(c.items) == 0 {
-			s.Drop() // another consumer was quicker, or c has no items left
+			s.Drop() // another consumer was quicker, or the claimant has no more items
 		} else {
 			c.stake = s
 		}
@@ -722,8 +729,8 @@ func (c *claimant) traceLine(event string, items []*item) trace.Record {
 	return t
 }
 
-// traceDone writes to the trace how a transaction has changed items. zxid is the transaction's
-// zxid, or 0 if the caller does not know it.
+// traceDone writes to the trace how a transaction has changed items. The argument `zxid` is the
+// transaction's zxid, or 0 if the caller does not know it.
 func (c *claimant) traceDone(event, fate string, items []*item, zxid int64) {
 	if c.q.trace != nil && len(items) > 0 {
 		t := c.traceLine(event, items)
@@ -732,7 +739,7 @@ func (c *claimant) traceDone(event, fate string, items []*item, zxid int64) {
 	}
 }
 
-// traceLoss writes to the trace that the claims of items are lost.
+// traceLoss writes to the trace that the claims of these items are lost.
 func (c *claimant) traceLoss(items []*item, why error) {
 	if c.q.trace != nil && len(items) > 0 {
 		c.q.trace.Line(c.q.m.TraceLoss(c.traceLine(trace.Loss, items), cmp.Or(why, session.ErrClosed)))

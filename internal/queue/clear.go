@@ -14,9 +14,9 @@ import (
 // ID. It does not remove claimed elements.
 
 // Clear removes elements from the end of the queue to its front. At the end, it removes the
-// elements that a consumer has returned for later. In this order, no removal makes another element
-// free: an element that waits because of its key waits for a claimed element, or for an element
-// that Clear removes later.
+// elements that a consumer has returned with the fate Later. In this order, no removal makes
+// another element free: an element that waits because of its key waits for a claimed element, or
+// for an element that Clear removes later.
 //
 // Clear lists the queue once. It does not remove elements that are sent after that listing.
 func (q *core) Clear(ctx context.Context) (n int, err error) {
@@ -24,7 +24,7 @@ func (q *core) Clear(ctx context.Context) (n int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	for _, back := range []bool{false, true} { // false: all other elements; true: the elements that were returned for later
+	for _, back := range []bool{false, true} { // false: all other elements; true: the elements that were returned with the fate Later
 		for _, was := range slices.Backward(lots) {
 			so := func(e element) bool { return e.seq <= was.last && (e.first > 0) == back }
 			for more := !was.exhausted() && (was.delayed || !back); more; {
@@ -46,7 +46,8 @@ func (q *core) Clear(ctx context.Context) (n int, err error) {
 	return n, err
 }
 
-// survey reads all buckets. It deletes the empty buckets to which producers no longer add elements.
+// The method `survey` reads all buckets. It deletes the empty buckets to which producers no longer
+// add elements.
 func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, error) {
 	names, err := inc.Names(ctx, q.dir)
 	if err != nil {
@@ -61,8 +62,8 @@ func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, er
 	return lots, err
 }
 
-// removeFree applies the operations that build returns, exactly once. If another client was faster,
-// removeFree calls build again. It returns true if it has removed an element.
+// removeFree applies the operations that `build` returns, exactly once. If another client was
+// faster, removeFree calls `build` again. It returns true if it has removed an element.
 func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, inc *session.Incarnation) ([]any, error)) (done bool, err error) {
 	for {
 		ops, err := synced(ctx, q.site, build)
@@ -75,10 +76,10 @@ func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, i
 	}
 }
 
-// takeLast returns operations that remove matching elements. An element e matches if no consumer
-// has claimed it and so(e) is true. In the first bucket with matching elements, the operations
-// remove the last n of these elements, as many as fit into a transaction. If that bucket has
-// further matching elements, more is true.
+// takeLast returns operations that remove matching elements. An element `e` matches if no consumer
+// has claimed it and `so(e)` is true. In the first bucket with matching elements, the operations
+// remove the last `n` of these elements, as many as fit into a transaction. If that bucket has
+// further matching elements, the result `more` is true.
 func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets []bucket, so func(element) bool) (ops []any, n int, more bool, err error) {
 	lots, err := q.lots(ctx, inc, buckets)
 	if err == nil {
@@ -114,8 +115,8 @@ func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets [
 	return nil, 0, false, nil
 }
 
-// deletions returns operations that delete the first elements of es: as many elements as fit into a
-// transaction.
+// The method `deletions` returns operations that delete the first elements of `es`: as many
+// elements as fit into a transaction.
 func (q *core) deletions(es []element) (ops []any) {
 	size := 0
 	for _, e := range es {
@@ -143,10 +144,10 @@ func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error)
 		if err != nil {
 			return nil, err
 		}
-		// The element is in its first bucket or, if a consumer has returned it for later, in a
-		// delayed bucket. Only a consumer that has claimed the element can move it. Cancel reads
-		// the first bucket before the delayed buckets. So if Cancel finds the element in none of
-		// them, a consumer has claimed or removed the element.
+		// The element is in its first bucket or, if a consumer has returned it with the fate
+		// Later, in a delayed bucket. Only a consumer that has claimed the element can move it.
+		// Cancel reads the first bucket before the delayed buckets. So if Cancel finds the
+		// element in none of them, a consumer has claimed or removed the element.
 		buckets := slices.DeleteFunc(parseBuckets(names), func(o bucket) bool { return o.name != b.name && (o.prio != b.prio || !o.delayed) })
 		slices.Reverse(buckets)
 		ops, _, _, err := q.takeLast(ctx, inc, buckets, func(e element) bool { return strings.HasSuffix(e.tag, tag) })

@@ -25,10 +25,10 @@ type consumer struct {
 	p      *pump // nil if ctx had ended before Join
 	ctx    context.Context
 	over   func()     // ends ctx, and lets Session.Close continue
-	faults chan error // errors that keep the consumer from consuming; nil without Odd
+	faults chan error // errors that keep the consumer from consuming; nil unless `Odd` is set
 
-	leaves atomic.Bool   // Leave was called
-	left   chan struct{} // closed at the end of the first Leave
+	leaves atomic.Bool   // `Leave` was called
+	left   chan struct{} // closed at the end of the first call of `Leave`
 }
 
 func (q *core) Join(ctx context.Context, o Joining) Consumer {
@@ -78,9 +78,9 @@ func (c *consumer) Next() (Item, error) {
 	}
 }
 
-// present decides whether a consumer may offer an item. If offer is true, the caller may offer it.
-// If back is true, the caller must put the item back, and a consumer offers it later. If both are
-// false, present has set the item aside.
+// The method `present` decides whether a consumer may offer an item. If the result `offer` is true,
+// the caller may offer the item. If the result `back` is true, the caller must put the item back,
+// and a consumer will offer the item again. If both are false, `present` has set the item aside.
 func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bool) {
 	if !it.decoded && it.fault == nil {
 		q.check(it)
@@ -111,18 +111,18 @@ func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bo
 	return false, true
 }
 
-// noteAtLeast is the minimum number of items that noting notes in one write. It notes fewer items
-// if fewer are ready.
+// noteAtLeast is the minimum number of items that the method `noting` notes in one write. It notes
+// fewer items if fewer are ready.
 const noteAtLeast = 8
 
-// noting records on the board that an item is in hand, before a consumer offers the item. It
-// returns a channel that is closed when the servers have applied the write.
+// The method `noting` records on the board that an item is in hand, before a consumer offers the
+// item. It returns a channel that is closed when the servers have applied the write.
 //
 // The same write also notes the next items, because a separate write for each item would cost a
 // round trip. If the process crashes, these items count as tried, although the program never
-// received them. That happens to an item at most once, because noting notes an item alone if the
-// item was tried before. It also notes every item alone while the pace is not known, or if only one
-// attempt is allowed.
+// received them. That happens to an item at most once, because an item that was tried before is
+// noted alone. Every item is noted alone while the pace is not known, or if only one attempt is
+// allowed.
 func (p *pump) noting(it *item) <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -149,7 +149,7 @@ func (p *pump) noting(it *item) <-chan struct{} {
 }
 
 // setAside makes an element with a fault a dead letter. If too many elements in a row do not
-// decode, it returns the element to the queue instead: see [maxMisfits].
+// decode, setAside returns the element to the queue instead: see [maxMisfits].
 func (q *core) setAside(it *item) {
 	e := entry{fate: Bury, reason: it.fault}
 	if it.misfit && q.skips.Misfit(it.bucket, it.seq, it.fault) != nil {
@@ -158,8 +158,8 @@ func (q *core) setAside(it *item) {
 	it.c.decide(it, e)
 }
 
-// take records that a consumer wants to offer an item. It returns false if the claim is lost, or if
-// the fate of the item is already decided.
+// The method `take` records that a consumer wants to offer an item. It returns false if the claim
+// is lost, or if the fate of the item is already decided.
 func (c *claimant) take(it *item) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -170,8 +170,8 @@ func (c *claimant) take(it *item) bool {
 	return true
 }
 
-// withdraw records that the program has not taken an offered item. It reports whether a consumer
-// can offer the item again.
+// The method `withdraw` records that the program has not taken an offered item. It reports whether
+// a consumer can offer the item again.
 func (c *claimant) withdraw(it *item) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -182,7 +182,7 @@ func (c *claimant) withdraw(it *item) bool {
 	return !c.ended && it.final == nil
 }
 
-// The following methods implement Item.
+// The following methods implement the interface Item.
 
 func (it *item) Element() Element {
 	it.c.mu.Lock()

@@ -30,7 +30,7 @@ type core struct {
 	gate    gate
 	sweeper *Sweeper
 	faults  sync.Map                            // a set of chan error, which receive the errors that keep consumers from consuming
-	vetted  atomic.Pointer[session.Incarnation] // the last session in which vet accepted the queue
+	vetted  atomic.Pointer[session.Incarnation] // the last session in which `vet` accepted the queue
 
 	mu       sync.Mutex
 	push     *pump     // pump of the present consumers; guarded by mu
@@ -51,7 +51,7 @@ func New(m *session.Manager, cfg Settings) Engine {
 	return q
 }
 
-// complain reports an error that keeps the consumers from consuming.
+// The method `complain` reports an error that keeps the consumers from consuming.
 func (q *core) complain(err error) {
 	q.m.Log.Error("zsync: cannot consume", "path", q.path, "err", err)
 	q.faults.Range(func(c, _ any) bool {
@@ -63,7 +63,8 @@ func (q *core) complain(err error) {
 	})
 }
 
-// check decodes an item. If the item must become a dead letter, check sets its fault to the reason.
+// The method `check` decodes an item. If the item must become a dead letter, `check` sets its
+// `fault` to the reason.
 func (q *core) check(it *item) {
 	value, fault := q.cfg.Decode(it.data)
 	if it.misfit = fault != nil; it.misfit {
@@ -88,14 +89,15 @@ func (q *core) Send(ctx context.Context, b Batch) error {
 	return q.out.send(p)
 }
 
-// commit applies ops in one transaction, exactly once, even if sessions end during the call.
+// The method `commit` applies `ops` in one transaction, exactly once, even if sessions end during
+// the call.
 func (q site) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 	return txns.Across(ctx, q.m, q.receipts, ops)
 }
 
 // whileOpen returns a context that ends with ctx, or when the Session begins to close. In the
 // second case, the cause of the context is ErrClosed. Session.Close waits until the caller calls
-// leave. The call also ends the context.
+// the function `leave`. That call also ends the context.
 func (q *core) whileOpen(ctx context.Context) (inner context.Context, leave func()) {
 	leaving, stay := q.m.BeforeClose()
 	inner, cancel := context.WithCancelCause(ctx)
@@ -115,15 +117,15 @@ func (q *core) whileOpen(ctx context.Context) (inner context.Context, leave func
 	}
 }
 
-// letter returns the operations that create the dead letter of an item.
+// The method `letter` returns the operations that create the dead letter of an item.
 func (q *core) letter(it *item, fault error, attempts int) []any {
 	return q.DeadLetters.Make(fmt.Sprintf("%05d%s", it.prio, keyOf(it.tag)), it.data, it.sent, attempts, fault)
 }
 
-// vet returns an error if a parent znode of the queue lets other clients change the znodes below
-// it. vet also creates missing parent znodes, so that no other client creates one between this
-// check and its use. It checks the queue once in each session. If the Session has no ACL of its
-// own, vet does nothing.
+// The method `vet` returns an error if a parent znode of the queue lets other clients change the
+// znodes below that parent. It also creates missing parent znodes, so that no other client creates
+// one between this check and the use of the znode. It checks the queue once in each session. If the
+// Session has no ACL of its own, `vet` does nothing.
 func (q *core) vet(ctx context.Context, inc *session.Incarnation) error {
 	if q.vetted.Load() == inc {
 		return nil
@@ -137,8 +139,8 @@ func (q *core) vet(ctx context.Context, inc *session.Incarnation) error {
 	return nil
 }
 
-// synced sends a sync request, then calls f and returns the result of f. If the session ends first,
-// synced repeats both in the next session.
+// The function `synced` sends a sync request, then calls `f` and returns the result of `f`. If the
+// session ends first, `synced` repeats both steps in the next session.
 func synced[R any](ctx context.Context, q site, f func(ctx context.Context, inc *session.Incarnation) (R, error)) (r R, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
 		if err = inc.Sync(ctx, q.dir); err == nil {
@@ -149,7 +151,7 @@ func synced[R any](ctx context.Context, q site, f func(ctx context.Context, inc 
 	return r, err
 }
 
-// zxidOf returns the zxid of the transaction of rs, or 0 if no response contains it.
+// zxidOf returns the zxid of the transaction of `rs`, or 0 if no response contains the zxid.
 func zxidOf(rs []zk.MultiResponse) int64 {
 	for _, r := range rs {
 		if r.Stat != nil && r.Stat.Mzxid != 0 {
@@ -159,5 +161,5 @@ func zxidOf(rs []zk.MultiResponse) int64 {
 	return 0
 }
 
-// whenIdle is the time after which a claimant deletes its unused mark.
+// A claimant deletes its mark after the mark was unused for the time whenIdle.
 const whenIdle = 10 * time.Second

@@ -33,8 +33,8 @@ type DeadLetters struct {
 	Path          string // path of the queue, as the program knows it, for messages
 	Dir, Receipts string // paths as the servers know them
 
-	// Unframe returns the producer's data from the data that another library stores. Unframe is nil
-	// if the two are the same.
+	// Unframe returns the producer's data from the data that another library stores. If the stored
+	// data is the producer's data, Unframe is nil.
 	Unframe func(stored []byte) []byte
 }
 
@@ -59,9 +59,9 @@ type circumstance struct {
 	First    int64  `json:"first"` // Unix milliseconds
 }
 
-// Make returns the operations that create a dead letter. stored is the data of the dead letter.
-// class is its priority, as the layout writes it. If the parent znode does not exist, the caller
-// must create it.
+// Make returns the operations that create a dead letter. The argument `stored` is the data of the
+// dead letter. The argument `class` is its priority, as the layout writes it. If the parent znode
+// does not exist, the caller must create it.
 func (q *DeadLetters) Make(class string, stored []byte, sent time.Time, attempts int, fault error) []any {
 	digits := strings.ReplaceAll(session.NewGUID(), "-", "")[:letterDigits]
 	letter := &zk.CreateRequest{Path: session.ChildPath(q.Dir, "dead-"+class+"-"+digits+"-"), Data: stored, Acl: q.Manager.Config.ACL, Flags: zk.FlagSequence}
@@ -85,7 +85,7 @@ func whyName(digits string) string { return "why-" + digits }
 // noGUID has the length of a GUID.
 const noGUID = "00000000-0000-0000-0000-000000000000"
 
-// Oversized reports whether ops are too large for a transaction with a receipt.
+// Oversized reports whether `ops` are too large for a transaction with a receipt.
 func Oversized(m *session.Manager, receipts string, ops ...*zk.CreateRequest) bool {
 	size := m.SizeOf(session.ChildPath(receipts, noGUID), nil)
 	for _, op := range ops {
@@ -126,7 +126,7 @@ func (q *DeadLetters) Count(ctx context.Context, inc *session.Incarnation) (int,
 	return len(ds), err
 }
 
-// names returns the names of the dead letters, the oldest first.
+// The method `names` returns the names of the dead letters, the oldest first.
 func (q *DeadLetters) names(ctx context.Context, inc *session.Incarnation) ([]deadName, error) {
 	names, err := inc.Names(ctx, q.Dir)
 	return parseAll(names, parseDead, func(a, b deadName) int { return cmp.Compare(a.seq-b.seq, 0) }), err
@@ -157,8 +157,8 @@ func (q *DeadLetters) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 	}
 }
 
-// read reads a dead letter and its reason. If the servers refuse to let the client read the data,
-// the result is a Letter without data and the error zk.ErrNoAuth.
+// The method `read` reads a dead letter and its reason. If the servers refuse to let the client
+// read the data, the result is a Letter without data and the error zk.ErrNoAuth.
 func (q *DeadLetters) read(ctx context.Context, name deadName) (*Letter, error) {
 	d := &Letter{ID: name.id, Priority: name.class}
 	paths := []string{session.ChildPath(q.Dir, name.id), session.ChildPath(q.Dir, whyName(name.digits))}

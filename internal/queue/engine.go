@@ -16,7 +16,7 @@ import (
 
 // Errors of engines, in addition to the errors of internal/session and internal/lock.
 var (
-	// ErrFull is returned by Send with NoWait if there is no room.
+	// ErrFull is returned by Send if NoWait is set and there is no room.
 	ErrFull = errors.New("the queue is full")
 
 	// ErrKnown is returned by Send if the queue remembers the ID of the element from an earlier
@@ -49,7 +49,7 @@ type Settings struct {
 // not make it fail. If the context ends before the result is known, the outcome is unknown, unless
 // the method's comment says otherwise.
 type Engine interface {
-	// Send stores the elements of b at the end of the queue, in order and exactly once. It stores
+	// Send stores the elements of `b` at the end of the queue, in order and exactly once. It stores
 	// all elements or none. Batches are stored in the order of the calls, even if several
 	// goroutines call Send. Send has stored nothing if it returns session.ErrTooLarge, ErrFull,
 	// ErrKnown, or session.ErrInvalid for a feature that the layout lacks (Due, ID, Keys).
@@ -64,19 +64,19 @@ type Engine interface {
 	Join(ctx context.Context, o Joining) Consumer
 
 	// Receive waits for an element that decodes. It claims this element and up to n-1 more elements
-	// that are ready. For each Item, Receive calls got and then Handed. If the Session is closed
-	// after Handed, the claim ends, and the Item has no Value. Receive claims nothing ahead. If
-	// Receive fails, it has claimed nothing.
+	// that are ready. For each Item, Receive calls `got` and then `Handed`. If the Session is
+	// closed after `Handed`, the claim ends, and the Item has no Value. Receive claims nothing
+	// ahead. If Receive fails, it has claimed nothing.
 	Receive(ctx context.Context, n int, got func(Item)) error
 
 	// Take removes the first element that no consumer has claimed, and returns it. If there is no
-	// such element, Take returns nil, and does not wait for new elements. If ctx ends and Take does
-	// not return the element that it has claimed, the element returns to its position.
+	// such element, Take returns nil, and does not wait for new elements. If Take has claimed an
+	// element but does not return it, because ctx ends, the element goes back to its position.
 	// Session.Close waits for that return.
 	Take(ctx context.Context) (*Element, error)
 
-	// Peek returns the element that Take would have returned a moment ago, and writes
-	// nothing. It does not decode the element.
+	// Peek returns the element that `Take` would have returned a moment ago, and writes nothing. It
+	// does not decode the element.
 	Peek(ctx context.Context) (*Element, error)
 
 	// Len returns the number of elements in the queue, including claimed and delayed
@@ -86,11 +86,11 @@ type Engine interface {
 	// Stats counts the elements in each state. It writes nothing. It is not a snapshot.
 	Stats(ctx context.Context) (Totals, error)
 
-	// List yields the elements in state s. It is not a snapshot.
+	// List yields the elements in the state `s`. It is not a snapshot.
 	List(ctx context.Context, s Status) iter.Seq2[Listed, error]
 
-	// Pause keeps all clients from claiming elements, until Resume. Claimed elements are
-	// still offered and settled.
+	// Pause keeps all clients from claiming elements, until `Resume` is called. Claimed elements
+	// are still offered and settled.
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
 
@@ -117,7 +117,7 @@ type Engine interface {
 // Middle is the priority of a Batch for which the program names no priority.
 const Middle = -1
 
-// A Batch is the elements of one Send.
+// A Batch has the elements of one call of `Send`.
 type Batch struct {
 	Data     [][]byte  // at least one
 	Keys     []string  // one for each element, or nil: elements with the same key are delivered in order, one at a time
@@ -149,8 +149,8 @@ type Joining struct {
 	// engine removes an element when the program takes it.
 	Hand bool
 
-	// Odd means that the consumer also offers misfits, with their Fault. Next then also returns the
-	// errors that keep the consumer from consuming.
+	// Odd means that the consumer also offers misfits, with their Fault. For such a consumer,
+	// `Next` also returns the errors that keep the consumer from consuming.
 	Odd bool
 }
 
@@ -158,16 +158,16 @@ type Joining struct {
 // concurrently. All consumers of one Engine share the elements that are claimed ahead.
 type Consumer interface {
 	// Next waits for a claimed element that the caller may offer now: the client is connected and
-	// the claim is valid. If attempts are limited and the consumer has Hand, the servers have also
-	// recorded the attempt.
+	// the claim is valid. If attempts are limited and `Hand` is set, the servers have also recorded
+	// the attempt.
 	//
-	// Next fails if the consumer's context has ended or the Session is being closed. If Odd is set,
-	// Next also returns the errors that keep the consumer from consuming.
+	// Next fails if the consumer's context has ended or the Session is being closed. If `Odd` is
+	// set, Next also returns the errors that keep the consumer from consuming.
 	//
-	// Call Next only when the program is ready for the element. If the program still works on
+	// Call `Next` only when the program is ready for the element. If the program still works on
 	// another element and the process is killed, both elements count as tried.
 	//
-	// The caller must call Taken, Handed or PutBack of the Item before it calls Next again.
+	// The caller must call `Taken`, `Handed` or PutBack of the Item before it calls `Next` again.
 	Next() (Item, error)
 
 	// Leaving returns a channel that is closed when the consumer's context ends or the Session
@@ -176,7 +176,7 @@ type Consumer interface {
 
 	// Leave ends the consumer. For the last consumer, Leave also returns all elements that were
 	// claimed ahead, and waits a moment for that. The caller may call Leave while another goroutine
-	// is in Next. A second Leave waits for the first.
+	// is in `Next`. A second call of Leave waits for the first.
 	Leave()
 }
 
@@ -190,8 +190,9 @@ type Item interface {
 	// the bytes.
 	Data() []byte
 
-	// Withdrawn returns two channels: down is closed when the connection is lost, and over when the
-	// claim is lost. Once either is closed, the caller must no longer offer the Item.
+	// Withdrawn returns two channels: `down` is closed when the connection is lost, and `over` is
+	// closed when the claim is lost. Once either is closed, the caller must no longer offer the
+	// Item.
 	Withdrawn() (down, over <-chan struct{})
 
 	// Taken is called when the program has taken the element. Taken removes the element in the
@@ -211,19 +212,19 @@ type Item interface {
 	// SetAside moves an offered misfit to the dead letters, unless the misfit is settled.
 	SetAside()
 
-	// Settle decides the Fate of the element. Only the first decision counts. A later Settle with
-	// the same Fate returns the result of the first. A later Settle with another Fate returns
-	// lock.ErrNotLocked.
+	// Settle decides the Fate of the element. Only the first decision counts. A later call of
+	// Settle with the same Fate returns the result of the first call. A later call with another
+	// Fate returns lock.ErrNotLocked.
 	//
 	// The engine carries the decision out while the claim is valid. If the servers refuse the
 	// decision, or ctx ends, Settle returns the error, and the engine continues in the background.
-	// While the client is disconnected, Return and Later do not wait for the result. If the claim
-	// is lost, the error is session.ErrLost with the reason of the loss: another consumer may have
-	// the element.
+	// While the client is disconnected, Settle does not wait for the result of the fates Return and
+	// Later. If the claim is lost, the error is session.ErrLost with the reason of the loss:
+	// another consumer may have the element.
 	Settle(ctx context.Context, s Settlement) error
 
-	// Txn removes the element and applies ops, in one transaction and exactly once. An operation is
-	// a request that go-zookeeper's Multi accepts, or an *Outgoing. Txn returns the response to
+	// Txn removes the element and applies `ops`, in one transaction and exactly once. An operation
+	// is a request that go-zookeeper's Multi accepts, or an *Outgoing. Txn returns the response to
 	// each operation that is not an Outgoing. If the servers refuse an operation, the element stays
 	// claimed, and Txn returns the error of the first refused operation. All other errors are the
 	// errors of Settle.
@@ -240,7 +241,7 @@ type Fate int
 
 const (
 	Remove Fate = iota // acknowledged
-	Return             // back to its position; the attempt counts, unless Settlement.Untried
+	Return             // back to its position; the attempt counts, unless Settlement.Untried is set
 	Later              // back to the queue; no consumer claims it before Settlement.Due
 	Bury               // moved to the dead letters
 )
@@ -262,7 +263,7 @@ const (
 	Delayed               // it is not due yet
 )
 
-// A Listed is an element that List yields.
+// A Listed is an element that `List` yields.
 type Listed struct {
 	Element
 	State Status

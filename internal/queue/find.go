@@ -20,20 +20,20 @@ import (
 //  1. List the buckets, and read many of them at once. The board of a bucket shows the claimed
 //     elements. The Stat of the bucket shows whether there are other elements, without a listing.
 //  2. If the boards have lines of other marks, list the marks. If a mark is on a board and not in
-//     this later listing, it was deleted, and its name is never used again. So its elements are
-//     free.
+//     this later listing, the mark was deleted, and its name is never used again. So its elements
+//     are free.
 //  3. List the first bucket that may have free elements.
 //
 // A server that lags does no harm. In one session, a read is never older than the reads before it,
 // so the listing of step 3 is not older than the board of step 1. The claim checks the version of
-// that board. So if an element is in the listing and not on the board, it is free when the claim is
-// applied.
+// that board. So if an element is in the listing and not on the board, the element is free when the
+// claim is applied.
 
 // A lot is a bucket as this client has read it.
 type lot struct {
 	bucket
 	version  int32
-	board    *board          // bury moves the lines of deleted marks to dead
+	board    *board          // `bury` moves the lines of deleted marks from here to `dead`
 	dead     map[string]hold // the lines of deleted marks
 	children int32
 	last     int32 // the highest number that ZooKeeper has assigned in the bucket
@@ -52,7 +52,8 @@ func newLot(b bucket, n session.Node) *lot {
 	}
 }
 
-// exhausted returns true if the lot certainly has no free element. It needs no listing.
+// The method `exhausted` returns true if the lot certainly has no free element. It needs no
+// listing.
 func (t *lot) exhausted() bool { return t.children == 0 || t.board.taken().covers(t.last) }
 
 func numbers(es []element) []int32 {
@@ -63,9 +64,9 @@ func numbers(es []element) []int32 {
 	return ns
 }
 
-// free returns up to n free elements of the lot: no consumer has claimed them, and may(e) is true
-// for each. It stops at the first element that is not due yet, and returns the due time of that
-// element.
+// The method `free` returns up to `n` free elements of the lot: no consumer has claimed them, and
+// `may(e)` is true for each. It stops at the first element that is not due yet, and returns the due
+// time of that element.
 func (t *lot) free(n int, may func(element) bool) (es []element, due time.Time) {
 	now, taken := time.Now().UnixMilli(), t.board.taken()
 	for _, e := range t.elements {
@@ -82,9 +83,9 @@ func (t *lot) free(n int, may func(element) bool) (es []element, due time.Time) 
 	return es, due
 }
 
-// next returns the board that a client writes after the board of t. The new board has no lines of
-// deleted marks, and counts an attempt for each element that a deleted mark had in hand. It lists
-// numbers without an element as gone, up to the last element.
+// The method `next` returns the board that a client writes after the board of `t`. The new board
+// has no lines of deleted marks, and counts an attempt for each element that a deleted mark had in
+// hand. Its line "gone" lists the numbers without an element, up to the last element.
 func (t *lot) next() *board {
 	next := t.board.clone()
 	there := numbers(t.elements)
@@ -110,11 +111,11 @@ func (t *lot) next() *board {
 // A finding is the result of a search.
 type finding struct {
 	lot    *lot
-	es     []element // free elements of lot; empty if the queue has none
+	es     []element // free elements of `lot`; empty if the queue has none
 	due    time.Time // time at which an element may next become free without a ring of the bell
 	more   bool      // another bucket may have free elements
 	others bool      // the boards have, or had, lines of other marks
-	left   *finding  // if es is empty: a finding with an element that is free, but skipped as a misfit; or nil
+	left   *finding  // if `es` is empty: a finding with an element that is free, but skipped as a misfit; or nil
 	at     time.Time // when the search ended
 	all    []bucket  // all buckets of the queue
 	from   time.Time // a time before the buckets were listed
@@ -124,7 +125,7 @@ type finding struct {
 type finder struct {
 	site
 	skips    Skipper
-	listings sync.Map      // by name of a bucket: see list
+	listings sync.Map      // by name of a bucket: see the method `list`
 	keyed    atomic.Bool   // elements have had keys
 	mark     func() string // returns the name of this client's mark, or ""
 
@@ -136,7 +137,7 @@ type finder struct {
 // lotsAtOnce is the number of buckets that a search reads with one request.
 const lotsAtOnce = 100
 
-// earlier returns the earlier of two times. The zero time means never.
+// The function `earlier` returns the earlier of two times. The zero time means never.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -152,7 +153,7 @@ type quest struct {
 	watch  bool // if other marks are on the boards, list the marks, even if the last listing is fresh
 }
 
-// search finds free elements.
+// The method `search` finds free elements.
 func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest) (*finding, error) {
 	f := &finding{}
 	again := q.skips.Next()
@@ -199,8 +200,8 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 	}
 }
 
-// searchLots searches buckets. keys is nil if no element has a key. If elements have keys,
-// searchLots reads all buckets at once, and searches them in order.
+// searchLots searches buckets. The argument `keys` is nil if no element has a key. If elements have
+// keys, searchLots reads all buckets at once, and searches them in order.
 func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *finding, all []bucket, keys *zk.Stat, how quest) error {
 	atOnce := lotsAtOnce
 	if q.forget(all); keys != nil {
@@ -253,13 +254,14 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 	return nil
 }
 
-// aliveFor is the time for which the finder assumes, after a listing, that the listed marks exist.
+// After a listing of the marks, the finder assumes for the time aliveFor that the listed marks
+// exist.
 const aliveFor = time.Second
 
-// bury moves the lines of deleted marks from the boards of lots to the dead lines. It returns true
-// if the board of a lot with elements had a line of another mark before the call, or if others is
-// true. The argument others is the result for earlier lots. If watch is set, bury lists the marks
-// even if the last listing is fresh.
+// The method `bury` moves the lines of deleted marks from the boards of `lots` to their `dead`
+// lines. It returns true if the board of a lot with elements had a line of another mark before the
+// call, or if `others` is true. The argument `others` is the result for earlier lots. If `watch` is
+// set, `bury` lists the marks even if the last listing is fresh.
 func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, others, watch bool) (bool, error) {
 	mine, unknown := q.mark(), false
 	q.mu.Lock()
@@ -301,9 +303,10 @@ func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot
 	return others, nil
 }
 
-// pick chooses a lot at random, and returns its index. It chooses among the first lots of one
-// priority that may have free elements, at most as many as spread. If the first such lot is
-// delayed, pick chooses that lot. If there is no such lot, it returns -1.
+// The function `pick` chooses a lot at random, and returns its index. It chooses among the first
+// lots of one priority that may have free elements. There are at most `spread` of these lots. If
+// the first of them is delayed, `pick` chooses that lot. If no lot may have free elements, `pick`
+// returns -1.
 func pick(lots []*lot, spread int) int {
 	var choice []int
 	for i, t := range lots {
@@ -323,8 +326,8 @@ func pick(lots []*lot, spread int) int {
 	return choice[dice.IntN(len(choice))]
 }
 
-// lots returns the result of reading buckets. It leaves out deleted buckets, skipped buckets, and
-// buckets that the client cannot read.
+// The method `lots` reads buckets, and returns the result. It leaves out deleted buckets, skipped
+// buckets, and buckets that the client cannot read.
 func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket) (lots []*lot, err error) {
 	paths := make([]string, len(buckets))
 	for i, b := range buckets {
@@ -346,11 +349,13 @@ func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []b
 	return lots, nil
 }
 
-// hidden returns true if a znode exists and the servers did not let the client read its data.
+// The function `hidden` returns true if a znode exists and the servers did not let the client read
+// its data.
 func hidden(n session.Node) bool { return n.Stat != nil && int(n.Stat.DataLength) != len(n.Data) }
 
 // deleteEmpty deletes each empty lot to which producers no longer add elements: the lot has a
-// successor, or its time has passed. all has the buckets of lots and all later buckets.
+// successor, or its time has passed. The argument `all` has the buckets of `lots` and all buckets
+// after them.
 func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) {
 	newest := make(map[int]int64)
 	for _, b := range all {
@@ -366,10 +371,10 @@ func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket
 	}
 }
 
-// list lists the elements of a lot. It remembers the listing, and uses that listing until an
-// element is added, because the board shows removed elements. If the lot has lines of deleted
-// marks, or the queue has keys, the board does not suffice. Then list also reads the listing again
-// after each removal.
+// The method `list` lists the elements of a lot. It remembers the listing, and uses that listing
+// until an element is added, because the board shows removed elements. If the lot has lines of
+// deleted marks, or the queue has keys, the board does not suffice. In this case, `list` reads the
+// listing again after each removal, too.
 func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
 	if before, ok := q.listings.Load(t.name); ok {
 		before := before.(contents)
@@ -397,7 +402,7 @@ type contents struct {
 	elements []element // read only
 }
 
-// forget drops the listings of deleted buckets.
+// The method `forget` drops the listings of deleted buckets.
 func (q *finder) forget(all []bucket) {
 	var there map[string]bool
 	q.listings.Range(func(name, _ any) bool {
@@ -414,27 +419,29 @@ func (q *finder) forget(all []bucket) {
 	})
 }
 
-// Elements with keys. Consumers claim the elements of one key in order, and one at a time. The next
-// element of a key becomes free when the queue no longer has the element before it.
+// Elements with keys. Consumers claim the elements of one key in order, and one at a time. An
+// element with a key becomes free when the queue no longer has the previous element of that key.
 //
 // If an element has a key, the znode "keys" exists: producers check it in the transaction that
 // stores the element. Every claim writes "keys", and checks that its version has not changed since
 // the beginning of the search. So the claims of such a queue are in one order, and no other claim
 // is applied between a search and its claim. Other events can happen between the two:
 //
-//   - An element is removed, cancelled, or made a dead letter. Then its key is free. The search
-//     still saw the element, so it does not find the next element of the key. The removal rings the
-//     bell, so another search finds that next element. Clear removes the last element of a key
-//     first, so it frees no element that it is about to remove.
+//   - An element is removed, cancelled, or made a dead letter. That frees its key. The search still
+//     saw the element, so it does not find the next element of the key. The removal rings the bell,
+//     so another search finds that next element. Clear removes the last element of a key first, so
+//     it frees no element that it is about to remove.
 //   - An element returns to its position, because its consumer returned it or crashed. The element
 //     existed all the time. So the other elements of its key have waited for it, and still wait.
-//   - A consumer returns an element for later, and so moves it to another bucket. The transaction
-//     writes "keys" too. Without that write, a search could read the new bucket before the move and
-//     the old bucket after the move. It would miss the element, and the consumer would claim the
-//     next element of the key. In the new bucket, the element still comes before all others of its
-//     key. The others wait for it, even while it is not due.
-//   - A producer sends an element, or a delayed element becomes due. It may come before the claimed
-//     element. That does no harm: the producer could have sent it a moment later.
+//   - A consumer returns an element with the fate Later, and so moves the element to another
+//     bucket. The transaction writes "keys" too. Without that write, a search could read the new
+//     bucket before the move and the old bucket after the move. That search would miss the element,
+//     and its consumer would claim the next element of the key. In the new bucket, the element
+//     still comes before all others of its key. The others wait for this element, even while it is
+//     not due.
+//   - A producer sends an element, or a delayed element becomes due. This element may come before
+//     the claimed element. That does no harm: the producer could have sent it a moment after the
+//     claim.
 //
 // An element that was sent with a delay does not block its key before it is due. Consumers claim
 // elements of different priorities by priority, as without keys. But they claim the elements of one
@@ -446,22 +453,23 @@ type ward map[string]string
 
 const nobody = "*"
 
-// allows reports whether the key of e allows a claim of e.
+// The method `allows` reports whether the key of `e` allows a claim of `e`.
 func (w ward) allows(e element) bool {
 	owner, ok := w[keyOf(e.tag)]
 	return keyOf(e.tag) == "" || !ok || owner == e.key()
 }
 
-// bar reserves the key of e for the element named owner. If e has no key, bar does nothing.
+// The method `bar` reserves the key of `e` for the element with the name `owner`. If `e` has no
+// key, `bar` does nothing.
 func (w ward) bar(e element, owner string) {
 	if key := keyOf(e.tag); key != "" {
 		w[key] = owner
 	}
 }
 
-// guard returns the function may, which reports whether the key of an element allows a claim. The
-// caller must call that function in the order of the lots. guard lists each lot with claimed
-// elements, because only the name of an element shows its key.
+// The method `guard` returns the function `may`, which reports whether the key of an element allows
+// a claim. The caller must call `may` in the order of the lots. The method lists each lot with
+// claimed elements, because only the name of an element shows its key.
 func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lot, keys int32) (may func(element) bool, err error) {
 	w := make(ward)
 	for _, t := range lots {
@@ -470,7 +478,7 @@ func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lo
 		if t.children == 0 || len(claimed) == 0 && !t.delayed {
 			continue
 		}
-		if err := q.list(ctx, inc, t); err != nil { // searchLots lists it again, from memory
+		if err := q.list(ctx, inc, t); err != nil { // searchLots lists the lot again, from memory
 			return nil, err
 		}
 		for _, e := range t.elements {
@@ -501,9 +509,9 @@ func claims(b *board) map[string][]span {
 	return all
 }
 
-// exclusion returns operations for a claim in the lot. The servers refuse them if another claim was
-// applied, or an element was moved, since the lot was read. For a queue without keys, there are
-// none.
+// The method `exclusion` returns operations for a claim in the lot. The servers refuse them if
+// another claim was applied, or an element was moved, since the lot was read. For a queue without
+// keys, there are no such operations.
 func (t *lot) exclusion(dir string) []any {
 	if !t.keyed {
 		return nil

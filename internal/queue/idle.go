@@ -10,19 +10,19 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file makes idle consumers wait. An element that is sent to an empty queue wakes two of them,
-// however many are idle. pump.go claims elements.
+// This file makes idle consumers wait. An element that is sent to an empty queue wakes two of these
+// consumers, however many are idle. pump.go claims elements.
 //
 // A consumer that finds no free element waits in a line, <path>-consumers. The first two in the
-// line watch the bell, the data of the queue's znode. Every Send writes the bell, and every client
-// that returns elements writes it too. The second consumer searches a moment after the first, in
-// case the first hangs. The first consumer also watches the marks: when a mark is deleted, its
-// claimed elements are free.
+// line watch the bell, the data of the queue's znode. Every Send writes the bell, and so does every
+// client that returns elements. The second consumer searches a moment after the first, in case the
+// first hangs. The first consumer also watches the marks: when a mark is deleted, its claimed
+// elements are free.
 
 // The name of a place ends in turnBase and a number.
 const turnBase = "turn-"
 
-// secondAfter is the time by which the second consumer in the line searches later than the first.
+// The second consumer in the line searches later than the first, by the time secondAfter.
 const secondAfter = 10 * time.Millisecond
 
 // A place is a position in the line of idle consumers.
@@ -30,13 +30,13 @@ type place struct {
 	q    *core
 	inc  *session.Incarnation
 	path string
-	roll *session.Roll // the listing that the creation has returned, or nil after await has used it
+	roll *session.Roll // the listing that the creation has returned, or nil after `await` has used the listing
 
 	among bool   // the place is among the first two
 	ahead string // znode of the first place, if this is the second
 }
 
-// enter joins the line at its end.
+// The method `enter` joins the line at its end.
 func (q *core) enter(ctx context.Context, inc *session.Incarnation) (*place, error) {
 	guid := session.NewGUID()
 	dir := session.Dir{Path: q.dir + "-consumers"}
@@ -47,8 +47,8 @@ func (q *core) enter(ctx context.Context, inc *session.Incarnation) (*place, err
 
 func (p *place) leave() { p.inc.Remove(p.path) }
 
-// await waits until p is among the first two places. The error is ErrVanished if another client has
-// deleted p.
+// The method `await` waits until `p` is among the first two places. The error is ErrVanished if
+// another client has deleted p.
 func (p *place) await(ctx context.Context) (err error) {
 	dir := session.ParentPath(p.path)
 	for !p.among {
@@ -113,8 +113,9 @@ func (p *place) othersWait(ctx context.Context) bool {
 	return err == nil && len(lock.ParseChildren(names, turnBase)) > 1
 }
 
-// idle waits in the line until a search has put free elements into p.found. If no consumer of p
-// waits any longer, and another pump waits in the line, idle leaves the line and returns earlier.
+// The method `idle` waits in the line until a search has put free elements into p.found. It leaves
+// the line and returns without elements if no consumer of `p` waits any longer and another pump
+// waits in the line.
 func (p *pump) idle(inc *session.Incarnation) (err error) {
 	q := p.q
 	if p.place == nil {
@@ -161,7 +162,7 @@ func (p *pump) idle(inc *session.Incarnation) (err error) {
 }
 
 // lookAgain sets the watches of an idle pump, and then searches. The pump must search again at the
-// time due, even without an event.
+// time `due`, even without an event.
 func (p *pump) lookAgain(inc *session.Incarnation) (found bool, due time.Time, err error) {
 	q, ahead := p.q, p.place.ahead
 	data, _, err := inc.Get(p.ctx, q.dir)

@@ -30,9 +30,9 @@ import (
 //	paused                           exists while the queue is paused: no consumer claims
 //
 // In the name of an element, a tag can precede the number: the letter k and a hash of the element's
-// key, the letter i and a hash of its ID, or both. If a consumer has returned an element for later,
-// the name also has a history: the number of attempts, the time of the Send, and the element's
-// first name.
+// key, the letter i and a hash of its ID, or both. If a consumer has returned an element with the
+// fate Later, the name also has a history: the number of attempts, the time of the Send, and the
+// element's first name.
 //
 // # Board
 //
@@ -115,9 +115,9 @@ type slot struct {
 	start int64 // in Unix milliseconds
 }
 
-// slotOf returns the slot of an element with the due time due. The length of a slot is between a
-// 64th and a 32nd of the delay, but at least a second. So there are few slots, however long the
-// delays are. All elements that are already due share a slot, however late they are.
+// slotOf returns the slot of an element that is due at the time `due`. The length of a slot is
+// between a 64th and a 32nd of the delay, but at least a second. So there are few slots, however
+// long the delays are. All elements that are already due share a slot, however late they are.
 func slotOf(prio int, due, now int64) slot {
 	width := int64(1000)
 	due = max(due, now)
@@ -152,7 +152,7 @@ func parseBuckets(names []string) []bucket {
 	})
 }
 
-// parseAll returns the parsed names in order, without the names that parse rejects.
+// parseAll returns the parsed names in order, without the names that the function `parse` rejects.
 func parseAll[E any](names []string, parse func(name string) (E, bool), compare func(a, b E) int) []E {
 	es := make([]E, 0, len(names))
 	for _, name := range names {
@@ -181,21 +181,21 @@ type element struct {
 	name   string
 	prio   int
 	due    int64 // in Unix milliseconds; 0 if it is not delayed
-	tries  int32 // attempts before a consumer returned it for later
+	tries  int32 // attempts up to the last return with the fate Later
 	first  int64 // time of the Send, in Unix milliseconds; 0: the time when its znode was created
 	seq    int32
 	tag    string // tag of its key and its ID, or empty
-	origin string // the result of key() for its first name, if a consumer has returned it for later
+	origin string // the result of key() for its first name, if a consumer has returned it with the fate Later
 }
 
-// key returns a name that identifies the element in its queue until the element moves.
+// The method `key` returns a name that identifies the element in its queue until the element moves.
 func (e element) key() string { return e.bucket + "/" + e.name }
 
-// id returns a name that identifies the element permanently.
+// The method `id` returns a name that identifies the element permanently.
 func (e element) id() string { return cmp.Or(e.origin, e.key()) }
 
-// before reports whether e precedes d in the queue, for two elements that were claimed one after
-// the other.
+// The method `before` reports whether `e` precedes `d` in the queue, for two elements that were
+// claimed one after the other.
 func (e element) before(d element) bool {
 	return cmp.Or(
 		cmp.Compare(e.prio, d.prio),
@@ -229,7 +229,8 @@ func hash(text string, digits int) string {
 	return hex.EncodeToString(sum[:])[:digits]
 }
 
-// tagOf returns the tag of an element. If key or id is empty, the element has none.
+// tagOf returns the tag of an element. If `key` or `id` is empty, the element has no such key or
+// ID.
 func tagOf(key, id string) (tag string) {
 	if key != "" {
 		tag = "k" + hash(key, keyDigits)
@@ -248,7 +249,7 @@ func keyOf(tag string) string {
 	return ""
 }
 
-// isTag reports whether tagOf can return text.
+// isTag reports whether `text` can be a result of tagOf.
 func isTag(text string) bool {
 	if rest, ok := strings.CutPrefix(text, "k"); ok && len(rest) >= keyDigits {
 		if text = rest[keyDigits:]; text == "" {
@@ -265,7 +266,7 @@ func withTag(name, tag string) string {
 	return name + tag + "-"
 }
 
-// elementName returns the name of an element, up to its number.
+// elementName returns the name of an element without its number.
 func elementName(due int64, tag string) string {
 	if due == 0 {
 		return withTag("e-", tag)
@@ -273,7 +274,8 @@ func elementName(due int64, tag string) string {
 	return withTag(fmt.Sprintf("t%013d-", due), tag)
 }
 
-// laterName returns the name of an element that a consumer returns for later, up to its number.
+// laterName returns the name of an element that a consumer returns with the fate Later. The name
+// goes up to, and does not include, the number.
 func laterName(due int64, tries int32, first int64, origin, tag string) string {
 	return withTag(fmt.Sprintf("t%013d-%d.%d.%s-", due, tries, first, quoted.Replace(origin)), tag)
 }
@@ -321,8 +323,9 @@ func (e *element) parseHistory(text string) bool {
 	return ok && err == nil && err2 == nil && n >= 0 && ms >= 0
 }
 
-// dueAt returns t in Unix milliseconds, limited to the range from 1 to math.MaxInt64. The result is
-// never 0, because 0 means no delay. An int64 has room for the milliseconds of 292 million years.
+// dueAt returns `t` in Unix milliseconds, limited to the range from 1 to math.MaxInt64. The result
+// is never 0, because 0 means no delay. An int64 has room for the milliseconds of 292 million
+// years.
 func dueAt(t time.Time) int64 {
 	switch s := t.Unix(); {
 	case s < 0:
@@ -340,7 +343,7 @@ func dueAt(t time.Time) int64 {
 //
 // The data of a note are the time for which the queue remembers the ID, and the bucket of the
 // element. While the note exists, the servers refuse the transaction of a second Send with this ID.
-// A producer replaces a note that has expired by the servers' clock. The Sweeper deletes expired
+// If a note has expired by the servers' clock, a producer replaces it. The Sweeper deletes expired
 // notes.
 
 // A note is the parsed data of that znode.
@@ -358,6 +361,6 @@ func parseNote(data []byte) (n note) {
 	return n
 }
 
-// over returns true if a note with this Stat has expired. The argument now is the Stat from a
-// recent write of this client: the Mtime of that Stat is the servers' time.
+// The method `over` returns true if a note with this Stat has expired. The argument `now` is the
+// Stat from a recent write of this client: the Mtime of that Stat is the servers' time.
 func (n note) over(stat, now *zk.Stat) bool { return now.Mtime-stat.Mtime >= n.memory.Milliseconds() }

@@ -15,16 +15,17 @@ type pace struct {
 	each time.Duration // about how long one element keeps all consumers busy
 }
 
-// took is called when a consumer has got an element.
+// The method `took` is called when a consumer has got an element.
 func (c *pace) took(now time.Time) { c.last = now }
 
-// asked is called when a consumer begins to wait for an element and no other consumer waits.
+// The method `asked` is called when a consumer begins to wait for an element and no other consumer
+// waits.
 func (c *pace) asked(now time.Time) {
 	if c.last.IsZero() {
 		return
 	}
-	// The estimate adapts quickly if the consumers become slower, and less quickly if they become
-	// faster.
+	// The estimate adapts quickly if the consumers become slower, and not as quickly if they
+	// become faster.
 	if d := now.Sub(c.last); d > c.each {
 		c.each = (c.each + d) / 2
 	} else {
@@ -33,7 +34,7 @@ func (c *pace) asked(now time.Time) {
 }
 
 // perSecond returns how many elements the consumers take in a second at their present pace, at
-// least 1. busy means that no consumer waits for an element.
+// least 1. If `busy` is set, no consumer waits for an element.
 func (c *pace) perSecond(now time.Time, busy bool) int {
 	each := c.each
 	if busy && !c.last.IsZero() {

@@ -15,23 +15,23 @@ import (
 // elements, and idle.go waits for new elements. consumer.go offers the elements, and settle.go
 // settles them.
 
-// A pump claims elements for the consumers of one Queue value: see step. At first, it claims one
-// element ahead. If a claim has filled all room, and a consumer has waited since the previous
-// claim, the pump doubles the number of elements that it claims ahead, up to the prefetch. So a
-// slow consumer leaves the other elements to other clients.
+// A pump claims elements for the consumers of one Queue value: see the method `step`. At first, it
+// claims one element ahead. If a claim has filled all room, and a consumer has waited since the
+// previous claim, the pump doubles the number of elements that it claims ahead, up to the prefetch.
+// So a slow consumer leaves the other elements to other clients.
 type pump struct {
 	q      *core
-	most   int // limit of ahead; 0: the pump claims only elements that consumers wait for
+	most   int // limit of `ahead`; 0: the pump claims only elements that consumers wait for
 	ctx    context.Context
 	cancel context.CancelFunc
-	over   chan struct{} // closed when run has ended
+	over   chan struct{} // closed when the method `run` has ended
 
 	consumers int // number of consumers that have not left; guarded by q.mu
 
-	mu       sync.Mutex    // guards the fields up to claiming
-	running  bool          // run was started, or must not start
+	mu       sync.Mutex    // guards the fields from here to `claiming`
+	running  bool          // the method `run` was started, or must not start
 	waiting  int           // number of items that consumers wait for
-	hands    int           // part of waiting: items that the program settles itself
+	hands    int           // part of `waiting`: items that the program settles itself
 	offering int           // number of items that consumers offer and the program has not taken
 	ready    []*item       // claimed and read, in order
 	changed  chan struct{} // closed and replaced when any of these changes
@@ -39,10 +39,10 @@ type pump struct {
 	starved  bool          // a consumer has waited since the last claim
 	size     int           // mean size of the last claim's elements, in bytes; 0 before the first
 	pace     pace
-	returns  int  // calls of next after the program had taken an item
+	returns  int  // calls of the method `next` after the program had taken an item
 	noted    int  // upper limit of the items noted at once; doubles with each use, up to noteAhead
-	shedding bool // a timer is about to call shed
-	claiming bool // a claim is under way: its items come after ready
+	shedding bool // a timer is about to call `shed`
+	claiming bool // a claim is under way: its items come after the items in `ready`
 
 	// The following fields belong to the goroutine that claims elements.
 
@@ -54,7 +54,7 @@ type pump struct {
 	rung   bool          // the bell has woken the pump
 }
 
-// join makes the caller a consumer. The caller must call leave.
+// The method `join` makes the caller a consumer. The caller must call `leave`.
 func (q *core) join(of **pump, most int) *pump {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -67,9 +67,9 @@ func (q *core) join(of **pump, most int) *pump {
 	return *of
 }
 
-// leave ends a consumer. When the last consumer leaves, the pump returns the elements that are
-// claimed ahead. The method leave waits a moment for the return, so that the next consumer finds
-// the elements in their positions. Without a session, no element is claimed, and leave does not
+// The method `leave` ends a consumer. When the last consumer leaves, the pump returns the elements
+// that are claimed ahead. The method waits a moment for the return, so that the next consumer finds
+// the elements in their positions. Without a session, no element is claimed, and `leave` does not
 // wait.
 func (p *pump) leave() {
 	p.q.mu.Lock()
@@ -86,7 +86,7 @@ func (p *pump) leave() {
 	p.q.mu.Unlock()
 	p.mu.Lock()
 	running := p.running
-	p.running = true // so that run never begins
+	p.running = true // so that the method `run` never begins
 	p.mu.Unlock()
 	if last && running {
 		if inc := p.q.m.Present(); inc != nil {
@@ -100,9 +100,10 @@ func (p *pump) changeLocked() {
 	p.changed = make(chan struct{})
 }
 
-// next returns the next item for a consumer to offer. The consumer must call done when the program
-// has taken the item, or when the consumer has put it back. Until next returns, the pump counts the
-// caller as waiting for n items. If the channel faults delivers an error, next returns that error.
+// The method `next` returns the item that a consumer offers next. The consumer must call `done`
+// when the program has taken the item, or when the consumer has put the item back. Until `next`
+// returns, the pump counts the caller as waiting for `n` items. If the channel `faults` delivers an
+// error, `next` returns that error.
 func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) (*item, error) {
 	p.mu.Lock()
 	if p.waiting == 0 {
@@ -156,7 +157,8 @@ func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) 
 	}
 }
 
-// poll returns the next item, like next. If no item is ready, it does not wait, but returns nil.
+// The method `poll` returns an item like the method `next`. If no item is ready, it does not wait,
+// but returns nil.
 func (p *pump) poll() *item {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -177,16 +179,16 @@ func (p *pump) takeLocked() *item {
 	return nil
 }
 
-// done ends an offer. It does not wake the pump, although there may be room now. The consumer wakes
-// the pump when it calls next again.
+// The method `done` ends an offer. It does not wake the pump, although there may be room now. The
+// consumer wakes the pump when it calls `next` again.
 func (p *pump) done() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.offering--
 }
 
-// putBack is called with an item that the program has not taken. It makes the item ready again,
-// before all later items. If all consumers have left, it returns the element to the queue.
+// putBack is called with an item that the program has not taken. It makes the item ready again, at
+// its position in `ready`. If all consumers have left, putBack returns the element to the queue.
 func (p *pump) putBack(it *item) {
 	if !it.c.withdraw(it) {
 		return
@@ -206,7 +208,7 @@ func (p *pump) putBack(it *item) {
 	p.changeLocked()
 }
 
-// run claims elements until the last consumer has left.
+// The method `run` claims elements until the last consumer has left.
 func (p *pump) run() {
 	defer close(p.over)
 	for try := 0; ; try++ {
@@ -229,7 +231,8 @@ func (p *pump) run() {
 	}
 }
 
-// session is the part of run in one ZooKeeper session: it claims elements until step fails.
+// The method `session` is the part of `run` in one ZooKeeper session: it claims elements until
+// `step` fails.
 func (p *pump) session(inc *session.Incarnation) error {
 	if err := p.q.vet(p.ctx, inc); err != nil {
 		return err
@@ -258,14 +261,14 @@ func (p *pump) session(inc *session.Incarnation) error {
 	return err
 }
 
-// staleAfter is the maximum age of a finding that the pump uses. Later, other elements may be the
-// first.
+// staleAfter is the maximum age of a finding that the pump uses. After that time, other elements
+// may be the first.
 const staleAfter = 50 * time.Millisecond
 
 // maxBatch is the largest number of elements that the pump claims at once.
 const maxBatch = bucketSize
 
-// step brings elements from the queue to the consumers.
+// The method `step` brings elements from the queue to the consumers.
 func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	// 1. Wait until consumers have room for more.
 	room, hands, err := p.awaitRoom(inc)
@@ -320,7 +323,7 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	}
 	p.q.sweeper.Sweep(inc, sweepEvery)
 	// 5. Leave the line if there are more elements than room, so that the next consumers in the
-	//    line can claim them. Leave it also after maxClaims claims, if another consumer waits.
+	//    line can claim them. Leave the line also after maxClaims claims, if another consumer waits.
 	if p.claims++; p.place != nil && (len(p.found.es) > 0 || p.found.more || p.claims >= maxClaims && p.place.othersWait(p.ctx)) {
 		p.leavePlace()
 	}
@@ -354,7 +357,7 @@ func (p *pump) makeWay(inc *session.Incarnation) error {
 	return session.Sleep(p.ctx, dice.Below(p.pause))
 }
 
-// maxSpread is the upper limit of spread.
+// maxSpread is the upper limit of the field `spread`.
 const maxSpread = 64
 
 // A reading is the result of reading elements.
@@ -364,7 +367,7 @@ type reading struct {
 	done  chan struct{}
 }
 
-// read starts a goroutine that reads elements. It does not wait for the result.
+// The method `read` starts a goroutine that reads elements. It does not wait for the result.
 func (p *pump) read(inc *session.Incarnation, es []element) *reading {
 	r := &reading{done: make(chan struct{})}
 	paths := make([]string, len(es))
@@ -378,9 +381,9 @@ func (p *pump) read(inc *session.Incarnation, es []element) *reading {
 	return r
 }
 
-// fetch waits for the reading r, and stores the data in the items. It drops an item if its element
-// was deleted. It returns an item to the queue if the client cannot read the element. The result
-// ours has the other items.
+// The method `fetch` waits for the reading `r`, and stores the data in the items. It drops an item
+// if its element was deleted. It returns an item to the queue if the client cannot read the
+// element. The result `ours` has the other items.
 func (p *pump) fetch(c *claimant, items []*item, r *reading) (ours []*item, err error) {
 	<-r.done
 	if r.err != nil {
@@ -392,7 +395,7 @@ func (p *pump) fetch(c *claimant, items []*item, r *reading) (ours []*item, err 
 	c.mu.Lock()
 	for i, n := range r.nodes {
 		switch it := items[i]; {
-		case it.final != nil: // the method end has returned it
+		case it.final != nil: // the method `end` has returned the item
 		case n.Stat == nil:
 			c.dropLocked(it, true)
 		case hidden(n):
@@ -413,7 +416,8 @@ func (p *pump) setClaiming(on bool) {
 	p.claiming = on
 }
 
-// fill gives claimed items to the consumers. If the claim has filled all room, most is true.
+// The method `fill` gives claimed items to the consumers. If the claim has filled all room, `most`
+// is true.
 func (p *pump) fill(items []*item, most bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -447,12 +451,12 @@ func (p *pump) roomLocked() int {
 	return n
 }
 
-// patience is the time for which a pump stays in its place in the line although it has no room, or
-// no consumer waits. A fast consumer calls next again within that time.
+// A pump that has no room, or for which no consumer waits, stays in its place in the line for the
+// time `patience`. A fast consumer calls `next` again within that time.
 const patience = 5 * time.Millisecond
 
-// awaitRoom waits until the pump may claim more items. room is the number of these items. hands is
-// the number of them that the program settles itself.
+// awaitRoom waits until the pump may claim more items. The result `room` is the number of these
+// items. The result `hands` is the number of them that the program settles itself.
 func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) {
 	err = p.until(inc, func() bool {
 		room, hands = p.roomLocked(), max(p.hands-len(p.ready), 0)
@@ -461,15 +465,15 @@ func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) 
 	return room, hands, err
 }
 
-// wanted reports whether a consumer waits now, or will in a moment.
+// The method `wanted` reports whether a consumer waits now, or will wait in a moment.
 func (p *pump) wanted(inc *session.Incarnation) bool {
 	limited, cancel := context.WithTimeout(p.ctx, patience)
 	defer cancel()
 	return p.wait(limited, inc, func() bool { return p.waiting > 0 }) == nil
 }
 
-// until blocks until the function so returns true. If that takes longer than patience, the pump
-// leaves its place in the line. The function so is called with mu held.
+// The method `until` blocks until the function `so` returns true. If that takes longer than the
+// time `patience`, the pump leaves its place in the line. The function `so` is called with mu held.
 func (p *pump) until(inc *session.Incarnation, so func() bool) error {
 	if p.place != nil {
 		limited, cancel := context.WithTimeout(p.ctx, patience)
@@ -501,10 +505,10 @@ func (p *pump) wait(ctx context.Context, inc *session.Incarnation, so func() boo
 // consumers: the number that they take in a second.
 func (p *pump) slowedLocked() int { return p.pace.perSecond(time.Now(), p.waiting == 0) }
 
-// quick returns the number of items that a claim may note as in hand. Consumers take that many
-// within noteAfter. A larger number would do harm, because every noted item counts as tried if the
-// process crashes. The result is 0 while the pace is not known, see pacedLocked. It is also 0 if
-// attempts are not limited, or if only one is allowed.
+// The method `quick` returns the number of items that a claim may note as in hand. Consumers take
+// that many items within the time noteAfter. A larger number would do harm, because every noted
+// item counts as tried if the process crashes. The result is 0 while the pace is not known, see
+// pacedLocked. It is also 0 if attempts are not limited, or if only one is allowed.
 func (p *pump) quick(hands int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -524,22 +528,22 @@ const (
 	// noteAhead is the largest number of items that the pump notes in one write.
 	noteAhead = 128
 
-	// The pump notes about as many items in one write as consumers take within noteAfter.
+	// The pump notes about as many items in one write as consumers take within the time noteAfter.
 	noteAfter = 20 * time.Millisecond
 )
 
-// presented records that a consumer begins to offer an item. The time before, such as the write of
-// the note, does not count for the pace.
+// The method `presented` records that a consumer begins to offer an item. The time before that,
+// such as the time of the write of the note, does not count for the pace.
 func (p *pump) presented() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.pace.took(time.Now())
 }
 
-// shedEvery is the time between two checks whether the consumers of a pump have become slow.
+// The pump checks at intervals of shedEvery whether its consumers have become slow.
 const shedEvery = time.Second
 
-// watchPaceLocked starts a timer that calls shed. So the pump returns elements if its consumers
+// watchPaceLocked starts a timer that calls `shed`. So the pump returns elements if its consumers
 // become slow.
 func (p *pump) watchPaceLocked() {
 	if !p.shedding && len(p.ready) > 1 {
@@ -548,7 +552,7 @@ func (p *pump) watchPaceLocked() {
 	}
 }
 
-// shed returns to the queue the elements that the pump has claimed too far ahead.
+// The method `shed` returns to the queue the elements that the pump has claimed too far ahead.
 func (p *pump) shed() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -10,19 +10,19 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file makes a Send wait while the queue is full, and counts elements. send.go stores the
+// This file makes Send wait while the queue is full, and counts elements. send.go stores the
 // elements.
 
 // A gate makes producers wait while the queue is full. The limit is soft. A producer counts the
-// elements at most once in countEvery. Between two counts, it adds only the elements that it sends
-// itself, so the elements of other producers can exceed the limit.
+// elements at most once in the time countEvery. Between two counts, it adds only the elements that
+// it sends itself, so the elements of other producers can exceed the limit.
 type gate struct {
 	site
 	limit int           // 0: no limit
 	turn  chan struct{} // a goroutine puts a token in before it counts, and takes it out after
 
 	mu      sync.Mutex
-	have    int       // elements at the last count, plus elements sent since by this producer; guarded by mu
+	have    int       // elements at the last count, plus the elements that this producer has sent since; guarded by mu
 	buckets int       // number of buckets at the last count; guarded by mu
 	counted time.Time // time of the last count; guarded by mu
 }
@@ -35,8 +35,8 @@ const (
 	mostWait = time.Second
 )
 
-// enter waits until there is room for p. If hurry is set, it returns ErrFull instead of waiting. An
-// element whose ID is known needs no room, because Send does not store it.
+// The method `enter` waits until there is room for `p`. If `hurry` is set, it returns ErrFull
+// instead of waiting. An element whose ID is known needs no room, because Send does not store it.
 func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 	n, limit := len(p.data), g.limit
 	switch {
@@ -96,7 +96,8 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 	}
 }
 
-// count counts the elements. If the queue seems to be full, it counts again after a sync.
+// The method `count` counts the elements. If the queue seems to be full, the method counts again
+// after a sync.
 func (g *gate) count(ctx context.Context) (have, buckets int, err error) {
 	err = g.m.During(ctx, func(inc *session.Incarnation) error {
 		var before []tally
@@ -128,7 +129,7 @@ func (g *gate) count(ctx context.Context) (have, buckets int, err error) {
 	return have, buckets, err
 }
 
-// knows reports whether the note of an ID exists.
+// The method `knows` reports whether the note of an ID exists.
 func (g *gate) knows(ctx context.Context, id string) (known bool, err error) {
 	err = g.m.During(ctx, func(inc *session.Incarnation) error {
 		stat, err := inc.Exists(ctx, g.idPath(id))
@@ -145,7 +146,8 @@ type tally struct {
 	changed  int32 // changes when an element is added or removed
 }
 
-// counts returns the number of elements in each bucket. It is not a snapshot of all buckets.
+// The method `counts` returns the number of elements in each bucket. The result is not a snapshot
+// of all buckets.
 func (q site) counts(ctx context.Context, inc *session.Incarnation) (all []tally, err error) {
 	names, err := inc.Names(ctx, q.dir)
 	if err != nil {

@@ -18,10 +18,10 @@ import (
 	txns "github.com/zsync/zsync/internal/txn"
 )
 
-// This file stores elements: it groups the Sends of many goroutines, finds the newest bucket, and
-// creates the next bucket when the newest is full. room.go waits for room in the queue.
+// This file stores elements: it groups the calls of Send of many goroutines, finds the newest
+// bucket, and creates the next bucket when the newest is full. room.go waits for room in the queue.
 
-// A parcel is the elements of one Send. The outbox stores all of them or none.
+// A parcel has the elements of one call of Send. The outbox stores all of them or none.
 type parcel struct {
 	ctx  context.Context // context of the Send that waits for the result
 	prio int
@@ -36,11 +36,11 @@ type parcel struct {
 	// The fields below are for a parcel with an ID. Only the goroutine that sends uses them.
 
 	stale *zk.Stat // Stat of the ID's note, if the note has expired and the transaction must replace it
-	swept int32    // version of ids before the note was read: no sweep has deleted the note while ids has this version
-	err   error    // if not nil, the reason for which the outbox does not send it
+	swept int32    // version of the znode `ids` before the note was read: while `ids` has this version, no sweep has deleted the note
+	err   error    // if not nil, the reason why the outbox does not send the parcel
 }
 
-// keyed reports whether an element of p has a key.
+// The method `keyed` reports whether an element of `p` has a key.
 func (p *parcel) keyed() bool {
 	return slices.ContainsFunc(p.tags, func(tag string) bool { return keyOf(tag) != "" })
 }
@@ -57,7 +57,7 @@ type producer struct {
 	full       *sync.Map // by priority, the number of the newest bucket that a response showed to be full
 }
 
-// parcel returns the parcel of b.
+// The method `parcel` returns the parcel of the batch `b`.
 func (q producer) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	p := &parcel{ctx: ctx, prio: b.Priority, data: b.Data, done: make(chan error, 1)}
 	if p.prio == Middle {
@@ -97,14 +97,14 @@ func (q producer) elementSize(data []byte) int {
 	return n
 }
 
-// overhead returns the bytes that a transaction needs in addition to its elements.
+// The method `overhead` returns the bytes that a transaction needs in addition to its elements.
 func (q producer) overhead() int {
 	return 64 + 2*q.m.SizeOf(q.senders+"/"+noGUID, nil) + 3*q.m.SizeOf(q.dir+"/"+bucketName(0, math.MaxInt64), nil)
 }
 
-// spare returns the bytes that a request with one element must leave free. A client that returns or
-// requeues the element, or makes it a dead letter, needs a larger request: that request also has
-// the paths of other znodes, which can be long.
+// The method `spare` returns the bytes that a request with one element must leave free. A client
+// that returns or requeues the element, or makes it a dead letter, needs a larger request: that
+// request also has the paths of other znodes, which can be long.
 func (q producer) spare() int { return 96 + 12*max(0, len(q.dir)-32) }
 
 // An outbox stores the parcels of all goroutines, one transaction after another, in the order in
@@ -117,7 +117,7 @@ type outbox struct {
 
 	mu      sync.Mutex
 	waiting []*parcel // guarded by mu
-	running bool      // the goroutine that sends runs; guarded by mu
+	running bool      // the goroutine that sends is running; guarded by mu
 
 	// Only the goroutine that sends uses the fields below.
 
@@ -136,12 +136,12 @@ type tail struct {
 	last    int   // for the tail after a transaction: index of the step that creates the last element of this priority
 }
 
-// maxGroup is the largest number of elements of several Sends that a transaction stores. A single
-// Send can have more.
+// maxGroup is the largest number of elements that a transaction stores for several calls of Send. A
+// single Send can have more elements.
 const maxGroup = 1000
 
-// send puts a parcel into the outbox, and waits until the parcel is stored or refused, or the
-// parcel's context ends.
+// The method `send` puts a parcel into the outbox, and waits until the parcel is stored or refused,
+// or the parcel's context ends.
 func (o *outbox) send(p *parcel) error {
 	o.mu.Lock()
 	o.waiting = append(o.waiting, p)
@@ -158,7 +158,7 @@ func (o *outbox) send(p *parcel) error {
 	}
 }
 
-// run stores parcels until none is left.
+// The method `run` stores parcels until there are no more.
 func (o *outbox) run() {
 	_, stay := o.m.BeforeClose()
 	defer stay()
@@ -184,7 +184,7 @@ func (o *outbox) run() {
 	}
 }
 
-// take removes the parcels of the next transaction from the outbox.
+// The method `take` removes the parcels of the next transaction from the outbox.
 func (o *outbox) take() (group []*parcel) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -209,10 +209,10 @@ func (o *outbox) take() (group []*parcel) {
 	return group
 }
 
-// post stores a group, and returns the session of its last attempt.
+// The method `post` stores a group, and returns the session of its last attempt.
 func (o *outbox) post(group []*parcel) (inc *session.Incarnation, err error) {
-	// If one Send ends early, the other Sends of its group must continue. So ctx ends only when the
-	// contexts of all these Sends have ended.
+	// If one call of Send ends early, the other calls of its group must continue. So ctx ends only
+	// when the contexts of all these calls have ended.
 	ctx, cancel := context.WithCancel(session.Finishing)
 	defer cancel()
 	var left atomic.Int64
@@ -261,12 +261,12 @@ type posted struct {
 	o     *outbox
 	group []*parcel
 	steps []step
-	tails map[int]*tail // by priority, as the steps leave them
+	tails map[int]*tail // by priority, as the `steps` leave them
 }
 
-// build sets g.steps to the transaction of one attempt. It uses the buckets that the outbox knows.
-// If the servers have refused an attempt, for example because the newest bucket was deleted, a cure
-// has corrected that knowledge.
+// The method `build` sets g.steps to the transaction of one attempt. It uses the buckets that the
+// outbox knows. If the servers have refused an attempt, for example because the newest bucket was
+// deleted, a cure has corrected that knowledge.
 func (g *posted) build(inc *session.Incarnation) error {
 	g.group = slices.DeleteFunc(g.group, func(p *parcel) bool { return p.err != nil })
 	if g.steps, g.tails = nil, nil; len(g.group) == 0 {
@@ -279,7 +279,7 @@ func (g *posted) build(inc *session.Incarnation) error {
 	return err
 }
 
-// learn reads from the responses to g.steps which buckets are full now.
+// The method `learn` reads from the responses to g.steps which buckets are full now.
 func (g *posted) learn(rs []zk.MultiResponse) {
 	for prio, t := range g.tails {
 		e, ok := parseElement(bucket{}, session.BaseName(rs[t.last].String))
@@ -297,7 +297,7 @@ func (g *posted) learn(rs []zk.MultiResponse) {
 	}
 }
 
-// locate reads the tails that a group needs and the outbox does not know.
+// The method `locate` reads the tails that a group needs and the outbox does not know.
 func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 	ctx := session.Finishing // ends with the session
 	paths := []string{o.dir}
@@ -353,9 +353,9 @@ func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 	return o.fathom(ctx, inc, prios)
 }
 
-// fathom finds out which of the newest buckets of these priorities are full. A producer that has
-// filled a bucket creates the next bucket in its next Send. But if each producer sends only once,
-// no producer creates the next bucket, and the tail still names the full bucket.
+// The method `fathom` finds out which of the newest buckets of these priorities are full. A
+// producer that has filled a bucket creates the next bucket in its next Send. But if each producer
+// sends only once, no producer creates the next bucket, and the tail still names the full bucket.
 func (o *outbox) fathom(ctx context.Context, inc *session.Incarnation, prios []int) error {
 	var known []int
 	var paths []string
@@ -380,8 +380,8 @@ func (o *outbox) fathom(ctx context.Context, inc *session.Incarnation, prios []i
 	return nil
 }
 
-// newestBucket finds the newest bucket of a priority by a listing. That is needed if the tail does
-// not exist, or an operator has changed its data.
+// newestBucket finds the newest bucket of a priority by a listing. The listing is needed if the
+// tail does not exist, or an operator has changed the tail's data.
 func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, prio int) (number int64, err error) {
 	names, err := inc.Names(ctx, o.dir)
 	number = -1
@@ -393,7 +393,7 @@ func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, pri
 	return number, err
 }
 
-// assemble sets g.steps and g.tails.
+// The method `assemble` sets g.steps and g.tails.
 func (g *posted) assemble(inc *session.Incarnation) error {
 	o := g.o
 	g.tails = make(map[int]*tail)
@@ -455,13 +455,14 @@ func (g *posted) add(op any, c func(*session.Incarnation, error) error) {
 	g.steps = append(g.steps, step{op, c})
 }
 
-// create adds the step that creates an element.
+// The method `create` adds the step that creates an element.
 func (g *posted) create(path string, data []byte, c func(*session.Incarnation, error) error) {
 	g.add(&zk.CreateRequest{Path: path, Data: data, Acl: g.o.m.Config.ACL, Flags: zk.FlagSequence}, c)
 }
 
-// open adds the steps that a bucket needs before it gets elements: a check that it is the newest
-// bucket, or the creation of the next bucket. It returns the tail as it will be after these steps.
+// The method `open` adds the steps that a bucket needs before it gets elements: a check that it is
+// the newest bucket, or the creation of the next bucket. It returns the tail as it will be after
+// these steps.
 func (g *posted) open(prio int) *tail {
 	t, acl := *g.o.tails[prio], g.o.m.Config.ACL
 	path := session.ChildPath(g.o.dir, tailName(prio))
@@ -497,9 +498,9 @@ func (g *posted) open(prio int) *tail {
 	return &t
 }
 
-// missing corrects the tails of o if the newest bucket of a priority does not exist. If another
-// client has deleted the queue, missing forgets all tails. If the queue still exists, another
-// client has deleted only the bucket, and the next transaction must create another bucket.
+// The method `missing` corrects the tails of `o` if the newest bucket of a priority does not exist.
+// If another client has deleted the queue, the method forgets all tails. If the queue still exists,
+// another client has deleted only the bucket, and the next transaction must create another bucket.
 func (o *outbox) missing(inc *session.Incarnation, prio int) error {
 	stat, err := inc.Exists(session.Finishing, o.dir)
 	switch {
@@ -519,8 +520,8 @@ func (o *outbox) forget() { o.tails = nil }
 // idPath returns the path of the note of an ID, by its hash.
 func (q site) idPath(hash string) string { return q.ids + "/" + hash[:2] + "/" + hash[2:] }
 
-// identify adds the steps that write the note of p's ID, if p has one. The note names the bucket of
-// the element.
+// If a parcel has an ID, `identify` adds the steps that write the note of the ID. The note names
+// the bucket of the element.
 func (g *posted) identify(p *parcel, bucket string) {
 	if p.id == "" {
 		return
@@ -539,12 +540,12 @@ func (g *posted) identify(p *parcel, bucket string) {
 	}
 }
 
-// known is the cure for a refusal of the note of p's ID.
+// The method `known` is the cure for a refusal of the note of a parcel's ID.
 func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel, err error) error {
 	switch {
 	case session.IsNoNode(err) && p.stale == nil:
-		// MakeDir creates ids as a persistent znode. If ids were deleted and created again, its
-		// version would be 0 again, and the checks of the version would prove nothing.
+		// MakeDir creates the znode `ids` as a persistent znode. If `ids` were deleted and created
+		// again, its version would be 0 again, and the checks of the version would prove nothing.
 		return inc.MakeDir(ctx, session.Dir{Path: session.ParentPath(g.o.idPath(p.id))})
 	case outrun(err), session.IsNodeExists(err):
 		return g.reread(ctx, inc)
@@ -552,10 +553,10 @@ func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel,
 	return err
 }
 
-// reread reads the notes of all IDs of the group, including the notes that the group replaces. It
-// reads all notes at once, because a concurrent sweep can change one note after another, and each
-// change would make another attempt fail. A parcel whose ID the queue remembers gets the error
-// ErrKnown, and leaves the group.
+// The method `reread` reads the notes of all IDs of the group, including the notes that the group
+// replaces. It reads all notes at once, because a concurrent sweep can change one note after
+// another, and each change would make another attempt fail. A parcel whose ID the queue remembers
+// gets the error ErrKnown, and leaves the group.
 func (g *posted) reread(ctx context.Context, inc *session.Incarnation) error {
 	q := g.o
 	ids, err := inc.Exists(ctx, q.ids)

@@ -26,9 +26,9 @@ import (
 // The deletion itself proves that the transaction was applied: no element's name is used again, and
 // no other client deletes the element while the claimant's mark exists. If a reply is lost, the
 // claimant sends the transaction again. If the servers refuse this attempt, the claimant first
-// writes its mark: from then on, the servers refuse every earlier attempt. Then it looks for the
-// element, and after that for the mark. If the mark exists and the element does not, the claimant
-// itself has deleted the element.
+// writes its mark: from then on, the servers refuse every earlier attempt. Then the claimant looks
+// for the element, and after that for the mark. If the mark exists and the element does not, the
+// claimant itself has deleted the element.
 
 // fateHand is not the fate of an item. An entry with fateHand only records on the board that an
 // item is in hand.
@@ -49,7 +49,7 @@ type item struct {
 	c        *claimant
 	pump     *pump // the pump that offers it
 	data     []byte
-	size     int       // length of data; valid after drop, too
+	size     int       // length of `data`; valid after the method `drop`, too
 	attempts int       // number of deliveries before this claim
 	sent     time.Time // time of the Send, by the servers' clock
 	value    any       // decoded data
@@ -63,14 +63,14 @@ type item struct {
 	back   bool            // a write of the board is under way, and returns the item
 	posted bool            // its fate is carried out
 	final  *entry          // its fate; nil until it is decided
-	then   *entry          // its fate if the servers refuse final, which is a txn; or nil
+	then   *entry          // its fate if the servers refuse `final`, which is a txn; or nil
 	lost   error           // reason of the loss, if the claimant has ended and returned the item
 
-	ctx    context.Context         // context of the claim; nil until the first call of context
+	ctx    context.Context         // context of the claim; nil until the first call of the method `context`
 	cancel context.CancelCauseFunc // ends ctx
 }
 
-// read takes the data and the times of an item from its znode.
+// The method `read` takes the data and the times of an item from its znode.
 func (it *item) read(n session.Node) {
 	it.data, it.size, it.sent = n.Data, len(n.Data), time.UnixMilli(n.Stat.Ctime)
 	it.attempts += int(it.tries) + int(n.Stat.Version) // an earlier engine counted attempts by the znode's version
@@ -79,7 +79,7 @@ func (it *item) read(n session.Node) {
 	}
 }
 
-// drop forgets the data. No caller needs it after the fate is carried out.
+// The method `drop` forgets the data. No caller needs the data after the fate is carried out.
 func (it *item) drop() { it.data, it.value = nil, nil }
 
 // An entry is the fate of an item, or a note that an item is in hand.
@@ -93,7 +93,7 @@ type entry struct {
 	wait   time.Duration // time between the last refusal and this attempt; 0 before a refusal
 	alone  bool          // the entry needs a transaction of its own
 	done   chan struct{}
-	err    error // read it only after done is closed
+	err    error // read it only after `done` is closed
 }
 
 func (e *entry) close(err error) {
@@ -101,7 +101,8 @@ func (e *entry) close(err error) {
 	close(e.done)
 }
 
-// tried returns the number of deliveries of the item. It includes this delivery if e.bump is set.
+// The method `tried` returns the number of deliveries of the item. It includes this delivery if
+// e.bump is set.
 func (e *entry) tried() int {
 	if e.bump {
 		return e.item.attempts + 1
@@ -109,8 +110,9 @@ func (e *entry) tried() int {
 	return e.item.attempts
 }
 
-// decide gives an item the fate of e, unless an earlier call has decided the fate. It returns the
-// entry with the decided fate. If that fate is the fate of e, ok is true.
+// The method `decide` gives an item the fate of `e`, unless an earlier call has decided the fate.
+// It returns the entry with the decided fate. If that fate is the fate of `e`, the result `ok` is
+// true.
 func (c *claimant) decide(it *item, e entry) (_ *entry, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -152,7 +154,7 @@ func (c *claimant) sendLocked(e *entry) {
 	}
 }
 
-// handed records that the program has taken an item and will settle it.
+// The method `handed` records that the program has taken an item and will settle it.
 func (c *claimant) handed(it *item) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -177,7 +179,7 @@ func (c *claimant) leaveLocked(it *item) {
 	}
 }
 
-// context returns the context of a claim.
+// The method `context` returns the context of a claim.
 func (c *claimant) context(it *item) context.Context {
 	c.lost()
 	c.mu.Lock()
@@ -191,7 +193,7 @@ func (c *claimant) context(it *item) context.Context {
 	return it.ctx
 }
 
-// run settles the entries in c.queue until there are none.
+// The method `run` settles the entries in c.queue until there are none.
 func (c *claimant) run() {
 	for {
 		es := c.next500()
@@ -227,8 +229,8 @@ func (c *claimant) next500() []*entry {
 	return es
 }
 
-// settle carries out entries in one transaction. If the servers refuse an entry, settle cures the
-// cause or leaves the entry out, and sends the rest again.
+// The method `settle` carries out entries in one transaction. If the servers refuse an entry,
+// `settle` cures the cause or leaves the entry out. Then it sends the transaction again.
 func (c *claimant) settle(es []*entry) {
 	open := false // the servers may have applied an attempt without a reply, or may apply it later
 	for try := 0; len(es) > 0; {
@@ -281,7 +283,7 @@ func (c *claimant) settle(es []*entry) {
 				c.orphaned(es, false)
 				return
 			}
-		case i < 0 && len(es) > 1: // settle next sends each alone, to find the faulty entry
+		case i < 0 && len(es) > 1: // the next calls of `settle` send each entry alone, to find the faulty entry
 			c.mu.Lock()
 			for _, e := range es {
 				e.alone = true
@@ -309,9 +311,9 @@ func (c *claimant) settle(es []*entry) {
 	}
 }
 
-// attempt sends a transaction once. Its second result is true if open is set, or if this attempt
-// has no reply: the servers may have applied an attempt without a reply, even if the session has
-// ended.
+// The method `attempt` sends a transaction once. Its second result is true if `open` is set, or if
+// this attempt has no reply: the servers may have applied an attempt without a reply, even if the
+// session has ended.
 func (c *claimant) attempt(ops []any, open bool) (rs []zk.MultiResponse, _ bool, err error) {
 	p, err := c.inc.StartMulti(session.Finishing, ops)
 	if err != nil {
@@ -326,8 +328,8 @@ func isOver(err error) bool {
 	return errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrClosed)
 }
 
-// steps returns the operations that carry out entries. owners has the entry to which each operation
-// belongs.
+// The method `steps` returns the operations that carry out entries. The result `owners` has the
+// entry to which each operation belongs.
 func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error) {
 	var e *entry
 	add := func(op any, cure func(*session.Incarnation, error) error) {
@@ -378,9 +380,9 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 	return steps, owners, nil
 }
 
-// applied returns true if an attempt without a reply was applied. If it returns false, the servers
-// will not apply such an attempt later. If the transaction has written the mark, zxid is the zxid
-// of the transaction.
+// The method `applied` returns true if an attempt without a reply was applied. If it returns false,
+// the servers will never apply such an attempt. If the transaction has written the mark, the result
+// `zxid` is the zxid of the transaction.
 func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
 	if n, err := c.look(session.Finishing, c.path()); err != nil {
 		return false, 0, err
@@ -398,8 +400,8 @@ func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
 	if err != nil || there > 0 {
 		return false, 0, err
 	}
-	// The elements do not exist. If the mark still exists, c has deleted them. If the mark does not
-	// exist, another client may have claimed and deleted them.
+	// The elements do not exist. If the mark still exists, this claimant has deleted the elements.
+	// If the mark does not exist, another client may have claimed and deleted them.
 	stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
 	if err == nil && stat == nil {
 		c.lose(c.inc.Deleted())
@@ -422,8 +424,9 @@ func (c *claimant) thereOf(inc *session.Incarnation, paths []string) (there int,
 	return there, err
 }
 
-// removed closes the entries of an applied transaction. rs are its responses. If the reply was
-// lost, rs is nil, and zxid is the zxid of the transaction.
+// The method `removed` closes the entries of an applied transaction. The argument `rs` has the
+// responses to the transaction. If the reply was lost, `rs` is nil, and `zxid` is the zxid of the
+// transaction.
 func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 	fates := map[string][]*item{}
 	for _, e := range es {
@@ -456,9 +459,10 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 	}
 }
 
-// refuse handles an entry that the servers have refused. They have applied none of its operations.
-// A refused txn fails: its item stays in hand, and the fate of the item is open again. Every other
-// fate stays decided, and the claimant tries it again, because the servers may allow it later.
+// The method `refuse` handles an entry that the servers have refused. They have applied none of its
+// operations. A refused txn fails: its item stays in hand, and the fate of the item is open again.
+// Every other fate stays decided, and the claimant tries to carry it out again, because the servers
+// may then allow it.
 func (c *claimant) refuse(e *entry, err error) {
 	c.mu.Lock()
 	missing := err == errMissing
@@ -500,7 +504,7 @@ func (c *claimant) refuseLocked(e *entry, err error) {
 	next := *e
 	next.alone = true
 	next.wait = min(max(2*e.wait, retryAfter), time.Minute)
-	if e.fate != fateHand { // with fateHand, the consumer still waits: it offers the item only after its note is written
+	if e.fate != fateHand { // with fateHand, the consumer still waits: it offers the item only after the item's note is written
 		next.done = make(chan struct{})
 		e.item.final = &next
 		e.close(err)
@@ -516,9 +520,10 @@ func (c *claimant) refuseLocked(e *entry, err error) {
 	})
 }
 
-// orphaned closes entries whose claims were lost before a result was known. If open is set, an
-// attempt may have been applied. Then orphaned waits until the mark is deleted. From then on, the
-// servers apply no transaction of this claimant, and orphaned looks for the elements.
+// The method `orphaned` closes entries whose claims were lost before a result was known. If `open`
+// is set, an attempt may have been applied. In this case, `orphaned` waits until the mark is
+// deleted. From then on, the servers apply no transaction of this claimant, and the method looks
+// for the elements.
 func (c *claimant) orphaned(es []*entry, open bool) {
 	if !open {
 		c.closeAll(es, c.loss())
@@ -563,7 +568,7 @@ func opAt(steps []step, i int) any {
 
 var errNotApplied = errors.New("zsync: BUG: it was not applied")
 
-// loss returns the reason of the loss. Call it only if the claims are lost.
+// The method `loss` returns the reason of the loss. Call it only if the claims are lost.
 func (c *claimant) loss() error { return cmp.Or(c.lost(), c.inc.Loss()) }
 
 func (c *claimant) closeAll(es []*entry, err error) {
@@ -589,8 +594,9 @@ func (c *claimant) settleNow(ctx context.Context, it *item, model entry) (e *ent
 	}
 }
 
-// await waits until a fate is carried out. For Return and Later, it waits no longer than
-// ReleaseTime, and only while there is a connection: the caller does not need the result.
+// The method `await` waits until a fate is carried out. If the fate is Return or Later, it waits no
+// longer than ReleaseTime, and only while there is a connection: the caller does not need the
+// result.
 func (c *claimant) await(ctx context.Context, e *entry) error {
 	var down <-chan struct{}
 	var limit <-chan time.Time

@@ -13,8 +13,8 @@ import (
 // this client read, and elements that do not decode, after several others in a row that did not
 // decode. dead.go stores dead letters.
 
-// skipFor is the time for which a consumer skips an element. Within that time, an operator may
-// repair the cause.
+// A consumer skips an element for the time skipFor. Within that time, an operator may repair the
+// cause.
 const skipFor = time.Minute
 
 // maxMisfits is the largest number of elements in a row that become dead letters because they do
@@ -68,7 +68,7 @@ func (s *Skipper) Skipped(b string, n int32) bool {
 	return time.Now().Before(x.until) && (x.whole || x.hidden.has(n) || x.misfits.has(n))
 }
 
-// Left returns true if an element is skipped only because the element did not decode.
+// Left returns true if a consumer skips an element only because the element did not decode.
 func (s *Skipper) Left(b string, n int32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,8 +91,8 @@ func (s *Skipper) Next() (at time.Time) {
 	return at
 }
 
-// Fits is called when an element has decoded. That shows that the misfits are at fault, and not the
-// consumer. So Fits ends the skips of misfits.
+// Fits is called when an element has decoded. That success shows that the misfits are at fault, and
+// not the consumer. So Fits ends the skips of misfits.
 func (s *Skipper) Fits() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,7 +117,7 @@ func (s *Skipper) Misfit(b string, n int32, fault error) error {
 		return nil
 	}
 	// Misfit holds the mutex until the skip is recorded. Otherwise, another goroutine could call
-	// Fits first, and the new skip would survive that call.
+	// `Fits` first, and the new skip would survive that call.
 	s.skipLocked(b, n, true)
 	quiet := !s.told.IsZero() && time.Since(s.told) < skipFor
 	if !quiet {
@@ -132,8 +132,8 @@ func (s *Skipper) Misfit(b string, n int32, fault error) error {
 }
 
 // Unreadable is called with the error of a read. If the servers refuse to let the client read the
-// znode, it returns true, and consumers skip the element or bucket from then on. A znode that does
-// not exist is not skipped.
+// znode, Unreadable returns true, and consumers skip the element or bucket from then on. A znode
+// that does not exist is not skipped.
 func (s *Skipper) Unreadable(b string, n int32, name string, err error) bool {
 	if err == nil || session.IsNoNode(err) || session.OutcomeOf(err) != session.Answered {
 		return false

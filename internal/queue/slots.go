@@ -22,7 +22,8 @@ type slots struct {
 // maxSlots is the largest number of remembered slots.
 const maxSlots = 1000
 
-// bucket returns the path of a bucket of a slot. It creates a bucket if it finds none with room.
+// The method `bucket` returns the path of a bucket of a slot. It creates a bucket if it finds none
+// with room.
 func (s *slots) bucket(inc *session.Incarnation, at slot) (path string, err error) {
 	ctx := session.Finishing
 	s.mu.Lock()
@@ -76,8 +77,8 @@ func (s *slots) forget(at slot) {
 	delete(s.known, at)
 }
 
-// cure returns the cure for a transaction that the servers refuse because the bucket of a slot was
-// deleted.
+// The method `cure` returns the cure for a transaction that the servers refuse because the bucket
+// of a slot was deleted.
 func (s *slots) cure(at slot) func(*session.Incarnation, error) error {
 	return when(session.IsNoNode, func(*session.Incarnation) error {
 		s.forget(at)
@@ -85,8 +86,8 @@ func (s *slots) cure(at slot) func(*session.Incarnation, error) error {
 	})
 }
 
-// learn is called with the path of each znode that a transaction has created. If the path shows
-// that a bucket is full, learn forgets the bucket.
+// The method `learn` is called with the path of each znode that a transaction has created. If the
+// path shows that a bucket is full, `learn` forgets the bucket.
 func (s *slots) learn(path string) {
 	dir, name := session.ParentPath(path), session.BaseName(path)
 	b, ok := parseBucket(session.BaseName(dir))

@@ -14,7 +14,7 @@ import (
 type span struct{ a, b int32 }
 
 // A spans value is a set of non-negative numbers. Its spans are in order, and no two of them
-// overlap or touch. It is never changed in place.
+// overlap or touch. A spans value is never changed in place.
 type spans []span
 
 func (s spans) has(n int32) bool {
@@ -27,11 +27,11 @@ func (s spans) has(n int32) bool {
 	return found
 }
 
-// covers reports whether s has every number from 0 to n.
+// The method `covers` reports whether the set has every number from 0 to `n`.
 func (s spans) covers(n int32) bool { return n < 0 || len(s) > 0 && s[0].a == 0 && s[0].b >= n }
 
-// setOf returns the set of the numbers in all. The spans in all can be in any order. setOf sorts
-// all in place, and the result uses the memory of all.
+// setOf returns the set of the numbers in `all`. The spans in `all` can be in any order. setOf
+// sorts `all` in place, and the result uses the memory of `all`.
 func setOf(all []span) spans {
 	slices.SortFunc(all, func(x, y span) int { return cmp.Compare(x.a, y.a) })
 	s := all[:0]
@@ -54,17 +54,17 @@ func spansOf(numbers []int32) spans {
 	return setOf(all)
 }
 
-// union returns the set of all numbers in s and in t. It adds all spans of t at once, and so copies
-// s only once.
+// The method `union` returns the set of all numbers in `s` and in `t`. It adds all spans of `t` at
+// once, and so copies `s` only once.
 func (s spans) union(t spans) spans { return setOf(slices.Concat(s, t)) }
 
-// minus returns the numbers of s that are not in t. It needs one pass.
+// The method `minus` returns the numbers of `s` that are not in `t`. It needs one pass.
 func (s spans) minus(t spans) (u spans) {
 	for _, x := range s {
 		for len(t) > 0 && t[0].b < x.a {
 			t = t[1:]
 		}
-		rest := t // its last span may overlap the next span of s
+		rest := t // the last span of `rest` may overlap the next span of `s`
 		for ; len(rest) > 0 && rest[0].a <= x.b; rest = rest[1:] {
 			if rest[0].a > x.a {
 				u = append(u, span{x.a, rest[0].a - 1})
@@ -82,7 +82,7 @@ func (s spans) minus(t spans) (u spans) {
 	return u
 }
 
-// String returns s as text, for example 0-127,130.
+// String returns the set as text, for example 0-127,130.
 func (s spans) String() string {
 	var b strings.Builder
 	for i, x := range s {
@@ -98,8 +98,8 @@ func (s spans) String() string {
 	return b.String()
 }
 
-// parseSpans parses the result of String. It ignores text that it does not understand, because an
-// operator may have written that text.
+// parseSpans parses the result of the method String. It ignores text that it does not understand,
+// because an operator may have written that text.
 func parseSpans(text string) spans {
 	var all []span
 	for part := range strings.SplitSeq(text, ",") {

@@ -18,7 +18,7 @@ import (
 const maxCounts = 20
 
 // Len counts the elements until two counts in a row are equal. Then the queue had that length at a
-// moment between the two. If the queue changes all the time, Len returns the last count.
+// moment between these two counts. If the queue changes all the time, Len returns the last count.
 func (q *core) Len(ctx context.Context) (n int, err error) {
 	return synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (n int, err error) {
 		var before []tally
@@ -107,7 +107,7 @@ func (q *core) countLots(ctx context.Context, inc *session.Incarnation, lots []*
 	return owned, nil
 }
 
-// owner returns the mark that has claimed a number, or "".
+// The method `owner` returns the mark that has claimed a number, or "".
 func (t *lot) owner(n int32) string {
 	for mark, h := range t.board.lines {
 		if h.claimed.has(n) {
@@ -117,7 +117,7 @@ func (t *lot) owner(n int32) string {
 	return ""
 }
 
-// countFront reads the attempts and the age of the first element of front that still exists.
+// countFront reads the attempts and the age of the first element of `front` that still exists.
 func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front []element, st *Totals) error {
 	for _, e := range front {
 		stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.key()))
@@ -125,7 +125,7 @@ func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front [
 			return err
 		}
 		if stat == nil {
-			continue // a consumer has removed it since the listing
+			continue // a consumer has removed the element since the listing
 		}
 		st.Attempts = max(st.Attempts, int(stat.Version))
 		if t := time.UnixMilli(stat.Ctime); st.Oldest.IsZero() || t.Before(st.Oldest) {
@@ -136,8 +136,8 @@ func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front [
 	return nil
 }
 
-// holders returns the consumers with claims, the most claims first. owned has the number of claims
-// of each mark.
+// The method `holders` returns the consumers with claims, the most claims first. The argument
+// `owned` has the number of claims of each mark.
 func (q *core) holders(ctx context.Context, inc *session.Incarnation, owned map[string]int) (hs []Holder, err error) {
 	marks := slices.Sorted(maps.Keys(owned))
 	paths := make([]string, len(marks))
@@ -152,13 +152,13 @@ func (q *core) holders(ctx context.Context, inc *session.Incarnation, owned map[
 	return hs, err
 }
 
-// Pause keeps all consumers from claiming elements, until Resume.
+// Pause keeps all consumers from claiming elements, until `Resume` is called.
 //
 // While the znode "paused" exists, the servers refuse every claim, because the transaction of each
 // claim creates and deletes that znode. So no claim is applied after Pause, even if a consumer's
 // server lags. A search also looks for the znode, but only to save requests. Consumers that find no
-// free element wait in their line, and need no event when a pause begins. Resume deletes the znode
-// and rings the bell in one transaction, so it always wakes the first of these consumers.
+// free element wait in their line, and need no event when a pause begins. `Resume` deletes the
+// znode and rings the bell in one transaction, so it always wakes the first of these consumers.
 func (q *core) Pause(ctx context.Context) error {
 	for {
 		err := q.m.During(ctx, func(inc *session.Incarnation) error {
@@ -186,7 +186,7 @@ func (q *core) Pause(ctx context.Context) error {
 	}
 }
 
-// Resume ends a Pause.
+// Resume ends a pause.
 func (q *core) Resume(ctx context.Context) error {
 	_, err := q.commit(ctx, []any{q.unpaused()[1], ring(q.dir)})
 	if session.IsNoNode(err) {

@@ -10,24 +10,26 @@ import (
 // This file has the parts from which the other files build transactions: operations, each with a
 // cure in case the servers refuse it. It sends no request.
 
-// ring returns the operation that rings the bell: it writes the queue's znode, which wakes waiting
-// consumers.
+// The function `ring` returns the operation that rings the bell: the operation writes the queue's
+// znode, and that write wakes waiting consumers.
 func ring(dir string) *zk.SetDataRequest {
 	return &zk.SetDataRequest{Path: dir, Data: []byte(marks.Dir), Version: -1}
 }
 
-// unpaused returns two operations for a transaction. While the queue is paused, the servers refuse
-// them. While it is not paused, they have no effect.
+// The method `unpaused` returns two operations for a transaction. While the queue is paused, the
+// servers refuse them. While the queue is not paused, they have no effect.
 func (q site) unpaused() []any {
 	path := session.ChildPath(q.dir, pausedName)
 	return []any{&zk.CreateRequest{Path: path, Acl: q.m.Config.ACL}, &zk.DeleteRequest{Path: path, Version: -1}}
 }
 
-// ours returns true if the data of the queue's znode is empty, or only zsync's mark of a parent
-// znode. A producer refuses a path with other data, because the bell would overwrite that data.
+// The function `ours` returns true if the data of the queue's znode is empty, or only zsync's mark
+// of a parent znode. A producer refuses a path with other data, because the bell would overwrite
+// that data.
 func ours(data []byte) bool { return len(marks.Unmark(data)) == 0 }
 
-// outrun reports whether another client was faster: a znode does not exist, or its version is new.
+// The function `outrun` reports whether another client was faster: a znode does not exist, or its
+// version is new.
 func outrun(err error) bool { return session.IsNoNode(err) || session.IsBadVersion(err) }
 
 // A step is an operation of a transaction. If the servers refuse the transaction because of this
@@ -41,8 +43,8 @@ type step struct {
 
 func incurable(_ *session.Incarnation, err error) error { return err }
 
-// The function when returns a cure. The cure calls f if is(err) is true, and returns err if is(err)
-// is false.
+// The function `when` returns a cure. The cure calls `f` if `is(err)` is true, and returns `err` if
+// `is(err)` is false.
 func when(is func(err error) bool, f func(inc *session.Incarnation) error) func(*session.Incarnation, error) error {
 	return func(inc *session.Incarnation, err error) error {
 		if is(err) {

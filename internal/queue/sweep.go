@@ -16,13 +16,13 @@ import (
 // This file deletes znodes that no client needs: receipts of crashed processes, notes of expired IDs
 // and expired dead letters. It does not delete empty buckets or marks.
 
-// A Sweeper deletes the unneeded znodes of a queue, once in sweepEvery, or more often if dead
-// letters expire sooner. A sweep that is due is started by:
+// A Sweeper deletes the unneeded znodes of a queue, once in the time sweepEvery, or more often if
+// dead letters expire in less time. A sweep that is due is started by:
 //
 //   - a consumer at the front of the line, if no element is free,
 //   - a producer, after each transaction,
-//   - Take, if no element is free and dead letters expire,
-//   - a busy consumer, if the sweep is late by sweepEvery.
+//   - a call of Take, if no element is free and dead letters expire,
+//   - a busy consumer, if the sweep is overdue by the time sweepEvery.
 type Sweeper struct {
 	DeadLetters
 	senders, ids string        // empty if the layout has none
@@ -32,27 +32,29 @@ type Sweeper struct {
 	due time.Time // time of the next sweep; guarded by mu
 }
 
-// NewSweeper returns a Sweeper. Dead letters expire after keep; 0 means never.
+// NewSweeper returns a Sweeper. Dead letters expire after the time `keep`; 0 means never.
 func NewSweeper(dead DeadLetters, senders, ids string, keep time.Duration) *Sweeper {
 	return &Sweeper{DeadLetters: dead, senders: senders, ids: ids, keep: keep, due: time.Now()}
 }
 
 const (
-	// After a sweep, the next sweep of the same process is due in sweepEvery at the latest.
+	// After a sweep, the next sweep of the same process is due after the time sweepEvery, or
+	// earlier.
 	sweepEvery = 6 * time.Hour
 
 	// sweepAtOnce is the largest number of notes that a transaction deletes.
 	sweepAtOnce = 500
 )
 
-// Next returns when the next sweep is due.
+// Next returns the time at which the next sweep is due.
 func (s *Sweeper) Next() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.due
 }
 
-// begin returns true if the next sweep is overdue by late or more. Then the caller must sweep.
+// The method `begin` returns true if the next sweep is overdue by the time `late` or more. Then
+// the caller must sweep.
 func (s *Sweeper) begin(late time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -64,15 +66,15 @@ func (s *Sweeper) begin(late time.Duration) bool {
 	return true
 }
 
-// again is called after a sweep was interrupted. It makes the next sweep due now.
+// The method `again` is called after a sweep was interrupted. It makes the next sweep due now.
 func (s *Sweeper) again() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.due = time.Now()
 }
 
-// Sweep sweeps in the background, if the next sweep is overdue by late or more. If the servers
-// refuse a deletion, the next sweep tries again.
+// Sweep sweeps in the background, if the next sweep is overdue by the time `late` or more. If the
+// servers refuse a deletion, the next sweep tries again.
 func (s *Sweeper) Sweep(inc *session.Incarnation, late time.Duration) {
 	if !s.begin(late) {
 		return
@@ -87,9 +89,9 @@ func (s *Sweeper) Sweep(inc *session.Incarnation, late time.Duration) {
 	})
 }
 
-// read reads the children of dir. It leaves out a child if of(name) is false for its name. Before
-// it reads the children, it writes dir. The result now is the Stat from that write: its Mtime is
-// the servers' time.
+// The method `read` reads the children of `dir`. It leaves out a child if `of(name)` is false for
+// the child's name. Before it reads the children, it writes `dir`. The result `now` is the Stat
+// from that write: the Mtime of that Stat is the servers' time.
 func (s *Sweeper) read(ctx context.Context, inc *session.Incarnation, dir string, of func(name string) bool) (paths []string, nodes []session.Node, now *zk.Stat, err error) {
 	names, err := inc.Names(ctx, dir)
 	for _, name := range names {
@@ -106,21 +108,21 @@ func (s *Sweeper) read(ctx context.Context, inc *session.Incarnation, dir string
 	return paths, nodes, now, err
 }
 
-// sweepIDs deletes the notes of expired IDs. It must not delete a note that has changed since it
-// was read. Two checks prevent that. First, each deletion names the version of the note, which
-// changes if a producer writes the note. Second, each transaction checks the version of the shard,
-// the parent znode of the note. If another sweep has deleted the note, and a producer has created
-// it again, that sweep has written the shard.
+// sweepIDs deletes the notes of expired IDs. It must not delete a note that has changed since
+// sweepIDs read the note. Two checks prevent that. First, each deletion names the version of the
+// note, which changes if a producer writes the note. Second, each transaction checks the version
+// of the shard, the parent znode of the note. If another sweep has deleted the note, and a
+// producer has created the note again, that sweep has written the shard.
 //
-// A SendID that finds a note also writes the shard, to read the servers' time. After any write of
-// the shard, the remaining notes of the shard wait for the next sweep.
+// A call of SendID that finds a note also writes the shard, to read the servers' time. After any
+// write of the shard, the remaining notes of the shard wait for the next sweep.
 func (s *Sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
 	if s.ids == "" {
 		return nil
 	}
 	shards, stat, err := inc.Children(ctx, s.ids)
-	// In half of sweepEvery, the sweep of one process is enough. This machine's clock is exact
-	// enough to measure that time.
+	// In half of the time sweepEvery, the sweep of one process is enough. This machine's clock
+	// is exact enough to measure that time.
 	if err != nil || time.Since(time.UnixMilli(stat.Mtime)) < sweepEvery/2 {
 		return err
 	}
@@ -140,9 +142,9 @@ func (s *Sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error 
 			}
 		}
 		for some := range slices.Chunk(old, sweepAtOnce) {
-			// The write gives ids a new version. A producer that replaces a note checks the version
-			// of ids. So if a producer has read one of these notes, the servers refuse its
-			// transaction.
+			// The write gives the znode `ids` a new version. A producer that replaces a note checks
+			// that version. So if a producer has read one of these notes, the servers refuse the
+			// producer's transaction.
 			ops := []any{&zk.CheckVersionRequest{Path: dir, Version: now.Version}, &zk.SetDataRequest{Path: s.ids, Version: -1}}
 			_, err := inc.Multi(ctx, append(ops, some...)...)
 			if session.OutcomeOf(err) != session.Answered {
@@ -180,13 +182,14 @@ func (s *Sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 	return nil
 }
 
-// abandoned returns a function, which deletes each receipt in dir that no client has written for
-// session.SweptAfter. A running process writes its receipt in each transaction, and deletes the
-// receipt a moment after the last transaction. So only a process that was cut off for that long
-// finds its receipt deleted. Then its call returns an error that says that the outcome is unknown.
+// The method `abandoned` returns a function that deletes old receipts in `dir`. A receipt is old
+// if no client has written it during the time session.SweptAfter. A running process writes its
+// receipt in each transaction, and deletes the receipt a moment after the last transaction. So
+// only a process that was cut off for that time finds its receipt deleted. In this case, the call
+// of the process returns an error that says that the outcome is unknown.
 //
-// Each deletion names the version that was read. If the process writes its receipt after that, the
-// servers refuse the deletion.
+// Each deletion names the version that was read. If the process writes its receipt after that
+// read, the servers refuse the deletion.
 func (s *Sweeper) abandoned(dir string) func(ctx context.Context, inc *session.Incarnation) error {
 	return func(ctx context.Context, inc *session.Incarnation) error {
 		if dir == "" {

@@ -28,8 +28,8 @@ func (q *core) Take(ctx context.Context) (*Element, error) {
 	}
 }
 
-// takeOne is one attempt of Take. If again is true, Take must try again: the element has become a
-// dead letter, or the claim was lost before the removal.
+// takeOne is one attempt of Take. If the result `again` is true, Take must try again: the element
+// has become a dead letter, or the claim was lost before the removal.
 func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) {
 	it, err := q.seize(ctx)
 	if err != nil || it == nil {
@@ -48,8 +48,7 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 	}
 	e = &Element{ID: it.id(), Data: it.data, Value: it.value, Sent: it.sent, Attempts: it.attempts}
 	// The removal is a txn, so it fails if the servers refuse it. Without the txn, the claimant
-	// would try a refused removal again later, and would remove an element that the caller does not
-	// get.
+	// would try a refused removal again, and would remove an element that the caller does not get.
 	removal, err := c.settleNow(ctx, it, entry{fate: Remove, alone: true, with: &txn{load: &load{m: q.m}}})
 	switch {
 	case err == nil, session.IsNoNode(err):
@@ -76,7 +75,8 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 	return nil, false, err
 }
 
-// seize claims the first free element and reads it. If no element is free, it returns nil.
+// The method `seize` claims the first free element and reads it. If no element is free, it
+// returns nil.
 func (q *core) seize(ctx context.Context) (it *item, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) error {
 		if err := q.vet(ctx, inc); err != nil {
@@ -189,7 +189,7 @@ func (q *core) Peek(ctx context.Context) (*Element, error) {
 				data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.key()))
 				switch {
 				case session.IsNoNode(err) && i < len(f.es)-1:
-					continue // a consumer has removed it since the search
+					continue // a consumer has removed the element since the search
 				case session.IsNoNode(err):
 				case q.skips.Unreadable(e.bucket, e.seq, e.key(), err):
 				case err != nil:
@@ -215,11 +215,11 @@ func (q *core) Requeue(ctx context.Context, d *Letter) error {
 	return q.out.send(p)
 }
 
-// A row is an element in the state that List yields.
+// A row is an element that `List` may yield.
 type row struct {
 	element
 	Listed
-	mark string // of Claimed
+	mark string // if the state is Claimed: the mark of the claim
 }
 
 // pageSize is the number of elements that List reads at once.
@@ -262,7 +262,7 @@ func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 	}
 }
 
-// rows lists the elements of a bucket in a state.
+// The method `rows` lists the elements of a bucket in a state.
 func (q *core) rows(ctx context.Context, inc *session.Incarnation, b bucket, s Status) (rows []row, err error) {
 	lots, err := q.lots(ctx, inc, []bucket{b})
 	if err == nil {
@@ -292,7 +292,8 @@ func (q *core) rows(ctx context.Context, inc *session.Incarnation, b bucket, s S
 	return rows, nil
 }
 
-// fill reads the elements of rows, and the names of their consumers. It leaves out removed elements.
+// The method `fill` reads the elements of `rows`, and the names of their consumers. It leaves out
+// removed elements.
 func (q *core) fill(ctx context.Context, inc *session.Incarnation, rows []row) (ls []Listed, err error) {
 	var paths, marks []string
 	for _, r := range rows {

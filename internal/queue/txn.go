@@ -14,15 +14,15 @@ import (
 // This file applies a program's own operations, and its sends to queues, in one transaction: all or
 // none. settle.go removes elements, and send.go stores them.
 
-// A txn is the operations that a transaction applies together with the removal of an element. Until
-// the transaction is applied, the element stays in hand: a refused txn changes nothing.
+// A txn has the operations that a transaction applies together with the removal of an element.
+// Until the transaction is applied, the element stays in hand: a refused txn changes nothing.
 type txn struct {
 	*load
 	at int                // index of its first operation in the transaction
 	rs []zk.MultiResponse // responses to the program's operations
 }
 
-// A load is the operations and sends of a program in one transaction.
+// A load has the operations and sends of a program in one transaction.
 type load struct {
 	m     *session.Manager
 	ops   []any       // the program's own operations, with paths as the servers know them
@@ -44,8 +44,8 @@ type shipment struct {
 	at int   // index of its first step in the load
 }
 
-// newLoad returns the load of ops. Each of ops is a request for go-zookeeper's Multi, or an
-// *Outgoing. newLoad fails if the operations need more than limit bytes.
+// newLoad returns the load of `ops`. Each element of `ops` is a request for go-zookeeper's Multi,
+// or an *Outgoing. newLoad fails if the operations need more than `limit` bytes.
 func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *load, err error) {
 	x = &load{m: m}
 	for i, op := range ops {
@@ -76,7 +76,8 @@ func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *
 	return x, err
 }
 
-// send adds the parcel p to the load. The operation with index op sends p to q.
+// The method `send` adds the parcel `p` to the load. The operation with the index `op` sends `p` to
+// `q`.
 func (x *load) send(q *core, p *parcel, op int) {
 	x.size += p.size
 	i := slices.IndexFunc(x.sends, func(s *shipment) bool { return s.q.dir == q.dir })
@@ -90,8 +91,8 @@ func (x *load) send(q *core, p *parcel, op int) {
 	}
 }
 
-// awaitRoom waits until there is room in all queues. home is the path of the queue whose element
-// the transaction removes, or "". That queue needs room for one element fewer.
+// awaitRoom waits until there is room in all queues. The argument `home` is the path of the queue
+// whose element the transaction removes, or "". That queue needs room for one element fewer.
 func (x *load) awaitRoom(ctx context.Context, home string) error {
 	for _, s := range x.sends {
 		p := &parcel{}
@@ -111,7 +112,7 @@ func (x *load) awaitRoom(ctx context.Context, home string) error {
 	return nil
 }
 
-// steps returns the steps of one attempt.
+// The method `steps` returns the steps of one attempt.
 func (x *load) steps(inc *session.Incarnation) (steps []step, err error) {
 	for _, op := range x.ops {
 		steps = append(steps, step{op, incurable})
@@ -126,8 +127,8 @@ func (x *load) steps(inc *session.Incarnation) (steps []step, err error) {
 	return steps, nil
 }
 
-// answered is called with the responses to the steps, after the load was applied. It returns the
-// responses to the program's operations.
+// The method `answered` is called with the responses to the steps, after the load was applied. It
+// returns the responses to the program's operations.
 func (x *load) answered(rs []zk.MultiResponse) []zk.MultiResponse {
 	for _, s := range x.sends {
 		s.learn(rs[s.at : s.at+len(s.posted.steps)])
@@ -135,7 +136,7 @@ func (x *load) answered(rs []zk.MultiResponse) []zk.MultiResponse {
 	return x.m.BareResponses(rs[:len(x.ops)])
 }
 
-// add adds the steps of x to a transaction.
+// The method `add` adds the steps of `x` to a transaction.
 func (x *txn) add(inc *session.Incarnation, at int, add func(any, func(*session.Incarnation, error) error)) error {
 	steps, err := x.steps(inc)
 	x.at, x.rs = at, nil
@@ -176,11 +177,11 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 	return nil, err
 }
 
-// Through applies ops. Each operation is a request for go-zookeeper's Multi, or an *Outgoing.
-// Through calls commit, which must apply its argument in one transaction. The paths in that
-// argument are the program's. If the servers refuse the transaction, commit's responses must show
-// which operation they have refused. Through returns the response to each operation that is not an
-// *Outgoing.
+// Through applies `ops`. Each operation is a request for go-zookeeper's Multi, or an *Outgoing.
+// Through calls the function `commit`, which must apply its argument in one transaction. The paths
+// in that argument are the program's. If the servers refuse the transaction, the responses that
+// `commit` returns must show which operation they have refused. Through returns the response to
+// each operation that is not an *Outgoing.
 func Through(ctx context.Context, m *session.Manager, ops []any, commit func(ops []any) ([]zk.MultiResponse, error)) ([]zk.MultiResponse, error) {
 	x, err := newLoad(ctx, m, ops, session.MaxPacket)
 	if err == nil {
@@ -200,7 +201,7 @@ func Through(ctx context.Context, m *session.Manager, ops []any, commit func(ops
 		}
 		rs, err := commit(bare(m, opsOf(steps)))
 		if err == nil {
-			for i := range rs { // answered expects the servers' paths
+			for i := range rs { // the method `answered` expects the servers' paths
 				if rs[i].String != "" {
 					rs[i].String = m.Full(rs[i].String)
 				}
@@ -220,7 +221,7 @@ func Through(ctx context.Context, m *session.Manager, ops []any, commit func(ops
 	}
 }
 
-// bare returns a copy of ops with the program's paths.
+// The function `bare` returns a copy of `ops` with the program's paths.
 func bare(m *session.Manager, ops []any) []any {
 	out := make([]any, len(ops))
 	for i, op := range ops {

@@ -81,7 +81,7 @@ func (d *digest) Next(challenge []byte) ([]byte, error) {
 	return nil, nil
 }
 
-// respond returns the response to a challenge.
+// The method `respond` returns the response to a challenge.
 func (d *digest) respond(given directives) ([]byte, error) {
 	nonce := given.last("nonce")
 	switch alg := given.last("algorithm"); {
@@ -119,7 +119,7 @@ func digestKey(user, realm, password, nonce, cnonce string) string {
 }
 
 // digestResponses returns the client's response and the server's proof. Both are computed in the
-// same way, but the proof without the name of the method.
+// same way, except that the proof leaves out the name of the method.
 func digestResponses(key, nonce, cnonce, service string) (response, proof string) {
 	of := func(method string) string {
 		return hexMD5(key + ":" + nonce + ":00000001:" + cnonce + ":auth:" + hexMD5(method+":"+service))
@@ -132,8 +132,9 @@ func hexMD5(s string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// latin returns s in ISO 8859-1, or in UTF-8 if a character is not in ISO 8859-1. The secret is
-// always computed from this form, even if the charset of the exchange is UTF-8.
+// latin returns `s` in ISO 8859-1. If a character of `s` is not in ISO 8859-1, the result is in
+// UTF-8. The secret is always computed from this form, even if the charset of the exchange is
+// UTF-8.
 func latin(s string) string {
 	b := make([]byte, 0, len(s))
 	for _, r := range s {
@@ -149,10 +150,10 @@ func quote(s string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
 }
 
-// directives maps each name in a challenge to its values, in order.
+// The type `directives` maps each name in a challenge to its values, in order.
 type directives map[string][]string
 
-// last returns the last value of a name, or "".
+// The method `last` returns the last value of a name, or "".
 func (d directives) last(name string) string {
 	if v := d[name]; len(v) > 0 {
 		return v[len(v)-1]
@@ -188,7 +189,8 @@ func parseDirectives(s string) (directives, error) {
 	return d, nil
 }
 
-// unquote returns the text before the closing quote, and the rest after the quote.
+// unquote splits `s` at its closing quote. It returns the text before the quote, and the text after
+// it.
 func unquote(s string) (text, rest string, ok bool) {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {

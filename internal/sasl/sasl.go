@@ -50,20 +50,20 @@ type RefusedError struct{ Err error }
 func (e *RefusedError) Error() string { return e.Err.Error() }
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// Is makes every RefusedError match zk.ErrAuthFailed, the error of refused credentials.
+// Is reports whether `err` is zk.ErrAuthFailed: errors.Is finds that error in every RefusedError.
 func (e *RefusedError) Is(err error) bool { return err == zk.ErrAuthFailed }
 
 // mostRounds is the maximum number of tokens that the client sends in one exchange. If the exchange
 // needs more, it fails. Usual mechanisms need up to four tokens.
 const mostRounds = 20
 
-// grace is the time for which Close waits for a mechanism that does not return.
+// If a mechanism does not return, Close waits for it for the time `grace`.
 const grace = time.Second
 
-// Authenticate makes one exchange. send sends a token to the server and returns the token of the
-// answer, or nil if the answer has no token. If ctx ends first, Authenticate returns. Then the
-// caller must close the connection, so that send returns. In that case, spawn runs a function that
-// waits up to a second until the mechanism has returned.
+// Authenticate makes one exchange. The function `send` sends a token to the server and returns the
+// token of the answer, or nil if the answer has no token. If ctx ends first, Authenticate returns.
+// Then the caller must close the connection, so that `send` returns. In that case, `spawn` runs a
+// function that waits up to a second until the mechanism has returned.
 func (c *Client) Authenticate(ctx context.Context, spawn func(func()), server string, send func(token []byte) ([]byte, error)) error {
 	if c.turn != nil {
 		select {
@@ -80,8 +80,8 @@ func (c *Client) Authenticate(ctx context.Context, spawn func(func()), server st
 			c.turn <- struct{}{}
 		}
 	}()
-	// If both cases are ready, either is correct. Only done reports success. If ctx has ended, the
-	// caller closes the connection, even if the exchange has just succeeded.
+	// If both cases are ready, either is correct. Success comes only through the channel `done`.
+	// If ctx has ended, the caller closes the connection, even if the exchange has just succeeded.
 	select {
 	case err := <-done:
 		if err != nil {

@@ -24,14 +24,14 @@ import (
 // negative.
 var ErrNegativeCounter = errors.New("negative counter")
 
-// Tallies is the set of tallies of one Session. Each pair of path and keep has its
-// own tally. A tally exists while a WaitGroup uses it, and while rememberLocked keeps it.
-// The zero value of Tallies is ready for use.
+// Tallies is the set of tallies of one Session. Each pair of a path and a value of `keep`
+// has its own tally. A tally exists while a WaitGroup uses it, and while rememberLocked
+// keeps it. The zero value of Tallies is ready for use.
 type Tallies struct {
 	m shared.WeakMap[key, Tally]
 }
 
-// Of returns the tally of dir, the path as the server knows it. If keep is true, tasks
+// Of returns the tally of `dir`, a path as the server knows it. If `keep` is true, tasks
 // outlive their session.
 func (ts *Tallies) Of(m *session.Manager, dir string, keep bool) *Tally {
 	return ts.m.Of(key{dir, keep}, &Tally{m: m, all: ts, dir: dir, keep: keep})
@@ -50,10 +50,10 @@ func (ts *Tallies) Kept() int { return ts.m.Kept() }
 //  2. The goroutine takes all changes from the queue. Their callers wait at the same time,
 //     so every order is correct. The goroutine applies additions first.
 //  3. If this process has enough open tasks, the goroutine applies all these changes with
-//     one write: it creates, writes or deletes the znode of this process.
-//  4. If it has too few, the goroutine reads the znodes of other sessions. One transaction
-//     writes or deletes these znodes and the znode of this process. It checks the version
-//     of each znode.
+//     one request, which creates, writes or deletes the znode of this process.
+//  4. If this process has too few open tasks, the goroutine reads the znodes of other
+//     sessions. One transaction writes or deletes these znodes and the znode of this
+//     process. It checks the version of each znode.
 //  5. A change fails if all sessions together have too few open tasks.
 //  6. If the queue has new changes, the goroutine continues with step 2.
 type Tally struct {
@@ -65,10 +65,10 @@ type Tally struct {
 	mu    sync.Mutex
 	queue []*change            // changes that wait for the goroutine; guarded by mu
 	busy  bool                 // whether a goroutine is applying changes; guarded by mu
-	lost  int                  // number of tasks that ended with their session, and for which Done was not called yet; guarded by mu
+	lost  int                  // number of tasks that ended with their session, and for which `Done` was not called yet; guarded by mu
 	why   error                // the reason why the last session with such tasks ended; guarded by mu
-	own   openTasks            // the znode of this process; written with mu held, by the goroutine that applies changes or, if none runs, by submit
-	inc   *session.Incarnation // the session of own's znode; nil without a znode, or if keep is true; written like own
+	own   openTasks            // the znode of this process; written with mu held, by the goroutine that applies changes or, if none runs, by `submit`
+	inc   *session.Incarnation // the session of the znode `own`; nil without a znode, or if `keep` is true; written like `own`
 }
 
 type key struct {
@@ -76,10 +76,10 @@ type key struct {
 	keep bool
 }
 
-// A change is one Add or Done.
+// A change is one call of `Add` or `Done`.
 type change struct {
 	delta     int
-	done      chan struct{} // closed when err is set
+	done      chan struct{} // closed when `err` is set
 	err       error
 	repaid    int  // number of tasks of the change that ended with their session; written like Tally.own
 	abandoned bool // whether the caller's ctx has ended; guarded by Tally.mu
@@ -95,9 +95,9 @@ type openTasks struct {
 	version int32
 }
 
-// Add adds delta, which is not 0, to the counter. If ctx ends first, Add returns the error
-// of ctx. Then a positive delta is not added, or it is taken back. A negative delta may be
-// applied.
+// Add adds `delta`, which is not 0, to the counter. If ctx ends first, Add returns the
+// error of ctx. In this case, a positive `delta` is not added, or it is taken back. A
+// negative `delta` may be applied.
 func (t *Tally) Add(ctx context.Context, delta int) error {
 	c := t.submit(&change{delta: delta})
 	select {
@@ -110,8 +110,8 @@ func (t *Tally) Add(ctx context.Context, delta int) error {
 }
 
 // Done ends one task. If that takes long, Done returns nil and continues in the background.
-// The argument heard is false if the caller will not call Done again after an error. In
-// this case Done also continues after two kinds of error: the servers refuse, or another
+// The argument `heard` is false if the caller will not call Done again after an error. In
+// this case, Done also continues after two kinds of error: the servers refuse, or another
 // program's znode is in the way.
 func (t *Tally) Done(heard bool) error {
 	c := t.submit(&change{delta: -1, insist: true, owed: !heard})
@@ -150,13 +150,13 @@ func (t *Tally) Wait(ctx context.Context) error {
 				return nil
 			}
 			// A znode with such a name and other data is from another program, and may stay
-			// forever. So Wait returns an error, as Count does, and does not wait for that
+			// forever. So Wait returns an error, as `Count` does, and does not wait for that
 			// znode.
 			if _, err := readTasks(ctx, inc, paths); err != nil {
 				return err
 			}
 			// Wait waits until one znode after the other is deleted. So the client gets one
-			// event for each znode. It gets no event for a write that leaves tasks open.
+			// event for each znode. The client gets no event for a write that leaves tasks open.
 			for _, path := range paths {
 				if err := inc.AwaitGone(ctx, path); err != nil {
 					return err
@@ -183,7 +183,7 @@ func (t *Tally) Count(ctx context.Context) (total int, err error) {
 	return total, err
 }
 
-// submit starts the change c (step 1).
+// The method `submit` starts the change `c` (step 1).
 func (t *Tally) submit(c *change) *change {
 	c.done = make(chan struct{})
 	t.mu.Lock()
@@ -206,15 +206,15 @@ func (t *Tally) queueLocked(c *change) {
 	t.queue = append(t.queue, c)
 	if !t.busy {
 		t.busy = true
-		// Done can return before its task has ended. A persistent task, or a task of
-		// another session, does not end with this session. So Close waits until the change
-		// is applied.
+		// `Done` can return before its task has ended. A persistent task, or a task of
+		// another session, does not end with this session. So Close waits until the change is
+		// applied.
 		_, stay := t.m.BeforeClose()
 		t.m.Spawn(func() { defer stay(); t.run() })
 	}
 }
 
-// abandon withdraws the change c, because the ctx of its caller has ended.
+// The method `abandon` withdraws the change `c`, because the ctx of its caller has ended.
 func (t *Tally) abandon(c *change) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -227,20 +227,20 @@ func (t *Tally) abandon(c *change) {
 	select {
 	case <-c.done:
 		t.takeBackLocked(c)
-	default: // the change is being applied, and finish handles it
+	default: // the change is being applied, and `finish` handles it
 	}
 }
 
 // takeBackLocked undoes the additions of a change whose caller got an error. It does not
-// reopen ended tasks, because a Wait may have returned.
+// reopen ended tasks, because a call of Wait may have returned.
 func (t *Tally) takeBackLocked(c *change) {
 	if c.err == nil && c.delta > 0 {
 		t.queueLocked(&change{delta: -c.delta, owed: true, done: make(chan struct{})})
 	}
 }
 
-// owe returns the result of c. If there is no result yet, owe returns nil. From then on, c
-// is tried again after a refusal.
+// The method `owe` returns the result of the change `c`. If there is no result yet, `owe`
+// returns nil. From then on, the change is tried again after a refusal.
 func (t *Tally) owe(c *change) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -251,10 +251,10 @@ func (t *Tally) owe(c *change) error {
 	return nil
 }
 
-// postponeLocked is called with the result err of the changes cs. It returns the changes
-// whose callers get err. The other changes must be tried again. They return to the queue
-// after a delay, or earlier if the Session begins to close. After the Session is closed, no
-// change is tried again.
+// postponeLocked is called with the changes `cs` and their result `err`. It returns the
+// changes whose callers get `err`. The other changes must be tried again. They return to
+// the queue after a delay, or as soon as the Session begins to close. After the Session is
+// closed, no change is tried again.
 func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 	if err == nil || errors.Is(err, ErrNegativeCounter) || session.IsClosed(t.m.Over) {
 		return cs
@@ -279,9 +279,9 @@ func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 		}
 		t.m.Spawn(func() {
 			defer stay()
-			// Close waits for the next attempt, within its usual limit. If the limit ends
-			// at the same instant, select may choose another case. That is harmless: the
-			// attempt fails.
+			// Close waits for the next attempt, within its usual limit. If the limit ends at the
+			// same instant, the `select` may choose another case. That is harmless: the attempt
+			// fails.
 			select {
 			case <-time.After(wait):
 			case <-leaving:
@@ -301,7 +301,7 @@ func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 	return rest
 }
 
-// finish reports the result err to the callers of the changes cs.
+// The method `finish` reports the result `err` to the callers of the changes `cs`.
 func (t *Tally) finish(cs []*change, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -330,13 +330,14 @@ func (t *Tally) forfeitLocked() {
 
 // rememberLocked keeps the tally in memory while it has open tasks of this process, or
 // tasks that ended with their session. The WaitGroup that added a task can be freed before
-// the program calls Done for that task. This Done must not end another task instead.
-// Persistent tasks need no tally in memory, because they belong to no session.
+// the program calls Done for that task. This call of Done must not end another task
+// instead. Persistent tasks need no tally in memory, because they belong to no session.
 func (t *Tally) rememberLocked() {
 	t.all.m.Keep(key{t.dir, t.keep}, t, !t.keep && t.own.count+t.lost > 0)
 }
 
-// repayLocked reduces c by the tasks that have already ended with their session.
+// repayLocked reduces the change `c` by the tasks that have already ended with their
+// session.
 func (t *Tally) repayLocked(c *change) {
 	if c.delta < 0 && t.lost > 0 {
 		n := min(t.lost, -c.delta)
@@ -347,15 +348,15 @@ func (t *Tally) repayLocked(c *change) {
 	}
 }
 
-// unpayLocked undoes repayLocked if the caller of c gets an error. No part of c was
-// applied, so the caller ends the same tasks later.
+// unpayLocked undoes repayLocked if the caller of the change `c` gets an error. No part of
+// the change was applied, so the caller will end the same tasks.
 func (t *Tally) unpayLocked(c *change) {
 	t.lost += c.repaid
 	c.repaid = 0
 	t.rememberLocked()
 }
 
-// setOwn records a, the new state of the znode of this process.
+// setOwn records `a` as the new state of the znode of this process.
 func (t *Tally) setOwn(inc *session.Incarnation, a openTasks) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -365,7 +366,7 @@ func (t *Tally) setOwn(inc *session.Incarnation, a openTasks) {
 	t.rememberLocked()
 }
 
-// run applies changes until the queue is empty.
+// The method `run` applies changes until the queue is empty.
 func (t *Tally) run() {
 	for {
 		t.mu.Lock()
@@ -384,8 +385,8 @@ func (t *Tally) run() {
 	}
 }
 
-// apply applies the changes of a batch and reports their results. After an error, the
-// changes without a result stay in the batch.
+// The method `apply` applies the changes of a batch and reports their results. After an
+// error, the changes without a result stay in the batch.
 //
 // If the session ends during a write of the znode of this process, the outcome of the write
 // does not matter: the znode is deleted with the session, and its tasks have ended.
@@ -433,7 +434,7 @@ func (t *Tally) apply(inc *session.Incarnation, batch *[]*change) error {
 	return nil
 }
 
-// writeOwn sets the number of open tasks of this process to next. It returns NoNode or
+// writeOwn sets the number of open tasks of this process to `next`. It returns NoNode or
 // BadVersion if another client has changed the znode.
 func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int) error {
 	own, data := t.own, strconv.AppendInt(nil, int64(next), 10)
@@ -488,13 +489,13 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 	return nil
 }
 
-// The method look finds out whether the write of data to the znode of this process was
+// The method `look` finds out whether the write of `data` to the znode of this process was
 // applied. Its caller has found that the receipt was deleted or cannot be read. Other
-// processes write this znode too, to end tasks of this process. If another process
-// wrote the same number instead, look mistakes that write for this one.
+// processes write this znode too, to end tasks of this process. If another process wrote
+// the same number instead, `look` mistakes that write for this one.
 //
-// If the outcome stays unknown, look returns err. If it cannot read a znode that this write
-// was to create, look also deletes the znode.
+// If the outcome stays unknown, `look` returns `err`. If it cannot read a znode that this
+// write was to create, `look` also deletes the znode.
 func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTasks, data []byte, err error) (written bool, _ error) {
 	var found []byte
 	var stat *zk.Stat
@@ -514,7 +515,7 @@ func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTask
 	case session.IsNoNode(e) && made:
 		return false, nil
 	case session.IsNoNode(e) && string(data) == "0":
-		return true, nil // another client deleted it
+		return true, nil // another client deleted the znode
 	case session.IsNoNode(e):
 		return false, e
 	case e == nil && made:
@@ -529,7 +530,7 @@ func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTask
 	return false, err
 }
 
-// The method commit applies op, a write of the znode of this process, exactly once. It
+// The method `commit` applies `op`, a write of the znode of this process, exactly once. It
 // returns ErrEnded if the session ends first: the znode ends with the session.
 func (t *Tally) commit(ctx context.Context, inc *session.Incarnation, op any) error {
 	if t.keep {
@@ -555,10 +556,10 @@ func (t *Tally) readOwn(ctx context.Context, inc *session.Incarnation) error {
 	return err
 }
 
-// The method reach applies the changes for which all sessions together have enough open
-// tasks (steps 4 and 5). If there are too few even for one change, all changes fail,
-// except for the one that curtail reduces. If another process writes the znodes first,
-// reach does nothing.
+// The method `reach` applies the changes for which all sessions together have enough open
+// tasks (steps 4 and 5). If there are too few tasks even for one change, all changes fail,
+// except for the change that `curtail` reduces. If another process writes the znodes first,
+// `reach` does nothing.
 func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*change) error {
 	all, err := t.read(ctx, inc)
 	if err != nil {
@@ -622,9 +623,10 @@ func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*c
 	return err
 }
 
-// curtail is called with changes that each end more tasks than are open. The caller of an
-// owed change gets no error. So curtail reduces the first owed change to the open tasks:
-// other processes have ended its other tasks. The changes in rest fail.
+// The method `curtail` is called with changes that each end more tasks than are open. The
+// caller of an owed change gets no error. So `curtail` reduces the first owed change to the
+// open tasks: other processes have ended its other tasks. The changes in the result `rest`
+// fail.
 func (t *Tally) curtail(cs []*change, total int) (owed, rest []*change) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -639,9 +641,10 @@ func (t *Tally) curtail(cs []*change, total int) (owed, rest []*change) {
 	return owed, rest
 }
 
-// divide is called after a transaction that ended fewer tasks than the changes cs require,
-// because it had no room for more znodes. It returns the complete changes in made. It
-// returns the other changes in rest, reduced to the tasks that they must still end.
+// The method `divide` is called after a transaction that ended fewer tasks than the changes
+// `cs` require, because the transaction had no room for more znodes. The result `made` has
+// the complete changes. The result `rest` has the other changes, reduced to the tasks that
+// they must still end.
 func (t *Tally) divide(cs []*change, ended int) (made, rest []*change) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -657,9 +660,9 @@ func (t *Tally) divide(cs []*change, ended int) (made, rest []*change) {
 	return made, rest
 }
 
-// writeOthers ends n open tasks: all tasks of this process, and then tasks of the znodes in
-// others. It returns the number of ended tasks, which is less than n if the znodes do not
-// fit into one transaction.
+// writeOthers ends `n` open tasks: all tasks of this process, and then tasks of the znodes
+// in `others`. It returns the number of ended tasks. That number is less than `n` if the
+// znodes do not fit into one transaction.
 func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, others []openTasks, n int) (ended int, err error) {
 	var ops []any
 	size := 0
@@ -695,13 +698,13 @@ func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, other
 	return ended, nil
 }
 
-// read reads all znodes with open tasks, ordered by path.
+// The method `read` reads all znodes with open tasks, ordered by path.
 func (t *Tally) read(ctx context.Context, inc *session.Incarnation) ([]openTasks, error) {
 	return t.readFrom(ctx, inc, inc.ChildrenFresh)
 }
 
-// readAgain reads the znodes as read does, but without a sync: after read, the server has
-// caught up.
+// readAgain reads the same znodes as the method `read`, but without a sync: after `read`,
+// the server has caught up.
 func (t *Tally) readAgain(ctx context.Context, inc *session.Incarnation) ([]openTasks, error) {
 	return t.readFrom(ctx, inc, inc.Children)
 }
@@ -717,7 +720,7 @@ func (t *Tally) readFrom(ctx context.Context, inc *session.Incarnation, list fun
 	return readTasks(ctx, inc, t.pathsOf(names))
 }
 
-// readTasks reads the znodes at paths. It leaves out znodes that do not exist.
+// readTasks reads the znodes at `paths`. It leaves out znodes that do not exist.
 func readTasks(ctx context.Context, inc *session.Incarnation, paths []string) ([]openTasks, error) {
 	nodes, err := inc.GetAll(ctx, paths)
 	if err != nil {

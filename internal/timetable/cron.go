@@ -25,14 +25,14 @@ type Cron struct {
 	loc                         *time.Location
 	minute, hour, dom, mon, dow uint64 // sets of numbers: bit n is set if n is in the set
 	frequent                    bool   // the field of the minute or of the hour begins with a star
-	bothDays                    bool   // a day must match dom and dow, because one of these fields begins with a star
+	bothDays                    bool   // a day must match both `dom` and `dow`, because one of these fields begins with a star
 }
 
 // A field describes a field of a crontab line, such as the hour.
 type field struct {
 	name     string
 	min, max int
-	words    []string // words[i] is the name of min+i
+	words    []string // words[i] is the name of the number min+i
 }
 
 var fields = [5]field{
@@ -43,7 +43,7 @@ var fields = [5]field{
 	{"day of week", 0, 7, []string{"sun", "mon", "tue", "wed", "thu", "fri", "sat"}},
 }
 
-// The map shorthands has the five fields of each word that ParseCron accepts.
+// The map `shorthands` has the five fields of each word that ParseCron accepts.
 var shorthands = map[string]string{
 	"@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *", "@monthly": "0 0 1 * *", "@weekly": "0 0 * * 0",
 	"@daily": "0 0 * * *", "@midnight": "0 0 * * *", "@hourly": "0 * * * *",
@@ -82,7 +82,7 @@ func ParseCron(spec string, loc *time.Location) (*Cron, error) {
 	return c, nil
 }
 
-// The method parse parses one field: a list of ranges, with or without steps.
+// The method `parse` parses one field: a list of ranges, with or without steps.
 func (f field) parse(text string) (set uint64, err error) {
 	for _, part := range strings.Split(text, ",") {
 		span, stepText, stepped := strings.Cut(part, "/")
@@ -139,7 +139,8 @@ func (f field) number(text string) (int, error) {
 // String returns the fields and the zone.
 func (c *Cron) String() string { return c.spec + " in " + c.loc.String() }
 
-// possible reports whether any date matches. For example, February 30 never comes.
+// The method `possible` reports whether any date matches. For example, February
+// 30 never comes.
 func (c *Cron) possible() bool {
 	for d := (date{2000, 1, 1}); d.year < 2028; d = d.next() { // within 28 years, each date falls on each weekday
 		if c.matches(d) {
@@ -184,14 +185,14 @@ func (c *Cron) matches(d date) bool {
 
 func has(set uint64, n int) bool { return set>>n&1 != 0 }
 
-// searched is the number of days that Next tries. The rarest match is February 29 on a
-// given weekday: it comes once in 28 years, or in 40 years around a year such as 2100.
+// The method Next tries at most `searched` days. The rarest match is February 29 on a given
+// weekday: it comes once in 28 years, or in 40 years around a year such as 2100.
 const searched = 41 * 366
 
-// Next returns the first instant after t, or the zero time if there is none.
+// Next returns the first instant after `t`, or the zero time if there is none.
 func (c *Cron) Next(t time.Time) time.Time {
 	t = t.In(c.loc)
-	// If the clock is put back at midnight, the day before can have an instant after t.
+	// If the clock is put back at midnight, the previous day can have an instant after t.
 	day := dateOf(t).plus(-1)
 	for range searched {
 		if c.matches(day) {
@@ -204,7 +205,8 @@ func (c *Cron) Next(t time.Time) time.Time {
 	return time.Time{}
 }
 
-// firstOf returns the first instant after t on day d, or the zero time if there is none.
+// firstOf returns the first instant after `t` on day `d`, or the zero time if there is
+// none.
 func (c *Cron) firstOf(d date, t time.Time) (first time.Time) {
 	for hours := c.hour; hours != 0; hours &= hours - 1 {
 		hour := bits.TrailingZeros64(hours)
@@ -219,13 +221,13 @@ func (c *Cron) firstOf(d date, t time.Time) (first time.Time) {
 			}
 		}
 		if !first.IsZero() && hour > first.Hour()+3 {
-			return first // clocks are put back by at most three hours, so the later hours of this day have later instants
+			return first // clocks are put back by at most three hours, so the hours after this one have later instants
 		}
 	}
 	return first
 }
 
-// The method instants returns each instant at which the job runs for one local time. Most
+// The method `instants` returns each instant at which the job runs for one local time. Most
 // local times have one instant.
 func (c *Cron) instants(d date, hour, minute int) []time.Time {
 	naive := d.at(hour, minute, time.UTC)
@@ -257,8 +259,8 @@ func offset(t time.Time) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// The function change returns the instant between from and to at which the clocks change:
-// the first instant that has the offset of to.
+// The function `change` returns the instant between `from` and `to` at which the clocks
+// change: the first instant that has the same offset as `to`.
 func change(from, to time.Time) time.Time {
 	for target := offset(to); to.Sub(from) > time.Second; {
 		middle := from.Add(to.Sub(from) / 2).Truncate(time.Second)

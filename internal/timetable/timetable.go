@@ -9,10 +9,11 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Table is a timetable. Its Next returns the first instant after t, or the zero time.
+// A Table is a timetable. Its Next returns the first instant after `t`, or the zero time.
 type Table interface{ Next(t time.Time) time.Time }
 
-// Every is a timetable of equal intervals: the multiples of a duration since the zero time.
+// An Every is a timetable of equal intervals: the multiples of a duration since the zero
+// time.
 type Every time.Duration
 
 func (e Every) Next(t time.Time) time.Time {
@@ -44,14 +45,14 @@ func (p Policy) String() string {
 	return "unknown"
 }
 
-// Recordable reports whether at has a text form that every reader can parse, and is after
-// the zero time.
+// Recordable reports whether the instant `at` has a text form that every reader can parse,
+// and is after the zero time.
 func Recordable(at time.Time) bool { return at.After(time.Time{}) && at.UTC().Year() <= 9999 }
 
-// Check returns an error if next is not a timetable of fixed instants. Check calls Next
-// with t, and with two moments between t and the result. A timetable of fixed
-// instants returns the same instant each time. The delays of robfig/cron (@every) return a
-// later instant each time, so each process would have instants of its own.
+// Check returns an error if `next` is not a timetable of fixed instants. It calls the
+// method Next with `t`, and with two moments between `t` and the result. A timetable of
+// fixed instants returns the same instant each time. The delays of robfig/cron (@every)
+// return a later instant each time, so each process would have instants of its own.
 func Check(next Table, t time.Time) error {
 	if e, ok := next.(Every); ok && e <= 0 {
 		return session.Invalid("Every(%v) has no instant; want a duration above 0", time.Duration(e))
@@ -68,9 +69,9 @@ func Check(next Table, t time.Time) error {
 	return nil
 }
 
-// The function after returns the first instant later than t, or the zero time if there is
-// none. Near a change of the clocks in Pacific/Chatham, robfig/cron returns an instant that
-// is not later than t. Then the function calls Next again, with a time later than t.
+// The function `after` returns the first instant later than `t`, or the zero time if there
+// is none. Near a change of the clocks in Pacific/Chatham, robfig/cron returns an instant
+// that is not later than `t`. Then the function calls Next again, with a later time.
 func after(next Table, t time.Time) (time.Time, error) {
 	at := next.Next(t.Local())
 	for step := time.Minute; !at.IsZero() && !at.After(t) && step < 48*time.Hour; step *= 2 {
@@ -82,9 +83,9 @@ func after(next Table, t time.Time) (time.Time, error) {
 	return at, nil
 }
 
-// Due returns the next instant to run. The argument from is the last instant that was
+// Due returns the next instant to run. The argument `from` is the last instant that was
 // done or given up, or the zero time. The caller has waited for instants since the time
-// began.
+// `began`.
 func Due(next Table, missed Policy, from, began, now time.Time) (time.Time, error) {
 	if from.IsZero() {
 		from = began
@@ -104,9 +105,9 @@ func Due(next Table, missed Policy, from, began, now time.Time) (time.Time, erro
 	return after(next, from)
 }
 
-// LatestDue returns the last instant after from and up to now, or the zero time if there is
-// none. Many instants can lie between from and now. So the search begins one second before
-// now, and doubles the distance until it finds an instant.
+// LatestDue returns the last instant after `from` and up to `now`, or the zero time if
+// there is none. Many instants can lie between `from` and `now`. So the search begins one
+// second before `now`, and doubles the distance until it finds an instant.
 func LatestDue(next Table, from, now time.Time) (last time.Time, err error) {
 	start := from
 	for back := time.Second; back > 0 && now.Add(-back).After(from); back *= 2 {
@@ -128,7 +129,7 @@ func LatestDue(next Table, from, now time.Time) (last time.Time, err error) {
 	}
 }
 
-// Over reports whether the instant at is over, because the next instant has come.
+// Over reports whether the instant `at` is over, because the next instant has come.
 func Over(next Table, at, now time.Time) bool {
 	later, err := after(next, at)
 	return err == nil && !later.IsZero() && !now.Before(later)

@@ -17,7 +17,7 @@ import (
 // This file gives taken elements to consumers, and settles them or writes them back. foreign.go
 // takes elements from the servers.
 
-// A delivery is an element that this process has read. After that, the process takes it.
+// A delivery is an element that this process has read and then takes.
 type delivery struct {
 	elementName
 	q       *engine
@@ -35,15 +35,15 @@ type delivery struct {
 	fate    queue.Fate    // guarded by mu
 	inHand  bool          // guarded by mu
 	lost    error         // guarded by mu
-	done    chan struct{} // made by settleLocked; closed after the first attempt of a Return, and at once for another Fate
-	err     error         // of the first attempt; read it only after done is closed
+	done    chan struct{} // made by settleLocked; closed after the first attempt if the fate is Return, and at once for another fate
+	err     error         // of the first attempt; read it only after `done` is closed
 
 	ctx    context.Context // nil until the first call of Context; guarded by mu
 	cancel context.CancelCauseFunc
 }
 
-// hold is called with a delivery that this process has taken. If the delivery is not settled when
-// the session ends or the Session begins to close, hold writes the element back.
+// The method `hold` is called with a delivery that this process has taken. If the delivery is not
+// settled when the session ends or the Session begins to close, `hold` writes the element back.
 func (q *engine) hold(it *delivery) {
 	q.mu.Lock()
 	first := q.held[it.inc] == nil
@@ -75,15 +75,15 @@ func (q *engine) hold(it *delivery) {
 	})
 }
 
-// drop is called when a delivery is settled.
+// The method `drop` is called when a delivery is settled.
 func (q *engine) drop(it *delivery) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.held[it.inc], it)
 }
 
-// lose is called when the session has ended, or the Session begins to close. It writes the element
-// of the delivery back, unless the delivery is settled.
+// The method `lose` is called when the session has ended, or the Session begins to close. It writes
+// the element of the delivery back, unless the delivery is settled.
 func (it *delivery) lose(why error) {
 	it.mu.Lock()
 	settled := it.settled
@@ -130,7 +130,7 @@ func (it *delivery) putBack() {
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		create := &zk.CreateRequest{Path: session.ChildPath(q.dir, it.name), Data: it.stored, Acl: q.m.Config.ACL}
 		var err error
-		if queue.Oversized(q.m, q.Receipts, create) { // too large for a transaction with a receipt: another library has stored the element without one
+		if queue.Oversized(q.m, q.Receipts, create) { // too large for a transaction with a receipt: another library has stored the element without a receipt
 			err = q.m.During(ctx, func(inc *session.Incarnation) error {
 				_, err := inc.Create(ctx, create.Path, create.Data)
 				return err
@@ -252,12 +252,12 @@ func (it *delivery) Context() context.Context {
 	return it.ctx
 }
 
-// A taker is a consumer that takes elements when Next is called.
+// A taker is a consumer that takes elements when `Next` is called.
 type taker struct {
 	q      *engine
 	ctx    context.Context
 	over   func()     // ends ctx, and lets Session.Close continue
-	faults chan error // errors that keep the taker from consuming; nil without Odd
+	faults chan error // errors that keep the taker from consuming; nil unless `Odd` is set
 	leaves atomic.Bool
 	left   chan struct{}
 }
@@ -339,7 +339,7 @@ func (c *taker) Next() (queue.Item, error) {
 	}
 }
 
-// take returns a ready element. If there is none, it first fetches elements.
+// The method `take` returns a ready element. If there is none, it first fetches elements.
 func (c *taker) take() (it *delivery, err error) {
 	if it = c.q.pop(); it == nil {
 		err = c.q.fetch(c.ctx, max(c.q.cfg.Prefetch, 1))
@@ -352,7 +352,7 @@ func (c *taker) take() (it *delivery, err error) {
 	return it, err
 }
 
-// pop returns the first ready element that is not settled or lost.
+// The method `pop` returns the first ready element that is neither settled nor lost.
 func (q *engine) pop() *delivery {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -119,8 +119,8 @@ func (q *engine) Send(ctx context.Context, b queue.Batch) error {
 	return q.commit(ctx, ops)
 }
 
-// commit applies ops exactly once. If the queue's znode, or the parent of the dead letters, does not
-// exist, commit creates it.
+// The method `commit` applies `ops` exactly once. If the queue's znode, or the parent of the dead
+// letters, does not exist, `commit` creates it.
 func (q *engine) commit(ctx context.Context, ops []any) error {
 	for {
 		rs, err := txns.Across(ctx, q.m, q.Receipts, ops)
@@ -143,8 +143,8 @@ func (q *engine) commit(ctx context.Context, ops []any) error {
 	}
 }
 
-// read reads a znode with elements. If the servers refuse to let the client read the znode, read
-// returns nil without an error, and consumers skip the znode for a while.
+// The method `read` reads a znode with elements. If the servers refuse to let the client read the
+// znode, `read` returns nil without an error, and consumers skip the znode for a while.
 func (q *engine) read(ctx context.Context, inc *session.Incarnation, e elementName) (*delivery, error) {
 	data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.name))
 	if q.skips.Unreadable(e.name, 0, e.name, err) {
@@ -167,8 +167,8 @@ func (q *engine) deletion(it *delivery) *zk.DeleteRequest {
 	return &zk.DeleteRequest{Path: session.ChildPath(q.dir, it.name), Version: it.version}
 }
 
-// list returns the elements among names, without skipped elements. The result left has the skipped
-// elements that did not decode.
+// The method `list` returns the elements among `names`, without skipped elements. The result `left`
+// has the skipped elements that did not decode.
 func (q *engine) list(names []string) (es, left []elementName) {
 	for _, e := range q.elements(names) {
 		switch {
@@ -181,19 +181,19 @@ func (q *engine) list(names []string) (es, left []elementName) {
 	return es, left
 }
 
-// maxSplit is the largest number of elements in one transaction of split or Clear.
+// maxSplit is the largest number of elements in one transaction of `split` or `Clear`.
 const maxSplit = 500
 
-// split moves each element of a znode to a znode of its own, <name>#<i>. It is called for a znode
-// without an element, and for a znode with several elements, which Curator's putMulti creates. All
-// these libraries order elements by name, so the elements keep their positions. If the elements do
-// not fit into one transaction, split moves the last elements first, so that the other elements
-// keep their number i.
+// The method `split` moves each element of a znode to a znode of its own, <name>#<i>. It is called
+// for a znode without an element, and for a znode with several elements. Curator's putMulti creates
+// znodes with several elements. All these libraries order elements by name, so the elements keep
+// their positions. If the elements do not fit into one transaction, `split` moves the last elements
+// first, so that the other elements keep their number `i`.
 //
 // A client may have read the znode before the split. After the split, it cannot delete the znode,
 // because the znode has a new version or does not exist. For the same reason, a second attempt of the split
-// fails. No split uses a name again for other data. If one did, the version would restart at 0, and
-// a client of another library could delete an element that it has not read.
+// fails. No split uses a name again for other data. If a split did so, the version would restart at
+// 0, and a client of another library could delete an element that it has not read.
 func (q *engine) split(ctx context.Context, inc *session.Incarnation, it *delivery) error {
 	path, all := session.ChildPath(q.dir, it.name), it.inside
 	size, n := q.m.SizeOf(path, it.stored), len(all)
@@ -217,7 +217,7 @@ func (q *engine) split(ctx context.Context, inc *session.Incarnation, it *delive
 	return unlessOutrun(err)
 }
 
-// unlessOutrun returns err, or nil if err means that another client was faster.
+// unlessOutrun returns `err`, or nil if `err` means that another client was faster.
 func unlessOutrun(err error) error {
 	if session.IsNoNode(err) || session.IsBadVersion(err) {
 		return nil
@@ -225,10 +225,10 @@ func unlessOutrun(err error) error {
 	return err
 }
 
-// seize takes an element that this process has read: it deletes the znode. If the element does not
-// decode, seize makes it a dead letter. If this process has not got the element, the result is nil
-// without an error. The caller cannot stop seize with a context, because after the deletion only
-// this process has the element.
+// The method `seize` takes an element that this process has read: it deletes the znode. If the
+// element does not decode, `seize` makes the element a dead letter. If this process has not got the
+// element, the result is nil without an error. The caller cannot stop `seize` with a context,
+// because after the deletion only this process has the element.
 func (q *engine) seize(it *delivery) (ours *delivery, err error) {
 	ctx := session.Finishing
 	if len(it.inside) != 1 {
@@ -281,8 +281,8 @@ func (q *engine) Take(ctx context.Context) (e *queue.Element, err error) {
 	}
 }
 
-// await calls take and waits for its result. If ctx ends first, and take then takes an element,
-// await writes the element back.
+// The method `await` calls the function `take` and waits for its result. If ctx ends first, and
+// `take` takes an element after that, the element is written back.
 func (q *engine) await(ctx context.Context, take func() (*delivery, error)) (*delivery, error) {
 	type taken struct {
 		it  *delivery
@@ -313,9 +313,10 @@ func (q *engine) await(ctx context.Context, take func() (*delivery, error)) (*de
 	}
 }
 
-// first reads the first element. It returns nil if there is none. A znode can be without elements.
-// If aside is set, first skips such a znode: Peek sets it, because Peek writes nothing. If aside is
-// not set, first returns the znode, and seize removes it.
+// The method `first` reads the first element. It returns nil if there is none. A znode can be
+// without elements. If the argument `aside` is set, `first` skips such a znode: Peek sets `aside`,
+// because Peek writes nothing. If `aside` is not set, `first` returns the znode, and `seize`
+// removes the znode.
 func (q *engine) first(ctx context.Context, aside bool) (found *delivery, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) error {
 		for synced := false; ; {
@@ -463,8 +464,8 @@ func (q *engine) List(context.Context, queue.Status) iter.Seq2[queue.Listed, err
 	return func(yield func(queue.Listed, error) bool) { yield(queue.Listed{}, q.lacks("List")) }
 }
 
-// whileOpen returns a context that ends with ctx, or when the Session begins to close. Session.Close
-// waits until the caller calls leave.
+// whileOpen returns a context that ends with ctx, or when the Session begins to close.
+// Session.Close waits until the caller calls the function `leave`.
 func (q *engine) whileOpen(ctx context.Context) (inner context.Context, leave func()) {
 	leaving, stay := q.m.BeforeClose()
 	inner, cancel := context.WithCancelCause(ctx)
@@ -484,12 +485,13 @@ func (q *engine) whileOpen(ctx context.Context) (inner context.Context, leave fu
 	}
 }
 
-// refusal reports whether, after an attempt that failed with err, another attempt would fail too.
+// The function `refusal` is called with the error of a failed attempt. It reports whether another
+// attempt would fail, too.
 func refusal(err error) bool {
 	return session.OutcomeOf(err) == session.Answered || errors.Is(err, session.ErrTooLarge) || errors.Is(err, session.ErrUnprotected)
 }
 
-// fetch waits for elements, takes up to n of them, and adds them to q.ready.
+// The method `fetch` waits for elements, takes up to `n` of them, and adds them to q.ready.
 func (q *engine) fetch(ctx context.Context, n int) error {
 	return q.m.During(ctx, func(inc *session.Incarnation) error {
 		place, err := q.line.Contend(ctx, inc, q.line.Bases[0], q.m.Owner, lock.EveryoneAhead)
@@ -517,7 +519,7 @@ func (q *engine) fetch(ctx context.Context, n int) error {
 				got, err := q.await(ctx, func() (*delivery, error) { return q.seize(it) })
 				switch {
 				case err != nil && ctx.Err() == nil && q.skips.Left(e.name, 0):
-					over = true // Complain has already sent the error to the consumers with Odd
+					over = true // `Complain` has already sent the error to the consumers for which `Odd` is set
 				case err != nil && ctx.Err() == nil && refusal(err):
 					refused[e.name] = true
 					q.complain(err)
@@ -545,7 +547,7 @@ func (q *engine) awaitSome(ctx context.Context, inc *session.Incarnation, refuse
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.dir})
 		names, _, err := inc.Children(ctx, q.dir)
-		again := q.skips.Next() // Next comes before list, because a skip can end between the two calls
+		again := q.skips.Next() // `Next` is called before `list`, because a skip can end between the two calls
 		es, _ := q.list(names)
 		es = slices.DeleteFunc(es, func(e elementName) bool { return refused[e.name] })
 		switch {

@@ -18,7 +18,7 @@ type format struct {
 	prefix string
 	name   func(prio int) string // the name of an element up to its number; prio is -1 if there is none
 	frame  func(all ...[]byte) []byte
-	open   func(data []byte) ([][]byte, error) // the inverse of frame; a znode can hold several elements
+	open   func(data []byte) ([][]byte, error) // the inverse of `frame`; a znode can hold several elements
 }
 
 func asIs(all ...[]byte) []byte             { return all[0] }
@@ -29,10 +29,11 @@ type elementName struct {
 	name  string
 	class string // its priority
 	seq   int32
-	part  string // its position in the znode from which split has moved it, or empty
+	part  string // its position in the znode from which `split` has moved it, or empty
 }
 
-// formats has the format of each layout, by the name that zsync.QueueLayout.String returns.
+// The map `formats` has the format of each layout, by the name that zsync.QueueLayout.String
+// returns.
 var formats = map[string]*format{
 	"SimpleDistributedQueue": {
 		prefix: "qn-",
@@ -64,8 +65,9 @@ var formats = map[string]*format{
 	},
 }
 
-// element parses a name. The text between the prefix and the number is the priority. All these
-// libraries compare whole names as text, including the suffix that split appends to the number.
+// The method `element` parses a name. The text between the prefix and the number is the priority.
+// All these libraries compare whole names as text, including the suffix that `split` appends to
+// the number.
 func (f *format) element(name string) (e elementName, ok bool) {
 	rest, ok := strings.CutPrefix(name, f.prefix)
 	if !ok || strings.Contains(rest, "|") { // names of Curator's delay and id queues have "|"
@@ -87,14 +89,14 @@ func (f *format) element(name string) (e elementName, ok bool) {
 	return e, false
 }
 
-// whole returns the name of the znode that had the element before split moved it. If split has not
-// moved the element, that is the element's own name.
+// The function `whole` returns the name of the znode that had the element before `split` moved it.
+// If `split` has not moved the element, the result is the element's own name.
 func whole(name string) string {
 	name, _, _ = strings.Cut(name, "#")
 	return name
 }
 
-// elements returns the elements among names, in order.
+// The method `elements` returns the elements among `names`, in order.
 func (f *format) elements(names []string) []elementName {
 	es := make([]elementName, 0, len(names))
 	for _, name := range names {
