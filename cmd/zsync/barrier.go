@@ -22,8 +22,8 @@ func barrierCommand(c *client) *cobra.Command {
 		Long: `There are two kinds of barrier, which must not share a path.
 
 The commands of a gate are barrier close, barrier wait and barrier open. While the gate
-is closed, barrier wait blocks. A gate is a zsync.Barrier, and can share its path with
-Curator's DistributedBarrier and kazoo's Barrier.
+is closed, zsync barrier wait blocks. A gate is a zsync.Barrier, and can share its path
+with Curator's DistributedBarrier and kazoo's Barrier.
 
 The commands of a double barrier are barrier enter and barrier leave. N parties begin
 together and end together, round after round. It uses Enter and Leave of a
@@ -71,8 +71,8 @@ func gateCommand(c *client, name, short string, do func(*zsync.Barrier, context.
 	return cmd
 }
 
-// gate returns a text about a closed barrier: the client that closed it, if known, and the time. If
-// gate cannot read the barrier's znode, it returns "".
+// The method `gate` returns a text about a closed barrier: the client that closed it, if known, and
+// the time. If `gate` cannot read the barrier's znode, it returns "".
 func (t *task) gate() string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.waiting), asking)
 	defer cancel()
@@ -99,8 +99,8 @@ before the round begins does not count; a party that dies later counts as having
 If a party loses its session, it is no longer a member, and zsync stops its command.
 --timeout limits only the wait to enter.
 
-Without a command, enter is a rendezvous: it ends when N parties have entered. Its
-membership ends at the same time, so the next N parties can enter.`,
+Without a command, zsync barrier enter is a rendezvous: it ends when N parties have
+entered. Its membership ends at the same time, so the next N parties can enter.`,
 		Example: `  zsync barrier enter -n 3 /load-test -- ./client
   zsync barrier enter -n 3 /deploy && ./switch-over`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -126,9 +126,10 @@ func leaveCommand(c *client) *cobra.Command {
 		Use:   "leave -n N PATH [flags]",
 		Short: "wait until N parties are ready to leave",
 		Long: `zsync barrier leave waits until N parties are ready to leave at PATH. A script calls
-barrier enter before its work and barrier leave after it. Then the parties begin and end together.
+zsync barrier enter before its work and zsync barrier leave after it. Then the parties
+begin and end together.
 
-But between enter and leave, the script is not a member. If another party dies
+But between the two commands, the script is not a member. If another party dies
 during its work, zsync barrier leave waits for it indefinitely. So set --timeout, or
 run the work as the command of zsync barrier enter.`,
 		Example: `  zsync barrier enter -n 3 /job && ./work; zsync barrier leave -n 3 --timeout 1h /job`,
@@ -165,8 +166,8 @@ func pathAndPerhapsCommand(cmd *cobra.Command, args []string) (path string, argv
 	return paths[0], argv, nil
 }
 
-// parties connects, and returns the double barrier at path+below. It fails if the command line does
-// not give the number of parties.
+// The method `parties` connects, and returns the double barrier at path+below. It fails if the
+// command line does not give the number of parties.
 func (h *holding) parties(cmd *cobra.Command, n int, path, below string, argv []string) (*task, *zsync.WaitGroup, error) {
 	if !cmd.Flags().Changed("parties") {
 		return nil, nil, fail(exitUsage, "how many parties are there? give -n")
@@ -178,8 +179,8 @@ func (h *holding) parties(cmd *cobra.Command, n int, path, below string, argv []
 	return t, zsync.NewWaitGroup(t.session, path+below), nil
 }
 
-// meet enters the double barrier at path+below, and waits until n parties have entered. Then it
-// closes the session, so this party leaves.
+// The method `meet` enters the double barrier at path+below, and waits until n parties have
+// entered. Then it closes the session, so this party leaves.
 func (h *holding) meet(cmd *cobra.Command, n int, path, below string) error {
 	t, wg, err := h.parties(cmd, n, path, below, nil)
 	if err != nil {
@@ -189,7 +190,7 @@ func (h *holding) meet(cmd *cobra.Command, n int, path, below string) error {
 	return verdict(wg.Enter(t.waiting, n), t.busy)
 }
 
-// enter enters the double barrier, runs the command, and leaves.
+// The method `enter` enters the double barrier, runs the command, and leaves.
 func (h *holding) enter(cmd *cobra.Command, n int, path string, argv []string) error {
 	t, wg, err := h.parties(cmd, n, path, "", argv)
 	if err != nil {

@@ -30,10 +30,10 @@ type child struct {
 	lost      <-chan struct{}  // closed when the hold is lost
 	killAfter time.Duration    // the time from SIGTERM to SIGKILL after a loss
 	onLost    string           // a shell command to run after a loss
-	stopped   bool             // set by run: the hold was lost while the command ran
-	missed    os.Signal        // set by run: a signal that came just after the end of the command
-	got       []os.Signal      // set by run: the forwarded signals
-	told      bool             // set by run: a signal came that ends zsync, not only this run of the command
+	stopped   bool             // set by `run`: the hold was lost while the command ran
+	missed    os.Signal        // set by `run`: a signal that came just after the end of the command
+	got       []os.Signal      // set by `run`: the forwarded signals
+	told      bool             // set by `run`: a signal came that ends zsync, not only this run of the command
 }
 
 // notRun returns the exit status and the error for a command that cannot be run.
@@ -44,7 +44,7 @@ func notRun(name string, err error) (status int, why error) {
 	return exitNoExec, err
 }
 
-// run runs the command to its end and returns its exit status.
+// The method `run` runs the command to its end and returns its exit status.
 func (c *child) run() (status int, why error) {
 	p, orphans, stop, err := c.start()
 	defer stop()
@@ -91,9 +91,9 @@ func (c *child) run() (status int, why error) {
 // underWay is the longest time that a signal may take to reach zsync.
 const underWay = 100 * time.Millisecond
 
-// status returns the exit status of a command that has ended. If a signal ended the command, and
-// zsync received the same signal, the error is a [signalError]. zsync then dies of that signal. So
-// its shell sees the same result as without zsync.
+// The method `status` returns the exit status of a command that has ended. If a signal ended the
+// command, and zsync received the same signal, the error is a [signalError]. zsync then dies of
+// that signal. So its shell sees the same result as without zsync.
 func (c *child) status(status int) (int, error) {
 	if ends(syscall.Signal(status - 128)) { // the terminal may have sent the signal to both, and zsync may receive it later than the command
 		select {
@@ -110,8 +110,8 @@ func (c *child) status(status int) (int, error) {
 	return status, nil
 }
 
-// start starts the command. If the kernel cannot execute a script because its first line names no
-// interpreter, start runs it with the shell, as execvp(3) does.
+// The method `start` starts the command. If the kernel cannot execute a script because the first
+// line names no interpreter, `start` runs the script with the shell, as execvp(3) does.
 func (c *child) start() (p process, orphans <-chan os.Signal, stop func(), err error) {
 	p, orphans, stop, err = c.startAs(c.argv)
 	if notExecutable(err) {
@@ -138,8 +138,8 @@ func (c *child) startAs(argv []string) (p process, orphans <-chan os.Signal, sto
 	return p, orphans, stop, p.start()
 }
 
-// ours is the table of the processes that zsync has started and has not yet waited for. reap must
-// not reap these processes: it is for adopted processes.
+// ours is the table of the processes that zsync has started and has not yet waited for. The method
+// `reap` must not reap these processes: it is for adopted processes.
 var ours processTable
 
 type processTable struct {
@@ -147,8 +147,8 @@ type processTable struct {
 	pids map[int]bool // for each process, whether it leads a process group
 }
 
-// start starts cmd and adds its process to the table. It holds the lock during both steps, so that
-// reap cannot reap the process between them.
+// The method `start` starts cmd and adds its process to the table. It holds the lock during both
+// steps, so that `reap` cannot reap the process between them.
 func (t *processTable) start(cmd *exec.Cmd) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -162,7 +162,7 @@ func (t *processTable) start(cmd *exec.Cmd) error {
 	return nil
 }
 
-// wait waits for the end of a process that start has started.
+// The method `wait` waits for the end of a process that `start` has started.
 func (t *processTable) wait(cmd *exec.Cmd) error {
 	err := cmd.Wait()
 	t.mu.Lock()
@@ -186,10 +186,11 @@ func (p *systemProcess) beside(cmd *exec.Cmd) (wait func() error, err error) {
 	return func() error { return ours.wait(cmd) }, nil
 }
 
-// telling is the time limit for the command of --on-lost.
+// The constant `telling` is the time limit for the command of --on-lost.
 const telling = 10 * time.Second
 
-// tell starts the command of --on-lost. The returned function waits for the end of that command.
+// The method `tell` starts the command of --on-lost. The returned function waits for the end of
+// that command.
 func (c *child) tell(p process) (wait func()) {
 	if c.onLost == "" {
 		return func() {}
@@ -209,8 +210,8 @@ func (c *child) tell(p process) (wait func()) {
 	}
 }
 
-// environment returns the command's environment: zsync's own environment without the credentials,
-// and the variables that zsync sets for the command.
+// The method `environment` returns the command's environment: zsync's own environment without the
+// credentials, and the variables that zsync sets for the command.
 func (c *child) environment() []string {
 	env := slices.DeleteFunc(slices.Clone(c.host.env), func(s string) bool {
 		return strings.HasPrefix(s, "ZSYNC_AUTH=") || strings.HasPrefix(s, "ZSYNC_SASL_PASSWORD=") || strings.HasPrefix(s, withinVariable+"=")

@@ -21,20 +21,20 @@ func systemSignals() []os.Signal {
 	return all
 }
 
-// attributes returns settings that make the kernel kill the command when zsync is killed. Without
-// them, the command would continue after the hold has ended. The kernel watches the thread that
-// started the command, not the whole process. So main keeps this thread.
+// The function `attributes` returns settings that make the kernel kill the command when zsync is
+// killed. Without them, the command would continue after the hold has ended. The kernel watches the
+// thread that started the command, not the whole process. So the function `main` keeps this thread.
 func attributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }
 
-// adopt makes zsync the new parent of any descendant whose parent has ended. By default, the new
-// parent would be init. Then zsync could not find the orphan to stop it, and in many containers
-// init does not reap orphans.
+// The function `adopt` makes zsync the new parent of any descendant whose parent has ended. By
+// default, the new parent would be init. Then zsync could not find the orphan to stop it, and in
+// many containers init does not reap orphans.
 func adopt() { unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
 
-// rest returns the descendants of zsync that have not ended, except the spared process and its
-// descendants.
+// The method `rest` returns the descendants of zsync that have not ended, except the spared process
+// and its descendants.
 func (p *systemProcess) rest() []int {
 	var rest []int
 	children := processes()
@@ -56,7 +56,7 @@ func (p *systemProcess) rest() []int {
 	return rest
 }
 
-// reap reaps the adopted processes that have ended.
+// The method `reap` reaps the adopted processes that have ended.
 func (p *systemProcess) reap() {
 	ours.mu.Lock()
 	defer ours.mu.Unlock()
@@ -75,7 +75,8 @@ type kernelProcess struct {
 	deep  bool // it is in a sleep that SIGSTOP does not interrupt
 }
 
-// processes returns all processes of the machine. The key is the process ID of the parent.
+// The function `processes` returns all processes of the machine. The key is the process ID of the
+// parent.
 func processes() map[int][]kernelProcess {
 	children := map[int][]kernelProcess{}
 	names, _ := os.ReadDir("/proc")
@@ -85,8 +86,8 @@ func processes() map[int][]kernelProcess {
 			continue
 		}
 		stat, err := os.ReadFile("/proc/" + name.Name() + "/stat")
-		// The second field is the program's name, in parentheses, which may contain any character.
-		// So parse the text after the last parenthesis.
+		// The second field is the program's name, in parentheses. The name may contain any
+		// character. So parse the text after the last parenthesis.
 		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 		if err != nil || len(fields) < 2 {
 			continue // it has ended

@@ -36,7 +36,7 @@ var shell = []string{"sh", "-c"}
 // shell stop, continue and end zsync and the command together, and let both read. A signal that
 // zsync itself sends reaches the command alone. Without a terminal, the command has its own process
 // group, so that zsync's signals also reach the processes of a shell script. When the hold is lost,
-// zsync also stops the descendants of the command, if the system reports them; see rest.
+// zsync also stops the descendants of the command, if the system reports them; see `rest`.
 type systemProcess struct {
 	cmd    *exec.Cmd
 	shares bool // whether it shares zsync's process group
@@ -129,7 +129,7 @@ func (p *systemProcess) terminate() {
 	}
 }
 
-// kill kills the process and its descendants, even if they start during kill.
+// The method `kill` kills the process and its descendants, even if they start during the call.
 func (p *systemProcess) kill() {
 	p.signal(syscall.SIGKILL)
 	for range 1000 { // a process in the kernel may take a while to end
@@ -144,9 +144,10 @@ func (p *systemProcess) kill() {
 	}
 }
 
-// clear waits until a process that has ended has no descendants left. When kill fires, clear kills
-// the descendants. A descendant counts until its parent has reaped it. The parent of an orphan is
-// zsync, if the system lets zsync adopt orphans. If not, the parent is init, which may be slow.
+// The method `clear` waits until a process that has ended has no descendants left. When the channel
+// `kill` receives, the method kills the descendants. A descendant counts until its parent has
+// reaped it. The parent of an orphan is zsync, if the system lets zsync adopt orphans. If not, the
+// parent is init, which may be slow.
 func (p *systemProcess) clear(kill <-chan time.Time) {
 	for {
 		p.reap()

@@ -18,11 +18,11 @@ func attributes() *syscall.SysProcAttr { return new(syscall.SysProcAttr) }
 
 func adopt() {}
 
-// rest returns nothing, because zsync cannot find descendants here. So zsync stops only the process
-// group.
+// The method `rest` returns nothing, because zsync cannot find descendants here. So zsync stops
+// only the process group.
 func (p *systemProcess) rest() []int { return nil }
 
-// reap does nothing, because init reaps the command's orphans.
+// The method `reap` does nothing, because init reaps the command's orphans.
 func (p *systemProcess) reap() {}
 
 // stopTogether does nothing, because a terminal stops the whole process group.

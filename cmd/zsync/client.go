@@ -62,8 +62,8 @@ func newClient(h *host, root *cobra.Command) *client {
 
 var errNoServers = fail(exitConfig, "no servers: give --servers or set ZSYNC_SERVERS (zsync server runs one, in memory)")
 
-// open connects to the ensemble. It fails if no server answers before ctx ends or --connect-timeout
-// has passed.
+// The method `open` connects to the ensemble. It fails if no server answers before ctx ends or
+// --connect-timeout has passed.
 func (c *client) open(ctx context.Context) (*zsync.Session, error) {
 	if c.servers == "" {
 		return nil, errNoServers
@@ -112,8 +112,8 @@ func defaultOwner() string {
 	return fmt.Sprintf("%s:%d", host, os.Getpid())
 }
 
-// verdict adds an exit status to an error that has none. late is the status for a wait that took
-// too long.
+// verdict adds an exit status to an error that has none. The argument `late` is the status for a
+// wait that took too long.
 func verdict(err error, late int) error {
 	var has *statusError
 	var sig *signalError
@@ -155,8 +155,8 @@ func (h *host) hearAll() chan os.Signal {
 	return all
 }
 
-// hear makes signals arrive at ch. It leaves out each signal that the parent process ignores, such
-// as SIGHUP under nohup. zsync and its command ignore that signal, too.
+// The method `hear` makes signals arrive at ch. It leaves out each signal that the parent process
+// ignores, such as SIGHUP under nohup. zsync and its command ignore that signal, too.
 func (h *host) hear(ch chan<- os.Signal, signals ...os.Signal) {
 	for _, sig := range signals {
 		if !h.signals.Ignored(sig) {
@@ -166,7 +166,7 @@ func (h *host) hear(ch chan<- os.Signal, signals ...os.Signal) {
 }
 
 // untilSignalOf returns a context that ends at the first signal that ends programs. After a call of
-// stop, new signals stay in the channel all.
+// `stop`, new signals stay in the channel `all`.
 func untilSignalOf(ctx context.Context, all <-chan os.Signal) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stopped, gone := make(chan struct{}), make(chan struct{})
@@ -189,7 +189,8 @@ func untilSignalOf(ctx context.Context, all <-chan os.Signal) (_ context.Context
 	return ctx, func() { close(stopped); <-gone }
 }
 
-// ends reports whether a signal ends a program. Other signals are only for the command.
+// The function `ends` reports whether a signal ends a program. Other signals are only for the
+// command.
 func ends(sig os.Signal) bool {
 	return sig == os.Interrupt || sig == syscall.SIGTERM || sig == syscall.SIGHUP || sig == syscall.SIGQUIT || sig == syscall.SIGALRM
 }

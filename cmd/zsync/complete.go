@@ -17,8 +17,8 @@ import (
 
 // This file completes paths for shells. cobra completes commands and flags.
 
-// completing is the time limit of a completion. It is short, because a user has pressed the tab key
-// and waits.
+// The constant `completing` is the time limit of a completion. It is short, because a user has
+// pressed the tab key and waits.
 const completing = 1500 * time.Millisecond
 
 // completePaths makes the shell complete the path arguments of all commands below cmd.
@@ -45,8 +45,8 @@ func completePaths(c *client, cmd *cobra.Command) {
 	}
 }
 
-// candidates returns the paths that begin with begun, up to the next slash. It prints errors to
-// standard error, which shells do not show.
+// The method `candidates` returns the paths that begin with the text `begun`, up to the next slash.
+// It prints errors to standard error, which shells do not show.
 func (c *client) candidates(ctx context.Context, begun string) []string {
 	if begun == "" {
 		begun = "/"
@@ -75,7 +75,8 @@ func (c *client) candidates(ctx context.Context, begun string) []string {
 	return found
 }
 
-// places returns the paths of the children of dir, except children that are parts of a primitive.
+// The function `places` returns the paths of the children of dir, except children that are parts of
+// a primitive.
 func places(ctx context.Context, s *zsync.Session, dir string) (paths []string) {
 	names, _, err := s.Children(ctx, dir)
 	if err != nil {

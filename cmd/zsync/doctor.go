@@ -29,7 +29,7 @@ import (
 // This file has zsync doctor: it searches for problems in the tree and in the servers' settings. It
 // deletes leftovers only with --clean. doctorservers.go has the checks of --ensemble.
 
-// exitFindings is the exit status of doctor if it finds a problem.
+// exitFindings is the exit status of zsync doctor if it finds a problem.
 const exitFindings = 1
 
 func doctorCommand(c *client) *cobra.Command {
@@ -58,16 +58,16 @@ reports
   clocks of servers that are ahead of this machine's
 
 If a process of a circle waits in one thread and can release in another, the circle is
-no deadlock. doctor reports a circle only if it sees the circle twice.
+no deadlock. zsync doctor reports a circle only if it sees the circle twice.
 
-Without --clean, doctor changes nothing. With --clean, it deletes leftovers that
+Without --clean, zsync doctor changes nothing. With --clean, it deletes leftovers that
 are certainly zsync's: empty parents and receipts. It recognises them by their names,
 their data and the mark of their parent. It asks first, unless --yes is given, and
 deletes a leftover only if it has not changed. It lists the leftovers that it keeps,
 with the reason.
 
-With --ensemble, or --servers without a value, doctor checks on each server what zsync
-depends on, over separate connections, and prints a line for each check:
+With --ensemble, or --servers without a value, zsync doctor checks on each server what
+zsync depends on, over separate connections, and prints a line for each check:
 
   ok    the check passed
   warn  zsync works with a drawback, or the check was impossible
@@ -80,7 +80,7 @@ transactions, multiRead, the size of packets, quotas, authentication, names, clo
 and how long a write takes. It writes only below one znode of its own in PATH,
 zsync-doctor-…, which it deletes at the end.
 
-The exit status is 1 if doctor finds a problem.`,
+The exit status is 1 if zsync doctor finds a problem.`,
 		Example: "  zsync doctor\n  zsync doctor /jobs\n  zsync doctor --clean --yes\n  zsync doctor --servers /jobs",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -152,7 +152,7 @@ type doctor struct {
 	znodes     int
 	hosts      int
 	leftovers  []leftover
-	left       []string          // the znodes that doctor keeps although they have names of leftovers, each with the reason
+	left       []string          // the znodes that zsync doctor keeps although they have names of leftovers, each with the reason
 	sessions   map[string]string // the sessions of contenders, each with a path of a contender
 	newest     time.Time         // the creation time of the newest contender
 	first      map[string]int    // the settings of the first server that answered
@@ -176,7 +176,7 @@ func (d *doctor) note(format string, args ...any) {
 	d.findings = append(d.findings, "note: "+fmt.Sprintf(format, args...))
 }
 
-// examine examines the znodes at root and below it.
+// The method `examine` examines the znodes at root and below it.
 func (d *doctor) examine(ctx context.Context, root string) error {
 	t, err := d.survey(ctx, d.session, root)
 	if err != nil {
@@ -233,14 +233,15 @@ func (d *doctor) examine(ctx context.Context, root string) error {
 	return nil
 }
 
-// clock is the check of a server's clock: the server that created the newest contender.
+// The method `clock` is the check of a server's clock: the server that created the newest
+// contender.
 func (d *doctor) clock() {
 	if ahead := time.Until(d.newest); ahead > 2*time.Second {
 		d.note("clocks: that of a server is %v ahead of this machine's, or more: waits and holds seem shorter than they are", ahead.Round(time.Second))
 	}
 }
 
-// contender examines a contender.
+// The method `contender` examines a contender.
 func (d *doctor) contender(ctx context.Context, l look.Line) error {
 	if l.Since == nil || l.Node == "" {
 		return nil
@@ -258,10 +259,11 @@ func (d *doctor) contender(ctx context.Context, l look.Line) error {
 	return nil
 }
 
-// often is a number of attempts. An element that has been tried so often counts as poison.
+// The constant `often` is a number of attempts. An element that has been tried so many times counts
+// as poison.
 const often = 5
 
-// poison is the check for elements of a queue that fail repeatedly.
+// The method `poison` is the check for elements of a queue that fail repeatedly.
 func (d *doctor) poison(ctx context.Context, path string) error {
 	st, err := zsync.NewQueue[[]byte](d.session, path, zsync.WithCodec(zsync.Raw)).Stats(ctx)
 	if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth) {
@@ -273,9 +275,9 @@ func (d *doctor) poison(ctx context.Context, path string) error {
 	return err
 }
 
-// deadlocks is the check for circles. It looks twice, and reports a circle that it sees both times.
-// One look is not enough: it is no snapshot, so two processes that exchange their locks can look
-// like a circle.
+// The method `deadlocks` is the check for circles. It looks twice, and reports a circle that it
+// sees both times. One look is not enough: it is no snapshot, so two processes that exchange their
+// locks can look like a circle.
 func (d *doctor) deadlocks(ctx context.Context, t *look.Tree) error {
 	var first look.Graph
 	for _, p := range t.Places {
@@ -312,7 +314,8 @@ func (d *doctor) deadlocks(ctx context.Context, t *look.Tree) error {
 	return nil
 }
 
-// receipts is the check for receipts whose process was killed before it could delete them.
+// The method `receipts` is the check for receipts whose process was killed before it could delete
+// them.
 func (d *doctor) receipts(ctx context.Context, root string, t *look.Tree) error {
 	parents := map[string]bool{root: true}
 	for _, p := range t.Places {
@@ -394,9 +397,9 @@ func isReceipt(data []byte, stat *zk.Stat) (not string) {
 	return ""
 }
 
-// leave records a znode with the name of a leftover. doctor may delete the znode if four conditions
-// hold: its data prove that zsync made it, it has no children, it belongs to no session, and its
-// last write is at least d.older ago.
+// The method `leave` records a znode with the name of a leftover. zsync doctor may delete the znode
+// if four conditions hold: its data prove that zsync made it, it has no children, it belongs to no
+// session, and its last write is at least d.older ago.
 func (d *doctor) leave(ctx context.Context, path string, disproof func(data []byte, stat *zk.Stat) string) error {
 	data, stat, err := d.session.Get(ctx, path)
 	if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth) {
@@ -459,9 +462,9 @@ func (d *doctor) cleanUp(ctx context.Context, cmd *cobra.Command) error {
 
 var errChanged = errors.New("it has changed since it was shown")
 
-// remove deletes the znode if it has not changed since its examination.
+// The method `remove` deletes the znode if it has not changed since its examination.
 //
-// First, remove reads the znode again, and compares the zxids of its creation and its last write.
+// First, `remove` reads the znode again, and compares the zxids of its creation and its last write.
 // Then it deletes the znode at the version that it has read. One case remains: between the read and
 // the deletion, another client deletes the znode and creates it again with the same version. Then
 // doctor deletes the new znode. This cannot happen to a receipt, because no name of a receipt is
@@ -496,7 +499,7 @@ func listed(ks []kinds.Kind) string {
 	return strings.Join(words, " and ")
 }
 
-// numbers is the check whether a parent's 2³¹ sequence numbers are nearly used up.
+// The method `numbers` is the check whether a parent's 2³¹ sequence numbers are nearly used up.
 func (d *doctor) numbers(p look.Place) {
 	const nearly = 2_000_000_000
 	greatest := int64(0)
@@ -515,7 +518,7 @@ func (d *doctor) numbers(p look.Place) {
 	}
 }
 
-// servers is the check of each server's settings and state.
+// The method `servers` is the check of each server's settings and state.
 func (d *doctor) servers(ctx context.Context, c *client) {
 	list, _, _ := strings.Cut(c.servers, "/")
 	hosts := strings.Split(list, ",")
@@ -540,7 +543,7 @@ func (d *doctor) servers(ctx context.Context, c *client) {
 	}
 }
 
-// differences compares the settings of a server with the settings of the first server.
+// The method `differences` compares the settings of a server with the settings of the first server.
 func (d *doctor) differences(host string, settings map[string]int) {
 	if d.first == nil {
 		d.first, d.firstHost = settings, host
@@ -554,9 +557,9 @@ func (d *doctor) differences(host string, settings map[string]int) {
 	}
 }
 
-// state is the check of a server's state, and of the sessions that the leader knows.
+// The method `state` is the check of a server's state, and of the sessions that the leader knows.
 func (d *doctor) state(ctx context.Context, host string) {
-	if text, err := d.ask(ctx, host, "srvr"); err == nil { // if srvr fails, conf has failed, too, and the method servers has reported that
+	if text, err := d.ask(ctx, host, "srvr"); err == nil { // if srvr fails, conf has failed, too, and the method `servers` has reported that
 		d.judgeState(ctx, host, text)
 	}
 }
@@ -595,7 +598,7 @@ func (d *doctor) judgeState(ctx context.Context, host, text string) {
 	}
 }
 
-// packet is the default of the maximum packet size, in the library and in ZooKeeper.
+// The constant `packet` is the default of the maximum packet size, in the library and in ZooKeeper.
 const packet = 0xfffff
 
 // adminServer checks facts that only the admin server has. It returns true if there is an admin
@@ -633,7 +636,7 @@ func (d *doctor) adminServer(ctx context.Context, host string) (there bool) {
 	return true
 }
 
-// settings is the check of a server's settings.
+// The method `settings` is the check of a server's settings.
 func (d *doctor) settings(host string, settings map[string]int) {
 	tick := time.Duration(settings["tickTime"]) * time.Millisecond
 	if limit := time.Duration(settings["syncLimit"]) * tick; limit > 0 && limit > d.granted {
@@ -655,7 +658,7 @@ func hostAndPort(server string) (host, port string) {
 	return strings.Trim(server, "[]"), "2181"
 }
 
-// ask sends a four-letter word to a server, and returns the answer.
+// The method `ask` sends a four-letter word to a server, and returns the answer.
 func (h *host) ask(ctx context.Context, server, word string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, asking)
 	defer cancel()

@@ -27,10 +27,11 @@ type visit struct {
 	conn  *probe.Conn
 	other *probe.Conn // a connection to another server, or to this server if no other can be reached
 	at    string      // the parent of the znodes of this server's checks
-	made  int         // the number of znodes named so far, below the path in at
+	made  int         // the number of znodes named so far, below the path in `at`
 }
 
-// all makes every check. If a check ends the connection, the next check opens a new one.
+// The method `all` makes every check. If a check ends the connection, the next check opens a new
+// one.
 func (v *visit) all() {
 	for _, check := range []struct {
 		name string
@@ -60,7 +61,7 @@ func (v *visit) all() {
 	}
 }
 
-// try makes one attempt at a check.
+// The method `try` makes one attempt at a check.
 func (v *visit) try(check func() (grade, string)) (grade, string) {
 	if err := v.ready(); err != nil {
 		return failed(err)
@@ -68,11 +69,12 @@ func (v *visit) try(check func() (grade, string)) (grade, string) {
 	return check()
 }
 
-// failed returns the result of a check that has failed with err.
+// The function `failed` returns the result of a check that has failed with err.
 func failed(err error) (grade, string) { return unfit, fmt.Sprint(err) }
 
-// ready opens a connection again if it has ended. A server closes a connection after a request that
-// it does not know. During a long check over one connection, the session of the other can end.
+// The method `ready` opens a connection again if it has ended. A server closes a connection after a
+// request that it does not know. During a long check over one connection, the session of the other
+// can end.
 func (v *visit) ready() (err error) {
 	if !v.conn.Usable() || v.conn.Ping() != nil {
 		v.conn.Abandon()
@@ -98,7 +100,7 @@ func (v *visit) ready() (err error) {
 	return err
 }
 
-// leave closes the connections.
+// The method `leave` closes the connections.
 func (v *visit) leave() {
 	for _, c := range []*probe.Conn{v.conn, v.other} {
 		if c.Usable() {
@@ -107,13 +109,13 @@ func (v *visit) leave() {
 	}
 }
 
-// node returns the path for a new znode.
+// The method `node` returns the path for a new znode.
 func (v *visit) node() string {
 	v.made++
 	return fmt.Sprintf("%s/%d", v.at, v.made)
 }
 
-// ephemeral creates an ephemeral znode.
+// The method `ephemeral` creates an ephemeral znode.
 func (v *visit) ephemeral(data string) (node string, err error) {
 	node = v.node()
 	if err := v.conn.Create(node, []byte(data), v.e.acl, zk.FlagEphemeral); err != nil {
@@ -122,8 +124,8 @@ func (v *visit) ephemeral(data string) (node string, err error) {
 	return node, nil
 }
 
-// containers is the check that the server can create containers. It creates a container, which is
-// then the parent znode of the server's other checks.
+// The method `containers` is the check that the server can create containers. It creates a
+// container, which is then the parent znode of the server's other checks.
 func (v *visit) containers() (grade, string) {
 	v.at = path.Join(v.e.own, fmt.Sprint(slices.Index(v.e.servers, v.a)+1))
 	err := v.conn.Create(v.at, nil, v.e.acl, zk.FlagContainer)
@@ -143,8 +145,8 @@ func (v *visit) containers() (grade, string) {
 	return failed(err)
 }
 
-// order is the check that a watch event arrives before any read returns the change, and that
-// replies arrive in the order of the requests.
+// The method `order` is the check that a watch event arrives before any read returns the change,
+// and that replies arrive in the order of the requests.
 func (v *visit) order() (grade, string) {
 	node, err := v.ephemeral("0")
 	if err != nil {
@@ -193,9 +195,9 @@ func (v *visit) order() (grade, string) {
 	}
 }
 
-// await receives packets until the reply to the request read. It fails unless the replies to the
-// earlier requests arrive first. It returns the data of the read's reply, and whether an event
-// arrived before that reply.
+// await receives packets until the reply to the request `read`. It fails unless the replies to the
+// requests in `earlier` arrive before that reply. It returns the data of the reply to `read`, and
+// whether an event arrived before it.
 func (v *visit) await(read int32, earlier ...int32) (data []byte, event bool, err error) {
 	for _, xid := range append(earlier, read) {
 		for {
@@ -220,7 +222,8 @@ func (v *visit) await(read int32, earlier ...int32) (data []byte, event bool, er
 	return data, event, nil
 }
 
-// sync is the check that after a sync, a read returns what another client has written before.
+// The method `sync` is the check that after the request sync, a read returns what another client
+// has written before.
 func (v *visit) sync() (grade, string) {
 	node, err := v.ephemeral("0")
 	if err != nil {
@@ -256,7 +259,8 @@ func (v *visit) sync() (grade, string) {
 	return fine, "a read after a sync sees what other clients wrote before"
 }
 
-// transactions is the check that the server applies a transaction either whole or not at all.
+// The method `transactions` is the check that the server applies a transaction either whole or not
+// at all.
 func (v *visit) transactions() (grade, string) {
 	a, b := v.node(), v.node()
 	create := func(node string) *zk.CreateRequest {
@@ -314,8 +318,9 @@ func (v *visit) multiRead() (grade, string) {
 	return fine, "it answers it"
 }
 
-// packets is the check of the maximum packet size. It tries to read znodes with long names, which
-// do not exist. So it writes nothing. No request is larger than ZooKeeper's default limit.
+// The method `packets` is the check of the maximum packet size. It tries to read znodes with long
+// names. These znodes do not exist, so the check writes nothing. No request is larger than
+// ZooKeeper's default limit.
 func (v *visit) packets() (grade, string) {
 	taken := 0
 	for _, size := range []int{4 << 10, 64 << 10, 256 << 10, packet - 100} {
@@ -335,7 +340,8 @@ func (v *visit) packets() (grade, string) {
 	return fine, fmt.Sprintf("it takes one of %d bytes, as zsync sends", taken)
 }
 
-// writes is the check of the time that the servers need to agree to a write and to store it.
+// The method `writes` is the check of the time that the servers need to agree to a write and to
+// store it.
 func (v *visit) writes() (grade, string) {
 	node, err := v.ephemeral("")
 	if err != nil {
@@ -353,7 +359,8 @@ func (v *visit) writes() (grade, string) {
 	return g, fmt.Sprintf("%v, the median of %d; the longest took %v%s", times.median, times.n, times.longest, advice)
 }
 
-// ephemerals is the check that the servers delete an ephemeral znode when its session ends.
+// The method `ephemerals` is the check that the servers delete an ephemeral znode when its session
+// ends.
 func (v *visit) ephemerals() (grade, string) {
 	node, err := v.ephemeral("")
 	if err != nil {
@@ -377,7 +384,7 @@ type times struct {
 	median, longest time.Duration
 }
 
-// measure calls f several times, and returns a summary of the durations.
+// The function `measure` calls f several times, and returns a summary of the durations.
 func measure(f func() error) (times, error) {
 	var all []time.Duration
 	for range 9 {
@@ -391,7 +398,7 @@ func measure(f func() error) (times, error) {
 	return times{len(all), shortened(all[len(all)/2]), shortened(all[len(all)-1])}, nil
 }
 
-// shortened returns d rounded, for a message.
+// The function `shortened` returns d rounded, for a message.
 func shortened(d time.Duration) time.Duration {
 	if d < time.Millisecond {
 		return d.Round(time.Microsecond)
@@ -399,8 +406,9 @@ func shortened(d time.Duration) time.Duration {
 	return d.Round(time.Millisecond / 10)
 }
 
-// beside returns the result for a write that took d, and advice for the message. It compares d with
-// the session timeout, because a session must be confirmed within about a third of the timeout.
+// The function `beside` returns the result of a write that took d, and advice for the message. It
+// compares d with the session timeout, because a session must be confirmed within about a third of
+// the timeout.
 func beside(d, timeout time.Duration) (g grade, advice string) {
 	switch {
 	case d > timeout/10:

@@ -37,7 +37,7 @@ const (
 
 func (g grade) String() string { return [...]string{"ok", "warn", "fail"}[g] }
 
-// answering is the time limit for a server's answer to a request of a check.
+// The constant `answering` is the time limit for a server's answer to a request of a check.
 const answering = 5 * time.Second
 
 // An examination checks all servers.
@@ -47,10 +47,10 @@ type examination struct {
 	cfg     probe.Config
 	acl     []zk.ACL
 	out     io.Writer
-	broken  error  // the first error of a write to out
+	broken  error  // the first error of a write to `out`
 	base    string // the path with the chroot
-	own     string // the parent of all znodes that the examination creates; "" before the call of begin
-	unsure  bool   // own may appear later, because the request that creates it had no reply
+	own     string // the parent of all znodes that the examination creates; "" before the call of `begin`
+	unsure  bool   // the znode `own` may appear later, because the request that creates it had no reply
 	servers []*examined
 	counts  [grades]int
 }
@@ -64,7 +64,7 @@ type examined struct {
 	version string
 	mode    string // such as "leader"; "" if the server does not answer srvr
 	demands bool   // the server demands credentials
-	asked   bool   // the field demands is known
+	asked   bool   // the field `demands` is known
 	addrs   []string
 }
 
@@ -142,7 +142,7 @@ func newExamination(d *doctor, c *client, out io.Writer, root string) (*examinat
 
 func (e *examination) hasCredentials() bool { return len(e.cfg.Auths) > 0 || e.cfg.SASL != nil }
 
-// report prints the result of a check at once.
+// The method `report` prints the result of a check at once.
 func (e *examination) report(g grade, host, check, format string, args ...any) {
 	e.counts[g]++
 	text := fmt.Sprintf("%s: %s: %s", host, check, fmt.Sprintf(format, args...))
@@ -154,7 +154,7 @@ func (e *examination) report(g grade, host, check, format string, args ...any) {
 // allServers is the host in the result of a check of all servers.
 const allServers = "all"
 
-// all makes every check. It stops early if ctx ends or the output fails.
+// The method `all` makes every check. It stops early if ctx ends or the output fails.
 func (e *examination) all(ctx context.Context) {
 	for _, a := range e.servers {
 		e.one(ctx, a)
@@ -172,7 +172,7 @@ func (e *examination) all(ctx context.Context) {
 	}
 }
 
-// one makes the checks of one server.
+// The method `one` makes the checks of one server.
 func (e *examination) one(ctx context.Context, a *examined) {
 	e.lookUp(ctx, a)
 	conn := e.reach(ctx, a)
@@ -189,8 +189,8 @@ func (e *examination) one(ctx context.Context, a *examined) {
 	v.all()
 }
 
-// open connects to a server. If the server does not answer the handshake in time, open tries once
-// more. A comment in visit.all explains why.
+// The method `open` connects to a server. If the server does not answer the handshake in time,
+// `open` tries once more. A comment in visit.all explains why.
 func (e *examination) open(ctx context.Context, a *examined, cfg probe.Config) (*probe.Conn, error) {
 	addr := net.JoinHostPort(hostAndPort(a.host))
 	conn, err := probe.Open(ctx, cfg, addr)
@@ -225,8 +225,8 @@ func (e *examination) lookUp(ctx context.Context, a *examined) {
 	e.report(fine, a.host, "name", "it is the address %s", strings.Join(addrs, " or "))
 }
 
-// reach opens a session at a server, and checks how fast the server answers and which session
-// timeout it grants.
+// The method `reach` opens a session at a server, and checks how fast the server answers and which
+// session timeout it grants.
 func (e *examination) reach(ctx context.Context, a *examined) *probe.Conn {
 	begun := time.Now()
 	conn, err := e.open(ctx, a, e.cfg)
@@ -277,7 +277,7 @@ func (e *examination) reach(ctx context.Context, a *examined) *probe.Conn {
 	return conn
 }
 
-// words makes the checks that need the four-letter words or the admin server.
+// The method `words` makes the checks that need the four-letter words or the admin server.
 func (e *examination) words(ctx context.Context, a *examined) {
 	e.granted = cmp.Or(a.granted, e.cfg.Timeout)
 	if text, err := e.ask(ctx, a.host, "srvr"); err == nil {
@@ -325,8 +325,8 @@ func (e *examination) words(ctx context.Context, a *examined) {
 	}
 }
 
-// borrow makes a check that doctor also makes without --ensemble, and reports its findings as
-// results.
+// The method `borrow` makes a check that zsync doctor also makes without --ensemble, and reports
+// the findings of that check as results.
 func (e *examination) borrow(host, check, well string, look func()) {
 	e.findings = nil
 	look()
@@ -342,8 +342,8 @@ func (e *examination) borrow(host, check, well string, look func()) {
 	}
 }
 
-// authentication finds out whether the server demands credentials, and whether it accepts the
-// client's credentials. It returns true if the server accepts the client.
+// The method `authentication` finds out whether the server demands credentials, and whether it
+// accepts the client's credentials. It returns true if the server accepts the client.
 func (e *examination) authentication(ctx context.Context, a *examined, conn *probe.Conn) bool {
 	const check = "authentication"
 	err := conn.Exists("/")
@@ -385,9 +385,9 @@ func (e *examination) authentication(ctx context.Context, a *examined, conn *pro
 	return true
 }
 
-// begin creates the znode of the examination, and checks the leader's clock with it. A signal does
-// not interrupt begin. After an interruption, the examination would not know whether the znode
-// exists.
+// The method `begin` creates the znode of the examination, and checks the leader's clock with it. A
+// signal does not interrupt `begin`. After an interruption, the examination would not know whether
+// the znode exists.
 func (e *examination) begin(ctx context.Context, a *examined) bool {
 	const check = "permissions"
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*answering)
@@ -429,8 +429,8 @@ func (e *examination) begin(ctx context.Context, a *examined) bool {
 }
 
 // clockOff returns the least time by which another clock is ahead of ours. The result is negative
-// if that clock is behind. It showed the time made at a moment when ours showed a time between sent
-// and got.
+// if that clock is behind. It showed the time `made` at a moment when ours showed a time between
+// `sent` and `got`.
 func clockOff(sent, got, made time.Time) time.Duration {
 	switch {
 	case made.After(got):
@@ -441,7 +441,7 @@ func clockOff(sent, got, made time.Time) time.Duration {
 	return 0
 }
 
-// timeouts is the check that all servers grant the same session timeout.
+// The method `timeouts` is the check that all servers grant the same session timeout.
 func (e *examination) timeouts() {
 	e.alike("session timeout", "set minSessionTimeout, maxSessionTimeout and tickTime alike", func(a *examined) string {
 		if !a.reached {
@@ -451,12 +451,12 @@ func (e *examination) timeouts() {
 	}, unfit)
 }
 
-// versions is the check that all servers have the same version.
+// The method `versions` is the check that all servers have the same version.
 func (e *examination) versions() {
 	e.alike("version", "let all have one, after an upgrade", func(a *examined) string { return a.version }, doubt)
 }
 
-// credentials is the check that either all servers demand credentials or none.
+// The method `credentials` is the check that either all servers demand credentials or none.
 func (e *examination) credentials() {
 	e.alike("authentication", "set enforce.auth.enabled alike", func(a *examined) string {
 		switch {
@@ -469,8 +469,8 @@ func (e *examination) credentials() {
 	}, unfit)
 }
 
-// alike is a check that a value is the same at all servers. It skips servers whose value is "",
-// which means that it is unknown.
+// The method `alike` checks that a value is the same at all servers. It skips servers whose value
+// is "", which means that the value is unknown.
 func (e *examination) alike(check, advice string, value func(*examined) string, g grade) {
 	var first *examined
 	for _, a := range e.servers {
@@ -489,7 +489,7 @@ func (e *examination) alike(check, advice string, value func(*examined) string, 
 	}
 }
 
-// names is the check that no server has two names in the connect string.
+// The method `names` is the check that no server has two names in the connect string.
 func (e *examination) names() {
 	const check = "names"
 	found := false
@@ -512,7 +512,7 @@ func (e *examination) names() {
 	}
 }
 
-// quotas is the check of the quotas of the path and of the paths above it.
+// The method `quotas` is the check of the quotas of the path and of the paths above it.
 func (e *examination) quotas(ctx context.Context) {
 	const check = "quotas"
 	conn, a := e.any(ctx)
@@ -572,7 +572,7 @@ func judgeQuota(limits, used string) (grade, string) {
 	return worst, text
 }
 
-// numbers returns the numbers in a text such as NAME=NUMBER,…;NAME=NUMBER,….
+// The function `numbers` returns the numbers in a text such as NAME=NUMBER,…;NAME=NUMBER,….
 func numbers(text string) map[string]int64 {
 	all := map[string]int64{}
 	for _, part := range strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ';' }) {
@@ -584,7 +584,7 @@ func numbers(text string) map[string]int64 {
 	return all
 }
 
-// any returns a connection to one of the servers that the examination has reached.
+// The method `any` returns a connection to one of the servers that the examination has reached.
 func (e *examination) any(ctx context.Context) (*probe.Conn, *examined) {
 	for _, a := range e.servers {
 		if !a.reached {
@@ -643,12 +643,12 @@ func removeAll(conn *probe.Conn, node string) error {
 	return fmt.Errorf("%s gets new children all the time", node)
 }
 
-// wordless is the flag that replaces doctor's --servers if that has no value.
+// wordless is the flag that replaces a --servers of zsync doctor that has no value.
 const wordless = "ensemble"
 
-// withoutValue returns the arguments of doctor, in which wordless replaces a --servers that has no
-// value. The value is missing if --servers is the last argument, or if the next argument begins
-// with - or /. No connect string begins with these characters.
+// withoutValue returns the arguments of zsync doctor, in which wordless replaces a --servers that
+// has no value. The value is missing if --servers is the last argument, or if the next argument
+// begins with - or /. No connect string begins with these characters.
 func withoutValue(root *cobra.Command, args []string) []string {
 	cmd, _, err := root.Find(args)
 	if err != nil || cmd.Name() != "doctor" {

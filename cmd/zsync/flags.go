@@ -10,8 +10,8 @@ import (
 
 // This file has the flag type for a duration. hold.go has the flag type for the limit of a wait.
 
-// seconds is a flag for a duration: a number of seconds, or a number with a unit. It is never
-// negative.
+// The type `seconds` is a flag for a duration: a number of seconds, or a number with a unit. It is
+// never negative.
 type seconds time.Duration
 
 func (s *seconds) Type() string { return "time" }

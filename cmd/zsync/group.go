@@ -62,7 +62,7 @@ func joinCommand(c *client) *cobra.Command {
 		Use:   "join PATH ID [INFO] [flags] [-- CMD [ARG...]]",
 		Short: "be a member while a command runs",
 		Long: `zsync group join makes ID a member of the group at PATH until the command ends or,
-without a command, until a signal ends zsync. While another process has that ID, join
+without a command, until a signal ends zsync. While another process has that ID, zsync
 waits. After --timeout, it exits with status 75.
 
 If the session is lost, the member joins again and the command continues: a group is a
@@ -116,8 +116,8 @@ func (h *grouping) decodeInfo(stored []byte) string {
 	return string(h.decode(stored))
 }
 
-// join makes this process a member of the group while argv runs. Without argv, the process is a
-// member until a signal comes.
+// The method `join` makes this process a member of the group while argv runs. Without argv, the
+// process is a member until a signal comes.
 func (h *grouping) join(cmd *cobra.Command, path, id string, info []byte, argv []string) error {
 	t, err := h.begin(cmd.Context(), path, argv)
 	if err != nil {
@@ -149,7 +149,8 @@ func (h *grouping) join(cmd *cobra.Command, path, id string, info []byte, argv [
 	return verdict(context.Cause(t.waiting), t.busy)
 }
 
-// member returns a text about the member with the id. If it finds no such member, it returns "".
+// The method `member` returns a text about the member with the id. If it finds no such member, it
+// returns "".
 func (t *task) member(g *group, id string) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.waiting), asking)
 	defer cancel()

@@ -34,7 +34,7 @@ type line interface {
 	Contenders(ctx context.Context) ([]zsync.Contender, error)
 }
 
-// token returns a value for the field tokens of a hold that has one token.
+// token returns a value for the field `tokens` of a hold that has one token.
 func token(get func(ctx context.Context) (int64, error)) func(ctx context.Context) ([]int64, error) {
 	return func(ctx context.Context) ([]int64, error) {
 		t, err := get(ctx)
@@ -110,7 +110,7 @@ func (h *holding) addKazoo(cmd *cobra.Command, kazoos, curators string) {
 	cmd.Flags().BoolVar(&h.kazoo, "kazoo", false, fmt.Sprintf("share the path with kazoo's %s, not Curator's %s", kazoos, curators))
 }
 
-// layout returns the layout, which depends on --kazoo.
+// The method `layout` returns the layout, which depends on --kazoo.
 func (h *holding) layout() zsync.LockOption {
 	if h.kazoo {
 		return zsync.WithLayout(zsync.LayoutKazoo)
@@ -118,7 +118,7 @@ func (h *holding) layout() zsync.LockOption {
 	return zsync.WithLayout(zsync.LayoutCurator)
 }
 
-// pathsAndCommand parses PATH... -- CMD ARG.... If several is false, only one path is allowed.
+// pathsAndCommand parses PATH... -- CMD ARG.... If `several` is false, only one path is allowed.
 func pathsAndCommand(cmd *cobra.Command, args []string, several bool) (paths, argv []string, err error) {
 	n := cmd.ArgsLenAtDash()
 	switch {
@@ -140,10 +140,10 @@ type task struct {
 	signals <-chan os.Signal
 	missed  os.Signal // a signal that came just after the end of the command
 	told    bool      // during the run of the command, a signal came that ends zsync, not only this run
-	stop    func()    // ends the wait; later signals stay in the channel signals
+	stop    func()    // ends the wait; after the call, signals stay in the channel `signals`
 }
 
-// begin connects, and returns the task of a command that waits at path.
+// The method `begin` connects, and returns the task of a command that waits at path.
 func (h *holding) begin(ctx context.Context, path string, argv []string) (*task, error) {
 	if h.busy < 0 || h.busy > 255 {
 		return nil, fail(exitUsage, "-E %d: an exit status is from 0 to 255", h.busy)
@@ -187,7 +187,7 @@ func (h *holding) begin(ctx context.Context, path string, argv []string) (*task,
 	return t, err
 }
 
-// under acquires a hold, runs the command, and releases the hold.
+// The method `under` acquires a hold, runs the command, and releases the hold.
 func (t *task) under(h hold) error {
 	if err := t.acquire(h); err != nil {
 		return err
@@ -213,7 +213,7 @@ func (t *task) under(h hold) error {
 	return err
 }
 
-// acquire waits for the hold, or tries once. If it fails, the error names the holders.
+// The method `acquire` waits for the hold, or tries once. If it fails, the error names the holders.
 func (t *task) acquire(h hold) error {
 	if t.try {
 		ok, err := h.try(t.waiting)
@@ -235,7 +235,7 @@ func (t *task) acquire(h hold) error {
 	return verdict(err, t.busy)
 }
 
-// run ends the wait and runs the command.
+// The method `run` ends the wait and runs the command.
 func (t *task) run(lost <-chan struct{}, tokens func(context.Context) ([]int64, error)) error {
 	t.stop()
 	if t.waiting.Err() != nil { // the wait ended at the same instant
@@ -253,8 +253,8 @@ func (t *task) run(lost <-chan struct{}, tokens func(context.Context) ([]int64, 
 	select {
 	case <-lost:
 		// After a loss, the next holder may be running already, so do not start the command. This
-		// check comes after the call of grace for a reason: a new session, perhaps with another
-		// timeout, begins only after the loss is reported. So if the hold is not lost here, grace
+		// check comes after the call of `grace` for a reason: a new session, perhaps with another
+		// timeout, begins only after the loss is reported. So if the hold is not lost here, `grace`
 		// has used the timeout of the hold's session.
 		return fail(exitLost, "%s: the hold was lost before %s was run", t.path, t.argv[0])
 	default:
@@ -282,14 +282,14 @@ func tokenVariable(tokens []int64) string {
 	return "ZSYNC_TOKENS=" + strings.Join(words, " ")
 }
 
-// lost reports whether err has the exit status for a lost hold.
+// The function `lost` reports whether err has the exit status for a lost hold.
 func lost(err error) bool {
 	var s *statusError
 	return errors.As(err, &s) && s.status == exitLost
 }
 
-// grace returns the time from SIGTERM to SIGKILL after a loss. In this time, the command can end by
-// itself.
+// The method `grace` returns the time from SIGTERM to SIGKILL after a loss. In this time, the
+// command can end by itself.
 //
 // If a session is cut off, the client reports the loss at least a tenth of the session timeout
 // before the servers can grant the hold to another session; see [zsync.Session.Margin]. The command
@@ -306,8 +306,8 @@ func (t *task) grace() time.Duration {
 	return tenth / 2
 }
 
-// within returns a context that ends after d. If d is 0, or after a call of stop, no time limit
-// applies. format is the message of the error for the end.
+// The function `within` returns a context that ends after d. If d is 0, or after a call of `stop`,
+// no time limit applies. The argument `format` is the message of the error for the end.
 func within(ctx context.Context, d time.Duration, format string) (_ context.Context, stop func()) {
 	if d <= 0 {
 		return ctx, func() {}

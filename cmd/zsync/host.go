@@ -22,7 +22,7 @@ import (
 // memory. child_unix.go runs processes on Unix.
 
 // A host gives the command its environment, its streams, its signals, connections to the servers,
-// and processes. main uses thisHost. Tests make a host in memory.
+// and processes. The function `main` uses thisHost. Tests make a host in memory.
 type host struct {
 	args           []string // the command line
 	env            []string
@@ -65,10 +65,11 @@ func (h *host) getenv(name string) (value string) {
 }
 
 // withinVariable is an environment variable. If this process runs below the command of another
-// zsync, it has that zsync's session. If there are several, the outermost session is first.
+// zsync, the variable has that zsync's session. If there are several sessions, the outermost is
+// first.
 const withinVariable = "ZSYNC_WITHIN"
 
-// within returns the sessions in withinVariable.
+// The method `within` returns the sessions in withinVariable.
 func (h *host) within() []string {
 	const most = 8 // if more sessions are nested, keep the innermost
 	ids := slices.DeleteFunc(strings.Fields(h.getenv(withinVariable)), func(id string) bool {
@@ -78,7 +79,7 @@ func (h *host) within() []string {
 	return ids[max(len(ids)-most, 0):]
 }
 
-// signals is the part of package os/signal that the command uses.
+// The interface `signals` is the part of package os/signal that the command uses.
 type signals interface {
 	Notify(ch chan<- os.Signal, signals ...os.Signal)
 	Stop(ch chan<- os.Signal)
@@ -118,10 +119,10 @@ func keepClosed() {
 
 // A process is a command that zsync runs, with its descendants.
 type process interface {
-	// start starts the command.
+	// The method `start` starts the command.
 	start() error
 
-	// wait waits for the end of the command and returns its exit status.
+	// The method `wait` waits for the end of the command and returns its exit status.
 	wait() int
 
 	// passOn forwards a signal that zsync has received to the command. It returns false if the
@@ -134,17 +135,17 @@ type process interface {
 	// kill kills the command and its descendants.
 	kill()
 
-	// clear is called after the end of the command, and waits for the end of its descendants. When
-	// kill fires, clear kills the remaining descendants.
+	// The method `clear` is called after the end of the command, and waits for the end of its
+	// descendants. When the channel `kill` receives, the method kills the remaining descendants.
 	clear(kill <-chan time.Time)
 
-	// orphaned returns a channel that receives when reap may have work.
+	// orphaned returns a channel that receives when `reap` may have work.
 	orphaned() (_ <-chan os.Signal, stop func())
 
 	// reap reaps the orphans that zsync has adopted.
 	reap()
 
-	// beside starts another command, which terminate and kill do not affect.
+	// The method `beside` starts another command, which `terminate` and `kill` do not affect.
 	beside(cmd *exec.Cmd) (wait func() error, err error)
 }
 

@@ -70,8 +70,9 @@ func (c numberCodec) Unmarshal(data []byte, v any) error {
 // A noNumberError means that the data at a path are no number.
 type noNumberError struct{ error }
 
-// with is the common part of the subcommands. It checks that there are from least to most
-// arguments, connects, and calls do with the Int64 at the path in the first argument.
+// The method `with` is the common part of the subcommands. It checks that the number of arguments
+// is between `least` and `most`, connects, and calls `do` with the Int64 at the path in the first
+// argument.
 func (n *number) with(cmd *cobra.Command, args []string, least, most int, do func(ctx context.Context, i *zsync.Int64) error) error {
 	if len(args) < least || len(args) > most {
 		return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -183,7 +184,7 @@ func intWatchCommand(c *client) *cobra.Command {
 		Use:   "watch PATH [flags]",
 		Short: "print the number after each change",
 		Long: `zsync int watch prints the number, now and after each change. If the number changes
-quickly, watch can skip numbers, but not the last. It ends with a signal, with
+quickly, the command can skip numbers, but not the last. It ends with a signal, with
 --timeout, or after --count numbers.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {

@@ -31,13 +31,13 @@ var stopTogether = sync.OnceFunc(func() {
 	go controlJob(asked, changed)
 })
 
-// stopping is the time limit for a command to stop after SIGTSTP. The command may first restore the
-// screen. If the command does not stop in this time, zsync does not stop either.
+// The constant `stopping` is the time limit for a command to stop after SIGTSTP. The command may
+// first restore the screen. If the command does not stop in this time, zsync does not stop either.
 const stopping = 5 * time.Second
 
 // controlJob forwards the signals to the commands, and stops zsync after the commands have stopped.
 func controlJob(asked, changed <-chan os.Signal) {
-	runtime.LockOSThread() // because suspend sends the signal to its own thread
+	runtime.LockOSThread() // because `suspend` sends the signal to its own thread
 	var sig syscall.Signal // the signal with which to stop zsync after the commands; 0: none
 	var idle bool          // there was no command when the signal arrived
 	var late, again <-chan time.Time
@@ -77,7 +77,7 @@ func controlJob(asked, changed <-chan os.Signal) {
 }
 
 // suspend stops all running descendants, and then this process with sig. It returns after SIGCONT.
-// The kernel does not stop a process that no shell could continue; then suspend returns at once.
+// The kernel does not stop a process that no shell could continue; then `suspend` returns at once.
 func suspend(sig syscall.Signal, asked <-chan os.Signal) {
 	frozen := freeze()
 	handler := setAction(sig, action{})
@@ -95,8 +95,8 @@ func suspend(sig syscall.Signal, asked <-chan os.Signal) {
 	ours.wake()
 }
 
-// freeze stops all descendants of this process. It repeats this until none of them runs, and
-// returns the stopped processes.
+// The function `freeze` stops all descendants of this process. It repeats this until none of them
+// runs, and returns the stopped processes.
 func freeze() (frozen []int) {
 	for began := time.Now(); time.Since(began) < time.Second; { // a process in a system call may take a while to stop
 		running := running()
@@ -112,7 +112,7 @@ func freeze() (frozen []int) {
 	return frozen
 }
 
-// running returns the descendants of zsync that have neither ended nor stopped.
+// The function `running` returns the descendants of zsync that have neither ended nor stopped.
 func running() (running []int) {
 	children := processes()
 	for next := []int{os.Getpid()}; len(next) > 0; next = next[1:] {
@@ -126,13 +126,14 @@ func running() (running []int) {
 	return running
 }
 
-// stopped reports whether the process cannot run: either it is stopped, or it is in vfork(2) and
-// its child is stopped. In vfork(2), a parent waits until its child has executed a program.
+// The method `stopped` reports whether the process cannot run: either it is stopped, or it is in
+// vfork(2) and its child is stopped. In vfork(2), a parent waits until its child has executed a
+// program.
 func (c kernelProcess) stopped(children map[int][]kernelProcess) bool {
 	return c.still || c.deep && slices.ContainsFunc(children[c.pid], func(c kernelProcess) bool { return c.still })
 }
 
-// signal sends sig to each command.
+// The method `signal` sends sig to each command.
 func (t *processTable) signal(sig syscall.Signal) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -144,8 +145,8 @@ func (t *processTable) signal(sig syscall.Signal) {
 	}
 }
 
-// look returns two facts: alive means that at least one command has not ended; running means that
-// at least one command is running.
+// The method `look` returns two facts: `alive` means that at least one command has not ended;
+// `running` means that at least one command is running.
 func (t *processTable) look() (alive, running bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -158,8 +159,8 @@ func (t *processTable) look() (alive, running bool) {
 	return alive, running
 }
 
-// wake continues the stopped commands. First it waits a moment, because a shell that continues
-// zsync also continues the commands in zsync's process group.
+// The method `wake` continues the stopped commands. First it waits a moment, because a shell that
+// continues zsync also continues the commands in zsync's process group.
 func (t *processTable) wake() {
 	const about = 20 * time.Millisecond
 	time.Sleep(about)

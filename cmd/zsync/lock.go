@@ -96,9 +96,9 @@ writers are served in the order in which they came.`,
 	return cmd
 }
 
-// unlessMixed returns mine with a change: the acquisition fails while the other kind of lock is in
-// use at the path. With --kazoo there is no check, because the znodes of kazoo's locks do not show
-// their kind.
+// unlessMixed returns the hold `mine` with a change: the acquisition fails while the other kind of
+// lock is in use at the path. With --kazoo there is no check, because the znodes of kazoo's locks
+// do not show their kind.
 func (h *holding) unlessMixed(mine hold, other line, format string) hold {
 	if h.kazoo {
 		return mine
@@ -106,7 +106,7 @@ func (h *holding) unlessMixed(mine hold, other line, format string) hold {
 	return mine.unless(other, format)
 }
 
-// locking, writing and reading return the holds of a lock.
+// The functions locking, writing and reading return the holds of a lock.
 func locking(m *zsync.Mutex) hold {
 	return hold{m.Lock, m.TryLock, m.Unlock, m.Lost, token(m.Token), []line{m}}
 }
@@ -119,7 +119,7 @@ func reading(m *zsync.RWMutex) hold {
 	return hold{m.RLock, m.TryRLock, m.RUnlock, m.Lost, token(m.Token), []line{m}}
 }
 
-// beginTask parses the arguments PATH -- CMD ARG..., and calls begin. If several is true, the
+// beginTask parses the arguments PATH -- CMD ARG..., and calls `begin`. If `several` is true, the
 // arguments may have several PATHs.
 func beginTask(h *holding, cmd *cobra.Command, args []string, several bool) (*task, []string, error) {
 	paths, argv, err := pathsAndCommand(cmd, args, several)
@@ -135,9 +135,9 @@ func beginTask(h *holding, cmd *cobra.Command, args []string, several bool) (*ta
 	return t, paths, err
 }
 
-// unless returns a hold whose acquisition fails while another kind of lock is in use at the path.
-// The check follows the acquisition. So if two commands acquire the two kinds at the same time, at
-// least the later command finds the hold of the other.
+// The method `unless` returns a hold whose acquisition fails while another kind of lock is in use
+// at the path. The check follows the acquisition. So if two commands acquire the two kinds at the
+// same time, at least the later command finds the hold of the other.
 func (h hold) unless(other line, format string) hold {
 	check := func(ctx context.Context) error {
 		cs, err := other.Contenders(ctx)

@@ -41,13 +41,13 @@ func lsCommand(c *client) *cobra.Command {
 numbers of holders and waiters, the first holder, the duration of its hold, and the
 longest wait. A < before the duration means that it includes the holder's wait, because
 the moment of the grant is unknown. The command zsync, and programs that take a token,
-record that moment. With --watch, ls sees each later handoff itself, so it knows the
-moment of those grants. Times are converted from the servers' clocks. ls sends a request
-for each znode, and a few for each primitive, at most eight at once.
+record that moment. With --watch, zsync ls sees each later handoff itself, so it knows
+the moment of those grants. Times are converted from the servers' clocks. zsync ls sends
+a request for each znode, and a few for each primitive, at most eight at once.
 
-zsync status PATH shows all contenders of one path. With --watch, ls refreshes its
-output, and says when the servers stop answering and when they answer again. zsync top
-does that in a terminal.`,
+zsync status PATH shows all contenders of one path. With --watch, zsync ls refreshes
+its output, and says when the servers stop answering and when they answer again. zsync
+top does that in a terminal.`,
 		Example: "  zsync ls\n  zsync ls /jobs --watch",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -102,8 +102,8 @@ does that in a terminal.`,
 	return cmd
 }
 
-// missing reports an outage once, unless the caller calls stop within the time overdue. If missing
-// has reported an outage, stop reports its end.
+// The method `missing` reports an outage once, unless the caller calls `stop` within the time
+// `overdue`. If `missing` has reported an outage, `stop` reports its end.
 func (t *task) missing() (stop func()) {
 	began, said := time.Now(), make(chan struct{})
 	timer := time.AfterFunc(overdue, func() {
@@ -120,7 +120,7 @@ func (t *task) missing() (stop func()) {
 	}
 }
 
-// list summarizes the primitives below root.
+// The method `list` summarizes the primitives below root.
 func (h *host) list(ctx context.Context, s *zsync.Session, root string, seen *look.Memory) ([]summary, error) {
 	t, err := h.survey(ctx, s, root)
 	if err != nil {
@@ -184,8 +184,9 @@ func sumUp(lines []look.Line) (rows []summary) {
 	return rows
 }
 
-// calm returns a text about the waiters of r if their wait is normal: if they wait for work, or for
-// the end of a leadership. For other waiters, and for candidates without a leader, it returns "".
+// The method `calm` returns a text about the waiters of r if their wait is normal: if they wait for
+// work, or for the end of a leadership. For other waiters, and for candidates without a leader, it
+// returns "".
 func (r summary) calm() string {
 	switch {
 	case r.Waiters == 0:
@@ -207,7 +208,7 @@ func printList(w io.Writer, rows []summary, now time.Time) error {
 	return t.Flush()
 }
 
-// tally returns the number n as text for a list, or "-" for 0.
+// The function `tally` returns the number n as text for a list, or "-" for 0.
 func tally(n int) string {
 	if n == 0 {
 		return "-"
@@ -215,8 +216,8 @@ func tally(n int) string {
 	return fmt.Sprint(n)
 }
 
-// held returns the duration of a hold as text. If only the time of the arrival is known, it returns
-// an upper limit.
+// The function `held` returns the duration of a hold as text. If only the time of the arrival is
+// known, it returns an upper limit.
 func held(now time.Time, since, came *time.Time) string {
 	if since == nil && came != nil {
 		return "<" + age(now, came)
@@ -224,7 +225,7 @@ func held(now time.Time, since, came *time.Time) string {
 	return age(now, since)
 }
 
-// age returns the time from since to now, in at most two units.
+// The function `age` returns the time from `since` to `now`, in at most two units.
 func age(now time.Time, since *time.Time) string {
 	if since == nil {
 		return "-"

@@ -40,9 +40,9 @@ const about = `zsync coordinates programs on different machines, with Apache Zoo
 Name the servers with --servers or ZSYNC_SERVERS, as a connect string:
 zk1:2181,zk2:2181,zk3:2181. With zk1:2181,zk2:2181/app, all paths are below /app.
 
-lock, rlock, semaphore, elect, once, schedule and barrier enter run a command. While
-it runs, zsync holds the lock, the permits, the leadership and so on. The command has
-zsync's standard input, output and error. zsync forwards signals to the command. If
+zsync lock, rlock, semaphore, elect, once, schedule and barrier enter run a command.
+While it runs, zsync holds the lock, the permits, the leadership and so on. The command
+has zsync's standard input, output and error. zsync forwards signals to the command. If
 zsync was started with a signal ignored, as by nohup, the command ignores that signal,
 too. If the hold is lost, zsync sends the command SIGTERM and, a little later, SIGKILL.
 With the default --kill-after, the command ends before another process gets the hold.
@@ -78,8 +78,8 @@ Exit status:
 otherwise that of the command`
 
 func main() {
-	// The kernel kills a command when the thread that started it ends, so keep this thread; see
-	// attributes.
+	// The kernel kills a command when the thread that started it ends, so keep this thread; see the
+	// function `attributes`.
 	runtime.LockOSThread()
 	keepIgnoring()
 	keepClosed()
@@ -151,7 +151,7 @@ func (w *checkedWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// say writes an error to standard error, as one line.
+// The method `say` writes an error to standard error, as one line.
 func (h *host) say(err error) {
 	text := strings.TrimPrefix(err.Error(), "zsync: ")
 	text = strings.ReplaceAll(text, ": zsync: ", ": ") // omit the library's prefix in the middle
@@ -219,7 +219,7 @@ func newRoot(h *host) *cobra.Command {
 	return root
 }
 
-// version returns the version of this build, from the information of go build.
+// The function `version` returns the version of this build, from the information of go build.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -228,7 +228,7 @@ func version() string {
 	return strings.Join(append(commit(info), info.GoVersion), " ")
 }
 
-// commit returns the version, followed by the commit unless the version contains it.
+// The function `commit` returns the version, followed by the commit unless the version contains it.
 func commit(info *debug.BuildInfo) (words []string) {
 	words = []string{info.Main.Version}
 	for _, s := range info.Settings {
@@ -277,7 +277,7 @@ func exitOf(err error) int {
 	return exitServers
 }
 
-// fail returns an error with a status and a message.
+// The function `fail` returns an error with a status and a message.
 func fail(status int, format string, args ...any) error {
 	return &statusError{status, fmt.Errorf(format, args...)}
 }

@@ -21,10 +21,11 @@ func mapCommand(c *client) *cobra.Command {
 		Use:   "map",
 		Short: "read, write and watch a shared map",
 		Long: `A map has a value for each key. A key is any text; its value is in a znode below PATH.
-It is a zsync.Map with the default codec, zsync.JSON. set stores JSON unchanged, and
-other text as a JSON string; get, list and watch print the text of a JSON string, and
-other JSON unchanged. So NewMap[string] shares the path with the command. With --raw,
-values are bytes, as with zsync.Raw.`,
+It is a zsync.Map with the default codec, zsync.JSON. zsync map set stores
+JSON unchanged. It stores other text as a JSON string. zsync map get, zsync map list and
+zsync map watch print the text of a JSON string, and print other JSON unchanged. So
+NewMap[string] shares the path with the command. With --raw, values are bytes, as with
+zsync.Raw.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(
@@ -40,8 +41,8 @@ values are bytes, as with zsync.Raw.`,
 
 type sharedMap = zsync.Map[[]byte]
 
-// withMap is the common part of the subcommands. It checks that there are from least to most
-// arguments, connects, and calls do with the Map at the path in the first argument.
+// withMap is the common part of the subcommands. It checks that the number of arguments is between
+// `least` and `most`, connects, and calls `do` with the Map at the path in the first argument.
 func withMap(h *holding, cmd *cobra.Command, args []string, least, most int, do func(ctx context.Context, m *sharedMap) error) error {
 	if len(args) < least || len(args) > most {
 		return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -51,7 +52,8 @@ func withMap(h *holding, cmd *cobra.Command, args []string, least, most int, do 
 	})
 }
 
-// connected connects, calls do, and adds an exit status to its error.
+// The method `connected` opens a session and calls `do`. It adds an exit status to the error of
+// `do`.
 func (h *holding) connected(cmd *cobra.Command, path string, do func(ctx context.Context, s *zsync.Session) error) error {
 	t, err := h.begin(cmd.Context(), path, nil)
 	if err != nil {
@@ -148,7 +150,7 @@ func (e *expectation) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// swap writes data if the value is as expected.
+// The method `swap` writes data if the value is as expected.
 func (e *expectation) swap(ctx context.Context, what string, data []byte,
 	load func(context.Context) ([]byte, zsync.Version, error), swap func(context.Context, zsync.Version, []byte) (bool, error),
 ) error {
@@ -196,7 +198,7 @@ func mapListCommand(c *client) *cobra.Command {
 		Short: "print all keys and values",
 		Long: `zsync map list prints the map at one moment: a line for each key, in order, with a tab
 before the value. It escapes characters that do not print. With --json it prints one
-object, whose values are strings, as get prints them.`,
+object, whose values are strings, as "get" prints them.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 1, 1, func(ctx context.Context, m *sharedMap) error {
 				all, out := map[string]string{}, new(bytes.Buffer)
@@ -234,10 +236,10 @@ func mapWatchCommand(c *client) *cobra.Command {
 		Use:   "watch PATH [flags]",
 		Short: "print the map after each change",
 		Long: `zsync map watch prints the whole map, now and after each change. It prints one line of
-JSON: an object whose values are strings, as get prints them. If the map changes
-quickly, watch can skip states, but not the last. After a lost connection, it prints the
-map again when it has caught up. It ends with a signal, with --timeout, or after --count
-lines.`,
+JSON: an object whose values are strings, as "get" prints them. If the map changes
+quickly, the command can skip states, but not the last. After a lost connection, it
+prints the map again when it has caught up. It ends with a signal, with --timeout, or
+after --count lines.`,
 		Example: `  zsync map watch /services | while read -r all; do echo "$all" | jq -r '.billing'; done`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withMap(h, cmd, args, 1, 1, func(ctx context.Context, m *sharedMap) error {
@@ -264,7 +266,8 @@ func addCount(cmd *cobra.Command, n *int, what string) {
 	cmd.Flags().IntVarP(n, "count", "n", 0, "end after `N` "+what+" (default: no limit)")
 }
 
-// follow writes n values from watch. If n is 0, it writes all values until ctx ends.
+// The function `follow` writes n values from the channel `watch`. If n is 0, it writes all values
+// until ctx ends.
 func follow[T any](ctx context.Context, cmd *cobra.Command, n int, path string, watch <-chan T, write func(io.Writer, T) error) error {
 	if n < 0 || n == 0 && cmd.Flags().Changed("count") {
 		return fail(exitUsage, "--count %d: must be at least 1", n)

@@ -13,7 +13,7 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// This file has zsync queue and its subcommands send and len. queuerecv.go has the consumer,
+// This file has zsync queue and its subcommands `send` and `len`. queuerecv.go has the consumer,
 // queueadmin.go the subcommands for operators, and queuetext.go the form of elements.
 
 func queueCommand(c *client) *cobra.Command {
@@ -24,11 +24,12 @@ func queueCommand(c *client) *cobra.Command {
 receives them. In the shell, an element is a line, without its newline. With --null,
 each element ends in a zero byte instead.
 
-It is a zsync.Queue with the default codec, zsync.JSON. send stores a line that is
-JSON unchanged, and other text as a JSON string; recv and peek print the text of a
-JSON string, and other JSON unchanged. So NewQueue[string] and NewQueue[Job] share
-the path with the command. With --raw, elements are bytes, as with zsync.Raw. With
---layout, programs of other libraries can share the path; elements are bytes, too.`,
+It is a zsync.Queue with the default codec, zsync.JSON. zsync queue send
+stores a line that is JSON unchanged. It stores other text as a JSON string. zsync queue
+recv and zsync queue peek print the text of a JSON string, and print other JSON
+unchanged. So NewQueue[string] and NewQueue[Job] share the path with the command. With
+--raw, elements are bytes, as with zsync.Raw. With --layout, programs of other libraries
+can share the path; elements are bytes, too.`,
 		RunE: wantSubcommand,
 	}
 	cmd.AddCommand(
@@ -62,7 +63,7 @@ func (q *queueing) addNull(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&q.null, "null", "0", false, "elements end in a zero byte, not in a newline")
 }
 
-// end returns the byte that follows each element in the input and in the output.
+// The method `end` returns the byte that follows each element in the input and in the output.
 func (q *queueing) end() byte {
 	if q.null {
 		return 0
@@ -70,7 +71,7 @@ func (q *queueing) end() byte {
 	return '\n'
 }
 
-// open connects to the queue at path. The caller closes the session.
+// The method `open` connects to the queue at path. The caller closes the session.
 func (q *queueing) open(cmd *cobra.Command, path string, opts ...zsync.QueueOption) (*task, *zsync.Queue[[]byte], error) {
 	layout, ok := queueLayouts[q.layoutName]
 	if !ok {
@@ -112,10 +113,10 @@ if all elements are text, as for NewQueue[string], and --raw for bytes.
 With --key, the elements of a KEY are received in the order in which they were sent,
 one at a time. Elements of other keys are received at the same time.
 
-With --id, send stores its one ELEMENT (or line) only if no element with this ID was
-sent within --id-memory. If one was sent, send says so and succeeds. If it is unknown
-whether a send has succeeded, run the same command again. zsync queue cancel removes
-the element by its ID.`,
+With --id, zsync queue send stores its one ELEMENT (or line) only if no element with
+this ID was sent within --id-memory. If one was sent, the command says so and succeeds.
+If it is unknown whether the command has succeeded, run the same command again. zsync
+queue cancel removes the element by its ID.`,
 		Example: `  zsync queue send /jobs one "and another"
   zsync queue send /jobs '{"id": 7}' '{"id": 8}'
   zsync queue send /jobs "at once" --priorities 3 --priority 0
@@ -206,7 +207,7 @@ func (q *queueing) sendOnce(ctx context.Context, cmd *cobra.Command, queue *zsyn
 }
 
 // onlyElement returns the only element of the input. It reads the whole input first. If the input
-// has two elements, send fails and sends neither.
+// has two elements, zsync queue send fails and sends neither.
 func onlyElement(ctx context.Context, in <-chan input) (element []byte, err error) {
 	for n := 0; ; n++ {
 		select {
@@ -246,7 +247,7 @@ func elementsOf(r io.Reader, end byte) <-chan input {
 				ch <- input{element: element[:len(element)-1]}
 				continue
 			}
-			if len(element) > 0 { // no byte need follow the last element
+			if len(element) > 0 { // no byte `end` need follow the last element
 				ch <- input{element: element}
 			}
 			ch <- input{err: err}
@@ -256,8 +257,8 @@ func elementsOf(r io.Reader, end byte) <-chan input {
 	return ch
 }
 
-// readElement reads an element and the byte end that follows it, like ReadBytes. It fails if the
-// element is larger than mostInput.
+// readElement reads an element, and the byte `end` after the element, as ReadBytes does. It fails
+// if the element is larger than mostInput.
 func readElement(b *bufio.Reader, end byte) (element []byte, err error) {
 	for {
 		part, err := b.ReadSlice(end)
@@ -316,8 +317,8 @@ func sendAll(ctx context.Context, send sender, in <-chan input) error {
 	}
 }
 
-// stoppedAfter returns an error with the number of elements that were certainly sent. Later
-// elements may be stored or not.
+// stoppedAfter returns an error with the number of elements that were certainly sent. The elements
+// after these may be stored or not.
 func stoppedAfter(sent int, verdict, why error) error {
 	return &statusError{exitOf(verdict), fmt.Errorf("elements certainly sent: %d: %w", sent, why)}
 }

@@ -20,7 +20,7 @@ import (
 // This file has the subcommands of zsync queue for operators: they show a queue, pause it, and
 // handle dead letters. queue.go has the producer, and queuerecv.go the consumer.
 
-// withQueue connects to the queue at path, and calls do.
+// withQueue connects to the queue at path, and calls `do`.
 func (q *queueing) withQueue(cmd *cobra.Command, path string, do func(ctx context.Context, queue *zsync.Queue[[]byte]) error) error {
 	t, queue, err := q.open(cmd, path)
 	if err != nil {
@@ -184,7 +184,7 @@ func (l statsLine) print(w io.Writer, now time.Time) error {
 	return t.Flush()
 }
 
-// orderCommand returns a command that calls do for the queue in its argument.
+// orderCommand returns a command that calls `do` for the queue in its argument.
 func orderCommand(c *client, name, short, long string, do func(*zsync.Queue[[]byte], context.Context) error) *cobra.Command {
 	q := &queueing{holding: *newHolding(c)}
 	cmd := &cobra.Command{
@@ -204,16 +204,17 @@ func orderCommand(c *client, name, short, long string, do func(*zsync.Queue[[]by
 
 func pauseCommand(c *client) *cobra.Command {
 	return orderCommand(c, "pause", "stop all consumers until zsync queue resume",
-		`pause stops all consumers of the queue at PATH, programs and commands, until zsync
-queue resume. Work on claimed elements continues; it has ended when zsync queue stats
-shows none claimed. Elements can still be sent. A pause outlasts this command.`,
+		`zsync queue pause stops all consumers of the queue at PATH, programs and commands,
+until zsync queue resume. Work on claimed elements continues; the work has ended when
+zsync queue stats shows none claimed. Elements can still be sent. A pause outlasts this
+command.`,
 		(*zsync.Queue[[]byte]).Pause)
 }
 
 func resumeCommand(c *client) *cobra.Command {
 	return orderCommand(c, "resume", "end a pause",
-		`resume ends the pause of the queue at PATH. It does nothing if the queue is not
-paused.`,
+		`zsync queue resume ends the pause of the queue at PATH. It does nothing if the queue
+is not paused.`,
 		(*zsync.Queue[[]byte]).Resume)
 }
 
@@ -365,7 +366,7 @@ data (as stored, in base64).`,
 	return cmd
 }
 
-// lettersCommand returns a command that calls do for the dead letters in its arguments.
+// lettersCommand returns a command that calls `do` for the dead letters in its arguments.
 func lettersCommand(c *client, name, short, long string, do func(*zsync.Queue[[]byte], context.Context, func(zsync.DeadLetter) bool) (int, error)) *cobra.Command {
 	q := &queueing{holding: *newHolding(c)}
 	all := false
@@ -404,12 +405,12 @@ func lettersCommand(c *client, name, short, long string, do func(*zsync.Queue[[]
 
 func requeueCommand(c *client) *cobra.Command {
 	return lettersCommand(c, "requeue", "put dead letters back into the queue",
-		"requeue puts dead letters at the end of the queue at PATH, as if they had just\nbeen sent.",
+		"zsync queue requeue puts dead letters at the end of the queue at PATH, as if they had\njust been sent.",
 		(*zsync.Queue[[]byte]).RequeueDead)
 }
 
 func purgeCommand(c *client) *cobra.Command {
 	return lettersCommand(c, "purge", "delete dead letters",
-		"purge deletes dead letters of the queue at PATH.",
+		"zsync queue purge deletes dead letters of the queue at PATH.",
 		(*zsync.Queue[[]byte]).PurgeDead)
 }

@@ -31,31 +31,31 @@ each, and removes them. It prints the text of a JSON string, unless --raw is giv
 ends when the queue is empty or paused, or after --count elements; with --follow it
 waits for more.
 
-recv first writes an element, and then removes it. If the element cannot be written,
-it returns to its place. If recv is killed, or loses its session, between the two
-steps, the element is received again. After a loss, recv prints the number of such
+zsync queue recv first writes an element, and then removes it. If the element cannot be
+written, it returns to its place. If zsync is killed, or loses its session, between the
+two steps, the element is received again. After a loss, zsync prints the number of such
 elements, and exits with status 76. In the layouts of other libraries, an element that
-recv has taken is lost if recv is killed.
+zsync has taken is lost if zsync is killed.
 
-With a command, recv writes nothing. It runs the command for each element, --jobs at
-once, with the element as standard input, its ID in ZSYNC_ID and the number of the attempt in
-ZSYNC_ATTEMPT (in another library's layout always 1). If the command
+With a command, zsync queue recv writes nothing. It runs the command for each element,
+--jobs at once, with the element as standard input, its ID in ZSYNC_ID and the number of
+the attempt in ZSYNC_ATTEMPT (in another library's layout always 1). If the command
 succeeds, the element is removed.
 
-If the command fails, recv tries the element again after --backoff, which doubles with
+If the command fails, zsync tries the element again after --backoff, which doubles with
 each failure, up to a minute. It continues with other elements until then. After
 --max-attempts failures, the element is a dead letter, with the command's exit status
-as the reason: see zsync queue dead. Without --max-attempts, recv tries again
+as the reason: see zsync queue dead. Without --max-attempts, zsync tries again
 indefinitely; but with --backoff 0, and in the layouts of other libraries, the first
-failure ends recv, and the element returns to its place.
+failure ends zsync queue recv, and the element returns to its place.
 
-When recv ends by itself, it exits with status 0 if every element that failed has
-succeeded later, and otherwise with the status of the last command that failed. With
---max-attempts, it first waits for the retries of its elements.
+When zsync queue recv ends by itself, it exits with status 0 if every element that
+failed has succeeded later, and otherwise with the status of the last command that
+failed. With --max-attempts, it first waits for the retries of its elements.
 
-A command that does not exist or cannot be executed ends recv. recv forwards signals
-to all commands; elements whose commands then fail return to their places and use no
-attempt. Neither --timeout nor a lost session stops a running command.
+A command that does not exist or cannot be executed ends zsync queue recv. zsync
+forwards signals to all commands; elements whose commands then fail return to their
+places and use no attempt. Neither --timeout nor a lost session stops a running command.
 
 Exit status 75 means that fewer than --count elements came.`,
 		Example: `  zsync queue recv -n 1 --follow --timeout 1m /jobs
@@ -74,8 +74,8 @@ Exit status 75 means that fewer than --count elements came.`,
 				return err
 			}
 			if argv != nil {
-				// Look for the program before recv claims an element. Later, recv would have to
-				// return the element, and that would count as an attempt.
+				// Look for the program before the claim of an element. After a claim, the element
+				// would have to be returned, and that would count as an attempt.
 				if _, err := c.lookPath(argv[0]); err != nil && !errors.Is(err, exec.ErrDot) {
 					status, err := notRun(argv[0], err)
 					return &statusError{status, err}
@@ -149,7 +149,8 @@ type receiver struct {
 	stop    error           // the error of a command, which ends recv
 }
 
-// receive receives elements until the queue is empty or, with follow, until a limit or a signal.
+// The method `receive` receives elements until the queue is empty or, if `follow` is set, until a
+// limit or a signal.
 func (r *receiver) receive(ctx context.Context) error {
 	// If the reader of the output exits, zsync must first return its elements, so SIGPIPE must not
 	// end it.
@@ -163,7 +164,7 @@ func (r *receiver) receive(ctx context.Context) error {
 		if !errors.Is(err, errEmpty) {
 			return err
 		}
-		// By now, the consumer that round used has returned all its claims.
+		// By now, the consumer that `round` used has returned all its claims.
 		if _, more, err := r.queue.Peek(ctx); err != nil || !more {
 			if err == nil {
 				r.sayIfPaused(ctx)
@@ -180,7 +181,7 @@ func (r *receiver) sayIfPaused(ctx context.Context) {
 	}
 }
 
-// verdict returns the final error of recv.
+// verdict returns the final error of zsync queue recv.
 func (r *receiver) verdict(err error) error {
 	switch {
 	case r.doubts > 0:
@@ -200,11 +201,12 @@ func (r *receiver) full() bool { return r.want > 0 && r.got >= r.want }
 // errEmpty means that the queue had no element to receive.
 var errEmpty = errors.New("the queue is empty")
 
-// idle is the time without an element after which next checks whether the queue is empty.
+// The constant `idle` is the time without an element after which `next` checks whether the queue is
+// empty.
 const idle = 50 * time.Millisecond
 
-// round consumes until it has enough elements. Without follow, it also ends when the queue is
-// empty.
+// The method `round` consumes until it has enough elements. Unless `follow` is set, it also ends
+// when the queue is empty.
 func (r *receiver) round(ctx context.Context) (err error) {
 	inner, cancel := context.WithCancel(ctx)
 	elements := r.queue.Deliveries(inner)
@@ -253,8 +255,8 @@ func (r *receiver) round(ctx context.Context) (err error) {
 	return nil
 }
 
-// next waits for an element. The channel free already has an entry of the caller. If ok is false
-// and err is nil, a command has ended recv.
+// The method `next` waits for an element. The channel `free` already has an entry of the caller. If
+// ok is false and err is nil, a command has ended zsync queue recv.
 func (r *receiver) next(ctx context.Context, elements <-chan zsync.Delivery[[]byte], free chan struct{}, stopped <-chan struct{}) (d zsync.Delivery[[]byte], ok bool, err error) {
 	for {
 		var look <-chan time.Time
@@ -284,7 +286,7 @@ func (r *receiver) next(ctx context.Context, elements <-chan zsync.Delivery[[]by
 	}
 }
 
-// ended returns the error that explains why the channel of elements was closed.
+// The method `ended` returns the error that explains why the channel of elements was closed.
 func (r *receiver) ended(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return fail(exitServers, "%s: the session is closed", r.path)
@@ -292,7 +294,7 @@ func (r *receiver) ended(ctx context.Context) error {
 	return verdict(context.Cause(ctx), exitBusy)
 }
 
-// write writes an element, and begins to acknowledge it.
+// The method `write` writes an element, and begins to acknowledge it.
 func (r *receiver) write(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	if _, err := r.out.Write(append(r.form.decode(d.Value), r.end)); err != nil {
 		r.got--
@@ -317,8 +319,8 @@ func (r *receiver) remove(ctx context.Context, d zsync.Delivery[[]byte]) {
 	r.settle(ctx, d.Ack)
 }
 
-// settle calls the function how, which acknowledges an element, returns it for a retry, or makes it
-// a dead letter. It does so even after a signal.
+// The method `settle` calls the function `how`, which acknowledges an element, returns it for a
+// retry, or makes it a dead letter. It does so even after a signal.
 func (r *receiver) settle(ctx context.Context, how func(ctx context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removal)
 	defer cancel()
@@ -333,5 +335,5 @@ func (r *receiver) settle(ctx context.Context, how func(ctx context.Context) err
 	}
 }
 
-// removal is the time limit of settle. It also applies if the session changes.
+// The constant `removal` is the time limit of `settle`. It also applies if the session changes.
 const removal = time.Minute

@@ -19,20 +19,20 @@ import (
 // A form has the flags that select the stored form of text.
 type form struct{ raw, text bool }
 
-// addRaw adds --raw. The argument what is a plural noun for the help text.
+// addRaw adds --raw. The argument `what` is a plural noun for the help text.
 func (f *form) addRaw(cmd *cobra.Command, what string) {
 	cmd.Flags().BoolVar(&f.raw, "raw", false, what+" are bytes, as with zsync.Raw, not JSON")
 }
 
-// addText adds --text to a command that already has --raw. The argument what is a singular noun for
-// the help text.
+// addText adds --text to a command that already has --raw. The argument `what` is a singular noun
+// for the help text.
 func (f *form) addText(cmd *cobra.Command, what string) {
 	cmd.Flags().BoolVar(&f.text, "text", false, "store "+what+" as a JSON string, even if it is JSON itself, such as 42")
 	cmd.MarkFlagsMutuallyExclusive("raw", "text")
 }
 
-// encode returns the stored form of text. Without a flag, it leaves JSON unchanged, so that
-// programs can receive objects or numbers. It makes other text a JSON string.
+// The method `encode` returns the stored form of text. Without a flag, it leaves JSON unchanged, so
+// that programs can receive objects or numbers. It makes other text a JSON string.
 func (f *form) encode(element []byte) ([]byte, error) {
 	switch {
 	case f.raw, !f.text && json.Valid(element):
@@ -68,7 +68,7 @@ func (f *form) encodeAll(in <-chan input) <-chan input {
 	return out
 }
 
-// beginning returns the first bytes of data, for use in a message.
+// The function `beginning` returns the first bytes of data, for use in a message.
 func beginning(data []byte) string {
 	const most = 64
 	if len(data) > most {
@@ -77,8 +77,8 @@ func beginning(data []byte) string {
 	return string(data)
 }
 
-// decode returns stored bytes as text. For a JSON string, the text is its content. For other bytes,
-// the text is the bytes themselves.
+// The method `decode` returns stored bytes as text. For a JSON string, the text is its content. For
+// other bytes, the text is the bytes themselves.
 func (f *form) decode(stored []byte) []byte {
 	if f.raw || !bytes.HasPrefix(stored, []byte(`"`)) {
 		return stored
@@ -90,7 +90,7 @@ func (f *form) decode(stored []byte) []byte {
 	return []byte(text)
 }
 
-// check checks the flags against the layout of the queue.
+// The method `check` checks the flags against the layout of the queue.
 func (f *form) check(layout zsync.QueueLayout) error {
 	if layout == zsync.LayoutZsync {
 		return nil

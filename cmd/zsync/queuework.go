@@ -23,17 +23,17 @@ import (
 
 // A working has the flags for running the command.
 type working struct {
-	argv     []string // nil: recv writes the elements instead
+	argv     []string // nil: zsync queue recv writes the elements instead
 	jobs     int
 	attempts int // 0: no limit
 	backoff  time.Duration
 	replace  string // the placeholder for the element in argv; "": the command reads the element
 }
 
-// longest is the maximum wait before a retry.
+// The constant `longest` is the maximum wait before a retry.
 const longest = time.Minute
 
-// check checks the flags for the command.
+// The method `check` checks the flags for the command.
 func (w *working) check(cmd *cobra.Command, layout string) error {
 	flags := cmd.Flags()
 	for _, name := range []string{"jobs", "max-attempts", "backoff", "replace"} {
@@ -61,8 +61,8 @@ func (w *working) check(cmd *cobra.Command, layout string) error {
 // longestArgument is Linux's maximum length of an argument.
 const longestArgument = 128<<10 - 1
 
-// with returns the command for an element. The element is in the arguments if there is a
-// placeholder, and otherwise in the standard input.
+// The method `with` returns the command for an element. The element is in the arguments if there is
+// a placeholder, and otherwise in the standard input.
 func (w *working) with(element []byte) (argv []string, in io.Reader, err error) {
 	if w.replace == "" {
 		return w.argv, bytes.NewReader(element), nil
@@ -77,8 +77,8 @@ func (w *working) with(element []byte) (argv []string, in io.Reader, err error) 
 	return argv, strings.NewReader(""), nil
 }
 
-// pause returns how long an element waits after the failure of an attempt. The first attempt has
-// the number 1.
+// The method `pause` returns how long an element waits after the failure of an attempt. The first
+// attempt has the number 1.
 func (w *working) pause(attempt int) time.Duration {
 	d := w.backoff
 	for ; attempt > 1 && d < longest; attempt-- {
@@ -90,7 +90,7 @@ func (w *working) pause(attempt int) time.Duration {
 // A job is a running command.
 type job struct{ signals chan os.Signal }
 
-// passSignals forwards signals to all running commands, until stop is called.
+// passSignals forwards signals to all running commands, until `stop` is called.
 func (r *receiver) passSignals() (stop func()) {
 	all, ended, gone := make(chan os.Signal, 16), make(chan struct{}), make(chan struct{})
 	r.host.hear(all, passedOn...)
@@ -120,8 +120,8 @@ func (r *receiver) passSignals() (stop func()) {
 	}
 }
 
-// begin returns a job that receives all later signals. It returns nil if a signal has already ended
-// recv.
+// The method `begin` returns a job that receives all signals from now on. It returns nil if a
+// signal has already ended zsync queue recv.
 func (r *receiver) begin() *job {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -133,7 +133,7 @@ func (r *receiver) begin() *job {
 	return j
 }
 
-// finish removes a job, and reports whether a signal has ended recv.
+// The method `finish` removes a job, and reports whether a signal has ended zsync queue recv.
 func (r *receiver) finish(j *job) (ending bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,12 +141,12 @@ func (r *receiver) finish(j *job) (ending bool) {
 	return r.ending
 }
 
-// run runs the command for an element. Then it acknowledges the element, schedules a retry, or
-// makes it a dead letter. An error ends recv.
+// The method `run` runs the command for an element. Then it acknowledges the element, schedules a
+// retry, or makes the element a dead letter. An error ends zsync queue recv.
 func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	j := r.begin()
 	if j == nil {
-		<-ctx.Done() // the signal that ends recv also ends ctx
+		<-ctx.Done() // the signal that ends zsync queue recv also ends ctx
 	}
 	if ctx.Err() != nil {
 		if j != nil {
@@ -175,7 +175,7 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 		return nil
 	case ending || ctx.Err() != nil: // a signal may have stopped it, so this was no attempt
 		d.Return()
-		<-ctx.Done() // the signal that ends recv also ends ctx
+		<-ctx.Done() // the signal that ends zsync queue recv also ends ctx
 		return r.ended(ctx)
 	case status == exitNotFound || status == exitNoExec, // such a failure affects all elements
 		r.attempts == 0 && r.backoff == 0:
@@ -186,7 +186,8 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	return nil
 }
 
-// again schedules a retry for an element after a failure, or makes it a dead letter.
+// The method `again` is called after a failure. It either schedules a retry for the element, or
+// makes the element a dead letter.
 func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], status *statusError) {
 	why := fmt.Sprintf("exit status %d", status.status)
 	if status.err != nil { // the command was not run
@@ -199,7 +200,7 @@ func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], status *
 	switch {
 	case last:
 		r.dead = true
-	case !r.follow || r.want > 0: // with follow and without a limit, recv does not end by itself
+	case !r.follow || r.want > 0: // if `follow` is set without a limit, zsync queue recv does not end by itself
 		r.failing[d.ID] = true
 	}
 	r.status = status
@@ -218,14 +219,14 @@ func (r *receiver) again(ctx context.Context, d zsync.Delivery[[]byte], status *
 	}
 }
 
-// done records that the command has succeeded for an element.
+// The method `done` records that the command has succeeded for an element.
 func (r *receiver) done(d zsync.Delivery[[]byte]) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.failing, d.ID)
 }
 
-// retry returns the time of the last scheduled retry.
+// The method `retry` returns the time of the last scheduled retry.
 func (r *receiver) retry() time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -49,7 +49,7 @@ func (t *timetable) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&t.cron, "cron", "", "the five `FIELDS` of crontab(5), or @daily and the like")
 }
 
-// given reports whether the command line has a timetable.
+// The method `given` reports whether the command line has a timetable.
 func (t *timetable) given() bool { return t.every > 0 || t.cron != "" }
 
 // parse returns the timetable. Its errors name the flags.
@@ -94,10 +94,10 @@ func parseCron(spec string) (zsync.Timetable, error) {
 	return zsync.Cron(strings.Join(words, " "), loc)
 }
 
-// latest returns the last scheduled time that is not after now, or the zero time if there is none
-// in the last thirty years.
+// The function `latest` returns the last scheduled time that is not after `now`, or the zero time
+// if there is none in the last thirty years.
 func latest(table zsync.Timetable, now time.Time) (last time.Time) {
-	// Search a window before now, which grows until it contains a scheduled time.
+	// Search a window that ends at `now` and grows until it contains a scheduled time.
 	for back := time.Minute; back < 40*366*24*time.Hour && last.IsZero(); back *= 4 {
 		for at := table.Next(now.Add(-back)); !at.IsZero() && !at.After(now); at = table.Next(at) {
 			last = at
@@ -108,8 +108,8 @@ func latest(table zsync.Timetable, now time.Time) (last time.Time) {
 
 func instant(at time.Time) string { return at.UTC().Format(time.RFC3339Nano) }
 
-// doing is the function of the Schedule: it runs the command for a scheduled time. If ctx ends
-// because of a loss, it stops the command.
+// The method `doing` is the function of the Schedule: it runs the command for a scheduled time. If
+// ctx ends because of a loss, it stops the command.
 func (t *task) doing(ctx context.Context, at time.Time, signals <-chan os.Signal) error {
 	c := &child{
 		host: t.host, session: t.session.ID(), argv: t.argv, signals: signals, lost: ctx.Done(), killAfter: t.grace(), onLost: t.onLost,
@@ -175,7 +175,7 @@ fails there, it runs on another machine.`,
 	return cmd
 }
 
-// instant returns the scheduled time of the job, from --at or from the timetable.
+// The method `instant` returns the scheduled time of the job, from --at or from the timetable.
 func (t *timetable) instant(at string) (time.Time, error) {
 	if at != "" && t.given() {
 		return time.Time{}, fail(exitUsage, "--at does not go with --every and --cron")
@@ -194,7 +194,7 @@ func (t *timetable) instant(at string) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	if t.every > 0 { // latest would be slow for short intervals
+	if t.every > 0 { // with a short interval, the function `latest` would be slow
 		return time.Now().Truncate(t.every), nil
 	}
 	when := latest(table, time.Now())
@@ -301,7 +301,8 @@ type retrying struct {
 	missed   zsync.MissedPolicy
 }
 
-// outlook returns a text with the number of the failed attempt and the time of the next.
+// The method `outlook` returns a text with the number of the failed attempt and the time of the
+// next.
 func (r retrying) outlook(attempt int, next zsync.Timetable, at, now time.Time) string {
 	wait := session.RetryPolicy(r.backoff).Delay(attempt)
 	said := fmt.Sprintf("attempt %d of %d", attempt, r.attempts)
@@ -344,7 +345,7 @@ func (t *task) runAll(schedule *zsync.Schedule, next zsync.Timetable, retries re
 	return verdict(err, t.busy)
 }
 
-// attemptOf returns the number of the attempt that has just failed; at is its scheduled time.
+// attemptOf returns the number of the attempt that has just failed at the scheduled time `at`.
 // Schedule records a failure only after its function has returned, so the number is one more than
 // the number in the last record. This process still holds the schedule's lock, so no other process
 // changes the record. ok is false if the servers do not answer soon. An attempt that ends with a
@@ -418,8 +419,8 @@ func (r *relay) take(sig os.Signal) {
 	}
 }
 
-// begin reports whether a command may run. A signal before begin has ended ctx, so the command must
-// not run. A signal after begin is for the command.
+// The method `begin` reports whether a command may run. A signal before the call of `begin` has
+// ended ctx, so the command must not run. A signal after the call is for the command.
 func (r *relay) begin() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -430,7 +431,8 @@ func (r *relay) begin() bool {
 	return r.running
 }
 
-// end records the end of the command, and ends ctx if a signal came during the run.
+// The method `end` records that the command has ended, and ends ctx if a signal came during the
+// run.
 func (r *relay) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 // This file has the global flags for security: the client's credentials, the identity of the
 // servers, and the ACL of created znodes. client.go has all other global flags.
 
-// security returns the options from the flags for security.
+// The method `security` returns the options from the flags for security.
 func (c *client) security() (opts []zsync.Option, err error) {
 	auths, err := c.credentials()
 	if err != nil {
@@ -49,7 +49,8 @@ func (c *client) security() (opts []zsync.Option, err error) {
 	return opts, err
 }
 
-// credentials returns the credentials of the environment, of --auth-file and of --auth.
+// The method `credentials` returns the credentials of the environment, of --auth-file and of
+// --auth.
 func (c *client) credentials() (auths []string, err error) {
 	if env := c.getenv("ZSYNC_AUTH"); env != "" {
 		auths = append(auths, env)
@@ -108,7 +109,7 @@ func (c *client) accessList(credentials bool) (acl []zk.ACL, err error) {
 	return acl, nil
 }
 
-// permissions parses letters such as cdrwa, as ZooKeeper's own command does.
+// The function `permissions` parses letters such as cdrwa, as ZooKeeper's own command does.
 func permissions(letters string) (perms int32, err error) {
 	if letters == "" {
 		return 0, errors.New("there are no permissions: want letters of cdrwa")
@@ -150,7 +151,7 @@ func (f *saslFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.server, "server-principal", "", "`NAME` of the servers for Kerberos; their names in --servers replace _HOST (default: zookeeper/_HOST)")
 }
 
-// mechanism returns the mechanism from the flags, or nil.
+// The method `mechanism` returns the mechanism from the flags, or nil.
 func (f *saslFlags) mechanism(password string) (zsync.SASLMechanism, error) {
 	wantsKerberos := f.kerberos || f.keytab != "" || f.principal != "" || f.server != ""
 	switch {

@@ -53,7 +53,7 @@ error.`,
 	return cmd
 }
 
-// faults has the flags of zsync server.
+// The type `faults` has the flags of zsync server.
 type faults struct {
 	*host
 	listen                      string
@@ -130,7 +130,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// bring causes the faults until the process ends.
+// The method `bring` causes the faults until the process ends.
 func (f *faults) bring(srv *zktest.Server) {
 	srv.SetLatency(time.Duration(f.latency))
 	if f.loseReplies > 0 {

@@ -10,9 +10,9 @@ import (
 
 // This file makes a single hold from several. hold.go runs the command under that hold.
 
-// all combines several holds at different paths into one hold. The combined hold always acquires
-// them in the order of their paths, so two commands never deadlock. The tokens are in the order of
-// the argument.
+// The function `all` combines several holds at different paths into one hold. The combined hold
+// always acquires them in the order of their paths, so two commands never deadlock. The tokens are
+// in the order of the argument.
 func all(holds []hold) hold {
 	if len(holds) == 1 {
 		return holds[0]
@@ -26,7 +26,7 @@ func all(holds []hold) hold {
 		}
 		return errors.Join(errs...)
 	}
-	// During the wait for a later hold, an earlier hold may be lost.
+	// During the wait for one hold, a hold that was acquired before it may be lost.
 	whole := func() bool {
 		return !slices.ContainsFunc(sorted, func(h hold) bool {
 			select {

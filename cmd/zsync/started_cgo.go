@@ -9,8 +9,8 @@ package main
 static unsigned long long ignored;
 static int closed;
 
-// look runs before Go's runtime, which handles most signals, and opens /dev/null in
-// place of a closed standard stream.
+// The function `look` runs before Go's runtime, which handles most signals, and opens /dev/null
+// in place of a closed standard stream.
 __attribute__((constructor)) static void look(void) {
 	struct sigaction action;
 	for (int sig = 1; sig <= 64; sig++)

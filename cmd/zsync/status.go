@@ -25,14 +25,16 @@ func statusCommand(c *client) *cobra.Command {
 		Long: `zsync status shows the primitive at each PATH. For a lock, a semaphore, an election, a
 double barrier or a cond, it shows the holders and waiters, in order. For a queue, it
 shows the elements, waiting consumers and dead letters. For a wait group, it shows the
-tasks, for a once whether it is done, and for a schedule the last instant. Times are from the servers' clocks: the time of the grant or, if that is not
-recorded, the time at which the contender came. If status may not read a path or an
-owner, it shows the rest, and exits with status 77.
+tasks, for a once whether it is done, and for a schedule the last instant. Times are
+from the servers' clocks: the time of the grant or, if that is not recorded, the time at
+which the contender came. If zsync may not read a path or an owner, it shows the rest,
+and exits with status 77.
 
-The kind of some znodes is uncertain. status recognizes a closed gate and a map only by
-the data that zsync stores in them, and an unused semaphore by the znodes around it.
-It shows any other data unchanged: the data of a Value, of a gate that Curator closed,
-or of a map of an older zsync. A gate closed by kazoo has no data, and is shown as free.
+The kind of some znodes is uncertain. zsync status recognizes a closed gate and a map
+only by the data that zsync stores in them, and an unused semaphore by the znodes around
+it. It shows any other data unchanged: the data of a Value, of a gate that Curator
+closed, or of a map of an older zsync. A gate closed by kazoo has no data, and is shown
+as free.
 
 --json prints an array of objects, one for each line of the table, with the
 fields path, kind (empty if the path is free), mode, state, holding, owner,
@@ -73,8 +75,8 @@ schedule), and value (the data; a string if it is not JSON).`,
 	return cmd
 }
 
-// statusOf looks at each path. For /, it looks at the whole tree. refused is true if the permission
-// to read a path is missing.
+// statusOf looks at each path. For /, it looks at the whole tree. The result `refused` is true if
+// the permission to read a path is missing.
 func (h *host) statusOf(ctx context.Context, s *zsync.Session, paths []string) (lines []look.Line, refused bool, err error) {
 	lines = []look.Line{}
 	for _, path := range paths {
@@ -106,7 +108,8 @@ func (h *host) statusOf(ctx context.Context, s *zsync.Session, paths []string) (
 	return lines, refused, nil
 }
 
-// survey looks at the tree below root. It prints a message if it has not seen all znodes.
+// The method `survey` looks at the tree below root. It prints a message if it has not seen all
+// znodes.
 func (h *host) survey(ctx context.Context, s *zsync.Session, root string) (*look.Tree, error) {
 	t, err := look.Look(ctx, s, root)
 	if err == nil && t.Cut {
@@ -136,7 +139,7 @@ func printStatus(w io.Writer, lines []look.Line) error {
 	return t.Flush()
 }
 
-// dash returns s as text for a table, or "-" if s is empty.
+// The function `dash` returns s as text for a table, or "-" if s is empty.
 func dash(s string) string {
 	if s == "" {
 		return "-"

@@ -23,8 +23,8 @@ type statusLine struct {
 // eraseLine is a sequence that moves the cursor to the start of the line and erases the line.
 const eraseLine = "\r\x1b[K"
 
-// show replaces the changing text. If there is no terminal to draw on, show does nothing and
-// returns false.
+// The method `show` replaces the changing text. If there is no terminal to draw on, `show` does
+// nothing and returns false.
 func (l *statusLine) show(text string) bool {
 	width := l.width()
 	if width == 0 {
@@ -37,7 +37,7 @@ func (l *statusLine) show(text string) bool {
 	return true
 }
 
-// clear erases the changing text.
+// The method `clear` erases the changing text.
 func (l *statusLine) clear() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -60,8 +60,9 @@ func (l *statusLine) Write(messages []byte) (int, error) {
 	return n, err
 }
 
-// columns returns the width of the terminal w. It returns 0 if w is no terminal. It also returns 0
-// if zsync runs in the background, because the last line then has the shell's prompt.
+// The function `columns` returns the width of the terminal w. It returns 0 if w is no terminal. It
+// also returns 0 if zsync runs in the background, because the last line then has the shell's
+// prompt.
 func columns(w io.Writer) int {
 	f, ok := w.(*os.File)
 	if !ok {

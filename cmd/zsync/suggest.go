@@ -21,11 +21,11 @@ var otherWords = map[string][]string{
 	"count": {"permits"}, "workers": {"jobs"}, "parallel": {"jobs"}, "retries": {"max-attempts"}, "debug": {"verbose"},
 }
 
-// near is the maximum distance between a word and a suggested name.
+// The constant `near` is the maximum distance between a word and a suggested name.
 const near = 2
 
-// nearest returns two kinds of names: the names with the least distance from word, if that is at
-// most near, and the names that begin with word.
+// nearest returns two kinds of names: the names with the least distance from `word`, if that
+// distance is at most `near`, and the names that begin with `word`.
 func nearest(word string, names []string) (found []string) {
 	least := near
 	for _, name := range names {
@@ -39,8 +39,8 @@ func nearest(word string, names []string) (found []string) {
 	return found
 }
 
-// distance returns the number of changes from a to b. A change replaces, adds or removes a letter,
-// or exchanges two neighbours.
+// The function `distance` returns the number of changes from a to b. A change replaces, adds or
+// removes a letter, or exchanges two neighbours.
 func distance(a, b string) int {
 	rows := make([][]int, len(a)+1)
 	for i := range rows {
@@ -105,8 +105,8 @@ func suggestFlags(cmd *cobra.Command, err error) error {
 	return errors.New(didYouMean(err.Error(), found))
 }
 
-// offline lists the commands that need no global flags, because they do not connect. looking lists
-// the commands that need no flag for a trace: they hold nothing.
+// The list `offline` has the commands that need no global flags, because they do not connect. The
+// list `looking` has the commands that need no flag for a trace: they hold nothing.
 var (
 	offline = []string{"server", "verify", "gen", "version", "completion", "help"}
 	looking = []string{"ls", "status", "top", "ui", "doctor"}

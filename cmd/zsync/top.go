@@ -60,10 +60,10 @@ wait first. Its keys:
 	return cmd
 }
 
-// shortest is the minimum time between two looks at the tree.
+// The constant `shortest` is the minimum time between two looks at the tree.
 const shortest = 100 * time.Millisecond
 
-// terminal returns standard input and output if both are terminals, and otherwise nil.
+// The method `terminal` returns standard input and output if both are terminals, and otherwise nil.
 func (h *host) terminal() (in, out *os.File) {
 	in, _ = h.stdin.(*os.File)
 	out, _ = h.stdout.(*os.File)
@@ -73,7 +73,7 @@ func (h *host) terminal() (in, out *os.File) {
 	return in, out
 }
 
-// top shows the primitives below root until the user quits.
+// The method `top` shows the primitives below root until the user quits.
 func (t *task) top(in, out *os.File, root string, every time.Duration) error {
 	before, err := term.MakeRaw(int(in.Fd()))
 	if err != nil {
@@ -91,7 +91,7 @@ func (t *task) top(in, out *os.File, root string, every time.Duration) error {
 		err  error
 	}
 	found, busy := make(chan looked, 1), false
-	v, seen := &view{root: root}, &look.Memory{} // only one look at a time uses seen
+	v, seen := &view{root: root}, &look.Memory{} // only one look at a time uses `seen`
 	again := func() {
 		if !busy {
 			busy, v.looking = true, time.Now()
@@ -143,7 +143,7 @@ func (t *task) top(in, out *os.File, root string, every time.Duration) error {
 	}
 }
 
-// readKeys sends each pressed key to keys, as a rune or a whole escape sequence.
+// readKeys sends each pressed key to the channel `keys`, as a rune or a whole escape sequence.
 func readKeys(in io.Reader, keys chan<- string) {
 	defer close(keys)
 	buf := make([]byte, 256)
@@ -176,7 +176,8 @@ func splitKeys(in string) (keys []string) {
 	return keys
 }
 
-// overdue is a time limit. If a look at the tree takes longer, top marks its display as old.
+// The constant `overdue` is a time limit. If a look at the tree takes longer than that, zsync top
+// marks its display as old.
 const overdue = 5 * time.Second
 
 // A view is the content of top's screen.
@@ -188,14 +189,14 @@ type view struct {
 	looked  bool
 	looking time.Time // the start of the current look, or zero
 	failure string
-	order   int     // the index of the current order in orders
+	order   int     // the index of the current order in the list `orders`
 	marked  summary // the marked row
 	at      int     // the index of the marked row
 	top     int     // the index of the first visible row
 	detail  bool    // whether to show the contenders of the marked row
 }
 
-// orders has the ways to sort the rows.
+// The list `orders` has the ways to sort the rows.
 var orders = []struct {
 	name string
 	less func(a, b summary) int
@@ -206,8 +207,9 @@ var orders = []struct {
 	{"path", func(a, b summary) int { return 0 }},
 }
 
-// rank returns a number by which to sort rows: first come rows with waiters, then rows whose
-// waiters wait normally, such as standby candidates, and then rows without waiters.
+// The function `rank` returns a number by which to sort rows. There are three groups, in this
+// order: rows with waiters whose wait is not normal, rows whose waiters wait normally, such as
+// standby candidates, and rows without waiters; see `calm`.
 func rank(r summary) int {
 	switch {
 	case r.Waiters == 0:
@@ -218,7 +220,7 @@ func rank(r summary) int {
 	return 0
 }
 
-// earlier compares two times. A missing time counts as the latest.
+// The function `earlier` compares two times. A missing time counts as the latest.
 func earlier(a, b *time.Time) int {
 	switch {
 	case a == nil && b == nil:
@@ -231,7 +233,7 @@ func earlier(a, b *time.Time) int {
 	return a.Compare(*b)
 }
 
-// set makes v show the result of a look.
+// The method `set` makes v show the result of a look.
 func (v *view) set(t *look.Tree) {
 	v.rows, v.lines, v.znodes, v.looked, v.failure = sumUpAll(t), map[string][]look.Line{}, t.Znodes, true, ""
 	if t.Cut {
@@ -243,7 +245,7 @@ func (v *view) set(t *look.Tree) {
 	v.sort()
 }
 
-// sort sorts the rows. The marked primitive stays marked.
+// The method `sort` sorts the rows. The marked primitive stays marked.
 func (v *view) sort() {
 	slices.SortStableFunc(v.rows, func(a, b summary) int {
 		return cmp.Or(orders[v.order].less(a, b), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Kind, b.Kind))
@@ -254,14 +256,14 @@ func (v *view) sort() {
 	v.mark(v.at)
 }
 
-// mark marks the row i, or the nearest row.
+// The method `mark` marks the row i, or the nearest row.
 func (v *view) mark(i int) {
 	if v.at = max(min(i, len(v.rows)-1), 0); len(v.rows) > 0 {
 		v.marked = v.rows[v.at]
 	}
 }
 
-// press carries out the command of a key.
+// The method `press` carries out the command of a key.
 func (v *view) press(key string, height int) {
 	page := max(height-4, 1)
 	switch key {
@@ -286,7 +288,7 @@ func (v *view) press(key string, height int) {
 	}
 }
 
-// draw returns the bytes that draw v on a terminal.
+// The method `draw` returns the bytes that draw v on a terminal.
 func (v *view) draw(width, height int, now time.Time) string {
 	head := fmt.Sprintf("zsync top %s   %s   sorted by %s", plain(v.root), count(len(v.rows), "line"), orders[v.order].name)
 	if !v.looked {
@@ -359,7 +361,7 @@ func (v *view) drawDetail(now time.Time) []string {
 	return rows
 }
 
-// cut shortens text to width columns.
+// The function `cut` shortens text to width columns.
 func cut(text string, width int) string {
 	if utf8.RuneCountInString(text) <= width {
 		return text

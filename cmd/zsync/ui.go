@@ -28,11 +28,12 @@ func uiCommand(c *client) *cobra.Command {
 		Short: "serve a page with holders and waiters, live",
 		Long: `zsync ui serves a web page that shows everything at PATH and below it (default: /):
 holders and waiters, deadlocks, leaders, queues, groups, schedules, and each handoff
-that ui sees. The page loads nothing from elsewhere, and works without JavaScript.
+that zsync ui sees. The page loads nothing from elsewhere, and works without JavaScript.
 
-By default, ui listens on this machine only, and changes nothing. With --writable,
-every visitor of the page can break locks. ui asks for no password: if --listen names
-an address that other machines can reach, put a proxy with authentication in front. Programs can serve the same page: see package ui.`,
+By default, zsync ui listens on this machine only, and changes nothing. With --writable,
+every visitor of the page can break locks. zsync ui asks for no password: if --listen
+names an address that other machines can reach, put a proxy with authentication in
+front. Programs can serve the same page: see package ui.`,
 		Example: "  zsync ui\n  zsync ui /jobs --listen 127.0.0.1:9000 --timetable '/jobs/nightly=0 3 * * *'",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			opts := ui.Options{ReadOnly: !writable, Root: "/", Interval: time.Duration(every)}
@@ -87,7 +88,7 @@ an address that other machines can reach, put a proxy with authentication in fro
 	return cmd
 }
 
-// serve serves the page until a signal comes.
+// The method `serve` serves the page until a signal comes.
 func (t *task) serve(l net.Listener, page http.Handler) error {
 	if local(l.Addr().String()) {
 		page = onlyLocal(page)
@@ -107,7 +108,7 @@ func (t *task) serve(l net.Listener, page http.Handler) error {
 	}
 }
 
-// local reports whether host is this machine. host may have a port.
+// The function `local` reports whether `host` is this machine. The argument may have a port.
 func local(host string) bool {
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h

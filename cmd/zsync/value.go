@@ -28,7 +28,7 @@ unchanged. So NewValue[string] and NewValue[int] share the path with the command
 	return cmd
 }
 
-// withValue connects to the Value at path, and calls do.
+// withValue connects to the Value at path, and calls `do`.
 func withValue(h *holding, cmd *cobra.Command, path string, do func(ctx context.Context, v *zsync.Value[[]byte]) error) error {
 	t, err := h.begin(cmd.Context(), path, nil)
 	if err != nil {
@@ -63,8 +63,8 @@ value.`,
 	return cmd
 }
 
-// writeFound writes a loaded value. If there is no value, it returns an error with the message
-// missing.
+// writeFound writes a loaded value. If there is no value, it returns an error with the message in
+// `missing`.
 func (f *form) writeFound(cmd *cobra.Command, data []byte, err error, missing string, args ...any) error {
 	if errors.Is(err, zsync.ErrNoValue) {
 		return fail(exitBusy, missing, args...)
@@ -114,7 +114,7 @@ every value is text, as for NewValue[string], and --raw for bytes.`,
 	return cmd
 }
 
-// unexpected returns the error for a value that --if does not expect.
+// The function `unexpected` returns the error for a value that --if does not expect.
 func unexpected(path string, old []byte, none bool) error {
 	if none {
 		return fail(exitBusy, "%s: there is no value", path)
@@ -163,8 +163,8 @@ func watchCommand(c *client) *cobra.Command {
 		Short: "print the value, and again when it changes",
 		Long: `zsync value watch writes the value at PATH to its standard output, now and after each
 change. It prints the text of a JSON string, unless --raw is given. If the value changes
-quickly, watch can skip values, but not the last. It ends with a signal, with --timeout,
-or after --count values.`,
+quickly, the command can skip values, but not the last. It ends with a signal, with
+--timeout, or after --count values.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
@@ -188,7 +188,7 @@ or after --count values.`,
 	return cmd
 }
 
-// writeElement writes data unchanged, followed by end.
+// writeElement writes data unchanged, and then the byte `end`.
 func writeElement(w io.Writer, data []byte, end byte) error {
 	_, err := w.Write(append(data, end))
 	return outputError(err)

@@ -17,12 +17,12 @@ import (
 // This file describes the wait of a task in messages: the holders, and the waiters ahead. hold.go
 // does the waiting.
 
-// asking is the time limit for finding the holders. The search delays only a command whose wait has
-// failed.
+// The constant `asking` is the time limit for finding the holders. The search delays only a command
+// whose wait has failed.
 const asking = time.Second
 
-// taken returns a text about the holders and the waiters ahead, with colon before it. If there are
-// none, or if taken cannot read them, it returns "".
+// The method `taken` returns a text about the holders and the waiters ahead, with the text `colon`
+// before it. If there are none, or if `taken` cannot read them, it returns "".
 func (t *task) taken(lines []line, colon string) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.waiting), asking)
 	defer cancel()
@@ -73,7 +73,8 @@ func (t *task) inTheWay(ctx context.Context, l line) string {
 	return words
 }
 
-// describe returns a text with the name of the first contender and the number of the others.
+// The function `describe` returns a text with the name of the first contender and the number of the
+// others.
 func describe(cs []zsync.Contender) string {
 	owner, _ := marks.Outer(cs[0].Owner)
 	if owner == "" {
@@ -92,16 +93,16 @@ func describe(cs []zsync.Contender) string {
 	return words
 }
 
-// narrating is the interval at which -v can report a change.
+// The constant `narrating` is the interval at which -v can report a change.
 const narrating = 500 * time.Millisecond
 
-// narrate calls narrateOf with a text about the holders and the waiters ahead at lines.
+// narrate calls narrateOf with a text about the holders and the waiters ahead in `lines`.
 func (t *task) narrate(lines []line) (stop func(got bool)) {
 	return t.narrateOf(func() string { return t.taken(lines, "") })
 }
 
-// inVain returns the error of a wait that took too long. The text who is about the current holders.
-// If it is not empty, it replaces the older names in err.
+// inVain returns the error of a wait that took too long. The text `who` is about the current
+// holders. If it is not empty, it replaces the older names in err.
 func (t *task) inVain(err error, who string) error {
 	var op *zsync.Error
 	var wait *zsync.WaitError
@@ -111,7 +112,7 @@ func (t *task) inVain(err error, who string) error {
 	return &statusError{t.busy, fmt.Errorf("%w%s", err, who)}
 }
 
-// colon adds a colon before words, unless they are empty.
+// The function `colon` adds a colon before the text `words`, unless it is empty.
 func colon(words string) string {
 	if words == "" {
 		return ""
@@ -119,8 +120,8 @@ func colon(words string) string {
 	return ": " + words
 }
 
-// With -v, narrateOf repeatedly calls what, and prints each new text to standard error, until the
-// caller calls stop. The first call of stop prints whether the wait had success.
+// With -v, narrateOf repeatedly calls `what`, and prints each new text to standard error, until the
+// caller calls `stop`. The first call of `stop` prints whether the wait had success.
 func (t *task) narrateOf(what func() string) (stop func(got bool)) {
 	if !t.verbose {
 		return func(bool) {}
@@ -131,7 +132,7 @@ func (t *task) narrateOf(what func() string) (stop func(got bool)) {
 		defer close(gone)
 		last := ""
 		for {
-			words := cmp.Or(what(), last) // in an outage, the function what returns ""
+			words := cmp.Or(what(), last) // in an outage, the function `what` returns ""
 			select {
 			case <-ended: // do not report the task itself as the holder
 				return
@@ -159,7 +160,7 @@ func (t *task) narrateOf(what func() string) (stop func(got bool)) {
 }
 
 // sayWait reports a wait. On a terminal, it replaces the last line. Without a terminal, it prints a
-// message if words are new.
+// message if the text `words` is new.
 func (t *task) sayWait(began time.Time, words string, isNew bool) {
 	if words == "" {
 		return
@@ -170,7 +171,7 @@ func (t *task) sayWait(began time.Time, words string, isNew bool) {
 	}
 }
 
-// elapsed rounds a duration for people.
+// The function `elapsed` rounds a duration for people.
 func elapsed(d time.Duration) time.Duration {
 	if d < 10*time.Second {
 		return d.Round(time.Millisecond)
