@@ -37,7 +37,8 @@ type hookFunc func(cause error)
 
 func (f hookFunc) OnEnd(cause error) { f(cause) }
 
-// End ends e: it runs every hook, and then closes Done. If e has ended already, End returns false.
+// End ends e: it runs every hook, and then closes the channel of Done. If e has ended already, End
+// returns false.
 func (e *Ending) End(cause error) bool {
 	e.mu.Lock()
 	if e.cause != nil {

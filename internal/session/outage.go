@@ -9,7 +9,8 @@ import (
 
 // An outage is the time from the end of a connection, or from Connect, to the next connection.
 // After firstWord, the log lists the servers that were tried, and why each has failed. An outage
-// that lasts is logged again after each reminder. If the outage was logged, its end is logged, too.
+// that lasts is logged again after each interval `reminder`. If the outage was logged, its end is
+// logged, too.
 type outage struct {
 	say   func(began time.Time)
 	spawn func(f func()) // runs f in a goroutine that Close waits for
