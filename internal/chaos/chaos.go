@@ -1,9 +1,9 @@
 //go:build linux
 
-// Package chaos runs real ZooKeeper servers in a network of its own, and stops packets from one
-// server to another. It serves the test of the library's central promise: a process that loses a
-// lock learns of it before the next process is granted the lock. The sessions are the business of
-// that test.
+// Package chaos runs real ZooKeeper servers in a network of its own, and can stop the packets that
+// one server sends to another. It serves the test of the library's central promise: a process that
+// loses a lock learns of it before the next process is granted the lock. The sessions are the
+// business of that test.
 //
 // Each server runs in a network namespace, separate from the machine's network. The namespaces and
 // the servers end with this process, even if it is killed. If the system does not allow namespaces,
@@ -37,7 +37,8 @@ type network interface {
 	members(i int) string
 	// command returns a command that runs argv in the network of server i.
 	command(i int, argv ...string) *exec.Cmd
-	// set lets packets from the first server of each way to the second pass, or stops them.
+	// set opens the ways if `pass` is true, and closes them otherwise. A way is a pair of servers,
+	// for the packets that the first server sends to the second.
 	set(ways [][2]int, pass bool) error
 	close()
 }
@@ -54,7 +55,7 @@ type Ensemble struct {
 	dir     string
 	net     network
 	running [Servers + 1]*exec.Cmd
-	jobs    chan func() // for starter
+	jobs    chan func() // for the method `starter`
 	cut     map[[2]int]bool
 }
 
@@ -88,8 +89,9 @@ func Start(dir string, cfg Config) (_ *Ensemble, err error) {
 	return e, e.Await(3 * time.Minute)
 }
 
-// starter runs jobs, which start processes, in a single thread. This thread lasts as long as this
-// process, because the kernel kills a child process when the thread that started it ends.
+// starter runs the functions in `jobs`, which start processes, in a single thread. This thread
+// lasts as long as this process, because the kernel kills a child process when the thread that
+// started it ends.
 func (e *Ensemble) starter() {
 	runtime.LockOSThread()
 	for job := range e.jobs {
@@ -170,7 +172,8 @@ func (e *Ensemble) Await(limit time.Duration) error {
 	return nil
 }
 
-// mode returns the role that server i reports, leader or follower, or "" while it does not serve.
+// mode returns the role that server i reports, such as "leader". The result is "" while that server
+// does not serve.
 func (e *Ensemble) mode(i int) string {
 	c, err := net.DialTimeout("tcp", e.Addr(i), time.Second)
 	if err != nil {
@@ -211,7 +214,7 @@ func (e *Ensemble) Kill(i int) error {
 // Stop stops server i as SIGSTOP does. [Ensemble.Repair] continues it.
 func (e *Ensemble) Stop(i int) error { return e.running[i].Process.Signal(syscall.SIGSTOP) }
 
-// Cut stops all packets from the first server of each way to the second.
+// Cut closes ways: the first server of each pair can then send no packets to the second.
 func (e *Ensemble) Cut(ways ...[2]int) error {
 	for _, w := range ways {
 		e.cut[w] = true

@@ -13,7 +13,7 @@ import (
 
 func dieWithParent(a *syscall.SysProcAttr) { a.Pdeathsig = syscall.SIGKILL }
 
-// Namespaced prepares cmd to run in a network namespace of its own, as root in it.
+// Namespaced prepares cmd to run in a network namespace of its own, as root of that namespace.
 func Namespaced(cmd *exec.Cmd) {
 	a := &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	if os.Geteuid() != 0 {
@@ -24,12 +24,12 @@ func Namespaced(cmd *exec.Cmd) {
 	cmd.SysProcAttr = a
 }
 
-// namespaces is a network with a namespace for each server. The clients use the caller's namespace,
-// whose bridge connects all servers. A process in each namespace keeps the namespace alive, and
-// ends with this process.
+// The type `namespaces` is a network with a namespace for each server. The clients use the caller's
+// namespace, whose bridge connects all servers. A process in each namespace keeps the namespace
+// alive, and ends with this process.
 //
-// To stop the packets from one server to another, set gives the first server a wrong hardware
-// address for the second. Its packets then arrive at no server.
+// To close the way from one server to another, the method `set` gives the first server a wrong
+// hardware address for the second. Packets to that address arrive at no server.
 type namespaces struct {
 	anchors [Servers + 1]*exec.Cmd
 	stdin   [Servers + 1]io.Closer
@@ -92,8 +92,8 @@ func neighbour(j int, right bool) string {
 	return fmt.Sprintf("neigh replace %s%d lladdr %s dev eth0 nud permanent", subnet, j, address)
 }
 
-// ip runs lines as commands of ip(8) in the namespace of server i, or in the caller's namespace if
-// i is 0.
+// ip runs each of `lines` as a command of ip(8) in the namespace of server i, or in the caller's
+// namespace if i is 0.
 func (n *namespaces) ip(i int, lines ...string) error {
 	cmd := exec.Command("ip", "-batch", "-")
 	if i > 0 {

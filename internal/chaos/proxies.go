@@ -13,14 +13,14 @@ import (
 // This file has the network of proxies, for systems without namespaces. The servers in it are the
 // business of chaos.go.
 
-// proxies is a network on loopback with a proxy for each ordered pair of servers. A server opens
-// some connections for votes directly to the advertised address of the other server, so the proxies
-// do not see them.
+// The type `proxies` is a network on loopback with a proxy for each ordered pair of servers. A
+// server opens some connections for votes directly to the advertised address of the other server,
+// so the proxies do not see them.
 type proxies struct {
 	clients [Servers + 1]int // ports
 	quorum  [Servers + 1]int
 	votes   [Servers + 1]int
-	links   map[[2]int][2]*proxy // by sending and receiving server: the proxies for the quorum and for the votes
+	links   map[[2]int][2]*proxy // for each way: the proxy for the quorum, and the proxy for the votes
 
 	mu    sync.Mutex
 	moved *sync.Cond // signals every change of a field below
@@ -88,7 +88,7 @@ func (p *proxies) set(ways [][2]int, pass bool) error {
 	return nil
 }
 
-// wait waits until packets pass from one server to another. It reports false if the network is
+// wait waits until the way from one server to another is open. It returns false if the network is
 // closed first.
 func (p *proxies) wait(from, to int) bool {
 	p.mu.Lock()
@@ -174,7 +174,7 @@ func (x *proxy) release(c net.Conn) {
 	x.mu.Unlock()
 }
 
-// pump forwards all bytes from src, and then the end of the stream.
+// pump forwards to dst all bytes from src, and then the end of the stream.
 func (x *proxy) pump(dst, src net.Conn, from, to int) {
 	buf := make([]byte, 32<<10)
 	for {

@@ -20,8 +20,8 @@ type Encoding interface {
 	Unmarshal(data []byte, v any) error
 }
 
-// JSON is encoding/json, except that JSON refuses strings that are not UTF-8. encoding/json changes
-// such strings silently.
+// JSON encodes with encoding/json, but refuses strings that are not UTF-8. encoding/json would
+// change such strings silently.
 type JSON struct{}
 
 func (JSON) Marshal(v any) ([]byte, error) {
@@ -52,7 +52,7 @@ func (Gob) Unmarshal(data []byte, v any) error {
 	return gob.NewDecoder(bytes.NewReader(data)).Decode(v)
 }
 
-// Raw stores []byte and string unchanged.
+// Raw stores a []byte or a string unchanged.
 type Raw struct{}
 
 func (Raw) Marshal(v any) ([]byte, error) {
@@ -116,7 +116,7 @@ func (BigEndian) Unmarshal(data []byte, v any) error {
 }
 
 // A Zero decodes empty data as 0, because other programs create the znode before they write the
-// number. Zero refuses null in JSON, because encoding/json would leave the number unchanged.
+// number. A Zero refuses `null` in JSON, because encoding/json would leave the number unchanged.
 type Zero struct{ Encoding }
 
 func (c Zero) Unmarshal(data []byte, v any) error {
@@ -149,8 +149,8 @@ func Encode[T any](c Encoding, v T) (data []byte, err error) {
 	return c.Marshal(v)
 }
 
-// Decode is the inverse of Encode. If Decode returns an error, v is zero: a value that is decoded
-// in part is useless.
+// Decode is the inverse of Encode. If Decode returns an error, v is the zero value: a partly
+// decoded value is useless.
 func Decode[T any](c Encoding, data []byte) (v T, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -171,8 +171,8 @@ type Pair[T1, T2 any] struct {
 	Second T2
 }
 
-// EncodePair returns three parts: four bytes with the length of the encoded first value, the first
-// value, and the second value.
+// EncodePair returns the two encoded values, the second after the first. Ahead of them are four
+// bytes with the length of the first.
 func EncodePair[T1, T2 any](c Encoding, v Pair[T1, T2]) ([]byte, error) {
 	first, err := Encode(c, v.First)
 	if err != nil {

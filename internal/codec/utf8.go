@@ -10,12 +10,12 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file finds strings that are not UTF-8: encoding/json would change them silently. It encodes
-// nothing.
+// This file finds strings that are not UTF-8: encoding/json would change them silently. The file
+// encodes nothing.
 
-// encoding/json writes replacement for each byte that is not UTF-8, and for nothing else: a U+FFFD
-// in a string stays as it is. But a string may contain the six characters of replacement itself,
-// and a Marshaler may write them. So if a result contains replacement, checkUTF8 decides.
+// For each byte that is not UTF-8, and for nothing else, encoding/json writes these six characters:
+// a U+FFFD in a string stays as it is. But a string may itself contain the six characters, and a
+// Marshaler may write them. So if they are in a result, checkUTF8 decides.
 const replacement = `\ufffd`
 
 var (
@@ -23,8 +23,8 @@ var (
 	textMarshaler = reflect.TypeFor[encoding.TextMarshaler]()
 )
 
-// checkUTF8 returns an error if v contains a string that encoding/json would change. at says where
-// v is in the whole value.
+// checkUTF8 returns an error if v contains a string that encoding/json would change. The text `at`
+// gives the place of v in the whole value.
 func checkUTF8(at string, v reflect.Value) error {
 	if !v.IsValid() || isNil(v) || v.Type().Implements(marshaler) || v.CanAddr() && v.Addr().Type().Implements(marshaler) {
 		return nil // the text of a Marshaler is not checked

@@ -16,7 +16,7 @@ type source struct {
 
 var seeded source
 
-// Seed makes all later numbers depend only on seed and on the order of the calls.
+// Seed makes all later numbers depend only on the argument `seed` and on the order of the calls.
 func Seed(seed uint64) {
 	seeded.mu.Lock()
 	defer seeded.mu.Unlock()
@@ -33,7 +33,7 @@ func (s *source) Uint64() uint64 {
 	return s.rnd.Uint64()
 }
 
-// draw returns a new Rand over seeded. The state is in seeded, so each call may use a new Rand.
+// draw returns a new Rand over `seeded`. The state is in `seeded`, so each call may use a new Rand.
 func draw() *rand.Rand { return rand.New(&seeded) }
 
 // Below returns a duration in [0, d). d must be positive.
@@ -45,5 +45,5 @@ func IntN(n int) int { return draw().IntN(n) }
 // Float64 returns a number in [0, 1).
 func Float64() float64 { return draw().Float64() }
 
-// Shuffle puts n elements in a random order; swap exchanges elements i and j.
+// Shuffle puts n elements in a random order. The function `swap` exchanges the elements i and j.
 func Shuffle(n int, swap func(i, j int)) { draw().Shuffle(n, swap) }

@@ -9,7 +9,7 @@ import (
 // This file has a context that notices its use, and an exact count of goroutines. Contexts with a
 // deadline are the business of harness.go.
 
-// Asking returns a copy of ctx that calls ask at each call of Value or Done.
+// Asking returns a copy of ctx that calls `ask` at each call of its methods Value and Done.
 func Asking(ctx context.Context, ask func()) context.Context { return asking{ctx, ask} }
 
 type asking struct {

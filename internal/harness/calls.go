@@ -17,7 +17,7 @@ import (
 // This file helps tests with calls: it starts a call and checks that it waits, collects results,
 // and counts requests. The faults of a test are the business of faults.go and network.go.
 
-// Arrive runs f in a goroutine. When f waits, Arrive returns the channel of its result.
+// Arrive runs f in a goroutine. When f waits, Arrive returns the channel of the result of f.
 func Arrive(t testing.TB, f func() error) <-chan error {
 	t.Helper()
 	c := Async(f)
@@ -79,7 +79,8 @@ func Counted(n int) []int {
 	return vs
 }
 
-// Requests returns the number of requests that f sends, including work in the background after it.
+// Requests returns the number of requests that f sends, including requests of background work after
+// f has returned.
 func Requests(srv *zktest.Server, f func()) int64 {
 	synctest.Wait()
 	before := srv.Counts()
@@ -107,7 +108,7 @@ func Pause(t testing.TB, d time.Duration) {
 }
 
 // StoodStill returns a function that returns the longest time for which the process may have been
-// stopped since its last call.
+// stopped since the last call of that function.
 func StoodStill(t testing.TB) func() time.Duration {
 	const tick = 10 * time.Millisecond
 	var longest atomic.Int64

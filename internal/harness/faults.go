@@ -14,8 +14,8 @@ import (
 // This file has the faults for tests over the in-memory server, at a chosen request or at random.
 // The faults for real servers are the business of network.go.
 
-// First returns an interceptor that applies a to the first request that match
-// accepts, and passes all others.
+// First returns an interceptor that applies the action a to the first request that `match` accepts,
+// and passes all other requests.
 func First(a zktest.Action, match func(zktest.Request) bool) func(zktest.Request) zktest.Action {
 	var done atomic.Bool
 	return func(r zktest.Request) zktest.Action {
@@ -31,7 +31,7 @@ func Op(want zktest.Op) func(zktest.Request) bool {
 	return func(r zktest.Request) bool { return r.Op == want }
 }
 
-// OneByOne intercepts requests with f, one at a time. With the function that it returns, a test can
+// OneByOne intercepts requests with f, one at a time. With the returned function `read`, a test can
 // read variables of f without a race.
 func OneByOne(srv *zktest.Server, f func(r zktest.Request) zktest.Action) (read func(func())) {
 	var mu sync.Mutex
@@ -62,9 +62,9 @@ func EachSeed(t *testing.T, f func(t *testing.T, srv *zktest.Server, rnd *rand.R
 	}
 }
 
-// Chaos disturbs sessions at random until the channel is closed: it expires them, drops their
-// connections, partitions them for a while, and loses requests and replies. It ends all faults
-// before it returns. No other goroutine may use rnd.
+// Chaos disturbs sessions at random until the channel `until` is closed: it expires the sessions,
+// drops their connections, partitions them for a while, and loses requests and replies. It ends all
+// faults before it returns. No other goroutine may use rnd.
 func Chaos[S interface{ ID() int64 }](t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []S, until <-chan struct{}) {
 	t.Helper()
 	var mu sync.Mutex
@@ -130,8 +130,8 @@ func UnderChaos[S interface{ ID() int64 }](t testing.TB, srv *zktest.Server, rnd
 	f()
 }
 
-// Hasty is like [Chaos], but never cuts off a client for longer than its session timeout. After
-// such a time, other consumers may get elements that Recv has delivered.
+// Hasty is like [Chaos], but never cuts off a client for longer than its session timeout. After a
+// longer time, other consumers may get elements that Recv has delivered.
 func Hasty[S interface{ ID() int64 }](t testing.TB, srv *zktest.Server, rnd *rand.Rand, sessions []S, until <-chan struct{}) {
 	t.Helper()
 	var mu sync.Mutex

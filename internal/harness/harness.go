@@ -101,7 +101,7 @@ func Must(t testing.TB, err error) {
 	}
 }
 
-// WantErr ends the test unless got matches each error in want.
+// WantErr ends the test unless `got` matches each error in `want`.
 func WantErr(t testing.TB, got error, want ...error) {
 	t.Helper()
 	for _, w := range want {
@@ -146,13 +146,13 @@ func Plain(t testing.TB, srv *zktest.Server, credentials ...string) *zk.Conn {
 }
 
 // Dial connects a plain client of go-zookeeper over TCP, and waits a minute for the server. By
-// default, such a client waits one second and then fails its requests, which is too short on a busy
-// machine.
+// default, such a client waits one second and then fails its requests. One second is too short on a
+// busy machine.
 func Dial(network, addr string, _ time.Duration) (net.Conn, error) {
 	return net.DialTimeout(network, addr, time.Minute)
 }
 
-// DialUnless returns a dialer to srv that fails while cut is true.
+// DialUnless returns a dialer to srv that fails while `cut` is true.
 func DialUnless(cut *atomic.Bool, srv *zktest.Server) zk.Dialer {
 	return func(network, addr string, timeout time.Duration) (net.Conn, error) {
 		if cut.Load() {

@@ -84,15 +84,15 @@ func (n *Network) Stands(session int64) bool {
 	return !n.ended[session]
 }
 
-// Ended returns the number of sessions that it has ended.
+// Ended returns the number of sessions that the network has ended.
 func (n *Network) Ended() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.ended)
 }
 
-// Hurt causes faults until the channel is closed. It closes each connection that has lost packets,
-// so no client waits for a lost reply.
+// Hurt causes faults until the channel `until` is closed. Hurt closes each connection that has lost
+// packets, so no client waits for a lost reply.
 func (n *Network) Hurt(until <-chan struct{}) {
 	var cutting sync.WaitGroup
 	defer cutting.Wait()
@@ -145,8 +145,8 @@ func (n *Network) take() *cable {
 	return w
 }
 
-// end ends the session of w without its client: it continues the session on another connection, and
-// closes the session there.
+// end ends the session of w without the session's client: it continues the session on another
+// connection, and closes the session there.
 func (n *Network) end(w *cable) {
 	n.mu.Lock()
 	whole := len(w.hello) == helloSize

@@ -10,9 +10,9 @@ import (
 // This file runs a random test with one seed after another, or with a single seed that a user has
 // chosen. The random choices are the business of the test.
 
-// Seeds yields the seeds of a random test, from 0. The arguments are the number of seeds in a
-// short run, under the race detector, and in a long run. If ZSYNC_TEST_SEED is set, Seeds yields
-// only this seed. After a failure, Seeds logs the seed and stops.
+// Seeds yields the seeds of a random test, from 0. The arguments are the numbers of seeds for a
+// short run, for a run under the race detector, and for a long run. If ZSYNC_TEST_SEED is set,
+// Seeds yields only this seed. After a failure, Seeds logs the seed and stops.
 func Seeds(t testing.TB, short, race, long int) iter.Seq[int] {
 	n := short
 	switch {
@@ -38,8 +38,8 @@ func Seeds(t testing.TB, short, race, long int) iter.Seq[int] {
 	}
 }
 
-// try yields a seed, and logs it if the test fails. The test can end in yield, which does not
-// return then.
+// try yields a seed, and logs it if the test fails. The test can end during `yield`. In that case,
+// `yield` does not return.
 func try(t testing.TB, seed int, yield func(int) bool) (goOn bool) {
 	defer func() {
 		if t.Failed() {

@@ -1,4 +1,4 @@
-// Package inside gives tests in other packages access to unexported fields of the root
+// Package inside lets tests in other packages use unexported fields of the root
 // package. It serves the suites of a mechanism. The suites of a guarantee must not use
 // it (TestTheSuitesUseThePublicAPIAndSayWhatTheyHold).
 package inside
@@ -37,8 +37,8 @@ func Session(primitive interface{ Path() string }) *zsync.Session {
 	return field[zsync.Session](primitive, "s")
 }
 
-// SemaphoreZnodes returns two parent znodes: of the permits of m, and of the waiters for its
-// internal lock.
+// SemaphoreZnodes returns the parent znode of the permits of m, and the parent znode of
+// the waiters for the internal lock of m.
 func SemaphoreZnodes(m *zsync.Semaphore) (leases, gate string) {
 	v := reflect.ValueOf(m).Elem().FieldByName("leases")
 	if v.Kind() != reflect.String {

@@ -328,8 +328,8 @@ func start(tb testing.TB, command string, args ...string) *Program {
 	return p
 }
 
-// talk connects p to the program's input and output. At the end of out, it calls end for the
-// result.
+// talk connects p to the input and the output of the program. At the end of the output `out`, it
+// calls the function `end` for the result.
 func (p *Program) talk(in io.WriteCloser, out io.Reader, end func() error) {
 	p.stdin, p.stdout, p.ended = in, make(chan string, 1024), make(chan error, 1)
 	go func() {

@@ -39,11 +39,11 @@ const (
 	Entry Kind = "entry" // a key of a Map and its value
 )
 
-// lines are the kinds that have holders and waiters. Each needs its path for itself, but
-// does not see contenders of another kind there.
+// In `lines` are the kinds that have holders and waiters. Each needs its path for
+// itself, but does not see contenders of another kind there.
 var lines = []Kind{Lock, RWLock, KazooLock, Election, Semaphore, KazooPermits, Cond}
 
-// of returns the kind that a znode belongs to by its name.
+// The function `of` returns the kind to which a znode belongs by its name.
 func of(name string) (kind Kind, ok bool) {
 	base, number := cutNumber(name)
 	switch {
@@ -111,15 +111,15 @@ func Of(children []string) (kinds []Kind) {
 		}
 	}
 	has := func(name string) bool { return slices.Contains(children, name) }
-	if has("plan") && (has("members") || has("shards")) { // members and shards are containers, so the servers may have deleted either
+	if has("plan") && (has("members") || has("shards")) { // `members` and `shards` are containers, so the servers may have deleted either
 		kinds = append(kinds, Partition)
 	}
 	slices.Sort(kinds)
 	return kinds
 }
 
-// Part reports whether a child, among siblings, is part of a primitive at its parent, as
-// far as the names show. [Certain] reports whether they prove it.
+// Part reports whether a child with these siblings is part of a primitive at its
+// parent, as far as the names show. [Certain] reports whether they prove it.
 func Part(name string, siblings []string) bool {
 	switch name {
 	case "done", "last": // a parent znode of a user may have that name too
@@ -135,8 +135,8 @@ func Part(name string, siblings []string) bool {
 	return ok || strings.HasPrefix(name, "_c_")
 }
 
-// made matches names that only a library generates: with a GUID, or with the server's
-// number.
+// The expression `made` matches names that only a library generates: with a GUID, or
+// with the server's number.
 var made = regexp.MustCompile(`^(_c_[0-9a-f-]{36}-[\w-]+|[0-9a-f]{32}__r?lock__-?\d{10}|qn--?\d{10}|queue--?\d{10}|entry-\d+-\d{10})$`)
 
 // Certain reports whether the names prove that a child is a part. Other parts have names
@@ -145,7 +145,7 @@ func Certain(name string, siblings []string) bool {
 	return made.MatchString(name) || bucket.MatchString(name) && slices.ContainsFunc(siblings, tail.MatchString)
 }
 
-// Is reports whether a child of this name shows that its parent is of a kind.
+// Is reports whether a child of this name shows that its parent is of the kind k.
 func Is(name string, k Kind) bool {
 	got, ok := of(name)
 	return ok && got == k
@@ -167,21 +167,21 @@ func InNeighbour(parent, name string) bool {
 	return guid.MatchString(name)
 }
 
-// mark matches the mark of a consumer of a queue.
+// The expression `mark` matches the mark of a consumer of a queue.
 var mark = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
-// letter matches the name of a dead letter, or of its reason.
+// The expression `letter` matches the name of a dead letter, or of its reason.
 var letter = regexp.MustCompile(`^(dead-.*|why)-[0-9a-f]{16}`)
 
 // guid matches the name of a contender or receipt.
 var guid = regexp.MustCompile(`^(_c_)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(-.*)?$`)
 
-// Line reports whether any of kinds has holders and waiters.
+// Line reports whether any of `kinds` has holders and waiters.
 func Line(kinds []Kind) bool {
 	return slices.ContainsFunc(kinds, func(k Kind) bool { return slices.Contains(lines, k) })
 }
 
-// Mixed reports whether several of kinds have holders and waiters. At one path,
+// Mixed reports whether several of `kinds` have holders and waiters. At one path,
 // contenders of these kinds do not see each other.
 func Mixed(kinds []Kind) bool {
 	n := 0
@@ -193,7 +193,8 @@ func Mixed(kinds []Kind) bool {
 	return n > 1
 }
 
-// besides are the endings of znodes that belong to the znode without that ending.
+// In `besides` are endings of names: a znode whose name has such an ending belongs to
+// the znode whose name lacks it.
 var besides = []string{"-live", "-consumers", "-senders", "-receipts", "-dead", "-ids", "-__lock__", "-__resized__"}
 
 // Beside returns the name of the neighbour to which a znode with this name belongs.

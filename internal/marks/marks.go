@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// Gate begins the data of a closed Barrier's znode. The owner follows.
+	// Gate is the beginning of the data of a closed Barrier's znode. The owner follows.
 	Gate = "zsync: closed by "
 	// Map is the data of the znode whose children are the keys of a Map.
 	Map = "zsync map"
@@ -18,16 +18,16 @@ const (
 	Dir = "zsync directory"
 )
 
-// Mark adds the mark, a last line with Dir, to the data that a primitive stores in its parent
+// Mark adds the mark, a last line that is `Dir`, to the data that a primitive stores in its parent
 // znode.
 func Mark(data []byte) []byte { return append(append(bytes.Clone(data), '\n'), Dir...) }
 
-// IsDir reports whether data is the data of the parent znode of a primitive.
+// IsDir reports whether `data` is the data of the parent znode of a primitive.
 func IsDir(data []byte) bool {
 	return string(data) == Dir || bytes.HasSuffix(data, []byte("\n"+Dir))
 }
 
-// Unmark returns the data of a parent znode without the mark.
+// Unmark returns `data`, the data of a parent znode, without the mark.
 func Unmark(data []byte) []byte {
 	if string(data) == Dir {
 		return nil

@@ -1,5 +1,5 @@
-// Package need is for tests that use programs and devices of the machine, or servers that a variable
-// names. If one is missing, it skips the test, or fails it. It installs nothing.
+// Package need is for tests that use programs or devices of the machine, or servers that a variable
+// names. If one of them is missing, the package skips or fails the test. It installs nothing.
 package need
 
 import (
@@ -11,9 +11,8 @@ import (
 	"unicode"
 )
 
-// Env names the variable with a list of programs and devices, separated by
-// blanks, that must exist. A test without a listed program fails. .ci/run
-// installs the programs and sets the variable.
+// Env names the variable with a list of programs and devices, separated by blanks, that must exist.
+// A test fails if a listed program is missing. .ci/run installs the programs and sets the variable.
 const Env = "CI_INSTALLED"
 
 // Command returns the path of a program. If the program does not exist, Command calls Missing.
@@ -27,7 +26,7 @@ func Command(tb testing.TB, name string) string {
 }
 
 // Variable returns the value of an environment variable. If the variable is not set, Variable skips
-// the test. The message of a skipped test has its name as a sentence.
+// the test. The message of a skipped test contains the test's name, written as a sentence.
 func Variable(tb testing.TB, name string) string {
 	tb.Helper()
 	value := os.Getenv(name)
@@ -37,8 +36,9 @@ func Variable(tb testing.TB, name string) string {
 	return value
 }
 
-// Missing skips the test because a program is missing. If the variable Env lists the program, it
-// fails the test instead. The message of a skipped test has its name as a sentence.
+// Missing skips the test because a program is missing. If the variable Env lists the program,
+// Missing fails the test instead. The message of a skipped test contains the test's name, written
+// as a sentence.
 func Missing(tb testing.TB, name, why string) {
 	tb.Helper()
 	if slices.Contains(strings.Fields(os.Getenv(Env)), name) {
@@ -47,7 +47,7 @@ func Missing(tb testing.TB, name, why string) {
 	tb.Skipf("%s cannot be used (%s), so this is not shown: %s", name, why, sentence(tb.Name()))
 }
 
-// sentence returns the name of a test as a sentence.
+// The function `sentence` returns the name of a test, written as a sentence.
 func sentence(name string) string {
 	name, rest, _ := strings.Cut(strings.TrimPrefix(name, "Test"), "/")
 	letters := []rune(name)

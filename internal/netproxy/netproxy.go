@@ -196,7 +196,8 @@ func (p *Proxy) serveLocked(l net.Listener) {
 	})
 }
 
-// admit begins to serve client, unless the proxy has closed l since l accepted client.
+// admit begins to serve the connection `client`, unless the proxy has closed the listener l since l
+// accepted that connection.
 func (p *Proxy) admit(l net.Listener, client net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

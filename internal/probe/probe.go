@@ -35,7 +35,7 @@ type Auth struct {
 
 // A Conn is a connection with a session of its own. One goroutine may use it.
 type Conn struct {
-	Session int64         // its id
+	Session int64         // the id of the session
 	Granted time.Duration // the timeout of the session
 
 	nc     net.Conn
@@ -45,7 +45,7 @@ type Conn struct {
 	stop   func() bool
 }
 
-// A Packet is a reply, or a watch event, whose Xid is wire.XidEvent.
+// A Packet is a reply or a watch event. The Xid of a watch event is wire.XidEvent.
 type Packet struct {
 	Xid  int32
 	Code int32
@@ -90,7 +90,7 @@ func Code(err error) int32 {
 // largest is the size of the largest packet that a Conn reads.
 const largest = 8 << 20
 
-// Open connects and opens a session. The connection ends with ctx.
+// Open connects and opens a session. The connection ends when ctx ends.
 func Open(ctx context.Context, cfg Config, addr string) (*Conn, error) {
 	dialing, cancel := context.WithTimeout(ctx, cfg.Limit)
 	defer cancel()
@@ -172,7 +172,8 @@ func (c *Conn) Ping() error {
 	return err
 }
 
-// Call sends a request and returns the rest of the reply. It drops watch events before the reply.
+// Call sends a request and returns the body of the reply. It drops the watch events that arrive
+// before the reply.
 func (c *Conn) Call(op int32, body []byte) (wire.Scanner, error) {
 	c.xid++
 	return c.exchange(c.xid, op, body)

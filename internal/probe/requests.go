@@ -9,7 +9,7 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// Create creates a znode. With zk.FlagContainer, it is a container.
+// Create creates a znode. With zk.FlagContainer, the znode is a container.
 func (c *Conn) Create(path string, data []byte, acl []zk.ACL, flags int32) error {
 	op := int32(wire.OpCreate)
 	if flags == zk.FlagContainer {
@@ -54,7 +54,7 @@ func (c *Conn) Delete(path string) error {
 }
 
 // Children returns the names of the children of a znode. If the znode does not exist, Children
-// returns none.
+// returns no names.
 func (c *Conn) Children(path string) ([]string, error) {
 	s, err := c.Call(wire.OpGetChildren2, Read(path, false))
 	if Code(err) == wire.CodeNoNode {
@@ -63,14 +63,14 @@ func (c *Conn) Children(path string) ([]string, error) {
 	return s.Strings(), err
 }
 
-// Sync has the server catch up: later reads of this connection see all earlier writes.
+// Sync makes the server catch up: later reads of this connection see all earlier writes.
 func (c *Conn) Sync(path string) error {
 	_, err := c.Call(wire.OpSync, wire.AppendString(nil, path))
 	return err
 }
 
-// Multi applies ops in one transaction. If the server refuses it, the error has the code of the
-// first operation that failed.
+// Multi applies ops in one transaction. If the server refuses the transaction, the error has the
+// code of the first operation that failed.
 func (c *Conn) Multi(ops ...any) error {
 	s, err := c.Call(wire.OpMulti, wire.AppendOps(nil, ops))
 	if err != nil {
@@ -117,7 +117,7 @@ func (c *Conn) WhoAmI() (ids []string, err error) {
 	return ids, nil
 }
 
-// Read returns the body of a request that reads a znode, for Send.
+// Read returns the body of a request that reads a znode, for the method Send.
 func Read(path string, watch bool) []byte {
 	p := append(wire.AppendString(nil, path), 0)
 	if watch {
@@ -126,7 +126,7 @@ func Read(path string, watch bool) []byte {
 	return p
 }
 
-// Write returns the body of a request that writes the data of a znode, for Send.
+// Write returns the body of a request that writes the data of a znode, for the method Send.
 func Write(path string, data []byte) []byte {
 	return wire.AppendInt32(wire.AppendBuffer(wire.AppendString(nil, path), data), -1)
 }

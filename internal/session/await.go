@@ -13,16 +13,16 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// AwaitGone waits until there is no znode at path. It costs one request, which lists the znode's
-// children and sets a watch on them. An ephemeral znode has no children, so the watch fires only
-// when the znode is deleted. A change of its data, such as a fencing token, does not wake the
+// AwaitGone waits until there is no znode at path. The call costs one request, which lists the
+// znode's children and sets a watch on them. An ephemeral znode has no children, so the watch fires
+// only when the znode is deleted. A change of its data, such as a fencing token, does not wake the
 // caller.
 func (inc *Incarnation) AwaitGone(ctx context.Context, path string) error {
 	return inc.WhileThere(ctx, path, func(w *conn.Watch) error { return inc.AwaitFired(ctx, w) })
 }
 
-// AwaitAllGone waits until there is no znode at any of paths. It costs one round trip for all paths
-// together, and one event for each znode that exists.
+// AwaitAllGone waits until there is no znode at any of `paths`. It costs one round trip for all
+// paths together, and one event for each znode that exists.
 func (inc *Incarnation) AwaitAllGone(ctx context.Context, paths []string) error {
 	watches := make([]*conn.Watch, len(paths))
 	for i, path := range paths {
@@ -47,7 +47,8 @@ func (inc *Incarnation) AwaitAllGone(ctx context.Context, paths []string) error 
 	return err
 }
 
-// WhileThere is AwaitGone, but it calls f to wait for the watch w. f must return when w has fired.
+// WhileThere is AwaitGone with one difference: it calls f to wait for the watch w. The function f
+// must return when w has fired.
 func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(w *conn.Watch) error) error {
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path})
@@ -73,10 +74,10 @@ func (inc *Incarnation) AwaitFired(ctx context.Context, w *conn.Watch) error {
 	return AwaitIn(ctx, inc, w.Fired)
 }
 
-// AwaitIn waits for done. It returns an error if ctx or the session ends first.
+// AwaitIn waits for `done`. It returns an error if ctx or the session ends first.
 func AwaitIn[T any](ctx context.Context, inc *Incarnation, done <-chan T) error {
-	// If done and ctx are both ready, either result is right: the caller has not learned of done
-	// yet, and cleans up after an error.
+	// If `done` and ctx are both ready, either result is right: the caller has not learned of
+	// `done` yet, and cleans up after an error.
 	select {
 	case <-done:
 		return nil
@@ -87,8 +88,8 @@ func AwaitIn[T any](ctx context.Context, inc *Incarnation, done <-chan T) error 
 	}
 }
 
-// AwaitMade waits until a znode exists at path. It also returns if a znode was created there during
-// the call and is deleted again.
+// AwaitMade waits until a znode exists at path. AwaitMade also returns if a znode was created there
+// during the call and is deleted again.
 func (inc *Incarnation) AwaitMade(ctx context.Context, path string) error {
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: path})
@@ -103,7 +104,8 @@ func (inc *Incarnation) AwaitMade(ctx context.Context, path string) error {
 	}
 }
 
-// AwaitAny waits until one of watches has fired. It also returns at due, unless due is zero.
+// AwaitAny waits until one of `watches` has fired. It also returns at the time `due`, unless `due`
+// is zero.
 func (inc *Incarnation) AwaitAny(ctx context.Context, watches []*conn.Watch, due time.Time) error {
 	var expired <-chan time.Time
 	if !due.IsZero() {
@@ -126,8 +128,8 @@ func (inc *Incarnation) AwaitAny(ctx context.Context, watches []*conn.Watch, due
 	return nil
 }
 
-// AwaitConnected is AwaitFor for an operation that needs the servers. It also returns if there is
-// no connection.
+// AwaitConnected is AwaitFor, but also returns if there is no connection. The awaited operation
+// needs the servers.
 func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -139,9 +141,9 @@ func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration
 	}
 }
 
-// AwaitLossTime waits for LossTime. In that time, a holder that learns of its loss now can stop.
-// The wait ends early when done is closed: the holder has stopped. AwaitLossTime returns false if
-// the session ends first. Then the servers delete the znodes of the lost hold.
+// AwaitLossTime waits for the time LossTime. In that time, a holder that learns of its loss now can
+// stop. The wait ends early when `done` is closed: the holder has stopped. AwaitLossTime returns
+// false if the session ends first. Then the servers delete the znodes of the lost hold.
 func (inc *Incarnation) AwaitLossTime(done <-chan struct{}) bool {
 	timer := time.NewTimer(inc.LossTime())
 	defer timer.Stop()

@@ -25,10 +25,10 @@ import (
 //
 // A batch is used once.
 type batch struct {
-	requests []conn.Request // each is a batched
+	requests []conn.Request // each is a `batched`
 }
 
-// A batched is one request of a batch: a pending of any type.
+// A batched is one request of a batch: a `pending` of any type.
 type batched interface {
 	conn.Request
 	settle(ctx context.Context, inc *Incarnation) error
@@ -39,7 +39,7 @@ func (p *pending[T]) settle(ctx context.Context, inc *Incarnation) error {
 	return err
 }
 
-// add adds a request. Its result may be read after the batch's wait.
+// add adds a request to b. The result of the request may be read after b.wait.
 func add[T any](b *batch, c call[T]) *pending[T] {
 	p := newPending(c)
 	b.requests = append(b.requests, p)
@@ -56,9 +56,9 @@ func (inc *Incarnation) startBatch(ctx context.Context, b *batch) error {
 	return err
 }
 
-// wait waits for the replies to b, which the caller has sent in inc. It returns nil if every
-// request was answered, with a result or with its own error. Otherwise it returns the error of the
-// first unanswered request. If ctx or the incarnation ends first, wait returns the error of ctx or
+// wait waits for the replies to b. The caller has sent b in inc. The result is nil if every request
+// was answered, with a result or with its own error. Otherwise the result is the error of the first
+// unanswered request. If ctx or the incarnation ends first, `wait` returns the error of ctx or
 // ErrEnded. Then the outcome of the unanswered requests is unknown.
 func (b *batch) wait(ctx context.Context, inc *Incarnation) error {
 	for _, r := range b.requests {
@@ -110,7 +110,7 @@ func (inc *Incarnation) retryFresh(ctx context.Context, path string, f func(b *b
 	return err
 }
 
-// fresh makes one read, through retryFresh.
+// The function `fresh` makes one read, through retryFresh.
 func fresh[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err error) {
 	var read *pending[T]
 	if err = inc.retryFresh(ctx, c.path, func(b *batch) { read = add(b, c) }); err != nil {

@@ -19,8 +19,8 @@ import (
 // assembles the reply in memory, and crashes if it has too little. The client learns the size of a
 // znode only with its data, and the size of one znode says little about the next. So each call
 // begins with small bundles. The bundles grow with each round while all znodes are small. If recent
-// znodes were large, bundles are smaller. If the connection broke during a bundle, the client reads
-// it in two halves.
+// znodes were large, bundles are smaller than otherwise. If the connection broke during a bundle,
+// the client reads it in two halves.
 //
 // Several bundles are read at once. The total of their bytes stays below roundBytes even if every
 // znode has the size of the largest recent znode.
@@ -37,7 +37,7 @@ func (inc *Incarnation) GetAll(ctx context.Context, paths []string) ([]Node, err
 	return inc.getAll(ctx, paths, bundleFirst)
 }
 
-// getAll is GetAll, and the argument size is the number of paths in the first bundles.
+// getAll is GetAll, and the argument `size` is the number of paths in the first bundles.
 func (inc *Incarnation) getAll(ctx context.Context, paths []string, size int) ([]Node, error) {
 	nodes := make([]Node, 0, len(paths))
 	for limit := size; len(paths) > 0; limit *= 4 {
@@ -63,8 +63,8 @@ func (inc *Incarnation) getAll(ctx context.Context, paths []string, size int) ([
 	return nodes, nil
 }
 
-// bundlesOf divides paths into bundles of at most n paths. It also limits the size of the requests,
-// because other clients may choose long names.
+// bundlesOf divides `paths` into bundles of at most n paths. It also limits the size of the
+// requests, because other clients may choose long names.
 func bundlesOf(paths []string, n int) (bundles [][]string) {
 	for len(paths) > 0 {
 		k, size := 0, 0
@@ -119,8 +119,8 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string, broken in
 	return nodes, nil
 }
 
-// getHalves reads a bundle in two halves. broken is the number of connections that have broken
-// during larger bundles.
+// getHalves reads a bundle in two halves. The argument `broken` counts the connections that have
+// broken while larger bundles with these znodes were read.
 func (inc *Incarnation) getHalves(ctx context.Context, paths []string, broken int) ([]Node, error) {
 	if err := inc.Pause(ctx, broken); err != nil {
 		return nil, err
@@ -149,7 +149,7 @@ func (inc *Incarnation) getEach(ctx context.Context, paths []string) ([]Node, er
 
 // GetVisible is GetAll, with one difference. For a znode that the client cannot read, it returns
 // only the Stat, which servers give to every client. Such a znode costs up to 128 requests, because
-// its neighbours in paths are then read one by one.
+// its neighbours in `paths` are then read one by one.
 func (inc *Incarnation) GetVisible(ctx context.Context, paths []string) ([]Node, error) {
 	return inc.getVisible(ctx, paths, bundleFirst)
 }
@@ -193,8 +193,8 @@ func (inc *Incarnation) getVisible(ctx context.Context, paths []string, size int
 
 var errBundle = errors.New("malformed reply to multiRead")
 
-// parseBundle decodes the reply for n znodes. refused has the indexes of the znodes for which the
-// server returned an error other than NoNode.
+// parseBundle decodes the reply for n znodes. The result `refused` has the indexes of the znodes
+// for which the server returned an error other than NoNode.
 func parseBundle(p []byte, n int) (nodes []Node, refused []int, err error) {
 	s := wire.Scanner{Rest: p}
 	for op, more := s.Next(); more; op, more = s.Next() {
@@ -219,8 +219,8 @@ func parseBundle(p []byte, n int) (nodes []Node, refused []int, err error) {
 	return nodes, refused, nil
 }
 
-// Parallel calls f for each i below n, many at once, and returns one of the errors, preferably
-// NoNode.
+// Parallel calls f(i) for each i below n. Many of these calls run at once. Parallel returns one of
+// their errors, preferably NoNode.
 func Parallel(n int, f func(i int) error) error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup

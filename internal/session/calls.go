@@ -42,7 +42,7 @@ func (inc *Incarnation) createWithACL(path string, data []byte, flags int32, acl
 	}
 }
 
-// isMade reports whether made can be the path of the znode that a create for path has created. A
+// isMade reports whether `made` can be the path of the znode that a create for path has created. A
 // reply with another path counts as malformed, so callers can rely on the path.
 func isMade(made, path string, flags int32) bool {
 	rest, ok := strings.CutPrefix(made, path)
@@ -57,11 +57,11 @@ func deleteCall(path string) call[void] {
 	return call[void]{op: wire.OpDelete, path: path, body: appendAnyVersion}
 }
 
-// flush is a write that changes nothing: it deletes a znode that does not exist. The leader answers
-// writes in the order in which it has received requests. So a read after flush, over the same
-// connection, sees every earlier request of this session that the leader has received. If the
-// client has no permission for that delete, the server may answer by itself. Then the read is only
-// as new as the sync that the caller sends with flush.
+// flush returns a write that changes nothing: the deletion of a znode that does not exist. The
+// leader answers writes in the order in which it has received requests. So a read after that write,
+// over the same connection, sees every earlier request of this session that the leader has
+// received. If the client has no permission for the deletion, the server may answer by itself. Then
+// the read is only as new as the sync that the caller sends with the write.
 func (inc *Incarnation) flush() call[void] {
 	c := deleteCall(inc.conns.Nobody)
 	c.moot = true
@@ -84,7 +84,7 @@ func existsCall(path string) call[*zk.Stat] {
 	return call[*zk.Stat]{op: wire.OpExists, path: path, take: (*wire.Scanner).Stat}
 }
 
-// A listing is the children of a znode.
+// A listing has the children of a znode.
 type listing struct {
 	names []string
 	stat  *zk.Stat

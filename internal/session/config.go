@@ -30,21 +30,21 @@ type Config struct {
 	Observe       func(Report)                                              // or nil
 	Lost          func(why LossCause, session int64, since time.Time) error // makes an ErrLost
 	LossOnSuspend bool
-	CloseTimeout  time.Duration                   // how long Close waits for functions; less than 0 means the session timeout
+	CloseTimeout  time.Duration                   // how long Close waits for functions; if negative, for the session timeout
 	Trace         io.Writer                       // or nil
 	Reason        func(error) (string, time.Time) // returns, for the trace, the reason of a loss in a word and the time of the loss
 }
 
 // A RetryPolicy paces attempts. The first repetition is immediate. Before the n'th repetition after
-// that, the delay is Min × Factorⁿ⁻¹, at most Max, and reduced at random by up to the fraction
-// Jitter.
+// that, the delay is `Min` × `Factor`ⁿ⁻¹, at most `Max`, and reduced at random by up to the
+// fraction `Jitter`.
 type RetryPolicy struct {
 	Min, Max time.Duration
 	Factor   float64 // at least 1; 0 means 2
 	Jitter   float64 // from 0 to 1
 }
 
-// Delay returns the time to wait before the repetition try, counted from 0.
+// Delay returns the time to wait before the repetition with the number `try`, counted from 0.
 func (b RetryPolicy) Delay(try int) time.Duration {
 	if try <= 0 {
 		return 0

@@ -34,14 +34,14 @@ type Creation struct {
 	Also []string // other znodes to list, in order
 
 	Path    string     // of the first znode
-	Roll    *Roll      // of List
-	Node    Node       // of Read, if ReadErr is nil
+	Roll    *Roll      // the result of `List`
+	Node    Node       // the result of `Read`, if ReadErr is nil
 	ReadErr error      // the znodes are created even if the servers refuse to read Dir
-	Lists   [][]string // of Also; a znode that does not exist has no children
+	Lists   [][]string // the results of `Also`; a znode that does not exist has no children
 	Undo    *Deletion  // after an error: deletes the znodes that may have been created, or is nil
 
 	made  *pending[[]zk.MultiResponse] // the last request that was sent
-	roll  *Roll                        // roll, read and lists are the reads that were sent after made
+	roll  *Roll                        // `roll`, `read` and `lists` are the reads that were sent after `made`
 	read  *pending[Node]
 	lists []*pending[listing]
 }
@@ -53,16 +53,16 @@ type Creation struct {
 // CreateEphemeral then looks for a child whose name begins with GUID. A reply that lacks the
 // completed name ends the attempts, with conn.ErrProtocol. If the caller gives the whole name,
 // CreateEphemeral sends the request again. If the reply is NodeExists, an earlier request was
-// executed, because no other client creates the name. With Shared, another client may create the
+// executed, because no other client creates the name. With `Shared`, another client may create the
 // name, so CreateEphemeral then checks that the znode belongs to this session. If another client
 // deletes the znode before the listing, CreateEphemeral creates a new znode. A deletion after the
 // listing is a loss, and the owner of the znode learns of it.
 //
 // If ctx ends, or after any other error, no znode stays: in the background, c.Undo deletes the
 // znodes that may have been created. So the znodes must be ephemeral, and the names must not be
-// used again until Undo has ended. If c has Holds and the znode of the first check does not exist,
-// the error is ErrVanished. If c has Holds and another znode or Dir does not exist, the error is
-// NoNode, and the caller decides what to do.
+// used again until `Undo` has ended. If c has `Holds` and the znode of the first check does not
+// exist, the error is ErrVanished. If c has `Holds`, and another znode or `Dir` does not exist, the
+// error is NoNode, and the caller decides what to do.
 func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error {
 	call, err := inc.creation(c)
 	if err != nil {
@@ -178,7 +178,7 @@ func (inc *Incarnation) creation(c *Creation) (call[[]zk.MultiResponse], error) 
 
 // sendCreation sends the creates of the missing parents, the request, and the reads, in this order
 // and in one write. There is one exception: if a listing of Dir is in flight, sendCreation shares
-// the next listing, and asks for that after the request was sent.
+// the next listing, and asks for that listing after the request was sent.
 func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request call[[]zk.MultiResponse], missing []string) error {
 	l, err := inc.openConn(ctx)
 	if err != nil {
@@ -232,8 +232,8 @@ func (inc *Incarnation) readBehind(ctx context.Context, c *Creation) (err error)
 	return nil
 }
 
-// replyOr returns the reply to sent, a read that was sent before. If sent gets no reply, or is nil,
-// replyOr makes the read itself.
+// replyOr returns the reply to `sent`, a read that was sent before. If that read gets no reply, or
+// `sent` is nil, replyOr makes the read itself.
 func replyOr[T any](ctx context.Context, inc *Incarnation, sent *pending[T], read call[T]) (T, error) {
 	if sent != nil {
 		if v, err := sent.Wait(ctx, inc); OutcomeOf(err) == Answered {
@@ -258,9 +258,9 @@ func (inc *Incarnation) undo(c *Creation) *Deletion {
 	return inc.deleteBehind(c.made, d)
 }
 
-// listBehind returns a listing of dir that is not older than the creation of its child at path.
-// listed is nil, or a listing that was sent after the request that creates the child, over the same
-// connection or the next.
+// listBehind returns a listing of dir that is not older than the creation of its child at path. The
+// argument `listed` is nil, or a listing that was sent after the request that creates the child,
+// over the same connection or the next.
 func (inc *Incarnation) listBehind(ctx context.Context, dir, path string, listed *Roll) (*Roll, error) {
 	if listed != nil {
 		_, err := listed.Wait(ctx, inc)
@@ -287,11 +287,11 @@ func (inc *Incarnation) listBehind(ctx context.Context, dir, path string, listed
 // Find looks for the child of dir whose name begins with guid, and returns its path or "".
 //
 // The result is certain, for this reason. Find first sends a write that changes nothing (see
-// flush). When its reply comes, the server has applied every earlier request of this session that
-// reached the leader. The other requests cannot be applied any longer, because the leader refuses
-// requests from a server that the session has left (SessionMoved). A sync alone is not enough if
-// the server is the leader: it answers a sync of its own client at once, before its pending
-// proposals are committed.
+// `flush`). When the reply to that write comes, the server has applied every earlier request of
+// this session that reached the leader. The other requests cannot be applied any longer, because
+// the leader refuses requests from a server that the session has left (SessionMoved). A sync alone
+// is not enough if the server is the leader: the leader answers a sync of its own client at once,
+// before its pending proposals are committed.
 //
 // Concurrent calls share the listing, because usually several replies are lost together. The
 // listing comes after the sync of Find, or over a later connection, which began with a sync of its
@@ -336,18 +336,18 @@ func findIn(names []string, dir, guid string) string {
 	return ""
 }
 
-// MakeAndLeave creates a persistent znode and deletes own, an ephemeral znode with a unique name,
-// in one transaction. Then it reads the znode at path. If made is true, the read has seen the
+// MakeAndLeave creates a persistent znode and deletes `own`, an ephemeral znode with a unique name,
+// in one transaction. Then it reads the znode at path. If `made` is true, the read has seen the
 // created znode, and has set the watch that the caller had joined. The error is NodeExists if the
-// znode exists already, and ErrVanished if own does not exist. If the error is ErrLost and open is
-// true, the outcome is unknown. After any other error, the transaction was not applied, and will
+// znode exists already, and ErrVanished if `own` does not exist. If the error is ErrLost and `open`
+// is true, the outcome is unknown. After any other error, the transaction was not applied, and will
 // not be.
 //
-// If a reply is lost, no log is needed, because no client creates the name of own again. While own
-// exists, no attempt has been applied. Once own is deleted, no further attempt can be applied. Then
-// either our attempt has deleted own and created the znode at path, or another client has deleted
-// own. The znode at path shows which of the two happened. If that znode is not ours, the error is
-// ErrVanished, although ours may have existed and been deleted again.
+// If a reply is lost, no log is needed, because no client creates the name of `own` again. While
+// `own` exists, no attempt has been applied. Once `own` is deleted, no further attempt can be
+// applied. Then either our attempt has deleted `own` and created the znode at path, or another
+// client has deleted `own`. The znode at path shows which of the two happened. If that znode is not
+// ours, the error is ErrVanished, although ours may have existed and been deleted again.
 func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made, open bool, err error) {
 	if inc.Manager.SizeOf(path, data)+inc.Manager.SizeOf(own, nil)+256 > MaxPacket {
 		return false, false, ErrTooLarge
@@ -372,8 +372,8 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 	})
 	switch {
 	case err == nil:
-		// The read followed directly, over the same connection. So it has seen our znode, or a
-		// later znode at path.
+		// The read followed directly, over the same connection. So the read has seen our znode, or
+		// a later znode at path.
 		n, e := read.Wait(ctx, inc)
 		return e == nil && bytes.Equal(n.Data, data), false, nil
 	case OutcomeOf(err) != Answered: // err is ErrEnded, because ctx does not end
@@ -381,14 +381,14 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 	case open:
 		return inc.foundOut(ctx, path, data, own, err)
 	case IsNoNode(err):
-		return false, false, ErrVanished // own was deleted, with its parent or alone
+		return false, false, ErrVanished // `own` was deleted, with its parent or alone
 	}
 	return false, false, err
 }
 
-// foundOut returns the result of MakeAndLeave if the last attempt was refused, and an earlier one
-// has no reply. The leader orders refusals like writes, so a read that is made now is newer than
-// all attempts.
+// foundOut returns the result of MakeAndLeave if the last attempt was refused, and an earlier
+// attempt has no reply. The leader orders refusals like writes, so a read that is made now is newer
+// than all attempts.
 func (inc *Incarnation) foundOut(ctx context.Context, path string, data []byte, own string, refusal error) (made, open bool, err error) {
 	stat, err := inc.Exists(ctx, own)
 	if err == nil && stat == nil {

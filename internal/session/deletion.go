@@ -21,13 +21,13 @@ import (
 //
 // A Deletion is itself the request that deletes its znodes; several znodes are deleted in one
 // transaction. If the transaction fails, or has no reply, each znode gets a Deletion of its own
-// (see split): one znode may be missing, or the servers may refuse one deletion. Only one attempt
+// (see `split`): one znode may be missing, or the servers may refuse one deletion. Only one attempt
 // is under way at a time. The unexported fields belong to the goroutine that handles the Deletion:
-// the sender of the attempt, then the reader of the reply, then run.
+// the sender of the attempt, then the reader of the reply, then the method `run`.
 type Deletion struct {
 	Paths   []string     // with unique names
 	By      func() error // if not nil: deletes the znodes, and repeats a request without a reply; called again after a refusal
-	MayStay bool         // no client waits for them: a refusal does not end the session; without By, the znodes then stay
+	MayStay bool         // no client waits for them: a refusal does not end the session; without `By`, the znodes then stay
 	Then    func()       // called at the end, perhaps by the reading goroutine: it must not block
 
 	Done    chan struct{} // closed when Err is set
@@ -36,7 +36,7 @@ type Deletion struct {
 	Refusal error         // the servers' first refusal
 
 	queue   *deletions
-	whole   *Deletion // the Deletion of which this is a part, or nil; see split
+	whole   *Deletion // the Deletion of which this is a part, or nil; see `split`
 	parts   int       // number of parts that are not over; guarded by deletions.mu
 	worst   error     // the worst error of a part; guarded by deletions.mu
 	guid    string    // if set: the path is unknown, but the znode's name begins with guid, and Paths[0] has the same parent
@@ -54,7 +54,7 @@ func (inc *Incarnation) Delete(d *Deletion) *Deletion {
 	inc.deletion(d)
 	switch {
 	case d.By != nil:
-		// By is called at once: it may have work to do even if the session has ended.
+		// `By` is called at once: it may have work to do even if the session has ended.
 		d.queue.attempt([]*Deletion{d})
 	case len(d.Paths) > 1 && len(bundlesOf(d.Paths, len(d.Paths))) > 1:
 		d.split(bundlesOf(d.Paths, len(d.Paths)))
@@ -64,14 +64,14 @@ func (inc *Incarnation) Delete(d *Deletion) *Deletion {
 	return d
 }
 
-// deletion prepares d, but does not begin it.
+// The method `deletion` prepares d, but does not begin it.
 func (inc *Incarnation) deletion(d *Deletion) *Deletion {
 	d.queue, d.Done, d.Refused = inc.deletions(), make(chan struct{}), make(chan struct{})
 	return d
 }
 
-// split replaces the attempts at d by parts: Deletions that each delete a group of its znodes. d
-// ends when all parts have ended. The error of d is the worst error of a part: see Worse.
+// split replaces the attempts at d by parts: Deletions that each delete a group of the znodes of d.
+// d ends when all parts have ended. The error of d is the worst error of a part (see `Worse`).
 func (d *Deletion) split(groups [][]string) {
 	d.parts = len(groups)
 	for _, paths := range groups {
@@ -91,8 +91,8 @@ func (d *Deletion) partOver(err error) {
 	}
 }
 
-// deleteBehind begins d when making, the request that may create the znodes of d, is over. If the
-// name of the znode is unknown, and the request has no reply, d looks for the znode.
+// deleteBehind begins d when the request `making`, which may create the znodes of d, is over. If
+// the name of the znode is unknown, and the request has no reply, d looks for the znode.
 func (inc *Incarnation) deleteBehind(making *pending[[]zk.MultiResponse], d *Deletion) *Deletion {
 	inc.deletion(d)
 	making.then(func() {
@@ -133,9 +133,9 @@ func (inc *Incarnation) RemoveNow(ctx context.Context, paths ...string) error {
 	return inc.Delete(&Deletion{Paths: paths, MayStay: true}).Outcome(ctx)
 }
 
-// RemoveBehind waits, in the background, until the znode at other is deleted. Then it deletes the
-// ephemeral znode at path. Close waits, but not long, until path is deleted, even by another
-// client.
+// RemoveBehind waits, in the background, until the znode at `other` is deleted. Then it deletes the
+// ephemeral znode at path. Close waits, but not long, until the znode at path is deleted, even by
+// another client.
 func (inc *Incarnation) RemoveBehind(path, other string) {
 	leaving, stay := inc.Manager.BeforeClose()
 	d := inc.Delete(&Deletion{Paths: []string{path}, MayStay: true, By: func() error {
@@ -146,8 +146,8 @@ func (inc *Incarnation) RemoveBehind(path, other string) {
 	}})
 	inc.Manager.Spawn(func() {
 		defer stay()
-		// If several cases are ready, any choice is right: path is deleted, or this process cannot
-		// help.
+		// If several cases are ready, any choice is right: the znode at path is deleted, or this
+		// process cannot help.
 		select {
 		case <-d.Done:
 		case <-inc.Ctx.Done():
@@ -157,8 +157,8 @@ func (inc *Incarnation) RemoveBehind(path, other string) {
 	})
 }
 
-// Outcome waits until d is over or refused, and returns its error or the refusal. If ctx or the
-// session ends first, it returns the error of that end. d may be nil.
+// Outcome waits until d is over or refused. It returns the error of d, or the refusal. If ctx or
+// the session ends first, it returns the error of that end. d may be nil.
 func (d *Deletion) Outcome(ctx context.Context) (err error) {
 	if d == nil {
 		return nil
@@ -179,7 +179,7 @@ func (d *Deletion) Outcome(ctx context.Context) (err error) {
 	return err
 }
 
-// Await waits for the end of d, but no longer than limit, and not while there is no connection.
+// Await waits for the end of d, but no longer than `limit`, and not while there is no connection.
 func (d *Deletion) Await(limit time.Duration) {
 	d.queue.inc.AwaitConnected(d.Done, limit)
 }
@@ -202,7 +202,7 @@ func (d *Deletion) Result() error {
 	return nil
 }
 
-// Worse returns the worse of a and b, the errors of two deletions. NoNode is the least bad error.
+// Worse returns the worse of two errors of deletions. NoNode is the least bad error.
 func Worse(a, b error) error {
 	if b == nil || a != nil && IsNoNode(b) {
 		return a

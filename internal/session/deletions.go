@@ -14,16 +14,16 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A deletions is the queue of one ZooKeeper session for its [Deletion]s.
+// The type `deletions` is the queue of one ZooKeeper session for its [Deletion]s.
 //
 // The caller sends a deletion, and the reading goroutine ends it with the reply. So while servers
-// answer, a deletion costs no goroutine. One goroutine, which executes run, has all deletions that
-// wait for a connection or for their next attempt. It exists only while deletions wait. When a
-// connection is back, run sends them all in one write.
+// answer, a deletion costs no goroutine. One goroutine, which executes `run`, has all deletions
+// that wait for a connection or for their next attempt. This goroutine exists only while deletions
+// wait. When there is a connection again, `run` sends them all in one write.
 //
 // If an abandoned request may still create a znode, the deletion of that znode waits for the reply
-// to the request, without a goroutine: see deleteBehind. If abandoned creates have no reply, the names of their
-// znodes are unknown, and one goroutine looks for them together: see search.
+// to the request, without a goroutine: see deleteBehind. If abandoned creates have no reply, the
+// names of their znodes are unknown, and one goroutine looks for them together: see `search`.
 //
 // A deletion by a function has a goroutine while the function runs, but none between two
 // attempts.
@@ -31,10 +31,10 @@ type deletions struct {
 	inc *Incarnation
 
 	mu        sync.Mutex
-	waiting   []*Deletion   // new deletions for run; guarded by mu
-	running   bool          // run is running; guarded by mu
-	searching bool          // search is running; guarded by mu
-	bell      chan struct{} // has a token when run must look again
+	waiting   []*Deletion   // new deletions for `run`; guarded by mu
+	running   bool          // `run` is running; guarded by mu
+	searching bool          // `search` is running; guarded by mu
+	bell      chan struct{} // has a token when `run` must look again
 }
 
 type deletionsKey struct{}
@@ -47,7 +47,7 @@ func (inc *Incarnation) deletions() *deletions {
 	return q.(*deletions)
 }
 
-// wait adds d to the deletions of run. It does not block.
+// wait adds d to the deletions of `run`, and does not block.
 func (q *deletions) wait(d *Deletion) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -59,7 +59,7 @@ func (q *deletions) wait(d *Deletion) {
 	q.ring()
 }
 
-// ring wakes run, so that it looks again.
+// ring wakes `run`, which then looks at the deletions again.
 func (q *deletions) ring() {
 	select {
 	case q.bell <- struct{}{}:
@@ -118,7 +118,7 @@ func (q *deletions) look(d *Deletion) bool {
 	return true
 }
 
-// refuse records the first refusal. Only run calls it.
+// refuse records the first refusal. Only `run` calls `refuse`.
 func (d *Deletion) refuse(err error) {
 	for ; d != nil && !IsClosed(d.Refused); d = d.whole {
 		d.Refusal = err
@@ -129,12 +129,12 @@ func (d *Deletion) refuse(err error) {
 	}
 }
 
-// passPause is the shortest time for which run sleeps until a deletion is due. Deletions that
+// passPause is the shortest time for which `run` sleeps until a deletion is due. Deletions that
 // become due at slightly different times share a pass.
 const passPause = 5 * time.Millisecond
 
-// next waits until an attempt at a deletion of ds is due, or until there are new deletions. It
-// makes the attempts that are due, and returns the deletions that still wait.
+// next waits until an attempt at one of the deletions ds is due, or until there are new deletions.
+// It makes the attempts that are due, and returns the deletions that still wait.
 func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 	if len(ds) == 0 {
 		return nil
@@ -154,7 +154,7 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 		}
 	}
 	q.mu.Lock()
-	searching := q.searching // its end rings the bell
+	searching := q.searching // the end of the search rings the bell
 	q.mu.Unlock()
 	var due []*Deletion
 	for _, d := range ds {
@@ -224,7 +224,7 @@ func (q *deletions) attempt(ds []*Deletion) {
 	}
 	if len(lost) > 0 {
 		q.mu.Lock()
-		q.searching = true // only run begins a search, and there was none
+		q.searching = true // only `run` begins a search, and there was none
 		q.mu.Unlock()
 		q.inc.Manager.Spawn(func() { q.search(lost) })
 	}
@@ -235,10 +235,10 @@ func (q *deletions) attempt(ds []*Deletion) {
 	}
 }
 
-// search looks for the znodes of ds, whose creates were abandoned and have no reply. One round trip
-// is enough for all of ds. search first sends a write and a sync, so the servers execute no
-// abandoned create after the listings. So a znode that is not listed does not exist, and never
-// will: see [Incarnation.Find].
+// search looks for the znodes of ds: their creates were abandoned and have no reply. One round trip
+// is enough for all of ds. It begins with a write and a sync, so the servers execute no abandoned
+// create after the listings. So a znode that is not listed does not exist, and never will: see
+// [Incarnation.Find].
 func (q *deletions) search(ds []*Deletion) {
 	inc := q.inc
 	var flush, sync *pending[void]
@@ -258,7 +258,7 @@ func (q *deletions) search(ds []*Deletion) {
 		err = flush.err
 	}
 	q.mu.Lock()
-	q.searching = false // before wait, which rings the bell
+	q.searching = false // before `wait`, which rings the bell
 	q.mu.Unlock()
 	for _, d := range ds {
 		dir := ParentPath(d.Paths[0])
@@ -281,7 +281,8 @@ func (q *deletions) search(ds []*Deletion) {
 	q.ring() // there may be others to look for
 }
 
-// sought reports whether d does not know the path of its znode yet, so that a search must find it.
+// sought reports whether d does not know the path of its znode yet, so that a search must find the
+// znode.
 func sought(d *Deletion) bool { return d.guid != "" }
 
 // found sets the path of the znode that d deletes, when a search or a late reply has shown the
@@ -333,8 +334,8 @@ func (d *Deletion) Reply(code int32, body []byte) (whole int32, ok bool) {
 	return code, !s.Bad
 }
 
-// Finish is called when an attempt is over. The reading goroutine may call it, so Finish leaves to
-// run everything that may block.
+// Finish is called when an attempt is over. The reading goroutine may call Finish, so everything
+// that may block is left to the method `run`.
 func (d *Deletion) Finish() {
 	switch {
 	case d.err == nil, IsNoNode(d.err) && d.mayBe && len(d.Paths) == 1:

@@ -21,10 +21,10 @@ type Dir struct {
 	Path string
 	Part bool   // the znode above is a Dir of the same primitive
 	Data []byte // the first data, if it is more than the mark; see [marks.Mark]
-	Kept bool   // it is persistent, because other programs create it once and then need it
+	Kept bool   // the Dir is persistent, because other programs create it once and then need it
 }
 
-// owns reports whether the znode at path belongs to the primitive: it is the Dir, or, with Part,
+// owns reports whether the znode at path belongs to the primitive: it is the Dir, or, with `Part`,
 // the znode above the Dir.
 func (d Dir) owns(path string) bool {
 	return path == d.Path || d.Part && path == ParentPath(d.Path)
@@ -74,7 +74,8 @@ func (inc *Incarnation) MakeDir(ctx context.Context, dir Dir) error {
 		if made || err != nil {
 			return err
 		}
-		// Another client has created the znode, or this client has, and the reply is lost.
+		// Another client has created the znode, or this client has created it, and the reply is
+		// lost.
 		if err := inc.VetNow(ctx, dir.Path); !IsNoNode(err) {
 			return err
 		}
@@ -101,7 +102,7 @@ func (inc *Incarnation) addDir(ctx context.Context, path string, dir Dir) (bool,
 				return false, err
 			}
 		case err == nil:
-			if inc.Manager.protects() { // without an own ACL, vetted is not read
+			if inc.Manager.protects() { // without an ACL of its own, the session does not read `vetted`
 				inc.vetted.Store(path, struct{}{})
 			}
 			return true, nil

@@ -9,22 +9,22 @@ import (
 )
 
 // An Ending is the end of a session or of a hold: it comes once, with a cause. Like a context, it
-// has Done, Cause and AfterFunc. It is not a context, for two reasons.
+// has the methods Done, Cause and AfterFunc. It is not a context, for two reasons.
 //
 //   - A context runs an AfterFunc in a goroutine of its own. End runs each hook itself, and
-//     returns when all have returned. So a request that follows End, such as closeSession, is
-//     written after every hook has run.
-//   - A context leaves its parent by being cancelled, which closes Done. A hook leaves an Ending
-//     by Remove, which closes nothing: Unlock must not close Lost.
+//     returns when all hooks have returned. So a request that follows End, such as closeSession,
+//     is written after every hook has run.
+//   - A context leaves its parent by being cancelled, which closes its channel `Done`. A hook
+//     leaves an Ending by Remove, which closes nothing: Unlock must not close the channel `Lost`.
 //
 // A hook must not block and must not run the program's code. It must not take a lock that any
 // caller of Incarnation.Alive holds, because Alive may end the session.
 type Ending struct {
 	mu    sync.Mutex
 	cause error         // guarded by mu
-	done  chan struct{} // made by the first Done; guarded by mu
+	done  chan struct{} // made by the first call of Done; guarded by mu
 	hooks []*Hook       // in no order; guarded by mu
-	first [1]*Hook      // the backing array of hooks while there is only one hook
+	first [1]*Hook      // the backing array of `hooks` while there is only one hook
 }
 
 // A Hook is an entry in the list of an Ending. The Ending calls OnEnd once, with its cause.
@@ -37,7 +37,8 @@ type hookFunc func(cause error)
 
 func (f hookFunc) OnEnd(cause error) { f(cause) }
 
-// End ends e: it runs every hook, and then closes Done. If e has ended before, End returns false.
+// End ends e: it runs every hook, and then closes the channel of Done. If e has ended already, End
+// returns false.
 func (e *Ending) End(cause error) bool {
 	e.mu.Lock()
 	if e.cause != nil {
@@ -71,7 +72,7 @@ func (e *Ending) Done() <-chan struct{} {
 	return e.done
 }
 
-// Cause returns why e has ended, or nil.
+// Cause returns the reason for which e has ended, or nil.
 func (e *Ending) Cause() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -21,7 +21,7 @@ var (
 	// session ended, or another client deleted its znode. The error says why.
 	ErrLost = errors.New("lost")
 
-	// ErrClosed means the Session was closed.
+	// ErrClosed means that the Session was closed.
 	ErrClosed = errors.New("session closed")
 
 	// ErrTooLarge means a request would exceed ZooKeeper's packet limit of
@@ -83,7 +83,7 @@ func (e *unservedError) Error() string {
 	return fmt.Sprintf("no server answered (last attempt: %v): %v", e.last, e.end)
 }
 
-// Unwrap leaves out last, which is not the result of a request.
+// Unwrap leaves out `last`, which is not the result of a request.
 func (e *unservedError) Unwrap() error { return e.end }
 
 func isCtxError(err error) bool {
@@ -91,19 +91,19 @@ func isCtxError(err error) bool {
 	return errors.As(err, &e)
 }
 
-// An outcome is the knowledge of the client about a request without further replies.
+// An outcome is the client's knowledge about a request, before any further reply.
 type outcome int
 
 const (
 	Answered outcome = iota // the server answered, with a result or an error
-	unsent                  // it never left this client, or the server has ignored it
+	unsent                  // the request never left this client, or the server has ignored it
 	Unknown                 // the client has perhaps sent it, and has no reply
 )
 
 // OutcomeOf returns the outcome of a request that failed with err.
 //
-// An error is Unknown if it proves neither unsent nor Answered. The function lists the errors of
-// replies, because a failed write can return any error of the network.
+// The outcome is Unknown if the error proves neither `unsent` nor Answered. The function lists the
+// errors of replies, because a failed write can return any error of the network.
 func OutcomeOf(err error) outcome {
 	switch err {
 	case nil,
@@ -146,9 +146,9 @@ func IsNodeExists(err error) bool { return IsAnswer(err, zk.ErrNodeExists) }
 // IsBadVersion reports whether a server has answered that a znode has another version.
 func IsBadVersion(err error) bool { return IsAnswer(err, zk.ErrBadVersion) }
 
-// IsAnswer reports whether a server has returned the error answer. It is false for the end of a
-// context, even if its cause is the same error from another request: errgroup cancels all
-// goroutines with the error of the first failure.
+// IsAnswer reports whether a server has returned the error `answer`. It is false for the end of a
+// context, even if the cause of that end is the same error from another request: errgroup cancels
+// all goroutines with the error of the first failure.
 func IsAnswer(err, answer error) bool { return errors.Is(err, answer) && !isCtxError(err) }
 
 // isUnimplemented reports whether the server is too old for the request.
@@ -164,7 +164,7 @@ func JoinErrors(errs []error) error {
 	return errors.Join(errs...)
 }
 
-// Invalid returns an error for a bad argument. It names the argument and the rule.
+// Invalid returns an error for a bad argument. The error names the argument and the rule.
 func Invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
 }

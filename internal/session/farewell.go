@@ -12,7 +12,7 @@ import (
 const farewellTime = time.Second
 
 // BeforeClose returns a channel that is closed when Close begins the farewell. Close waits, but not
-// long, until each caller of BeforeClose has called its done.
+// long, until each caller of BeforeClose has called its function `done`.
 func (m *Manager) BeforeClose() (begun <-chan struct{}, done func()) {
 	f := &m.leaving
 	f.mu.Lock()
@@ -34,7 +34,7 @@ func (m *Manager) BeforeClose() (begun <-chan struct{}, done func()) {
 }
 
 // sayFarewell runs the farewell for Close. A second, concurrent Close waits on a channel until the
-// first has run it. To wait in a sync.Once would stop the clock of a synctest bubble.
+// first has run the farewell. To wait in a sync.Once would stop the clock of a synctest bubble.
 func (m *Manager) sayFarewell() {
 	f := &m.leaving
 	f.mu.Lock()

@@ -40,9 +40,9 @@ func States[S ~int](ctx context.Context, m *Manager) <-chan S {
 // blocks the session.
 type feed[S ~int] struct {
 	out   chan S
-	more  chan struct{} // has a token when queue may not be empty
-	last  chan struct{} // closed when StateClosed is in queue
-	stuck chan struct{} // closed when last is closed and the feed only waits for its reader
+	more  chan struct{} // has a token when `queue` may not be empty
+	last  chan struct{} // closed when StateClosed is in `queue`
+	stuck chan struct{} // closed when `last` is closed and the feed only waits for its reader
 
 	mu    sync.Mutex
 	queue []ConnState // guarded by mu

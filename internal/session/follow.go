@@ -15,11 +15,11 @@ import (
 // A follower maintains a snapshot of the children of one znode, with their data, within one
 // ZooKeeper session. Its user receives each snapshot that differs from the last.
 //
-// It has a watch on the list, and a watch on each child. A snapshot is consistent, for this reason.
-// Each part (the list, or a child) was read with its watch set. So the part is current until its
-// watch fires. A server sends the events and replies of a session in the order of the transactions
-// that they show. So when the last reply arrives, every earlier event has arrived. If no watch has
-// fired by then, all parts were current at the moment of the last reply.
+// The follower has a watch on the list, and a watch on each child. A snapshot is consistent, for
+// this reason. Each part (the list, or a child) was read with its watch set. So the part is current
+// until its watch fires. A server sends the events and replies of a session in the order of the
+// transactions that they show. So when the last reply arrives, every earlier event has arrived. If
+// no watch has fired by then, all parts were current at the moment of the last reply.
 //
 // No reply is older than an earlier reply: a server accepts the session's connection only if it has
 // applied every transaction that the session has read. An event only makes the follower read again.
@@ -34,7 +34,7 @@ type follower struct {
 	mu     sync.Mutex
 	relist bool                // the list may have changed; guarded by mu
 	stale  map[string]struct{} // children that may have changed; guarded by mu
-	bell   chan struct{}       // gets a token when relist or stale is set
+	bell   chan struct{}       // gets a token when `relist` or `stale` is set
 }
 
 // A followed is the result of the last read of a child, and the watch that this read has set.
@@ -43,22 +43,22 @@ type followed struct {
 	w *conn.Watch
 }
 
-// written identifies a state of a child: the transactions that created and last wrote it, and the
-// time of the last write. If the servers have lost their data and zxids begin again, only the time
-// differs.
+// The type `written` identifies a state of a child by the transactions that created and last wrote
+// the child, and by the time of the last write. If the servers have lost their data and zxids begin
+// again, only the time differs.
 type written struct{ czxid, mzxid, mtime int64 }
 
 // FollowDir calls the callback with the present snapshot of the children of dir, and then with each
 // snapshot that differs from the previous one. It returns when ctx ends or the callback returns an
-// error. If a session is lost, FollowDir continues in the next. While dir does not exist, it has no
-// children. If the callback receives from changed, it may return false. Then FollowDir calls it
-// again with a newer snapshot.
+// error. If a session is lost, FollowDir continues in the next session. While dir does not exist,
+// it has no children. If the callback receives from `changed`, it may return false. Then FollowDir
+// calls it again with a newer snapshot.
 //
-// With confirm, FollowDir also passes on the first snapshot after each lost connection, even if
+// With `confirm`, FollowDir also passes on the first snapshot after each lost connection, even if
 // that snapshot has not changed. FollowDir does not call the callback while there is no connection.
-// If the connection is lost during a call, lost is closed, and the callback returns false. Without
-// confirm, lost is closed when the session has ended, because a snapshot of that session may then
-// be old.
+// If the connection is lost during a call, the channel `lost` is closed, and the callback returns
+// false. Without `confirm`, `lost` is closed when the session has ended, because a snapshot of that
+// session may then be old.
 func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell func(nodes map[string]Node, changed, lost <-chan struct{}) (told bool, err error)) error {
 	var last map[string]written
 	return m.During(ctx, func(inc *Incarnation) error {
@@ -115,8 +115,8 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 	})
 }
 
-// connectionLost returns a channel that is closed when the present connection is lost. If interest
-// is false, the channel is closed when the session ends.
+// connectionLost returns a channel that is closed when the present connection is lost. If
+// `interest` is false, the channel is closed when the session ends.
 func (f *follower) connectionLost(interest bool) <-chan struct{} {
 	if !interest {
 		return f.inc.Ctx.Done()
@@ -131,7 +131,8 @@ const maxRounds = 8
 // catchUp reads the parts that may have changed, until no watch has fired. Then all parts were
 // current at one moment. A child that has changed once during the call is read in every later
 // round. So even if many children change all the time, few of them change within a round. If some
-// still do, catchUp stops after maxRounds, and the parts are from the last few round trips.
+// children still change, catchUp stops after maxRounds, and the parts are from the last few round
+// trips.
 func (f *follower) catchUp(ctx context.Context) error {
 	hot := make(map[string]struct{})
 	for range maxRounds {
@@ -264,8 +265,8 @@ func (f *follower) close() {
 	}
 }
 
-// versions returns a value that identifies the snapshot. It differs even if a child was deleted and
-// created again with the same version.
+// versions returns a value that identifies the snapshot. The value differs even if a child was
+// deleted and created again with the same version.
 func (f *follower) versions() map[string]written {
 	vs := make(map[string]written, len(f.parts))
 	for name, p := range f.parts {

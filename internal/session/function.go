@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// A Function is one call, by Do, Run or Work, of a function that the program has passed. Close ends
-// its context, with cause ErrClosed, and waits until the function has returned and its hold is
-// released.
+// A Function is one call, by the methods Do, Run or Work, of a function that the program has
+// passed. Close ends the context of the function, with cause ErrClosed, and waits until the
+// function has returned and its hold is released.
 type Function struct {
 	of     *functions
 	parent *Function // the function in whose context this function was called, or nil
@@ -31,8 +31,8 @@ type functions struct {
 	mu      sync.Mutex
 	closed  error // why no function may begin
 	running map[*Function]struct{}
-	changed chan struct{} // made by Close; closed when running changes
-	until   time.Time     // end of Close's wait; set by its first call
+	changed chan struct{} // made by Close; closed when `running` changes
+	until   time.Time     // end of Close's wait; set by the first call of Close
 }
 
 // Begin is called before the function runs, in its goroutine. If the Session is being closed, the
@@ -41,7 +41,7 @@ func (f *Function) Begin() error {
 	fs := f.of
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	// Close sets closed and then reads running. So either it sees f, or f sees closed.
+	// Close sets `closed` and then reads `running`. So either Close sees f, or f sees `closed`.
 	if fs.closed != nil {
 		return fs.closed
 	}
@@ -53,7 +53,7 @@ func (f *Function) Begin() error {
 	return nil
 }
 
-// close stops functions from beginning. Begin then returns err.
+// close prevents functions from beginning: from then on, Begin returns err.
 func (fs *functions) close(err error) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -85,13 +85,14 @@ func (fs *functions) changeLocked() {
 	}
 }
 
-// AfterClose calls end, with ErrClosed, when Close is called. The rules for hooks of an Ending
-// apply to end.
+// AfterClose calls the function `end`, with ErrClosed, when Close is called. The rules for hooks of
+// an Ending apply to `end`.
 func (f *Function) AfterClose(end func(cause error)) (stop func()) {
 	return f.of.leaving.AfterFunc(end)
 }
 
-// Runs reports whether f still runs, or a function in whose context f was called still runs.
+// Runs reports whether f still runs, or whether a function in whose context f was called still
+// runs.
 func (f *Function) Runs() bool {
 	for ; f != nil; f = f.parent {
 		f.of.mu.Lock()
@@ -120,7 +121,7 @@ func (fs *functions) waive() {
 }
 
 // awaited returns the number of functions that Close waits for, and a channel that is closed when
-// it changes.
+// this number changes.
 func (fs *functions) awaited() (n int, changed <-chan struct{}) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -135,7 +136,7 @@ func (fs *functions) awaited() (n int, changed <-chan struct{}) {
 	return n, fs.changed
 }
 
-// deadline returns the time at which Close stops waiting: limit after its first call.
+// deadline returns the time at which Close stops waiting: the time `limit` after its first call.
 func (fs *functions) deadline(limit time.Duration) time.Time {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

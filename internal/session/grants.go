@@ -29,8 +29,8 @@ func (g *grants) note(addr string, answer grant) {
 	g.m.Store(addr, answer)
 }
 
-// of is the lookup: it returns the least timeout that the server at addr may grant to a request for
-// ask.
+// The method `of` returns the least timeout that the server at addr may grant to a request for the
+// timeout `ask`.
 func (g *grants) of(addr string, ask time.Duration) time.Duration {
 	v, ok := g.m.Load(addr)
 	if !ok || v.(grant).asked < ask {

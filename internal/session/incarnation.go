@@ -42,11 +42,11 @@ type Incarnation struct {
 	Timeout atomic.Int64               // the negotiated session timeout, in nanoseconds
 	vetted  shared.Cache[struct{}]     // by path: the parent znodes that no other client can change
 	lasting shared.Cache[int64]        // by path: the czxid of the persistent znode there, see Storable
-	ids     atomic.Pointer[[]Identity] // the identities of this client, see identities; nil before the first request for them
+	ids     atomic.Pointer[[]Identity] // the identities of this client, see the method `identities`; nil before the first request for them
 	own     sync.Map                   // by path: the last sighting of the znode of a shared Creation
 	first   chan struct{}              // closed when the first handshake has succeeded
-	gone    chan struct{}              // closed when serve has returned
-	drain   sync.Once                  // shut does its work once
+	gone    chan struct{}              // closed when `serve` has returned
+	drain   sync.Once                  // `shut` does its work once
 
 	mu   sync.Mutex
 	conn *conn.Conn    // the newest, if any; guarded by mu
@@ -66,14 +66,14 @@ type Incarnation struct {
 	kick   chan struct{}                 // has a token when the watchdog should look again
 	looked atomic.Pointer[lease.Instant] // time of the watchdog's last look
 
-	last    chan struct{} // has a token while lastly runs; shut puts a token in and leaves it there
+	last    chan struct{} // has a token while `lastly` runs; `shut` puts a token in and leaves it there
 	largest atomic.Int64  // bytes of the largest znode in recent bundles
 
 	conns conn.Shared // what its connections share
 	trail trail
 }
 
-// newIncarnation returns a session that is not established until first is closed.
+// newIncarnation returns a session that is not established until `first` is closed.
 func newIncarnation(m *Manager) *Incarnation {
 	inc := &Incarnation{
 		Manager: m,
@@ -108,17 +108,17 @@ func (inc *Incarnation) start() {
 	inc.Manager.Spawn(inc.watchdog)
 }
 
-// serve keeps the session connected until it ends. It is the only goroutine that reads.
+// serve keeps the session connected until it ends. No other goroutine reads.
 //
 // The servers may have executed a request without a reply, or may execute it later. The request
 // fails when its connection has ended. Its sender then finds the outcome over a later connection:
-// see repeat and Find. A write that was left behind could be executed after the sender has looked
-// for its effect. So pick leaves out the servers at which such a write may still be under way
-// (trail), and each later connection begins with a sync. Ahead of that sync, the watches are set
-// again. So a missed event arrives before every reply that shows the change.
+// see `repeat` and Find. A write that was left behind could be executed after the sender has looked
+// for its effect. So `pick` leaves out the servers at which such a write may still be under way
+// (see `trail`), and each later connection begins with a sync. Ahead of that sync, the watches are
+// set again. So a missed event arrives before every reply that shows the change.
 //
-// A broken connection does not end the session. The session ends when its time is over (Alive), or
-// by a server's reply to a handshake (accept).
+// A broken connection does not end the session. The session ends when its time is over (see Alive),
+// or by a server's reply to a handshake (see `accept`).
 func (inc *Incarnation) serve() {
 	m := inc.Manager
 	for inc.Ctx.Err() == nil {
@@ -190,8 +190,8 @@ func (inc *Incarnation) connect(addr string) (*conn.Conn, error) {
 	inc.conn = c
 	inc.mu.Unlock()
 	// Either this check sees the end of the incarnation, or the goroutine that ends it sees this
-	// connection, because end runs before seal reads inc.conn. A session must not be opened after
-	// the end.
+	// connection, because `end` runs before `seal` reads inc.conn. A session must not be opened
+	// after the end.
 	if inc.Ctx.Err() != nil {
 		return c, net.ErrClosed
 	}
@@ -224,7 +224,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		c.EndSession()
 		return fmt.Errorf("%w: a session timeout of %v instead of %v: see WithSessionTimeout, and the server's minSessionTimeout", conn.ErrHandshake, got.Timeout, want)
 	}
-	// The SASL exchange comes before accept. So the client has authenticated even if it then asks
+	// The SASL exchange comes before `accept`. So the client has authenticated even if it then asks
 	// the server to end the session.
 	refused := c.Authenticate(got.ID)
 	if err := inc.accept(got, ask, c.Addr, now); err != nil {
@@ -316,7 +316,7 @@ func (inc *Incarnation) moved(now time.Time) {
 }
 
 // confirm reports whether a connection must begin with a write that confirms the session. It must
-// do so if the session has holds.
+// begin so if the session has holds.
 func (inc *Incarnation) confirm() bool {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
@@ -326,7 +326,7 @@ func (inc *Incarnation) confirm() bool {
 	return inc.stakes > 0
 }
 
-// contact is called when a request was answered at now, with the proof p.
+// contact is called when a request was answered at the time `now`, with the proof p.
 func (inc *Incarnation) contact(s lease.Stamp, p lease.Proof, now time.Time) {
 	inc.LeaseMu.Lock()
 	confirmed := inc.Lease.Answered(s, p, now) && inc.stakes > 0
@@ -343,7 +343,7 @@ func (inc *Incarnation) left() time.Duration {
 	return inc.Lease.Left(time.Now(), inc.stakes > 0)
 }
 
-// Alive reports whether the session counts as alive: see left. The result does not depend on the
+// Alive reports whether the session counts as alive: see `left`. The result does not depend on the
 // watchdog.
 func (inc *Incarnation) Alive() bool {
 	if inc.Ctx.Err() != nil {
@@ -368,13 +368,14 @@ func (inc *Incarnation) loseSince(why LossCause, since time.Time) {
 	inc.seal(lost)
 }
 
-// giveUp ends the incarnation, all its holds, and its session on the servers. Unlike Lose, it
-// leaves the connection open: shut ends the session over it after holders have had LossTime.
+// giveUp ends the incarnation, all its holds, and its session on the servers. Unlike Lose, giveUp
+// leaves the connection open: `shut` ends the session over that connection after holders have had
+// LossTime.
 //
 // There may be several reasons to abandon a session. The first counts: an incarnation is
 // abandoned once.
 func (inc *Incarnation) giveUp() {
-	inc.abandon() // before end: shut reads this time after end
+	inc.abandon() // before `end`: `shut` reads this time after `end`
 	inc.end(inc.Manager.Config.Lost(LossGivenUp, inc.ID.Load(), time.Now()))
 }
 
@@ -423,7 +424,7 @@ func (inc *Incarnation) leaveTime() (connected bool) {
 	if left.IsZero() {
 		return !IsClosed(down)
 	}
-	// Several cases may be ready at once; whichever is picked, down is checked again. Without a
+	// Several cases may be ready at once; whichever is picked, `down` is checked again. Without a
 	// connection, endOrphan waits for the same time. If the session expires first, holders have had
 	// LossTime, too: when the session was abandoned, the servers had to keep it for longer than
 	// LossTime. A caller of Close gives up its holds itself, so Close waits for no holder.
@@ -442,8 +443,8 @@ func (inc *Incarnation) fail(err error) {
 	inc.seal(err)
 }
 
-// failLater is fail after a refusal of credentials. If the servers have accepted the credentials
-// before, perhaps no call returns the error. So failLater logs it.
+// failLater calls `fail` after a refusal of credentials. If the servers have accepted the
+// credentials before, perhaps no call returns the error. So failLater also logs the error.
 func (inc *Incarnation) failLater(err error) {
 	if inc.ID.Load() != 0 || inc.Manager.expiries.Load() > 0 {
 		inc.Manager.Log.Error("zsync: the credentials are refused, and the session ends", "session", Text(inc.ID.Load()), "err", err)
@@ -451,7 +452,7 @@ func (inc *Incarnation) failLater(err error) {
 	inc.fail(err)
 }
 
-// seal ends the incarnation. First the holders learn of the end. Then seal closes the socket, so
+// seal ends the incarnation. First the holders learn of the end. Then `seal` closes the socket, so
 // that no queued request can reach a server.
 func (inc *Incarnation) seal(cause error) {
 	inc.end(cause)
@@ -464,19 +465,19 @@ func (inc *Incarnation) seal(cause error) {
 }
 
 // shut ends the incarnation, and waits until every part of it has ended. If the session is alive
-// and connected, shut also closes it on the server, which deletes its ephemeral znodes.
+// and connected, `shut` also closes it on the server, which deletes the session's ephemeral znodes.
 func (inc *Incarnation) shut() {
 	inc.drain.Do(func() {
 		inc.end(ErrClosed)     // the first cause stays
-		inc.last <- struct{}{} // lastly has returned, and later calls of it take the other branch
+		inc.last <- struct{}{} // `lastly` has returned, and later calls of `lastly` take the other branch
 		if inc.leaveTime() {
 			inc.newestConn().Bye()
 			AwaitFor(inc.gone, time.Second)
 		}
 		inc.seal(ErrClosed)
 		// Perhaps there was no connection, so no server was asked to end the session. Or the server
-		// that was asked is silent. Then endOrphan asks another server. If the silent server
-		// forwards the request later, that ends the same session.
+		// that was asked is silent. In both cases, endOrphan asks another server. If the silent
+		// server forwards the request later, that ends the same session.
 		if left := inc.leftAt(); !left.IsZero() && !inc.ended() {
 			inc.Manager.Spawn(func() { inc.endOrphan(left) })
 		}
@@ -484,7 +485,7 @@ func (inc *Incarnation) shut() {
 	<-inc.gone
 }
 
-// lastly calls f, which ends the session over a connection that was made during Close. shut does
+// lastly calls f, which ends the session over a connection that was made during Close. `shut` does
 // not close that connection before f returns.
 func (inc *Incarnation) lastly(f func()) {
 	select {
@@ -492,14 +493,15 @@ func (inc *Incarnation) lastly(f func()) {
 		inc.end(ErrClosed)
 		f()
 		<-inc.last
-	default: // shut has called end
+	default: // `shut` has called `end`
 		f()
 	}
 }
 
-// end ends the incarnation. When it returns, every hook of Ended has returned, even if another
-// goroutine called end first: every hold of the session is lost, and its holder can know that.
-// Every request that ends the session on the servers is written after end has returned.
+// end ends the incarnation. When it returns, every hook of inc.Ended has returned, even if another
+// goroutine was the first to call `end`. So every hold of the session is lost, and its holder can
+// know that. Every request that ends the session on the servers is written after `end` has
+// returned.
 //
 // Close depends on that order: after closeSession, another session can be granted the lock within
 // a round trip. A session that ends in another way lives on for a tenth of its timeout.
@@ -546,7 +548,7 @@ func (inc *Incarnation) disconnected() {
 	}
 	inc.Manager.outage.begin()
 	if inc.Manager.Config.LossOnSuspend && inc.Ctx.Err() == nil {
-		inc.abandon() // before Lose: shut reads this time after Lose
+		inc.abandon() // before Lose: `shut` reads this time after Lose
 		inc.Lose(LossSuspended)
 	}
 	entered := inc.Manager.enter(inc, StateSuspended, Report{Kind: EventSuspended})
@@ -604,12 +606,13 @@ func (inc *Incarnation) removeWatch(key conn.WatchKey) {
 	}
 }
 
-// TraceLine returns a record of the trace about a hold through inc. hold is the name of its znode.
+// TraceLine returns a record of the trace about a hold through inc. The argument `hold` is the name
+// of the hold's znode.
 func (inc *Incarnation) TraceLine(event, kind, path, hold string) trace.Record {
 	return trace.Record{
 		Event: event, Kind: kind, Path: inc.Manager.Bare(path), Hold: hold,
-		// Blind is read first. In the other order, a packet between the two reads could clear Blind,
-		// and the record would then have an old Zxid, but no Blind.
+		// `Blind` is read first. In the other order, a packet between the two reads could clear
+		// `Blind`, and the record would then have an old `Zxid`, but no `Blind`.
 		Blind: inc.conns.Seen.Blind.Load(), Zxid: inc.conns.Seen.Zxid.Load(), Session: Text(inc.ID.Load()),
 	}
 }
@@ -649,7 +652,7 @@ func (inc *Incarnation) EndError(cause error) error {
 // Loss is EndError for an incarnation that has ended.
 func (inc *Incarnation) Loss() error { return inc.EndError(context.Cause(inc.Ctx)) }
 
-// Deleted returns the loss of a hold in this session whose znode was deleted.
+// Deleted returns the loss of a hold in this session after the hold's znode was deleted.
 func (inc *Incarnation) Deleted() error {
 	return inc.Manager.Config.Lost(LossDeleted, inc.ID.Load(), time.Now())
 }

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// NameOfKey returns a znode name for any string. It escapes characters that a name cannot
-// contain, as in a URL.
+// NameOfKey returns a znode name for any string. Characters that a name cannot contain are escaped,
+// as in a URL.
 func NameOfKey(key string) string {
 	switch key {
 	case "":
@@ -36,7 +36,8 @@ func NameOfKey(key string) string {
 	return b.String()
 }
 
-// KeyOfName returns the string for which NameOfKey returns name; ok is false if there is none.
+// KeyOfName returns the string for which NameOfKey returns `name`. If there is no such string, `ok`
+// is false.
 func KeyOfName(name string) (key string, ok bool) {
 	if name == "%" {
 		return "", true
@@ -61,7 +62,7 @@ func KeyOfName(name string) (key string, ok bool) {
 	return key, NameOfKey(key) == name
 }
 
-// KeyThatFits returns the longest prefix of key whose name has at most room bytes.
+// KeyThatFits returns the longest prefix of `key` whose name has at most `room` bytes.
 func KeyThatFits(key string, room int) string {
 	for i, r := range key {
 		if room -= len(NameOfKey(string(r))); room < 0 {

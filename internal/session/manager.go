@@ -39,7 +39,7 @@ type Manager struct {
 
 	mu       sync.Mutex
 	cur      *Incarnation          // the newest incarnation; guarded by mu
-	changed  chan struct{}         // closed and replaced when cur or err changes; guarded by mu
+	changed  chan struct{}         // closed and replaced when `cur` or `err` changes; guarded by mu
 	err      error                 // the reason why there will be no other incarnation; guarded by mu
 	closing  error                 // the reason why nothing new can begin; guarded by mu
 	state    ConnState             // guarded by mu
@@ -53,12 +53,12 @@ type Manager struct {
 	outage   outage
 	calls    functions
 	Attached sync.Map       // data that other packages keep across sessions, by their keys
-	Closing  chan struct{}  // closed when closing is set: by Close, or by a failure that no retry can cure
+	Closing  chan struct{}  // closed when `closing` is set: by Close, or by a failure that no retry can cure
 	Over     chan struct{}  // closed when err is set: after Closing, when Close has waited for the functions
-	ended    chan struct{}  // closed when run has returned
-	wg       sync.WaitGroup // every goroutine of this session except run
-	sealed   bool           // run waits for wg; guarded by spawnMu
-	spawnMu  sync.RWMutex   // taken before wg is added to
+	ended    chan struct{}  // closed when `run` has returned
+	wg       sync.WaitGroup // every goroutine of this session except `run`
+	sealed   bool           // `run` waits for wg; guarded by spawnMu
+	spawnMu  sync.RWMutex   // taken before a goroutine is added to wg
 }
 
 func New(hosts []string, chroot string, cfg Config) *Manager {
@@ -168,7 +168,7 @@ func (m *Manager) broadcastLocked() {
 	m.changed = make(chan struct{})
 }
 
-// Spawn runs f in a goroutine. Close waits for it.
+// Spawn runs f in a goroutine. Close waits for this goroutine.
 func (m *Manager) Spawn(f func()) {
 	m.spawnMu.RLock()
 	defer m.spawnMu.RUnlock()
@@ -185,7 +185,7 @@ type finishingKey struct{}
 
 // Finishing is the context of work that a Session finishes before it is closed, such as the
 // settlement of an element. It is context.Background with one difference: while Close waits for the
-// functions and for the farewell, Incarnation still accepts it.
+// functions and for the farewell, Manager.Incarnation still accepts it.
 var Finishing = context.WithValue(context.Background(), finishingKey{}, true)
 
 // Incarnation waits until an incarnation is established, and returns it. It fails if ctx ends
@@ -255,8 +255,8 @@ func (m *Manager) Bare(p string) string {
 	return strings.TrimPrefix(p, m.chroot)
 }
 
-// enter records a change of state, and an event that tell will pass to the observer. If inc has
-// ended, enter changes nothing, and returns false: from then on, only the manager itself (inc is
+// enter records a change of state, and an event that `tell` will pass to the observer. If inc has
+// ended, `enter` changes nothing, and returns false: from then on, only the manager itself (inc is
 // nil) changes the state. All changes are made under mu, so the last change by an incarnation comes
 // before the manager's own changes.
 func (m *Manager) enter(inc *Incarnation, s ConnState, e Report) bool {
@@ -417,8 +417,8 @@ func (m *Manager) Waited(op, path string, start time.Time, err error) {
 type farewell struct {
 	mu    sync.Mutex
 	begun chan struct{} // closed by Close; made on first use
-	over  bool          // begun is closed; guarded by mu
-	said  chan struct{} // closed when the session may be closed; made when over is set
+	over  bool          // `begun` is closed; guarded by mu
+	said  chan struct{} // closed when the session may be closed; made when `over` is set
 	staff int           // number of goroutines that will tidy up; guarded by mu
-	done  chan struct{} // closed when staff is 0; nil before Close
+	done  chan struct{} // closed when `staff` is 0; nil before Close
 }

@@ -41,7 +41,7 @@ func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.
 				}
 				stat, err := inc.Exists(ctx, dir+"/"+name)
 				if err != nil || stat != nil && stat.Czxid < zxid {
-					break // ours is deleted, or the servers cannot say
+					break // our znode is deleted, or the servers cannot say
 				}
 				if stat != nil && stat.Czxid == zxid {
 					rs[i].String = dir + "/" + name
@@ -78,8 +78,8 @@ func (m *Manager) BareResponses(rs []zk.MultiResponse) []zk.MultiResponse {
 
 // CheckOps refuses operations that cannot be sent. It returns copies of ops whose paths include the
 // chroot, and the path of a parent in which a log can be created. The copies may be sent after the
-// call has returned, when the caller reuses its buffers. extra has the paths, with the chroot, of
-// other znodes of the transaction.
+// call has returned, when the caller reuses its buffers. The argument `extra` has the paths, with
+// the chroot, of other znodes of the transaction.
 func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, err error) {
 	if len(ops) == 0 {
 		return nil, "", Invalid("a transaction needs at least one operation")
@@ -161,8 +161,8 @@ func FailedOp(rs []zk.MultiResponse) int {
 	return -1
 }
 
-// Refused returns err, the error of a transaction of ops. If the servers refused an operation, the
-// result also names that operation.
+// Refused returns err, with which the transaction `ops` has failed. If the servers refused an
+// operation, the result also names that operation.
 func Refused(ops []any, rs []zk.MultiResponse, err error) error {
 	i := FailedOp(rs)
 	if err == nil || i < 0 || i >= len(ops) || !errors.Is(err, rs[i].Error) {

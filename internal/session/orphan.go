@@ -9,9 +9,9 @@ import (
 )
 
 // An incarnation is abandoned if its connection dropped or if the library gave up its holds. Its
-// session would stay on the servers until it expires, and its znodes in a line would block every
-// waiter, even in its own process. This file ends such a session over another connection, by its
-// id and password.
+// session would stay on the servers until the session expires, and the session's znodes in a line
+// would block every waiter, even in the same process. This file ends such a session over another
+// connection, by its id and password.
 //
 // That is safe at any time. All holders learned of the loss when the incarnation ended, and have
 // had LossTime. Nothing was granted since, because a grant needs an incarnation that has not ended.

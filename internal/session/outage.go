@@ -9,15 +9,16 @@ import (
 
 // An outage is the time from the end of a connection, or from Connect, to the next connection.
 // After firstWord, the log lists the servers that were tried, and why each has failed. An outage
-// that lasts is logged again after each reminder. If the outage was logged, its end is logged, too.
+// that lasts is logged again after each interval `reminder`. If the outage was logged, its end is
+// logged, too.
 type outage struct {
 	say   func(began time.Time)
 	spawn func(f func()) // runs f in a goroutine that Close waits for
 
 	mu    sync.Mutex  // taken after Manager.mu
 	began time.Time   // zero if there is a connection; guarded by mu
-	said  bool        // it was logged; guarded by mu
-	timer *time.Timer // runs lasts; guarded by mu
+	said  bool        // the outage was logged; guarded by mu
+	timer *time.Timer // runs the method `lasts`; guarded by mu
 }
 
 const (
@@ -41,8 +42,8 @@ func (o *outage) begin() {
 	}
 }
 
-// end is called when there is a connection, or when the Session ends. It returns when the outage
-// began, and whether it was logged.
+// end is called when there is a connection, or when the Session ends. It returns the time at which
+// the outage began, and whether the outage was logged.
 func (o *outage) end() (began time.Time, said bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -63,5 +64,5 @@ func (o *outage) lasts() {
 	o.said = true
 	o.timer = time.AfterFunc(reminder, o.lasts)
 	began := o.began
-	o.spawn(func() { o.say(began) }) // no message follows Close: it calls end, which takes o.mu, and then waits for this goroutine
+	o.spawn(func() { o.say(began) }) // no message follows Close: Close calls `end`, which takes o.mu, and then waits for this goroutine
 }

@@ -104,9 +104,9 @@ func (inc *Incarnation) lookAtOwn(ctx context.Context, path string) func() (*zk.
 	}
 }
 
-// RemoveIfData deletes the znode at path, which this session has created, if it contains data. No
-// other znode there may ever contain the same data. The error is NoNode if there is no such
-// znode.
+// RemoveIfData deletes the znode at path, which this session has created, if the znode contains
+// `data`. No other znode there may ever contain the same data. The error is NoNode if there is no
+// such znode.
 func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) error {
 	_, _, err := whileOurs(ctx, inc, sighting{on: ClosedChan}, func() (*zk.Stat, error) {
 		was, stat, err := inc.GetFresh(ctx, path)
@@ -120,25 +120,26 @@ func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) err
 
 // whileOurs makes attempts at c until one is answered. c is an operation on a znode of ours, and
 // expects the given version of that znode. Other clients may create another znode of this name. If
-// look finds that the znode is not ours, the error is NoNode. seen is the last sighting. The
-// returned channel is closed when the connection over which c was answered has ended.
+// `look` finds that the znode is not ours, the error is NoNode. The argument `seen` is the last
+// sighting. The returned channel is closed when the connection over which c was answered has ended.
 //
 // Over the connection of the last sighting, a watch reports the deletion of the znode. During an
 // outage, and after an attempt without a reply, the znode may have been deleted, and another client
-// may have created another. Then look comes first. look is a fresh read, so it shows the result of
-// that attempt: the attempt is not executed later (see Find). c is sent only over a connection that
-// existed before look, so there is no outage between look and c.
+// may have created another znode. Then `look` comes first. It is a fresh read, so it shows the
+// result of that attempt: the attempt is not executed later (see Find). The operation c is sent
+// only over a connection that existed before `look`, so there is no outage between `look` and c.
 //
 // If the znode is deleted, and the event has not arrived yet, only the version distinguishes the
-// two znodes. If another client has written our znode, its version also differs, and look reads it
-// again.
+// two znodes. If another client has written our znode, its version also differs, and `look` reads
+// the znode again.
 func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look func() (*zk.Stat, error), c func(version int32) call[T]) (v T, on <-chan struct{}, err error) {
 	err = inc.repeat(ctx, func(*attempts) error {
 		l, err := inc.openConn(ctx)
 		if err != nil {
 			return err
 		}
-		// If l has ended, this channel belongs to the next connection. But then l takes no request.
+		// If the connection l has ended, this channel belongs to the next connection. But then l
+		// takes no request.
 		on = inc.Disconnection()
 		if IsClosed(seen.on) {
 			stat, err := look()
@@ -158,10 +159,10 @@ func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look
 	return v, on, err
 }
 
-// GetThenRemove reads the znode at path and deletes own, an ephemeral znode with a unique name, in
-// one round trip. The read comes first. If the connection is lost before either reply, the read is
-// repeated, perhaps after the deletion. err is the error of the deletion. NoNode means that another
-// client has deleted own.
+// GetThenRemove reads the znode at path and deletes `own`, an ephemeral znode with a unique name,
+// in one round trip. The read comes first. If the connection is lost before either reply, the read
+// is repeated, perhaps after the deletion. err is the error of the deletion. NoNode means that
+// another client has deleted `own`.
 func (inc *Incarnation) GetThenRemove(ctx context.Context, path, own string) (n Node, readErr, err error) {
 	read, err := start(ctx, inc, getCall(path))
 	if err != nil {

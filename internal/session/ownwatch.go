@@ -38,8 +38,8 @@ type OwnWatch struct {
 type ownWatches struct {
 	inc   *Incarnation
 	mu    sync.Mutex
-	young []youngWatch // in order of due; guarded by mu
-	timer *time.Timer  // runs rise when the first is due; nil if there is none; guarded by mu
+	young []youngWatch // in the order of their field `due`; guarded by mu
+	timer *time.Timer  // runs `rise` when the first znode is due; nil if there is none; guarded by mu
 }
 
 type youngWatch struct {
@@ -107,7 +107,7 @@ func (o *OwnWatch) Drop() (left func()) {
 	return func() { ws.inc.Watches.Leave(w) }
 }
 
-// waitLocked starts the timer for the first znode of young.
+// waitLocked starts the timer for the first znode of `young`.
 func (ws *ownWatches) waitLocked() {
 	if ws.timer == nil && len(ws.young) > 0 {
 		ws.timer = time.AfterFunc(time.Until(ws.young[0].due), ws.rise)
@@ -134,7 +134,7 @@ func (ws *ownWatches) rise() {
 	}
 }
 
-// look sets the watches of os, all in one round trip. If the server already has a watch on our
+// look sets the watches of all `os` in one round trip. If the server already has a watch on our
 // znode, the OwnWatch shares that watch, and costs no request.
 func (ws *ownWatches) look(os []*OwnWatch) {
 	inc := ws.inc
@@ -193,15 +193,15 @@ func (ws *ownWatches) vanished(o *OwnWatch, reply *pending[listing]) bool {
 	return false
 }
 
-// followLocked calls fired when the watch fires, or at once if it has fired already.
+// followLocked calls `fired` when the watch fires, or at once if the watch has fired already.
 func (o *OwnWatch) followLocked() {
 	o.inc.Watches.Tell(o.watch, o, func() { o.inc.Manager.Spawn(o.fired) })
 }
 
 // fired looks at the znode again. It does not conclude that the znode is deleted: a server that
 // ends a session deletes its ephemeral znodes, and may send the events of the deletions before it
-// closes the connection. Then the listing of look has no reply, and the owner learns of the end of
-// the session.
+// closes the connection. Then the listing that `look` sends has no reply, and the owner learns of
+// the end of the session.
 func (o *OwnWatch) fired() {
 	ws := o.ownWatches
 	ws.mu.Lock()

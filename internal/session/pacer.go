@@ -26,11 +26,12 @@ type pacer struct {
 	tries     int       // attempts since the last connection that lasted
 	connected time.Time // time of the last attempt if it succeeded; else zero
 	useful    bool      // that connection has confirmed a session with holds
-	spared    time.Time // time of the last reset of tries by a useful connection
+	spared    time.Time // time of the last reset of `tries` by a useful connection
 }
 
-// pick returns the next server that may be used, and the pause before it is tried, at most limit.
-// If no server may be used, addr is empty, and the pause is the pause of a round.
+// pick returns the next server that may be used, and the pause before that server is tried. The
+// pause is at most `limit`. If no server may be used, addr is empty, and the pause is the pause of
+// a round.
 func (p *pacer) pick(limit time.Duration, mayUse func(addr string) bool) (addr string, delay time.Duration) {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
@@ -58,7 +59,7 @@ func (p *pacer) pick(limit time.Duration, mayUse func(addr string) bool) (addr s
 	return "", delay
 }
 
-// again makes the next pick return the same server as the last pick.
+// After `again`, the next call of `pick` returns the same server as the last call.
 func (p *pacer) again() {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
@@ -78,8 +79,8 @@ func (p *pacer) confirmed() {
 	p.useful = true
 }
 
-// untried returns the number of servers that have not been tried in this round. The server of the
-// last pick counts as not tried.
+// untried returns the number of servers that have not been tried in this round. The server that
+// `pick` returned last counts as not tried.
 func (p *pacer) untried() int {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
@@ -87,8 +88,8 @@ func (p *pacer) untried() int {
 }
 
 // pick chooses the next server and waits until it is time to try it. If no server may continue the
-// session now, pick waits until one may or until the session ends. If the session ends, the result
-// is not used.
+// session now, `pick` waits until a server may, or until the session ends. If the session ends, the
+// result is not used.
 func (inc *Incarnation) pick() (addr string) {
 	for addr == "" && inc.Ctx.Err() == nil {
 		var delay time.Duration

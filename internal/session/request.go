@@ -17,13 +17,13 @@ import (
 type call[T any] struct {
 	op   int32
 	path string                  // "" if the request is not about one znode
-	moot bool                    // it changes nothing, no matter when the server executes it
+	moot bool                    // the request changes nothing, no matter when the server executes it
 	body func(p []byte) []byte   // appends the part after the path; nil: there is none
-	take func(s *wire.Scanner) T // decodes a reply without an error; nil: it is empty
+	take func(s *wire.Scanner) T // decodes a reply that has no error code; nil: such a reply is empty
 
 	refused func(code int32) // called with the code of a refusal; nil: no function is called
 
-	// judge replaces take, if it is not nil, for a reply that can contain its own error.
+	// If `judge` is not nil, it replaces `take`: the reply can contain an error of its own.
 	judge func(s *wire.Scanner) (v T, code int32, err error)
 }
 
@@ -90,10 +90,10 @@ func (p *pending[T]) Fail(err error) {
 	p.Finish()
 }
 
-// then is a method that registers f. f is called once, when Done is closed. So no goroutine needs
-// to wait for the reply after the caller has left. The reading goroutine may call f, so f must not
-// block. f is called at the latest when the session has ended and its connection is down: then a
-// request without a reply fails. A request has at most one f.
+// The method `then` registers the function f, which is called once, when p.Done is closed. So no
+// goroutine needs to wait for the reply after the caller has left. The reading goroutine may call
+// f, so f must not block. f is called at the latest when the session has ended and its connection
+// is down: then a request without a reply fails. A request has at most one f.
 func (p *pending[T]) then(f func()) {
 	p.heir.Store(&f)
 	if IsClosed(p.Done) {
@@ -101,10 +101,10 @@ func (p *pending[T]) then(f func()) {
 	}
 }
 
-// handOn calls heir, the function that p.then has registered. Finish closes Done, and after that
-// calls handOn. p.then stores heir, and after that calls handOn if Done is closed. So the later of
-// Finish and p.then calls handOn while heir is stored and Done is closed. If both call handOn, only
-// the first takes the function.
+// handOn calls `heir`, the function that p.then has registered. Finish closes p.Done, and after
+// that calls handOn. p.then stores `heir`, and after that calls handOn if p.Done is closed. So the
+// later of Finish and p.then calls handOn while `heir` is stored and p.Done is closed. If both call
+// handOn, only the first takes the function.
 func (p *pending[T]) handOn() {
 	if f := p.heir.Swap(nil); f != nil {
 		(*f)()
@@ -135,10 +135,10 @@ func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 
 // start sends a request of this incarnation as soon as there is a connection, and returns without
 // waiting for the reply. The servers may execute the request even if the caller leaves. So a caller
-// that leaves passes the pending to a function that undoes the effect of the request.
+// that leaves passes the `pending` to a function that undoes the effect of the request.
 //
-// When start returns, the place of the request in the order of its connection is fixed: the server
-// executes the requests of one connection in that order.
+// When `start` returns, the place of the request in the order of its connection is fixed: the
+// server executes the requests of one connection in that order.
 func start[T any](ctx context.Context, inc *Incarnation, c call[T]) (*pending[T], error) {
 	l, err := inc.openConn(ctx)
 	if err != nil {
@@ -198,7 +198,7 @@ func (a *attempts) outcome(err error) error {
 	return err
 }
 
-// last ends the attempts with err. err is not the result of an attempt, but of an operation
+// last ends the attempts with err, which is not the result of an attempt, but of an operation
 // between two attempts.
 func (a *attempts) last(err error) error {
 	a.over = true
@@ -215,7 +215,7 @@ var errAgain = errors.New("zsync: BUG: to be tried again")
 //
 // If the operation must not be applied twice, f records the outcome of each attempt in a. If a.open
 // is true after a refusal, an earlier attempt may have been applied and may have caused the
-// refusal. If a.open is true after repeat has failed, the caller must undo the operation.
+// refusal. If a.open is true after `repeat` has failed, the caller must undo the operation.
 func (inc *Incarnation) repeat(ctx context.Context, f func(a *attempts) error) error {
 	a := new(attempts)
 	for try := 0; ; try++ {

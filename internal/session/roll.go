@@ -14,9 +14,9 @@ import (
 // A Roll is a listing of a parent znode that several callers share.
 //
 // A session has at most one listing of each parent in flight, and one next listing, which is sent
-// when the first is answered. All callers that ask before then share that next listing. So ten
-// thousand contenders that arrive together cause a few listings, not ten thousand listings of ten
-// thousand names each, and pings are not delayed.
+// when the first is answered. All callers that ask before that moment share that next listing. So
+// ten thousand contenders that arrive together cause a few listings, not ten thousand listings of
+// ten thousand names each, and pings are not delayed.
 //
 // A Roll is always sent after the caller has asked for it. So the server executes it after the
 // caller's earlier requests, if both were sent over the same connection. The connection may have
@@ -40,7 +40,7 @@ type madeOf struct {
 // Names returns the listed names. They share memory: see [wire.Scanner.Strings].
 func (r *Roll) Names() []string { return r.val.names }
 
-// Has reports whether name is listed.
+// Has reports whether `name` is listed.
 func (r *Roll) Has(name string) bool { return slices.Contains(r.val.names, name) }
 
 // Make returns the result of f for r. f is called once for all users of r with this key.
@@ -57,7 +57,7 @@ func (r *Roll) Make(key string, f func(names []string) any) any {
 	return v
 }
 
-// rolls has the listings of one parent znode. Its fields are guarded by rollBook.mu.
+// The type `rolls` has the listings of one parent znode. Its fields are guarded by rollBook.mu.
 type rolls struct {
 	inc      *Incarnation
 	dir      string
@@ -91,7 +91,7 @@ func (inc *Incarnation) roll(dir string) *Roll {
 }
 
 // nextRoll returns the next Roll of dir, and whether the caller must send it. If another caller
-// must send it, and share is false, nextRoll returns nil.
+// must send it, and `share` is false, nextRoll returns nil.
 func (inc *Incarnation) nextRoll(dir string, share bool) (r *Roll, ours bool) {
 	b := inc.rollBook()
 	b.mu.Lock()

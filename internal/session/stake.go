@@ -54,8 +54,8 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		}
 		inc.LeaseMu.Lock()
 		now := time.Now()
-		// A session that is confirmed for longer than enough is alive, unless this process has
-		// ended it.
+		// A session that is confirmed for longer than the time `enough` is alive, unless this
+		// process has ended it.
 		if inc.Lease.Wrote() && inc.Lease.Confirmed(now) > enough && inc.Ctx.Err() == nil {
 			inc.stakes++
 			// The watchdog looks every tenth of the timeout. This stake may begin with little time
@@ -139,12 +139,12 @@ type inquiry struct {
 	op    int32
 	code  int32 // of the answer
 
-	proved bool // the reply was not a refusal; read it after ended is closed
+	proved bool // the reply was not a refusal; read it after `ended` is closed
 }
 
 // inquire returns the inquiry under way, or starts an inquiry if one is due. If none is due, or
-// there is no connection, it returns nil, and the time after which to call it again. If urgent is
-// set, an inquiry is due as soon as it can confirm a later time.
+// there is no connection, inquire returns nil, and the time after which to call inquire again. If
+// `urgent` is set, an inquiry is due as soon as it can confirm a later time.
 func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	inc.mu.Lock()
 	up := IsClosed(inc.up)
@@ -161,7 +161,7 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	}
 	left, timeout := inc.Lease.Confirmed(now), inc.Lease.Timeout()
 	if !up {
-		return nil, timeout / 10 // a new connection wakes the watchdog: see connected
+		return nil, timeout / 10 // a new connection wakes the watchdog: see `connected`
 	}
 	if left <= 0 {
 		left = timeout // there are no holds to lose
@@ -215,7 +215,7 @@ func (q *inquiry) Finish() {
 // Fail is called when the connection is lost. The inquiry is sent again over the next connection.
 func (q *inquiry) Fail(error) { q.over(0) }
 
-// over ends q after the time wait, so that the next inquiry can begin.
+// over ends q after the time `wait`, so that the next inquiry can begin.
 func (q *inquiry) over(wait time.Duration) {
 	if wait > 0 {
 		select {

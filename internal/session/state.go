@@ -35,7 +35,7 @@ func NeverStored(data []byte, stat *zk.Stat) bool {
 	return Unstored(data, stat) || untouched(stat) && stat.Cversion != 0
 }
 
-// GetMade calls read for path. The error is ErrMixed if the znode is NeverStored.
+// GetMade calls the function `read` for path. The error is ErrMixed if the znode is NeverStored.
 func (inc *Incarnation) GetMade(ctx context.Context, path string, read func(context.Context, string) ([]byte, *zk.Stat, error)) ([]byte, *zk.Stat, error) {
 	data, stat, err := read(ctx, path)
 	if err == nil && NeverStored(data, stat) {
@@ -83,8 +83,8 @@ type Stored struct {
 	Leaf bool   // zsync creates no znode below Path, so a NeverStored znode is refused
 }
 
-// Storable returns the czxid of the persistent znode of at, or 0 if there is none yet. The error is
-// ErrMixed if the servers may delete that znode. A session reads each znode once, unless it uses
+// Storable returns the czxid of the persistent znode of `at`, or 0 if there is none yet. The error
+// is ErrMixed if the servers may delete that znode. A session reads each znode once, unless it uses
 // very many znodes.
 func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, err error) {
 	var unknown []Stored
@@ -121,15 +121,15 @@ func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, e
 	return czxid, err
 }
 
-// Saw is called when the caller has read the znode of at, so that Storable need not read it.
+// Saw is called when the caller has read the znode of `at`, so that Storable need not read it.
 func (inc *Incarnation) Saw(at Stored, n Node) {
 	if !Unstored(n.Data, n.Stat) && !untouched(n.Stat) {
 		inc.lasting.Store(at.Path, n.Stat.Czxid)
 	}
 }
 
-// outlast makes sure that the servers do not delete n, the znode of at, and records its czxid. The
-// error is ErrMixed for the Dir of a primitive and for an ephemeral znode.
+// outlast makes sure that the servers do not delete n, the znode of `at`. It records the czxid of
+// n. The error is ErrMixed for the Dir of a primitive and for an ephemeral znode.
 func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
 	switch {
 	case n.Stat == nil:
@@ -145,11 +145,11 @@ func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
 	return nil
 }
 
-// Wrote is called after a write to at. It checks that the write changed the persistent znode that
+// Wrote is called after a write to `at`. It checks that the write changed the persistent znode that
 // has this czxid. stat is from the reply, or nil if the reply was lost. If the czxid differs,
-// another znode has replaced it since the read. If the new znode is a Dir, the write has
-// overwritten its mark. So the new znode gets a persistent child. A Leaf is refused if it is
-// ephemeral, or has or had children.
+// another znode has replaced that znode since the read. If the new znode is a Dir, the write has
+// overwritten the mark of the Dir. So the new znode gets a persistent child. A Leaf is refused if
+// it is ephemeral, or has or had children.
 func (inc *Incarnation) Wrote(ctx context.Context, at Stored, stat *zk.Stat, czxid int64) (err error) {
 	if stat == nil {
 		if stat, err = inc.ExistsFresh(ctx, at.Path); err != nil || stat == nil {

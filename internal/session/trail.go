@@ -40,7 +40,8 @@ type exit struct {
 
 // syncLimit is the time for which a leader keeps a silent server in ZooKeeper's default
 // configuration: 5 ticks of 2 s. After that, a write that the server has not forwarded is lost. A
-// longer session timeout counts instead, because it is usually chosen to fit the servers' ticks.
+// longer session timeout counts instead of syncLimit, because the timeout is usually chosen to fit
+// the servers' ticks.
 const syncLimit = 10 * time.Second
 
 // came is called when the server at addr has begun the session.

@@ -33,7 +33,7 @@ func (inc *Incarnation) Get(ctx context.Context, path string) ([]byte, *zk.Stat,
 	return n.Data, n.Stat, err
 }
 
-// Exists reads the Stat of a znode, or nil if there is none.
+// Exists returns the Stat of a znode, or nil if there is no such znode.
 func (inc *Incarnation) Exists(ctx context.Context, path string) (*zk.Stat, error) {
 	stat, err := retry(ctx, inc, existsCall(path))
 	if IsNoNode(err) {
@@ -48,7 +48,7 @@ func (inc *Incarnation) Children(ctx context.Context, path string) ([]string, *z
 	return l.names, l.stat, err
 }
 
-// Names lists the children of a znode. A znode that does not exist has none.
+// Names lists the children of a znode. A znode that does not exist has no children.
 func (inc *Incarnation) Names(ctx context.Context, path string) ([]string, error) {
 	names, _, err := inc.Children(ctx, path)
 	if IsNoNode(err) {
@@ -69,8 +69,8 @@ func (inc *Incarnation) Multi(ctx context.Context, ops ...any) ([]zk.MultiRespon
 	return retry(ctx, inc, multiCall(ops))
 }
 
-// MultiOpen is Multi, and sets open if an attempt before the last has no reply. If open is false,
-// the error is final.
+// MultiOpen is Multi, and sets `open` if an attempt before the last has no reply. If `open` is
+// false, the error is final.
 func (inc *Incarnation) MultiOpen(ctx context.Context, ops []any) (rs []zk.MultiResponse, open bool, err error) {
 	err = inc.repeat(ctx, func(a *attempts) (err error) {
 		open = a.open

@@ -93,8 +93,8 @@ func (inc *Incarnation) identities(ctx context.Context, acl []zk.ACL) ([]Identit
 	return ids, nil
 }
 
-// allows reports whether the session's own ACL gives all the permissions of e, except reading. ids
-// is the result of identities.
+// allows reports whether the session's own ACL gives all the permissions of e, except reading. The
+// argument ids is the result of `identities`.
 func (m *Manager) allows(e zk.ACL, ids []Identity) bool {
 	var given int32
 	for _, own := range m.Config.ACL {
@@ -105,7 +105,7 @@ func (m *Manager) allows(e zk.ACL, ids []Identity) bool {
 	return e.Perms&^zk.PermRead&^given == 0
 }
 
-// sameID reports whether e is for the same clients as own, an entry of the session's ACL.
+// sameID reports whether e is for the same clients as `own`, an entry of the session's ACL.
 func (m *Manager) sameID(own, e zk.ACL, ids []Identity) bool {
 	switch {
 	case own.Scheme == "world" && own.ID == "anyone":

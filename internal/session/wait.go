@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// Grace is how long a call that was cancelled, or has failed, waits for the deletion of its
-// znodes. That is enough if a server answers. Otherwise the deletion continues in the background.
+// Grace is the time for which a call that was cancelled, or has failed, waits for the deletion of
+// its znodes. That is enough if a server answers. Otherwise the deletion continues in the
+// background.
 const Grace = 25 * time.Millisecond
 
 // IsClosed reports whether c is closed now.
@@ -23,10 +24,11 @@ func IsClosed(c <-chan struct{}) bool {
 
 var ClosedChan = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
-// AwaitFor and AwaitGrace wait for a limited time. If done is ready at the end of the limit, either
-// result is right, because the caller does the same in both cases.
+// AwaitFor and AwaitGrace wait for a limited time. If `done` is ready at the end of the limit,
+// either result is right, because the caller does the same in both cases.
 
-// AwaitFor waits for done, but no longer than limit. ok reports whether done was ready.
+// AwaitFor waits for `done`, but no longer than `limit`. The result `ok` reports whether `done` was
+// ready.
 func AwaitFor[T any](done <-chan T, limit time.Duration) (v T, ok bool) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -38,8 +40,8 @@ func AwaitFor[T any](done <-chan T, limit time.Duration) (v T, ok bool) {
 	}
 }
 
-// AwaitGrace waits for done. After end is closed, it waits no longer than Grace. ok reports whether
-// done was ready.
+// AwaitGrace waits for `done`. After `end` is closed, it waits no longer than the time Grace. The
+// result `ok` reports whether `done` was ready.
 func AwaitGrace[T any](done <-chan T, end <-chan struct{}) (v T, ok bool) {
 	select {
 	case v = <-done:
@@ -60,7 +62,7 @@ func Sleep(ctx context.Context, d time.Duration) error {
 }
 
 // WhileEither returns a context with the values of ctx. The new context ends when both ctx has
-// ended and over is closed. The caller must call stop.
+// ended and `over` is closed. The caller must call `stop`.
 func WhileEither(ctx context.Context, over <-chan struct{}) (both context.Context, stop func()) {
 	both, end := context.WithCancel(context.WithoutCancel(ctx))
 	forget := context.AfterFunc(ctx, func() {
