@@ -52,7 +52,7 @@ type world struct {
 	eras     int       // the number of losses of all data; guarded by mu
 
 	cutShort atomic.Int32   // the number of lives that were cut short: their process died, called Close before the end of the faults, or lost its connection during Close
-	absent   map[string]int // by actor: how often in a row the function placed has found no znode of its process in the line; only the method `look` uses it
+	absent   map[string]int // by actor: how often in a row the method `placed` has found no znode of its process in the line; only the method `look` uses it
 
 	granted chan *hold     // sends each hold to the stranger at the moment of its grant
 	healed  chan struct{}  // closed when the faults are over
