@@ -168,9 +168,9 @@ func (v *Lease) Trying(now time.Time, least time.Duration) {
 	v.tried, v.least = &m, least
 }
 
-// Connected records the reply to the handshake of the time `asked`. If the session is new, a quorum
-// has committed its creation since then. If the handshake continues the session, a leader has
-// renewed the session. But another leader may already have replaced that leader.
+// Connected records the reply to the handshake that was sent at the time `asked`. If the session is
+// new, a quorum has committed its creation since then. If the handshake continues the session, a
+// leader has renewed the session. But another leader may already have replaced that leader.
 func (v *Lease) Connected(asked time.Time, isNew bool, timeout time.Duration) {
 	v.heard(asked)
 	if v.tried != nil && v.tried.Mono.Equal(asked) {

@@ -32,7 +32,8 @@ func (p *Pace) Due(key string, wait time.Duration) bool {
 	return true
 }
 
-// Again sets a new time for the work for `key`, whatever earlier calls have set: after the duration `wait`.
+// Again sets the time at which the work for `key` is due, to the end of the duration `wait` from now. Earlier calls no
+// longer count.
 func (p *Pace) Again(key string, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -42,7 +42,8 @@ func (s *WeakMap[K, V]) drop(key K) {
 	}
 }
 
-// Keep is called with v, the shared value of `key`. Until `hold` is false, the map keeps v even while v has no user.
+// Keep is called with v, the shared value of `key`. If `hold` is true, the map keeps v even while v has no user, until
+// a call with a `hold` of false.
 func (s *WeakMap[K, V]) Keep(key K, v *V, hold bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
