@@ -67,7 +67,7 @@ type Record struct {
 	From string `json:"from,omitempty"` // move: the earlier hold that this hold continues; grant: another hold that the same call of Do has
 
 	Elements []string `json:"elements,omitempty"` // names of elements of a queue, never used again
-	Claim    string   `json:"claim,omitempty"`    // of elements: the id under which a process has claimed the elements
+	Claim    string   `json:"claim,omitempty"`    // of elements: the name of the mark of the claimant that has claimed them
 	Fate     string   `json:"fate,omitempty"`     // release of elements: the end of the claim
 
 	Session string `json:"session,omitempty"`
