@@ -2,12 +2,13 @@
 // the library's own code against a small model of servers, networks and time.
 //
 // A model is a function that calls Pick at each choice: for example, which message comes next, or
-// whether a reply is lost. All calls the model until it has tried each alternative of each choice.
-// The model must depend on nothing else.
+// whether a reply is lost. The function All calls the model until it has tried each alternative of
+// each choice. The model must depend on nothing but these choices.
 //
-// Most runs reach states that earlier runs have reached. A model passes its state to At. If the
-// state is known, At ends the run: other runs try everything that can follow. So the state must
-// include everything on which the rest of the run depends, also in the code under test.
+// Most runs reach states that earlier runs have reached. A model calls the method At with its state.
+// If the state is known, the call ends the run: other runs try everything that can follow. So the
+// state must include everything on which the rest of the run depends. This includes the state of the
+// code under test.
 //
 // Package explore does not judge states: a model calls Fail.
 package explore
@@ -40,20 +41,21 @@ type search struct {
 // Found is the result of an exploration.
 type Found struct {
 	Runs, States int
-	Cut          bool   // the limit ended the exploration
+	Cut          bool   // the exploration has ended at the limit
 	Fault        string // the first violation, with the notes of its run
 }
 
 func (f Found) String() string { return fmt.Sprintf("%d states, %d runs", f.States, f.Runs) }
 
-// ended is the value with which a run panics to end early.
+// The type `ended` is for the value with which a run panics to end early.
 type ended struct{ fault string }
 
-// strayed is the value with which a run panics if it does not repeat an earlier run. This is a fault
-// of the model, unless the scheduler has interrupted a goroutine of the code under test.
+// The type `strayed` is for the value with which a run panics if it does not repeat an earlier run.
+// This is a fault of the model, unless the scheduler has interrupted a goroutine of the code under
+// test.
 type strayed string
 
-// All runs model with all choices, at most limit times.
+// All explores a model: it runs the model with all choices, but makes at most `limit` runs.
 func All(limit int, model func(*Run)) Found {
 	s := &search{seed: maphash.MakeSeed(), seen: make(map[uint64]struct{})}
 	r := &Run{search: s}
@@ -92,7 +94,7 @@ func All(limit int, model func(*Run)) Found {
 	}
 }
 
-// once makes one run of the model. It first repeats the picks of r.
+// The function `once` makes one run of the model. It first repeats the picks of r.
 func (r *Run) once(model func(*Run)) (fault string, err strayed) {
 	r.next, r.notes = 0, r.notes[:0]
 	defer func() {
@@ -126,9 +128,9 @@ func (r *Run) Pick(n int) int {
 	return p.taken
 }
 
-// At ends the run if an earlier run was in this state.
+// At checks the present state. If an earlier run was in this state, the call ends the run.
 func (r *Run) At(state func() string) {
-	if r.next < len(r.picks) { // it repeats the beginning of an earlier run
+	if r.next < len(r.picks) { // this run repeats the beginning of an earlier run
 		return
 	}
 	h := maphash.String(r.search.seed, state())
@@ -138,11 +140,11 @@ func (r *Run) At(state func() string) {
 	r.search.seen[h] = struct{}{}
 }
 
-// Note records what happens, for the report of a violation. The arguments must not change.
+// Note adds a note to the run, for the report of a violation. The arguments must not change.
 func (r *Run) Note(format string, args ...any) { r.notes = append(r.notes, note{format, args}) }
 
 // Fail ends the exploration with a violation.
 func (r *Run) Fail(format string, args ...any) { panic(ended{fmt.Sprintf(format, args...)}) }
 
-// End ends the run: nothing of interest follows.
+// End stops the run: nothing of interest follows.
 func (r *Run) End() { panic(ended{}) }

@@ -138,7 +138,7 @@ func (w *world) states(l *life) (states []string) {
 	return slices.Compact(states)
 }
 
-// hit counts a fault for the current states of the processes that it affects.
+// The method `hit` counts a fault for the current states of the processes that it affects.
 func (w *world) hit(f fault, home func(l *life) int, member, leader int) {
 	if !w.day {
 		return
@@ -183,9 +183,9 @@ func (w *world) rouse(d *rand.Rand) {
 	time.Sleep(time.Duration(d.Int64N(int64(some))))
 }
 
-// serve waits three timeouts after a fault has ended. If no other fault begins or ends during that
-// time, every older call must have returned. The holds before a waiter end within one timeout, and
-// the waiter is granted within two more.
+// The method `serve` waits three timeouts after a fault has ended. If no other fault begins or ends
+// during that time, every older call must have returned. The holds before a waiter end within one
+// timeout, and the waiter is granted within two more.
 func (w *world) serve(f fault) {
 	w.mu.Lock()
 	ended := time.Now()
@@ -235,7 +235,7 @@ func (w *world) deploy(f fault) {
 	}
 }
 
-// restart kills the members in turn. Each is back before the next is killed.
+// restart kills the members in turn. Each member is back before the next member is killed.
 func (w *world) restart(f fault) {
 	e := w.e.Load()
 	for i := range w.members {

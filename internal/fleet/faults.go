@@ -42,7 +42,7 @@ func (w *world) harmAll() {
 	close(w.healed)
 }
 
-// present returns the current life of a process, or nil while it connects.
+// The method `present` returns the current life of a process, or nil while it connects.
 func (w *world) present(process int) *life {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -93,8 +93,8 @@ func (w *world) holders() (processes []int) {
 	return processes
 }
 
-// standing checks each current hold: the leader must have its session, and a znode of that session.
-// The library must report a loss before the servers end the session.
+// The method `standing` checks each current hold: the leader must have its session, and a znode of
+// that session. The library must report a loss before the servers end the session.
 func (w *world) standing() {
 	e := w.e.Load()
 	leader := e.Leader()
@@ -124,10 +124,10 @@ func (w *world) standing() {
 	}
 }
 
-// placed checks that each process with a waiting call has a znode in the line of the lock. It
-// checks only quiet programs with strangers. In these programs, a contender whose znode was deleted
-// creates another long before the next check. So placed fails at the third check in a row without a
-// znode.
+// The method `placed` checks that each process with a waiting call has a znode in the line of the
+// lock. It checks only quiet programs with strangers. In these programs, a contender whose znode
+// was deleted creates another long before the next check. So it fails only at the third check in a
+// row without a znode.
 func (w *world) placed() {
 	if !w.strikes || !w.quiet || w.day || w.e.Load().Leader() < 0 {
 		return
@@ -185,7 +185,7 @@ func (w *world) harmOne(f fault) {
 		f.process = holders[d.IntN(len(holders))]
 	}
 	l, e := w.present(f.process), w.e.Load()
-	// home is the member that serves the process, or -1.
+	// The member `home` serves the process; -1 means none.
 	leader := e.Leader()
 	home := -1
 	if l != nil {
@@ -352,11 +352,11 @@ func (w *world) harmOne(f fault) {
 	}
 }
 
-// andBack drives a process from its member, home, to another member and back. Requests that the
-// process has sent through home before that reach the leader only after its return.
+// andBack drives a process from its member to another member and back. Requests that the process
+// has sent through its member before the move reach the leader only after the return.
 func (w *world) andBack(l *life, d *rand.Rand, f fault) {
 	e := w.e.Load()
-	trips := func(least, most int) { // sleeps for the duration of least to most messages
+	trips := func(least, most int) { // sleeps for the duration of several messages, at least `least` and less than `most`
 		time.Sleep(time.Duration(least)*w.latency + time.Duration(d.Int64N(int64(most-least)))*w.latency)
 	}
 	leader, home := e.Leader(), e.MemberOf(l.s.ID())
@@ -386,10 +386,10 @@ func (w *world) andBack(l *life, d *rand.Rand, f fault) {
 	trips(10, 30)
 }
 
-// late makes a process connect again, and delays the replies of the members. Soon after the
-// replies, all messages stall. In half of the cases, the reply to the handshake arrives without
-// delay. In these cases, only the replies to the next requests are late, and no later request
-// reaches a member.
+// The method `late` makes a process connect again, and delays the replies of the members. Soon
+// after the replies, all messages stall. In half of the cases, the reply to the handshake arrives
+// without delay. In these cases, only the replies to the next requests are late, and no later
+// request reaches a member.
 func (w *world) late(l *life, d *rand.Rand) {
 	stall := func(up bool) (resume func()) {
 		var all []func()
@@ -454,9 +454,9 @@ func (w *world) shorten(l *life, d *rand.Rand) {
 }
 
 // depose makes a majority elect a new leader while the old leader continues with one loyal member.
-// The process moves from via, a member of the majority, to the loyal member. Before the election,
-// via has sent messages to the old leader, such as acknowledgments of proposals. The old leader
-// receives them only after the move.
+// The process moves from `via`, a member of the majority, to the loyal member. Before the election,
+// the member `via` has sent messages to the old leader, such as acknowledgments of proposals. The
+// old leader receives them only after the move.
 func (w *world) depose(l *life, d *rand.Rand, f fault) {
 	e := w.e.Load()
 	old := e.Leader()
@@ -520,7 +520,8 @@ func (l *life) wake() {
 	}
 }
 
-// away resets the connection between a process and a member, and stalls their messages for d.
+// The method `away` resets the connection between a process and a member, and stalls their messages
+// for d.
 func (w *world) away(l *life, member int, d time.Duration) {
 	for _, up := range []bool{true, false} {
 		defer w.net.stall(wayOf{l.id(), member, up})()

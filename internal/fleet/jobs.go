@@ -52,7 +52,7 @@ func init() {
 type flight struct {
 	*resource
 	keep time.Duration
-	made map[int64]time.Time // by result: the time at which its function returned; guarded by mu
+	made map[int64]time.Time // by result: the time at which the function returned this result; guarded by mu
 }
 
 func (f *flight) make(s *zsync.Session) any { return zsync.NewFlight[int64](s, "/flight", f.keep) }
@@ -96,7 +96,7 @@ func (f *flight) step(ctx context.Context, a *actor, kit any) {
 
 func (f *flight) final(context.Context, *zsync.Session) {}
 
-// keeps reports true for results: if a process stores a result and dies, the result stays until the
+// keeps returns true for results: if a process stores a result and dies, the result stays until the
 // next call.
 func (f *flight) keeps(path string) bool {
 	return strings.HasPrefix(path, "/flight") && !strings.Contains(path, "_c_")
@@ -174,7 +174,7 @@ type partition struct {
 
 func (p *partition) make(s *zsync.Session) any { return s }
 
-// step runs the partition for a while. Each actor is a separate member of it.
+// step runs the partition for a while. Each actor is a separate member of the partition.
 func (p *partition) step(_ context.Context, a *actor, kit any) {
 	k := zsync.NewPartition(kit.(*zsync.Session), "/partition")
 	ctx, cancel := a.atMost(2 * p.w.timeout)

@@ -12,8 +12,8 @@ import (
 )
 
 // This file has the records of a program: the holds of its resources, and the calls of its
-// registers. From these records it checks that no resource has too many holders, that tokens grow,
-// and that the calls of a register are linearizable. The arenas call the library.
+// registers. From these records, the program checks that no resource has too many holders, that
+// tokens grow, and that the calls of a register are linearizable. The arenas call the library.
 
 // A resource is something that processes hold. At any time, its holds add up to at most limit. The
 // program records here only the reports of the library.
@@ -36,14 +36,14 @@ type hold struct {
 	since  time.Time
 	told   func() bool // reports whether the library has reported a loss to the holder
 	over   bool        // guarded by resource.mu
-	ended  time.Time   // time of its end; guarded by resource.mu
-	gone   time.Time   // time at which a stranger deleted its znode; guarded by resource.mu
+	ended  time.Time   // time of the hold's end; guarded by resource.mu
+	gone   time.Time   // time at which a stranger deleted the hold's znode; guarded by resource.mu
 	copied bool        // the stranger has put a copy in place of the znode; guarded by resource.mu
 	open   []string    // znodes of transactions whose outcome is unknown; guarded by resource.mu
 	tokens []int64     // its fencing tokens and the zxids of its writes; they grow from hold to hold; guarded by resource.mu
 }
 
-// grant records that a holds n of r.
+// The method `grant` records that the actor a holds n of r.
 func (r *resource) grant(a *actor, n int64, told func() bool) *hold {
 	h := &hold{r: r, a: a, n: n, since: time.Now(), told: told}
 	r.mu.Lock()
@@ -64,7 +64,7 @@ func (r *resource) grantInside(a *actor, n int64, told func() bool) *hold {
 
 func (r *resource) held() []*resource { return []*resource{r} }
 
-// retire moves the holds that ended long ago to past, which only ordered uses.
+// retire moves the holds that ended long ago to `past`. Only the method `ordered` uses these holds.
 func (r *resource) retire() {
 	r.holds = slices.DeleteFunc(r.holds, func(h *hold) bool {
 		old := h.over && time.Since(h.ended) > 2*r.w.timeout
@@ -75,8 +75,8 @@ func (r *resource) retire() {
 	})
 }
 
-// end records the end of h. Call it before the actor releases h, or before the function of h
-// returns. It reports whether the library has reported the loss of h.
+// The method `end` records the end of h. Call it before the actor releases h, or before the
+// function of h returns. It reports whether the library has reported the loss of h.
 func (h *hold) end() (lost bool) {
 	h.r.mu.Lock()
 	defer h.r.mu.Unlock()
@@ -130,7 +130,7 @@ func (r *resource) checkLocked() {
 	}
 }
 
-// since returns a hold that was granted after h and before t, or nil.
+// The method `since` returns a hold that was granted after h and before t, or nil.
 func (r *resource) since(h *hold, t time.Time) *hold {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -157,8 +157,8 @@ func (r *resource) lastStrike() time.Time {
 	return r.struck
 }
 
-// deleted records that a stranger has just deleted the znode of h. If copied is true, the stranger
-// has also created a copy of it.
+// The method `deleted` records that a stranger has just deleted the znode of h. If `copied` is
+// true, the stranger has also created a copy of the znode.
 func (h *hold) deleted(copied bool) {
 	h.r.mu.Lock()
 	defer h.r.mu.Unlock()
@@ -183,8 +183,8 @@ func (h *hold) wrote(zxid int64) {
 	}
 }
 
-// ordered is called at the end. It checks that tokens and the zxids of writes grow in the order of
-// the grants.
+// The method `ordered` is called at the end. It checks that tokens and the zxids of writes grow in
+// the order of the grants.
 func (r *resource) ordered() {
 	var before int64
 	all := append(r.past, r.holds...)
@@ -255,7 +255,8 @@ var registerModel = (&porcupine.NondeterministicModel{
 	},
 }).ToModel()
 
-// did records a call that actor a made at the time began. At the end of the program, a is nil.
+// The method `did` records a call of the actor a. The actor made the call at the time `began`. At
+// the end of the program, a is nil.
 func (g *register) did(a *actor, op regOp, began time.Time, era int, err error) {
 	now := g.w.era()
 	if op.maybe = err != nil || era != now; op.maybe && op.kind == "load" {

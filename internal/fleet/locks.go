@@ -31,17 +31,17 @@ type lock struct {
 	of    func(s *zsync.Session, r *resource) *held
 }
 
-// A held has a process's value of the primitive, and the value's methods.
+// The type `held` is for a process's value of the primitive, with the methods of the value.
 type held struct {
 	ways []way2
 	lost func() <-chan struct{}
 	cond *zsync.Cond
 	txn  func(context.Context, ...any) ([]zk.MultiResponse, error)
 	tok  func(context.Context) (int64, error)
-	new  func() *held // makes another held, if each goroutine needs its own
+	new  func() *held // makes another such value, if each goroutine needs its own
 }
 
-// A way2 is one way to hold n of a resource.
+// A way2 has the methods for one way to hold n of a resource.
 type way2 struct {
 	n      int64
 	lock   func(context.Context) error
@@ -240,8 +240,8 @@ func (l *lock) neighbour(a *actor) {
 	}
 }
 
-// function calls a method that holds l while a function runs. It returns false if a Wait within
-// that function has failed.
+// The method `function` calls a method that holds l while a function runs. It returns false if a
+// Wait within that function has failed.
 func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) (whole bool) {
 	ran, whole := false, true
 	done := a.doing("does %s", l.path)
@@ -276,12 +276,12 @@ func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) (whole 
 	return whole
 }
 
-// toldInside returns the field told for a hold within a function with the context inner. Usually,
-// the end of inner is the report of a loss. But Close also ends inner, without a loss, because
-// Close waits for the function. If Close stops waiting, or the session ends earlier, Lost reports
-// the loss. A primitive without Lost cannot report a loss after Close has ended inner. For these
-// primitives, the check is exact only in a quiet program, while Close waits and the session is the
-// same. Even a quiet program can lose a session if its members are uneven.
+// toldInside returns the field `told` for a hold within a function with the context `inner`.
+// Usually, the end of `inner` is the report of a loss. But Close also ends `inner`, without a loss,
+// because Close waits for the function. If Close stops waiting, or the session ends earlier, Lost
+// reports the loss. A primitive without Lost cannot report a loss after Close has ended `inner`.
+// For these primitives, the check is exact only in a quiet program, while Close waits and the
+// session is the same. Even a quiet program can lose a session if its members are uneven.
 func (l *lock) toldInside(a *actor, inner context.Context, lost <-chan struct{}) func() bool {
 	id := a.s.ID()
 	return func() bool {
@@ -296,7 +296,7 @@ func (l *lock) toldInside(a *actor, inner context.Context, lost <-chan struct{})
 	}
 }
 
-// use makes random calls that only a holder can make.
+// The method `use` makes random calls that only a holder can make.
 func (l *lock) use(ctx context.Context, a *actor, k *held, h *hold) {
 	a.hold()
 	ctx, cancel := context.WithTimeout(ctx, l.w.timeout)
@@ -334,7 +334,8 @@ func (l *lock) used(what string, ctx context.Context, a *actor, h *hold, err err
 	return a.may(what+" of "+l.path, ctx, err)
 }
 
-// A slow is a context with a late method Value, as if the scheduler had paused the goroutine.
+// The type `slow` is for a context with a late method Value, as if the scheduler had paused the
+// goroutine.
 type slow struct {
 	context.Context
 	d time.Duration
@@ -345,7 +346,7 @@ func (s slow) Value(key any) any {
 	return s.Context.Value(key)
 }
 
-// wait waits for a signal. It reports whether the actor still holds the lock.
+// The method `wait` waits for a signal. It reports whether the actor still holds the lock.
 func (l *lock) wait(ctx context.Context, a *actor, k *held) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(a.dice.Int64N(int64(l.w.timeout))))
 	if a.dice.IntN(2) == 0 {

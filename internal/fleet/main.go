@@ -80,9 +80,9 @@ func runDay(t *testing.T, seed uint64, p plan, total *tally) (o outcome) {
 	return o
 }
 
-// shrink searches for a small set of faults with which the day still fails. Usually the last faults
-// are enough, so shrink tries them first. Then it leaves out half of the remaining faults at a
-// time, and at last single faults.
+// The function `shrink` searches for a small set of faults with which the day still fails. Usually
+// the last faults are enough, so the function tries them first. Then it leaves out half of the
+// remaining faults at a time, and at last single faults.
 func shrink(t *testing.T, seed uint64, failed outcome) (plan, outcome) {
 	p := drawDay(seed)
 	runs := 0

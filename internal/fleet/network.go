@@ -22,7 +22,7 @@ import (
 // goroutines run.
 type network struct {
 	seed uint64
-	base time.Duration // the scale of the duration of messages: see takes
+	base time.Duration // the scale of the duration of messages: see the method `takes`
 	dial func(member int) (net.Conn, error)
 
 	mu      sync.Mutex
@@ -88,8 +88,8 @@ func mix(ns ...uint64) uint64 {
 	return h
 }
 
-// takes returns the duration of a message: usually up to three times the base, sometimes much
-// longer.
+// The method `takes` returns the duration of a message: usually up to three times the base,
+// sometimes much longer.
 func (n *network) takes(h uint64) time.Duration {
 	d := n.base/2 + time.Duration(h%uint64(5*n.base/2))
 	if h>>40%40 == 0 {
@@ -108,7 +108,8 @@ func (n *network) instant(t time.Time) time.Time {
 }
 
 // dialer returns the dial function of a process. The k-th address that the process dials leads to
-// the k-th member of order. So the program does not depend on the library's shuffle of the servers.
+// the k-th member in `order`. So the program does not depend on the library's shuffle of the
+// servers.
 func (n *network) dialer(process int, order []int) func(network, address string, timeout time.Duration) (net.Conn, error) {
 	return func(_, address string, timeout time.Duration) (net.Conn, error) {
 		n.mu.Lock()
@@ -151,7 +152,7 @@ func (n *network) dialer(process int, order []int) func(network, address string,
 	}
 }
 
-// hear sends the bytes of the server to the process.
+// The method `hear` sends the bytes of the server to the process.
 func (c *cable) hear() {
 	buf := make([]byte, 4<<10)
 	for {
@@ -242,7 +243,7 @@ func (c *cable) toClient(m *message) {
 	}
 }
 
-// stall holds all messages in one direction until the caller calls resume. Messages that have not
+// stall holds all messages in one direction until the caller calls `resume`. Messages that have not
 // arrived yet stall, too.
 func (n *network) stall(w wayOf) (resume func()) {
 	n.mu.Lock()
@@ -258,7 +259,7 @@ func (n *network) stall(w wayOf) (resume func()) {
 	return func() { n.resume(w) }
 }
 
-// resume ends one stall of a direction. After the last one, the messages continue in order.
+// resume ends one stall of a direction. After the last stall, the messages continue in order.
 func (n *network) resume(w wayOf) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -272,7 +273,7 @@ func (n *network) resume(w wayOf) {
 	})
 }
 
-// open ends one stall of a direction, calls f, and stalls the direction again.
+// The method `open` ends one stall of a direction, calls f, and stalls the direction again.
 func (n *network) open(w wayOf, f func()) {
 	n.resume(w)
 	f()
@@ -293,9 +294,9 @@ func (n *network) lanes(w wayOf, f func(l *lane)) {
 	}
 }
 
-// kill resets the connections of a process to a member. If member is -1, it resets the connections
-// to all members. Messages that the process has already sent still arrive, and then the end of the
-// stream.
+// kill resets the connections of a process to a member. If `member` is -1, it resets the
+// connections to all members. Messages that the process has already sent still arrive, and then the
+// end of the stream.
 func (n *network) kill(process, member int) {
 	n.mu.Lock()
 	var all []*cable
@@ -311,7 +312,8 @@ func (n *network) kill(process, member int) {
 	}
 }
 
-// sorted returns the cables by process, and by the number of the connection within a process.
+// The method `sorted` returns the cables by process, and by the number of the connection within a
+// process.
 func (n *network) sorted() []*cable {
 	var all []*cable
 	for c := range n.cables {
@@ -327,8 +329,8 @@ type socket struct {
 	mu      sync.Mutex
 	changed *sync.Cond
 	buf     []byte
-	err     error     // the result of Read when buf is empty; guarded by mu
-	closed  bool      // the process has closed it, or it was reset; guarded by mu
+	err     error     // the result of Read when `buf` is empty; guarded by mu
+	closed  bool      // the process has closed the socket, or the connection was reset; guarded by mu
 	readBy  time.Time // guarded by mu
 	timer   *time.Timer
 }
@@ -365,7 +367,7 @@ func (s *socket) reset() {
 	s.end()
 }
 
-// end sends the end of the stream to the member, after all earlier messages.
+// The method `end` sends the end of the stream to the member, after all earlier messages.
 func (s *socket) end() {
 	s.mu.Lock()
 	over := s.closed

@@ -18,8 +18,8 @@ func init() {
 	}
 }
 
-// A nightly is a job that Schedule.Run runs every 15 minutes. The process that runs the function
-// holds the job.
+// The type `nightly` is for a job that Schedule.Run runs every 15 minutes. The process that runs
+// the function holds the job.
 type nightly struct {
 	*resource
 	every time.Duration

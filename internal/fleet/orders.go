@@ -19,14 +19,14 @@ import (
 )
 
 // This file has the arena for most features of a Queue: keys, priorities, delays, IDs, attempts,
-// dead letters, transactions, Recv, TryRecv, Work and Pause. It checks the outcome for each
+// dead letters, transactions, Recv, TryRecv, Work and Pause. The arena checks the outcome for each
 // element, and the claims on the servers. The arena in state.go calls only Send, Receive and Ack.
 // That arena does not change, because testdata/defects has seeds with which it finds defects.
 
 // maxTries is the maximum number of attempts for an element.
 const maxTries = 4
 
-// An orders is the arena of one Queue of numbers.
+// The type `orders` is the arena of one Queue of numbers.
 type orders struct {
 	w    *world
 	mu   sync.Mutex
@@ -44,11 +44,11 @@ type order struct {
 	removed  int    // the number of confirmed removals
 	maybe    bool   // the outcome of a removal is unknown
 	attempt  int    // number of the last attempt
-	free     bool   // it was returned, so the next attempt may have the same number
+	free     bool   // the element was returned, so the next attempt may have the same number
 	taken    bool   // the program took it from the channel of Recv
-	session  int64  // if taken: the session of that Recv
+	session  int64  // if `taken` is true: the session of that Recv
 	id       string // the ID of SendID, or ""
-	replaces int64  // the element that was acknowledged in the transaction that sent this one, or 0
+	replaces int64  // the element that was acknowledged in the transaction that sent this element, or 0
 }
 
 func init() {
@@ -57,7 +57,7 @@ func init() {
 	}
 }
 
-// keyOf returns the key of an element. A third of the elements have none.
+// keyOf returns the key of an element. A third of the elements have no key.
 func keyOf(v int64) string {
 	if v%3 == 0 {
 		return ""
@@ -149,7 +149,7 @@ func (q *orders) step(ctx context.Context, a *actor, kit any) {
 	}
 }
 
-// fresh returns a new element, for a call that will send it.
+// The method `fresh` returns a new element, for a call that will send it.
 func (q *orders) fresh(id string, replaces int64) int64 {
 	v := q.w.unique()
 	q.mu.Lock()
@@ -161,7 +161,7 @@ func (q *orders) fresh(id string, replaces int64) int64 {
 	return v
 }
 
-// sent records that elements are stored.
+// The method `sent` records that elements are stored.
 func (q *orders) sent(vs ...int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -250,7 +250,8 @@ func (q *orders) tryRecv(ctx context.Context, a *actor, k *zsync.Queue[int64]) {
 	}
 }
 
-// delivered checks an element that a call has returned, and returns its record.
+// The method `delivered` checks an element that a call has returned, and returns the record of the
+// element.
 func (q *orders) delivered(a *actor, v int64) *order {
 	alive := q.alive()
 	q.mu.Lock()
@@ -272,7 +273,8 @@ func (q *orders) delivered(a *actor, v int64) *order {
 	return o
 }
 
-// alive returns the leader's sessions, or nil if there is no leader or a member applies late.
+// The method `alive` returns the leader's sessions, or nil if there is no leader or a member
+// applies late.
 func (q *orders) alive() []int64 {
 	e := q.w.e.Load()
 	leader := e.Leader()
@@ -282,7 +284,7 @@ func (q *orders) alive() []int64 {
 	return e.Server(leader).Sessions()
 }
 
-// took records an element that the program has received from the channel of Recv.
+// The method `took` records an element that the program has received from the channel of Recv.
 func (q *orders) took(a *actor, v int64) {
 	o := q.delivered(a, v)
 	q.w.note("%s takes %d", a, v)
@@ -297,8 +299,8 @@ func (q *orders) removedLocked(v int64) {
 	}
 }
 
-// begin records that a works on a claimed element. No other actor may work on an element of the
-// same key.
+// The method `begin` records that the actor a works on a claimed element. No other actor may work
+// on an element of the same key.
 func (q *orders) begin(a *actor, v int64, attempt int, lost func() bool) *hold {
 	o := q.delivered(a, v)
 	q.mu.Lock()
@@ -319,7 +321,7 @@ func (q *orders) begin(a *actor, v int64, attempt int, lost func() bool) *hold {
 	return r.grant(a, 1, lost)
 }
 
-// work works on elements until ctx ends.
+// The method `work` processes elements until ctx ends.
 func (q *orders) work(ctx context.Context, a *actor, k *zsync.Queue[int64]) {
 	b := &actor{life: a.life, name: a.name + " at work", dice: rand.New(rand.NewPCG(a.dice.Uint64(), a.dice.Uint64()))}
 	done := a.doing("works")
@@ -355,7 +357,7 @@ func (q *orders) work(ctx context.Context, a *actor, k *zsync.Queue[int64]) {
 	a.may("Work", ctx, err)
 }
 
-// settle works on an element for a while, and then ends the claim in a random way.
+// The method `settle` works on an element for a while, and then ends the claim in a random way.
 func (q *orders) settle(a *actor, d zsync.Delivery[int64], h *hold) {
 	a.hold()
 	h.end()
@@ -506,8 +508,8 @@ func (q *orders) held() []*resource {
 	return slices.Collect(maps.Values(q.keys))
 }
 
-// aBoard matches the path of a bucket. aClaim matches a line of its data, and quoted matches the
-// data in a dump.
+// aBoard matches the path of a bucket. aClaim matches a line of the bucket's data. The expression
+// `quoted` matches the data in a dump.
 var (
 	aBoard = regexp.MustCompile(`^/orders/([bd]-[^/]*)$`)
 	aClaim = regexp.MustCompile(`^([0-9a-f]{16}) ([-0-9,]+)`)

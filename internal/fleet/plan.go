@@ -69,7 +69,7 @@ var faultKinds = []weighted{
 	{"kill", 10},   // the connection of a process is reset
 	{"stall", 14},  // one direction between a process and a member stalls
 	{"silence", 8}, // all messages between a process and the members stall
-	{"move", 12},   // a process is cut off from its member, so that it moves to another
+	{"move", 12},   // a process is cut off from its member, so that it moves to another member
 	{"return", 12}, // a process moves to another member and back, while its requests are late between its member and the leader
 	{"limbo", 6},   // a process reaches other members but not their replies, and later it reaches no member
 	{"late", 8},    // a process reaches other members whose replies are late, and later it reaches no member
@@ -85,8 +85,8 @@ var faultKinds = []weighted{
 	{"die", 6},     // a process dies without closing its Session
 }
 
-// every lists the arenas from which most programs choose. They are in locks.go, state.go and
-// jobs.go.
+// The list `every` has the arenas from which most programs choose. These are in locks.go, state.go
+// and jobs.go.
 var every = []string{"mutex", "rwmutex", "semaphore", "election", "cond", "once", "value", "int64", "map", "barrier", "queue", "txn", "waitgroup",
 	"flight", "schedule", "partition", "lockall", "room", "group"}
 
@@ -169,8 +169,8 @@ func draw(seed uint64) plan {
 	return p
 }
 
-// more changes some plans. It draws from a separate source, so that it does not change the other
-// plans.
+// The method `more` changes some plans. It draws from a separate source, so that the other plans
+// stay the same.
 func (p *plan) more(seed uint64) {
 	d := rand.New(rand.NewPCG(seed, 8))
 	if p.strikes && d.IntN(4) == 0 {
@@ -211,7 +211,8 @@ func (p plan) fault(d *rand.Rand, kinds []weighted) fault {
 	return f
 }
 
-// long draws the duration of a fault: at most two timeouts, and often far less.
+// The method `long` draws the duration of a fault: up to two timeouts, but often only a small part
+// of that.
 func (p plan) long(d *rand.Rand) time.Duration {
 	most := 2 * p.timeout
 	for range d.IntN(6) {

@@ -94,14 +94,15 @@ func (c *cell) make(s *zsync.Session) any {
 	return k
 }
 
-// watch records a value that a Watch has yielded.
+// The method `watch` records a value that a Watch has yielded.
 func (c *cell) watch(s *zsync.Session, v int64) {
 	c.vmu.Lock()
 	defer c.vmu.Unlock()
 	c.watched[s] = v
 }
 
-// settled checks that the last value from the Watch of a Value or a Map is the final value.
+// The method `settled` checks that the last value from the Watch of a Value or a Map is the final
+// value.
 func (c *cell) settled(l *life) {
 	k := l.kit[c].(*cellKit)
 	if c.kind != "value" && c.kind != "map" {
@@ -173,7 +174,7 @@ func (c *cell) step(ctx context.Context, a *actor, kit any) {
 	c.did(a, op, began, era, err)
 }
 
-// keyed calls a method of a Value, or the same method of a Map with mapKey.
+// The method `keyed` calls a method of a Value, or the same method of a Map with `mapKey`.
 func (c *cell) keyed(ctx context.Context, a *actor, k *cellKit, n int, op *regOp) (err error) {
 	load := func() (read, error) {
 		r, err := c.load(ctx, k)
@@ -237,10 +238,10 @@ func (c *cell) keyed(ctx context.Context, a *actor, k *cellKit, n int, op *regOp
 	return err
 }
 
-// script chooses the first two calls before the servers lose their data, and the first two calls
-// afterwards. Before the loss, the calls are Store and Load. After the loss, they are Store and
-// CompareAndSwap with the Version of that Load. After the loss, the zxids begin again, so an old
-// Version may match by mistake.
+// The method `script` chooses the first two calls before the servers lose their data, and the first
+// two calls afterwards. Before the loss, the calls are Store and Load. After the loss, they are
+// Store and CompareAndSwap with the Version of that Load. After the loss, the zxids begin again, so
+// an old Version may match by mistake.
 func (c *cell) script(n int) int {
 	c.vmu.Lock()
 	defer c.vmu.Unlock()
@@ -256,7 +257,8 @@ func (c *cell) script(n int) int {
 	return n
 }
 
-// saw records the result of a Load. It checks that no two values have the same Version.
+// The method `saw` records the result of a Load. It checks that no two values have the same
+// Version.
 func (c *cell) saw(r read) {
 	c.vmu.Lock()
 	defer c.vmu.Unlock()
@@ -270,8 +272,8 @@ func (c *cell) saw(r read) {
 	c.known = append(c.known, r)
 }
 
-// any returns one of the last reads. In a program whose servers lose their data, it returns one of
-// the first. If it returns false, the caller must call Load.
+// The method `any` returns one of the last reads. In a program whose servers lose their data, it
+// returns one of the first reads. If it returns false, the caller must call Load.
 func (c *cell) any(a *actor) (read, bool) {
 	c.vmu.Lock()
 	defer c.vmu.Unlock()
@@ -376,8 +378,8 @@ func (q *squatter) final(context.Context, *zsync.Session) {}
 
 func (q *squatter) keeps(string) bool { return false }
 
-// A once is the arena of a Once. The process that runs the function holds the Once. After the first
-// Do has returned nil, no process runs the function.
+// The type `once` is the arena of a Once. The process that runs the function holds the Once. After
+// the first Do has returned nil, no process runs the function.
 type once struct {
 	*resource
 	done time.Time // the time at which the first Do returned nil; guarded by mu
@@ -436,7 +438,7 @@ func (o *once) keeps(path string) bool {
 type ledger struct {
 	w    *world
 	mu   sync.Mutex
-	sure map[int64]bool // by entry with a known outcome: true if it was applied; guarded by mu
+	sure map[int64]bool // by entry with a known outcome: true if the entry was created; guarded by mu
 }
 
 func (g *ledger) make(s *zsync.Session) any { return s }
@@ -630,7 +632,7 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	}
 }
 
-// challenge makes a stranger delete the mark of a claim. It stalls messages so that the process
+// challenge makes a stranger delete the mark of a claim, and stalls messages so that the process
 // learns of the deletion late. Before then, another process may receive the element.
 func (q *queue) challenge(a *actor, h *hold) {
 	select {
@@ -684,7 +686,8 @@ func (q *queue) held() []*resource {
 // owns reports whether r is an element of q.
 func (q *queue) owns(r *resource) bool { return slices.Contains(q.held(), r) }
 
-// strike records that a stranger has deleted a mark. Any claim may depend on that mark.
+// The method `strike` records that a stranger has deleted a mark. Any claim may depend on that
+// mark.
 func (q *queue) strike() {
 	q.mu.Lock()
 	q.struck = time.Now()

@@ -31,11 +31,11 @@ type stranger struct {
 // A prey is a parent znode whose children are ephemeral znodes of other clients.
 type prey struct {
 	dir    string
-	of     func(r *resource) bool // reports whether the holders of r have their znodes there
+	of     func(r *resource) bool // reports whether the holders of r have their znodes in `dir`
 	struck func()
 }
 
-// stranger returns a stranger. The caller must set its Session.
+// The method `stranger` returns a stranger. The caller must set the stranger's Session.
 func (w *world) stranger() *stranger {
 	x := &stranger{w: w, grant: w.granted, far: map[string]bool{}}
 	for _, a := range w.arenas {
@@ -103,10 +103,10 @@ func (w *world) harass(over chan struct{}) {
 	}
 }
 
-// strike changes one child of a prey. If h is not nil, h was granted just now.
+// strike changes one child of a prey. If h is not nil, it is a hold that was granted just now.
 func (x *stranger) strike(ctx context.Context, d *rand.Rand, p prey, h *hold) {
 	dir := p.dir
-	places, waiters := 0, h != nil && d.IntN(2) == 0 // if waiters is true, strike any contender, not only the holder
+	places, waiters := 0, h != nil && d.IntN(2) == 0 // if `waiters` is true, strike any contender, not only the holder
 	var paths []string                               // the znodes to choose from
 	for _, z := range x.w.tree() {
 		if parent, _ := split(z.path); parent != dir || z.owner == 0 || z.owner == x.s.ID() {
@@ -169,7 +169,8 @@ func (x *stranger) strike(ctx context.Context, d *rand.Rand, p prey, h *hold) {
 	}
 }
 
-// remove waits for a while, and deletes a znode that the stranger has created.
+// The method `remove` waits for the duration `after`, and deletes a znode that the stranger has
+// created.
 func (x *stranger) remove(path string, after time.Duration) {
 	x.work.Go(func() {
 		select {

@@ -16,7 +16,7 @@ type tally struct {
 	ops    map[string]int            // the number of steps, by arena; guarded by mu
 	faults map[string]int            // by kind; guarded by mu
 	pairs  map[string]map[string]int // by kind of fault and state: how often the fault found a process in the state; guarded by mu
-	checks int                       // the number of checks by serve; guarded by mu
+	checks int                       // the number of checks by the method `serve`; guarded by mu
 }
 
 func newTally() *tally {

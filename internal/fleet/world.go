@@ -40,19 +40,19 @@ type world struct {
 	lives    []*life // by process: the current life; guarded by mu
 	all      []*life // guarded by mu
 	failures []string
-	checks   []func()  // checks for verdict to run outside the bubble; only inspect adds to them
+	checks   []func()  // checks that `verdict` runs outside the bubble; only the method `inspect` adds checks
 	shaken   int       // the number of faults that have begun and not ended; guarded by mu
 	shakenAt time.Time // the time at which a fault last began or ended; guarded by mu
 	tally    *tally
 	lagging  atomic.Int32 // the number of members that apply late
 	broken   atomic.Bool  // a check has failed
 	story    []string
-	last     int64     // the last number that unique returned; guarded by mu
+	last     int64     // the last number that the method `unique` returned; guarded by mu
 	reborn   time.Time // the time of the last loss of all data; guarded by mu
 	eras     int       // the number of losses of all data; guarded by mu
 
 	cutShort atomic.Int32   // the number of lives that were cut short: their process died, called Close before the end of the faults, or lost its connection during Close
-	absent   map[string]int // by actor: how often in a row the function placed has found no znode of its process in the line; only look uses it
+	absent   map[string]int // by actor: how often in a row the method `placed` has found no znode of its process in the line; only the method `look` uses it
 
 	granted chan *hold     // sends each hold to the stranger at the moment of its grant
 	healed  chan struct{}  // closed when the faults are over
@@ -68,7 +68,7 @@ type life struct {
 	ctx     context.Context // ends when the process dies
 	die     context.CancelFunc
 	own     []arena       // the primitives that the process uses
-	kit     map[arena]any // by arena: the result of its method make
+	kit     map[arena]any // by arena: the result of the arena's method `make`
 
 	crashed   atomic.Bool
 	closing   atomic.Int64  // the time at which Close was called, in nanoseconds since the world began; 0 before the call
@@ -76,13 +76,13 @@ type life struct {
 	waiting   sync.Map      // by actor: its current call
 	functions sync.Map      // the holds within functions that have not returned
 	over      chan struct{} // closed when Close is called
-	skew      atomic.Int64  // the error of its wall clock, in nanoseconds
+	skew      atomic.Int64  // the error of the process's wall clock, in nanoseconds
 	under     atomic.Int32  // the number of current faults of this process
 	alarm     chan struct{} // wakes actors at the begin of a fault; has room for one element for each actor
 	finished  sync.WaitGroup
 }
 
-// A call is a call of the library that an actor has made and that has not returned.
+// The type `call` is for a call of the library that an actor has made and that has not returned.
 type call struct {
 	what  string
 	since time.Time
@@ -114,8 +114,9 @@ type arena interface {
 	keeps(path string) bool
 }
 
-// Run runs a program, within a bubble of testing/synctest. The caller calls verdict outside of the
-// bubble. verdict returns the failures and the story of the program. The story is a log of lines.
+// Run runs a program, within a bubble of testing/synctest. The caller calls `verdict` outside of
+// the bubble. The function `verdict` returns the failures and the story of the program. The story
+// is a log of lines.
 func Run(seed uint64, p plan, t *tally) (verdict func() (failures, story []string)) {
 	uuid.SetRand(&stream{rnd: rand.New(rand.NewPCG(seed, 2))})
 	dice.Seed(seed)
@@ -169,7 +170,7 @@ func (w *world) bound() time.Duration {
 	return time.Duration(10+w.processes*w.plan.lives*w.actors*w.steps) * 2 * w.timeout
 }
 
-// await waits for wg. If wg is not done after d, await calls late.
+// The function `await` waits for wg. If wg is not done after d, it calls the function `late`.
 func await(wg *sync.WaitGroup, d time.Duration, late func()) {
 	done := make(chan struct{})
 	go func() { wg.Wait(); close(done) }()
@@ -204,7 +205,8 @@ func (w *world) start() {
 	w.e.Store(e)
 }
 
-// A numbered identifies a request. A server distinguishes its own requests only by session and xid.
+// The type `numbered` identifies a request. A server distinguishes its own requests only by session
+// and xid.
 type numbered struct {
 	session int64
 	xid     int32
@@ -222,7 +224,8 @@ func (w *world) numbered(seen *sync.Map, r zktest.Request) zktest.Action {
 	return zktest.Pass
 }
 
-// least returns the member that grants the shortest timeout, if the members are uneven.
+// The method `least` returns the member that grants the shortest timeout, if the members are
+// uneven.
 func (w *world) least() int { return int(mix(w.seed, 6) % uint64(w.members)) }
 
 // rebirth replaces the ensemble by a new one without data.
@@ -297,7 +300,7 @@ func (w *world) settle(l *life) {
 	}
 }
 
-// born starts a life of process i: it connects and starts the actors.
+// The method `born` starts a life of process i: it connects and starts the actors.
 func (w *world) born(i, nth int, d *rand.Rand) *life {
 	l := &life{w: w, process: i, nth: nth, own: w.ownOf(i), kit: map[arena]any{}, over: make(chan struct{}), alarm: make(chan struct{}, w.actors)}
 	l.ctx, l.die = context.WithCancel(context.Background())
@@ -358,7 +361,7 @@ func (l *life) id() int {
 	return 10*l.process + l.nth
 }
 
-// act makes the steps of an actor.
+// The method `act` makes the steps of an actor.
 func (a *actor) act() {
 	for n := 0; n < a.w.steps || a.w.day; n++ {
 		if a.gone() {
@@ -395,10 +398,11 @@ func (a *actor) pause() {
 	}
 }
 
-// gone reports whether the process has ended or is about to end.
+// The method `gone` reports whether the process has ended or is about to end.
 func (l *life) gone() bool { return l.crashed.Load() || l.closing.Load() != 0 }
 
-// within returns a context that ends within the time of a few messages, or later, or never.
+// The method `within` returns a context that ends within the time of a few messages, or after a
+// longer time, or never.
 func (a *actor) within() (context.Context, context.CancelFunc) {
 	n := a.dice.IntN(6)
 	if a.w.day && a.dice.IntN(4) > 0 {
@@ -431,8 +435,8 @@ func (a *actor) nap(d time.Duration) {
 	}
 }
 
-// hold sleeps for the duration of a hold. During a fault it sleeps longer. In some programs, the
-// holder also reads during that time.
+// The method `hold` sleeps for the duration of a hold. During a fault, it sleeps longer. In some
+// programs, the holder also reads during that time.
 func (a *actor) hold() {
 	if a.w.reads {
 		ctx, cancel := context.WithCancel(a.ctx)
@@ -455,8 +459,8 @@ func (a *actor) hold() {
 	}
 }
 
-// read reads a znode every few milliseconds. The member of the session answers each read without
-// the leader.
+// The method `read` reads a znode every few milliseconds. The member of the session answers each
+// read without the leader.
 func (a *actor) read(ctx context.Context) {
 	for d := time.Duration(mix(a.w.seed, 10, uint64(a.process)) % uint64(a.w.timeout/64)); ctx.Err() == nil; {
 		_, _, _ = a.s.Get(ctx, "/read")
@@ -507,7 +511,8 @@ func (a *actor) glitch() {
 	}()
 }
 
-// doing records that an actor begins a call. The actor calls done when the call has returned.
+// The method `doing` records that an actor begins a call. The actor calls `done` when the call has
+// returned.
 func (a *actor) doing(format string, args ...any) (done func()) {
 	a.glitch()
 	what := fmt.Sprintf(format, args...)
@@ -516,8 +521,9 @@ func (a *actor) doing(format string, args ...any) (done func()) {
 	return func() { a.waiting.Delete(a.name) }
 }
 
-// may checks the error of a call. The permitted causes are the end of its context, the end of the
-// process, and the errors in others. If the call succeeded, may returns true.
+// The method `may` checks the error of a call. The permitted causes are the end of the call's
+// context, the end of the process, and the errors in `others`. If the call succeeded, the result is
+// true.
 func (a *actor) may(what string, ctx context.Context, err error, others ...error) bool {
 	switch {
 	case err == nil:
@@ -533,14 +539,14 @@ func (a *actor) may(what string, ctx context.Context, err error, others ...error
 	return false
 }
 
-// close closes the Session. It checks that Close returns, but not before all functions have
-// returned or the timeout of Close has passed.
+// The method `close` closes the Session. It checks that Close returns, but not before all functions
+// have returned or the timeout of Close has passed.
 func (l *life) close() {
 	if l.closing.CompareAndSwap(0, int64(time.Since(l.w.begun))+1) {
 		close(l.over)
 	}
 	l.w.note("p%d.%d is closed", l.process, l.nth)
-	if !closed(l.w.healed)() { // a fault may break its connection during Close
+	if !closed(l.w.healed)() { // a fault may break the connection during Close
 		l.w.cutShort.Add(1)
 	}
 	var wg sync.WaitGroup
@@ -585,8 +591,8 @@ func (w *world) fail(format string, args ...any) {
 	w.broken.Store(true)
 }
 
-// excused reports whether two current holders are permitted at this moment, because of a strike at
-// t or a loss of all data.
+// The method `excused` reports whether two current holders are permitted at this moment, because of
+// a strike at t or a loss of all data.
 func (w *world) excused(t time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -610,7 +616,7 @@ func (w *world) waiters() (text string) {
 	return text
 }
 
-// look checks the holders several times in each session timeout.
+// The method `look` checks the holders several times in each session timeout.
 func (w *world) look(over chan struct{}) {
 	for {
 		select {
@@ -653,7 +659,8 @@ const maxLogs = 16
 // or begins with the version that the log had before its last write.
 var isLog = regexp.MustCompile(`^_c_[-0-9a-f]{36}-receipt czxid \d+ version (\d+)(?: "(\d+)(?: barred)?")?$`)
 
-// swept matches the parents whose logs are deleted after a day, by a consumer or a producer.
+// The expression `swept` matches the parents whose logs are deleted after a day, by a consumer or a
+// producer.
 var swept = regexp.MustCompile(`^/(queue|orders)-(senders|receipts)$`)
 
 // leftovers checks that the servers' tree has no ephemeral znode, and that an arena permits every
@@ -721,9 +728,10 @@ func (w *world) tree() (all []znode) {
 	return all
 }
 
-// count makes the servers number the next children of path from next on.
+// The method `count` makes the servers number the next children of `path`, beginning with the
+// number `next`.
 func (w *world) count(path string, next int32) {
-	defer func() { _ = recover() }() // it panics if the path does not exist
+	defer func() { _ = recover() }() // SetSequence panics if the path does not exist
 	e := w.e.Load()
 	e.Server(max(e.Leader(), 0)).SetSequence(path, next)
 }

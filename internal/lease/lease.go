@@ -47,18 +47,18 @@ type Lease struct {
 
 	timeout time.Duration // of the session
 	events  int64         // counts the packets sent and the replies; orders packets with equal times
-	conn    int64         // value of events when the present connection began
+	conn    int64         // the value that `events` had when the present connection began
 	moved   Instant       // time at which the latest part of a long packet was sent or read
 
-	// tried is the sending time of an unanswered handshake, or nil if there is none. If the leader has
-	// received the handshake, the leader may use a timeout as short as least.
+	// tried is the sending time of an unanswered handshake, or nil if there is none. If the leader
+	// has received the handshake, the leader may use a timeout as short as `least`.
 	tried *Instant
 	least time.Duration
-	lower time.Duration // the session timeout after handshake is confirmed; 0 if that is the present timeout
+	lower time.Duration // the session timeout after `handshake` is confirmed; 0 if that is the present timeout
 
 	// Of the present connection, each oldest first:
 	handshake *Stamp    // the handshake that continued the session; nil after it is confirmed
-	pending   bool      // the client sent a write together with handshake, to confirm it
+	pending   bool      // the client sent a write together with the handshake, to confirm the handshake
 	seen      []contact // answered, not carried
 	carried   []carried // carried, not confirmed
 }
@@ -73,11 +73,11 @@ type Stamp struct {
 // A contact is a packet that was answered.
 type contact struct{ sent, answered time.Time }
 
-// A carried is a packet that passed step 2: the learner has reported its contact to the leader. The
-// report may not have arrived yet.
+// The type `carried` is for a packet that passed step 2: the learner has reported its contact to
+// the leader. The report may not have arrived yet.
 type carried struct {
 	sent  time.Time
-	event int64 // value of events at the end of step 2
+	event int64 // the value that `events` had at the end of step 2
 }
 
 // A Proof is a conclusion from the reply to a request.
@@ -90,7 +90,7 @@ const (
 	Quorum               // a leader has committed the request with a quorum
 )
 
-// Shares of the session timeout. The functions gap and belief return two more shares.
+// Shares of the session timeout. The methods `gap` and `belief` return two more shares.
 const (
 	// Silence is the share after which a connection without a reply is closed. The rest of the timeout
 	// is enough to try another server.
@@ -102,20 +102,22 @@ const (
 
 // PingEvery is the interval between pings. The interval is a little shorter than the gap, so the
 // server answers at least one packet in each gap. A write one gap later carries that packet. So a
-// confirmation comes at most two gaps after the last one, even at the start of a connection.
+// confirmation comes at most two gaps after the previous confirmation, even at the start of a
+// connection.
 func PingEvery(timeout time.Duration) time.Duration { return timeout / 4 }
 
-// gap is a time in which the leader certainly asks the learner at least once. Step 2 needs a gap
-// between a reply and a later write. The leader asks every half tick, and a session timeout is at
-// least two ticks. So gap is a quarter of the timeout, plus a little for a leader that is late.
+// gap returns a duration in which the leader certainly asks the learner at least once. Step 2 needs
+// a gap between a reply and a later write. The leader asks every half tick, and a session timeout
+// is at least two ticks. So the result is a quarter of the timeout, plus a little for a leader that
+// is late.
 func (v *Lease) gap() time.Duration { return v.timeout / 40 * 11 }
 
-// belief is the time for which holds count as held after the latest confirmed t. The last tenth of
-// the timeout is left for two purposes: to report the loss to holders, and to allow for clocks
-// whose rates differ.
+// belief returns the duration for which holds are trusted, from the latest confirmed t. The last
+// tenth of the timeout is left for two purposes: to report the loss to holders, and to allow for
+// clocks whose rates differ.
 func (v *Lease) belief() time.Duration { return v.timeout / 10 * 9 }
 
-// New returns the lease of a new session. The client will ask the server for this timeout.
+// New returns the lease of a new session. The client will ask the server to grant this timeout.
 func New(timeout time.Duration) Lease { return Lease{timeout: timeout} }
 
 // Confirmed returns the time until the session is no longer confirmed. The result may be negative.
@@ -132,7 +134,7 @@ func (v *Lease) Confirmed(now time.Time) time.Duration {
 
 // Left returns the time until the client must abandon the session, if no further reply comes. A
 // session with holds is abandoned when it is no longer confirmed. A session without holds is
-// abandoned after the share patience of the timeout.
+// abandoned after `patience`, a share of the timeout.
 func (v *Lease) Left(now time.Time, holds bool) time.Duration {
 	timeout := v.timeout
 	if v.lower > 0 {
@@ -151,13 +153,13 @@ func (v *Lease) Left(now time.Time, holds bool) time.Duration {
 	return time.Duration(float64(timeout)*patience) - idle
 }
 
-// Moved is called after a part of a long packet was sent or read. The call extends Left for a
-// session without holds. It confirms nothing.
+// Moved is called after a part of a long packet was sent or read. The call makes the result of Left
+// longer, for a session without holds. It confirms nothing.
 func (v *Lease) Moved(now time.Time) { v.moved = At(now) }
 
-// Trying is called before a handshake is sent that continues the session. least is the shortest
-// timeout that the server may grant. If several handshakes are unanswered, the lease keeps only the
-// handshake after which the session can end first.
+// Trying is called before a handshake is sent that continues the session. The server may grant a
+// timeout as short as `least`. If several handshakes are unanswered, the lease keeps only the one
+// that permits the earliest end of the session.
 func (v *Lease) Trying(now time.Time, least time.Duration) {
 	if least >= v.timeout || v.tried != nil && v.least-v.tried.Since(now) <= least {
 		return
@@ -166,13 +168,13 @@ func (v *Lease) Trying(now time.Time, least time.Duration) {
 	v.tried, v.least = &m, least
 }
 
-// Connected records the reply to the handshake that was sent at asked. If the session is new, a
-// quorum has committed its creation since then. If the handshake continues the session, a leader
-// has renewed the session. But another leader may already have replaced that leader.
+// Connected records the reply to the handshake that was sent at the time `asked`. If the session is
+// new, a quorum has committed its creation since then. If the handshake continues the session, a
+// leader has renewed the session. But another leader may already have replaced that leader.
 func (v *Lease) Connected(asked time.Time, isNew bool, timeout time.Duration) {
 	v.heard(asked)
 	if v.tried != nil && v.tried.Mono.Equal(asked) {
-		v.tried = nil // this reply grants timeout, so least no longer matters
+		v.tried = nil // this reply grants `timeout`, so `least` no longer matters
 	}
 	switch {
 	case isNew:
@@ -195,8 +197,8 @@ func (v *Lease) Connected(asked time.Time, isNew bool, timeout time.Duration) {
 // Confirming is called if the client sends a confirming write together with the present handshake.
 func (v *Lease) Confirming() { v.pending = true }
 
-// Wrote reports whether a write was answered over the present connection, or the session began with
-// this connection.
+// Wrote returns true in two cases: a write was answered over the present connection, or the session
+// began with this connection.
 func (v *Lease) Wrote() bool { return v.handshake == nil }
 
 // Sending returns the stamp of a request that is about to be sent.
@@ -205,9 +207,9 @@ func (v *Lease) Sending(now time.Time) Stamp {
 	return Stamp{now, v.events, v.conn}
 }
 
-// Answered records the reply to request s, which gives proof p. It reports whether the reply
-// confirms a later time. Answered takes step 3 first and step 1 last, so that one reply never takes
-// a packet through two steps.
+// Answered records a reply: the reply to request s, which gives proof p. It reports whether the
+// reply confirms a later time. Answered takes step 3 first and step 1 last, so that one reply never
+// takes a packet through two steps.
 func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	v.heard(s.At)
 	if s.conn != v.conn || p == Nothing {
@@ -258,8 +260,9 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 }
 
 // ripe takes the sending time of a write. It returns the index in v.seen of the latest packet that
-// the write would carry, or -1 if the write would carry none. ripe uses the monotonic clock, which
-// stops while the machine sleeps. So the measured time can be too short, but not too long.
+// the write would carry, or -1 if the write would carry none. The function uses the monotonic
+// clock, which stops while the machine sleeps. So the measured time can be too short, but not too
+// long.
 func (v *Lease) ripe(at time.Time) int {
 	i := len(v.seen) - 1
 	for i >= 0 && at.Sub(v.seen[i].answered) < v.gap() {
@@ -283,8 +286,8 @@ func (v *Lease) heard(at time.Time) {
 }
 
 // Next returns the proof that the client needs next to confirm a later time. The client may wait
-// for the time wait before it sends the request. If urgent is set, wait is positive only if no
-// packet is ripe yet.
+// for the duration `wait` before it sends the request. If `urgent` is set, `wait` is positive only
+// if no packet is ripe yet.
 func (v *Lease) Next(now time.Time, urgent bool) (p Proof, wait time.Duration) {
 	if v.Sure != nil && !urgent {
 		wait = 2*v.gap() - v.Sure.Since(now)
@@ -307,7 +310,7 @@ func (v *Lease) Next(now time.Time, urgent bool) (p Proof, wait time.Duration) {
 func (v *Lease) Timeout() time.Duration { return v.timeout }
 
 // ProofOf returns the proof in a reply with this code to a request of type op. For a transaction,
-// code is the code of the whole transaction. Some refusals, such as a refusal for lack of
+// `code` is the code of the whole transaction. Some refusals, such as a refusal for lack of
 // permission, can come from any server. These refusals prove nothing. Only the leader gives the
 // other refusals of a write, and a quorum commits them like a write.
 func ProofOf(op, code int32) Proof {
@@ -336,7 +339,7 @@ func ProofOf(op, code int32) Proof {
 // trust a session that has ended.
 type Instant struct{ Mono, Wall time.Time }
 
-// At returns t as an Instant.
+// At converts t to an Instant.
 func At(t time.Time) Instant { return Instant{Mono: t, Wall: t.Round(0)} }
 
 // Since returns the time from m to now, by the clock on which more time has passed.

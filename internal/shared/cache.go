@@ -14,7 +14,7 @@ type Cache[V any] struct {
 	known map[string]V // guarded by mu
 }
 
-// Load returns the value of key.
+// Load returns the value of `key`.
 func (c *Cache[V]) Load(key string) (v V, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -22,7 +22,7 @@ func (c *Cache[V]) Load(key string) (v V, ok bool) {
 	return v, ok
 }
 
-// Store makes v the value of key.
+// Store sets the value of `key` to v.
 func (c *Cache[V]) Store(key string, v V) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -32,7 +32,7 @@ func (c *Cache[V]) Store(key string, v V) {
 	c.known[key] = v
 }
 
-// Delete removes key.
+// Delete removes `key` and its value.
 func (c *Cache[V]) Delete(key string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

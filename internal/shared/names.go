@@ -14,8 +14,8 @@ type Names struct {
 	taken map[string]chan struct{} // by name; the channel is closed when the name becomes free; guarded by mu
 }
 
-// Take waits until name is free, and takes it. The caller must call free to give the name back. If ctx ends first,
-// Take returns without the name, and free does nothing.
+// Take waits until the name is free, and takes the name. The caller must call `free` to give the name back. If ctx ends
+// first, Take returns without the name, and `free` does nothing.
 func (s *Names) Take(ctx context.Context, name string) (free func()) {
 	for {
 		s.mu.Lock()

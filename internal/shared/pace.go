@@ -14,8 +14,8 @@ type Pace struct {
 	next map[string]time.Time // the time at which the work for a key is due again; guarded by mu
 }
 
-// Due reports whether the work for key is due. If Due returns true, the caller must do the work, and the work is due
-// again after wait.
+// Due reports whether the work for `key` is due. If Due returns true, the caller must do the work, and the work is due
+// again after the duration `wait`.
 func (p *Pace) Due(key string, wait time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -32,7 +32,8 @@ func (p *Pace) Due(key string, wait time.Duration) bool {
 	return true
 }
 
-// Again makes the work for key due after wait, whatever earlier calls have set.
+// Again sets the time at which the work for `key` is due, to the end of the duration `wait` from now. Earlier calls no
+// longer count.
 func (p *Pace) Again(key string, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

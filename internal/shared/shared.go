@@ -1,6 +1,6 @@
-// Package shared has containers for the state that the values of one Session share. A WeakMap finds that state by
-// path or another key. A Names makes goroutines take turns at a name. A Pace limits the rate of work. The package
-// sends no requests.
+// Package shared has containers for the state that the values of one Session share. A WeakMap finds that state by path
+// or another key. With a value of type Names, goroutines take turns at a name. A Pace limits the rate of work. The
+// package sends no requests.
 package shared
 
 import (
@@ -17,7 +17,8 @@ type WeakMap[K comparable, V any] struct {
 	kept map[K]*V              // kept even while unused; guarded by mu
 }
 
-// Of returns the value that all users of key share. If there is no value yet, v becomes the value.
+// Of looks up `key`, and returns the value that all users of `key` share. If there is no value yet, v becomes the
+// value.
 func (s *WeakMap[K, V]) Of(key K, v *V) *V {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -36,13 +37,13 @@ func (s *WeakMap[K, V]) Of(key K, v *V) *V {
 func (s *WeakMap[K, V]) drop(key K) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.in[key].Value() == nil { // Of has not stored a new value
+	if s.in[key].Value() == nil { // no new value was stored since then
 		delete(s.in, key)
 	}
 }
 
-// Keep with hold set to true keeps v, the shared value of key, even if v has no user. Keep with hold set to false
-// ends that.
+// Keep is called with v, the shared value of `key`. If `hold` is true, the map keeps v even while v has no user, until
+// a call with a `hold` of false.
 func (s *WeakMap[K, V]) Keep(key K, v *V, hold bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -26,7 +26,7 @@ const (
 	Move    = "move"    // the hold continues with another znode: after a downgrade, or for a part of a weight
 	Loss    = "loss"    // the holder learned that the hold is lost
 	Release = "release" // the hold has ended, and its znode is about to be deleted
-	Gone    = "gone"    // the servers have deleted the znode
+	Gone    = "gone"    // the servers have deleted the znode of a hold
 	Dropped = "dropped" // records are missing here, because they came faster than they could be written
 	End     = "end"     // the last record: the Session was closed
 )
@@ -64,10 +64,10 @@ type Record struct {
 	Path string `json:"path,omitempty"` // of the primitive, without the chroot
 	Hold string `json:"hold,omitempty"` // the name of the znode of the hold
 	Use  int    `json:"use,omitempty"`  // grant, pass: number of this use of the hold
-	From string `json:"from,omitempty"` // move: the earlier hold that this hold continues; grant: the other hold of the same Do
+	From string `json:"from,omitempty"` // move: the earlier hold that this hold continues; grant: another hold that the same call of Do has
 
 	Elements []string `json:"elements,omitempty"` // names of elements of a queue, never used again
-	Claim    string   `json:"claim,omitempty"`    // of elements: the claimant of the process that has claimed the elements
+	Claim    string   `json:"claim,omitempty"`    // of elements: the name of the mark of the claimant that has claimed them
 	Fate     string   `json:"fate,omitempty"`     // release of elements: the end of the claim
 
 	Session string `json:"session,omitempty"`
@@ -90,8 +90,8 @@ type Record struct {
 }
 
 // A Writer writes the records of one Session, in order, in its own goroutine. Callers never wait
-// for the Writer: it drops and counts records that it cannot write in time. A nil Writer writes
-// nothing.
+// for the Writer: the Writer drops and counts records that it cannot write in time. A nil Writer
+// writes nothing.
 type Writer struct {
 	w   io.Writer
 	id  string
@@ -101,15 +101,15 @@ type Writer struct {
 	n       int64
 	pending []byte            // whole lines
 	dropped int64             // number of dropped records since the last written record
-	missing bool              // the last Write failed in the middle of a line
+	missing bool              // the last call of Write failed in the middle of a line
 	closed  bool              // no more records come
-	held    map[string]Record // by full path of the znode: the record for its deletion
+	held    map[string]Record // the records to write when znodes are deleted, by the full path of the znode
 
 	wake  chan struct{} // has a token if there are records to write
 	ended chan struct{} // closed when all records are written
 }
 
-// room is the greatest total size of the records that wait to be written.
+// The constant `room` is the greatest total size of the records that wait to be written.
 const room = 4 << 20
 
 // NewWriter returns a Writer that writes to w, and begins the trace with this id. The function log
@@ -161,8 +161,8 @@ func (t *Writer) putLocked(l Record) {
 	t.pending = append(append(t.pending, text...), '\n')
 }
 
-// Held writes l, the record of the beginning of a hold. full is the path of the hold's znode.
-// [Writer.Gone] must be called when that znode is deleted.
+// Held writes l, the record of the beginning of a hold. The argument `full` is the path of the
+// hold's znode, with the chroot. [Writer.Gone] must be called when that znode is deleted.
 func (t *Writer) Held(full string, l Record) {
 	if t == nil {
 		return
@@ -173,7 +173,7 @@ func (t *Writer) Held(full string, l Record) {
 	t.lineLocked(l)
 }
 
-// Lost writes l, the record of the loss of a hold. full is the path of the hold's znode.
+// Lost writes l, the record of the loss of a hold. The argument `full` is as in [Writer.Held].
 func (t *Writer) Lost(full string, l Record) {
 	if t == nil {
 		return
@@ -184,8 +184,8 @@ func (t *Writer) Lost(full string, l Record) {
 	t.lineLocked(l)
 }
 
-// Gone writes the record of a deletion: transaction zxid has deleted the znode at full. zxid is 0
-// if the transaction is unknown.
+// Gone writes the record of a deletion: the transaction `zxid` has deleted the znode at the path
+// `full`. If the transaction is unknown, `zxid` is 0.
 func (t *Writer) Gone(full string, zxid int64) {
 	if t == nil {
 		return
@@ -222,8 +222,8 @@ func (t *Writer) run() {
 	}
 }
 
-// write writes text, which has complete records, with one Write. If the Write fails, the records
-// are dropped.
+// write takes complete records, and passes all of them to the io.Writer in one call. If the call
+// fails, the records are dropped.
 func (t *Writer) write(text []byte) (err error) {
 	lines := int64(0)
 	for _, b := range text {
@@ -252,7 +252,7 @@ func (t *Writer) write(text []byte) (err error) {
 	return err
 }
 
-// Close writes the last record. It waits until all records are written, but no longer than limit.
+// Close writes the last record. It waits until all records are written, but no longer than `limit`.
 func (t *Writer) Close(limit time.Duration) {
 	if t == nil {
 		return

@@ -33,7 +33,7 @@ type client interface {
 	Pause(ctx context.Context, try int) error
 	Loss() error
 
-	drop(p *pool, l *log, later bool) // deletes l in the background; later is true if a request that creates l may still arrive
+	drop(p *pool, l *log, later bool) // deletes l in the background; `later` is true if a request that creates l may still arrive
 }
 
 // An incarnation is a client that is a real session.
@@ -64,8 +64,8 @@ func logACL(cfg session.Config) []zk.ACL {
 	return acl
 }
 
-// holds is the function that makes the data for the next write to the log. The argument says
-// whether a transaction makes that write. A write without the transaction bars the transaction.
+// The function `holds` makes the data for the next write to the log. The argument says whether a
+// transaction makes that write. A write without the transaction bars the transaction.
 func (l *log) holds(transaction bool) []byte {
 	data := strconv.AppendInt(nil, int64(l.version), 10)
 	if !transaction {
@@ -74,14 +74,14 @@ func (l *log) holds(transaction bool) []byte {
 	return data
 }
 
-// write is the operation by which a transaction writes l.
+// write returns the operation by which a transaction writes l.
 func (l *log) write() any {
 	return &zk.SetDataRequest{Path: l.path, Data: l.holds(true), Version: l.version}
 }
 
 // wrote reports whether the latest write to the log was our write at l.version. The argument
-// transaction says which write of ours: with the transaction, or without it. The two writes, and a
-// write by another client, leave data of different lengths, which the Stat shows. A Stat needs no
+// `transaction` says which write of ours: with the transaction, or without it. The two writes, and
+// a write by another client, leave data of different lengths, which the Stat shows. A Stat needs no
 // permission to read.
 func (l *log) wrote(transaction bool, stat *zk.Stat) bool {
 	return stat.Version == l.version+1 && int(stat.DataLength) == len(l.holds(transaction))
@@ -111,8 +111,8 @@ type pool struct {
 
 	mu    sync.Mutex
 	idle  map[string][]idleLog // by directory, in the order of their last use
-	n     int                  // the number of logs in idle
-	swept bool                 // whether sweep is running
+	n     int                  // the number of logs in `idle`
+	swept bool                 // whether the function `sweep` is running
 }
 
 type idleLog struct {
@@ -154,7 +154,8 @@ func (p *pool) suffix() string {
 	return "receipt"
 }
 
-// take removes a log in dir from p, and returns the log. If p has no log in dir, take returns nil.
+// take removes a log in `dir` from p, and returns the log. If p has no log there, the result is
+// nil.
 func (p *pool) take(dir string) *log {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -168,7 +169,7 @@ func (p *pool) take(dir string) *log {
 	return l
 }
 
-// closed reports whether close was called for dir: no logs can be used there.
+// closed reports whether the method `close` was called for `dir`: no logs can be used there.
 func (p *pool) closed(dir string) bool {
 	shut, _ := p.shut.Load(dir)
 	return shut
@@ -176,8 +177,8 @@ func (p *pool) closed(dir string) bool {
 
 func (p *pool) close(dir string) { p.shut.Store(dir, true) }
 
-// keep puts l into the pool for a later transaction, or deletes l. If l is ephemeral and not at the
-// root, keep deletes it before the caller continues. Otherwise, the directory of l could not be
+// keep puts l into the pool for another transaction, or deletes l. If l is ephemeral and not at the
+// root, keep deletes l before the caller continues. Otherwise, the directory of l could not be
 // deleted.
 func (p *pool) keep(inc client, l *log) {
 	dir := session.ParentPath(l.path)
@@ -206,9 +207,9 @@ func (p *pool) keep(inc client, l *log) {
 	}
 }
 
-// The function old removes from p, and returns, the logs that were last used at the time until or
-// earlier. The result next is the earliest time of last use of a log that remains. If no log
-// remains, the result more is false.
+// The function `old` removes from p, and returns, the logs that were last used at the time `until`
+// or before. For the logs that remain, `next` is the earliest time of last use. If no log remains,
+// `more` is false.
 func (p *pool) old(until time.Time) (paths []string, next time.Time, more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -276,8 +277,8 @@ func (inc incarnation) drop(p *pool, l *log, later bool) {
 }
 
 // Drop deletes a persistent znode in the background. If this session ends first, the next session
-// deletes the znode. If later is true, Drop first waits until a request that creates the znode can
-// no longer arrive. If the servers refuse the deletion, only this session tries it again.
+// deletes the znode. If `later` is true, Drop first waits until a request that creates the znode
+// can no longer arrive. If the servers refuse the deletion, only this session tries it again.
 func Drop(inc *session.Incarnation, path string, later bool) {
 	m := inc.Manager
 	drop := func() error {

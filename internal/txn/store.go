@@ -13,9 +13,9 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// Store applies ops exactly once, as [Across] does. The argument at describes the value that ops
-// write or delete. If the servers may remove the znode of that value by themselves, Store applies
-// nothing, and returns ErrMixed.
+// Store applies `ops` exactly once, as [Across] does. The argument `at` describes the value that
+// these operations write or delete. If the servers may remove the znode of that value by
+// themselves, Store applies nothing, and returns ErrMixed.
 //
 // Store first reads the znode, from a server that may lag. If the read finds no znode, a create is
 // still safe: the servers create a persistent znode, or refuse the request. But a write is not

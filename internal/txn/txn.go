@@ -40,7 +40,7 @@ import (
 type transaction struct {
 	m    *session.Manager
 	pool *pool
-	dirs []string // the directories for the log: the first directory that permits a log is used
+	dirs []string // the directories for the log: the first directory in which the servers permit a log is used
 	ops  []any    // with full paths, which include the chroot
 	vet  bool     // other clients must have no permission to change the directory of the log
 	bare bool     // t is applied without a log, because the servers permit no log
@@ -49,17 +49,17 @@ type transaction struct {
 	made bool               // log is new, and not from the pool
 	open bool               // an attempt got no reply, so it may have been applied, or may be applied later
 	why  refusal            // the refusal to return, unless an open attempt was applied
-	rs   []zk.MultiResponse // the answers to ops in the last attempt
+	rs   []zk.MultiResponse // the answers to `ops` in the last attempt
 }
 
-// A refusal is the answer to an attempt that was not applied.
+// A refusal is the answer of the servers to an attempt that was not applied.
 type refusal struct {
 	err error
 	rs  []zk.MultiResponse
 	log bool // the servers refused the operation on the log, and not an operation of the caller
 }
 
-// Session applies ops in one transaction, exactly once, within one ZooKeeper session. If that
+// Session applies `ops` in one transaction, exactly once, within one ZooKeeper session. If that
 // session is lost while the outcome is unknown, the error is ErrLost.
 func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResponse, error) {
 	ops, dir, err := m.CheckOps(ops)
@@ -75,9 +75,9 @@ func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResp
 	return rs, err
 }
 
-// Within is [Session] for a given session, inc. It creates the log at the root or, if it has no
-// permission there, in dir. The paths of ops are full paths, which include the chroot. If the error
-// is ErrEnded, nothing was applied, and nothing will be.
+// Within is the variant of [Session] for a given session, `inc`. It creates the log at the root, or
+// in `dir` if it has no permission at the root. The paths of `ops` are full paths, which include
+// the chroot. If the error is ErrEnded, nothing was applied, and nothing will be.
 func Within(ctx context.Context, inc *session.Incarnation, dir string, ops []any) ([]zk.MultiResponse, error) {
 	m := inc.Manager
 	t := &transaction{m: m, pool: poolOf(m, &inc.Attached, zk.FlagEphemeral), dirs: []string{m.Full("/"), dir}, ops: ops}
@@ -90,12 +90,12 @@ func (t *transaction) within(ctx context.Context, inc client) ([]zk.MultiRespons
 }
 
 // Across is a variant of [Session]: if a session ends, Across continues in the next session. The
-// log is a persistent child of the container dir. dir and the paths of ops are full paths, which
-// include the chroot.
+// log is a persistent child of the container `dir`. All paths are full paths, which include the
+// chroot.
 //
-// If ctx ends first, the outcome is unknown: either all of ops are applied, or none. An error that
-// says "may have been applied" has the same meaning. After any other error, nothing was applied,
-// and nothing will be.
+// If ctx ends first, the outcome is unknown: either all operations are applied, or none. An error
+// that says "may have been applied" has the same meaning. After any other error, nothing was
+// applied, and nothing will be.
 func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]zk.MultiResponse, error) {
 	l := &log{path: session.ChildPath(dir, session.LogName)}
 	if err := session.CheckSize(append([]any{l.write()}, ops...)); err != nil {
@@ -107,8 +107,9 @@ func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]z
 	})
 }
 
-// across is Across for a transaction t that is ready. The argument during calls a function in one
-// session after another, until that function returns nil or an error other than ErrEnded.
+// across does the work of Across for a transaction t that is ready. The argument `during` calls a
+// function in one session after another, until that function returns nil or an error other than
+// ErrEnded.
 func (t *transaction) across(ctx context.Context, during func(func(client) error) error) ([]zk.MultiResponse, error) {
 	var last client
 	err := during(func(inc client) error {
@@ -118,8 +119,8 @@ func (t *transaction) across(ctx context.Context, during func(func(client) error
 	return t.over(ctx, last, err)
 }
 
-// over is called at the end of t, with its error. It returns the result for the caller. It puts the
-// log into the pool or, if an attempt is open, deletes the log.
+// The function `over` is called at the end of t, with the error of t. It returns the result for the
+// caller. It puts the log into the pool. But if an attempt is open, it deletes the log.
 func (t *transaction) over(ctx context.Context, inc client, err error) ([]zk.MultiResponse, error) {
 	switch {
 	case t.log == nil:
@@ -135,14 +136,15 @@ func (t *transaction) over(ctx context.Context, inc client, err error) ([]zk.Mul
 	case ctx.Err() != nil:
 		err = session.CtxErr(ctx)
 	case session.IsNoNode(err), session.IsNodeExists(err), session.IsBadVersion(err), errors.Is(err, session.ErrUnprotected):
-		err = fmt.Errorf("it may have been applied: %v", err) // %v: the caller must not find this error to be the answer to ops
+		err = fmt.Errorf("it may have been applied: %v", err) // %v: the caller must not take this error for the answer to its operations
 	default:
 		err = fmt.Errorf("it may have been applied: %w", err)
 	}
 	return t.m.BareResponses(t.rs), err
 }
 
-// during makes attempts in one session, until it knows whether an attempt was applied.
+// The function `during` makes attempts in one session, until it knows whether an attempt was
+// applied.
 func (t *transaction) during(ctx context.Context, inc client) error {
 	for try := 0; ; {
 		if t.log == nil {
@@ -241,8 +243,8 @@ func (t *transaction) settle(ctx context.Context, inc client, why refusal) (appl
 }
 
 // begin gives t a log: a log of the pool, or a new log in the first directory where the servers
-// permit it. If they permit no log, begin applies t without a log. But if t may continue in another
-// session, begin then fails.
+// permit a log. If they permit no log, begin applies t without a log, or fails if t may continue in
+// another session.
 func (t *transaction) begin(ctx context.Context, inc client) (err error) {
 	_, deletes := t.ops[0].(*zk.DeleteRequest)
 	if t.vet && (!deletes || len(t.ops) > 1) { // a transaction with a single delete creates no directory
@@ -270,7 +272,7 @@ func (t *transaction) begin(ctx context.Context, inc client) (err error) {
 	return err
 }
 
-// make creates a log in dir, and returns it.
+// make creates a log in `dir`, and returns the log.
 func (t *transaction) make(ctx context.Context, inc client, dir string) (*log, error) {
 	for try := 0; ; {
 		l := &log{path: session.ChildPath(dir, session.ProtectedName(session.NewGUID(), t.pool.suffix()))}
@@ -305,8 +307,8 @@ func (t *transaction) make(ctx context.Context, inc client, dir string) (*log, e
 	}
 }
 
-// once is the way to apply t without a log. It sends t only once, but tries again if it could not
-// send t.
+// The function `once` applies t without a log. It sends t only once, but tries again if it could
+// not send t.
 func (t *transaction) once(ctx context.Context, inc client) error {
 	for try := 0; ; try++ {
 		rs, err := inc.AttemptMulti(ctx, t.ops)
@@ -323,8 +325,8 @@ func (t *transaction) once(ctx context.Context, inc client) error {
 	}
 }
 
-// again is called when an attempt has got no answer. It waits until the next attempt is due. If no
-// other attempt may follow, it returns an error.
+// The function `again` is called when an attempt has got no answer. It waits until the next attempt
+// is due. If no other attempt may follow, it returns an error.
 func again(ctx context.Context, inc client, try int, err error) error {
 	switch {
 	case errors.Is(err, session.ErrEnded):
@@ -335,9 +337,9 @@ func again(ctx context.Context, inc client, try int, err error) error {
 	return inc.Pause(ctx, try)
 }
 
-// renew drops the log of t, so that t takes another log. err is the servers' answer to the
-// operation on the log. If t has created that log and still has no permission to write it, the next
-// log must be in another directory.
+// renew drops the log of t, so that t takes another log. The argument `err` is the servers' answer
+// to the operation on the log. If t has created that log and still has no permission to write it,
+// the next log must be in another directory.
 func (t *transaction) renew(inc client, err error) error {
 	if t.log == nil { // settle has deleted it
 		t.why = refusal{}

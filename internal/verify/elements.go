@@ -1,7 +1,7 @@
 package verify
 
 // This file judges the records about elements of queues: each element has one owner at a time, and
-// is removed once. It does not judge holds: see verify.go.
+// is removed once. The judgement of holds is in verify.go.
 
 import (
 	"cmp"
@@ -12,7 +12,7 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// endedBefore reports whether c had ended before a time.
+// endedBefore reports whether c had ended before the time `at`.
 func (c *claim) endedBefore(at time.Time) bool {
 	return c.fate != "" && c.ended.Before(at) || !c.lost.IsZero() && c.lost.Before(at)
 }
@@ -67,7 +67,7 @@ func (j *judge) endClaims(t *one) {
 	}
 }
 
-// end ends c with the record l.
+// The method `end` records that the record l has ended c.
 func (j *judge) end(c *claim, l trace.Record) {
 	c.fate, c.over, c.ended = l.Fate, l.Zxid, l.Time
 	if c.fate == trace.Removed {
@@ -75,7 +75,7 @@ func (j *judge) end(c *claim, l trace.Record) {
 	}
 }
 
-// element judges all claims of one element.
+// The method `element` judges all claims of one element.
 func (r *Report) element(all []*claim) {
 	slices.SortStableFunc(all, func(a, b *claim) int { return cmp.Or(cmp.Compare(a.from, b.from), a.begun.Compare(b.begun)) })
 	var removed *claim
@@ -93,7 +93,7 @@ func (r *Report) element(all []*claim) {
 	}
 }
 
-// twoOwners judges two claims of one element. b begins later.
+// twoOwners judges two claims of one element. The claim b begins after a.
 func (r *Report) twoOwners(a, b *claim) {
 	switch {
 	case a.from != 0 && b.from != 0 && b.from <= a.over:

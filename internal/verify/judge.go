@@ -26,11 +26,11 @@ type Input struct {
 	Reader io.Reader
 }
 
-// Inputs is [Files] for traces of any length. It reads the inputs side by side, and needs about 30
-// MiB of memory, and 64 KiB for each input. It forgets a hold or a claim long after its end. If a
-// later hold may overlap a forgotten hold, Report.Missing gets an entry. That happens if one input
-// has the traces of several processes one after another. Inputs fails if a reader fails, or if an
-// input is no trace.
+// Inputs is the variant of [Files] for traces of any length. It reads the inputs side by side, and
+// needs about 30 MiB of memory, and 64 KiB for each input. It forgets a hold or a claim long after
+// its end. If a hold that comes later may overlap a forgotten hold, Report.Missing gets an entry.
+// That happens if one input has the traces of several processes one after another. Inputs fails if
+// a reader fails, or if an input is no trace.
 func Inputs(inputs []Input, tolerance time.Duration) (*Report, error) {
 	var sources []source
 	for _, in := range inputs {
@@ -42,8 +42,9 @@ func Inputs(inputs []Input, tolerance time.Duration) (*Report, error) {
 // Files judges traces, which should come from all processes that use a path. It checks:
 //
 //   - Two exclusive holds never overlap, neither by the order of transactions nor by the clocks,
-//     within the tolerance. Read holds may overlap, and permits up to the limit.
-//   - By the clocks, a holder learns of a loss before the next is granted.
+//     within the tolerance. The holds of readers may overlap. Up to the limit, permits may overlap,
+//     too.
+//   - By the clocks, a holder learns of a loss before the next hold is granted.
 //   - Fencing tokens increase from hold to hold.
 //   - Every end of a hold has a grant, and no hold ends twice.
 //   - An element of a queue has one owner at a time, and is removed once.
@@ -67,7 +68,7 @@ type source interface {
 
 func (r *reader) end() (name string, cut bool, torn []int) { return r.name, r.cut, r.torn }
 
-// A kept is the source of a File.
+// The type `kept` is for the source of a File.
 type kept struct {
 	*File
 	at int
@@ -123,8 +124,8 @@ func verify(sources []source, tolerance time.Duration, most int) (*Report, error
 	return j.Report, nil
 }
 
-// read passes on all records. They are in the order of their times if the records of each input
-// are.
+// The method `read` passes all records to the method `line`. If the records of each input are in
+// the order of their times, so are all records.
 func (j *judge) read(sources []source) error {
 	type head struct {
 		source
@@ -161,7 +162,7 @@ func (j *judge) read(sources []source) error {
 	return nil
 }
 
-// word returns text. Equal texts share one copy.
+// word returns a copy of `text`. Equal texts share one copy.
 func (j *judge) word(text string) string {
 	if w, ok := j.words[text]; ok {
 		return w
@@ -173,7 +174,7 @@ func (j *judge) word(text string) string {
 	return text
 }
 
-// line handles the next record of a file.
+// The method `line` handles the next record of a file.
 func (j *judge) line(l trace.Record) {
 	j.Lines++
 	if l.Time.After(j.newest) {
@@ -218,7 +219,7 @@ func (j *judge) line(l trace.Record) {
 // come in the wrong order if the clock was set while the files were rotated.
 const mostEarly = 1000
 
-// ready passes on the early records that no longer wait for an earlier record.
+// The method `ready` passes on the early records that no longer wait for an earlier record.
 func (j *judge) ready(t *one) {
 	for {
 		i := slices.IndexFunc(t.early, func(l trace.Record) bool { return l.N <= t.next })
@@ -273,18 +274,18 @@ func (j *judge) inOrder(t *one, l trace.Record) {
 	}
 }
 
-// finish ends a trace.
+// finish handles the end of a trace.
 func (j *judge) finish(t *one) {
 	j.drain(t)
 	j.endHolds(t)
 	j.endClaims(t)
 }
 
-// forget judges and forgets holds and claims that have ended before the window. If too many are left, the window
-// becomes shorter.
+// forget judges holds and claims that have ended before the window, and forgets them. If too many are left, the
+// window becomes shorter.
 func (j *judge) forget() {
 	for ; ; j.window /= 2 {
-		cut := j.newest.Add(-j.window) // holds that begin later are not judged yet, and the forgotten holds end long before these
+		cut := j.newest.Add(-j.window) // holds that begin after this time are not judged yet, and the forgotten holds end long before it
 		old := cut.Add(-j.window)
 		for name, p := range j.places {
 			j.path(p, cut, old, false)

@@ -20,7 +20,7 @@ type File struct {
 	// Cut is set if the last line of the file is incomplete. That happens if the process was
 	// killed during a write.
 	Cut bool
-	// Torn has the numbers of incomplete lines in the middle of the file.
+	// Torn lists the numbers of incomplete lines in the middle of the file.
 	Torn []int
 }
 
@@ -50,8 +50,8 @@ func Parse(r io.Reader, name string) (*File, error) {
 type reader struct {
 	name string
 	in   *bufio.Reader
-	line []byte // the current line, if it is longer than the buffer of in
-	n    int    // its number
+	line []byte // the current line, if it is longer than the buffer of `in`
+	n    int    // the number of the current line
 	some bool   // there was a record
 	cut  bool   // see File
 	torn []int
@@ -61,7 +61,7 @@ func newReader(r io.Reader, name string) *reader {
 	return &reader{name: name, in: bufio.NewReaderSize(r, 64<<10)}
 }
 
-// next returns the next record, or io.EOF.
+// The method `next` returns the next record, or io.EOF.
 func (r *reader) next() (l trace.Record, err error) {
 	for {
 		text, err := r.read()
@@ -94,7 +94,7 @@ func (r *reader) next() (l trace.Record, err error) {
 	}
 }
 
-// read returns the next line. The result is valid until the next call.
+// The method `read` returns the next line. The result is valid until the next call.
 func (r *reader) read() ([]byte, error) {
 	r.n++
 	r.line = r.line[:0]

@@ -20,7 +20,7 @@ type Report struct {
 	Tolerance                                             time.Duration
 }
 
-// A Finding is an entry of a Report. If it is about one path, it has the path.
+// A Finding is an entry of a Report. If the entry is about one path, Path is that path.
 type Finding struct {
 	Path string
 	Text string

@@ -24,7 +24,7 @@ type judge struct {
 	words    map[string]string   // one copy of each text that is repeated
 
 	newest     time.Time // of all records
-	most       int       // if there are more holds and claims than this, some are forgotten
+	most       int       // if more holds and claims are remembered than this, some are forgotten
 	remembered int
 	window     time.Duration
 	forgotten  bool
@@ -38,16 +38,16 @@ type place struct {
 	// The latest end of the forgotten holds.
 	ended time.Time
 	over  int64
-	late  bool // a hold came late that may have overlapped the forgotten holds
+	late  bool // a hold that came late may have overlapped the forgotten holds
 }
 
-// one is a trace: the records of one Session of one process.
+// The type `one` is for a trace: the records of one Session of one process.
 type one struct {
 	id       string
 	turn     int // number of the trace, in the order of the first records
 	owner    string
 	next     int64          // the number of the next record
-	early    []trace.Record // later records that were read already
+	early    []trace.Record // records that were read before their turn
 	complete bool           // no record is missing
 
 	open    map[string]*hold  // by path and name, until the znode is deleted
@@ -55,8 +55,8 @@ type one struct {
 	last    map[string]sight  // by session
 }
 
-// A sight describes the last record of a session: its time and its zxid. most is the greatest zxid
-// of all records of the session.
+// A sight describes the last record of a session: its time and its zxid. The field `most` is the
+// greatest zxid of all records of the session.
 type sight struct {
 	time       time.Time
 	zxid, most int64
@@ -69,7 +69,7 @@ func (t *one) name() string {
 	return t.id
 }
 
-// odd reports an inconsistency of a trace as a violation, unless records are missing.
+// The method `odd` reports an inconsistency of a trace as a violation, unless records are missing.
 func (j *judge) odd(t *one, l trace.Record, what, of string) {
 	if t.complete {
 		j.violation(l.Path, "%s: %s of %s (%s, line %d)", what, of, t.name(), l.Session, l.N)
@@ -84,7 +84,7 @@ type hold struct {
 	session          string
 	permits, limit   int64
 
-	from  *hold // the hold that it continues, or nil
+	from  *hold // the hold that this hold continues, or nil
 	with  *hold // a write hold of the same Do, or nil
 	begun time.Time
 	ended time.Time // without an end: the time of the last record of its session
@@ -92,21 +92,21 @@ type hold struct {
 	why   string    // of a loss
 	token int64
 
-	// The hold was certainly held at each transaction that is at least sure and less than over. If
-	// no such transaction is known, sure is never.
+	// The hold was certainly held from the transaction `sure` up to, but without, the transaction
+	// `over`. If no such transaction is known, `sure` is the constant `never`.
 	first int64 // zxid of the first record
 	sure  int64
 	over  int64
 
-	use  int  // number of the last use
-	used bool // that use has not ended
+	use  int  // the number of the last use
+	used bool // the last use has not ended
 
 	judged bool
 
-	// skipped means that the hold had no end yet when many later holds had begun on its path, for
-	// example because its process was killed. Some of these later holds may be forgotten. The first
-	// forgotten hold began at passed. No forgotten hold was certainly held before transaction
-	// passedFrom.
+	// If `skipped` is true, the hold had no end yet when many later holds had begun on its path,
+	// for example because its process was killed. Some of these later holds may be forgotten. The
+	// first forgotten hold began at the time `passed`. No forgotten hold was certainly held before
+	// transaction `passedFrom`.
 	skipped    bool
 	passed     time.Time
 	passedFrom int64
@@ -125,15 +125,15 @@ type claim struct {
 	claimant      string
 	session       string
 
-	// The element was claimed in transaction from, and owned at least until over, the transaction
-	// that has ended the claim. Either is 0 if it is unknown.
+	// The element was claimed in the transaction `from`. The claim was ended by the transaction
+	// `over`, and the element was owned at least until then. An unknown transaction is 0.
 	from, over int64
 
 	begun time.Time
 	lost  time.Time // when the owner learned of the loss, or zero
 	why   string    // of a loss
 	fate  string    // "" if the end is unknown
-	ended time.Time // when that was recorded
+	ended time.Time // when the end was recorded
 }
 
 func (c *claim) String() string { return fmt.Sprintf("%s (%s)", c.who, cmp.Or(c.session, "TryRecv")) }

@@ -112,7 +112,7 @@ func (j *judge) ofHold(t *one, l trace.Record) {
 	}
 }
 
-// add adds a hold that has begun.
+// The method `add` remembers a hold that has begun.
 func (j *judge) add(h *hold) {
 	j.Holds++
 	p := j.places[h.path]
@@ -138,21 +138,22 @@ func (j *judge) endHolds(t *one) {
 	}
 }
 
-// finish ends h with the record l.
+// finish records that the record l has ended h.
 func (h *hold) finish(l trace.Record) {
 	h.end, h.why, h.ended, h.used = l.Event, l.Reason, l.Time, false
 	if l.Event != trace.Loss && !l.Blind && l.Zxid != 0 {
 		h.sure = min(h.sure, l.Zxid) // the znode still existed: its deletion is sent after this record
 	}
-	// The session has seen transaction l.Zxid during the hold. A later record can have the
-	// transaction of the deletion, which is then over.
+	// The session has seen transaction l.Zxid during the hold. If a later record has the
+	// transaction of the deletion, `over` becomes that transaction.
 	h.over = l.Zxid + 1
 	if h.excused() {
 		h.over = 0
 	}
 }
 
-// until returns the end of h, or a time in the far future if it is unknown.
+// The method `until` returns the end of h. If the end is unknown, the result is a time in the far
+// future.
 func (h *hold) until() time.Time {
 	if h.end == "" {
 		return time.Unix(1<<40, 0)
@@ -160,8 +161,8 @@ func (h *hold) until() time.Time {
 	return h.ended
 }
 
-// certain returns bounds of the time of h: h was certainly held at each transaction that is at least
-// from and less than to.
+// certain returns bounds of the time of h: h was certainly held from the transaction `from` up to,
+// but without, the transaction `to`.
 func (h *hold) certain() (from, to int64) {
 	from = h.sure
 	if h.from != nil { // the earlier hold had the place until its znode was deleted
@@ -170,8 +171,8 @@ func (h *hold) certain() (from, to int64) {
 	return from, h.over
 }
 
-// together reports whether a and b certainly overlapped, by the order of transactions or by the
-// clocks. how describes the overlap, and is empty if there was none.
+// The method `together` reports whether a and b certainly overlapped, by the order of transactions
+// or by the clocks. The result `how` describes the overlap. Without an overlap, it is empty.
 func (r *Report) together(a, b *hold) (how string, excused bool) {
 	if a.kin(b) {
 		return "", false
@@ -191,7 +192,7 @@ func (r *Report) together(a, b *hold) (how string, excused bool) {
 	return "", false
 }
 
-// kin reports whether h or o continues the other, or belongs to the same Do.
+// kin reports whether one of h and o continues the other, or both belong to the same call of Do.
 func (h *hold) kin(o *hold) bool {
 	return h.descends(o) || o.descends(h)
 }
@@ -215,8 +216,9 @@ func conflict(a, b *hold) bool {
 	return a.kind != trace.Party && b.kind != trace.Party && !(a.kind == trace.Read && b.kind == trace.Read)
 }
 
-// path judges the holds of one path that have begun before cut, up to the first that has not ended. Then it forgets
-// the judged holds that have ended before old. If all is set, the traces have ended, and it judges all holds.
+// The method `path` judges the holds of one path. If `all` is true, the traces have ended, and it judges all holds.
+// Otherwise, it judges those that have begun before the time `cut`, up to the first that has not ended. Then it
+// forgets the judged holds that have ended before the time `old`.
 func (j *judge) path(p *place, cut, old time.Time, all bool) {
 	// If two began at the same time, the first to end counts as the first.
 	slices.SortStableFunc(p.holds, func(a, b *hold) int { return cmp.Or(a.begun.Compare(b.begun), a.until().Compare(b.until())) })
@@ -228,7 +230,7 @@ func (j *judge) path(p *place, cut, old time.Time, all bool) {
 		from, _ := h.certain()
 		firsts[i] = min(firsts[i+1], from)
 	}
-	var before []*hold // holds that may still be held
+	var before []*hold // earlier holds that may overlap the next ones
 	var open []*hold
 	judged := len(p.holds)
 	for i, h := range p.holds {
@@ -305,11 +307,11 @@ func (j *judge) comesLate(p *place, h *hold) {
 	j.missing("%s: a hold of %s, begun %s, lasted so long, or came so late, that others of its time are forgotten: give each trace as a file of its own", h.path, h, clock(h.begun))
 }
 
-// If a hold has no end, the holds after it wait for that end. When manyLater holds wait, path skips
-// the hold and judges them without it.
+// If a hold has no end, the holds after it wait for that end. When `manyLater` holds wait, the
+// method `path` skips the hold without an end, and judges the others.
 const manyLater = 100
 
-// compare judges whether h and the holds before it exclude each other.
+// compare judges h against the holds in `before`: whether they exclude each other.
 func (j *judge) compare(h *hold, before []*hold) {
 	var out int64
 	var with []*hold
@@ -334,7 +336,7 @@ func (j *judge) compare(h *hold, before []*hold) {
 	j.judge(h, with, how, out, excused)
 }
 
-// token compares the token of h with the greatest earlier token.
+// The method `token` compares the token of h with the greatest earlier token.
 func (j *judge) token(p *place, h *hold) {
 	if h.token == 0 || h.begun.Before(p.greatest.begun) {
 		return
@@ -348,10 +350,11 @@ func (j *judge) token(p *place, h *hold) {
 	}
 }
 
-// mostAtOnce finds the transaction, during h, in which others had the most permits. It returns the
-// holds of that transaction and their permits. Each of others overlaps h, but two of them need not
-// overlap each other. If a hold overlaps h only by the clocks, it counts in every transaction in which
-// neither the hold that it continues counts, nor the hold that continues it.
+// mostAtOnce finds the transaction, during h, in which the holds in `others` had the most permits.
+// It returns the holds of that transaction and their permits. Each of the other holds overlaps h,
+// but two of them need not overlap each other. If a hold overlaps h only by the clocks, it counts
+// in every transaction in which neither the hold that it continues counts, nor the hold that
+// continues it.
 func mostAtOnce(h *hold, others []*hold) (most []*hold, out int64) {
 	from, to := h.certain()
 	for _, at := range append([]*hold{h}, others...) {
@@ -380,9 +383,9 @@ func mostAtOnce(h *hold, others []*hold) (most []*hold, out int64) {
 	return most, out
 }
 
-// judge reports a violation if h must not overlap the holds in with. In a semaphore, out is the
-// number of permits in with, and excused is how many of them were lost in a way that the holder
-// could not learn in time.
+// judge reports a violation if h must not overlap the holds in `with`. In a semaphore, these holds
+// have `out` permits. Of these permits, `excused` were lost in a way that the holder could not
+// learn in time.
 func (r *Report) judge(h *hold, with []*hold, how string, out, excused int64) {
 	if len(with) == 0 {
 		return
@@ -412,7 +415,7 @@ func (r *Report) judge(h *hold, with []*hold, how string, out, excused int64) {
 	}
 }
 
-// fate returns the end of h as text.
+// The method `fate` returns the end of h as text.
 func (h *hold) fate() string {
 	switch h.end {
 	case "":

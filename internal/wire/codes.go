@@ -17,8 +17,8 @@ var zkErrors = map[int32]error{
 	CodeSessionMoved: zk.ErrSessionMoved, -123: zk.ErrReconfigDisabled,
 }
 
-// Error returns the error for a server's code. If go-zookeeper has no error for it, Error returns a
-// Code.
+// Error returns the error for a server's code. If go-zookeeper has no error for the code, the
+// result is a Code.
 func Error(code int32) error {
 	if err, ok := zkErrors[code]; ok {
 		return err
@@ -54,5 +54,6 @@ func (e Code) Error() string {
 	return fmt.Sprintf("%s (server's code %d)", text, int32(e))
 }
 
-// Is makes CodeWantsAuth match zk.ErrAuthFailed, the error of refused credentials.
+// Is reports whether e matches `err`: CodeWantsAuth matches zk.ErrAuthFailed, the error of refused
+// credentials.
 func (e Code) Is(err error) bool { return e == CodeWantsAuth && err == zk.ErrAuthFailed }

@@ -72,7 +72,7 @@ func AppendOps(p []byte, ops []any) []byte {
 	return appendOpHeader(p, -1, true)
 }
 
-// AppendReads appends the operations of a multiRead, which is an OpGetData of each path.
+// AppendReads appends the operations of a multiRead: one OpGetData for each path.
 func AppendReads(p []byte, paths []string) []byte {
 	for _, path := range paths {
 		p = AppendString(appendOpHeader(p, OpGetData, false), path)
@@ -92,7 +92,7 @@ func appendOpHeader(p []byte, op int32, done bool) []byte {
 // String takes a string.
 func (s *Scanner) String() string { return string(s.Buffer()) }
 
-// Data takes a buffer and returns a copy. If the length is -1, it returns nil.
+// Data takes a buffer and returns a copy. If the length is -1, Data returns nil.
 func (s *Scanner) Data() []byte {
 	n := s.Int32()
 	if n == -1 || s.Bad {
@@ -101,8 +101,8 @@ func (s *Scanner) Data() []byte {
 	return bytes.Clone(s.Take(int(n)))
 }
 
-// Strings takes a vector of names, and drops empty names. All names share one allocation. So if a
-// caller stores only a few of many names, it should copy them.
+// Strings takes a vector of names, and drops empty names. All names share one allocation. So a
+// caller that stores only a few of many names should copy these few.
 func (s *Scanner) Strings() []string {
 	n := int(s.Int32())
 	if n <= 0 || s.Bad {
@@ -152,8 +152,8 @@ func (s *Scanner) ACL() (acl []zk.ACL) {
 	return acl
 }
 
-// Results takes the results of the n operations of a multi. code is the first error code, which is
-// the reason for the failure. If the multi succeeded, code is 0.
+// Results takes the results of the n operations of a multi. The result `code` is the first error
+// code, which is the reason for the failure. If the multi succeeded, `code` is 0.
 func (s *Scanner) Results(n int, toError func(code int32) error) (rs []zk.MultiResponse, code int32) {
 	rs = make([]zk.MultiResponse, 0, n)
 	for op, more := s.Next(); more; op, more = s.Next() {

@@ -1,5 +1,5 @@
 // Package wire encodes and decodes packets of the ZooKeeper protocol. Package conn sends and
-// receives them.
+// receives the packets.
 package wire
 
 import (
@@ -88,7 +88,7 @@ type Scanner struct {
 	Bad  bool   // there were too few bytes, or they were malformed
 }
 
-// Take takes n bytes.
+// Take takes the next n bytes.
 func (s *Scanner) Take(n int) []byte {
 	if n < 0 || n > len(s.Rest) {
 		s.Bad, s.Rest = true, nil
@@ -111,8 +111,8 @@ func (s *Scanner) Int32() int32 {
 // Buffer takes a string or a buffer. A length of -1 counts as 0.
 func (s *Scanner) Buffer() []byte { return s.Take(max(0, int(s.Int32()))) }
 
-// Next takes the header of the next operation, or the next result, of a multi. After the last one,
-// more is false.
+// Next takes a header: that of the next operation in the request of a multi, or of the next result
+// in the reply. After the last operation or result, `more` is false.
 func (s *Scanner) Next() (op int32, more bool) {
 	op = s.Int32()
 	done := s.Take(1)
@@ -123,7 +123,8 @@ func (s *Scanner) Next() (op int32, more bool) {
 // StatSize is the size of a Stat on the wire.
 const StatSize = 68
 
-// Deletes returns the paths that a request of type op deletes. p is the request without its header.
+// Deletes returns the paths of the znodes that a request deletes. The type of the request is `op`,
+// and p is the request without its header.
 func Deletes(op int32, p []byte) (paths []string) {
 	s := Scanner{Rest: p}
 	if op == OpDelete {
