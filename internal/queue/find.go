@@ -132,6 +132,7 @@ type finder struct {
 	mu     sync.Mutex
 	alive  map[string]bool // the marks of the last listing; guarded by mu
 	listed time.Time       // time of that listing; guarded by mu
+	lister string          // this client's mark at that listing; guarded by mu
 }
 
 // lotsAtOnce is the number of buckets that a search reads with one request.
@@ -255,7 +256,10 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 }
 
 // After a listing of the marks, the finder assumes for the time aliveFor that the listed marks
-// exist.
+// exist. It does not assume this if the client has had another mark since. The client's earlier mark
+// is perhaps in the listing, and was perhaps deleted at the end of its session. If the finder took
+// that mark for alive, an only consumer would skip elements that it had claimed before, and would
+// deliver later elements first.
 const aliveFor = time.Second
 
 // The method `bury` moves the lines of deleted marks from the boards of `lots` to their `dead`
@@ -266,7 +270,7 @@ func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot
 	mine, unknown := q.mark(), false
 	q.mu.Lock()
 	alive := q.alive
-	fresh := time.Since(q.listed) < aliveFor
+	fresh := q.lister == mine && time.Since(q.listed) < aliveFor
 	q.mu.Unlock()
 	for _, t := range lots {
 		for mark := range t.board.lines {
@@ -287,7 +291,7 @@ func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot
 		alive[name] = true
 	}
 	q.mu.Lock()
-	q.alive, q.listed = alive, time.Now()
+	q.alive, q.listed, q.lister = alive, time.Now(), mine
 	q.mu.Unlock()
 	for _, t := range lots {
 		for mark, h := range t.board.lines {

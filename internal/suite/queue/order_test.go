@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -110,6 +111,46 @@ func TestReceiveAfterANackInAnOutageReturnsTheSameElement(t *testing.T) {
 					t.Errorf("lost %v: received %d, want %d", lose, d.Value, i)
 				}
 				must(t, d.Ack(t.Context()))
+			}
+		})
+	}
+}
+
+// Sessions of the only consumer end soon after one another. When one ends, the consumer may have
+// listed the marks less than a second before, and the mark of that session was among them. An element
+// may come again, but none comes for the first time after a later one.
+func TestAnOnlyConsumerKeepsTheOrderThoughItsSessionsEndSoonAfterOneAnother(t *testing.T) {
+	t.Parallel()
+	const n = 10000
+	for seed := range harness.Seeds(t, 8, 8, 200) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			dice := rand.New(rand.NewPCG(uint64(seed)+20, 3))
+			q := zsync.NewQueue[int](open(t, srv), "/q")
+			for i := 0; i < n; i += 100 {
+				must(t, q.Send(t.Context(), counted(i + 100)[i:]...))
+			}
+			pace := time.Duration(dice.IntN(600)) * time.Microsecond
+			s := open(t, srv)
+			srv.SetLatency(time.Millisecond)
+			ctx, cancel := context.WithCancel(t.Context())
+			var expiring sync.WaitGroup
+			defer expiring.Wait()
+			defer cancel()
+			expiring.Go(func() {
+				for ctx.Err() == nil {
+					time.Sleep(time.Duration(10+dice.IntN(500)) * time.Millisecond)
+					srv.Expire(s.ID())
+				}
+			})
+			next := 0
+			for v := range zsync.NewQueue[int](s, "/q").Recv(ctx) {
+				if v > next {
+					t.Fatalf("received %d; want %d first", v, next)
+				}
+				if next = max(next, v+1); next == n {
+					break
+				}
+				time.Sleep(pace)
 			}
 		})
 	}
