@@ -127,6 +127,13 @@ func stateOf(pid string) string {
 	return ""
 }
 
+// ownsTerminal reports whether the process group of a process is in the foreground of its terminal.
+func ownsTerminal(pid string) bool {
+	stat, _ := os.ReadFile("/proc/" + pid + "/stat")
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // state, parent, group, session, terminal, foreground group
+	return len(fields) > 5 && fields[2] == fields[5]
+}
+
 // isStopped reports whether a process is stopped; a shell may be in vfork(2) instead,
 // with a child that is stopped.
 func isStopped(pid string) bool { s := stateOf(pid); return s == "T" || s == "D" }
@@ -161,7 +168,8 @@ func TestCtrlZStopsZsyncAndTheCommandAndFgContinuesBoth(t *testing.T) {
 					x.enter("kill -TSTP %1")
 				case "Ctrl-Z after & and fg":
 					x.enter("fg")
-					x.await(`sh -c`) // what it continues
+					x.await(`sh -c`) // what it continues; the shell shows it before it gives it the terminal
+					await(t, func() bool { return ownsTerminal(wrapper) }, "the terminal for %s", wrapper)
 					fallthrough
 				default:
 					x.press("\x1a")
