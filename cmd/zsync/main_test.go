@@ -1571,7 +1571,7 @@ func TestServerThatCannotListenSaysSoWheneverTheAddressIsTaken(t *testing.T) {
 			}
 		}
 	}()
-	for range 10 {
+	for range 40 {
 		r := start(t, "", "", "server", "--listen", addr)
 		await(t, func() bool { return r.stdout.String() != "" || r.stderr.String() != "" }, "a word of the server")
 		r.signal(syscall.SIGTERM)

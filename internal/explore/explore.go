@@ -51,33 +51,31 @@ func (f Found) String() string { return fmt.Sprintf("%d states, %d runs", f.Stat
 type ended struct{ fault string }
 
 // The type `strayed` is for the value with which a run panics if it does not repeat an earlier run.
-// This is a fault of the model, unless the scheduler has interrupted a goroutine of the code under
-// test.
 type strayed string
 
-// All explores a model: it runs the model with all choices, but makes at most `limit` runs.
-func All(limit int, model func(*Run)) Found {
+// All explores a model: it runs the model with all choices, but makes at most `limit` runs. If a run
+// does not repeat an earlier one, All panics: the model depends on something else than its choices.
+func All(limit int, model func(*Run)) Found { return Retrying(limit, 0, model) }
+
+// Retrying is All for a model whose code under test has several goroutines. The scheduler can
+// interrupt one of them, and so change the run. Retrying then makes the same run again, at most
+// `retries` times.
+func Retrying(limit, retries int, model func(*Run)) Found {
 	s := &search{seed: maphash.MakeSeed(), seen: make(map[uint64]struct{})}
 	r := &Run{search: s}
 	var found Found
 	for {
 		fault, err := r.once(model)
-		for range 10 {
-			if err == "" {
-				break
-			}
+		for left := retries; err != "" && left > 0; left-- {
 			fault, err = r.once(model)
 		}
 		if err != "" {
-			panic(string(err))
+			panic(string(err) + r.story())
 		}
 		found.Runs++
 		found.States = len(s.seen)
 		if fault != "" {
-			for _, n := range r.notes {
-				fault += "\n  " + fmt.Sprintf(n.format, n.args...)
-			}
-			found.Fault = fault
+			found.Fault = fault + r.story()
 			return found
 		}
 		for len(r.picks) > 0 && r.picks[len(r.picks)-1].taken == r.picks[len(r.picks)-1].of-1 {
@@ -122,7 +120,7 @@ func (r *Run) Pick(n int) int {
 	}
 	p := r.picks[r.next]
 	if p.of != n {
-		panic(strayed(fmt.Sprintf("explore: choice %d is among %d in one run, and among %d in another, after %v", r.next, p.of, n, r.notes)))
+		panic(strayed(fmt.Sprintf("explore: choice %d is among %d in one run, and among %d in another", r.next, p.of, n)))
 	}
 	r.next++
 	return p.taken
@@ -138,6 +136,14 @@ func (r *Run) At(state func() string) {
 		panic(ended{})
 	}
 	r.search.seen[h] = struct{}{}
+}
+
+// The method `story` returns the notes of the run, one per line.
+func (r *Run) story() (lines string) {
+	for _, n := range r.notes {
+		lines += "\n  " + fmt.Sprintf(n.format, n.args...)
+	}
+	return lines
 }
 
 // Note adds a note to the run, for the report of a violation. The arguments must not change.

@@ -58,3 +58,32 @@ func TestAViolationTellsWhatLedToIt(t *testing.T) {
 		t.Errorf("%q", found.Fault)
 	}
 }
+
+func TestARunThatDoesNotRepeatAnEarlierOneIsAFaultOrIsMadeAgain(t *testing.T) {
+	strays := func(times int) func(r *Run) {
+		runs := 0
+		return func(r *Run) {
+			r.Pick(2)
+			if runs++; runs > 1 && runs <= 1+times {
+				r.Pick(3) // here, the first run has picked among two
+			}
+			r.Pick(2)
+		}
+	}
+	if found := Retrying(100, 2, strays(2)); found.Runs != 4 || found.Cut {
+		t.Errorf("%+v", found)
+	}
+	for name, explore := range map[string]func(){
+		"All":      func() { All(100, strays(1)) },
+		"Retrying": func() { Retrying(100, 2, strays(3)) },
+	} {
+		func() {
+			defer func() {
+				if p := recover(); p == nil {
+					t.Errorf("%s accepts a run that does not repeat an earlier one", name)
+				}
+			}()
+			explore()
+		}()
+	}
+}

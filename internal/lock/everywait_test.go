@@ -45,20 +45,20 @@ type queueing struct {
 	falling   bool // later znodes have lower names: after a reconnect, the server reports deletions in the order of the names
 }
 
-// names are the random bytes of the GUIDs in names: numbers that rise or fall.
-type names struct {
+// guids are the random bytes of GUIDs: numbers that rise or fall.
+type guids struct {
 	next, step uint16
 }
 
-func (n *names) Read(p []byte) (int, error) {
+func (n *guids) Read(p []byte) (int, error) {
 	clear(p)
 	binary.BigEndian.PutUint16(p, n.next)
 	n.next += n.step
 	return len(p), nil
 }
 
-// A guest is a contender whose requests the test executes one by one.
-type guest struct {
+// A scripted contender is one whose requests the test executes one by one.
+type scripted struct {
 	id     int64 // of its session
 	cancel context.CancelFunc
 
@@ -95,18 +95,18 @@ type waitingLine struct {
 	srv     *zktest.Server
 	admin   *session.Incarnation // of the contenders that are ahead at the start
 	first   []*Claim             // these contenders
-	waiters []*guest
+	waiters []*scripted
 	names   map[string]int  // of the znodes: numbers in the order in which they were seen
 	spoilt  map[string]bool // znodes that another client has deleted while they were the first: their contender perhaps knew of its turn
 	free    chan struct{}   // closed: the server executes all requests
 }
 
 func (q queueing) begin(t *testing.T) *waitingLine {
-	guids := &names{next: 1 << 15, step: 1}
+	source := &guids{next: 1 << 15, step: 1}
 	if q.falling {
-		guids.step = math.MaxUint16 // that is, -1
+		source.step = math.MaxUint16 // that is, -1
 	}
-	uuid.SetRand(guids)
+	uuid.SetRand(source)
 	w := &waitingLine{queueing: q, srv: zktest.Start(t), names: make(map[string]int), spoilt: make(map[string]bool), free: make(chan struct{})}
 	m, inc := live(t, w.srv)
 	w.admin = inc
@@ -121,7 +121,7 @@ func (q queueing) begin(t *testing.T) *waitingLine {
 		inc, err := m.Incarnation(t.Context())
 		harness.Must(t, err)
 		managers = append(managers, m)
-		w.waiters = append(w.waiters, &guest{id: inc.ID.Load(), action: make(chan zktest.Action)})
+		w.waiters = append(w.waiters, &scripted{id: inc.ID.Load(), action: make(chan zktest.Action)})
 	}
 	synctest.Wait()
 	w.srv.Intercept(w.hold)
@@ -150,7 +150,7 @@ func (w *waitingLine) hold(r zktest.Request) zktest.Action {
 	case zktest.OpConnect, zktest.OpPing, zktest.OpCloseSession:
 		return zktest.Pass
 	}
-	i := slices.IndexFunc(w.waiters, func(c *guest) bool { return c.id == r.Session })
+	i := slices.IndexFunc(w.waiters, func(c *scripted) bool { return c.id == r.Session })
 	if i < 0 {
 		return zktest.Pass
 	}
@@ -215,7 +215,7 @@ func (w *waitingLine) run(r *explore.Run) {
 		}
 		next := w.next(r, line)
 		if len(next) == 0 {
-			if len(line) == 0 && !slices.ContainsFunc(w.waiters, func(c *guest) bool { return !c.over }) {
+			if len(line) == 0 && !slices.ContainsFunc(w.waiters, func(c *scripted) bool { return !c.over }) {
 				return
 			}
 			if idle++; idle > 300 {
@@ -317,7 +317,7 @@ func (w *waitingLine) next(r *explore.Run, line []string) (acts []func()) {
 	return acts
 }
 
-// others returns the names in line of waiters.
+// others returns the names of waiters in the line.
 func (w *waitingLine) others(line []string) (names []string) {
 	for _, name := range line {
 		if !slices.ContainsFunc(w.first, func(c *Claim) bool { return session.BaseName(c.Znode()) == name }) {
@@ -328,7 +328,7 @@ func (w *waitingLine) others(line []string) (names []string) {
 }
 
 // release ends the turn of c.
-func (c *guest) release(why string) {
+func (c *scripted) release(why string) {
 	c.leaves = true
 	c.seen.WriteString(" " + why)
 	go func() {
@@ -339,7 +339,7 @@ func (c *guest) release(why string) {
 	}()
 }
 
-// events records which waiters an event has told of the change from before to after.
+// events records the events of the change from `before` to `after`, for the waiters that had watches.
 func (w *waitingLine) events(watches [][]zktest.Watch, before, after []string) {
 	for i, c := range w.waiters {
 		for _, watch := range watches[i] {
@@ -372,7 +372,7 @@ func (w *waitingLine) state(line []string) string {
 				on = append(on, w.names[name])
 			}
 		}
-		slices.Sort(on) // the names have random parts
+		slices.Sort(on) // Watches sorts by name
 		fmt.Fprint(&b, on)
 	}
 	return b.String()
@@ -404,7 +404,7 @@ func TestEveryWayOfAWaitGivesTheTurnToTheFirst(t *testing.T) {
 	}
 	for _, q := range programs {
 		start := time.Now()
-		found := explore.All(400_000, func(r *explore.Run) { q.everyWait(t, r) })
+		found := explore.Retrying(400_000, 10, func(r *explore.Run) { q.everyWait(t, r) })
 		t.Logf("%+v: %v, %v", q, found, time.Since(start).Round(time.Millisecond))
 		if found.Fault != "" || found.Cut {
 			t.Errorf("%+v: %s", q, found.Fault)
