@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -106,6 +107,7 @@ func TestWhoWasStoppedIsToldSoThoughTheServersAreQuicker(t *testing.T) {
 					return lost(w, id, s)
 				}
 			}))
+			synctest.Wait() // the watchdog has looked, and waits
 			stopped := lease.At(time.Now().Add(-2 * testTimeout))
 			inc.LeaseMu.Lock()
 			inc.stakes += stakes
