@@ -118,6 +118,23 @@ func TestAnswersOfAFormerConnectionAreNoProof(t *testing.T) {
 	}
 }
 
+// A new connection begins with a confirming write. Another write is due if no reply to it comes within
+// a twentieth of the timeout, though the session was confirmed not long ago.
+func TestAnotherWriteIsDueSoonIfTheConfirmingWriteHasNoReply(t *testing.T) {
+	const T = 10 * time.Second
+	start := time.Unix(1000, 0)
+	var v Lease
+	v.Connected(start, true, T)
+	again := start.Add(time.Second)
+	v.Connected(again, false, T)
+	v.Confirming()
+	for _, waited := range []time.Duration{0, T / 40, T / 20, T / 10} {
+		if p, wait := v.Next(again.Add(waited), false); p != Quorum || wait != T/20-waited {
+			t.Errorf("%v after the handshake: proof %v, due in %v", waited, p, wait)
+		}
+	}
+}
+
 func TestALeaseRemembersFewPacketsHoweverManyThereAre(t *testing.T) {
 	const T = 10 * time.Second
 	at := time.Unix(1000, 0)
