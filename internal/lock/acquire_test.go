@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
@@ -58,5 +59,42 @@ func TestAPlaceThatIsLeftIsNotInTheLineThoughItsTurnHasCome(t *testing.T) {
 		if n := m.Waiters.Load(); n != 0 {
 			t.Errorf("%d waiters", n)
 		}
+	})
+}
+
+// The ctx of Take ends before the servers have answered whether the contender ahead is still there. A second
+// Take goes on in the same place, and has the turn when that contender has left.
+func TestAPlaceIsHandedOnThoughTheReadOfTheContenderAheadHasNoAnswer(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		held := stand(t, srv, 1)[0]
+		m, inc := live(t, srv)
+		p := Place{Line: mutexOf(m, "/m"), Base: "lock-", Rule: EveryoneAhead}
+		read := make(chan struct{}, 1)
+		srv.Intercept(harness.First(zktest.Delay(time.Second), func(r zktest.Request) bool {
+			if r.Session != inc.ID.Load() || r.Path != held.Path {
+				return false
+			}
+			select {
+			case read <- struct{}{}:
+			default: // a later read
+			}
+			return true
+		}))
+		ctx, cancel := context.WithCancel(t.Context())
+		got := harness.Async(func() error { _, err := p.Take(ctx); return err })
+		<-read
+		cancel()
+		harness.WantErr(t, <-got, context.Canceled)
+		stands := p.claim
+		var c *Claim
+		got = harness.Async(func() (err error) { c, err = p.Take(t.Context()); return err })
+		time.Sleep(2 * time.Second)
+		harness.PendingStill(t, got)
+		harness.Must(t, held.GiveBack())
+		if harness.Must(t, <-got); c != stands {
+			t.Error("it has another place")
+		}
+		harness.Must(t, c.GiveBack())
 	})
 }

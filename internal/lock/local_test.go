@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
@@ -170,5 +173,138 @@ func TestWhatWasFoundInAFormerSessionTakesNothingFromWhoHoldsInThis(t *testing.T
 			t.Errorf("nobody holds it, and an hour later: %v", errors.Unwrap(err))
 		}
 		other.BeginUnlock(Exclusive).Finish()
+	})
+}
+
+// newRetained returns a lock of m at /m that keeps its place for an hour.
+func newRetained(m *session.Manager) *Lock {
+	l := newLock(m)
+	l.Retain, l.Kept, l.Handoffs, l.Line.Keeps = time.Hour, new(atomic.Int64), 2, true
+	return l
+}
+
+// A place was kept, then used again. During that use, a contender came and left, and a listing showed that
+// nobody else was in the line. The place is kept again, and the next contender gets it at once.
+func TestAPlaceThatIsKeptAgainAfterAListingIsGivenUpForTheNextContender(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m, other := connect(t, srv), connect(t, srv)
+		defer m.Close()
+		defer other.Close()
+		l, rival := newRetained(m), newLock(other)
+		isKept := func() bool {
+			synctest.Wait()
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return l.idle != nil
+		}
+		first, _, err := l.Acquire(t.Context(), Exclusive, false)
+		harness.Must(t, err)
+		harness.Must(t, l.BeginRelease(first).Finish())
+		if !isKept() {
+			t.Fatal("the place is not kept: the test shows nothing")
+		}
+		second, _, err := l.Acquire(t.Context(), Exclusive, false)
+		harness.Must(t, err)
+		if g, err := rival.Try(t.Context(), Exclusive); g != nil || err != nil {
+			t.Fatalf("beside a hold, a Try has %v, with the error %v", g, err)
+		}
+		handed := make(chan *Grant)
+		go func() {
+			g, _, err := l.Acquire(t.Context(), Exclusive, false)
+			if err != nil {
+				t.Error(err)
+			}
+			handed <- g
+		}()
+		synctest.Wait()
+		harness.Must(t, l.BeginRelease(second).Finish())
+		third := <-handed
+		synctest.Wait() // the listing is answered
+		harness.Must(t, l.BeginRelease(third).Finish())
+		if !isKept() || third.Claim != first.Claim {
+			t.Fatal("the place is not kept again: the test shows nothing")
+		}
+		g, _, err := rival.Acquire(harness.Within(t, time.Minute), Exclusive, false)
+		harness.Must(t, err)
+		harness.Must(t, rival.BeginRelease(g).Finish())
+	})
+}
+
+// The loss comes in a release, after the look at the line and before the place is kept.
+func TestAPlaceThatIsLostBeforeItIsKeptIsNotCounted(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := connect(t, srv)
+		defer m.Close()
+		l := newRetained(m)
+		g, _, err := l.Acquire(t.Context(), Exclusive, false)
+		harness.Must(t, err)
+		h := g.Claim
+		look := func(w *conn.Watch) (before *conn.Watch) { // sets what the look at the line finds
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			before, h.lineWatch = h.lineWatch, w
+			return before
+		}
+		w := look(nil)
+		h.Lose(session.ErrLost)
+		if look(w); !h.Alone() {
+			t.Fatal("another contender is in the line: the test shows nothing")
+		}
+		harness.WantErr(t, l.BeginRelease(g).Finish(), session.ErrLost)
+		if n := l.Kept.Load(); n != 0 {
+			t.Errorf("%d kept places", n)
+		}
+	})
+}
+
+// During a Try, another goroutine of the process gets the lock, and its znode is deleted. The turn of the Try
+// comes, but the other goroutine has not released its lost hold.
+func TestATryLeavesTheLineIfALostHoldIsNotReleased(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m, other := connect(t, srv), connect(t, srv)
+		defer m.Close()
+		defer other.Close()
+		l := newLock(m)
+		var lost *Grant
+		var once sync.Once
+		ctx := harness.Asking(t.Context(), func() {
+			once.Do(func() {
+				var err error
+				lost, _, err = l.Acquire(t.Context(), Exclusive, false)
+				harness.Must(t, err)
+				<-incarnation(t, other).Remove("/m/" + lost.Name()).Done
+			})
+		})
+		if g, err := l.Try(ctx, Exclusive); g != nil || err != nil {
+			t.Errorf("it has %v, with the error %v", g, err)
+		}
+		if lost == nil || lost.Err() == nil {
+			t.Fatal("nothing was lost: the test shows nothing")
+		}
+		synctest.Wait()
+		if names := childrenOf(t, other); len(names) > 0 {
+			t.Errorf("%q stand in the line", names)
+		}
+		harness.WantErr(t, l.BeginRelease(lost).Finish(), session.ErrLost)
+	})
+}
+
+// The error of a wait names the first contender ahead.
+func TestAWaitThatFailsNamesTheHolder(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m, other := connect(t, srv), connect(t, srv)
+		defer m.Close()
+		defer other.Close()
+		l, rival := newLock(m), newLock(other)
+		held, _, err := rival.Acquire(t.Context(), Exclusive, false)
+		harness.Must(t, err)
+		for _, wait := range []time.Duration{lookAfter / 2, 3 * lookAfter} { // before the waiter reads the znode, and after
+			_, behind, err := l.Acquire(harness.Within(t, wait), Exclusive, false)
+			harness.WantErr(t, err, context.DeadlineExceeded)
+			if behind.Name != held.Name() || behind.Place != 1 {
+				t.Errorf("after %v: behind %d, the first is %q; want 1, %q", wait, behind.Place, behind.Name, held.Name())
+			}
+		}
+		harness.Must(t, rival.BeginRelease(held).Finish())
 	})
 }
