@@ -230,6 +230,29 @@ func TestAPlaceThatIsKeptAgainAfterAListingIsGivenUpForTheNextContender(t *testi
 	})
 }
 
+// A Try beside a hold of its own process sends nothing. So the process still keeps the place at the release.
+func TestATryBesideAHoldOfItsProcessDoesNotEndTheRetention(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := connect(t, srv)
+		defer m.Close()
+		l := newRetained(m)
+		held, _, err := l.Acquire(t.Context(), Exclusive, false)
+		harness.Must(t, err)
+		time.Sleep(time.Second) // the watch on its znode is set
+		start, before := time.Now(), srv.Counts()
+		if g, err := l.Try(t.Context(), Exclusive); g != nil || err != nil {
+			t.Errorf("it has %v, with the error %v", g, err)
+		}
+		if took, n := time.Since(start), srv.Counts().Sub(before).Total(); n != 0 || took != 0 {
+			t.Errorf("it took %v and %d requests", took, n)
+		}
+		harness.Must(t, l.BeginRelease(held).Finish())
+		if l.Kept.Load() != 1 {
+			t.Error("the place is not kept")
+		}
+	})
+}
+
 // The loss comes in a release, after the look at the line and before the place is kept.
 func TestAPlaceThatIsLostBeforeItIsKeptIsNotCounted(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
