@@ -62,8 +62,9 @@ func TestAPlaceThatIsLeftIsNotInTheLineThoughItsTurnHasCome(t *testing.T) {
 	})
 }
 
-// The ctx of Take ends before the servers have answered whether the contender ahead is still there. A second
-// Take goes on in the same place, and has the turn when that contender has left.
+// The ctx of Take ends before a server has executed the read of the contender ahead, and the request
+// is lost with its connection. So no watch is set. A second Take goes on in the same place, and has
+// the turn when that contender has left.
 func TestAPlaceIsHandedOnThoughTheReadOfTheContenderAheadHasNoAnswer(t *testing.T) {
 	harness.VirtualTime(t, func(t *testing.T) {
 		srv := zktest.Start(t)
@@ -71,7 +72,7 @@ func TestAPlaceIsHandedOnThoughTheReadOfTheContenderAheadHasNoAnswer(t *testing.
 		m, inc := live(t, srv)
 		p := Place{Line: mutexOf(m, "/m"), Base: "lock-", Rule: EveryoneAhead}
 		read := make(chan struct{}, 1)
-		srv.Intercept(harness.First(zktest.Delay(time.Second), func(r zktest.Request) bool {
+		srv.Intercept(harness.First(zktest.Hang, func(r zktest.Request) bool {
 			if r.Session != inc.ID.Load() || r.Path != held.Path {
 				return false
 			}
@@ -86,6 +87,7 @@ func TestAPlaceIsHandedOnThoughTheReadOfTheContenderAheadHasNoAnswer(t *testing.
 		<-read
 		cancel()
 		harness.WantErr(t, <-got, context.Canceled)
+		srv.Disconnect(inc.ID.Load())
 		stands := p.claim
 		var c *Claim
 		got = harness.Async(func() (err error) { c, err = p.Take(t.Context()); return err })
