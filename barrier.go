@@ -19,7 +19,7 @@ import (
 //	err = b.Wait(ctx)   // returns when the barrier is open
 //	err = b.Open(ctx)   // releases every waiter
 //
-// A new Barrier is open. A Wait that begins after Close has returned waits for a later Open. Open
+// A new Barrier is open. After Close has returned, a new Wait waits for the next Open. Open
 // releases every Wait of that moment, even if another Close follows at once, and synchronizes
 // before their return.
 //

@@ -414,11 +414,11 @@ func ask[T, R any](ctx context.Context, q *Queue[T], op string, f func(queue.Eng
 // there is none. It waits for the servers, but not for new elements. To receive many elements, use
 // [Queue.Recv].
 //
-// A process that crashes after the removal loses the element. If ctx or the ZooKeeper session
-// ends, or the Session is closed, an element that TryRecv does not return is back in the queue. If
-// the ZooKeeper session ends before the removal, another consumer can receive the element, too. An
-// element that cannot be decoded becomes a dead letter. After three in a row, TryRecv skips others;
-// if it finds no good one, it returns an error.
+// A process that crashes after the removal loses the element. If TryRecv fails because ctx or the
+// ZooKeeper session ended, or the Session was closed, no element is lost: its element is back in
+// the queue. If the ZooKeeper session ends before the removal, another consumer can receive the
+// element, too. An element that cannot be decoded becomes a dead letter. After three in a row,
+// TryRecv skips others; if it finds no good one, it returns an error.
 func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 	e, err := ask(ctx, q, "tryrecv", queue.Engine.Take)
 	if err != nil || e == nil {

@@ -567,7 +567,7 @@ func (c *Cond) broadcast(ctx context.Context) error {
 	return err
 }
 
-// Contenders returns the waiters without a signal, in their order.
+// Contenders returns, in their order, the waiters that have no signal yet.
 func (c *Cond) Contenders(ctx context.Context) ([]Contender, error) {
 	if c.misuse() != nil {
 		return nil, opError("contenders", c.path, c.misuse())

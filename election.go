@@ -333,8 +333,8 @@ func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
 	return cs, opError("contenders", e.path, err)
 }
 
-// Leader returns the first candidate in line, at least as new as the call. Between two leaders, it
-// can be one that gives way and never leads.
+// Leader returns the first candidate in line. The result is never older than the call. Between two
+// leaders, it can be one that gives way and never leads.
 func (e *Election) Leader(ctx context.Context) (Contender, error) {
 	c, err := e.leader(ctx)
 	return c, opError("leader", e.path, err)

@@ -163,10 +163,10 @@ func newQueueConfig(opts []QueueOption) queueConfig {
 }
 
 // A QueueLayout selects the znodes of a Queue, to share its path with programs of other libraries.
-// LayoutZsync, the default, gives all guarantees. In another layout, methods and options that its
-// znodes cannot express return [ErrInvalid] (docs/interop.md), and an element is deleted before it
-// is offered: if the process crashes, or the Session is closed while no server answers, up to
-// [WithPrefetch] elements and all unsettled ones are lost.
+// LayoutZsync, the default, gives all guarantees. The znodes of another layout cannot express all
+// methods and options: those return [ErrInvalid] (docs/interop.md). Also, an element is deleted
+// before it is offered. If the process crashes, or the Session is closed while no server answers,
+// up to [WithPrefetch] elements and all unsettled ones are lost.
 type QueueLayout int
 
 const (

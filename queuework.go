@@ -22,8 +22,8 @@ type workConfig struct {
 	err     error
 }
 
-// WithWorkTimeout ends the context of a call of [Queue.Work]'s function after d. A call that
-// ignores it keeps worker and element. The default is no limit.
+// WithWorkTimeout limits each call of [Queue.Work]'s function: after d, the call's context ends. A
+// call that ignores it keeps worker and element. The default is no limit.
 func WithWorkTimeout(d time.Duration) WorkOption {
 	return func(c *workConfig) {
 		if d <= 0 {

@@ -219,9 +219,9 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 	return rw.local.lost(lock.Exclusive, lock.Shared)
 }
 
-// Token is [Mutex.Token], of the write hold if there is one: a number greater than the token of
-// every hold that ended before it began. Goroutines that read together share one token; a later
-// call can return a greater one.
+// Token returns the number that [Mutex.Token] describes. It is greater than the token of every hold
+// that ended before this hold began. If there is a write hold, the token is that of the write hold.
+// Goroutines that read together share one token; a later call can return a greater one.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	var tok int64
 	err := rw.withCurrent(func(g *lock.Grant, mode lock.HoldMode) (err error) {

@@ -1,9 +1,9 @@
 //go:build linux
 
-// Package chaos runs real ZooKeeper servers in a network of its own, and can stop the packets that
-// one server sends to another. It serves the test of the library's central promise: a process that
-// loses a lock learns of it before the next process is granted the lock. The sessions are the
-// business of that test.
+// Package chaos runs real ZooKeeper servers in a network of its own. It can stop the packets from
+// one server to another. It serves the test of the library's central promise: a process that loses
+// a lock learns of it before the next process is granted the lock. The sessions are the business of
+// that test.
 //
 // Each server runs in a network namespace, separate from the machine's network. The namespaces and
 // the servers end with this process, even if it is killed. If the system does not allow namespaces,
@@ -89,9 +89,9 @@ func Start(dir string, cfg Config) (_ *Ensemble, err error) {
 	return e, e.Await(3 * time.Minute)
 }
 
-// starter runs the functions in `jobs`, which start processes, in a single thread. This thread
-// lasts as long as this process, because the kernel kills a child process when the thread that
-// started it ends.
+// starter runs the functions in `jobs`, which start processes, in a single thread. When the thread
+// that started a child process ends, the kernel kills the child. So this thread lasts as long as
+// this process.
 func (e *Ensemble) starter() {
 	runtime.LockOSThread()
 	for job := range e.jobs {
@@ -99,7 +99,7 @@ func (e *Ensemble) starter() {
 	}
 }
 
-// start starts cmd. The kernel kills the process when this process ends.
+// start starts cmd. The kernel kills the new process when this process ends.
 func (e *Ensemble) start(cmd *exec.Cmd) error {
 	done := make(chan error)
 	e.jobs <- func() {

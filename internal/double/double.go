@@ -58,8 +58,8 @@ import (
 //     exists.
 //
 // In step 4, a party lists the children only if its number is the n'th after the last number that
-// was let in, or a later one. That is enough: of any n waiting parties, the last party has such a
-// number, and it sees the other parties, which came earlier. In step 5, a party with such a number
+// was let in, or a later one. That is enough. Of any n waiting parties, the last one has such a
+// number. It sees all the others, because they came earlier. In step 5, a party with such a number
 // never waits for a party ahead of it. So if a party crashes, no party behind it must be woken.
 //
 // Step 6 comes before step 7. The reason is that the keeper waits for the deletion of our child. So
@@ -878,7 +878,7 @@ func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *p
 				return err
 			}
 		}
-		if p.left = true; gone && !open { // another client has deleted our child, but all other parties have left
+		if p.left = true; gone && !open { // our child was deleted by another client, and all other parties have left
 			p.hold.Claim.Lose(inc.Deleted())
 			lost = p.hold.Release()
 		} else {
@@ -902,7 +902,7 @@ func (b *DoubleBarrier) Parties(ctx context.Context, inc *session.Incarnation) (
 	if len(all) == 0 {
 		return nil, nil, nil // without parties, the room may have no data yet
 	}
-	data, _, err := inc.Get(ctx, b.room) // after the listing, because a party that is inside must not appear as a waiting party
+	data, _, err := inc.Get(ctx, b.room) // this read follows the listing, because a party that is inside must not appear as a waiting party
 	if err != nil {
 		return nil, nil, err
 	}

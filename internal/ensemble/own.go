@@ -66,7 +66,7 @@ func (o *Own) run(args ...string) string {
 
 // Process starts a shell command, and returns a function that ends the command. The command also
 // ends when this process ends: the kernel then closes the pipe that is the shell's standard input,
-// and the shell kills the command. After 15 minutes, the program timeout kills the command.
+// and the shell kills the command. After 15 minutes, timeout(1) kills the command.
 func Process(tb testing.TB, command string, output *os.File, env ...string) (stop func()) {
 	tb.Helper()
 	cmd := exec.Command("timeout", "--kill-after=1", "900", "sh", "-c", command+` </dev/null & read -r _; kill $!; wait $!`)

@@ -53,13 +53,14 @@ type ended struct{ fault string }
 // The type `strayed` is for the value with which a run panics if it does not repeat an earlier run.
 type strayed string
 
-// All explores a model: it runs the model with all choices, but makes at most `limit` runs. If a run
-// does not repeat an earlier one, All panics: the model depends on something else than its choices.
+// All explores a model: it runs the model with all choices, but makes at most `limit` runs. The same
+// choices must lead to the same run. If they do not, the model depends on something else, and All
+// panics.
 func All(limit int, model func(*Run)) Found { return Retrying(limit, 0, model) }
 
-// Retrying is All for a model whose code under test has several goroutines. The scheduler can
-// interrupt one of them, and so change the run. Retrying then makes the same run again, at most
-// `retries` times.
+// Retrying does the same as All. It is for a model whose code under test has several goroutines.
+// The scheduler can interrupt one of them, and so change the run. If that happens, the function
+// Retrying makes the same run again, at most `retries` times.
 func Retrying(limit, retries int, model func(*Run)) Found {
 	s := &search{seed: maphash.MakeSeed(), seen: make(map[uint64]struct{})}
 	r := &Run{search: s}

@@ -14,8 +14,8 @@ import (
 // This file has the faults for tests over the in-memory server, at a chosen request or at random.
 // The faults for real servers are the business of network.go.
 
-// First returns an interceptor that applies the action a to the first request that `match` accepts,
-// and passes all other requests.
+// First returns an interceptor. It applies an action to the first request that `match` accepts, and
+// passes all other requests.
 func First(a zktest.Action, match func(zktest.Request) bool) func(zktest.Request) zktest.Action {
 	var done atomic.Bool
 	return func(r zktest.Request) zktest.Action {

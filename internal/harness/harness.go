@@ -129,7 +129,7 @@ func PendingStill(t testing.TB, c <-chan error) {
 	}
 }
 
-// Patient makes a server grant session timeouts of at least a minute. It is for tests in real time
+// After Patient, a server grants no session timeout below a minute. It is for tests in real time
 // that expect no loss, because a busy machine can stop a process for seconds.
 var Patient = zktest.WithSessionTimeouts(time.Minute, time.Hour)
 

@@ -77,7 +77,8 @@ func (w *cable) Write(p []byte) (int, error) {
 	return w.Conn.Write(p)
 }
 
-// Stands reports whether the network has not ended a session, and is not about to end it.
+// Stands reports whether a session continues: the network has not ended it, and is not about to end
+// it.
 func (n *Network) Stands(session int64) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

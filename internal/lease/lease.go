@@ -54,7 +54,7 @@ type Lease struct {
 	// has received the handshake, the leader may use a timeout as short as `least`.
 	tried *Instant
 	least time.Duration
-	lower time.Duration // the session timeout after `handshake` is confirmed; 0 if that is the present timeout
+	lower time.Duration // the session timeout from the confirmation of `handshake` on; 0 if the timeout does not change then
 
 	// Of the present connection, each oldest first:
 	handshake *Stamp    // the handshake that continued the session; nil after it is confirmed
@@ -101,8 +101,8 @@ const (
 )
 
 // PingEvery is the interval between pings. The interval is a little shorter than the gap, so the
-// server answers at least one packet in each gap. A write one gap later carries that packet. So a
-// confirmation comes at most two gaps after the previous confirmation, even at the start of a
+// server answers at least one packet in each gap. That packet is carried by a write one gap later.
+// So a confirmation comes at most two gaps after the previous confirmation, even at the start of a
 // connection.
 func PingEvery(timeout time.Duration) time.Duration { return timeout / 4 }
 
@@ -157,9 +157,9 @@ func (v *Lease) Left(now time.Time, holds bool) time.Duration {
 // longer, for a session without holds. It confirms nothing.
 func (v *Lease) Moved(now time.Time) { v.moved = At(now) }
 
-// Trying is called before a handshake is sent that continues the session. The server may grant a
-// timeout as short as `least`. If several handshakes are unanswered, the lease keeps only the one
-// that permits the earliest end of the session.
+// The client calls Trying before it sends a handshake that continues the session. The server may
+// grant a timeout as short as `least`. If several handshakes are unanswered, the lease keeps only
+// the one that permits the earliest end of the session.
 func (v *Lease) Trying(now time.Time, least time.Duration) {
 	if least >= v.timeout || v.tried != nil && v.least-v.tried.Since(now) <= least {
 		return
@@ -249,8 +249,8 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	// Step 1. v.seen needs only a few packets, some time apart.
 	if n := len(v.seen); n == 0 || s.At.Sub(v.seen[n-1].sent) >= v.gap()/8 {
 		// Every unanswered write was sent within the last Silence × timeout, because the connection would
-		// be closed by now if a write were older. So each of these writes carries the packet that is ripe
-		// for the oldest possible write, or a later packet. v.seen does not need earlier packets.
+		// be closed by now if a write were older. A packet that is ripe for the oldest possible write is
+		// ripe for each of them. v.seen does not need earlier packets.
 		if i := v.ripe(now.Add(-time.Duration(Silence * float64(v.timeout)))); i > 0 {
 			v.seen = v.seen[i:]
 		}
@@ -286,8 +286,8 @@ func (v *Lease) heard(at time.Time) {
 }
 
 // Next returns the proof that the client needs next to confirm a later time. The client may wait
-// for the duration `wait` before it sends the request. If `urgent` is set, `wait` is positive only
-// if no packet is ripe yet.
+// for the duration `wait` before it sends the request. If `urgent` is set, the client waits only
+// for a packet to become ripe.
 func (v *Lease) Next(now time.Time, urgent bool) (p Proof, wait time.Duration) {
 	if v.Sure != nil && !urgent {
 		wait = 2*v.gap() - v.Sure.Since(now)

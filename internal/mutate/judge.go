@@ -149,8 +149,8 @@ func each(dir string, total int) (all []*judge, err error) {
 	return together(all), measured.save()
 }
 
-// The type `measurements` has the times and the reached mutants of a binary's tests, as measured without a mutant.
-// A file stores these values for the next run.
+// The type `measurements` is for the tests of one binary. With all mutants switched off, it has the time of each
+// test, and the places of mutants that the test reaches. A file stores these values for the next run.
 type measurements struct {
 	file   string
 	Binary string // a hash

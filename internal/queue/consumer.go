@@ -120,8 +120,8 @@ const noteAtLeast = 8
 //
 // The same write also notes the next items, because a separate write for each item would cost a
 // round trip. If the process crashes, these items count as tried, although the program never
-// received them. That happens to an item at most once, because an item that was tried before is
-// noted alone. Every item is noted alone while the pace is not known, or if only one attempt is
+// received them. That happens to an item at most once, because a second attempt has a note for one
+// item alone. Every item is noted alone while the pace is not known, or if only one attempt is
 // allowed.
 func (p *pump) noting(it *item) <-chan struct{} {
 	p.mu.Lock()

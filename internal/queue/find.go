@@ -263,9 +263,9 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 const aliveFor = time.Second
 
 // The method `bury` moves the lines of deleted marks from the boards of `lots` to their `dead`
-// lines. It returns true if the board of a lot with elements had a line of another mark before the
-// call, or if `others` is true. The argument `others` is the result for earlier lots. If `watch` is
-// set, `bury` lists the marks even if the last listing is fresh.
+// lines. Its result is true if `others` is true, or if the board of a lot with elements had a line
+// of another mark before the call. The argument `others` is the result for earlier lots. If `watch`
+// is set, `bury` lists the marks even if the last listing is fresh.
 func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, others, watch bool) (bool, error) {
 	mine, unknown := q.mark(), false
 	q.mu.Lock()
@@ -375,10 +375,10 @@ func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket
 	}
 }
 
-// The method `list` lists the elements of a lot. It remembers the listing, and uses that listing
-// until an element is added, because the board shows removed elements. If the lot has lines of
-// deleted marks, or the queue has keys, the board does not suffice. In this case, `list` reads the
-// listing again after each removal, too.
+// The method `list` lists the elements of one `lot`. It remembers the listing, and uses that
+// listing until an element is added, because the board shows removed elements. If the lot has lines
+// of deleted marks, or the queue has keys, the board does not suffice. In this case, `list` reads
+// the listing again after each removal, too.
 func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
 	if before, ok := q.listings.Load(t.name); ok {
 		before := before.(contents)

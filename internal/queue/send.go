@@ -45,7 +45,7 @@ func (p *parcel) keyed() bool {
 	return slices.ContainsFunc(p.tags, func(tag string) bool { return keyOf(tag) != "" })
 }
 
-// A producer has the settings of a Queue value for its Sends, and the knowledge that its outboxes
+// A producer has the settings that a Queue value uses in Send, and the facts that its outboxes
 // share.
 type producer struct {
 	site

@@ -133,8 +133,8 @@ func hexMD5(s string) string {
 }
 
 // latin returns `s` in ISO 8859-1. If a character of `s` is not in ISO 8859-1, the result is in
-// UTF-8. The secret is always computed from this form, even if the charset of the exchange is
-// UTF-8.
+// UTF-8. The secret is always computed from the result of this function, even if the charset of the
+// exchange is UTF-8.
 func latin(s string) string {
 	b := make([]byte, 0, len(s))
 	for _, r := range s {

@@ -47,7 +47,7 @@ const (
 const (
 	Removed  = "removed"  // received, or acknowledged
 	Returned = "returned" // returned to their positions
-	Delayed  = "delayed"  // returned for a later time, under other names
+	Delayed  = "delayed"  // returned under other names; consumers receive them at a later time
 	Buried   = "buried"   // moved to the dead letters
 	Missing  = "missing"  // another client had deleted the elements
 )
@@ -64,10 +64,10 @@ type Record struct {
 	Path string `json:"path,omitempty"` // of the primitive, without the chroot
 	Hold string `json:"hold,omitempty"` // the name of the znode of the hold
 	Use  int    `json:"use,omitempty"`  // grant, pass: number of this use of the hold
-	From string `json:"from,omitempty"` // move: the earlier hold that this hold continues; grant: another hold that the same call of Do has
+	From string `json:"from,omitempty"` // in a move, the hold that this hold continues; in a grant, a hold of the same call of Do
 
 	Elements []string `json:"elements,omitempty"` // names of elements of a queue, never used again
-	Claim    string   `json:"claim,omitempty"`    // of elements: the name of the mark of the claimant that has claimed them
+	Claim    string   `json:"claim,omitempty"`    // with Elements: the claimant's mark, by its name
 	Fate     string   `json:"fate,omitempty"`     // release of elements: the end of the claim
 
 	Session string `json:"session,omitempty"`
@@ -103,7 +103,7 @@ type Writer struct {
 	dropped int64             // number of dropped records since the last written record
 	missing bool              // the last call of Write failed in the middle of a line
 	closed  bool              // no more records come
-	held    map[string]Record // the records to write when znodes are deleted, by the full path of the znode
+	held    map[string]Record // by the full path of a znode: the records to write when it is deleted
 
 	wake  chan struct{} // has a token if there are records to write
 	ended chan struct{} // closed when all records are written

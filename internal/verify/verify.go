@@ -192,7 +192,8 @@ func (r *Report) together(a, b *hold) (how string, excused bool) {
 	return "", false
 }
 
-// kin reports whether one of h and o continues the other, or both belong to the same call of Do.
+// kin reports whether h and o belong together: one continues the other, or both belong to the same
+// call of Do.
 func (h *hold) kin(o *hold) bool {
 	return h.descends(o) || o.descends(h)
 }
@@ -217,8 +218,8 @@ func conflict(a, b *hold) bool {
 }
 
 // The method `path` judges the holds of one path. If `all` is true, the traces have ended, and it judges all holds.
-// Otherwise, it judges those that have begun before the time `cut`, up to the first that has not ended. Then it
-// forgets the judged holds that have ended before the time `old`.
+// Otherwise, it judges only holds that have begun before the time `cut`, up to the first one that has not ended.
+// Then it forgets the judged holds that have ended before the time `old`.
 func (j *judge) path(p *place, cut, old time.Time, all bool) {
 	// If two began at the same time, the first to end counts as the first.
 	slices.SortStableFunc(p.holds, func(a, b *hold) int { return cmp.Or(a.begun.Compare(b.begun), a.until().Compare(b.until())) })
@@ -352,9 +353,9 @@ func (j *judge) token(p *place, h *hold) {
 
 // mostAtOnce finds the transaction, during h, in which the holds in `others` had the most permits.
 // It returns the holds of that transaction and their permits. Each of the other holds overlaps h,
-// but two of them need not overlap each other. If a hold overlaps h only by the clocks, it counts
-// in every transaction in which neither the hold that it continues counts, nor the hold that
-// continues it.
+// but two of them need not overlap each other. Some holds overlap h only by the clocks. Such a hold
+// counts in a transaction if its predecessor and its successor do not count there. They are the
+// holds that it continues and that continue it.
 func mostAtOnce(h *hold, others []*hold) (most []*hold, out int64) {
 	from, to := h.certain()
 	for _, at := range append([]*hold{h}, others...) {

@@ -54,6 +54,6 @@ func (e Code) Error() string {
 	return fmt.Sprintf("%s (server's code %d)", text, int32(e))
 }
 
-// Is reports whether e matches `err`: CodeWantsAuth matches zk.ErrAuthFailed, the error of refused
+// Is makes errors.Is return true for CodeWantsAuth and zk.ErrAuthFailed, the error of refused
 // credentials.
 func (e Code) Is(err error) bool { return e == CodeWantsAuth && err == zk.ErrAuthFailed }

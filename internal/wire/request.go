@@ -24,7 +24,8 @@ func AppendBuffer(p, b []byte) []byte {
 	return append(AppendInt32(p, int32(len(b))), b...)
 }
 
-// Connect returns the handshake that continues session id, or opens a new session if id is 0.
+// Connect returns a handshake. If id is 0, the handshake opens a new session, otherwise it
+// continues the session id.
 func Connect(zxid int64, timeout time.Duration, id int64, password []byte) []byte {
 	p := AppendInt32(nil, 0) // the length
 	p = AppendInt32(p, 0)    // the version of the protocol
@@ -34,7 +35,7 @@ func Connect(zxid int64, timeout time.Duration, id int64, password []byte) []byt
 	return EndPacket(AppendBuffer(p, password))
 }
 
-// AppendCreate appends the rest of a request to create a znode. The path comes before that rest.
+// AppendCreate appends the rest of a create request. The path comes before that rest.
 func AppendCreate(p, data []byte, acl []zk.ACL, flags int32) []byte {
 	p = AppendBuffer(p, data)
 	p = AppendInt32(p, int32(len(acl)))
