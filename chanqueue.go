@@ -197,10 +197,9 @@ type Delivery[T any] struct {
 	q       *Queue[T] // the queue of claim
 }
 
-// Deliveries returns a channel of elements that the consumer must settle. An element that Nack
-// returns, or whose claim is lost with its session, is delivered again. Received elements can still
-// be settled after the end of ctx, and [WithPrefetch] does not count them. It is closed like
-// [Queue.Recv]'s channel.
+// Deliveries returns a channel of elements that the consumer must settle. An element is delivered
+// again if Nack returns it, or its claim is lost. Received elements can still be settled after the
+// end of ctx, and [WithPrefetch] does not count them. It is closed like [Queue.Recv]'s channel.
 func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	return consume(ctx, q, queue.Joining{Hand: true}, q.delivery)
 }

@@ -124,7 +124,7 @@ func (rw *RWMutex) Lock(ctx context.Context) error {
 	return opError("lock", rw.path, err)
 }
 
-// RLock locks rw for reading. It waits while a writer holds rw or is ahead in the line, until ctx
+// RLock locks rw for reading. While a writer holds rw or is ahead, it waits, until ctx
 // ends or the Session is closed. Within Do and RDo, use RDo.
 func (rw *RWMutex) RLock(ctx context.Context) error {
 	g, err := rw.acquire(ctx, lock.Shared, false)
@@ -219,9 +219,9 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 	return rw.local.lost(lock.Exclusive, lock.Shared)
 }
 
-// Token returns the number that [Mutex.Token] describes. It is greater than the token of every hold
-// that ended before this hold began. If there is a write hold, the token is that of the write hold.
-// Goroutines that read together share one token; a later call can return a greater one.
+// Token returns the number that [Mutex.Token] describes, for the write hold if there is one. It is
+// greater than the token of every hold that ended earlier. Goroutines that read together share one
+// token; a later call can return a greater one.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	var tok int64
 	err := rw.withCurrent(func(g *lock.Grant, mode lock.HoldMode) (err error) {

@@ -37,8 +37,8 @@ import (
 //
 // # Znodes
 //
-// Each session with open tasks has one ephemeral znode, path/_c_<uuid>-tasks. Its data is the
-// number of these tasks. Persistent tasks have a persistent znode.
+// Each session with open tasks has one ephemeral znode, path/_c_<uuid>-tasks. Its data is their
+// number. Persistent tasks have a persistent znode.
 type WaitGroup struct {
 	made
 	tally  *tally.Tally
