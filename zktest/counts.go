@@ -10,9 +10,9 @@ import (
 
 // Counts has counters of a server's work since its start, and the present sizes of its state.
 type Counts struct {
-	// Requests has the number of requests of each kind that have arrived, by the names of
-	// [Op.String]. Intercepted requests count, and pings do not. A handshake counts as "connect",
-	// and a multi counts as one request.
+	// Requests has the number of requests of each kind that have arrived, by the names of [Op.String].
+	// It includes intercepted requests, but no pings. A handshake counts as "connect", and a multi
+	// counts as one request.
 	Requests map[string]int64
 
 	Pings         int64

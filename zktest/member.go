@@ -359,7 +359,7 @@ func (m *member) advance() {
 		m.commits = m.commits[1:]
 		if n.answer == nil {
 			m.apply()
-		} else if len(m.writes) > 0 && m.writes[0] == n.answer { // if not, m has lost that leader since
+		} else if len(m.writes) > 0 && m.writes[0] == n.answer { // false if m has lost that leader since then
 			m.writes = m.writes[1:]
 			n.answer.body = appendString(nil, n.answer.r.Path)
 			n.answer.finish()
@@ -576,8 +576,8 @@ func (p *pending) finish() {
 
 // The method `drain` answers the requests of x's queue in order, up to the first request that waits
 // for the leader. Requests of an earlier connection also block later requests. At the leader,
-// requests through a follower block them, too. So after a reconnection to this member, a client
-// sees the effects of all its earlier requests there.
+// requests through a follower block later requests, too. So if a client reconnects to this member,
+// the member shows it the effects of all its earlier requests through this member.
 func (x *session) drain() {
 	for len(x.queue) > 0 {
 		p := x.queue[0]

@@ -211,7 +211,8 @@ func (ld *leadership) request(p *pending) {
 	ld.propose(x)
 }
 
-// The method `allowed` returns the code for a write of the session `id` through the member `from`.
+// The session `id` sends a write to the member `from`. The method `allowed` returns the error code
+// of the reply, or 0 if the write is allowed.
 func (ld *leadership) allowed(id int64, from *member) int32 {
 	switch s := ld.sessions[id]; {
 	case s == nil || s.closing:

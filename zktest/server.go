@@ -27,7 +27,7 @@ type Server struct {
 	electionTime   time.Duration // for an ensemble
 	member         *member       // nil for a single server
 
-	wake chan struct{} // has room for one; see rearm
+	wake chan struct{} // has room for one value; see rearm
 	quit chan struct{} // closed by Close
 	wg   sync.WaitGroup
 

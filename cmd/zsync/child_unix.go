@@ -107,7 +107,7 @@ func (p *systemProcess) passOn(sig os.Signal) bool {
 		}
 	case syscall.SIGCONT:
 		if p.shares {
-			return true // the shell has sent it to the whole group, or stopTogether continues the process
+			return true // either the shell has sent the signal to the whole group, or stopTogether continues the process
 		}
 	}
 	s, ok := sig.(syscall.Signal)

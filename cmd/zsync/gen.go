@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra/doc"
 )
 
-// This file writes the man pages and the shell completions, for packagers. The commands have the
-// texts.
+// This file writes the man pages and the shell completions, for packagers. The texts come from the
+// commands.
 
 func genCommand() *cobra.Command {
 	cmd := &cobra.Command{

@@ -294,7 +294,8 @@ for each.`,
 	return cmd
 }
 
-// A retrying has the rules for retries: what happens if the command fails at a scheduled time.
+// The type `retrying` has the rules for retries: what happens if the command fails at a scheduled
+// time.
 type retrying struct {
 	attempts int
 	backoff  zsync.Backoff

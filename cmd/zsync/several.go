@@ -26,7 +26,7 @@ func all(holds []hold) hold {
 		}
 		return errors.Join(errs...)
 	}
-	// During the wait for one hold, a hold that was acquired before it may be lost.
+	// While it waits for the next hold, an earlier one may be lost.
 	whole := func() bool {
 		return !slices.ContainsFunc(sorted, func(h hold) bool {
 			select {

@@ -171,8 +171,8 @@ type Pair[T1, T2 any] struct {
 	Second T2
 }
 
-// EncodePair returns the two encoded values, the second after the first. Ahead of them are four
-// bytes with the length of the first.
+// EncodePair returns the two encoded values, the second after the first. The result begins with the
+// length of the first value, in four bytes.
 func EncodePair[T1, T2 any](c Encoding, v Pair[T1, T2]) ([]byte, error) {
 	first, err := Encode(c, v.First)
 	if err != nil {

@@ -13,9 +13,10 @@ import (
 // This file finds strings that are not UTF-8: encoding/json would change them silently. The file
 // encodes nothing.
 
-// For each byte that is not UTF-8, and for nothing else, encoding/json writes these six characters:
-// a U+FFFD in a string stays as it is. But a string may itself contain the six characters, and a
-// Marshaler may write them. So if they are in a result, checkUTF8 decides.
+// encoding/json writes these six characters for each byte that is not UTF-8. It does not write them
+// for a U+FFFD in a string, which stays as it is. But a string may itself contain the six
+// characters, and a Marshaler may write them. So if a result has these six characters, checkUTF8
+// decides whether a string was invalid.
 const replacement = `\ufffd`
 
 var (

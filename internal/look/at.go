@@ -142,8 +142,8 @@ func other(err error) bool {
 	return errors.Is(err, zsync.ErrMixed) || errors.Is(err, zsync.ErrInvalid) || errors.As(err, &noTime)
 }
 
-// The map `states` has the words for a waiter and for a holder. It has only the kinds in which
-// waiting is no problem.
+// The map `states` has the words for a waiter and for a holder. It leaves out each kind in which a
+// long wait is a problem.
 var states = map[string][]string{string(kinds.Election): {"standby", "leads"}, "queue": {"idle", "holds"}}
 
 // lineOf describes a contender.

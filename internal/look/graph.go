@@ -18,9 +18,9 @@ type Graph struct {
 }
 
 // A Wait records that a session waits at a path for the holders there. If Path is empty, the
-// session waits for the end of a command that it has started, and Holders is the session of that
-// command. For example, a zsync lock command that runs another zsync lock command holds its own
-// lock until the other command ends.
+// session waits for the end of a command that it has started. In that case, Holders has one
+// element: the session of that command. For example, a zsync lock command that runs another zsync
+// lock command holds its own lock until the other command ends.
 type Wait struct {
 	Path    string
 	Holders []string // sessions

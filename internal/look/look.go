@@ -32,7 +32,7 @@ const TooMany = 20_000
 type Place struct {
 	Path  string
 	Kinds []kinds.Kind // by the mark of the path, or else by the names of its children and neighbours
-	Names []string     // of its children; of a map, only the children that are not entries
+	Names []string     // the names of its children; for a map, without the entries
 	Made  int64        // number of children that were ever created, approximately
 	Data  bool         // it has data
 	Gated bool         // it has the neighbour with the waiters for kazoo's permits
@@ -75,8 +75,8 @@ func Look(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
 	return t, nil
 }
 
-// The pattern `rounds` matches the data that a double barrier writes into the parent of its
-// parties: n, and the state of the last rounds.
+// A double barrier writes the number of its parties and the state of its last rounds into the
+// parent znode. The pattern `rounds` matches this data.
 var rounds = regexp.MustCompile(`^\d+( -?\d+:-?\d+:-?\d+)+$`)
 
 // dropMarks removes places that show nothing new. The place of a once, a schedule or a partition
@@ -138,9 +138,9 @@ func each(ctx context.Context, n int, f func(i int) error) error {
 
 // Explore finds the places below `root`. It sends one request for each znode that is not certainly
 // part of a primitive, and one more request for the root and for each possible map. A user may give
-// a lock almost any name. So a name alone shows that a znode is part of a primitive only if a
-// library has generated the name. Explore visits the entries of a map. An entry without a primitive
-// is a place only if the entry is `root`.
+// a lock almost any name. So only a generated name shows by itself that a znode is part of a
+// primitive. Explore visits the entries of a map. An entry without a primitive is a place only if
+// the entry is `root`.
 func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
 	x := &explorer{root: root, groups: map[string]bool{}, inMaps: map[string][]string{}, permits: map[string]bool{}, queues: map[string]bool{}}
 	if root == "" || root[0] != '/' { // an invalid path: the Session returns the error
@@ -373,9 +373,9 @@ type Line struct {
 	Mode     string     `json:"mode,omitempty"`
 	State    string     `json:"state"` // in words
 	Holding  bool       `json:"holding"`
-	Retained bool       `json:"retained,omitempty"` // it keeps its place, and may hold no lock
+	Retained bool       `json:"retained,omitempty"` // it keeps its place in line; perhaps it does not hold the lock at present
 	Owner    string     `json:"owner,omitempty"`
-	Within   []string   `json:"within,omitempty"` // the sessions whose commands have started the process of this session
+	Within   []string   `json:"within,omitempty"` // the sessions above it: a command of such a session has started the process of this session
 	Since    *time.Time `json:"since,omitempty"`  // when the contender came
 	Held     *time.Time `json:"held,omitempty"`   // when it was granted, if that is known
 	Session  string     `json:"session,omitempty"`

@@ -6,9 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// This file makes text safe for a terminal. Other users have written the owners, the paths, and the
-// errors that quote them, and such text must not control the reader's terminal. It does not lay out
-// the output.
+// This file makes text safe for a terminal. The owners, the paths, and the errors that quote them
+// come from other users. Such text must not control the reader's terminal. This file does not lay
+// out the output.
 
 // Plain returns s with special characters escaped: control characters, newlines, bytes that are not
 // UTF-8, and characters that change the direction of the text.

@@ -17,9 +17,9 @@ type Plan struct {
 }
 
 // Fit returns the plan that Balance makes, if `fits` accepts that plan. Otherwise, Fit leaves out
-// as few members as possible, and members without shards before members with shards. The result
-// `out` lists the ids of the members that are left out. Equal `owners` and equal `wants` give the
-// same result in every process.
+// as few members as possible. It leaves out members without shards first. The result `out` lists
+// the ids of the members that are left out. Equal `owners` and equal `wants` give the same result
+// in every process.
 func Fit(owners map[string]string, wants map[string][]string, fits func(Plan) bool) (plan Plan, out []string) {
 	if plan = (Plan{Balance(owners, wants)}); fits(plan) {
 		return plan, nil

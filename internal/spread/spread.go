@@ -14,8 +14,8 @@ import (
 // point: a later call with this result as `owners`, and with an equal `wants`, returns the same
 // owners. Versions of zsync that run at the same time must have the same fixed points.
 //
-//  1. A shard loses its owner if that owner is no longer a member, or does not list the shard. A
-//     shard that no member lists has no owner from then on.
+//  1. A shard loses its owner if that owner is no longer a member, or does not list the shard. If
+//     no member lists the shard, it has no owner.
 //  2. A shard without an owner is given to a member that lists it. If several members list it, the
 //     member with the fewest shards gets it.
 //  3. A shard moves from its owner A to a member B if B lists the shard and A has at least two
@@ -43,14 +43,14 @@ func Balance(owners map[string]string, wants map[string][]string) map[string]str
 	return now
 }
 
-// A balancing is the state of one call of Balance. It numbers the members and the shards in the
-// order of their names.
+// The type `balancing` has the state of one call of Balance. It numbers the members and the shards
+// in the order of their names.
 type balancing struct {
 	ids    []string // of the members
 	load   []int    // by member: number of its shards
 	shards []string
 	owner  []int   // by shard: the member that owns it, or -1
-	set    []int   // by shard: index of the set of members that list it
+	set    []int   // by shard: the index in `sets` of the members that list the shard
 	sets   [][]int // the sets of members that list a shard; many shards have the same set
 	least  []int   // by set: the member with the fewest shards
 }
