@@ -138,7 +138,7 @@ var (
 type Conn struct {
 	net.Conn        // the socket
 	Addr     string // of the server
-	CaughtUp bool   // the server has answered the sync of a continued session; only the reading goroutine uses it
+	CaughtUp bool   // the server has answered the sync of a continued session; this field belongs to the reading goroutine
 	s        *Shared
 	r        *bufio.Reader // reads from Conn; only the reading goroutine uses it
 	head     [replyHeader]byte
@@ -668,8 +668,8 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 
 // The method `own` processes the reply to a request of the connection itself. It does not record
 // the zxid of the reply as seen, because the next connection asks only for events after that zxid.
-// Earlier events may still be missing: the confirming write is sent before the watches are set
-// again.
+// The confirming write is sent before the watches are set again, so events before that zxid may
+// still be missing.
 func (c *Conn) own(info sentInfo, code int32, now time.Time) error {
 	switch info.op {
 	case wire.OpCloseSession:

@@ -167,7 +167,7 @@ func isTLS(c net.Conn) bool {
 }
 
 // confirmPacket returns a write that confirms a continued session with holds: see package lease.
-// The write deletes a znode that does not exist.
+// The write is a delete of a znode that never exists.
 func (c *Conn) confirmPacket() []byte {
 	c.s.Requests.Add(1)
 	p := wire.AppendString(c.begin(nil, wire.OpDelete), c.s.Nobody)

@@ -256,9 +256,9 @@ func (h *Watches) forget(key WatchKey) bool {
 	if key.Kind != WatchChildren && h.watches[other] != nil {
 		return false // the removal would also remove the other watch
 	}
-	// The removal also removes the watches of earlier reads that carry the flag. No waiter needs these
-	// watches, because `forget` has returned above if there is a waiter. A later waiter sends its read
-	// after the removal.
+	// Some earlier reads carry the flag, and the removal also removes their watches. No waiter needs
+	// these watches, because `forget` has returned above if there is a waiter. A later waiter sends
+	// its read after the removal.
 	for _, a := range h.asks[key.onServer()] {
 		a.void = true
 	}

@@ -92,9 +92,9 @@ func (h *hold) end() (lost bool) {
 // library has not reported a loss.
 func (h *hold) believes() bool { return !h.over && !h.a.life.crashed.Load() && !h.told() }
 
-// mayFail returns the errors with which a call of a may fail. A call may fail with ErrDeadlock
-// after a loss, if the lost hold has not ended or has ended a short time ago. After a short time, a
-// Wait may still be releasing the hold.
+// mayFail returns the errors with which an action may fail. A call may fail with ErrDeadlock after
+// a loss, if the lost hold has not ended or has ended a short time ago. After a short time, a Wait
+// may still be releasing the hold.
 func (r *resource) mayFail(a *actor) (errs []error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -271,7 +271,7 @@ func (g *register) did(a *actor, op regOp, began time.Time, era int, err error) 
 	if op.maybe {
 		back = int64(time.Hour) // the request of a failed call may arrive at any later time
 		if g.w.day {
-			back = int64(time.Since(g.w.begun) + 8*g.w.timeout) // no fault delays a request for longer
+			back = int64(time.Since(g.w.begun) + 8*g.w.timeout) // the longest delay of a request by a fault
 		}
 	}
 	ops := []regOp{op}

@@ -32,8 +32,7 @@ func (p *Pace) Due(key string, wait time.Duration) bool {
 	return true
 }
 
-// Again sets the time at which the work for `key` is due, to the end of the duration `wait` from now. Earlier calls no
-// longer count.
+// After a call of Again, the work for `key` is due when the duration `wait` has passed. Earlier calls no longer count.
 func (p *Pace) Again(key string, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

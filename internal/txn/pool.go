@@ -45,8 +45,8 @@ type log struct {
 	version int32 // of the znode, before the transaction writes it
 }
 
-// logACL returns the ACL of a log. It is the session's ACL, but each client that may create may
-// also write: the session's ACL may lack the permission to write.
+// logACL returns the ACL of a log: the session's ACL, but every client that may create may also
+// write. The session's ACL may lack that permission.
 func logACL(cfg session.Config) []zk.ACL {
 	acl := slices.Clone(cfg.ACL)
 	lacks := func(e zk.ACL) bool { return e.Perms&zk.PermCreate != 0 && e.Perms&zk.PermWrite == 0 }
@@ -65,7 +65,8 @@ func logACL(cfg session.Config) []zk.ACL {
 }
 
 // The function `holds` makes the data for the next write to the log. The argument says whether a
-// transaction makes that write. A write without the transaction bars the transaction.
+// transaction makes that write. If another write comes first, the transaction is barred: its own
+// write then fails.
 func (l *log) holds(transaction bool) []byte {
 	data := strconv.AppendInt(nil, int64(l.version), 10)
 	if !transaction {
@@ -74,7 +75,7 @@ func (l *log) holds(transaction bool) []byte {
 	return data
 }
 
-// write returns the operation by which a transaction writes l.
+// The method `write` returns the operation by which a transaction writes the log l.
 func (l *log) write() any {
 	return &zk.SetDataRequest{Path: l.path, Data: l.holds(true), Version: l.version}
 }
@@ -110,7 +111,7 @@ type pool struct {
 	shut shared.Cache[bool] // directories in which the servers do not let us make or write logs
 
 	mu    sync.Mutex
-	idle  map[string][]idleLog // by directory, in the order of their last use
+	idle  map[string][]idleLog // by directory; the logs of a directory are in the order of their last use
 	n     int                  // the number of logs in `idle`
 	swept bool                 // whether the function `sweep` is running
 }
@@ -268,8 +269,8 @@ func (inc incarnation) drop(p *pool, l *log, later bool) {
 		Drop(inc.Incarnation, l.path, later)
 		return
 	}
-	// If the servers refuse the deletion, the client tries it again: the session may live for a
-	// long time, and the directory of the log cannot be deleted before.
+	// If the servers refuse the deletion, the client tries it again. The session may live for a long
+	// time, and until the deletion, the directory of the log cannot be deleted.
 	d := inc.Tidy(&session.Deletion{Paths: []string{l.path}, By: func() error { return inc.RemoveNow(inc.Ctx, l.path) }})
 	if session.ParentPath(l.path) != p.m.Full("/") {
 		d.Await(session.ReleaseTime)

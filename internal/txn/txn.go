@@ -48,7 +48,7 @@ type transaction struct {
 	log  *log
 	made bool               // log is new, and not from the pool
 	open bool               // an attempt got no reply, so it may have been applied, or may be applied later
-	why  refusal            // the refusal to return, unless an open attempt was applied
+	why  refusal            // the error that t returns, unless an open attempt was applied
 	rs   []zk.MultiResponse // the answers to `ops` in the last attempt
 }
 
@@ -75,7 +75,7 @@ func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResp
 	return rs, err
 }
 
-// Within is the variant of [Session] for a given session, `inc`. It creates the log at the root, or
+// Within does the same as [Session], in the given session `inc`. It creates the log at the root, or
 // in `dir` if it has no permission at the root. The paths of `ops` are full paths, which include
 // the chroot. If the error is ErrEnded, nothing was applied, and nothing will be.
 func Within(ctx context.Context, inc *session.Incarnation, dir string, ops []any) ([]zk.MultiResponse, error) {
@@ -243,8 +243,8 @@ func (t *transaction) settle(ctx context.Context, inc client, why refusal) (appl
 }
 
 // begin gives t a log: a log of the pool, or a new log in the first directory where the servers
-// permit a log. If they permit no log, begin applies t without a log, or fails if t may continue in
-// another session.
+// permit a log. If the servers permit no log, there are two cases. If t may continue in another
+// session, `begin` fails; otherwise, `begin` applies t without a log.
 func (t *transaction) begin(ctx context.Context, inc client) (err error) {
 	_, deletes := t.ops[0].(*zk.DeleteRequest)
 	if t.vet && (!deletes || len(t.ops) > 1) { // a transaction with a single delete creates no directory

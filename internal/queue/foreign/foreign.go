@@ -36,8 +36,8 @@ type engine struct {
 	sweeper *queue.Sweeper
 	skips   queue.Skipper
 	line    lock.Line     // line of the consumers that wait for elements
-	sending chan struct{} // a goroutine puts a token in before it sends, and takes it out after
-	taking  chan struct{} // a goroutine puts a token in before it takes, and takes it out after
+	sending chan struct{} // a goroutine puts a token in before it sends an element, and removes the token afterwards
+	taking  chan struct{} // a goroutine puts a token in before it takes an element, and removes the token afterwards
 	faults  sync.Map      // a set of chan error, which receive the errors that keep consumers from consuming
 
 	mu        sync.Mutex
