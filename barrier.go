@@ -94,7 +94,7 @@ func unlessNoNode(err error) error {
 	return err
 }
 
-// The method change applies one operation to the znode exactly once. If there is nothing to
+// The method `change` applies one operation to the znode exactly once. If there is nothing to
 // change, the error is NodeExists or NoNode.
 func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
 	if err := cmp.Or(b.misuse(), session.CtxErr(ctx)); err != nil {
@@ -126,7 +126,7 @@ func (b *Barrier) Wait(ctx context.Context) error {
 	return opError("wait", b.path, err)
 }
 
-// The method await does the work of Wait within one session.
+// The method `await` does the work of Wait within one session.
 func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed **zk.Stat) error {
 	key := conn.WatchKey{Kind: conn.WatchData, Path: inc.Manager.Full(b.path)}
 	// The first read must be fresh, because a server that lags could show a closed barrier as

@@ -110,7 +110,7 @@ func (q *Queue[T]) SendAt(ctx context.Context, t time.Time, vs ...T) error {
 	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle, Due: t}, vs))
 }
 
-// The method send sends vs in the batch b.
+// The method `send` sends vs in the batch b.
 func (q *Queue[T]) send(ctx context.Context, b queue.Batch, vs []T) error {
 	if q.misuse() != nil {
 		return q.misuse()
@@ -128,7 +128,7 @@ func (q *Queue[T]) send(ctx context.Context, b queue.Batch, vs []T) error {
 	return err
 }
 
-// The method fill encodes vs into b.
+// The method `fill` encodes vs into b.
 func (q *Queue[T]) fill(b queue.Batch, vs []T) (queue.Batch, error) {
 	for i, v := range vs {
 		data, err := codec.Encode(q.cfg.codec, v)
@@ -155,14 +155,14 @@ func (q *Queue[T]) Recv(ctx context.Context) <-chan T {
 	return consume(ctx, q, queue.Joining{}, value[T])
 }
 
-// The function value returns the value of a claimed element. If the element could not be
+// The function `value` returns the value of a claimed element. If the element could not be
 // decoded, it returns zero.
 func value[T any](claim queue.Item) T {
 	v, _ := claim.Element().Value.(T) // if T is an interface, the Value may be nil
 	return v
 }
 
-// The function offer sends d, the claimed element, to ch, and reports whether a reader took d.
+// The function `offer` sends d, the claimed element, to ch, and reports whether a reader took d.
 // If no reader took it, offer returns the element to the queue.
 func offer[D any](c queue.Consumer, claim queue.Item, ch chan<- D, d D) bool {
 	down, over := claim.Withdrawn()
@@ -204,7 +204,7 @@ func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	return consume(ctx, q, queue.Joining{Hand: true}, q.delivery)
 }
 
-// The method delivery returns the Delivery of a claimed element.
+// The method `delivery` returns the Delivery of a claimed element.
 func (q *Queue[T]) delivery(claim queue.Item) Delivery[T] {
 	e := claim.Element()
 	return Delivery[T]{Value: value[T](claim), Attempt: e.Attempts + 1, Sent: e.Sent, ID: e.ID, claim: claim, q: q}
@@ -251,7 +251,7 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 	}
 }
 
-// The method join adds a consumer for callers that request an element only when they are ready
+// The method `join` adds a consumer for callers that request an element only when they are ready
 // for it. The consumer leaves when its context ends or the Session is closed, even during a
 // call of Next or the work on an element. Next then ends too, because of the context or of
 // Closing. If it still returns an element, the caller must settle that element as usual.
@@ -267,12 +267,12 @@ func (q *Queue[T]) join(ctx context.Context, o queue.Joining) queue.Consumer {
 	return c
 }
 
-// The method ending returns the reason why a consumer with ctx gets no further element.
+// The method `ending` returns the reason why a consumer with ctx gets no further element.
 func (q *Queue[T]) ending(ctx context.Context) error {
 	return cmp.Or(session.CtxErr(ctx), q.s.m.Failure(), ErrClosed)
 }
 
-// The method handed returns a claimed element as a Delivery for the program, and reports it to
+// The method `handed` returns a claimed element as a Delivery for the program, and reports it to
 // the tracer.
 func (q *Queue[T]) handed(ctx context.Context, claim queue.Item) Delivery[T] {
 	d := q.delivery(claim)
@@ -281,7 +281,7 @@ func (q *Queue[T]) handed(ctx context.Context, claim queue.Item) Delivery[T] {
 	return d
 }
 
-// The function consume returns a channel. It sends to the channel each element that a consumer
+// The function `consume` returns a channel. It sends to the channel each element that a consumer
 // claims, converted by wrap. It closes the channel when ctx ends or the Session is closed.
 func consume[T, D any](ctx context.Context, q *Queue[T], o queue.Joining, wrap func(queue.Item) D) <-chan D {
 	ch := make(chan D)
@@ -380,7 +380,7 @@ func (d Delivery[T]) settle(ctx context.Context, op string, s queue.Settlement) 
 	return opError(op, d.q.path, err)
 }
 
-// The method received reports to the tracer that a consumer with ctx got an element.
+// The method `received` reports to the tracer that a consumer with ctx got an element.
 func (q *Queue[T]) received(ctx context.Context) {
 	_, end := q.tracers().queueing(ctx, "receive", q.path, 1)
 	end(nil)
@@ -401,7 +401,7 @@ func (d Delivery[T]) Context() context.Context {
 // The methods below use a Queue without a consumer. They take one element, read elements, count
 // them or delete them.
 
-// The function ask calls f with q's engine, unless an argument of q is invalid.
+// The function `ask` calls f with q's engine, unless an argument of q is invalid.
 func ask[T, R any](ctx context.Context, q *Queue[T], op string, f func(queue.Engine, context.Context) (R, error)) (r R, err error) {
 	if err = q.misuse(); err == nil {
 		r, err = f(q.q, ctx)

@@ -53,7 +53,7 @@ func (o CodecOption) applyValue(c *valueConfig) {
 	}
 }
 
-// The function decoded decodes stored bytes. If it fails, the error contains the number of
+// The function `decoded` decodes stored bytes. If it fails, the error contains the number of
 // bytes, and the value is zero.
 func decoded[T any](c Codec, data []byte) (T, error) {
 	v, err := codec.Decode[T](c, data)

@@ -76,7 +76,7 @@ func NewCond(s *Session, path string, l Locker) *Cond {
 // Path returns the path that c was made with.
 func (c *Cond) Path() string { return c.path }
 
-// The method check returns the reason why an operation cannot begin, or nil.
+// The method `check` returns the reason why an operation cannot begin, or nil.
 func (c *Cond) check() error {
 	if c.misuse() == nil && c.L == nil {
 		return session.Invalid("the Locker L is nil")
@@ -132,7 +132,7 @@ func (c *Cond) wait(ctx context.Context) error {
 	return nil
 }
 
-// The method enter creates a znode at the end of the line, and lists the line. The error is
+// The method `enter` creates a znode at the end of the line, and lists the line. The error is
 // ErrEnded if the session ends.
 func (c *Cond) enter(ctx context.Context) (*lock.Claim, []string, error) {
 	if c.misuse() != nil {
@@ -149,7 +149,7 @@ func (c *Cond) enter(ctx context.Context) (*lock.Claim, []string, error) {
 	return p, roll.Names(), nil
 }
 
-// The method unlock unlocks L, and returns the function that locks L again. The unlocking does
+// The method `unlock` unlocks L, and returns the function that locks L again. The unlocking does
 // not stop when ctx ends: it continues in the background.
 //
 // If ctx comes from a Do of a lock of this package, unlock releases the hold of that Do, and
@@ -174,7 +174,7 @@ func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, 
 	return nil, session.CtxErr(ctx)
 }
 
-// An outside is a context without the mark that it comes from a Do.
+// The type `outside` is a context without the mark that it comes from a Do.
 type outside struct{ context.Context }
 
 func (o outside) Value(key any) any {
@@ -184,7 +184,7 @@ func (o outside) Value(key any) any {
 	return o.Context.Value(key)
 }
 
-// The method sleep waits until p has a signal.
+// The method `sleep` waits until p has a signal.
 func (c *Cond) sleep(ctx context.Context, p *lock.Claim, names []string) error {
 	c.s.m.Waiters.Add(1)
 	defer c.s.m.Waiters.Add(-1)
@@ -203,7 +203,7 @@ func (c *Cond) sleep(ctx context.Context, p *lock.Claim, names []string) error {
 	return c.guard(ctx, p, names, own.Fired)
 }
 
-// The method guard passes on the signals of deleted waiters ahead of p. It returns when woken
+// The method `guard` passes on the signals of deleted waiters ahead of p. It returns when woken
 // is closed or p's znode is deleted.
 func (c *Cond) guard(ctx context.Context, p *lock.Claim, names []string, woken <-chan struct{}) error {
 	for {
@@ -268,7 +268,7 @@ func (c *Cond) watchLast(ctx context.Context, inc *session.Incarnation, ahead []
 	return w.Fired, leave, nil
 }
 
-// The method list lists the waiters and their signals.
+// The method `list` lists the waiters and their signals.
 func (c *Cond) list(ctx context.Context, list func(context.Context, string) ([]string, *zk.Stat, error)) ([]string, error) {
 	names, _, err := list(ctx, c.line.Dir)
 	if session.IsNoNode(err) {
@@ -277,7 +277,7 @@ func (c *Cond) list(ctx context.Context, list func(context.Context, string) ([]s
 	return names, err
 }
 
-// The method take deletes p's znode and its signal, because the signal has reached the caller
+// The method `take` deletes p's znode and its signal, because the signal has reached the caller
 // of Wait (step 4).
 //
 // If the reply is lost, the transaction is sent again, and fails without harm, because both
@@ -310,7 +310,7 @@ func (c *Cond) take(ctx context.Context, p *lock.Claim) {
 	}
 }
 
-// The method leave deletes p's znode, but takes no signal. If p has a signal, it remains
+// The method `leave` deletes p's znode, but takes no signal. If p has a signal, it remains
 // without its waiter and must be passed on. We do that if we can. If we cannot, the waiter
 // behind us does it.
 func (c *Cond) leave(p *lock.Claim) {
@@ -368,7 +368,7 @@ func (c *Cond) waiterOf(signal string) (string, bool) {
 	return "_c_" + name, true
 }
 
-// The method unsignalled returns the waiters without a signal, in their order.
+// The method `unsignalled` returns the waiters without a signal, in their order.
 func (c *Cond) unsignalled(ctx context.Context, inc *session.Incarnation, names []string) ([]lock.Child, error) {
 	all, err := c.line.InOrder(ctx, inc, names)
 	if err != nil {
@@ -383,7 +383,7 @@ func (c *Cond) unsignalled(ctx context.Context, inc *session.Incarnation, names 
 	return slices.DeleteFunc(all, func(w lock.Child) bool { return signalled[w.Name] }), nil
 }
 
-// The method orphans returns those signals among names whose waiters were deleted.
+// The method `orphans` returns those signals among names whose waiters were deleted.
 func (c *Cond) orphans(names []string) []string {
 	present := make(map[string]bool, len(names))
 	for _, name := range names {
@@ -398,7 +398,7 @@ func (c *Cond) orphans(names []string) []string {
 	return out
 }
 
-// The method mend passes on the signals of deleted waiters among names. It returns a listing
+// The method `mend` passes on the signals of deleted waiters among names. It returns a listing
 // without such signals. A signal is created while its waiter exists, and the waiter deletes
 // both in one transaction. So if a listing shows a signal without its waiter, the waiter did
 // not take the signal.
@@ -418,7 +418,7 @@ func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []strin
 	}
 }
 
-// The method pass moves the signal at path to the first waiter that has no signal and entered
+// The method `pass` moves the signal at path to the first waiter that has no signal and entered
 // the line before the signal was given. If there is no such waiter, pass deletes the signal.
 // Other clients may do the same at this moment. That is harmless, because the signal can be
 // deleted only once. If another program has created a znode below the signal, the signal cannot
@@ -463,7 +463,7 @@ func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []strin
 	return false, unlessChanged(err)
 }
 
-// The method mark returns the writes that give a signal to w. They fail if w has a signal
+// The method `mark` returns the writes that give a signal to w. They fail if w has a signal
 // already, or is deleted. The argument data is empty for a new signal. For a signal that is
 // passed on, it is the zxid at which the signal was first given.
 //
@@ -509,7 +509,7 @@ func (c *Cond) signal(ctx context.Context) error {
 	}
 }
 
-// The method waiting passes on the signals of deleted waiters. Then it returns the waiters that
+// The method `waiting` passes on the signals of deleted waiters. Then it returns the waiters that
 // can get a signal, in their order.
 //
 // The result must contain each waiter that unlocked L before the call of Signal. So the method

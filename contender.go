@@ -9,7 +9,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// The function describe reads the znodes of contenders below dir. It leaves out contenders that
+// The function `describe` reads the znodes of contenders below dir. It leaves out contenders that
 // have left since the listing. If this client has no permission to read a znode, the owner
 // stays unknown.
 func describe(ctx context.Context, inc *session.Incarnation, dir string, names []string, judge func(i int) (Mode, bool)) ([]Contender, error) {
@@ -93,7 +93,7 @@ func (m Mode) String() string {
 	return "unknown"
 }
 
-// The function contenders describes all contenders in the line. The function judge returns the
+// The function `contenders` describes all contenders in the line. The function judge returns the
 // mode of the i'th contender, and whether that contender holds.
 func contenders(ctx context.Context, l *lock.Line, judge func(all []lock.Child, i int) (Mode, bool)) ([]Contender, error) {
 	var out []Contender
@@ -120,7 +120,7 @@ func contenders(ctx context.Context, l *lock.Line, judge func(all []lock.Child, 
 	return out, err
 }
 
-// The function leader describes the first contender in the line of an election.
+// The function `leader` describes the first contender in the line of an election.
 func leader(name string, n session.Node) Contender {
 	return Contender{
 		Owner: string(n.Data), Node: name, Session: n.Stat.EphemeralOwner,

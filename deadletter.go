@@ -26,7 +26,7 @@ func (q *Queue[T]) Dead(ctx context.Context) iter.Seq2[DeadLetter, error] {
 	return q.dead(ctx, "dead")
 }
 
-// The method dead does the work of Dead, with op as the operation in its errors.
+// The method `dead` does the work of Dead, with op as the operation in its errors.
 func (q *Queue[T]) dead(ctx context.Context, op string) iter.Seq2[DeadLetter, error] {
 	return func(yield func(DeadLetter, error) bool) {
 		if q.misuse() != nil {

@@ -67,7 +67,7 @@ type Election struct {
 	wishes []string // names of the wishes that e leads, read when e's turn came; guarded by mu
 }
 
-// A term is a leadership during which Run calls its function.
+// The type `term` is a leadership during which Run calls its function.
 type term struct {
 	grant    *lock.Grant
 	stop     context.CancelCauseFunc // ends the context of the function
@@ -117,7 +117,7 @@ func (e *Election) Campaign(ctx context.Context) error {
 	return opError("campaign", e.path, err)
 }
 
-// The method campaign waits until e leads. The argument run says that the caller is Run. The
+// The method `campaign` waits until e leads. The argument run says that the caller is Run. The
 // result is the context for the leadership.
 func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lock.Grant, error) {
 	switch {
@@ -147,7 +147,7 @@ func (e *Election) Resign() error {
 	return opError("resign", e.path, err)
 }
 
-// The method resign ends the leadership of g, unless another goroutine has ended it. If g is
+// The method `resign` ends the leadership of g, unless another goroutine has ended it. If g is
 // Run's, resign ends the context of Run's function, and the next leader begins when that
 // function has returned.
 func (e *Election) resign(ctx context.Context, g *lock.Grant) error {
@@ -176,7 +176,7 @@ func (e *Election) resign(ctx context.Context, g *lock.Grant) error {
 	return nil
 }
 
-// The method current returns the leadership of e.
+// The method `current` returns the leadership of e.
 func (e *Election) current() (*lock.Grant, error) {
 	if e.misuse() != nil {
 		return nil, e.misuse()
@@ -236,7 +236,7 @@ func endOfClosed(closed, err error) error {
 	return errors.Join(closed, err)
 }
 
-// The method lead runs f while e holds g, and then releases g. It returns f's error and the
+// The method `lead` runs f while e holds g, and then releases g. It returns f's error and the
 // error of the release. The argument outer is the context of Run.
 func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ctx context.Context) error) (err, ended error) {
 	ctx, end, rest := endingContext(leading)
@@ -264,7 +264,7 @@ func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ct
 	return err, ended
 }
 
-// The method leave ends the term t, whose function has returned. If Resign has begun the
+// The method `leave` ends the term t, whose function has returned. If Resign has begun the
 // release, leave completes it: the next leader must not begin before the function has returned.
 func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
 	e.mu.Lock()
@@ -383,14 +383,14 @@ func (e *Election) Observe(ctx context.Context) <-chan Contender {
 	return out
 }
 
-// A spectator follows the line, and sends the first contender each time it changes.
+// The type `spectator` follows the line, and sends the first contender each time it changes.
 type spectator struct {
 	line *lock.Line
 	out  chan<- Contender
 	told string // the name of the last contender sent
 }
 
-// The method observe follows the line within one session:
+// The method `observe` follows the line within one session:
 //  1. List the children.
 //  2. If there are no children, wait for the first one, and continue with step 1.
 //  3. If there are children, read the first one, with a watch on its deletion.
@@ -430,12 +430,12 @@ func (o *spectator) awaitAnyone(ctx context.Context, inc *session.Incarnation) e
 	return inc.AwaitFired(ctx, w)
 }
 
-// The method follow sends the first contender, and waits until its znode is deleted.
+// The method `follow` sends the first contender, and waits until its znode is deleted.
 func (o *spectator) follow(ctx context.Context, inc *session.Incarnation, first string) error {
 	return inc.WhileThere(ctx, session.ChildPath(o.line.Dir, first), func(w *conn.Watch) error { return o.tell(ctx, inc, first, w) })
 }
 
-// The method tell sends the first contender to the reader, and returns when w has fired.
+// The method `tell` sends the first contender to the reader, and returns when w has fired.
 func (o *spectator) tell(ctx context.Context, inc *session.Incarnation, first string, w *conn.Watch) error {
 	if first == o.told {
 		return inc.AwaitFired(ctx, w)

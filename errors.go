@@ -84,7 +84,7 @@ func waitEnded(ctx context.Context, s *Session, err error, start time.Time, behi
 	return &WaitError{Behind: behind, Place: place, Waited: time.Since(start), err: s.m.Explained(ctx, err)}
 }
 
-// The method waited returns err. If ctx has ended a wait since start, it adds the length of the
+// The method `waited` returns err. If ctx has ended a wait since start, it adds the length of the
 // wait, and whether a server answered.
 func (s *Session) waited(ctx context.Context, start time.Time, err error) error {
 	lasted := time.Since(start).Round(time.Millisecond)
@@ -135,7 +135,7 @@ func opError(op, path string, err error) error {
 	return &Error{Op: op, Path: path, Err: err}
 }
 
-// The map releases has other texts for ErrNotLocked, for operations on holds that are not
+// The map `releases` has other texts for ErrNotLocked, for operations on holds that are not
 // locks.
 var releases = map[string]string{
 	"resign": "not held", "transfer": "not held", "release": "not held", "leave": "not entered, or already left",
@@ -264,7 +264,7 @@ func lostError(why session.LossCause, session int64, since time.Time) error {
 	return &LostError{Reason: LossReason(why), Session: session, Since: since}
 }
 
-// The function givenUp returns the error of a hold that this process itself ends.
+// The function `givenUp` returns the error of a hold that this process itself ends.
 func givenUp(session int64, why error, now time.Time) error {
 	return &LostError{Reason: LossGivenUp, Session: session, Since: now, Err: why}
 }

@@ -106,7 +106,7 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 	}
 }
 
-// The method try does the work of do within one session, with the lock of the key.
+// The method `try` does the work of do within one session, with the lock of the key.
 func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, came **zk.Stat, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
 	// The readers wait for the caller that runs its function. Then they all read at the same time.
 	err = rw.RDo(ctx, func(ctx context.Context) (err error) {
@@ -159,7 +159,7 @@ func (f *Flight[T]) lockOf(key string) *RWMutex {
 
 const flightResult = "result"
 
-// The method look reads the result. It reports whether the result is for this caller: it was
+// The method `look` reads the result. It reports whether the result is for this caller: it was
 // stored after the call began, or less than keep before that. Both times are by the servers'
 // clock.
 //
@@ -167,7 +167,7 @@ const flightResult = "result"
 // it. Our server has shown us that no such process is ahead. So it has applied the release, and
 // the earlier write of the result too.
 //
-// The argument came points to the Stat of the first znode of this call. If that is nil, look
+// The argument `came` points to the Stat of the first znode of this call. If that is nil, look
 // sets it.
 func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T, ok bool, err error) {
 	g, _, err := rw.current()
@@ -189,7 +189,7 @@ func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T,
 	return v, true, nil
 }
 
-// The method fresh compares two times of the servers' clock, which is the clock of their
+// The method `fresh` compares two times of the servers' clock, which is the clock of their
 // leader. The clock may have been set back between the two times. If it was set back by keep or
 // more, the result no longer counts. If it was set back by less, the result counts for that
 // much longer.
@@ -198,7 +198,7 @@ func (f *Flight[T]) fresh(came, stored *zk.Stat) bool {
 	return age > -f.keep && age < f.keep || stored.Mzxid > came.Czxid
 }
 
-// The method read reads the znode of g, and the result next to it.
+// The method `read` reads the znode of g, and the result next to it.
 func (f *Flight[T]) read(ctx context.Context, g *lock.Grant) (own *zk.Stat, result session.Node, err error) {
 	c := g.Claim
 	nodes, err := c.Incarnation.GetAll(ctx, []string{c.Znode(), session.ChildPath(c.Line.Dir, flightResult)})
@@ -211,7 +211,7 @@ func (f *Flight[T]) read(ctx context.Context, g *lock.Grant) (own *zk.Stat, resu
 	return nodes[0].Stat, nodes[1], nil
 }
 
-// The method store stores v as the result while rw is held.
+// The method `store` stores v as the result while rw is held.
 func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 	data, err := codec.Encode(f.codec, v)
 	if err != nil {
@@ -267,7 +267,7 @@ func (f *Flight[T]) sweepAfter() time.Duration {
 	return min(f.keep, math.MaxInt64-time.Hour) + time.Second
 }
 
-// The method remove deletes the result below dir, if it has expired and no caller is using the
+// The method `remove` deletes the result below dir, if it has expired and no caller is using the
 // key. It reports whether no further try is necessary. While a caller uses the key, a further
 // try is necessary, because that caller may leave the result as it is.
 func (f *Flight[T]) remove(dir string) bool {
@@ -311,7 +311,7 @@ func (f *Flight[T]) sweepSoon(ctx context.Context, rw *RWMutex) {
 	over()
 }
 
-// The method sweep removes the results that had expired when c entered its line. The argument
+// The method `sweep` removes the results that had expired when c entered its line. The argument
 // own is the Stat of c's znode.
 func (f *Flight[T]) sweep(c *lock.Claim, own *zk.Stat) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

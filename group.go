@@ -157,8 +157,8 @@ func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T],
 	}
 }
 
-// encode returns the stored form of info. It returns an error if that form does not fit into a
-// request.
+// The method `encode` returns the stored form of info. It returns an error if that form does not
+// fit into a request.
 func (m *Membership[T]) encode(info T) ([]byte, error) {
 	data, what := []byte(m.id), "id"
 	if !m.g.kazoo {
@@ -177,14 +177,14 @@ func (m *Membership[T]) encode(info T) ([]byte, error) {
 // ID returns the id that m has joined with.
 func (m *Membership[T]) ID() string { return m.id }
 
-// The method failure returns the reason why m has ended.
+// The method `failure` returns the reason why m has ended.
 func (m *Membership[T]) failure() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.err
 }
 
-// The method run keeps m in the group until m leaves or the Session is closed.
+// The method `run` keeps m in the group until m leaves or the Session is closed.
 func (m *Membership[T]) run() {
 	defer close(m.ended)
 	free := m.g.s.ids.Take(m.leaving, m.path)
@@ -209,7 +209,7 @@ func (m *Membership[T]) run() {
 	}
 }
 
-// The method stay keeps m in the group within one session. If it fails and the znode exists or
+// The method `stay` keeps m in the group within one session. If it fails and the znode exists or
 // may exist, it also returns the deletion of the znode.
 func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Deletion, err error) {
 	for {
@@ -239,7 +239,7 @@ func (m *Membership[T]) observe(kind session.ReportKind, err error) {
 	m.g.s.m.Observe(session.Report{Kind: kind, Op: "join", Path: m.g.path, Err: err})
 }
 
-// The method enter creates the znode in inc's session, after it has waited for the deletion of
+// The method `enter` creates the znode in inc's session, after it has waited for the deletion of
 // another session's znode. If enter fails, it returns the deletion of the znode that it may
 // have created.
 //
@@ -287,7 +287,7 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion,
 	}
 }
 
-// The method write stores m.data in the znode.
+// The method `write` stores m.data in the znode.
 func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) error {
 	// When m leaves, a write must not follow, because the next member with the same id may have
 	// its znode already.
@@ -409,7 +409,7 @@ func (g *Group[T]) Members(ctx context.Context) ([]Member[T], error) {
 	return members, opError("members", g.path, errors.Join(bad...))
 }
 
-// The method members decodes the znodes of members.
+// The method `members` decodes the znodes of members.
 func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], bad []error) {
 	members = []Member[T]{} // nil would mean that the members could not be read
 	for name, n := range nodes {
@@ -439,7 +439,7 @@ func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], 
 	return members, bad
 }
 
-// The function unescaped returns the id of a member, even if another program has chosen a name
+// The function `unescaped` returns the id of a member, even if another program has chosen a name
 // that zsync would not choose.
 func unescaped(name string) string {
 	if id, ok := session.KeyOfName(name); ok {

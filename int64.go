@@ -41,7 +41,7 @@ func NewInt64(s *Session, path string, opts ...ValueOption) *Int64 {
 	return &Int64{v}
 }
 
-// The method bad returns the reason why a zero Int64 cannot be used.
+// The method `bad` returns the reason why a zero Int64 cannot be used.
 func (n *Int64) bad(op string) error {
 	if n.v == nil {
 		return opError(op, "", session.Invalid("a zero value; an Int64 is made by NewInt64, with a Session and a path"))

@@ -25,7 +25,7 @@ func (q *localLock) init(s *Session, kind, path string, ln lock.Line, c lockConf
 	q.Handoffs, q.Retain, q.Kept = c.handoffs, c.retain, &s.kept
 }
 
-// The method acquire waits for a grant. The argument pin says that the caller is a Do.
+// The method `acquire` waits for a grant. The argument pin says that the caller is a Do.
 func (q *localLock) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (*lock.Grant, error) {
 	end := func(string, error) {}
 	if q.told(mode) {
@@ -46,7 +46,7 @@ func (q *localLock) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (
 	return g, nil
 }
 
-// The method contender describes the contender for which a wait must wait.
+// The method `contender` describes the contender for which a wait must wait.
 func (q *localLock) contender(b lock.Behind) Contender {
 	switch {
 	case b.Own != nil:
@@ -57,7 +57,7 @@ func (q *localLock) contender(b lock.Behind) Contender {
 	return headContender(b, Mode(b.Mode))
 }
 
-// The method try makes one attempt at a grant. It returns a nil grant if another contender is
+// The method `try` makes one attempt at a grant. It returns a nil grant if another contender is
 // ahead.
 func (q *localLock) try(ctx context.Context, mode lock.HoldMode) (*lock.Grant, error) {
 	g, err := q.Try(ctx, mode)
@@ -68,19 +68,19 @@ func (q *localLock) try(ctx context.Context, mode lock.HoldMode) (*lock.Grant, e
 	return g, err
 }
 
-// The method told reports whether a tracer sees operations in mode.
+// The method `told` reports whether a tracer sees operations in mode.
 func (q *localLock) told(mode lock.HoldMode) bool {
 	return q.Entry(mode).Op != "" && q.s.tracers.tracer != nil
 }
 
-// The method traced returns a function that describes q for a tracer.
+// The method `traced` returns a function that describes q for a tracer.
 func (q *localLock) traced(mode lock.HoldMode) func() Op {
 	return func() Op {
 		return q.s.tracers.traced(q.kind, q.Entry(mode).Op, q.Path)
 	}
 }
 
-// The method follow reports the hold of g to the tracer. It returns the context that the tracer
+// The method `follow` reports the hold of g to the tracer. It returns the context that the tracer
 // makes from ctx.
 func (q *localLock) follow(ctx context.Context, mode lock.HoldMode, g *lock.Grant) context.Context {
 	if !q.told(mode) {
@@ -93,7 +93,7 @@ func (q *localLock) lost(modes ...lock.HoldMode) <-chan struct{} {
 	return q.Standing(modes...).Done()
 }
 
-// The method yield begins to release the caller's hold in mode, for Cond.Wait. It chooses the
+// The method `yield` begins to release the caller's hold in mode, for Cond.Wait. It chooses the
 // hold before it returns. The function finish waits until that hold is released, and the
 // function again acquires another hold. If the caller is inside a Do, d is the call of that Do,
 // and the new hold belongs to d. Until then, d has no hold, and no loss ends its context.
@@ -159,7 +159,7 @@ func endingContext(ctx context.Context) (_ context.Context, end context.CancelCa
 	return ctx, end, rest
 }
 
-// The method nest runs f inside d, which already has a hold in mode. The context of f ends with
+// The method `nest` runs f inside d, which already has a hold in mode. The context of f ends with
 // that hold.
 func (d *doCall) nest(ctx context.Context, op, path string, mode lock.HoldMode, f func(ctx context.Context) error) error {
 	if err := d.stands(mode); err != nil {
@@ -206,7 +206,7 @@ func doHolding(ctx context.Context, key doKey, d *doCall, f func(ctx context.Con
 	return f(ctx)
 }
 
-// The method do runs f while a new doCall d has g. Then it calls rest, and releases g, or the
+// The method `do` runs f while a new doCall d has g. Then it calls rest, and releases g, or the
 // grant that Cond.Wait has acquired instead of g. If f has unlocked g in another way, there is
 // nothing to release, and do returns ErrNotLocked.
 func (q *localLock) do(ctx context.Context, key doKey, op string, g *lock.Grant, f func(ctx context.Context) error, rest func()) error {

@@ -95,8 +95,8 @@ func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, un
 	}), nil
 }
 
-// A stander is a Locker of this package. Its method returns the lock and the modes in which it
-// can hold it. The first mode is the mode of Lock.
+// The type `stander` is a Locker of this package. Its method returns the lock and the modes in
+// which it can hold it. The first mode is the mode of Lock.
 type stander interface {
 	stand() (*lock.Lock, []lock.HoldMode)
 }

@@ -16,7 +16,7 @@ type lockConfig struct {
 	err      error
 }
 
-// A limits has the settings of WithMaxHold and WithHealth.
+// The type `limits` has the settings of WithMaxHold and WithHealth.
 type limits struct {
 	max    time.Duration
 	health func(ctx context.Context) error
@@ -182,7 +182,7 @@ func WithLayout(l Layout) LockOption {
 	}
 }
 
-// The function limit returns an option of locks and elections that sets a limit of their holds.
+// The function `limit` returns an option of locks and elections that sets a limit of their holds.
 func limit(name string, err error, set func(*limits)) LockOption {
 	return lockOption{
 		name: name,
@@ -240,7 +240,7 @@ func (l Layout) String() string {
 	return nameOf(l, "Layout", "curator", "kazoo", "selector")
 }
 
-// The method naming returns a function for the names of znodes of the layout, up to their
+// The method `naming` returns a function for the names of znodes of the layout, up to their
 // number.
 func (l Layout) naming() func(guid, base string) string {
 	if l == LayoutKazoo {

@@ -82,7 +82,7 @@ func (m *Map[V]) fail(op, key string, err error) error {
 	return opError(op, m.path, fmt.Errorf("key %q: %w", key, err))
 }
 
-// znode returns the full path of key on the server.
+// The method `znode` returns the full path of key on the server.
 func (m *Map[V]) znode(ctx context.Context, key string) (string, error) {
 	if err := m.check(ctx); err != nil {
 		return "", err
@@ -94,7 +94,7 @@ func (m *Map[V]) znode(ctx context.Context, key string) (string, error) {
 	return m.s.m.Full(path), nil
 }
 
-// The method stored returns the path of key's znode, and the stored form of v. It returns an
+// The method `stored` returns the path of key's znode, and the stored form of v. It returns an
 // error if that form does not fit into a transaction.
 func (m *Map[V]) stored(ctx context.Context, key string, v V) (znode string, data []byte, err error) {
 	if znode, err = m.znode(ctx, key); err != nil {
@@ -128,7 +128,7 @@ func (m *Map[V]) Load(ctx context.Context, key string) (V, Version, error) {
 	return v, versionOf(n.Stat), m.fail("load", key, err)
 }
 
-// The method read reads the newest state of the key at path. If there is no such key, the Stat
+// The method `read` reads the newest state of the key at path. If there is no such key, the Stat
 // is nil.
 func (m *Map[V]) read(ctx context.Context, path string) (n session.Node, err error) {
 	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
@@ -138,14 +138,14 @@ func (m *Map[V]) read(ctx context.Context, path string) (n session.Node, err err
 	return n, err
 }
 
-// The method commit applies ops, which change the key at path, exactly once. It returns
+// The method `commit` applies ops, which change the key at path, exactly once. It returns
 // ErrMixed if the servers could remove the key or the map's znode: the versions of these znodes
 // must not start again.
 func (m *Map[V]) commit(ctx context.Context, path string, ops ...any) error {
 	return txn.Store(ctx, m.s.m, m.receipts(), session.Stored{Path: path, Dir: m.dir(), Leaf: true}, ops)
 }
 
-// The method create creates a key. If the key exists already, the error is NodeExists.
+// The method `create` creates a key. If the key exists already, the error is NodeExists.
 func (m *Map[V]) create(ctx context.Context, path string, data []byte) error {
 	for {
 		err := m.commit(ctx, path, &zk.CreateRequest{Path: path, Data: data, Acl: m.s.m.Config.ACL})
@@ -211,13 +211,13 @@ func (m *Map[V]) Delete(ctx context.Context, key string) error {
 	return m.fail("delete", key, err)
 }
 
-// The method counting returns the write that counts a deletion. Its data show to tools that the
+// The method `counting` returns the write that counts a deletion. Its data show to tools that the
 // path is of a map, and to zsync that the servers do not remove the path.
 func (m *Map[V]) counting() any {
 	return &zk.SetDataRequest{Path: m.dir(), Data: []byte(marks.Map), Version: -1}
 }
 
-// The method deletion returns the operations that delete a key and count the deletion. Version
+// The method `deletion` returns the operations that delete a key and count the deletion. Version
 // -1 means any version.
 func (m *Map[V]) deletion(path string, version int32) []any {
 	return []any{&zk.DeleteRequest{Path: path, Version: version}, m.counting()}
@@ -267,7 +267,7 @@ func (m *Map[V]) Swap(ctx context.Context, key string, v V) (previous V, loaded 
 	}
 }
 
-// The method former decodes the value that a key had before a change.
+// The method `former` decodes the value that a key had before a change.
 func (m *Map[V]) former(op, key string, was session.Node, err error) (v V, loaded bool, _ error) {
 	if err != nil || was.Stat == nil {
 		return v, false, m.fail(op, key, err)
@@ -312,7 +312,7 @@ func (m *Map[V]) ifStill(ctx context.Context, op, key string, old Version, ops f
 	return done && err == nil, m.fail(op, key, err)
 }
 
-// The method change reads key, and calls ops with the result. It applies the operations that
+// The method `change` reads key, and calls ops with the result. It applies the operations that
 // ops returns, if key is still unchanged. If another process has changed key, it starts again.
 //
 // ZooKeeper compares the counter of the key's znode. This counter starts again if the znode is
@@ -367,7 +367,7 @@ func (m *Map[V]) Len(ctx context.Context) (int, error) {
 	return len(names), opError("len", m.path, err)
 }
 
-// The method list returns the newest list of the names of the keys' znodes.
+// The method `list` returns the newest list of the names of the keys' znodes.
 func (m *Map[V]) list(ctx context.Context) (names []string, err error) {
 	if err := m.check(ctx); err != nil {
 		return nil, err
@@ -379,10 +379,10 @@ func (m *Map[V]) list(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
-// A lister lists the children of a znode.
+// The type `lister` lists the children of a znode.
 type lister = func(ctx context.Context, dir string) ([]string, *zk.Stat, error)
 
-// The method names lists the names of the keys' znodes with the function list.
+// The method `names` lists the names of the keys' znodes with the function list.
 func (m *Map[V]) names(ctx context.Context, list lister) ([]string, error) {
 	names, _, err := list(ctx, m.dir())
 	if session.IsNoNode(err) {
@@ -482,7 +482,7 @@ func (m *Map[V]) All(ctx context.Context) iter.Seq2[MapEntry[V], error] {
 // snapshotTries is the number of attempts to read a snapshot without watches.
 const snapshotTries = 4
 
-// The method snapshot returns the znodes of the whole map, by key, as they were at one moment.
+// The method `snapshot` returns the znodes of the whole map, by key, as they were at one moment.
 //
 // It lists the keys and reads them, and then does both again. If the pzxid of the map's znode
 // is the same in both listings, no key was added or deleted between the listings. A value with
@@ -560,7 +560,7 @@ func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation, list lis
 	return keyed(nodes), listed, nil
 }
 
-// The function keyed returns nodes by key instead of by name. It leaves out znodes that do not
+// The function `keyed` returns nodes by key instead of by name. It leaves out znodes that do not
 // belong to a key.
 func keyed(nodes map[string]session.Node) map[string]session.Node {
 	out := make(map[string]session.Node, len(nodes))
@@ -604,7 +604,7 @@ func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
 	return out
 }
 
-// The method contents decodes the values of a snapshot.
+// The method `contents` decodes the values of a snapshot.
 func (m *Map[V]) contents(nodes map[string]session.Node) map[string]V {
 	all := make(map[string]V, len(nodes))
 	for key, n := range keyed(nodes) {

@@ -89,7 +89,7 @@ func (m *Mutex) lock(ctx context.Context) error {
 	return err
 }
 
-// The method check returns the reason why an acquisition cannot begin, or nil.
+// The method `check` returns the reason why an acquisition cannot begin, or nil.
 func (m *Mutex) check(ctx context.Context) error {
 	switch {
 	case m.misuse() != nil:
@@ -128,7 +128,7 @@ func (m *Mutex) Unlock() error {
 
 func (m *Mutex) unlock() error { return m.local.BeginUnlock(lock.Exclusive).Finish() }
 
-// The method current returns the hold of this process. The caller is the goroutine that holds.
+// The method `current` returns the hold of this process. The caller is the goroutine that holds.
 func (m *Mutex) current() (*lock.Grant, error) {
 	if m.misuse() != nil {
 		return nil, m.misuse()
@@ -272,14 +272,14 @@ func newDoCall(ctx context.Context, s *Session, q *localLock, g *lock.Grant) *do
 	return d
 }
 
-// The method now returns d's lock and grant. The grant may have been unlocked already.
+// The method `now` returns d's lock and grant. The grant may have been unlocked already.
 func (d *doCall) now() (*localLock, *lock.Grant) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.q, d.g
 }
 
-// The method set replaces the grant of d by g, which may be nil.
+// The method `set` replaces the grant of d by g, which may be nil.
 func (d *doCall) set(q *localLock, g *lock.Grant) {
 	d.mu.Lock()
 	d.q, d.g = q, g
@@ -301,7 +301,7 @@ func (d *doCall) set(q *localLock, g *lock.Grant) {
 	}
 }
 
-// The method mode returns the mode in which d holds a lock, even if that hold is lost. If the
+// The method `mode` returns the mode in which d holds a lock, even if that hold is lost. If the
 // lock was unlocked, ok is false.
 func (d *doCall) mode() (mode lock.HoldMode, ok bool) {
 	q, g := d.now()
@@ -311,7 +311,7 @@ func (d *doCall) mode() (mode lock.HoldMode, ok bool) {
 	return q.ModeOf(g)
 }
 
-// The method holds reports whether d has not released its hold yet. The hold may be lost.
+// The method `holds` reports whether d has not released its hold yet. The hold may be lost.
 func (d *doCall) holds() bool {
 	if d == nil {
 		return false
@@ -323,7 +323,7 @@ func (d *doCall) holds() bool {
 	return ok
 }
 
-// The method stands returns nil while d's hold is valid and is enough for mode.
+// The method `stands` returns nil while d's hold is valid and is enough for mode.
 func (d *doCall) stands(mode lock.HoldMode) error {
 	had, ok := d.mode()
 	switch q, g := d.now(); {
@@ -338,7 +338,7 @@ func (d *doCall) stands(mode lock.HoldMode) error {
 	}
 }
 
-// The method yield unlocks m for Cond.Wait.
+// The method `yield` unlocks m for Cond.Wait.
 func (m *Mutex) yield(ctx context.Context) (finish func() error, again func(context.Context) error) {
 	return m.local.yield(m.holderOf(ctx), lock.Exclusive)
 }

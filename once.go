@@ -108,7 +108,7 @@ func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error 
 
 func (o *Once) fail(op string, err error) error { return opError(op, o.path, err) }
 
-// The method do does the work of Do, for a function that returns the data of the mark. It
+// The method `do` does the work of Do, for a function that returns the data of the mark. It
 // returns the stored data. The function f receives the name of its znode in the line. If f
 // fails, do returns f's error unchanged.
 func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string) ([]byte, error)) ([]byte, error) {
@@ -143,7 +143,7 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 	}
 }
 
-// The method round is one attempt of do. After errMarked or ErrEnded, the caller tries another
+// The method `round` is one attempt of do. After errMarked or ErrEnded, the caller tries another
 // round.
 func (o *Once) round(ctx context.Context, f func(ctx context.Context, place string) ([]byte, error)) ([]byte, error) {
 	g, none, err := o.mark.look(ctx, o.valued) // Step 1.
@@ -161,7 +161,7 @@ func (o *Once) round(ctx context.Context, f func(ctx context.Context, place stri
 	return o.run(o.s.tracers.follow(ctx, o.traced, h), h, first && none.lastsFor(h), f)
 }
 
-// The method check returns the reason why a method cannot begin, or nil.
+// The method `check` returns the reason why a method cannot begin, or nil.
 func (o *Once) check(ctx context.Context) error {
 	if o.misuse() != nil {
 		return o.misuse()
@@ -172,7 +172,7 @@ func (o *Once) check(ctx context.Context) error {
 // doKey returns the key that a Mutex at the same path has, because both use the same line.
 func (o *Once) doKey() doKey { return doKey{o.s, o.path, o.line.Bases[0]} }
 
-// The method settled reports whether this process knows the result without a request. The
+// The method `settled` reports whether this process knows the result without a request. The
 // result is the mark's data, or an error if a function panicked.
 func (o *Once) settled() (data []byte, ok bool, err error) {
 	if o.panicked.Load() {
@@ -185,8 +185,8 @@ func (o *Once) settled() (data []byte, ok bool, err error) {
 	return g.value(), g != nil, nil
 }
 
-// A mark is the state of the znode path/done, as far as this process knows it. All Onces of a
-// Session with the same path share one mark.
+// The type `mark` is the state of the znode path/done, as far as this process knows it. All Onces
+// of a Session with the same path share one mark.
 type mark struct {
 	m    *session.Manager
 	path string // the full path on the server
@@ -196,7 +196,7 @@ type mark struct {
 	unwatch runtime.Cleanup // leaves the watch of seen when the mark value is garbage; guarded by mu
 }
 
-// A sight is the mark as one read saw it, with the watch that this read left.
+// The type `sight` is the mark as one read saw it, with the watch that this read left.
 type sight struct {
 	inc  *session.Incarnation
 	w    *conn.Watch
@@ -204,14 +204,14 @@ type sight struct {
 	data []byte
 }
 
-// An absence records that a read found no mark, and has the watch on the creation of the mark.
-// It is nil if that read left no watch.
+// The type `absence` records that a read found no mark, and has the watch on the creation of the
+// mark. It is nil if that read left no watch.
 type absence struct {
 	inc *session.Incarnation
 	w   *conn.Watch // joined
 }
 
-// The method leave leaves the watch of a.
+// The method `leave` leaves the watch of a.
 func (a *absence) leave() {
 	if a != nil {
 		a.inc.Watches.Leave(a.w)
@@ -231,7 +231,7 @@ func (a *absence) lastsFor(h *lock.Grant) bool {
 	return a != nil && a.inc == h.Claim.Incarnation && a.inc.Watches.Armed(a.w) && !session.IsClosed(a.w.Fired)
 }
 
-// The method stands reports whether the mark is still known to exist. It also checks the
+// The method `stands` reports whether the mark is still known to exist. It also checks the
 // session, because a client that is cut off receives no event of a deletion.
 func (g *sight) stands() bool {
 	if g == nil {
@@ -245,7 +245,7 @@ func (g *sight) stands() bool {
 	}
 }
 
-// The method value returns the mark's data, or nil without a mark.
+// The method `value` returns the mark's data, or nil without a mark.
 func (g *sight) value() []byte {
 	if g == nil {
 		return nil
@@ -253,7 +253,7 @@ func (g *sight) value() []byte {
 	return g.data
 }
 
-// The method known returns the mark as it was seen, if it is still known to exist.
+// The method `known` returns the mark as it was seen, if it is still known to exist.
 func (k *mark) known() *sight {
 	k.mu.Lock()
 	g := k.seen
@@ -268,7 +268,7 @@ func (k *mark) known() *sight {
 // contain the name of a znode in the line.
 const shortMark = 40
 
-// The method look looks for the mark, and remembers it. If there is no mark, look returns the
+// The method `look` looks for the mark, and remembers it. If there is no mark, look returns the
 // absence, whose watch the caller must leave. If value is true, look reads the mark's data. If
 // there is no mark, such a read leaves no watch.
 func (k *mark) look(ctx context.Context, value bool) (g *sight, none *absence, err error) {
@@ -314,7 +314,7 @@ func (k *mark) lookValue(ctx context.Context, inc *session.Incarnation) (*sight,
 	return &sight{inc, w, true, data}, nil
 }
 
-// The method await waits until the mark exists or has existed. While the absence none is valid,
+// The method `await` waits until the mark exists or has existed. While the absence none is valid,
 // the wait costs no request.
 func (k *mark) await(ctx context.Context, none *absence) error {
 	return k.m.During(ctx, func(inc *session.Incarnation) error {
@@ -327,7 +327,7 @@ func (k *mark) await(ctx context.Context, none *absence) error {
 	})
 }
 
-// The method remember replaces the remembered mark by g. If g is nil, it forgets the mark. The
+// The method `remember` replaces the remembered mark by g. If g is nil, it forgets the mark. The
 // remembered mark stays joined to its watch while k is in use. Without that, the watch would be
 // removed as idle.
 func (k *mark) remember(g *sight) {
@@ -345,7 +345,7 @@ func (k *mark) remember(g *sight) {
 // errMarked means that the mark was created while we waited, or while our function ran.
 var errMarked = errors.New("the mark has been made")
 
-// The method enter waits for our turn. If the mark is created first, it returns errMarked.
+// The method `enter` waits for our turn. If the mark is created first, it returns errMarked.
 //
 // It waits for the mark too if a contender is ahead, because only such a contender creates the
 // mark. The read that sets the watch finds a mark that was created earlier. The result first
@@ -395,7 +395,7 @@ func (o *Once) enter(ctx context.Context, none *absence) (h *lock.Grant, first b
 
 func (o *Once) traced() Op { return o.s.tracers.traced("once", "do", o.path) }
 
-// The method run calls f while h holds, and creates the mark if f returns nil. If unmarked is
+// The method `run` calls f while h holds, and creates the mark if f returns nil. If unmarked is
 // true, it is certain that there is no mark. The error is errMarked if there is a mark, and
 // ErrEnded if h is lost before f begins.
 func (o *Once) run(ctx context.Context, h *lock.Grant, unmarked bool, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
@@ -442,7 +442,7 @@ func (o *Once) run(ctx context.Context, h *lock.Grant, unmarked bool, f func(ctx
 	return data, err
 }
 
-// The method finish creates the mark and leaves the line, even if ctx ends, because f has
+// The method `finish` creates the mark and leaves the line, even if ctx ends, because f has
 // succeeded. If ctx ends, finish waits for a short time, in which a working server answers, and
 // then returns. If h was lost before, finish returns the loss too. If h is lost later, the mark
 // may exist.
@@ -456,7 +456,7 @@ func (o *Once) finish(ctx context.Context, d *doCall, h *lock.Grant, data []byte
 	return alsoErr(session.CtxErr(ctx), lost)
 }
 
-// The method write creates the mark and leaves the line (step 4). It remembers the mark, so
+// The method `write` creates the mark and leaves the line (step 4). It remembers the mark, so
 // that the next Do needs no request.
 func (o *Once) write(h *lock.Grant, data []byte) error {
 	if err := h.Err(); err != nil {
@@ -630,7 +630,7 @@ func newStored[T any](s *Session, path string, err error, encode func(T) ([]byte
 	return &storedValue[T]{once: o, encode: encode, decode: decode}
 }
 
-// The method get returns the value. It runs f if no process has completed the Once yet.
+// The method `get` returns the value. It runs f if no process has completed the Once yet.
 func (k *storedValue[T]) get(ctx context.Context, f func(ctx context.Context) (T, error)) (T, error) {
 	var own T
 	if k.once.err == nil && f == nil {
@@ -656,7 +656,7 @@ func (k *storedValue[T]) get(ctx context.Context, f func(ctx context.Context) (T
 	return k.decoded(data)
 }
 
-// The method decoded decodes data. If data are the bytes of the last call, it returns the
+// The method `decoded` decodes data. If data are the bytes of the last call, it returns the
 // result of the last call.
 func (k *storedValue[T]) decoded(data []byte) (T, error) {
 	k.mu.Lock()

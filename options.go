@@ -252,7 +252,7 @@ type made struct {
 	err  error // the error in the constructor's arguments, or nil
 }
 
-// The method tracers returns the tracers of the Session, or nil without a Session.
+// The method `tracers` returns the tracers of the Session, or nil without a Session.
 func (m *made) tracers() *tracers {
 	if m.s == nil {
 		return nil
@@ -260,7 +260,7 @@ func (m *made) tracers() *tracers {
 	return &m.s.tracers
 }
 
-// misuse returns the reason why a primitive cannot be used, or nil.
+// The method `misuse` returns the reason why a primitive cannot be used, or nil.
 func (m *made) misuse() error {
 	if m.s == nil && m.err == nil {
 		return session.Invalid("a zero value; create the primitive with its New function, such as NewMutex(s, path)")

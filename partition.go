@@ -163,7 +163,7 @@ func (p *Partition) shardPath(shard string) string {
 	return session.ChildPath(session.ChildPath(p.path, "shards"), session.NameOfKey(shard))
 }
 
-// A partitioning is the state of one call of Run.
+// The type `partitioning` is the state of one call of Run.
 type partitioning struct {
 	p     *Partition
 	f     func(ctx context.Context, shard string) error
@@ -187,7 +187,7 @@ type shardRun struct {
 	ended chan struct{} // closed when the shard has been released
 }
 
-// The method run follows the group and the plan until ctx ends or a call fails. When run
+// The method `run` follows the group and the plan until ctx ends or a call fails. When run
 // returns, this process has released all its shards.
 func (r *partitioning) run(outer context.Context) (err error) {
 	ctx, fail := context.WithCancelCause(outer)
@@ -241,7 +241,7 @@ func (r *partitioning) run(outer context.Context) (err error) {
 	return err
 }
 
-// The function wanted returns the shards that each member names.
+// The function `wanted` returns the shards that each member names.
 func wanted(members []Member[[]string]) map[string][]string {
 	wants := make(map[string][]string, len(members))
 	for _, m := range members {
@@ -252,7 +252,7 @@ func wanted(members []Member[[]string]) map[string][]string {
 	return wants
 }
 
-// replan makes the plan fit the group.
+// The method `replan` makes the plan fit the group.
 //
 // It reads the plan first and the group second, and writes only if no other process has written
 // the plan since that read. So each plan is made from a newer group than the plan before it,
@@ -281,7 +281,7 @@ func (r *partitioning) replan(ctx context.Context) error {
 	return err
 }
 
-// The method follow starts the work on the shards that the plan gives to this process, and ends
+// The method `follow` starts the work on the shards that the plan gives to this process, and ends
 // the work on all others. The plan may give us a shard that this process does not name, from an
 // earlier Run with the same id. That shard has no owner until the plan fits.
 func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.WaitGroup, report func(error)) {
@@ -320,7 +320,7 @@ func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.W
 	}
 }
 
-// The method own waits for the lock of a shard, and calls the function for the shard. It
+// The method `own` waits for the lock of a shard, and calls the function for the shard. It
 // repeats this until ctx ends or the function fails.
 func (r *partitioning) own(ctx context.Context, shard string) error {
 	m := NewMutex(r.p.s, r.p.shardPath(shard))

@@ -28,7 +28,7 @@ func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 	return ch, result
 }
 
-// discard reads from ch until ch is closed or ctx ends, and drops the values.
+// The function `discard` reads from ch until ch is closed or ctx ends, and drops the values.
 func discard[T any](ctx context.Context, ch <-chan T) {
 	for {
 		select {
@@ -45,7 +45,7 @@ func discard[T any](ctx context.Context, ch <-chan T) {
 // maxHeld is the largest number of elements that In sends in one request.
 const maxHeld = 1000
 
-// The method drain sends the values of the channel in to the queue.
+// The method `drain` sends the values of the channel in to the queue.
 func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 	var first error
 	if err := q.s.m.Failure(); err != nil {

@@ -41,7 +41,7 @@ func (o CodecOption) applyQueue(c *queueConfig) {
 	}
 }
 
-// The function checked returns an option that calls set. If ok is false, the option fails with
+// The function `checked` returns an option that calls set. If ok is false, the option fails with
 // the reason.
 func checked(set func(*queueConfig), ok bool, reason string, args ...any) QueueOption {
 	return queueOption(func(c *queueConfig) {
@@ -52,7 +52,7 @@ func checked(set func(*queueConfig), ok bool, reason string, args ...any) QueueO
 	})
 }
 
-// The function positive returns an option that sets the number n, which must be at least 1.
+// The function `positive` returns an option that sets the number n, which must be at least 1.
 func positive(name string, n int, set func(*queueConfig)) QueueOption {
 	return checked(set, n >= 1, "%s(%d): must be at least 1", name, n)
 }

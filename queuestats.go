@@ -52,7 +52,7 @@ func (q *Queue[T]) Resume(ctx context.Context) error {
 	return q.order(ctx, "resume", queue.Engine.Resume)
 }
 
-// The method order calls f as ask does, for a function f that returns only an error.
+// The method `order` calls f as ask does, for a function f that returns only an error.
 func (q *Queue[T]) order(ctx context.Context, op string, f func(queue.Engine, context.Context) error) error {
 	_, err := ask(ctx, q, op, func(e queue.Engine, ctx context.Context) (struct{}, error) { return struct{}{}, f(e, ctx) })
 	return err

@@ -84,7 +84,7 @@ func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, 
 	return opError("work", q.path, q.ending(ctx))
 }
 
-// The method work calls f for one element, and then settles the element.
+// The method `work` calls f for one element, and then settles the element.
 func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.Context, v T) error, cfg workConfig) {
 	claim := d.Context()
 	function := q.s.m.Function(q.s.m.FunctionOf(ctx))
@@ -132,7 +132,7 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 	}
 }
 
-// The method failed settles an element after Work's function has returned the error err.
+// The method `failed` settles an element after Work's function has returned the error err.
 func (q *Queue[T]) failed(ctx context.Context, d Delivery[T], err error) (op string, _ error) {
 	var permanent permanentError
 	switch n := q.cfg.MaxAttempts; {
@@ -189,7 +189,7 @@ func (d atWork[T]) ID() string      { return d.Delivery.ID }
 func (d atWork[T]) Attempt() int    { return d.Delivery.Attempt }
 func (d atWork[T]) Sent() time.Time { return d.Delivery.Sent }
 
-// protect calls f. If f panics or ends its goroutine, protect returns an error.
+// The function `protect` calls f. If f panics or ends its goroutine, protect returns an error.
 func protect(f func() error) error {
 	done := make(chan error, 1)
 	go func() {

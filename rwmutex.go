@@ -139,7 +139,7 @@ func (rw *RWMutex) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (*
 	return rw.local.acquire(ctx, mode, pin)
 }
 
-// The method check returns the reason why an acquisition cannot begin, or nil.
+// The method `check` returns the reason why an acquisition cannot begin, or nil.
 func (rw *RWMutex) check(ctx context.Context) error {
 	switch {
 	case rw.misuse() != nil:
@@ -317,7 +317,7 @@ func (rw *RWMutex) do(ctx context.Context, op string, mode lock.HoldMode, f func
 	return rw.local.do(rw.local.follow(ctx, mode, g), rw.doKey(mode), op, g, f, func() {})
 }
 
-// The method within returns the call of Do from which ctx comes, if that call is of this path
+// The method `within` returns the call of Do from which ctx comes, if that call is of this path
 // and still runs. If there is none, it returns such a call of RDo.
 func (rw *RWMutex) within(ctx context.Context) *doCall {
 	if rw.s == nil || rw.s.m.FunctionOf(ctx) == nil {
@@ -330,7 +330,7 @@ func (rw *RWMutex) doKey(mode lock.HoldMode) doKey {
 	return doKey{rw.s, rw.path, "rw " + rw.local.Entry(mode).Base}
 }
 
-// The method yield unlocks rw for Cond.Wait.
+// The method `yield` unlocks rw for Cond.Wait.
 func (rw *RWMutex) yield(ctx context.Context) (finish func() error, again func(context.Context) error) {
 	return rw.local.yield(rw.within(ctx), lock.Exclusive)
 }

@@ -60,8 +60,8 @@ type Schedule struct {
 	pause pause     // time of the next attempt; guarded by mu
 }
 
-// A pause is the time between two attempts of one instant. This process measures it by its own
-// clock.
+// The type `pause` is the time between two attempts of one instant. This process measures it by its
+// own clock.
 type pause struct {
 	at       time.Time // the instant
 	attempts int       // number of attempts that have failed
@@ -202,7 +202,7 @@ type failureRecord struct {
 	GivenUp time.Time // the last instant that was given up, or the zero time
 }
 
-// The method reached returns the last instant that was done or given up.
+// The method `reached` returns the last instant that was done or given up.
 func (r scheduleRecord) reached() time.Time {
 	if r.failure != nil && r.failure.GivenUp.After(r.done) {
 		return r.failure.GivenUp
@@ -210,7 +210,7 @@ func (r scheduleRecord) reached() time.Time {
 	return r.done
 }
 
-// The method attempts returns the number of failed attempts of the instant at.
+// The method `attempts` returns the number of failed attempts of the instant at.
 func (r scheduleRecord) attempts(at time.Time) int {
 	if r.failure != nil && r.failure.At.Equal(at) {
 		return r.failure.Attempts
@@ -218,8 +218,8 @@ func (r scheduleRecord) attempts(at time.Time) int {
 	return 0
 }
 
-// A choice picks the instant to run, given the content of path/last. If no instant must run, it
-// returns errPassed.
+// The type `choice` picks the instant to run, given the content of path/last. If no instant must
+// run, it returns errPassed.
 type choice func(r scheduleRecord) (time.Time, error)
 
 // Do runs f, unless a process has done the instant at or a later one, and reports whether it ran f.
@@ -261,7 +261,7 @@ func (c *Schedule) do(ctx context.Context, at time.Time, f func(ctx context.Cont
 	}
 }
 
-// The method attempt takes the lock, and runs f for the instant that choose then picks. It
+// The method `attempt` takes the lock, and runs f for the instant that choose then picks. It
 // stops waiting for the lock when over returns true for path/last. It reports whether it ran f.
 // The error is errPassed if the instant was not run. Then the caller reads path/last again.
 func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, choose choice, retries int, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
@@ -299,7 +299,8 @@ func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, 
 	return false, err
 }
 
-// run runs f while lock is held, for the instant that choose picks, and records the result.
+// The method `run` runs f while lock is held, for the instant that choose picks, and records the
+// result.
 func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries int, record *sync.WaitGroup, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
 	// The previous holder first recorded its result, and then released the lock. We hold the lock
 	// now, so this read returns that record. If the read runs in a later session than the hold,
@@ -341,7 +342,7 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries 
 	return true, session.CtxErr(ctx)
 }
 
-// The method observe reports the start of the function to the observer. The returned function
+// The method `observe` reports the start of the function to the observer. The returned function
 // reports the end of the function, with *err.
 func (c *Schedule) observe(ctx context.Context, err *error) (ended func()) {
 	began := time.Now()
@@ -388,7 +389,7 @@ func shortened(text string) string {
 	return strings.ToValidUTF8(text, "\uFFFD")
 }
 
-// The method record writes r to path/last, unless lock is lost.
+// The method `record` writes r to path/last, unless lock is lost.
 func (c *Schedule) record(ctx context.Context, lock *Mutex, r scheduleRecord) error {
 	data := []byte(r.done.UTC().Format(time.RFC3339Nano) + "\n" + c.s.m.Config.Owner + "\n" + session.NewGUID())
 	if r.failure != nil {
@@ -411,14 +412,14 @@ func (c *Schedule) record(ctx context.Context, lock *Mutex, r scheduleRecord) er
 	return err
 }
 
-// The constant ahead limits the done instants that a Schedule remembers: it remembers an
+// The constant `ahead` limits the done instants that a Schedule remembers: it remembers an
 // instant that is at most this far in the future. Two clocks that are wrong by five minutes
 // each can differ by that much. An instant further ahead comes from a broken clock. An operator
 // may delete the znode path/last because of it, so the Schedule does not remember the instant,
 // and reads the znode each time.
 const ahead = 10 * time.Minute
 
-// The method learn remembers the last instant that was done, from the record r that the caller
+// The method `learn` remembers the last instant that was done, from the record r that the caller
 // has just read. Two goroutines that read at the same time may call learn in the other order.
 // Then the remembered instant is too early, which costs one more read. An instant far ahead is
 // not remembered, because path/last may be deleted before that time.
@@ -432,7 +433,7 @@ func (c *Schedule) learn(r scheduleRecord) {
 	c.done = at
 }
 
-// The method passed reports whether the instant at, or a later one, has been done. If the
+// The method `passed` reports whether the instant at, or a later one, has been done. If the
 // server lags, passed may return false for a done instant, and the caller then enters the line
 // without need. It never returns true for an instant that was not done.
 func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
@@ -446,7 +447,7 @@ func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 	return !r.done.Before(at), err
 }
 
-// The method load reads path/last. If that znode does not exist, the record is empty. If fresh
+// The method `load` reads path/last. If that znode does not exist, the record is empty. If fresh
 // is false, the record may be as old as the state of the server.
 func (c *Schedule) load(ctx context.Context, fresh bool) (r scheduleRecord, err error) {
 	err = c.s.m.During(ctx, func(inc *session.Incarnation) error {
@@ -478,7 +479,7 @@ func (c *Schedule) load(ctx context.Context, fresh bool) (r scheduleRecord, err 
 	return r, err
 }
 
-// The method parse converts the content of path/last into a record.
+// The method `parse` converts the content of path/last into a record.
 func (c *Schedule) parse(data []byte) (r scheduleRecord, err error) {
 	lines := strings.SplitN(string(data), "\n", 4)
 	if r.done, err = time.Parse(time.RFC3339Nano, lines[0]); err != nil {
@@ -505,7 +506,7 @@ type instantWait struct {
 	passed bool // guarded by mu
 }
 
-// The method await begins to watch path/last, until over returns true for the content.
+// The method `await` begins to watch path/last, until over returns true for the content.
 func (c *Schedule) await(ctx context.Context, over func(scheduleRecord) bool) *instantWait {
 	w := &instantWait{ended: make(chan struct{})}
 	w.ctx, w.cancel = context.WithCancelCause(ctx)
@@ -528,7 +529,7 @@ func (c *Schedule) await(ctx context.Context, over func(scheduleRecord) bool) *i
 	return w
 }
 
-// The method watch follows path/last, and returns nil when over returns true for the content.
+// The method `watch` follows path/last, and returns nil when over returns true for the content.
 func (c *Schedule) watch(ctx context.Context, inc *session.Incarnation, over func(scheduleRecord) bool) error {
 	path := c.s.m.Full(c.last())
 	for {
@@ -559,7 +560,7 @@ func (c *Schedule) watch(ctx context.Context, inc *session.Incarnation, over fun
 	}
 }
 
-// The method take reserves w.ctx for the function: a done instant no longer ends it. It reports
+// The method `take` reserves w.ctx for the function: a done instant no longer ends it. It reports
 // false if the wait has ended already.
 func (w *instantWait) take() bool {
 	w.mu.Lock()
@@ -568,7 +569,7 @@ func (w *instantWait) take() bool {
 	return w.taken
 }
 
-// The method end ends the wait. It reports whether the wait ended early because the instant
+// The method `end` ends the wait. It reports whether the wait ended early because the instant
 // needs no run.
 func (w *instantWait) end() bool {
 	w.cancel(nil)
@@ -713,13 +714,13 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 	}
 }
 
-// The method over returns a function that reports, for a record, whether this process need not
+// The method `over` returns a function that reports, for a record, whether this process need not
 // wait for the lock to run the instant at.
 func (c *Schedule) over(at time.Time) func(scheduleRecord) bool {
 	return func(r scheduleRecord) bool { return !r.reached().Before(at) || c.pauseLeft(r, at) > 0 }
 }
 
-// The method choice returns the choice of Run under the lock. It picks the instant at, or a
+// The method `choice` returns the choice of Run under the lock. It picks the instant at, or a
 // later one if at was missed while Run waited for the lock.
 func (c *Schedule) choice(next Timetable, at time.Time) choice {
 	return func(r scheduleRecord) (time.Time, error) {
@@ -764,7 +765,7 @@ func (c *Schedule) pauseLeft(r scheduleRecord, at time.Time) time.Duration {
 	return min(c.pause.length-time.Since(c.pause.seen), r.failure.Failed.Add(c.pause.length).Sub(c.now()))
 }
 
-// The method now returns the time of the wall clock, for comparisons with the clocks of other
+// The method `now` returns the time of the wall clock, for comparisons with the clocks of other
 // processes.
 func (c *Schedule) now() time.Time { return time.Now().Round(0).Add(time.Duration(c.skew.Load())) }
 
@@ -782,7 +783,7 @@ func (c *Schedule) sleepUntil(ctx context.Context, at time.Time) error {
 	}
 }
 
-// The method sleep waits for the duration d. A change of the wall clock does not matter.
+// The method `sleep` waits for the duration d. A change of the wall clock does not matter.
 func (c *Schedule) sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -135,7 +135,7 @@ func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 	return opError("acquire", m.path, err)
 }
 
-// The method acquired acquires n permits, and reports them to observers. The context that it
+// The method `acquired` acquires n permits, and reports them to observers. The context that it
 // returns is for the work with the permits.
 func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a *lock.Permits, err error) {
 	start := time.Now()
@@ -195,7 +195,7 @@ func tooMany(n, limit int64) error {
 	return session.Invalid("%d permits exceed the limit of %d", n, limit)
 }
 
-// The method most returns the largest number of permits that one transaction can create.
+// The method `most` returns the largest number of permits that one transaction can create.
 func (m *Semaphore) most() int64 {
 	if limit := m.limit.Load(); m.heavy(limit) {
 		return limit
@@ -204,7 +204,7 @@ func (m *Semaphore) most() int64 {
 	return int64((session.MaxPacket - 1024 - len(m.root)) / one)
 }
 
-// The method acquire acquires n permits. If a session ends, it continues in the next one. If
+// The method `acquire` acquires n permits. If a session ends, it continues in the next one. If
 // wait is false and the permits are not free, it returns nil and no error.
 func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*lock.Permits, error) {
 	start := time.Now()
@@ -224,7 +224,7 @@ func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*lock.Perm
 	return nil, waitEnded(ctx, m.s, err, start, headContender(b, ModePermits), min(b.Place, 1))
 }
 
-// obtain does the work of acquire. It does not add the details of a wait to an error.
+// The method `obtain` does the work of acquire. It does not add the details of a wait to an error.
 func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.Ahead) (*lock.Permits, error) {
 	// If this process has named another limit than the stored one, fail before joining the line.
 	if !m.agreed.Load() {
@@ -279,7 +279,7 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 // them.
 var errUnsettled = errors.New("lost permits have not been released")
 
-// The method settle waits until this process has released its lost permits. It fails if the
+// The method `settle` waits until this process has released its lost permits. It fails if the
 // permits are not released within a session timeout, and no running Do is going to release
 // them.
 func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
@@ -326,7 +326,7 @@ func (m *Semaphore) freedLocked() <-chan struct{} {
 	return m.freed
 }
 
-// enter locks the gate, the semaphore's lock (step 1).
+// The method `enter` locks the gate, the semaphore's lock (step 1).
 func (m *Semaphore) enter(ctx context.Context, wait bool) (bool, error) {
 	if !wait {
 		return m.gate.tryLock(ctx)
@@ -335,15 +335,15 @@ func (m *Semaphore) enter(ctx context.Context, wait bool) (bool, error) {
 	return err == nil, err
 }
 
-// A quota is the stored limit.
+// The type `quota` is the stored limit.
 type quota struct {
 	limit   int64
 	version int32       // of the znode at the path
 	watch   *conn.Watch // if not nil, was joined before the read, so the limit stays the same until watch fires
 }
 
-// agree returns the stored limit. If no limit is stored, it stores ours. It returns ErrInvalid
-// if the stored limit differs from ours, and no process has resized the semaphore.
+// The method `agree` returns the stored limit. If no limit is stored, it stores ours. It returns
+// ErrInvalid if the stored limit differs from ours, and no process has resized the semaphore.
 //
 // The last request of agree reads the znode, which sets the watch of the data. So a caller that
 // joined this watch before the call gets the event of the next change.
@@ -372,8 +372,8 @@ func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (q quot
 	}
 }
 
-// adopt makes the stored limit ours. It returns ErrInvalid if NewSemaphore named another limit
-// and no process has resized the semaphore.
+// The method `adopt` makes the stored limit ours. It returns ErrInvalid if NewSemaphore named
+// another limit and no process has resized the semaphore.
 func (m *Semaphore) adopt(ctx context.Context, inc *session.Incarnation, data []byte, stat *zk.Stat) (q quota, err error) {
 	limit, err := parseLimit(data)
 	if err != nil {
@@ -395,7 +395,7 @@ func (m *Semaphore) adopt(ctx context.Context, inc *session.Incarnation, data []
 	return quota{limit: limit, version: stat.Version}, nil
 }
 
-// The method stored returns the data for a limit. With LayoutKazoo, the data are only the
+// The method `stored` returns the data for a limit. With LayoutKazoo, the data are only the
 // number. In other layouts, the znode may be a container, so the data also have a mark. Without
 // the mark, another primitive could mistake the znode for one that the servers never remove.
 func (m *Semaphore) stored(limit int64) []byte {
@@ -414,7 +414,7 @@ func parseLimit(data []byte) (int64, error) {
 	return limit, nil
 }
 
-// refresh reads the limit, if one is stored, and writes nothing.
+// The method `refresh` reads the limit, if one is stored, and writes nothing.
 func (m *Semaphore) refresh(ctx context.Context, inc *session.Incarnation) error {
 	data, stat, err := inc.GetFresh(ctx, m.root)
 	if session.IsNoNode(err) || err == nil && len(data) == 0 {
@@ -427,7 +427,7 @@ func (m *Semaphore) refresh(ctx context.Context, inc *session.Incarnation) error
 	return err
 }
 
-// The method resized returns the path of the mark that Resize creates. With LayoutKazoo, the
+// The method `resized` returns the path of the mark that Resize creates. With LayoutKazoo, the
 // permits are children of the path itself. The mark must not be a child of the path there,
 // because kazoo would count it as a permit.
 func (m *Semaphore) resized() string {
@@ -510,7 +510,7 @@ func (m *Semaphore) makeRoot(ctx context.Context, inc *session.Incarnation, limi
 	return inc.MakeDir(ctx, session.Dir{Path: m.root}) // agree writes the limit
 }
 
-// The method take waits until n permits are free, and creates their znodes. If wait is false
+// The method `take` waits until n permits are free, and creates their znodes. If wait is false
 // and the permits are not free, it returns nil and no error.
 func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bool, ahead *lock.Ahead) ([]lock.Permit, error) {
 	// The caller has the gate, but still waits for permits.
@@ -612,7 +612,7 @@ func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, res
 	return nil
 }
 
-// The method out returns the number of permits that are out. The number can exceed the limit:
+// The method `out` returns the number of permits that are out. The number can exceed the limit:
 // other programs may count in another way, or Resize may have lowered the limit.
 func (m *Semaphore) out(ctx context.Context, inc *session.Incarnation) (int64, error) {
 	names, err := m.listOut(ctx, inc)
@@ -632,10 +632,10 @@ func (m *Semaphore) weightOfAll(names []string) int64 {
 	return lock.CountPermits(names, m.layout == LayoutKazoo)
 }
 
-// heavy reports whether, with this limit, all permits of one Acquire share one znode.
+// The method `heavy` reports whether, with this limit, all permits of one Acquire share one znode.
 func (m *Semaphore) heavy(limit int64) bool { return limit > maxUnits && m.layout != LayoutKazoo }
 
-// The method make creates the znodes of n permits, if we still hold the gate and the limit is
+// The method `make` creates the znodes of n permits, if we still hold the gate and the limit is
 // still q. It returns BadVersion if the limit has changed.
 func (m *Semaphore) make(ctx context.Context, gate *lock.Grant, q quota, n int64) ([]lock.Permit, error) {
 	inc := gate.Claim.Incarnation
@@ -671,7 +671,7 @@ func (m *Semaphore) leasesDir() session.Dir {
 	return session.Dir{Path: m.leases, Part: true}
 }
 
-// The method name chooses names for the znodes of n permits. The names are unique, so the
+// The method `name` chooses names for the znodes of n permits. The names are unique, so the
 // client can see whether its request has created the znodes.
 func (m *Semaphore) name(limit, n int64) []lock.Permit {
 	if m.heavy(limit) {
@@ -689,7 +689,7 @@ func (m *Semaphore) name(limit, n int64) []lock.Permit {
 	return leases
 }
 
-// The method keep adds new permits to the permits of this process. While the process has lost
+// The method `keep` adds new permits to the permits of this process. While the process has lost
 // permits, keep releases the new permits and returns errUnsettled. It does not wait, because
 // other contenders do, and the process may release its lost permits an hour later.
 func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases []lock.Permit, n int64) (*lock.Permits, error) {
@@ -858,7 +858,7 @@ func (m *Semaphore) token(ctx context.Context) (int64, error) {
 	return a.Token(ctx)
 }
 
-// The method standing returns the permits that m holds.
+// The method `standing` returns the permits that m holds.
 func (m *Semaphore) standing() (*lock.Permits, error) {
 	if m.misuse() != nil {
 		return nil, m.misuse()
@@ -896,7 +896,7 @@ func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 	return append(out, waiting...), nil
 }
 
-// The method traced returns a function that describes n permits for a tracer.
+// The method `traced` returns a function that describes n permits for a tracer.
 func (m *Semaphore) traced(n int64) func() Op {
 	return func() Op {
 		t := m.s.tracers.traced("semaphore", "acquire", m.path)
@@ -905,7 +905,7 @@ func (m *Semaphore) traced(n int64) func() Op {
 	}
 }
 
-// The method observe reports the hold of m to the tracer, once, and returns the context of the
+// The method `observe` reports the hold of m to the tracer, once, and returns the context of the
 // hold. All permits of m are one hold, from the first acquisition to the last release: permits
 // have no names, so a Release does not show which permit ends.
 func (m *Semaphore) observe(ctx context.Context, a *lock.Permits) context.Context {

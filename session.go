@@ -170,8 +170,8 @@ type QueueOp struct {
 	err error
 }
 
-// outgoing returns two lists. In all, each QueueOp of ops is replaced by the operation of the
-// queue's engine. In bare, each QueueOp is left out.
+// The function `outgoing` returns two lists. In all, each QueueOp of ops is replaced by the
+// operation of the queue's engine. In bare, each QueueOp is left out.
 func outgoing(ops []any) (all, bare []any, err error) {
 	for i, op := range ops {
 		s, ok := op.(QueueOp)
@@ -189,8 +189,8 @@ func outgoing(ops []any) (all, bare []any, err error) {
 	return all, bare, nil
 }
 
-// sending applies ops with the function commit, which is the transaction of a session or of a
-// hold. Each QueueOp is replaced by its writes.
+// The method `sending` applies ops with the function commit, which is the transaction of a session
+// or of a hold. Each QueueOp is replaced by its writes.
 func (s *Session) sending(ctx context.Context, ops []any, commit func(ops []any) ([]zk.MultiResponse, error)) (rs []zk.MultiResponse, err error) {
 	all, bare, err := outgoing(ops)
 	switch {

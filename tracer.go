@@ -58,7 +58,8 @@ func (t *tracers) traced(primitive, name, path string) Op {
 	return Op{Primitive: primitive, Name: name, Path: path, Owner: t.owner, Session: t.session()}
 }
 
-// start calls the tracer's Start for op. The returned function end calls the tracer's End.
+// The method `start` calls the tracer's Start for op. The returned function end calls the tracer's
+// End.
 func (t *tracers) start(ctx context.Context, kind OpKind, op Op) (_ context.Context, end func(hold string, err error)) {
 	op.Kind = kind
 	ctx = t.tracer.Start(ctx, op)
@@ -71,7 +72,8 @@ func (t *tracers) start(ctx context.Context, kind OpKind, op Op) (_ context.Cont
 	}
 }
 
-// acquiring reports the start of an acquisition to the tracer. The caller calls end once.
+// The method `acquiring` reports the start of an acquisition to the tracer. The caller calls end
+// once.
 func (t *tracers) acquiring(ctx context.Context, op func() Op) (end func(hold string, err error)) {
 	if t.tracer == nil {
 		return func(string, error) {}
@@ -80,8 +82,8 @@ func (t *tracers) acquiring(ctx context.Context, op func() Op) (end func(hold st
 	return end
 }
 
-// holding reports the start of a hold to the tracer. The first call of end reports the end of
-// the hold.
+// The method `holding` reports the start of a hold to the tracer. The first call of end reports the
+// end of the hold.
 func (t *tracers) holding(ctx context.Context, op Op) (_ context.Context, end func(err error)) {
 	op.Kind = OpHold
 	ctx = t.tracer.Start(ctx, op)
@@ -91,7 +93,7 @@ func (t *tracers) holding(ctx context.Context, op Op) (_ context.Context, end fu
 	}
 }
 
-// The method follow reports the hold of g to the tracer, from now until g ends. It returns the
+// The method `follow` reports the hold of g to the tracer, from now until g ends. It returns the
 // context that the tracer makes from ctx.
 func (t *tracers) follow(ctx context.Context, op func() Op, g *lock.Grant) context.Context {
 	if t.tracer == nil || g == nil {
@@ -104,14 +106,14 @@ func (t *tracers) follow(ctx context.Context, op func() Op, g *lock.Grant) conte
 	return ctx
 }
 
-// The method got reports a grant that was acquired without a wait: it calls acquiring and
+// The method `got` reports a grant that was acquired without a wait: it calls acquiring and
 // follow.
 func (t *tracers) got(ctx context.Context, op func() Op, g *lock.Grant) {
 	t.acquiring(ctx, op)(g.Name(), nil)
 	t.follow(ctx, op, g)
 }
 
-// The method waiting reports the start of a wait of a Barrier, WaitGroup or Cond to the tracer.
+// The method `waiting` reports the start of a wait of a Barrier, WaitGroup or Cond to the tracer.
 func (t *tracers) waiting(ctx context.Context, primitive, path string) (_ context.Context, end func(err error)) {
 	if t == nil || t.tracer == nil {
 		return ctx, func(error) {}
@@ -120,7 +122,7 @@ func (t *tracers) waiting(ctx context.Context, primitive, path string) (_ contex
 	return ctx, func(err error) { done("", err) }
 }
 
-// The method queueing reports the start of an operation with n elements of a queue to the
+// The method `queueing` reports the start of an operation with n elements of a queue to the
 // tracer.
 func (t *tracers) queueing(ctx context.Context, name, path string, n int) (_ context.Context, end func(err error)) {
 	if t == nil || t.tracer == nil {
@@ -182,7 +184,7 @@ var eventKinds = map[EventKind]string{
 // String returns the kind in words.
 func (k EventKind) String() string { return cmp.Or(eventKinds[k], "unknown") }
 
-// observed returns a callback for the session, which passes each report on to o.
+// The function `observed` returns a callback for the session, which passes each report on to o.
 func observed(o Observer) func(session.Report) {
 	if o == nil {
 		return nil

@@ -91,8 +91,8 @@ func (e *Election) keepWish(inc *session.Incarnation, wish string, heir lock.Chi
 	inc.RemoveBehind(wish, session.ChildPath(e.local.Line.Dir, heir.Name))
 }
 
-// fulfil deletes the wishes for e, which leads now. It deletes those that e read when its turn
-// came.
+// The method `fulfil` deletes the wishes for e, which leads now. It deletes those that e read when
+// its turn came.
 func (e *Election) fulfil(inc *session.Incarnation) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

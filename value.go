@@ -87,8 +87,8 @@ func (v *Value[T]) Load(ctx context.Context) (T, Version, error) {
 	return x, version, opError("load", v.path, err)
 }
 
-// load reads the value. If nothing is stored, it returns the zero Version. If fresh is false,
-// the value may be as old as the state of the server.
+// The method `load` reads the value. If nothing is stored, it returns the zero Version. If fresh is
+// false, the value may be as old as the state of the server.
 func (v *Value[T]) load(ctx context.Context, fresh bool) (x T, version Version, err error) {
 	if err := v.check(ctx); err != nil {
 		return x, version, err
@@ -118,7 +118,7 @@ func (v *Value[T]) load(ctx context.Context, fresh bool) (x T, version Version, 
 	return x, version, err
 }
 
-// check returns the reason why an operation cannot begin, or nil.
+// The method `check` returns the reason why an operation cannot begin, or nil.
 func (v *Value[T]) check(ctx context.Context) error {
 	if v.misuse() != nil {
 		return v.misuse()
@@ -130,8 +130,8 @@ func (v *Value[T]) full() string { return v.s.m.Full(v.path) }
 
 func (v *Value[T]) state() session.Stored { return session.Stored{Path: v.full()} }
 
-// decode decodes the data of the znode. Other programs create empty znodes: if the codec cannot
-// decode empty data, decode returns ErrNoValue.
+// The method `decode` decodes the data of the znode. Other programs create empty znodes: if the
+// codec cannot decode empty data, decode returns ErrNoValue.
 func (v *Value[T]) decode(data []byte) (T, error) {
 	x, err := decoded[T](v.codec, data)
 	if err != nil && len(data) == 0 {
@@ -140,8 +140,8 @@ func (v *Value[T]) decode(data []byte) (T, error) {
 	return x, err
 }
 
-// encode returns the stored form of x. It returns an error if that form does not fit into a
-// transaction.
+// The method `encode` returns the stored form of x. It returns an error if that form does not fit
+// into a transaction.
 func (v *Value[T]) encode(x T) ([]byte, error) {
 	data, err := codec.Encode(v.codec, x)
 	if err != nil {
@@ -211,7 +211,7 @@ func (v *Value[T]) compareAndSwap(ctx context.Context, old Version, x T) (bool, 
 	return v.swap(ctx, empty, data)
 }
 
-// The method still reports whether the znode has the version old.
+// The method `still` reports whether the znode has the version old.
 func (v *Value[T]) still(ctx context.Context, old Version) (same bool, err error) {
 	err = v.s.m.During(ctx, func(inc *session.Incarnation) error {
 		data, stat, err := inc.Get(ctx, v.full())
@@ -230,7 +230,7 @@ func (v *Value[T]) still(ctx context.Context, old Version) (same bool, err error
 	return same, err
 }
 
-// The method swap writes data if the znode has the version old. It reports whether it has
+// The method `swap` writes data if the znode has the version old. It reports whether it has
 // written.
 func (v *Value[T]) swap(ctx context.Context, old Version, data []byte) (bool, error) {
 	ops := []any{v.creation(data)}
@@ -248,10 +248,10 @@ func (v *Value[T]) creation(data []byte) any {
 	return &zk.CreateRequest{Path: v.full(), Data: data, Acl: v.s.m.Config.ACL}
 }
 
-// receipts returns the path of the container of the receipts.
+// The method `receipts` returns the path of the container of the receipts.
 func (v *Value[T]) receipts() string { return v.full() + "-receipts" }
 
-// The method commit applies ops, which change the znode of the value, exactly once. It creates
+// The method `commit` applies ops, which change the znode of the value, exactly once. It creates
 // missing parents of the znode, which are also the parents of the receipts. It returns ErrMixed
 // if the servers may remove the znode.
 //
@@ -302,8 +302,8 @@ func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, er
 	}
 }
 
-// successor calls f with the stored value. It returns the result x, its encoded form data, and
-// the Version of the stored value.
+// The method `successor` calls f with the stored value. It returns the result x, its encoded form
+// data, and the Version of the stored value.
 func (v *Value[T]) successor(ctx context.Context, fresh bool, f func(T) (T, error)) (x T, data []byte, old Version, err error) {
 	if x, old, err = v.load(ctx, fresh); err != nil && err != ErrNoValue {
 		return x, nil, old, err
@@ -315,8 +315,8 @@ func (v *Value[T]) successor(ctx context.Context, fresh bool, f func(T) (T, erro
 	return x, data, old, err
 }
 
-// yield waits a little before the next attempt, so that competing processes do not try at the
-// same times. The wait is short, because one of these processes has succeeded.
+// The method `yield` waits a little before the next attempt, so that competing processes do not try
+// at the same times. The wait is short, because one of these processes has succeeded.
 func (v *Value[T]) yield(ctx context.Context, try int) error {
 	const most = 5
 	d := v.s.m.Config.Retry.Delay(min(try+1, most)) // the delay may be the largest Duration
@@ -349,7 +349,7 @@ type valueWatch[T any] struct {
 	told Version // the last Version that was sent or could not be decoded
 }
 
-// The method follow sends every value that it reads within one session.
+// The method `follow` sends every value that it reads within one session.
 //
 // Within a session, no read is older than the read before it: a server that lags behind the
 // client refuses the client's connection. Nor is the first read of a session older than the
@@ -372,7 +372,7 @@ func (w *valueWatch[T]) follow(ctx context.Context, inc *session.Incarnation) er
 	}
 }
 
-// The method next sends the value, unless it was sent already. Then it waits for a change.
+// The method `next` sends the value, unless it was sent already. Then it waits for a change.
 func (w *valueWatch[T]) next(ctx context.Context, inc *session.Incarnation) error {
 	change := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: w.v.full()})
 	defer inc.Watches.Leave(change)

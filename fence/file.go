@@ -69,9 +69,9 @@ func (d Dir) Advance(ctx context.Context, resource string, token int64) error {
 // single write replaces the old token.
 const width = 20
 
-// advance stores the token in its file, and then calls write, while the file is
-// locked. The token comes first, because write can fail half way: a smaller
-// token must not write after that.
+// The function `advance` stores the token in its file, and then calls write, while the file is
+// locked. The token comes first, because write can fail half way: a smaller token must not write
+// after that.
 func advance(ctx context.Context, file, resource string, token int64, write func() error) (err error) {
 	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {
@@ -104,7 +104,7 @@ func advance(ctx context.Context, file, resource string, token int64, write func
 	return write()
 }
 
-// stored returns the token in a file. For an empty file, it returns 0.
+// The function `stored` returns the token in a file. For an empty file, it returns 0.
 func stored(f *os.File) (int64, error) {
 	data, err := io.ReadAll(io.LimitReader(f, width+2))
 	if err != nil || len(data) == 0 {
@@ -125,7 +125,7 @@ const (
 	late = 50 * time.Millisecond
 )
 
-// lock waits until f is free, and locks it.
+// The function `lock` waits until f is free, and locks it.
 func lock(ctx context.Context, f *os.File) error {
 	for pause := soon; ; pause = min(2*pause, late) {
 		if ok, err := tryLock(f); ok || err != nil {
@@ -139,7 +139,7 @@ func lock(ctx context.Context, f *os.File) error {
 	}
 }
 
-// replace replaces the content of the file called name by data.
+// The function `replace` replaces the content of the file called name by data.
 func replace(name string, data []byte, perm fs.FileMode) (err error) {
 	dir := filepath.Dir(name)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(name)+".*")

@@ -82,7 +82,7 @@ type handler struct {
 	doors map[string]*door // by resource, if there are requests for it; guarded by mu
 }
 
-// A door admits the requests for one resource. The handler's mu guards its fields.
+// The type `door` admits the requests for one resource. The handler's mu guards its fields.
 type door struct {
 	requests int // number of requests that wait or are inside
 	newest   int64
@@ -146,7 +146,7 @@ func refuse(w http.ResponseWriter, err error) {
 	http.Error(w, err.Error(), status)
 }
 
-// come counts a request for a resource.
+// The method `come` counts a request for a resource.
 func (h *handler) come(resource string) *door {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -159,7 +159,7 @@ func (h *handler) come(resource string) *door {
 	return d
 }
 
-// leave deletes the door when its last request has left.
+// The method `leave` deletes the door when its last request has left.
 func (h *handler) leave(resource string, d *door) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -168,8 +168,8 @@ func (h *handler) leave(resource string, d *door) {
 	}
 }
 
-// enter waits until no request with a smaller token is inside, and enters. It
-// fails if a greater token comes first, or ctx ends.
+// The method `enter` waits until no request with a smaller token is inside, and enters. It fails if
+// a greater token comes first, or ctx ends.
 func (h *handler) enter(ctx context.Context, resource string, d *door, token int64) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -206,7 +206,7 @@ func (h *handler) enter(ctx context.Context, resource string, d *door, token int
 	return nil
 }
 
-// exit notes that a request has left.
+// The method `exit` notes that a request has left.
 func (h *handler) exit(d *door) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

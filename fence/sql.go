@@ -189,8 +189,8 @@ func (t *Table) Advance(ctx context.Context, tx *sql.Tx, resource string, token 
 	return stale
 }
 
-// advance records the token if the table has the resource without a greater
-// token. It reports whether it has recorded the token.
+// The method `advance` records the token if the table has the resource without a greater token. It
+// reports whether it has recorded the token.
 func (t *Table) advance(ctx context.Context, tx *sql.Tx, resource string, token int64) (bool, error) {
 	result, err := tx.ExecContext(ctx, t.update, token, resource, token)
 	if err != nil {

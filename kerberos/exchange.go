@@ -43,7 +43,7 @@ import (
 // The client demands mutual authentication: only a server with the key of its principal can send
 // the AP-REP.
 
-// An exchange is one exchange with a server.
+// The type `exchange` is one exchange with a server.
 type exchange struct {
 	m    *mechanism
 	next func(challenge []byte) ([]byte, error)
@@ -70,7 +70,7 @@ func (x *exchange) Start(server string) ([]byte, error) {
 	return x.begin(g)
 }
 
-// begin returns the first token.
+// The method `begin` returns the first token.
 func (x *exchange) begin(g grant) ([]byte, error) {
 	kind, err := crypto.GetEtype(g.key.KeyType)
 	if err != nil {
@@ -117,7 +117,7 @@ func (x *exchange) Next(challenge []byte) ([]byte, error) {
 	return x.next(challenge)
 }
 
-// proof checks the server's AP-REP.
+// The method `proof` checks the server's AP-REP.
 func (x *exchange) proof(challenge []byte) ([]byte, error) {
 	if len(challenge) == 0 {
 		return nil, fmt.Errorf("the server does not accept a ticket for %s: it has another principal or an old keytab (see kerberos.WithService, or --server-principal of the command), or its JAAS file has no section Server with Krb5LoginModule", x.server)
@@ -160,7 +160,7 @@ func (x *exchange) proof(challenge []byte) ([]byte, error) {
 // noLayer is the code for no security layer (RFC 4752, section 3.3).
 const noLayer = 1
 
-// layers chooses no security layer, because ZooKeeper supports none.
+// The method `layers` chooses no security layer, because ZooKeeper supports none.
 func (x *exchange) layers(challenge []byte) ([]byte, error) {
 	offer, err := x.unwrap(challenge)
 	if err != nil {
@@ -174,7 +174,7 @@ func (x *exchange) layers(challenge []byte) ([]byte, error) {
 	return token, err
 }
 
-// finished ends the exchange. The server must not send another token.
+// The method `finished` ends the exchange. The server must not send another token.
 func (x *exchange) finished(challenge []byte) ([]byte, error) {
 	if len(challenge) > 0 {
 		return nil, errors.New("the server sent a token after the end of the exchange")
@@ -258,7 +258,7 @@ func cutHeader(token []byte) (kind uint16, message []byte, err error) {
 	return binary.BigEndian.Uint16(message), message[2:], nil
 }
 
-// host returns the name that the principal of a server has for it. server is host:port.
+// The method `host` returns the name that the principal of a server has for it. server is host:port.
 func (m *mechanism) host(server string) (string, error) {
 	host, _, err := net.SplitHostPort(server)
 	if err != nil {
@@ -334,8 +334,9 @@ func (m *mechanism) ticketFor(host string) (grant, error) {
 // itself.
 var code = regexp.MustCompile(`KRB Error: \((\d+)\)`)
 
-// judge adds an explanation to an error of fetch. If the error must end the Session, the result
-// matches ErrAuthFailed. again reports whether the KDC has given a ticket for a server before.
+// The function `judge` adds an explanation to an error of fetch. If the error must end the Session,
+// the result matches ErrAuthFailed. again reports whether the KDC has given a ticket for a server
+// before.
 func judge(err error, principal, server string, again bool) error {
 	answer := int32(-1)
 	if found := code.FindStringSubmatch(err.Error()); found != nil {

@@ -150,7 +150,7 @@ func Cache(file string, opts ...Option) (zsync.SASLMechanism, error) {
 	return m, nil
 }
 
-// A mechanism creates an exchange for each connection of a Session.
+// The type `mechanism` creates an exchange for each connection of a Session.
 type mechanism struct {
 	service, configFile string
 	canonical           bool
@@ -165,7 +165,7 @@ type mechanism struct {
 	granted bool             // the KDC has given a ticket for a server
 }
 
-// A grant is a ticket with its key, the time of its end, and its client.
+// The type `grant` is a ticket with its key, the time of its end, and its client.
 type grant struct {
 	ticket messages.Ticket
 	key    types.EncryptionKey
@@ -208,7 +208,7 @@ func newMechanism(principal string, opts []Option) (*mechanism, error) {
 	return m, m.reachable(m.realm)
 }
 
-// reachable returns an error if the configuration has no KDC of a realm.
+// The method `reachable` returns an error if the configuration has no KDC of a realm.
 func (m *mechanism) reachable(realm string) error {
 	known := slices.ContainsFunc(m.config.Realms, func(r config.Realm) bool { return r.Realm == realm && len(r.KDC) > 0 })
 	if !known && !m.config.LibDefaults.DNSLookupKDC {
@@ -226,7 +226,7 @@ func (m *mechanism) Exchange() sasl.Mechanism { return &exchange{m: m} }
 func (m *mechanism) Start(string) ([]byte, error) { return nil, errors.New("use Exchange") }
 func (m *mechanism) Next([]byte) ([]byte, error)  { return nil, errors.New("use Exchange") }
 
-// login gets a ticket-granting ticket with the key or the password.
+// The method `login` gets a ticket-granting ticket with the key or the password.
 func (m *mechanism) login() (grant, error) {
 	if m.granting != nil {
 		return m.granting()
@@ -246,7 +246,7 @@ func (m *mechanism) login() (grant, error) {
 	return grant{reply.Ticket, reply.DecryptedEncPart.Key, reply.DecryptedEncPart.EndTime, c.Credentials.CName(), m.realm, c}, nil
 }
 
-// fetch gets a ticket for a server's principal from the KDC.
+// The method `fetch` gets a ticket for a server's principal from the KDC.
 func (m *mechanism) fetch(server types.PrincipalName, realm string) (g grant, err error) {
 	g, err = m.login()
 	if err != nil {
@@ -273,7 +273,7 @@ func (m *mechanism) fetch(server types.PrincipalName, realm string) (g grant, er
 	return g, err
 }
 
-// cached returns the ticket-granting ticket of a ticket cache.
+// The method `cached` returns the ticket-granting ticket of a ticket cache.
 func (m *mechanism) cached(file string) (grant, error) {
 	cache, err := loadCache(file)
 	if err != nil {

@@ -219,7 +219,7 @@ var reasons = func() (words []string) {
 	return words
 }()
 
-// path returns the template of a path, or "other" if there are too many.
+// The method `path` returns the template of a path, or "other" if there are too many.
 func (t *Telemetry) path(path string) attribute.KeyValue {
 	name := t.template(path)
 	t.mu.Lock()
@@ -234,7 +234,7 @@ func (t *Telemetry) path(path string) attribute.KeyValue {
 	return attribute.String("zsync.path.template", name)
 }
 
-// first reports whether this call is the first with these attrs.
+// The method `first` reports whether this call is the first with these attrs.
 func (t *Telemetry) first(attrs ...attribute.KeyValue) bool {
 	set := attribute.NewSet(attrs...)
 	t.mu.Lock()
@@ -269,8 +269,8 @@ func (t *Telemetry) Observe(e zsync.Event) {
 	}
 }
 
-// interrupted reports whether a run ended because its hold was lost, its Session was closed or its
-// context was canceled. Such a run is not a failure of the function.
+// The function `interrupted` reports whether a run ended because its hold was lost, its Session was
+// closed or its context was canceled. Such a run is not a failure of the function.
 func interrupted(err error) bool {
 	return errors.Is(err, zsync.ErrLost) || errors.Is(err, zsync.ErrClosed) || errors.Is(err, context.Canceled)
 }
@@ -310,7 +310,7 @@ func (t *Telemetry) begin(ctx context.Context, name string, what zsync.Op, opts 
 	return context.WithValue(ctx, began{}, time.Now())
 }
 
-// finish ends the span of ctx, and returns its duration.
+// The function `finish` ends the span of ctx, and returns its duration.
 func finish(ctx context.Context, err error) time.Duration {
 	span := trace.SpanFromContext(ctx)
 	if err != nil {
@@ -322,7 +322,7 @@ func finish(ctx context.Context, err error) time.Duration {
 	return time.Since(start)
 }
 
-// labels are the attributes of metrics.
+// The method `labels` are the attributes of metrics.
 func (t *Telemetry) labels(what zsync.Op, more ...attribute.KeyValue) metric.MeasurementOption {
 	return metric.WithAttributes(append(t.attributes(what), more...)...)
 }

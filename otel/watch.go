@@ -28,8 +28,8 @@ const (
 	atOnce     = 8
 )
 
-// A watch has the Sessions, queues and schedules that each collection reads. If several queues, or
-// schedules, have one path, it reads only the first.
+// The type `watch` has the Sessions, queues and schedules that each collection reads. If several
+// queues, or schedules, have one path, it reads only the first.
 type watch struct {
 	sessions  []*zsync.Session
 	queues    []Queue
@@ -65,7 +65,7 @@ func (t *Telemetry) WatchSchedule(c *zsync.Schedule) (stop func() error, err err
 	return add(t, &t.watch.schedules, c), nil
 }
 
-// add adds x to a list of t.watch, until remove is called.
+// The function `add` adds x to a list of t.watch, until remove is called.
 func add[T comparable](t *Telemetry, list *[]T, x T) (remove func() error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -90,7 +90,7 @@ func add[T comparable](t *Telemetry, list *[]T, x T) (remove func() error) {
 	}
 }
 
-// collect is the callback of all observable metrics.
+// The method `collect` is the callback of all observable metrics.
 func (t *Telemetry) collect(ctx context.Context, o metric.Observer) error {
 	t.mu.Lock()
 	w := t.watch
@@ -199,7 +199,7 @@ func firstOfPath[T interface{ Path() string }](all []T) (first []T) {
 	return first
 }
 
-// each calls f for each element, up to atOnce calls at the same time.
+// The function `each` calls f for each element, up to atOnce calls at the same time.
 func each[T any](all []T, f func(T)) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, atOnce)

@@ -18,7 +18,7 @@ import (
 	"github.com/zsync/zsync/internal/look"
 )
 
-// A model is the data of the page: the result of one look, and a part of earlier results.
+// The type `model` is the data of the page: the result of one look, and a part of earlier results.
 type model struct {
 	Version   uint64
 	At        time.Time
@@ -38,7 +38,7 @@ type model struct {
 	samples  map[string][]count // by queue: its counts, the latest last
 }
 
-// A who is a holder or a waiter.
+// The type `who` is a holder or a waiter.
 type who struct {
 	Owner, Session, Node, Mode string
 	Since                      time.Time
@@ -73,8 +73,8 @@ func (l lineView) Holds() string {
 	return "holds"
 }
 
-// before orders lines: first the lines with waiters, by the longest wait; then the lines with
-// candidates on standby; then the lines without waiters.
+// The method `before` orders lines: first the lines with waiters, by the longest wait; then the
+// lines with candidates on standby; then the lines without waiters.
 func (l lineView) before(other lineView) int {
 	rank := func(l lineView) int {
 		switch {
@@ -102,7 +102,7 @@ type scheduleView struct {
 	Next                time.Time // zero if it is not known
 }
 
-// A count is the contents of a queue at one time.
+// The type `count` is the contents of a queue at one time.
 type count struct{ Ready, Claimed, Delayed, Dead int }
 
 // A queueView is a queue with its counts.
@@ -115,7 +115,7 @@ type queueView struct {
 	Most    int
 }
 
-// A held is a hold that a look has found.
+// The type `held` is a hold that a look has found.
 type held struct {
 	path, kind, owner, session, node string
 	since                            time.Time
@@ -175,7 +175,7 @@ func newModel(ctx context.Context, s *zsync.Session, opts Options, before *model
 	return m
 }
 
-// old returns a copy of m with the error of a later look. m may be nil.
+// The method `old` returns a copy of m with the error of a later look. m may be nil.
 func (m *model) old(err error) *model {
 	var old model
 	if m != nil {
@@ -185,7 +185,7 @@ func (m *model) old(err error) *model {
 	return &old
 }
 
-// place adds the primitives at one path, by kind.
+// The method `place` adds the primitives at one path, by kind.
 func (m *model) place(ctx context.Context, s *zsync.Session, opts Options, before *model, p look.Place) {
 	for i := 0; i < len(p.Lines); {
 		kind, j := p.Lines[i].Kind, i
@@ -217,7 +217,7 @@ func (m *model) place(ctx context.Context, s *zsync.Session, opts Options, befor
 	}
 }
 
-// members returns the view of a group or a partition.
+// The function `members` returns the view of a group or a partition.
 func members(opts Options, path string, lines []look.Line) groupView {
 	g := groupView{Path: path}
 	for _, l := range lines {
@@ -233,7 +233,7 @@ func members(opts Options, path string, lines []look.Line) groupView {
 	return g
 }
 
-// line returns the view of a line, and adds its holds to m.
+// The method `line` returns the view of a line, and adds its holds to m.
 func (m *model) line(s *zsync.Session, opts Options, kind string, lines []look.Line) lineView {
 	v := lineView{Path: lines[0].Path, Kind: kind}
 	for _, l := range lines {
@@ -268,8 +268,8 @@ func (m *model) line(s *zsync.Session, opts Options, kind string, lines []look.L
 	return v
 }
 
-// term returns the number of a leader's term, which is the number in its znode's name. Later terms
-// have greater numbers.
+// The function `term` returns the number of a leader's term, which is the number in its znode's
+// name. Later terms have greater numbers.
 func term(node string) string {
 	if len(node) < 10 {
 		return ""
@@ -281,7 +281,7 @@ func term(node string) string {
 	return strconv.FormatUint(n, 10)
 }
 
-// queue adds the view of a queue, with its counts.
+// The method `queue` adds the view of a queue, with its counts.
 func (m *model) queue(ctx context.Context, s *zsync.Session, before *model, p look.Place, lines []look.Line) {
 	if slices.ContainsFunc(m.Queues, func(q queueView) bool { return q.Path == p.Path }) {
 		return
@@ -321,8 +321,8 @@ func (m *model) queue(ctx context.Context, s *zsync.Session, before *model, p lo
 	m.Queues = append(m.Queues, q)
 }
 
-// remember adds the holds that have ended since the previous look to the timeline. It misses holds
-// that began and ended between the two looks.
+// The method `remember` adds the holds that have ended since the previous look to the timeline. It
+// misses holds that began and ended between the two looks.
 func (m *model) remember(before *model, sessions map[string]bool, broken func(path, node string) bool) {
 	var ended []handOver
 	for key, h := range before.holds {
@@ -378,7 +378,7 @@ type circleView struct{ Steps []stepView }
 
 type stepView struct{ Name, Path string } // an empty Path: the session is the process that started the next session
 
-// circles returns the deadlocks for the page.
+// The function `circles` returns the deadlocks for the page.
 func circles(g *look.Graph) *graphView {
 	v := &graphView{Waiting: len(g.Waits)}
 	for _, circle := range g.Circles() {

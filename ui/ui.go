@@ -117,7 +117,7 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.mux.ServeHTTP(w, r)
 }
 
-// A shown is the data of the templates.
+// The type `shown` is the data of the templates.
 type shown struct {
 	*model
 	Now      time.Time
@@ -153,8 +153,8 @@ func (p *page) render(w http.ResponseWriter, status int, name string, data any) 
 // sections are the names of the page's parts, which events sends after a change.
 var sections = []string{"summary", "deadlocks", "lines", "queues", "groups", "schedules", "others", "timeline"}
 
-// events sends an event after each change. Its data is a JSON object with the HTML of each section
-// that has changed.
+// The method `events` sends an event after each change. Its data is a JSON object with the HTML of
+// each section that has changed.
 func (p *page) events(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	out := http.NewResponseController(w)
@@ -212,7 +212,7 @@ func (p *page) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// A target is a contender that the user wants to delete, as the page showed it.
+// The type `target` is a contender that the user wants to delete, as the page showed it.
 type target struct {
 	Path, Node, Owner, Session, Token string
 	Holding                           bool
@@ -221,7 +221,8 @@ type target struct {
 	Version                           int32
 }
 
-// znode returns the path of a contender's znode, or "" if no line of the latest model has it.
+// The method `znode` returns the path of a contender's znode, or "" if no line of the latest model
+// has it.
 func (p *page) znode(at, node string) string {
 	m := p.watch.present()
 	if m == nil {
@@ -237,7 +238,7 @@ func (p *page) znode(at, node string) string {
 	return ""
 }
 
-// confirm shows the current state of the contender that the user wants to delete.
+// The method `confirm` shows the current state of the contender that the user wants to delete.
 func (p *page) confirm(w http.ResponseWriter, r *http.Request) {
 	if p.opts.ReadOnly {
 		http.Error(w, "this page is read-only", http.StatusForbidden)
@@ -312,7 +313,7 @@ func (p *page) breakLock(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// age returns the time from since to now, in at most two units, or "" if now is zero.
+// The function `age` returns the time from since to now, in at most two units, or "" if now is zero.
 func age(now, since time.Time) string {
 	if now.IsZero() {
 		return ""
@@ -333,7 +334,7 @@ func span(d time.Duration) string {
 	return fmt.Sprintf("%dd%02dh", int(d.Hours())/24, int(d.Hours())%24)
 }
 
-// shell quotes a path for a command line.
+// The function `shell` quotes a path for a command line.
 func shell(s string) string {
 	if strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/_.-") == "" {
 		return s

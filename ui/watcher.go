@@ -25,7 +25,7 @@ var errSlow = fmt.Errorf("the present look has taken longer than %v: the servers
 // idle is the factor by which the pause between looks grows while no browser has the page open.
 const idle = 10
 
-// A watcher looks at the tree for all viewers.
+// The type `watcher` looks at the tree for all viewers.
 type watcher struct {
 	s     *zsync.Session
 	opts  Options
@@ -46,8 +46,8 @@ func newWatcher(s *zsync.Session, opts Options) *watcher {
 	return &watcher{s: s, opts: opts, ended: make(chan struct{}), changed: make(chan struct{}), wake: make(chan struct{}, 1), brokenAt: map[string]bool{}}
 }
 
-// start starts run at the first HTTP request. If the watcher looks rarely because the last request
-// was long ago, start waits for a new look.
+// The method `start` starts run at the first HTTP request. If the watcher looks rarely because the
+// last request was long ago, start waits for a new look.
 func (w *watcher) start(ctx context.Context) {
 	w.mu.Lock()
 	rarely, changed := w.rarely() && w.model != nil, w.changed
@@ -64,13 +64,13 @@ func (w *watcher) start(ctx context.Context) {
 	}
 }
 
-// rarely reports whether no browser has the page open, so that the watcher looks rarely. The caller
-// holds w.mu.
+// The method `rarely` reports whether no browser has the page open, so that the watcher looks
+// rarely. The caller holds w.mu.
 func (w *watcher) rarely() bool {
 	return w.viewers == 0 && time.Since(w.asked) > idle*w.opts.Interval
 }
 
-// run looks repeatedly until the session is closed.
+// The method `run` looks repeatedly until the session is closed.
 func (w *watcher) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -103,7 +103,7 @@ func (w *watcher) run() {
 	}
 }
 
-// look looks once, and returns the pause before the next look.
+// The method `look` looks once, and returns the pause before the next look.
 func (w *watcher) look(ctx context.Context, closed <-chan struct{}) time.Duration {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -139,7 +139,7 @@ func (w *watcher) look(ctx context.Context, closed <-chan struct{}) time.Duratio
 	return pause
 }
 
-// publish makes m the latest model. The caller holds w.mu.
+// The method `publish` makes m the latest model. The caller holds w.mu.
 func (w *watcher) publish(m *model) {
 	m.Version = 1
 	if w.model != nil {
@@ -150,13 +150,13 @@ func (w *watcher) publish(m *model) {
 	w.changed = make(chan struct{})
 }
 
-// present returns the latest model, or nil if there is none yet.
+// The method `present` returns the latest model, or nil if there is none yet.
 func (w *watcher) present() *model {
 	m, _ := w.now()
 	return m
 }
 
-// latest returns the latest model, and waits for the first.
+// The method `latest` returns the latest model, and waits for the first.
 func (w *watcher) latest(ctx context.Context) *model {
 	for {
 		m, changed := w.now()
@@ -173,14 +173,15 @@ func (w *watcher) latest(ctx context.Context) *model {
 	}
 }
 
-// now returns the latest model, and a channel that is closed when a newer model replaces it.
+// The method `now` returns the latest model, and a channel that is closed when a newer model
+// replaces it.
 func (w *watcher) now() (*model, <-chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.model, w.changed
 }
 
-// join adds a viewer. The viewer calls leave when it ends.
+// The method `join` adds a viewer. The viewer calls leave when it ends.
 func (w *watcher) join() (leave func()) {
 	w.mu.Lock()
 	w.viewers++
@@ -204,7 +205,7 @@ func (w *watcher) lookNow() {
 	}
 }
 
-// breaks records that the page is about to break a hold.
+// The method `breaks` records that the page is about to break a hold.
 func (w *watcher) breaks(path, node string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -21,7 +21,7 @@ const (
 	permAll    int32 = 31
 )
 
-// An identity is a client's id under an authentication scheme.
+// The type `identity` is a client's id under an authentication scheme.
 type identity struct {
 	scheme, id string
 }
@@ -130,8 +130,7 @@ func fixACL(list []acl, ids []identity) ([]acl, bool) {
 	return fixed, len(fixed) > 0
 }
 
-// authenticate returns the identity that an auth request from the address ip
-// proves.
+// The function `authenticate` returns the identity that an auth request from the address ip proves.
 func authenticate(scheme string, data []byte, ip string) (identity, bool) {
 	switch scheme {
 	case "digest":
@@ -144,8 +143,8 @@ func authenticate(scheme string, data []byte, ip string) (identity, bool) {
 	return identity{}, false
 }
 
-// redact returns `list` without the hashes of passwords, for a client that may read the znode but
-// not administer it.
+// The function `redact` returns `list` without the hashes of passwords, for a client that may read
+// the znode but not administer it.
 func redact(list []acl) []acl {
 	list = slices.Clone(list)
 	for i, a := range list {

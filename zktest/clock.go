@@ -35,7 +35,7 @@ func (s *Server) clock() {
 	}
 }
 
-// rearm makes the clock call `elapse` at the given time or earlier. Server.mu is held.
+// The method `rearm` makes the clock call `elapse` at the given time or earlier. Server.mu is held.
 func (s *Server) rearm(at time.Time) {
 	if s.armed.IsZero() || at.Before(s.armed) {
 		s.armed = at

@@ -13,8 +13,8 @@ import (
 // them, and writes replies and events in order. ops.go, reads.go and session.go carry out the
 // requests.
 
-// A conn is one connection of a client. Two goroutines serve it. The reader takes requests one by
-// one and carries out each under Server.mu. The writer sends the bytes in `out`.
+// The type `conn` is one connection of a client. Two goroutines serve it. The reader takes requests
+// one by one and carries out each under Server.mu. The writer sends the bytes in `out`.
 type conn struct {
 	s      *Server
 	nc     net.Conn

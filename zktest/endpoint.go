@@ -15,7 +15,7 @@ import (
 // This file has the addresses of a server: it accepts connections over TCP or in memory, and opens
 // and closes addresses. conn.go serves the connections.
 
-// An endpoint is one address that clients connect to. Server.mu guards it.
+// The type `endpoint` is one address that clients connect to. Server.mu guards it.
 type endpoint struct {
 	addr   string // never changes once the server is made
 	up     bool

@@ -12,7 +12,8 @@ import (
 // This file has the work of every member of an ensemble: its start and end, elections, the log, and
 // the service of its own clients. quorum.go has the work of a leader.
 
-// A member is one server of an ensemble, as the other members see it. Ensemble.mu guards it.
+// The type `member` is one server of an ensemble, as the other members see it. Ensemble.mu guards
+// it.
 //
 // A running member leads (`ld` is set), follows a leader (`tie` is set), or looks for a leader.
 type member struct {

@@ -165,7 +165,7 @@ func (s *Server) appendResult(b []byte, op Op, ch *change) []byte {
 	return b
 }
 
-// A requester is the client of a write: its session and its identities.
+// The type `requester` is the client of a write: its session and its identities.
 type requester struct {
 	session int64
 	ids     []identity

@@ -21,9 +21,8 @@ const (
 	lastWords = 5 * time.Second
 )
 
-// An output is the queue of bytes to a client. The readers of this and other
-// connections append replies and events, and never block. The writer of the
-// connection takes the bytes.
+// The type `output` is the queue of bytes to a client. The readers of this and other connections
+// append replies and events, and never block. The writer of the connection takes the bytes.
 type output struct {
 	mu      sync.Mutex // guards all fields below except the channels; a goroutine that holds mu locks nothing else
 	buf     []byte
@@ -36,7 +35,7 @@ type output struct {
 	room chan struct{} // wakes the reader after the writer took bytes; has room for one
 }
 
-// A mark is the time at which the bytes of buf before the offset `end` may leave.
+// The type `mark` is the time at which the bytes of buf before the offset `end` may leave.
 type mark struct {
 	end int
 	due time.Time

@@ -76,7 +76,7 @@ func (p *pipeEnd) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// A stream is one direction of a pipe.
+// The type `stream` is one direction of a pipe.
 type stream struct {
 	mu      sync.Mutex // guards all fields below
 	changed *sync.Cond // signals every change of a field below

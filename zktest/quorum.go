@@ -11,7 +11,7 @@ import (
 // This file has the leader of an ensemble: it proposes transactions, commits each after a majority
 // has logged it, answers syncs, and ends sessions. member.go has the elections and the followers.
 
-// A leadership is the state of a member that leads. Ensemble.mu guards it.
+// The type `leadership` is the state of a member that leads. Ensemble.mu guards it.
 type leadership struct {
 	m     *member
 	prep  *tree // m's tree with all proposals applied; the next request is checked against it
@@ -168,7 +168,7 @@ func (ld *leadership) begin() *txn {
 	return &txn{zxid: ld.prep.zxid, time: time.Now().UnixMilli()}
 }
 
-// enqueue calls `do` after all earlier requests in the leader's queue.
+// The method `enqueue` calls `do` after all earlier requests in the leader's queue.
 func (ld *leadership) enqueue(do func()) {
 	at := time.Now().Add(ld.m.e.backlog)
 	if ld.m.e.backlog == 0 && at.After(ld.queued) {
@@ -286,8 +286,8 @@ func (ld *leadership) propose(x *txn) {
 	ld.ack(ld.m, x)
 }
 
-// ack is called when m has logged x. It commits, in order, the proposals that a majority has
-// logged.
+// The method `ack` is called when m has logged x. It commits, in order, the proposals that a
+// majority has logged.
 func (ld *leadership) ack(m *member, x *txn) {
 	x.acks |= 1 << m.index
 	for len(ld.proposed) > 0 && ld.agreed(ld.proposed[0]) {

@@ -35,8 +35,8 @@ func WithClientCertificate(subject string) Option {
 // saslRealm is ZooKeeper's name in DIGEST-MD5.
 const saslRealm = "zk-sasl-md5"
 
-// sasl carries out a step of a SASL exchange. If the server has no users, it answers with CodeOK
-// and no token, like ZooKeeper.
+// The method `sasl` carries out a step of a SASL exchange. If the server has no users, it answers
+// with CodeOK and no token, like ZooKeeper.
 func (s *Server) sasl(c *conn, token, b []byte) ([]byte, int32) {
 	if s.saslUsers == nil {
 		return appendInt32(b, -1), CodeOK

@@ -12,7 +12,7 @@ import (
 
 const passwordLen = 16
 
-// A session is one ZooKeeper session. Server.mu guards it.
+// The type `session` is one ZooKeeper session. Server.mu guards it.
 type session struct {
 	id       int64
 	password []byte

@@ -9,7 +9,7 @@ import (
 // This file has the tree of znodes, and applies changes to the tree. ops.go checks whether a change
 // is permitted.
 
-// A node is one znode.
+// The type `node` is one znode.
 type node struct {
 	data     []byte // never changed in place
 	acl      []acl  // never changed in place
@@ -31,7 +31,7 @@ func (n *node) statCversion() int32 {
 	return n.cversion*2 - int32(len(n.children))
 }
 
-// A tree is one copy of all znodes. It belongs to a [view].
+// The type `tree` is one copy of all znodes. It belongs to a [view].
 type tree struct {
 	nodes      map[string]*node
 	ephemerals map[int64]map[string]struct{} // by session: the paths of its ephemerals
@@ -159,8 +159,8 @@ const (
 	changeSequence
 )
 
-// A change is one step of a transaction. Its effect depends only on the change and the tree, so
-// equal trees remain equal.
+// The type `change` is one step of a transaction. Its effect depends only on the change and the
+// tree, so equal trees remain equal.
 type change struct {
 	kind      changeKind
 	path      string
@@ -172,7 +172,7 @@ type change struct {
 	container bool
 }
 
-// A txn is one transaction. A failed transaction has no changes.
+// The type `txn` is one transaction. A failed transaction has no changes.
 type txn struct {
 	zxid    int64
 	time    int64 // milliseconds since 1970
@@ -252,7 +252,7 @@ func (t *tree) remove(path string) {
 	}
 }
 
-// An undo has the old values that a change overwrites.
+// The type `undo` has the old values that a change overwrites.
 type undo struct {
 	gone *node // the deleted node
 
@@ -308,7 +308,7 @@ func (t *tree) revert(ch *change, u undo) {
 	}
 }
 
-// descendants returns the number of nodes below path.
+// The method `descendants` returns the number of nodes below path.
 func (t *tree) descendants(path string) int {
 	if path == "/" {
 		return len(t.nodes) - 1

@@ -5,9 +5,8 @@ import "time"
 // This file makes an address of a single server lag: the address then serves an older copy of the
 // tree. member.go has the lag of an ensemble's member.
 
-// A view is a tree with the watches on it. Server.leader is the current view,
-// from which addresses serve reads. An address that lags has a view of its own;
-// see [Server.Freeze].
+// The type `view` is a tree with the watches on it. Server.leader is the current view, from which
+// addresses serve reads. An address that lags has a view of its own; see [Server.Freeze].
 type view struct {
 	tree    *tree
 	watches *watchTable

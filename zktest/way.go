@@ -8,7 +8,7 @@ import (
 // This file has the network between the members of an ensemble, and the agenda of its timed events.
 // member.go and quorum.go have the messages.
 
-// An agenda is a heap of the timed events of an ensemble.
+// The type `agenda` is a heap of the timed events of an ensemble.
 type agenda []event
 
 type event struct {
@@ -68,7 +68,7 @@ func (e *Ensemble) run() {
 	}
 }
 
-// A way carries messages from one member to another. Ensemble.mu guards it.
+// The type `way` carries messages from one member to another. Ensemble.mu guards it.
 type way struct {
 	e       *Ensemble
 	to      *member
@@ -78,7 +78,7 @@ type way struct {
 	last    time.Time // the arrival of the last parcel
 }
 
-// A parcel is one message on a way.
+// The type `parcel` is one message on a way.
 type parcel struct {
 	at   time.Time
 	held bool // a cut stops it
@@ -133,8 +133,8 @@ func (w *way) open() {
 	}
 }
 
-// A tie is the connection of a follower to its leader. Each member closes its own end of the tie:
-// by itself, or when it learns that the other end is closed.
+// The type `tie` is the connection of a follower to its leader. Each member closes its own end of
+// the tie: by itself, or when it learns that the other end is closed.
 type tie struct {
 	ld     *leadership
 	f      *member

@@ -10,9 +10,9 @@ import (
 
 // This file encodes and decodes the fields of packets. proto.go lists the fields of each packet.
 
-// A decoder reads the fields of one packet. If a field does not fit, the decoder sets `bad`, and
-// every later field reads as zero. So callers check `bad` once, at the end. The decoder does not
-// trust a length or a count: it allocates no memory for bytes that are not in the packet.
+// The type `decoder` reads the fields of one packet. If a field does not fit, the decoder sets
+// `bad`, and every later field reads as zero. So callers check `bad` once, at the end. The decoder
+// does not trust a length or a count: it allocates no memory for bytes that are not in the packet.
 type decoder struct {
 	b     []byte
 	bad   bool

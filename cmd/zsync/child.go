@@ -19,7 +19,7 @@ import (
 // This file runs a command under a hold, on every system: it forwards signals, and stops the
 // command when the hold is lost. hold.go acquires the hold.
 
-// A child is a command that runs under a hold.
+// The type `child` is a command that runs under a hold.
 type child struct {
 	host      *host
 	argv      []string

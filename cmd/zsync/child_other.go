@@ -37,7 +37,7 @@ func newProcess(cmd *exec.Cmd) process { return &systemProcess{cmd: cmd} }
 
 func (p *systemProcess) passOn(os.Signal) bool { return true }
 
-// terminate kills the process, because this system has no other way to end it.
+// The method `terminate` kills the process, because this system has no other way to end it.
 func (p *systemProcess) terminate() { p.kill() }
 
 func (p *systemProcess) kill() { p.cmd.Process.Kill() }
@@ -46,7 +46,7 @@ func (p *systemProcess) clear(<-chan time.Time) {}
 
 func (p *systemProcess) reap() {}
 
-// orphaned returns a nil channel, because zsync adopts no processes here.
+// The method `orphaned` returns a nil channel, because zsync adopts no processes here.
 func (p *systemProcess) orphaned() (_ <-chan os.Signal, stop func()) { return nil, func() {} }
 
 // dieOf does nothing, because no signal ends a process here.

@@ -114,7 +114,8 @@ func (p *systemProcess) passOn(sig os.Signal) bool {
 	return ok && p.signal(s) == nil
 }
 
-// terminate asks the process and its descendants to end, and continues those that are stopped.
+// The method `terminate` asks the process and its descendants to end, and continues those that are
+// stopped.
 func (p *systemProcess) terminate() {
 	rest := p.rest()
 	p.signal(syscall.SIGTERM)
@@ -163,7 +164,7 @@ func (p *systemProcess) clear(kill <-chan time.Time) {
 	}
 }
 
-// orphaned returns a channel that receives when an adopted process may have ended.
+// The method `orphaned` returns a channel that receives when an adopted process may have ended.
 func (p *systemProcess) orphaned() (_ <-chan os.Signal, stop func()) {
 	ch := make(chan os.Signal, 1)
 	signal.Notify(ch, syscall.SIGCHLD)

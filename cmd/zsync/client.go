@@ -20,7 +20,7 @@ import (
 // This file has the global flags for the ensemble. It also connects to the ensemble, and turns
 // errors and signals into exit statuses. security.go has the flags for security.
 
-// A client has the global flags for the ensemble.
+// The type `client` has the global flags for the ensemble.
 type client struct {
 	*host
 	servers string
@@ -112,8 +112,8 @@ func defaultOwner() string {
 	return fmt.Sprintf("%s:%d", host, os.Getpid())
 }
 
-// verdict adds an exit status to an error that has none. The argument `late` is the status for a
-// wait that took too long.
+// The function `verdict` adds an exit status to an error that has none. The argument `late` is the
+// status for a wait that took too long.
 func verdict(err error, late int) error {
 	var has *statusError
 	var sig *signalError

@@ -140,7 +140,7 @@ The exit status is 1 if zsync doctor finds a problem.`,
 	return cmd
 }
 
-// A doctor examines the znodes and the servers, and collects the findings.
+// The type `doctor` examines the znodes and the servers, and collects the findings.
 type doctor struct {
 	*host
 	session    *zsync.Session
@@ -160,7 +160,8 @@ type doctor struct {
 	granted    time.Duration // the granted session timeout
 }
 
-// A leftover is a znode that doctor may delete, with the zxids that it had when doctor examined it.
+// The type `leftover` is a znode that doctor may delete, with the zxids that it had when doctor
+// examined it.
 type leftover struct {
 	path  string
 	czxid int64
@@ -678,7 +679,7 @@ func (h *host) ask(ctx context.Context, server, word string) (string, error) {
 	return string(data), nil
 }
 
-// conf returns a server's settings, from its answer to conf.
+// The method `conf` returns a server's settings, from its answer to conf.
 func (h *host) conf(ctx context.Context, host string) (map[string]int, error) {
 	text, err := h.ask(ctx, host, "conf")
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 // This file has checks of zsync doctor --ensemble: the checks of one server that use znodes.
 // doctorservers.go has all other checks.
 
-// A visit is the part of the examination that checks one server by means of znodes.
+// The type `visit` is the part of the examination that checks one server by means of znodes.
 type visit struct {
 	e     *examination
 	ctx   context.Context
@@ -195,9 +195,9 @@ func (v *visit) order() (grade, string) {
 	}
 }
 
-// await receives packets until the reply to the request `read`. It fails unless the replies to the
-// requests in `earlier` arrive before that reply. It returns the data of the reply to `read`, and
-// whether an event arrived before it.
+// The method `await` receives packets until the reply to the request `read`. It fails unless the
+// replies to the requests in `earlier` arrive before that reply. It returns the data of the reply
+// to `read`, and whether an event arrived before it.
 func (v *visit) await(read int32, earlier ...int32) (data []byte, event bool, err error) {
 	for _, xid := range append(earlier, read) {
 		for {

@@ -25,7 +25,7 @@ import (
 // This file has zsync doctor --ensemble. It checks each server for the features that zsync needs,
 // and compares the servers. doctorchecks.go has the checks that use znodes.
 
-// A grade is the result of a check.
+// The type `grade` is the result of a check.
 type grade int
 
 const (
@@ -40,7 +40,7 @@ func (g grade) String() string { return [...]string{"ok", "warn", "fail"}[g] }
 // The constant `answering` is the time limit for a server's answer to a request of a check.
 const answering = 5 * time.Second
 
-// An examination checks all servers.
+// The type `examination` checks all servers.
 type examination struct {
 	*doctor
 	client  *client
@@ -55,7 +55,7 @@ type examination struct {
 	counts  [grades]int
 }
 
-// An examined has the facts about one server.
+// The type `examined` has the facts about one server.
 type examined struct {
 	host    string
 	reached bool
@@ -68,7 +68,7 @@ type examined struct {
 	addrs   []string
 }
 
-// ensemble examines the servers. It creates its znodes below the path root.
+// The method `ensemble` examines the servers. It creates its znodes below the path root.
 func (d *doctor) ensemble(cmd *cobra.Command, h *holding, root string) (err error) {
 	e, err := newExamination(d, h.client, cmd.OutOrStdout(), root)
 	if err != nil {

@@ -34,7 +34,7 @@ share its path with kazoo's Party.`,
 
 type group = zsync.Group[[]byte]
 
-// A grouping has the flags for a group.
+// The type `grouping` has the flags for a group.
 type grouping struct {
 	holding
 	form

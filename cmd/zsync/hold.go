@@ -18,7 +18,7 @@ import (
 // This file has the common part of zsync's subcommands that run a command: they wait for a hold,
 // run the command, and release the hold. child.go has the process of the command.
 
-// A hold is the lock, permit or leadership under which a command runs.
+// The type `hold` is the lock, permit or leadership under which a command runs.
 type hold struct {
 	acquire func(ctx context.Context) error
 	try     func(ctx context.Context) (bool, error)
@@ -28,13 +28,13 @@ type hold struct {
 	lines   []line                                     // the lines in which the other holders and waiters are
 }
 
-// A line is a primitive that has a path and contenders.
+// The type `line` is a primitive that has a path and contenders.
 type line interface {
 	Path() string
 	Contenders(ctx context.Context) ([]zsync.Contender, error)
 }
 
-// token returns a value for the field `tokens` of a hold that has one token.
+// The function `token` returns a value for the field `tokens` of a hold that has one token.
 func token(get func(ctx context.Context) (int64, error)) func(ctx context.Context) ([]int64, error) {
 	return func(ctx context.Context) ([]int64, error) {
 		t, err := get(ctx)
@@ -42,7 +42,7 @@ func token(get func(ctx context.Context) (int64, error)) func(ctx context.Contex
 	}
 }
 
-// A holding has the flags for waiting, running and stopping.
+// The type `holding` has the flags for waiting, running and stopping.
 type holding struct {
 	*client
 	timeout   time.Duration
@@ -130,7 +130,7 @@ func pathsAndCommand(cmd *cobra.Command, args []string, several bool) (paths, ar
 	return args[:n], args[n:], nil
 }
 
-// A task is one wait for a hold, and the run of the command under that hold.
+// The type `task` is one wait for a hold, and the run of the command under that hold.
 type task struct {
 	*holding
 	path    string // the name in messages: the path, or several paths with commas

@@ -21,8 +21,8 @@ import (
 // This file is the command's only access to its machine, so that tests can run the command in
 // memory. child_unix.go runs processes on Unix.
 
-// A host gives the command its environment, its streams, its signals, connections to the servers,
-// and processes. The function `main` uses thisHost. Tests make a host in memory.
+// The type `host` gives the command its environment, its streams, its signals, connections to the
+// servers, and processes. The function `main` uses thisHost. Tests make a host in memory.
 type host struct {
 	args           []string // the command line
 	env            []string
@@ -53,8 +53,8 @@ func thisHost() *host {
 	}
 }
 
-// getenv returns the value of an environment variable. If env has several entries with this name,
-// the last one counts.
+// The method `getenv` returns the value of an environment variable. If env has several entries with
+// this name, the last one counts.
 func (h *host) getenv(name string) (value string) {
 	for _, v := range h.env {
 		if key, text, ok := strings.Cut(v, "="); ok && key == name {
@@ -117,7 +117,7 @@ func keepClosed() {
 	}
 }
 
-// A process is a command that zsync runs, with its descendants.
+// The type `process` is a command that zsync runs, with its descendants.
 type process interface {
 	// The method `start` starts the command.
 	start() error

@@ -36,7 +36,7 @@ Curator's DistributedAtomicLong. A new int is 0.`,
 	return cmd
 }
 
-// A number has the flags of the subcommands of zsync int.
+// The type `number` has the flags of the subcommands of zsync int.
 type number struct {
 	*holding
 	curator bool
@@ -82,7 +82,7 @@ func (n *number) with(cmd *cobra.Command, args []string, least, most int, do fun
 	})
 }
 
-// argument parses a number of the command line.
+// The function `argument` parses a number of the command line.
 func argument(text string) (int64, error) {
 	x, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {

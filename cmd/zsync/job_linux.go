@@ -76,8 +76,9 @@ func controlJob(asked, changed <-chan os.Signal) {
 	}
 }
 
-// suspend stops all running descendants, and then this process with sig. It returns after SIGCONT.
-// The kernel does not stop a process that no shell could continue; then `suspend` returns at once.
+// The function `suspend` stops all running descendants, and then this process with sig. It returns
+// after SIGCONT. The kernel does not stop a process that no shell could continue; then `suspend`
+// returns at once.
 func suspend(sig syscall.Signal, asked <-chan os.Signal) {
 	frozen := freeze()
 	handler := setAction(sig, action{})
@@ -177,8 +178,8 @@ func (t *processTable) wake() {
 	}
 }
 
-// An action is the kernel's struct sigaction. Its layout depends on the architecture, but the zero
-// action is the default everywhere.
+// The type `action` is the kernel's struct sigaction. Its layout depends on the architecture, but
+// the zero action is the default everywhere.
 type action [32]uint64
 
 // setAction sets this process's action for sig without Go's runtime, because os/signal cannot set

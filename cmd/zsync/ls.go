@@ -18,7 +18,7 @@ import (
 // This file has zsync ls: it lists the primitives below a path, once or repeatedly. Package look
 // reads the tree.
 
-// A summary is one primitive in a list.
+// The type `summary` is one primitive in a list.
 type summary struct {
 	Path    string     `json:"path"`
 	Kind    string     `json:"kind"`

@@ -90,9 +90,9 @@ func main() {
 	os.Exit(status)
 }
 
-// execute runs the command line and returns the exit status. If it also returns a signal, zsync
-// must die of that signal. For example, Ctrl-C ends a loop in a shell only if the shell sees that
-// its command has died of SIGINT.
+// The function `execute` runs the command line and returns the exit status. If it also returns a
+// signal, zsync must die of that signal. For example, Ctrl-C ends a loop in a shell only if the
+// shell sees that its command has died of SIGINT.
 func execute(ctx context.Context, h *host) (int, os.Signal) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

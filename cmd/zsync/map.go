@@ -126,8 +126,8 @@ every value is text, as for NewMap[string], and --raw for bytes.`,
 	return cmd
 }
 
-// An expectation has the flags for the form of a value, and the flags for a write that depends on
-// the current value.
+// The type `expectation` has the flags for the form of a value, and the flags for a write that
+// depends on the current value.
 type expectation struct {
 	form
 	value       string

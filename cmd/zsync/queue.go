@@ -39,7 +39,7 @@ can share the path; elements are bytes, too.`,
 	return cmd
 }
 
-// A queueing has the flags for a queue.
+// The type `queueing` has the flags for a queue.
 type queueing struct {
 	holding
 	layoutName string
@@ -93,7 +93,7 @@ func (q *queueing) open(cmd *cobra.Command, path string, opts ...zsync.QueueOpti
 	return t, queue, nil
 }
 
-// A sender sends elements, in the way that the flags select.
+// The type `sender` sends elements, in the way that the flags select.
 type sender func(ctx context.Context, vs ...[]byte) error
 
 func sendCommand(c *client) *cobra.Command {
@@ -229,7 +229,7 @@ func onlyElement(ctx context.Context, in <-chan input) (element []byte, err erro
 	}
 }
 
-// An input is an element of the input, or the error that ended the input.
+// The type `input` is an element of the input, or the error that ended the input.
 type input struct {
 	element []byte
 	err     error // io.EOF at the end

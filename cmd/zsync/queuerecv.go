@@ -120,7 +120,7 @@ Exit status 75 means that fewer than --count elements came.`,
 // maxUnacknowledged is the maximum number of elements that are written but not acknowledged.
 const maxUnacknowledged = 128
 
-// A receiver writes the elements of a queue, or runs a command for each.
+// The type `receiver` writes the elements of a queue, or runs a command for each.
 type receiver struct {
 	host   *host
 	form   *form
@@ -181,7 +181,7 @@ func (r *receiver) sayIfPaused(ctx context.Context) {
 	}
 }
 
-// verdict returns the final error of zsync queue recv.
+// The method `verdict` returns the final error of zsync queue recv.
 func (r *receiver) verdict(err error) error {
 	switch {
 	case r.doubts > 0:
@@ -314,7 +314,8 @@ func (r *receiver) write(ctx context.Context, d zsync.Delivery[[]byte]) error {
 	return r.failed
 }
 
-// remove acknowledges an element, even after a signal. Concurrent acknowledgments share requests.
+// The method `remove` acknowledges an element, even after a signal. Concurrent acknowledgments
+// share requests.
 func (r *receiver) remove(ctx context.Context, d zsync.Delivery[[]byte]) {
 	r.settle(ctx, d.Ack)
 }

@@ -16,7 +16,7 @@ import (
 // By default, the form is JSON, like the default codec of the library, so that programs and the
 // command can exchange data. value.go limits the length of input.
 
-// A form has the flags that select the stored form of text.
+// The type `form` has the flags that select the stored form of text.
 type form struct{ raw, text bool }
 
 // addRaw adds --raw. The argument `what` is a plural noun for the help text.

@@ -21,7 +21,7 @@ import (
 // This file runs the command of zsync queue recv for each element. queuerecv.go receives the
 // elements.
 
-// A working has the flags for running the command.
+// The type `working` has the flags for running the command.
 type working struct {
 	argv     []string // nil: zsync queue recv writes the elements instead
 	jobs     int
@@ -87,7 +87,7 @@ func (w *working) pause(attempt int) time.Duration {
 	return d
 }
 
-// A job is a running command.
+// The type `job` is a running command.
 type job struct{ signals chan os.Signal }
 
 // passSignals forwards signals to all running commands, until `stop` is called.

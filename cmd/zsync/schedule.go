@@ -38,7 +38,7 @@ The command's environment has the instant as ZSYNC_INSTANT, in the form
 	return cmd
 }
 
-// A timetable has the flags for a timetable.
+// The type `timetable` has the flags for a timetable.
 type timetable struct {
 	every time.Duration
 	cron  string
@@ -52,7 +52,7 @@ func (t *timetable) add(cmd *cobra.Command) {
 // The method `given` reports whether the command line has a timetable.
 func (t *timetable) given() bool { return t.every > 0 || t.cron != "" }
 
-// parse returns the timetable. Its errors name the flags.
+// The method `parse` returns the timetable. Its errors name the flags.
 func (t *timetable) parse() (zsync.Timetable, error) {
 	switch {
 	case t.every > 0 && t.cron != "":
@@ -366,8 +366,9 @@ func attemptOf(ctx context.Context, schedule *zsync.Schedule, at time.Time) (att
 	return 1, true
 }
 
-// A relay sends signals to the command while the command runs. A signal that ends programs also
-// ends ctx. If no command runs, ctx ends at once. If a command runs, ctx ends after the command.
+// The type `relay` sends signals to the command while the command runs. A signal that ends programs
+// also ends ctx. If no command runs, ctx ends at once. If a command runs, ctx ends after the
+// command.
 type relay struct {
 	ctx     context.Context
 	cancel  context.CancelCauseFunc

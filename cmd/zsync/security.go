@@ -181,7 +181,7 @@ func (f *saslFlags) mechanism(password string) (zsync.SASLMechanism, error) {
 	return zsync.SASLDigestMD5(f.user, password), nil
 }
 
-// gssapi returns the mechanism for Kerberos.
+// The method `gssapi` returns the mechanism for Kerberos.
 func (f *saslFlags) gssapi() (m zsync.SASLMechanism, err error) {
 	if (f.keytab == "") != (f.principal == "") {
 		return nil, fail(exitUsage, "--keytab and --principal go together")
@@ -217,7 +217,7 @@ func (f *tlsFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.name, "tls-name", "", "`NAME` that the servers' certificates must have (default: the host of the address)")
 }
 
-// config returns the settings for TLS, or nil if no flag for TLS is set.
+// The method `config` returns the settings for TLS, or nil if no flag for TLS is set.
 func (f *tlsFlags) config() (*tls.Config, error) {
 	if !f.on && *f == (tlsFlags{}) {
 		return nil, nil

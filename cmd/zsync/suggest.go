@@ -24,8 +24,8 @@ var otherWords = map[string][]string{
 // The constant `near` is the maximum distance between a word and a suggested name.
 const near = 2
 
-// nearest returns two kinds of names: the names with the least distance from `word`, if that
-// distance is at most `near`, and the names that begin with `word`.
+// The function `nearest` returns two kinds of names: the names with the least distance from `word`,
+// if that distance is at most `near`, and the names that begin with `word`.
 func nearest(word string, names []string) (found []string) {
 	least := near
 	for _, name := range names {

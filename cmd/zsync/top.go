@@ -180,7 +180,7 @@ func splitKeys(in string) (keys []string) {
 // marks its display as old.
 const overdue = 5 * time.Second
 
-// A view is the content of top's screen.
+// The type `view` is the content of top's screen.
 type view struct {
 	root    string
 	rows    []summary

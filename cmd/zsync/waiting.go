@@ -96,7 +96,8 @@ func describe(cs []zsync.Contender) string {
 // The constant `narrating` is the interval at which -v can report a change.
 const narrating = 500 * time.Millisecond
 
-// narrate calls narrateOf with a text about the holders and the waiters ahead in `lines`.
+// The method `narrate` calls narrateOf with a text about the holders and the waiters ahead in
+// `lines`.
 func (t *task) narrate(lines []line) (stop func(got bool)) {
 	return t.narrateOf(func() string { return t.taken(lines, "") })
 }

@@ -29,7 +29,7 @@ const Servers = 3
 
 const classpath = "/usr/share/java/zookeeper.jar:/usr/share/java/zookeeper-jute.jar:/usr/share/java/slf4j-simple.jar"
 
-// A network connects the servers of an [Ensemble].
+// The type `network` connects the servers of an [Ensemble].
 type network interface {
 	// client returns the address at which clients reach server i.
 	client(i int) string
@@ -89,9 +89,9 @@ func Start(dir string, cfg Config) (_ *Ensemble, err error) {
 	return e, e.Await(3 * time.Minute)
 }
 
-// starter runs the functions in `jobs`, which start processes, in a single thread. When the thread
-// that started a child process ends, the kernel kills the child. So this thread lasts as long as
-// this process.
+// The method `starter` runs the functions in `jobs`, which start processes, in a single thread.
+// When the thread that started a child process ends, the kernel kills the child. So this thread
+// lasts as long as this process.
 func (e *Ensemble) starter() {
 	runtime.LockOSThread()
 	for job := range e.jobs {
@@ -99,7 +99,7 @@ func (e *Ensemble) starter() {
 	}
 }
 
-// start starts cmd. The kernel kills the new process when this process ends.
+// The method `start` starts cmd. The kernel kills the new process when this process ends.
 func (e *Ensemble) start(cmd *exec.Cmd) error {
 	done := make(chan error)
 	e.jobs <- func() {
@@ -172,8 +172,8 @@ func (e *Ensemble) Await(limit time.Duration) error {
 	return nil
 }
 
-// mode returns the role that server i reports, such as "leader". The result is "" while that server
-// does not serve.
+// The method `mode` returns the role that server i reports, such as "leader". The result is ""
+// while that server does not serve.
 func (e *Ensemble) mode(i int) string {
 	c, err := net.DialTimeout("tcp", e.Addr(i), time.Second)
 	if err != nil {

@@ -92,8 +92,8 @@ func neighbour(j int, right bool) string {
 	return fmt.Sprintf("neigh replace %s%d lladdr %s dev eth0 nud permanent", subnet, j, address)
 }
 
-// ip runs each of `lines` as a command of ip(8) in the namespace of server i, or in the caller's
-// namespace if i is 0.
+// The method `ip` runs each of `lines` as a command of ip(8) in the namespace of server i, or in
+// the caller's namespace if i is 0.
 func (n *namespaces) ip(i int, lines ...string) error {
 	cmd := exec.Command("ip", "-batch", "-")
 	if i > 0 {

@@ -88,8 +88,8 @@ func (p *proxies) set(ways [][2]int, pass bool) error {
 	return nil
 }
 
-// wait waits until the way from one server to another is open. It returns false if the network is
-// closed first.
+// The method `wait` waits until the way from one server to another is open. It returns false if the
+// network is closed first.
 func (p *proxies) wait(from, to int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -111,7 +111,7 @@ func (p *proxies) close() {
 	}
 }
 
-// A proxy forwards the connections from one server to another.
+// The type `proxy` forwards the connections from one server to another.
 type proxy struct {
 	p        *proxies
 	from, to int
@@ -174,7 +174,7 @@ func (x *proxy) release(c net.Conn) {
 	x.mu.Unlock()
 }
 
-// pump forwards to dst all bytes from src, and then the end of the stream.
+// The method `pump` forwards to dst all bytes from src, and then the end of the stream.
 func (x *proxy) pump(dst, src net.Conn, from, to int) {
 	buf := make([]byte, 32<<10)
 	for {

@@ -177,7 +177,7 @@ type Conn struct {
 	phase phase
 }
 
-// A phase says whether a connection takes requests.
+// The type `phase` says whether a connection takes requests.
 type phase int
 
 const (

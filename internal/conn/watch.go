@@ -97,7 +97,7 @@ type serverWatch struct {
 
 func (k WatchKey) onServer() serverWatch { return serverWatch{k.Path, k.Kind == WatchChildren} }
 
-// An ask is an unanswered read with the watch flag.
+// The type `ask` is an unanswered read with the watch flag.
 type ask struct {
 	key  WatchKey
 	void bool // a removal of the watch was written after the read; guarded by Watches.Mu
@@ -120,7 +120,7 @@ type Watch struct {
 	missing bool          // it was set by an `exists` request that found no znode; guarded by Watches.Mu
 }
 
-// A telling is a function that the event calls, with Watches.Mu held.
+// The type `telling` is a function that the event calls, with Watches.Mu held.
 type telling struct {
 	owner any // identifies the telling for Untell
 	f     func()

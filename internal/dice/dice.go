@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A source is a source of random numbers that is safe for concurrent use.
+// The type `source` is a source of random numbers that is safe for concurrent use.
 type source struct {
 	mu  sync.Mutex
 	rnd *rand.Rand // nil without a seed; guarded by mu
@@ -33,7 +33,8 @@ func (s *source) Uint64() uint64 {
 	return s.rnd.Uint64()
 }
 
-// draw returns a new Rand over `seeded`. The state is in `seeded`, so each call may use a new Rand.
+// The function `draw` returns a new Rand over `seeded`. The state is in `seeded`, so each call may
+// use a new Rand.
 func draw() *rand.Rand { return rand.New(&seeded) }
 
 // Below returns a duration in [0, d). d must be positive.

@@ -92,7 +92,7 @@ type leftovers struct {
 	guids []string // guarded by mu
 }
 
-// A party is one membership, from the start of Enter to the end of Leave.
+// The type `party` is one membership, from the start of Enter to the end of Leave.
 type party struct {
 	name  string // name of its child
 	path  string
@@ -117,8 +117,8 @@ type roundID struct {
 	version int32
 }
 
-// A round is a group of parties that were let in together. Their numbers are greater than `after`,
-// and not greater than `last`.
+// The type `round` is a group of parties that were let in together. Their numbers are greater than
+// `after`, and not greater than `last`.
 type round struct {
 	version     int32
 	after, last int32
@@ -133,7 +133,7 @@ type roomState struct {
 	rounds []round
 }
 
-// admitted returns the number of the last party that was let in.
+// The method `admitted` returns the number of the last party that was let in.
 func (s roomState) admitted() int32 {
 	if len(s.rounds) == 0 {
 		return -1 // numbers begin at 0
@@ -390,8 +390,8 @@ func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarn
 	return nil
 }
 
-// withdraw deletes p's child in the background. If p is the keeper, `withdraw` also deletes the
-// keeper's znode.
+// The method `withdraw` deletes p's child in the background. If p is the keeper, `withdraw` also
+// deletes the keeper's znode.
 func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion {
 	return inc.Delete(&session.Deletion{Paths: []string{p.path}, By: func() error {
 		ctx := inc.Ctx // not the ctx of the caller, which may have ended: no other goroutine deletes the znodes
@@ -430,9 +430,9 @@ func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.De
 	}})
 }
 
-// replace waits until the room is empty, and deletes it. Then a new room can replace it. If the
-// room is for another number of parties, and has such parties, `replace` fails. It always returns
-// an error. If Enter must start again, the error is ErrVanished.
+// The method `replace` waits until the room is empty, and deletes it. Then a new room can replace
+// it. If the room is for another number of parties, and has such parties, `replace` fails. It
+// always returns an error. If Enter must start again, the error is ErrVanished.
 func (b *DoubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n int, room int64, why error) error {
 	for {
 		err := inc.RemoveNow(ctx, b.room)
@@ -472,7 +472,7 @@ func (b *DoubleBarrier) watch(inc *session.Incarnation) *conn.Watch {
 	return inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: b.room})
 }
 
-// arrive performs steps 1 and 2.
+// The method `arrive` performs steps 1 and 2.
 func (b *DoubleBarrier) arrive(ctx context.Context, inc *session.Incarnation, guid string, n int) (path string, room seen, err error) {
 	name, dir := session.ProtectedName(guid, partyOf(n)), session.Dir{Path: b.room, Part: true, Data: roomState{n: n}.bytes()}
 	room.watch = b.watch(inc)
@@ -491,7 +491,7 @@ func (b *DoubleBarrier) read(ctx context.Context, inc *session.Incarnation) (roo
 	return room
 }
 
-// await performs the rest of Enter, after the call of `arrive`.
+// The method `await` performs the rest of Enter, after the call of `arrive`.
 func (b *DoubleBarrier) await(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) error {
 	for {
 		inside, err := b.look(ctx, inc, room, p, n)
@@ -503,7 +503,7 @@ func (b *DoubleBarrier) await(ctx context.Context, inc *session.Incarnation, roo
 	}
 }
 
-// look performs steps 3 to 5 once. The argument `room` is the result of step 2.
+// The method `look` performs steps 3 to 5 once. The argument `room` is the result of step 2.
 func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) (inside bool, _ error) {
 	switch err := room.err; {
 	case session.IsNoNode(err), err == nil && p.round.room != 0 && p.round.room != room.Stat.Czxid:
@@ -687,7 +687,7 @@ func (b *DoubleBarrier) leave(ctx context.Context, inc *session.Incarnation, p *
 	return err
 }
 
-// depart performs steps 6 to 11.
+// The method `depart` performs steps 6 to 11.
 func (b *DoubleBarrier) depart(ctx context.Context, inc *session.Incarnation, p *party) error {
 	if p.keeps {
 		p.keeps = false
@@ -703,8 +703,8 @@ func (b *DoubleBarrier) depart(ctx context.Context, inc *session.Incarnation, p 
 	}
 }
 
-// follow performs steps 6 to 9 once, or makes p the keeper. It sets w, which is a watch on the
-// keeper's znode.
+// The method `follow` performs steps 6 to 9 once, or makes p the keeper. It sets w, which is a
+// watch on the keeper's znode.
 func (b *DoubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w *conn.Watch, p *party) (done bool, err error) {
 	keeper, unread, err := b.readKeeper(ctx, inc, p) // Steps 6 and 7.
 	switch {
@@ -776,7 +776,7 @@ func (b *DoubleBarrier) readKeeper(ctx context.Context, inc *session.Incarnation
 	}
 }
 
-// succeed performs step 8. If `done` is false and err is nil, p must look again.
+// The method `succeed` performs step 8. If `done` is false and err is nil, p must look again.
 func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p *party) (done bool, err error) {
 	p.asked = true
 	create, err := inc.StartCreate(ctx, b.keeperPath(p.round), []byte(p.name), zk.FlagEphemeral)
@@ -801,7 +801,7 @@ func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p
 	return false, inc.Pause(ctx, 1) // if the znode was created, step 6 finds that we are the keeper
 }
 
-// keep performs steps 10 and 11.
+// The method `keep` performs steps 10 and 11.
 func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *party) error {
 	names, err := p.others, error(nil)
 	if names == nil {
@@ -855,8 +855,8 @@ func (b *DoubleBarrier) awaitAll(ctx context.Context, inc *session.Incarnation, 
 	return inc.AwaitAllGone(ctx, paths)
 }
 
-// tell performs step 11. The write is the first operation, so the waiting parties get its event. If
-// another client had deleted p's child, the error is ErrLost.
+// The method `tell` performs step 11. The write is the first operation, so the waiting parties get
+// its event. If another client had deleted p's child, the error is ErrLost.
 func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *party) (lost error) {
 	path := b.keeperPath(p.round)
 	ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}

@@ -11,7 +11,7 @@ import (
 // and restarts, and the check that every call returns soon after a fault. The file faults.go has
 // most faults.
 
-// A role is the work of some processes for the whole day.
+// The type `role` is the work of some processes for the whole day.
 type role struct {
 	name      string
 	arenas    []string
@@ -96,10 +96,10 @@ func (w *world) ownOf(process int) []arena {
 // nameOf returns the name of an arena.
 func (w *world) nameOf(x arena) string { return w.plan.arenas[slices.Index(w.arenas, x)] }
 
-// ended reports whether a day is over. A day ends at a failure, or after 24 hours.
+// The method `ended` reports whether a day is over. A day ends at a failure, or after 24 hours.
 func (w *world) ended() bool { return w.broken.Load() || time.Since(w.begun) > w.harm }
 
-// states returns the current states of a process, from allStates.
+// The method `states` returns the current states of a process, from allStates.
 func (w *world) states(l *life) (states []string) {
 	if l.s == nil {
 		return []string{"connects"}
@@ -168,8 +168,8 @@ func (w *world) hit(f fault, home func(l *life) int, member, leader int) {
 	}
 }
 
-// rouse makes about half of the processes take a step now, so that they are not idle during a
-// fault.
+// The method `rouse` makes about half of the processes take a step now, so that they are not idle
+// during a fault.
 func (w *world) rouse(d *rand.Rand) {
 	for i := range w.processes {
 		if l := w.present(i); l != nil && d.IntN(2) == 0 {
@@ -216,7 +216,8 @@ func (w *world) serve(f fault) {
 	}
 }
 
-// sleep sleeps for d. If a check fails, it returns early. It returns true if no check has failed.
+// The method `sleep` sleeps for d. If a check fails, it returns early. It returns true if no check
+// has failed.
 func (w *world) sleep(d time.Duration) bool {
 	for end := time.Now().Add(d); time.Now().Before(end) && !w.broken.Load(); {
 		time.Sleep(min(time.Until(end), w.timeout))
@@ -224,7 +225,8 @@ func (w *world) sleep(d time.Duration) bool {
 	return !w.broken.Load()
 }
 
-// deploy closes the Session of each process in turn, as SIGTERM does. Each process starts again.
+// The method `deploy` closes the Session of each process in turn, as SIGTERM does. Each process
+// starts again.
 func (w *world) deploy(f fault) {
 	for i := range w.processes {
 		if l := w.present(i); l != nil && !l.gone() {
@@ -235,7 +237,8 @@ func (w *world) deploy(f fault) {
 	}
 }
 
-// restart kills the members in turn. Each member is back before the next member is killed.
+// The method `restart` kills the members in turn. Each member is back before the next member is
+// killed.
 func (w *world) restart(f fault) {
 	e := w.e.Load()
 	for i := range w.members {

@@ -52,7 +52,7 @@ func (w *world) present(process int) *life {
 	return nil
 }
 
-// resources returns all resources of the arenas.
+// The method `resources` returns all resources of the arenas.
 func (w *world) resources() (all []*resource) {
 	for _, x := range w.arenas {
 		if h, ok := x.(interface{ held() []*resource }); ok {
@@ -62,8 +62,8 @@ func (w *world) resources() (all []*resource) {
 	return all
 }
 
-// believers returns the current holds: they have not ended, and the library has not reported their
-// loss.
+// The method `believers` returns the current holds: they have not ended, and the library has not
+// reported their loss.
 func (w *world) believers() (holds []*hold) {
 	for _, r := range w.resources() {
 		r.mu.Lock()
@@ -77,7 +77,7 @@ func (w *world) believers() (holds []*hold) {
 	return holds
 }
 
-// holders returns the processes with a current hold of a lock.
+// The method `holders` returns the processes with a current hold of a lock.
 func (w *world) holders() (processes []int) {
 	for _, x := range w.arenas {
 		if l, ok := x.(*lock); ok {
@@ -161,8 +161,8 @@ func (w *world) placed() {
 	}
 }
 
-// occupied reports whether an actor of the process has a hold at path. A hold that is lost but has
-// not ended counts, too.
+// The method `occupied` reports whether an actor of the process has a hold at path. A hold that is
+// lost but has not ended counts, too.
 func (w *world) occupied(l *life, path string) bool {
 	for _, r := range w.resources() {
 		r.mu.Lock()
@@ -432,8 +432,8 @@ func (w *world) late(l *life, d *rand.Rand) {
 	time.Sleep(2 * w.timeout)
 }
 
-// shorten makes a process continue its session at the member that grants the shortest timeout. The
-// reply never reaches the process.
+// The method `shorten` makes a process continue its session at the member that grants the shortest
+// timeout. The reply never reaches the process.
 func (w *world) shorten(l *life, d *rand.Rand) {
 	least := w.least()
 	if w.e.Load().MemberOf(l.s.ID()) == least {
@@ -453,10 +453,10 @@ func (w *world) shorten(l *life, d *rand.Rand) {
 	time.Sleep(2 * w.timeout)
 }
 
-// depose makes a majority elect a new leader while the old leader continues with one loyal member.
-// The process moves from `via`, a member of the majority, to the loyal member. Before the election,
-// the member `via` has sent messages to the old leader, such as acknowledgments of proposals. The
-// old leader receives them only after the move.
+// The method `depose` makes a majority elect a new leader while the old leader continues with one
+// loyal member. The process moves from `via`, a member of the majority, to the loyal member. Before
+// the election, the member `via` has sent messages to the old leader, such as acknowledgments of
+// proposals. The old leader receives them only after the move.
 func (w *world) depose(l *life, d *rand.Rand, f fault) {
 	e := w.e.Load()
 	old := e.Leader()
@@ -510,7 +510,7 @@ func (w *world) depose(l *life, d *rand.Rand, f fault) {
 	e.HealAll()
 }
 
-// wake makes the actors of a process take their next steps now.
+// The method `wake` makes the actors of a process take their next steps now.
 func (l *life) wake() {
 	for range l.w.actors {
 		select {

@@ -48,7 +48,8 @@ func init() {
 // WaitGroup, and Group. Each arena calls its primitive at random and checks the results. The file
 // ledger.go checks for two holders.
 
-// A flight is the arena of a Flight with one key. The process that runs the function holds the key.
+// The type `flight` is the arena of a Flight with one key. The process that runs the function holds
+// the key.
 type flight struct {
 	*resource
 	keep time.Duration
@@ -96,14 +97,14 @@ func (f *flight) step(ctx context.Context, a *actor, kit any) {
 
 func (f *flight) final(context.Context, *zsync.Session) {}
 
-// keeps returns true for results: if a process stores a result and dies, the result stays until the
-// next call.
+// The method `keeps` returns true for results: if a process stores a result and dies, the result
+// stays until the next call.
 func (f *flight) keeps(path string) bool {
 	return strings.HasPrefix(path, "/flight") && !strings.Contains(path, "_c_")
 }
 
-// A schedule is the arena of a Schedule with an instant every quarter of a timeout. The process
-// that runs the job for an instant holds that instant.
+// The type `schedule` is the arena of a Schedule with an instant every quarter of a timeout. The
+// process that runs the job for an instant holds that instant.
 type schedule struct {
 	*resource
 	every time.Duration
@@ -164,8 +165,8 @@ func (c *schedule) keeps(path string) bool {
 	return strings.HasPrefix(path, "/schedule") && !strings.Contains(path, "_c_")
 }
 
-// A partition is the arena of a Partition with three shards. The process whose function runs for a
-// shard holds the shard.
+// The type `partition` is the arena of a Partition with three shards. The process whose function
+// runs for a shard holds the shard.
 type partition struct {
 	w      *world
 	names  []string
@@ -174,7 +175,8 @@ type partition struct {
 
 func (p *partition) make(s *zsync.Session) any { return s }
 
-// step runs the partition for a while. Each actor is a separate member of the partition.
+// The method `step` runs the partition for a while. Each actor is a separate member of the
+// partition.
 func (p *partition) step(_ context.Context, a *actor, kit any) {
 	k := zsync.NewPartition(kit.(*zsync.Session), "/partition")
 	ctx, cancel := a.atMost(2 * p.w.timeout)
@@ -269,7 +271,7 @@ func (x *lockAll) final(context.Context, *zsync.Session) {
 
 func (x *lockAll) keeps(string) bool { return false }
 
-// A room is the arena of a double barrier for two parties.
+// The type `room` is the arena of a double barrier for two parties.
 type room struct {
 	w       *world
 	mu      sync.Mutex
@@ -318,7 +320,7 @@ func (x *room) final(context.Context, *zsync.Session) {}
 
 func (x *room) keeps(string) bool { return false }
 
-// A group is the arena of a Group. Each actor is sometimes a member.
+// The type `group` is the arena of a Group. Each actor is sometimes a member.
 type group struct{ w *world }
 
 func (g *group) make(s *zsync.Session) any { return zsync.NewGroup[string](s, "/group") }

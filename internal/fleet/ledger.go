@@ -15,8 +15,8 @@ import (
 // registers. From these records, the program checks that no resource has too many holders, that
 // tokens grow, and that the calls of a register are linearizable. The arenas call the library.
 
-// A resource is something that processes hold. At any time, its holds add up to at most limit. The
-// program records here only the reports of the library.
+// The type `resource` is something that processes hold. At any time, its holds add up to at most
+// limit. The program records here only the reports of the library.
 type resource struct {
 	w     *world
 	name  string
@@ -28,7 +28,7 @@ type resource struct {
 	struck time.Time // time of a stranger's last deletion here; guarded by mu
 }
 
-// A hold is the part of a resource that one goroutine holds.
+// The type `hold` is the part of a resource that one goroutine holds.
 type hold struct {
 	r      *resource
 	a      *actor
@@ -64,7 +64,8 @@ func (r *resource) grantInside(a *actor, n int64, told func() bool) *hold {
 
 func (r *resource) held() []*resource { return []*resource{r} }
 
-// retire moves the holds that ended long ago to `past`. Only the method `ordered` uses these holds.
+// The method `retire` moves the holds that ended long ago to `past`. Only the method `ordered` uses
+// these holds.
 func (r *resource) retire() {
 	r.holds = slices.DeleteFunc(r.holds, func(h *hold) bool {
 		old := h.over && time.Since(h.ended) > 2*r.w.timeout
@@ -88,8 +89,8 @@ func (h *hold) end() (lost bool) {
 	return lost
 }
 
-// believes reports whether h is a current hold: its process is alive, h has not ended, and the
-// library has not reported a loss.
+// The method `believes` reports whether h is a current hold: its process is alive, h has not ended,
+// and the library has not reported a loss.
 func (h *hold) believes() bool { return !h.over && !h.a.life.crashed.Load() && !h.told() }
 
 // mayFail returns the errors with which an action may fail. A call may fail with ErrDeadlock after
@@ -106,7 +107,7 @@ func (r *resource) mayFail(a *actor) (errs []error) {
 	return errs
 }
 
-// check fails if the holds exceed the limit.
+// The method `check` fails if the holds exceed the limit.
 func (r *resource) check() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -142,8 +143,8 @@ func (r *resource) since(h *hold, t time.Time) *hold {
 	return nil
 }
 
-// strike records that a stranger has deleted a znode of r. Until the watch event reaches the
-// holder, its hold may overlap with the next hold.
+// The method `strike` records that a stranger has deleted a znode of r. Until the watch event
+// reaches the holder, its hold may overlap with the next hold.
 func (r *resource) strike() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -174,7 +175,7 @@ func (h *hold) deletedBefore(t time.Time) bool {
 	return !h.gone.IsZero() && h.gone.Before(t) && !h.copied
 }
 
-// wrote records the zxid of a write of the holder.
+// The method `wrote` records the zxid of a write of the holder.
 func (h *hold) wrote(zxid int64) {
 	h.r.mu.Lock()
 	defer h.r.mu.Unlock()
@@ -204,7 +205,7 @@ func (r *resource) ordered() {
 	}
 }
 
-// A register records all calls that read or write one stored value.
+// The type `register` records all calls that read or write one stored value.
 type register struct {
 	w    *world
 	name string
@@ -290,9 +291,10 @@ func (g *register) did(a *actor, op regOp, began time.Time, era int, err error) 
 	g.w.note("%v %s: %+v, begun %v: %v", a, g.name, op, g.w.at(began), err)
 }
 
-// explain is called at the end. It checks that the calls are linearizable: some order of the calls
-// explains their results. If many calls have failed, the search for an order may take too long. So
-// the search runs in real time. After a second without a failure, explain stops the search.
+// The method `explain` is called at the end. It checks that the calls are linearizable: some order
+// of the calls explains their results. If many calls have failed, the search for an order may take
+// too long. So the search runs in real time. After a second without a failure, explain stops the
+// search.
 func (g *register) explain() {
 	for _, ops := range g.ops {
 		if porcupine.CheckOperationsTimeout(registerModel, ops, time.Second) != porcupine.Illegal {

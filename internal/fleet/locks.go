@@ -23,7 +23,7 @@ var arenas = map[string]func(w *world) arena{}
 // errOwn is the error that the functions of actors return.
 var errOwn = errors.New("the function's own")
 
-// A lock is the arena of one primitive with holders.
+// The type `lock` is the arena of one primitive with holders.
 type lock struct {
 	*resource
 	path  string
@@ -180,7 +180,7 @@ func (l *lock) step(ctx context.Context, a *actor, kit any) {
 	}
 }
 
-// plainly uses a hold that was acquired without a function, and releases it.
+// The method `plainly` uses a hold that was acquired without a function, and releases it.
 func (l *lock) plainly(ctx context.Context, a *actor, k *held, by way2) {
 	lost := k.lost()
 	h := l.grant(a, by.n, closed(lost))
@@ -219,7 +219,8 @@ func (l *lock) plainly(ctx context.Context, a *actor, k *held, by way2) {
 	}
 }
 
-// neighbour waits for the same lock behind a, in the same process, through another value.
+// The method `neighbour` waits for the same lock behind a, in the same process, through another
+// value.
 func (l *lock) neighbour(a *actor) {
 	b := &actor{life: a.life, name: a.name + "'", dice: rand.New(rand.NewPCG(uint64(l.w.unique()), l.w.seed))}
 	time.Sleep(time.Duration(b.dice.Int64N(int64(20 * l.w.latency))))
@@ -386,7 +387,7 @@ func (l *lock) keeps(path string) bool {
 	return strings.HasPrefix(path, "/written")
 }
 
-// closed returns a function that reports whether c is closed.
+// The function `closed` returns a function that reports whether c is closed.
 func closed(c <-chan struct{}) func() bool {
 	return func() bool {
 		select {

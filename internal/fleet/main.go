@@ -25,7 +25,8 @@ var (
 	first = flag.Uint64("seed", 1, "`seed` of the first day; each day has the next one")
 )
 
-// main runs days within package testing, because a bubble with virtual time needs a test.
+// The function `main` runs days within package testing, because a bubble with virtual time needs a
+// test.
 func main() {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	debug.SetGCPercent(1000)
@@ -34,8 +35,8 @@ func main() {
 	testing.Main(func(string, string) (bool, error) { return true, nil }, []testing.InternalTest{{Name: "Fleet", F: fleet}}, nil, nil)
 }
 
-// fleet runs the days that the flags name, and stops at the first day that fails. It shrinks that
-// day, unless -whole is set.
+// The function `fleet` runs the days that the flags name, and stops at the first day that fails. It
+// shrinks that day, unless -whole is set.
 func fleet(t *testing.T) {
 	began, total := time.Now(), newTally()
 	for i := range uint64(*days) {
@@ -61,7 +62,7 @@ func fleet(t *testing.T) {
 	fmt.Printf("%s\n%d days in %v\n", total, *days, time.Since(began).Round(time.Second))
 }
 
-// An outcome is the result of a day.
+// The type `outcome` is the result of a day.
 type outcome struct {
 	failures, story []string
 	at              time.Duration // time of the first failure
@@ -129,8 +130,8 @@ var (
 	pathOf = regexp.MustCompile(`/[a-z0-9]+`)
 )
 
-// timeline returns the lines of the story that concern the first failure: all faults, and all lines
-// with the primitive of the failure or with a process that it names.
+// The function `timeline` returns the lines of the story that concern the first failure: all
+// faults, and all lines with the primitive of the failure or with a process that it names.
 func timeline(p plan, o outcome) (lines []string) {
 	what := o.failures[0]
 	path := pathOf.FindString(what)

@@ -39,7 +39,7 @@ type wayOf struct {
 	up              bool // to the member
 }
 
-// A cable is one connection.
+// The type `cable` is one connection.
 type cable struct {
 	n       *network
 	process int
@@ -51,7 +51,7 @@ type cable struct {
 	client  *socket
 }
 
-// A lane is one direction of a cable. The network's mu guards it.
+// The type `lane` is one direction of a cable. The network's mu guards it.
 type lane struct {
 	c       *cable
 	way     wayOf
@@ -61,7 +61,8 @@ type lane struct {
 	deliver func(m *message)
 }
 
-// A message is a number of bytes that arrive together. A nil payload is the end of the stream.
+// The type `message` is a number of bytes that arrive together. A nil payload is the end of the
+// stream.
 type message struct {
 	payload []byte
 	at      time.Time // the time of its arrival; zero while it is stalled
@@ -75,7 +76,7 @@ func newNetwork(seed uint64, base time.Duration, dial func(member int) (net.Conn
 	}
 }
 
-// mix returns a hash of ns.
+// The function `mix` returns a hash of ns.
 func mix(ns ...uint64) uint64 {
 	h := uint64(0x9e3779b97f4a7c15)
 	for _, n := range ns {
@@ -98,7 +99,7 @@ func (n *network) takes(h uint64) time.Duration {
 	return d
 }
 
-// instant returns the first instant, at t or later, at which no other message arrives.
+// The method `instant` returns the first instant, at t or later, at which no other message arrives.
 func (n *network) instant(t time.Time) time.Time {
 	for n.taken[t.UnixNano()] {
 		t = t.Add(1)
@@ -107,9 +108,9 @@ func (n *network) instant(t time.Time) time.Time {
 	return t
 }
 
-// dialer returns the dial function of a process. The k-th address that the process dials leads to
-// the k-th member in `order`. So the program does not depend on the library's shuffle of the
-// servers.
+// The method `dialer` returns the dial function of a process. The k-th address that the process
+// dials leads to the k-th member in `order`. So the program does not depend on the library's
+// shuffle of the servers.
 func (n *network) dialer(process int, order []int) func(network, address string, timeout time.Duration) (net.Conn, error) {
 	return func(_, address string, timeout time.Duration) (net.Conn, error) {
 		n.mu.Lock()
@@ -167,8 +168,8 @@ func (c *cable) hear() {
 	}
 }
 
-// send sends p as one message or as several. In the second case, the first messages have one packet
-// each.
+// The method `send` sends p as one message or as several. In the second case, the first messages
+// have one packet each.
 func (c *cable) send(l *lane, p []byte) {
 	n := c.n
 	n.mu.Lock()
@@ -200,7 +201,7 @@ func b2u(b bool) uint64 {
 	return 0
 }
 
-// schedule makes m arrive after d, and after all earlier messages.
+// The method `schedule` makes m arrive after d, and after all earlier messages.
 func (l *lane) schedule(m *message, d time.Duration) {
 	at := time.Now().Add(d)
 	if !at.After(l.last) {
@@ -211,7 +212,7 @@ func (l *lane) schedule(m *message, d time.Duration) {
 	time.AfterFunc(time.Until(m.at), l.arrive)
 }
 
-// arrive delivers the first message of the queue if the message is due.
+// The method `arrive` delivers the first message of the queue if the message is due.
 func (l *lane) arrive() {
 	n := l.c.n
 	n.mu.Lock()
@@ -243,8 +244,8 @@ func (c *cable) toClient(m *message) {
 	}
 }
 
-// stall holds all messages in one direction until the caller calls `resume`. Messages that have not
-// arrived yet stall, too.
+// The method `stall` holds all messages in one direction until the caller calls `resume`. Messages
+// that have not arrived yet stall, too.
 func (n *network) stall(w wayOf) (resume func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -259,7 +260,8 @@ func (n *network) stall(w wayOf) (resume func()) {
 	return func() { n.resume(w) }
 }
 
-// resume ends one stall of a direction. After the last stall, the messages continue in order.
+// The method `resume` ends one stall of a direction. After the last stall, the messages continue in
+// order.
 func (n *network) resume(w wayOf) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -280,7 +282,7 @@ func (n *network) open(w wayOf, f func()) {
 	n.stall(w)
 }
 
-// lanes calls f for each lane of a direction, in the order of the connections.
+// The method `lanes` calls f for each lane of a direction, in the order of the connections.
 func (n *network) lanes(w wayOf, f func(l *lane)) {
 	for _, c := range n.sorted() {
 		if c.process != w.process || c.member != w.member {
@@ -294,9 +296,9 @@ func (n *network) lanes(w wayOf, f func(l *lane)) {
 	}
 }
 
-// kill resets the connections of a process to a member. If `member` is -1, it resets the
-// connections to all members. Messages that the process has already sent still arrive, and then the
-// end of the stream.
+// The method `kill` resets the connections of a process to a member. If `member` is -1, it resets
+// the connections to all members. Messages that the process has already sent still arrive, and then
+// the end of the stream.
 func (n *network) kill(process, member int) {
 	n.mu.Lock()
 	var all []*cable
@@ -323,7 +325,7 @@ func (n *network) sorted() []*cable {
 	return all
 }
 
-// A socket is the process's end of a cable.
+// The type `socket` is the process's end of a cable.
 type socket struct {
 	c       *cable
 	mu      sync.Mutex
@@ -341,7 +343,7 @@ func newSocket(c *cable) *socket {
 	return s
 }
 
-// arrive makes bytes from the member, or the end of the stream, available to Read.
+// The method `arrive` makes bytes from the member, or the end of the stream, available to Read.
 func (s *socket) arrive(p []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -355,7 +357,7 @@ func (s *socket) arrive(p []byte) {
 	s.changed.Broadcast()
 }
 
-// reset ends the connection for the process, at once.
+// The method `reset` ends the connection for the process, at once.
 func (s *socket) reset() {
 	s.mu.Lock()
 	if s.err == nil {

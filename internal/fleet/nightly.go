@@ -26,7 +26,7 @@ type nightly struct {
 	runs  map[int64]*turn // by scheduled time; guarded by mu
 }
 
-// A turn is the last successful run for a scheduled time: its function returned nil.
+// The type `turn` is the last successful run for a scheduled time: its function returned nil.
 type turn struct {
 	by      *actor
 	session int64
@@ -69,8 +69,8 @@ func (n *nightly) step(_ context.Context, a *actor, kit any) {
 	}
 }
 
-// final checks that every scheduled time between the first run and the last run had a run, and that
-// the last run was near the end of the day.
+// The method `final` checks that every scheduled time between the first run and the last run had a
+// run, and that the last run was near the end of the day.
 func (n *nightly) final(ctx context.Context, s *zsync.Session) {
 	last, err := zsync.NewSchedule(s, "/nightly").Last(ctx)
 	if err != nil && len(n.runs) > 0 {

@@ -36,7 +36,7 @@ type orders struct {
 	torn int                  // the number of failed calls of TryRecv, each of which may have removed an element; guarded by mu
 }
 
-// An order is the program's record of an element.
+// The type `order` is the program's record of an element.
 type order struct {
 	sent     bool   // its send was confirmed
 	barred   bool   // it was not stored, and cannot be stored later
@@ -170,7 +170,7 @@ func (q *orders) sent(vs ...int64) {
 	}
 }
 
-// bar records that an element was not stored, and cannot be stored later.
+// The method `bar` records that an element was not stored, and cannot be stored later.
 func (q *orders) bar(v int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -406,8 +406,8 @@ func (q *orders) settle(a *actor, d zsync.Delivery[int64], h *hold) {
 	}
 }
 
-// replace acknowledges an element and sends another in one transaction. It reports whether the
-// transaction is confirmed.
+// The method `replace` acknowledges an element and sends another in one transaction. It reports
+// whether the transaction is confirmed.
 func (q *orders) replace(ctx context.Context, a *actor, v int64, txn func(context.Context, ...any) ([]zk.MultiResponse, error)) bool {
 	next := q.fresh("", v)
 	ops := []any{zsync.NewQueue[int64](a.s, "/orders", q.options(true)...).SendOp(next)}
@@ -437,7 +437,7 @@ func (q *orders) replace(ctx context.Context, a *actor, v int64, txn func(contex
 	return ok
 }
 
-// final receives all remaining elements, and checks the outcome for every element.
+// The method `final` receives all remaining elements, and checks the outcome for every element.
 func (q *orders) final(_ context.Context, s *zsync.Session) {
 	k := zsync.NewQueue[int64](s, "/orders", q.options(false)...)
 	ctx, cancel := context.WithTimeout(context.Background(), 100*q.w.timeout)
@@ -516,8 +516,8 @@ var (
 	quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 )
 
-// check checks the holders. It also checks the servers' tree: no two existing marks claim the same
-// element.
+// The method `check` checks the holders. It also checks the servers' tree: no two existing marks
+// claim the same element.
 func (q *orders) check() {
 	for _, r := range q.held() {
 		r.check()

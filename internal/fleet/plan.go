@@ -10,8 +10,8 @@ import (
 // and times of its faults. The arenas draw the choices of the actors, and faults.go causes the
 // faults.
 
-// A plan describes a program, and follows from a seed. The plan decides everything except the
-// choices of the actors.
+// The type `plan` describes a program, and follows from a seed. The plan decides everything except
+// the choices of the actors.
 type plan struct {
 	members    int
 	timeout    time.Duration // the session timeout that the processes ask for
@@ -42,7 +42,7 @@ type plan struct {
 	reads      bool // holders read often
 }
 
-// A fault is a disturbance of the program, at one moment or for a while.
+// The type `fault` is a disturbance of the program, at one moment or for a while.
 type fault struct {
 	at, lasts time.Duration
 	kind      string
@@ -90,7 +90,7 @@ var faultKinds = []weighted{
 var every = []string{"mutex", "rwmutex", "semaphore", "election", "cond", "once", "value", "int64", "map", "barrier", "queue", "txn", "waitgroup",
 	"flight", "schedule", "partition", "lockall", "room", "group"}
 
-// draw returns the plan of a seed.
+// The function `draw` returns the plan of a seed.
 func draw(seed uint64) plan {
 	d := rand.New(rand.NewPCG(seed, 1))
 	one := func(n int) bool { return d.IntN(n) == 0 }
@@ -190,7 +190,7 @@ func (p *plan) more(seed uint64) {
 	}
 }
 
-// fault draws a fault of some kind.
+// The method `fault` draws a fault of some kind.
 func (p plan) fault(d *rand.Rand, kinds []weighted) fault {
 	f := fault{
 		at: time.Duration(d.Int64N(int64(p.harm))), lasts: p.long(d), process: d.IntN(p.processes),

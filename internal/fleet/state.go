@@ -19,7 +19,7 @@ import (
 // WaitGroup. Each arena calls its primitive at random and checks the results. The file ledger.go
 // checks that the calls of registers are linearizable.
 
-// A cell is a register: a Value, an Int64, a key of a Map, or a Barrier.
+// The type `cell` is a register: a Value, an Int64, a key of a Map, or a Barrier.
 type cell struct {
 	*register
 	path string
@@ -32,7 +32,7 @@ type cell struct {
 	watched  map[*zsync.Session]int64 // by Session: the last value that its Watch has yielded; guarded by vmu
 }
 
-// A read is the result of a Load.
+// The type `read` is the result of a Load.
 type read struct {
 	version zsync.Version
 	value   int64
@@ -345,7 +345,8 @@ func (c *cell) keeps(path string) bool {
 	return path == c.path || path == c.path+"/"+mapKey || strings.HasSuffix(path, "%kept")
 }
 
-// A squatter is the arena of a Group or a Mutex whose path is also the path of stored state.
+// The type `squatter` is the arena of a Group or a Mutex whose path is also the path of stored
+// state.
 type squatter struct {
 	w    *world
 	path string
@@ -433,8 +434,8 @@ func (o *once) keeps(path string) bool {
 	return strings.HasPrefix(path, "/once") && !strings.Contains(path, "_c_")
 }
 
-// A ledger is the arena for transactions. Each transaction creates an entry and writes the parent,
-// whose version counts the entries.
+// The type `ledger` is the arena for transactions. Each transaction creates an entry and writes the
+// parent, whose version counts the entries.
 type ledger struct {
 	w    *world
 	mu   sync.Mutex
@@ -475,8 +476,8 @@ func (g *ledger) step(ctx context.Context, a *actor, kit any) {
 	}
 }
 
-// slot creates an entry and a slot znode in one transaction, and later deletes the slot znode. If
-// the slot znode exists already, the servers refuse the transaction.
+// The method `slot` creates an entry and a slot znode in one transaction, and later deletes the
+// slot znode. If the slot znode exists already, the servers refuse the transaction.
 func (g *ledger) slot(ctx context.Context, a *actor, s *zsync.Session, n int64) {
 	acl := zk.WorldACL(zk.PermAll)
 	_, err := s.Txn(ctx, &zk.CreateRequest{Path: "/ledger-slot", Acl: acl}, &zk.SetDataRequest{Path: "/ledger", Version: -1}, &zk.CreateRequest{Path: fmt.Sprint("/ledger/", n), Acl: acl})
@@ -519,7 +520,7 @@ func (g *ledger) final(ctx context.Context, s *zsync.Session) {
 
 func (g *ledger) keeps(path string) bool { return strings.HasPrefix(path, "/ledger") }
 
-// A queue is the arena of a Queue of numbers.
+// The type `queue` is the arena of a Queue of numbers.
 type queue struct {
 	w      *world
 	mu     sync.Mutex
@@ -570,7 +571,7 @@ func (q *queue) note(vs []int64, what string) {
 	}
 }
 
-// deliver checks a delivery, holds the element for a while, and ends the claim.
+// The method `deliver` checks a delivery, holds the element for a while, and ends the claim.
 func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	v := d.Value
 	q.mu.Lock()
@@ -632,8 +633,8 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	}
 }
 
-// challenge makes a stranger delete the mark of a claim, and stalls messages so that the process
-// learns of the deletion late. Before then, another process may receive the element.
+// The method `challenge` makes a stranger delete the mark of a claim, and stalls messages so that
+// the process learns of the deletion late. Before then, another process may receive the element.
 func (q *queue) challenge(a *actor, h *hold) {
 	select {
 	case q.w.granted <- h:
@@ -652,7 +653,7 @@ func (q *queue) challenge(a *actor, h *hold) {
 	a.nap(q.w.timeout / 8)
 }
 
-// final receives all remaining elements.
+// The method `final` receives all remaining elements.
 func (q *queue) final(_ context.Context, s *zsync.Session) {
 	k := zsync.NewQueue[int64](s, "/queue")
 	left := map[int64]int{}
@@ -683,7 +684,7 @@ func (q *queue) held() []*resource {
 	return slices.Collect(maps.Values(q.claims))
 }
 
-// owns reports whether r is an element of q.
+// The method `owns` reports whether r is an element of q.
 func (q *queue) owns(r *resource) bool { return slices.Contains(q.held(), r) }
 
 // The method `strike` records that a stranger has deleted a mark. Any claim may depend on that

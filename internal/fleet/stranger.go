@@ -15,10 +15,10 @@ import (
 	"github.com/zsync/zsync"
 )
 
-// A stranger is a client with its own session that changes znodes of locks and queues, as an
-// operator may do. It deletes the znodes of contenders and consumers, or replaces them with copies.
-// It creates znodes with numbers near the maximum, and makes the servers count from there. The
-// arenas check for two holders.
+// The type `stranger` is a client with its own session that changes znodes of locks and queues, as
+// an operator may do. It deletes the znodes of contenders and consumers, or replaces them with
+// copies. It creates znodes with numbers near the maximum, and makes the servers count from there.
+// The arenas check for two holders.
 type stranger struct {
 	w     *world
 	s     *zsync.Session
@@ -28,7 +28,7 @@ type stranger struct {
 	grant chan *hold      // receives a hold at the moment of its grant; has room for one
 }
 
-// A prey is a parent znode whose children are ephemeral znodes of other clients.
+// The type `prey` is a parent znode whose children are ephemeral znodes of other clients.
 type prey struct {
 	dir    string
 	of     func(r *resource) bool // reports whether the holders of r have their znodes in `dir`
@@ -66,7 +66,7 @@ func (w *world) strikeOnce(d *rand.Rand) {
 	}
 }
 
-// harass makes a stranger strike at random times until the faults are over.
+// The method `harass` makes a stranger strike at random times until the faults are over.
 func (w *world) harass(over chan struct{}) {
 	d := rand.New(rand.NewPCG(w.seed, 5))
 	x := w.stranger()
@@ -103,7 +103,8 @@ func (w *world) harass(over chan struct{}) {
 	}
 }
 
-// strike changes one child of a prey. If h is not nil, it is a hold that was granted just now.
+// The method `strike` changes one child of a prey. If h is not nil, it is a hold that was granted
+// just now.
 func (x *stranger) strike(ctx context.Context, d *rand.Rand, p prey, h *hold) {
 	dir := p.dir
 	places, waiters := 0, h != nil && d.IntN(2) == 0 // if `waiters` is true, strike any contender, not only the holder

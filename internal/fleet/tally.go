@@ -10,7 +10,7 @@ import (
 
 // This file counts the steps and the faults of days, and prints them as a table. It checks nothing.
 
-// A tally counts the steps and the faults of days.
+// The type `tally` counts the steps and the faults of days.
 type tally struct {
 	mu     sync.Mutex
 	ops    map[string]int            // the number of steps, by arena; guarded by mu

@@ -26,7 +26,7 @@ import (
 // checks the servers' tree at the end. The arenas call the primitives, and faults.go causes the
 // faults.
 
-// A world is one running program.
+// The type `world` is one running program.
 type world struct {
 	plan
 	seed  uint64
@@ -59,7 +59,7 @@ type world struct {
 	busy    sync.WaitGroup // counts the processes whose last life still has running actors
 }
 
-// A life is a process from its start to its end, with its Session.
+// The type `life` is a process from its start to its end, with its Session.
 type life struct {
 	w       *world
 	process int
@@ -88,7 +88,7 @@ type call struct {
 	since time.Time
 }
 
-// An actor is a goroutine of a process that makes random calls.
+// The type `actor` is a goroutine of a process that makes random calls.
 type actor struct {
 	*life
 	name string
@@ -102,7 +102,7 @@ func (a *actor) String() string {
 	return a.name
 }
 
-// An arena is a primitive, or a few primitives, that several processes share.
+// The type `arena` is a primitive, or a few primitives, that several processes share.
 type arena interface {
 	// make returns the primitives for a process.
 	make(s *zsync.Session) any
@@ -161,8 +161,8 @@ func Run(seed uint64, p plan, t *tally) (verdict func() (failures, story []strin
 	}
 }
 
-// bound returns the time that the actors may need after the faults for all their steps, one after
-// another.
+// The method `bound` returns the time that the actors may need after the faults for all their
+// steps, one after another.
 func (w *world) bound() time.Duration {
 	if w.day {
 		return 12 * w.timeout
@@ -183,7 +183,7 @@ func await(wg *sync.WaitGroup, d time.Duration, late func()) {
 	}
 }
 
-// start starts the ensemble.
+// The method `start` starts the ensemble.
 func (w *world) start() {
 	e := zktest.NewEnsemble(w.members, zktest.WithTick(w.tick), zktest.WithSyncLimit(w.syncLimit), zktest.WithElectionTime(w.election),
 		zktest.WithSessionTimeouts(2*w.tick, w.timeout), zktest.WithContainerCheck(w.timeout/2))
@@ -212,9 +212,9 @@ type numbered struct {
 	xid     int32
 }
 
-// numbered checks that no session uses an xid twice. If two requests had the same xid, a server
-// could answer one with the result of the other. Requests without a proposal, such as pings, have
-// negative xids and do not count.
+// The method `numbered` checks that no session uses an xid twice. If two requests had the same xid,
+// a server could answer one with the result of the other. Requests without a proposal, such as
+// pings, have negative xids and do not count.
 func (w *world) numbered(seen *sync.Map, r zktest.Request) zktest.Action {
 	if r.Xid > 0 && r.Op != zktest.OpConnect {
 		if _, twice := seen.LoadOrStore(numbered{r.Session, r.Xid}, true); twice {
@@ -228,7 +228,7 @@ func (w *world) numbered(seen *sync.Map, r zktest.Request) zktest.Action {
 // uneven.
 func (w *world) least() int { return int(mix(w.seed, 6) % uint64(w.members)) }
 
-// rebirth replaces the ensemble by a new one without data.
+// The method `rebirth` replaces the ensemble by a new one without data.
 func (w *world) rebirth() {
 	old := w.e.Load()
 	w.mu.Lock()
@@ -239,7 +239,7 @@ func (w *world) rebirth() {
 	_ = old.Close()
 }
 
-// era returns the number of rebirths so far.
+// The method `era` returns the number of rebirths so far.
 func (w *world) era() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -251,8 +251,8 @@ func (w *world) dialMember(member int) (net.Conn, error) {
 	return e.Dial("tcp", e.Addrs()[member], 0)
 }
 
-// process runs the lives of a process, one after another. It ends after the first life that was not
-// ended by a fault, or after the maximum number of lives.
+// The method `process` runs the lives of a process, one after another. It ends after the first life
+// that was not ended by a fault, or after the maximum number of lives.
 func (w *world) process(i int) {
 	d := rand.New(rand.NewPCG(w.seed, 100+uint64(i)))
 	time.Sleep(time.Duration(d.Int64N(int64(w.timeout / 4))))
@@ -274,8 +274,9 @@ func (w *world) process(i int) {
 	}
 }
 
-// settle waits until all processes have ended their steps and the faults are over. Then it checks
-// the state that l has seen. Before that check, the process is idle during the remaining faults.
+// The method `settle` waits until all processes have ended their steps and the faults are over.
+// Then it checks the state that l has seen. Before that check, the process is idle during the
+// remaining faults.
 func (w *world) settle(l *life) {
 	done := make(chan struct{})
 	go func() { w.busy.Wait(); <-w.healed; close(done) }()
@@ -328,7 +329,7 @@ func (w *world) born(i, nth int, d *rand.Rand) *life {
 	return l
 }
 
-// connect opens a Session of a process, or of the inspector.
+// The method `connect` opens a Session of a process, or of the inspector.
 func (w *world) connect(ctx context.Context, id int, d *rand.Rand, options ...zsync.Option) (*zsync.Session, error) {
 	var hosts []string
 	for i := range w.members {
@@ -353,7 +354,7 @@ func (l *life) Observe(e zsync.Event) {
 	}
 }
 
-// id returns the number under which the network knows the process.
+// The method `id` returns the number under which the network knows the process.
 func (l *life) id() int {
 	if l.nth > 9 {
 		return 1000*l.nth + l.process
@@ -378,7 +379,7 @@ func (a *actor) act() {
 	}
 }
 
-// pause spreads the steps over the time of the faults, in bursts.
+// The method `pause` spreads the steps over the time of the faults, in bursts.
 func (a *actor) pause() {
 	d := a.w.timeout / 64
 	switch {
@@ -422,7 +423,7 @@ func (a *actor) atMost(d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(a.ctx, time.Duration(a.dice.Int64N(int64(d))))
 }
 
-// nap sleeps for up to d, often for much less.
+// The method `nap` sleeps for up to d, often for much less.
 func (a *actor) nap(d time.Duration) {
 	for range a.dice.IntN(4) {
 		d /= 4
@@ -473,7 +474,7 @@ func (a *actor) read(ctx context.Context) {
 	}
 }
 
-// outlast waits for a report of a loss. It waits for longer than the library may take.
+// The method `outlast` waits for a report of a loss. It waits for longer than the library may take.
 func (a *actor) outlast(lost <-chan struct{}) {
 	timer := time.NewTimer(2 * a.w.timeout)
 	defer timer.Stop()
@@ -485,8 +486,8 @@ func (a *actor) outlast(lost <-chan struct{}) {
 	}
 }
 
-// glitch sometimes makes the network of the process fail for a moment, soon after the begin of a
-// call.
+// The method `glitch` sometimes makes the network of the process fail for a moment, soon after the
+// begin of a call.
 func (a *actor) glitch() {
 	if a.dice.IntN(a.w.glitches) > 0 || time.Since(a.w.begun) > a.w.harm {
 		return
@@ -564,7 +565,7 @@ func (l *life) close() {
 	l.w.note("p%d.%d has closed", l.process, l.nth)
 }
 
-// unique returns a new number at each call.
+// The method `unique` returns a new number at each call.
 func (w *world) unique() int64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -574,14 +575,14 @@ func (w *world) unique() int64 {
 
 func (w *world) at(t time.Time) time.Duration { return t.Sub(w.begun).Round(time.Microsecond) }
 
-// note adds a line to the story.
+// The method `note` adds a line to the story.
 func (w *world) note(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.story = append(w.story, fmt.Sprintf("%12v ", w.at(time.Now()))+fmt.Sprintf(format, args...))
 }
 
-// fail records a broken promise.
+// The method `fail` records a broken promise.
 func (w *world) fail(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	w.note("FAILED %s", text)
@@ -604,7 +605,7 @@ func (w *world) excused(t time.Time) bool {
 	return false
 }
 
-// waiters returns a list of the calls that have not returned.
+// The method `waiters` returns a list of the calls that have not returned.
 func (w *world) waiters() (text string) {
 	for _, l := range w.all {
 		l.waiting.Range(func(k, v any) bool {
@@ -634,7 +635,7 @@ func (w *world) look(over chan struct{}) {
 	}
 }
 
-// inspect checks the final state after the end of all processes.
+// The method `inspect` checks the final state after the end of all processes.
 func (w *world) inspect() {
 	time.Sleep(2*w.timeout + 2*w.tick)
 	ctx, cancel := context.WithTimeout(context.Background(), 20*w.timeout)
@@ -663,9 +664,9 @@ var isLog = regexp.MustCompile(`^_c_[-0-9a-f]{36}-receipt czxid \d+ version (\d+
 // producer.
 var swept = regexp.MustCompile(`^/(queue|orders)-(senders|receipts)$`)
 
-// leftovers checks that the servers' tree has no ephemeral znode, and that an arena permits every
-// other znode. Logs of transactions remain only if lives were cut short. Their number is limited,
-// and zsync doctor --clean or a sweep of the queue deletes each log.
+// The method `leftovers` checks that the servers' tree has no ephemeral znode, and that an arena
+// permits every other znode. Logs of transactions remain only if lives were cut short. Their number
+// is limited, and zsync doctor --clean or a sweep of the queue deletes each log.
 func (w *world) leftovers() {
 	logs, rest := map[string]int{}, map[string]string{}
 	for _, z := range w.tree() {
@@ -701,14 +702,14 @@ func number(s string) int {
 	return n
 }
 
-// A znode is a line of the servers' dump.
+// The type `znode` is a line of the servers' dump.
 type znode struct {
 	path, rest string
 	owner      int64 // the session that owns an ephemeral znode, or 0
 	container  bool
 }
 
-// tree returns all znodes of the leader.
+// The method `tree` returns all znodes of the leader.
 func (w *world) tree() (all []znode) {
 	e := w.e.Load()
 	var b strings.Builder
@@ -741,7 +742,7 @@ func split(path string) (parent, name string) {
 	return path[:i], path[i+1:]
 }
 
-// A stream is the source of random bytes for GUIDs.
+// The type `stream` is the source of random bytes for GUIDs.
 type stream struct {
 	mu  sync.Mutex
 	rnd *rand.Rand

@@ -25,7 +25,7 @@ type Network struct {
 	ended map[int64]bool // the sessions that the network has ended or is about to end; guarded by mu
 }
 
-// A cable is a connection that can lose packets.
+// The type `cable` is a connection that can lose packets.
 type cable struct {
 	net.Conn
 	cut   *atomic.Bool // the client is cut off; shared by all its connections
@@ -133,7 +133,7 @@ func (n *Network) Hurt(until <-chan struct{}) {
 	}
 }
 
-// take removes a random connection from n.conns, and returns it.
+// The method `take` removes a random connection from n.conns, and returns it.
 func (n *Network) take() *cable {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -146,8 +146,8 @@ func (n *Network) take() *cable {
 	return w
 }
 
-// end ends the session of w without the session's client: it continues the session on another
-// connection, and closes the session there.
+// The method `end` ends the session of w without the session's client: it continues the session on
+// another connection, and closes the session there.
 func (n *Network) end(w *cable) {
 	n.mu.Lock()
 	whole := len(w.hello) == helloSize

@@ -38,8 +38,8 @@ func Seeds(t testing.TB, short, race, long int) iter.Seq[int] {
 	}
 }
 
-// try yields a seed, and logs it if the test fails. The test can end during `yield`. In that case,
-// `yield` does not return.
+// The function `try` yields a seed, and logs it if the test fails. The test can end during `yield`.
+// In that case, `yield` does not return.
 func try(t testing.TB, seed int, yield func(int) bool) (goOn bool) {
 	defer func() {
 		if t.Failed() {

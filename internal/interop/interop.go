@@ -147,7 +147,7 @@ func (h *host) start(flags []string) error {
 	return err
 }
 
-// end ends the JVM, if there is one.
+// The method `end` ends the JVM, if there is one.
 func (h *host) end() {
 	if h.cmd != nil {
 		h.cmd.Process.Kill()
@@ -309,7 +309,7 @@ func (p *Program) fail(format string, args ...any) {
 	p.tb.Fatalf("%s: %s\n%s", p.name, what, p.stderr)
 }
 
-// start runs a program, and kills it at the end of the test.
+// The function `start` runs a program, and kills it at the end of the test.
 func start(tb testing.TB, command string, args ...string) *Program {
 	tb.Helper()
 	cmd := exec.Command(command, args...)
@@ -328,8 +328,8 @@ func start(tb testing.TB, command string, args ...string) *Program {
 	return p
 }
 
-// talk connects p to the input and the output of the program. At the end of the output `out`, it
-// calls the function `end` for the result.
+// The method `talk` connects p to the input and the output of the program. At the end of the output
+// `out`, it calls the function `end` for the result.
 func (p *Program) talk(in io.WriteCloser, out io.Reader, end func() error) {
 	p.stdin, p.stdout, p.ended = in, make(chan string, 1024), make(chan error, 1)
 	go func() {
@@ -360,7 +360,7 @@ func (b *syncBuffer) String() string {
 	return b.b.String()
 }
 
-// wanted skips the test unless CI_INTEROP=1 is set.
+// The function `wanted` skips the test unless CI_INTEROP=1 is set.
 func wanted(tb testing.TB, who string) {
 	tb.Helper()
 	if os.Getenv("CI_INTEROP") != "1" {
@@ -368,7 +368,7 @@ func wanted(tb testing.TB, who string) {
 	}
 }
 
-// missing fails the test because a program is not installed.
+// The function `missing` fails the test because a program is not installed.
 func missing(tb testing.TB, what string) {
 	tb.Helper()
 	tb.Fatalf("CI_INTEROP=1, and %s is missing", what)

@@ -94,8 +94,8 @@ func cutNumber(name string) (base string, ok bool) {
 	return strings.TrimSuffix(base, "-") + suffix(base), len(name)-len(base) >= 10
 }
 
-// suffix returns the dash before a number, if it is a part of the name and not a minus
-// sign. In Curator's layout, the name ends in a dash. In kazoo's layout, it does not.
+// The function `suffix` returns the dash before a number, if it is a part of the name and not a
+// minus sign. In Curator's layout, the name ends in a dash. In kazoo's layout, it does not.
 func suffix(base string) string {
 	if strings.HasSuffix(base, "-") && !strings.HasSuffix(base, "__-") {
 		return "-"

@@ -70,7 +70,7 @@ type Stamp struct {
 	conn  int64
 }
 
-// A contact is a packet that was answered.
+// The type `contact` is a packet that was answered.
 type contact struct{ sent, answered time.Time }
 
 // The type `carried` is for a packet that passed step 2: the learner has reported its contact to
@@ -106,15 +106,15 @@ const (
 // connection.
 func PingEvery(timeout time.Duration) time.Duration { return timeout / 4 }
 
-// gap returns a duration in which the leader certainly asks the learner at least once. Step 2 needs
-// a gap between a reply and a later write. The leader asks every half tick, and a session timeout
-// is at least two ticks. So the result is a quarter of the timeout, plus a little for a leader that
-// is late.
+// The method `gap` returns a duration in which the leader certainly asks the learner at least once.
+// Step 2 needs a gap between a reply and a later write. The leader asks every half tick, and a
+// session timeout is at least two ticks. So the result is a quarter of the timeout, plus a little
+// for a leader that is late.
 func (v *Lease) gap() time.Duration { return v.timeout / 40 * 11 }
 
-// belief returns the duration for which holds are trusted, from the latest confirmed t. The last
-// tenth of the timeout is left for two purposes: to report the loss to holders, and to allow for
-// clocks whose rates differ.
+// The method `belief` returns the duration for which holds are trusted, from the latest confirmed
+// t. The last tenth of the timeout is left for two purposes: to report the loss to holders, and to
+// allow for clocks whose rates differ.
 func (v *Lease) belief() time.Duration { return v.timeout / 10 * 9 }
 
 // New returns the lease of a new session. The client will ask the server to grant this timeout.
@@ -259,10 +259,10 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	return v.Sure != before
 }
 
-// ripe takes the sending time of a write. It returns the index in v.seen of the latest packet that
-// the write would carry, or -1 if the write would carry none. The function uses the monotonic
-// clock, which stops while the machine sleeps. So the measured time can be too short, but not too
-// long.
+// The method `ripe` takes the sending time of a write. It returns the index in v.seen of the latest
+// packet that the write would carry, or -1 if the write would carry none. The function uses the
+// monotonic clock, which stops while the machine sleeps. So the measured time can be too short, but
+// not too long.
 func (v *Lease) ripe(at time.Time) int {
 	i := len(v.seen) - 1
 	for i >= 0 && at.Sub(v.seen[i].answered) < v.gap() {
@@ -278,7 +278,7 @@ func (v *Lease) confirm(t time.Time) {
 	}
 }
 
-// heard records the sending time of an answered packet.
+// The method `heard` records the sending time of an answered packet.
 func (v *Lease) heard(at time.Time) {
 	if at.After(v.Heard.Mono) {
 		v.Heard = At(at)

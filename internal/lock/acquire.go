@@ -44,8 +44,8 @@ var (
 	errBlocked  = errors.New("zsync: another contender is ahead") // a contender blocks a caller that does not wait
 )
 
-// acquire creates the znode of p and waits for the turn of p, in one session. (Line describes the
-// steps.) If ctx ends, a later call of `acquire` continues the wait.
+// The method `acquire` creates the znode of p and waits for the turn of p, in one session. (Line
+// describes the steps.) If ctx ends, a later call of `acquire` continues the wait.
 //
 // It is our turn if our znode exists and no contender blocks us. Both conditions must be true at
 // one moment, on one server, and not before the last event that we received. A listing can show
@@ -98,7 +98,7 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 	}
 }
 
-// enter creates the znode of p and lists the line.
+// The method `enter` creates the znode of p and lists the line.
 func (p *Place) enter(ctx context.Context, inc *session.Incarnation) (err error) {
 	p.Behind.Forget() // the record may describe the wait of p's previous znode
 	start := time.Now()
@@ -235,7 +235,8 @@ func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
 	return true, over, nil
 }
 
-// unwatch gives up the watch on the blocker. The claim keeps the watch on its own znode.
+// The method `unwatch` gives up the watch on the blocker. The claim keeps the watch on its own
+// znode.
 func (p *Place) unwatch() {
 	if p.gone != nil {
 		p.claim.Incarnation.Watches.Leave(p.gone)
@@ -258,9 +259,9 @@ func (p *Place) stop() {
 	}
 }
 
-// contend calls `acquire`. If `holds` is true, the caller will hold the claim, and `contend` takes
-// a stake in the session. If ctx ends, p may keep its place. After any other error, no znode of p
-// is in the line.
+// The method `contend` calls `acquire`. If `holds` is true, the caller will hold the claim, and
+// `contend` takes a stake in the session. If ctx ends, p may keep its place. After any other error,
+// no znode of p is in the line.
 func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds bool) (*Claim, error) {
 	c, err := p.acquire(ctx, inc)
 	if err == nil && holds {
@@ -280,7 +281,7 @@ func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds boo
 	return c, nil
 }
 
-// withdraw removes p from the line, if p is in the line. err is the reason.
+// The method `withdraw` removes p from the line, if p is in the line. err is the reason.
 func (p *Place) withdraw(err error) {
 	if c := p.claim; c != nil {
 		p.stop()

@@ -131,8 +131,8 @@ func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context
 	}
 }
 
-// look reads the znodes of the contenders in `a`, and records the first znode that exists. It
-// reports whether there is such a znode.
+// The method `look` reads the znodes of the contenders in `a`, and records the first znode that
+// exists. It reports whether there is such a znode.
 func (a *Ahead) look(ctx context.Context, inc *session.Incarnation) (found bool, err error) {
 	a.mu.Lock()
 	dir, first := a.dir, a.first

@@ -330,8 +330,8 @@ func (c *Claim) Asked() <-chan struct{} {
 	return c.asked
 }
 
-// listen waits until the znode at `path` contains RevokeMessage, and then closes `asked`. It also
-// returns when `end` is closed, the znode is deleted, or the session has ended.
+// The method `listen` waits until the znode at `path` contains RevokeMessage, and then closes
+// `asked`. It also returns when `end` is closed, the znode is deleted, or the session has ended.
 func (c *Claim) listen(path string, asked chan struct{}, end <-chan struct{}) {
 	inc := c.Incarnation
 	for over := false; !over; {

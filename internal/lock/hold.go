@@ -73,7 +73,7 @@ type Hold struct {
 	epoch int            // number of calls of `renew`
 }
 
-// A state is the state of a Hold.
+// The type `state` is the state of a Hold.
 type state int8
 
 const (
@@ -84,8 +84,8 @@ const (
 	released              // by its holder, even after a loss
 )
 
-// A holding is the part of a Hold that differs between a lock and permits. All methods except
-// `deleted` and `discard` are called under Hold.mu.
+// The type `holding` is the part of a Hold that differs between a lock and permits. All methods
+// except `deleted` and `discard` are called under Hold.mu.
 type holding interface {
 	weight() int64       // number that the hold adds to the gauge of holds
 	path() string        // of the primitive
@@ -96,8 +96,8 @@ type holding interface {
 	inFunction() bool    // whether Close must not release the hold, because a function of the program or the primitive releases it
 }
 
-// begin registers the hook of h with the end of the session. It is called without mu, at the first
-// grant of h. If the session has already ended, h is lost when `begin` returns.
+// The method `begin` registers the hook of h with the end of the session. It is called without mu,
+// at the first grant of h. If the session has already ended, h is lost when `begin` returns.
 func (h *Hold) begin() {
 	h.hook.Owner = h
 	h.Incarnation.Ended.Add(&h.hook)
@@ -118,8 +118,8 @@ func (h *Hold) always() bool { return true }
 // Lose ends h by a loss, if h is held or kept.
 func (h *Hold) Lose(why error) bool { return h.lose(why, h.standing) }
 
-// lose ends h by a loss, unless `so()` is false. It calls `so` under mu. It reports whether it has
-// ended h.
+// The method `lose` ends h by a loss, unless `so()` is false. It calls `so` under mu. It reports
+// whether it has ended h.
 func (h *Hold) lose(why error, so func() bool) bool {
 	h.mu.Lock()
 	if h.lost.Cause() != nil || !so() {
@@ -154,7 +154,7 @@ func (h *Hold) count(sign int64) {
 	}
 }
 
-// enter changes the state of h.
+// The method `enter` changes the state of h.
 func (h *Hold) enter(s state) {
 	h.count(-1)
 	h.state = s
@@ -272,8 +272,8 @@ func (h *Hold) giveUp(l *Limits, why error, so func() bool) {
 	h.withdraw()
 }
 
-// withdraw deletes the znodes of h after a loss, if the session still lives. It first waits until
-// the holder has released h, but no longer than LossTime.
+// The method `withdraw` deletes the znodes of h after a loss, if the session still lives. It first
+// waits until the holder has released h, but no longer than LossTime.
 func (h *Hold) withdraw() {
 	h.mu.Lock()
 	left := h.leftLocked()
@@ -348,18 +348,18 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 	}
 }
 
-// renew drops the token, so that the next holder of h gets a new token. The next holder must not
-// get the old token: the previous goroutine may still use the old token, and a reader in another
-// process may have got a greater token since.
+// The method `renew` drops the token, so that the next holder of h gets a new token. The next
+// holder must not get the old token: the previous goroutine may still use the old token, and a
+// reader in another process may have got a greater token since.
 func (h *Hold) renew() {
 	h.token = 0
 	h.epoch++
 }
 
-// txn applies ops in one transaction, which also checks that the znodes at `paths` exist. If a
-// znode does not exist, nothing is applied, and `missing` is the path of that znode. If the outcome
-// is unknown, `open` is true. Then ops may still be applied until these znodes are deleted or the
-// session has ended.
+// The method `txn` applies ops in one transaction, which also checks that the znodes at `paths`
+// exist. If a znode does not exist, nothing is applied, and `missing` is the path of that znode. If
+// the outcome is unknown, `open` is true. Then ops may still be applied until these znodes are
+// deleted or the session has ended.
 func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) (rs []zk.MultiResponse, missing string, open bool, err error) {
 	inc := h.Incarnation
 	if err := h.Err(); err != nil {
@@ -421,8 +421,8 @@ func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func
 	return stop
 }
 
-// ask calls Health once, and returns an error if the hold must end. It stops waiting when the
-// context `held` ends or the call takes too long.
+// The method `ask` calls Health once, and returns an error if the hold must end. It stops waiting
+// when the context `held` ends or the call takes too long.
 func (l *Limits) ask(held context.Context, period time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), period)
 	defer cancel()

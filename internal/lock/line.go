@@ -132,8 +132,8 @@ type Claim struct {
 
 func (l *Line) ranks(r *session.Roll) *ranks { return ranksOf(r, l.Bases) }
 
-// confirm returns ErrEnded if the session has ended. It is the last check before a caller is given
-// the turn: see Place.acquire.
+// The method `confirm` returns ErrEnded if the session has ended. It is the last check before a
+// caller is given the turn: see Place.acquire.
 func (c *Claim) confirm() error {
 	if !c.Incarnation.Alive() {
 		return session.ErrEnded
@@ -141,16 +141,16 @@ func (c *Claim) confirm() error {
 	return nil
 }
 
-// assure is the check of the session for a caller that will hold c. It waits until the session is
-// confirmed, and takes a stake. The stake keeps the session confirmed: see
+// The method `assure` is the check of the session for a caller that will hold c. It waits until the
+// session is confirmed, and takes a stake. The stake keeps the session confirmed: see
 // [session.Incarnation.Stake].
 func (c *Claim) assure(ctx context.Context) (err error) {
 	c.Stake, err = c.Incarnation.Stake(ctx)
 	return err
 }
 
-// withdraw deletes a claim that was not granted. err is the error of the step that has failed, or
-// nil.
+// The method `withdraw` deletes a claim that was not granted. err is the error of the step that has
+// failed, or nil.
 func (c *Claim) withdraw(err error) {
 	if errors.Is(err, session.ErrVanished) {
 		c.Stake.Drop()
@@ -223,7 +223,7 @@ func (c *Claim) ownLocked() *conn.Watch {
 	return c.own
 }
 
-// disown makes c leave all its watches.
+// The method `disown` makes c leave all its watches.
 func (c *Claim) disown() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -61,7 +61,7 @@ type Lock struct {
 	watch   *time.Timer     // calls `review`; nil unless a goroutine waits for a hold of this process
 }
 
-// A waiter is a goroutine in Acquire.
+// The type `waiter` is a goroutine in Acquire.
 type waiter struct {
 	mode  HoldMode
 	pin   bool          // the caller is Do, RDo or Run, which itself releases its grant
@@ -165,8 +165,8 @@ func (l *Lock) take(ctx context.Context, c *Claim, w *waiter) bool {
 	return h != nil
 }
 
-// leave removes w from the list, because its ctx has ended or the Session is being closed. It
-// returns a description of the contenders for which w has waited.
+// The method `leave` removes w from the list, because its ctx has ended or the Session is being
+// closed. It returns a description of the contenders for which w has waited.
 func (l *Lock) leave(ctx context.Context, w *waiter) Behind {
 	l.mu.Lock()
 	behind, p := w.behind, w.place
@@ -217,9 +217,9 @@ func (w *waiter) wake() {
 	}
 }
 
-// serve gives grants to the first waiters, as far as the holds of this process permit, and makes
-// the next waiter enter the line. It is called after each change of the list or of a hold. All
-// functions from here to behindAt that do not lock mu are called under mu.
+// The method `serve` gives grants to the first waiters, as far as the holds of this process permit,
+// and makes the next waiter enter the line. It is called after each change of the list or of a
+// hold. All functions from here to behindAt that do not lock mu are called under mu.
 func (l *Lock) serve() {
 	waits := false
 	switch {
@@ -246,7 +246,7 @@ func (l *Lock) serve() {
 	}
 }
 
-// enter gives w a place, with which w enters the line.
+// The method `enter` gives w a place, with which w enters the line.
 func (l *Lock) enter(w *waiter) {
 	e := l.Entry(w.mode)
 	w.first = Place{Line: &l.Line, Base: e.Base, Data: l.Data, Rule: e.Rule, Behind: &w.ahead}
@@ -302,7 +302,7 @@ func without[T comparable](s []T, x T) []T {
 	return slices.DeleteFunc(s, func(y T) bool { return y == x })
 }
 
-// admit makes a grant of h for one more goroutine.
+// The method `admit` makes a grant of h for one more goroutine.
 func (l *Lock) admit(h *Claim, pin bool) *Grant {
 	g := h.Grant(l.Entry(h.mode).Op)
 	g.Pinned = pin
@@ -337,10 +337,10 @@ func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	return c
 }
 
-// forget drops the lost hold of an Election, because a waiter wants to enter the line. In an
-// Election, a waiter does not wait for the release of a lost hold: the closed Lost channel has
-// shown the loss. But the release may still come, and then it looks like the release of the next
-// hold: see `depart`. A release by Run is no such problem, because Run releases its own grant.
+// The method `forget` drops the lost hold of an Election, because a waiter wants to enter the line.
+// In an Election, a waiter does not wait for the release of a lost hold: the closed Lost channel
+// has shown the loss. But the release may still come, and then it looks like the release of the
+// next hold: see `depart`. A release by Run is no such problem, because Run releases its own grant.
 func (l *Lock) forget() {
 	if !l.Elects || session.IsClosed(l.Manager.Closing) { // while the Session is being closed, no waiter enters the line, and the release must return the loss
 		return
@@ -513,9 +513,9 @@ func (l *Lock) BeginRelease(g *Grant) Departure {
 	return l.depart(true, func() (*Claim, int) { return l.useOf(g) })
 }
 
-// renounce ends the use of w. The wait of w failed at the moment at which w got its grant. An
-// RUnlock has no handle, so it may have ended the use of w instead of its own caller's use. Then
-// `renounce` ends the use of that caller.
+// The method `renounce` ends the use of w. The wait of w failed at the moment at which w got its
+// grant. An RUnlock has no handle, so it may have ended the use of w instead of its own caller's
+// use. Then `renounce` ends the use of that caller.
 func (l *Lock) renounce(w *waiter) error {
 	return l.depart(true, func() (*Claim, int) {
 		h, i := l.useOf(w.grant)
@@ -539,7 +539,7 @@ type Departure struct {
 	stop   func()        // ends that Downgrade early
 }
 
-// depart calls `find` under mu, to choose a use. It removes this use from its hold.
+// The method `depart` calls `find` under mu, to choose a use. It removes this use from its hold.
 func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -612,7 +612,7 @@ func (d Departure) Finish() error {
 //     the watch, a process that is alone would delete its znode after every Handoffs handoffs. The
 //     listing takes at most 200 ms (askTime).
 //
-// The function mayPass decides which holds are never handed off.
+// The function `mayPass` decides which holds are never handed off.
 func (l *Lock) handOver(h *Claim, g *Grant) error {
 	l.mu.Lock()
 	for l.next(Exclusive) && l.mayPass(h) {
@@ -699,10 +699,10 @@ func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, kept bool) {
 	return e, true
 }
 
-// regain returns the kept place, if a goroutine can hold it in `mode` at once. There are two
-// conditions: no other contender has come, and the session is confirmed for long enough for a grant
-// (Incarnation.Assured). If `regain` returns nil, the caller deletes the kept place and enters the
-// line. In the line, a grant waits until the session is confirmed.
+// The method `regain` returns the kept place, if a goroutine can hold it in `mode` at once. There
+// are two conditions: no other contender has come, and the session is confirmed for long enough for
+// a grant (Incarnation.Assured). If `regain` returns nil, the caller deletes the kept place and
+// enters the line. In the line, a grant waits until the session is confirmed.
 func (l *Lock) regain(mode HoldMode) *Claim {
 	h := l.idle
 	if h == nil || mode != Exclusive || h.WasAsked() || h.Loss() != nil || session.IsClosed(h.recalled()) || !h.Incarnation.Assured() {
@@ -713,7 +713,7 @@ func (l *Lock) regain(mode HoldMode) *Claim {
 	return h
 }
 
-// discard deletes the kept place, if there is one.
+// The method `discard` deletes the kept place, if there is one.
 func (l *Lock) discard() {
 	if h := l.idle; h != nil {
 		l.unkeep(h)
@@ -744,8 +744,8 @@ func (l *Lock) recall(h *Claim) {
 	}
 }
 
-// expire is called by the timer of h, and deletes h if the time of h is over. When a goroutine gets
-// h, the timer continues: to set it again for each use would cost more than the use.
+// The method `expire` is called by the timer of h, and deletes h if the time of h is over. When a
+// goroutine gets h, the timer continues: to set it again for each use would cost more than the use.
 func (l *Lock) expire(h *Claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

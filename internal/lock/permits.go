@@ -40,7 +40,7 @@ type Permits struct {
 	last   *session.Deletion   // the latest deletion by `change` that replaces a znode, or that waits for an earlier deletion
 }
 
-// A taking is one Acquire, with the number of its permits that are not yet released.
+// The type `taking` is one Acquire, with the number of its permits that are not yet released.
 type taking struct {
 	at time.Time
 	n  int64
@@ -185,7 +185,7 @@ func (p *Permits) Result(r *session.Deletion) error {
 	return err
 }
 
-// give releases n permits: it deletes their znodes in the background.
+// The method `give` releases n permits: it deletes their znodes in the background.
 func (p *Permits) give(n int64) *session.Deletion {
 	var gone []Permit
 	for n > 0 {

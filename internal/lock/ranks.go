@@ -79,7 +79,7 @@ func (rk *ranks) before(c Child) ([]Child, bool) {
 	return nil, false
 }
 
-// strangers returns the contenders of other kinds among `names`.
+// The function `strangers` returns the contenders of other kinds among `names`.
 func strangers(names []string, bases []string) (mixed []Child) {
 	for _, name := range names {
 		if _, ours := ParseChild(name, bases...); ours {
@@ -92,9 +92,9 @@ func strangers(names []string, bases []string) (mixed []Child) {
 	return mixed
 }
 
-// unmixed returns ErrMixed if a contender of another kind may be ahead of `me`, because these two
-// would not exclude each other. The list `mixed` has the contenders of other kinds. If `me` is nil,
-// every contender in `mixed` is an error.
+// The function `unmixed` returns ErrMixed if a contender of another kind may be ahead of `me`,
+// because these two would not exclude each other. The list `mixed` has the contenders of other
+// kinds. If `me` is nil, every contender in `mixed` is an error.
 //
 // All children of one parent share one sequence of numbers. So if two contenders of different kinds
 // arrive at the same time, the contender with the greater number leaves, and the other may stay.

@@ -44,10 +44,10 @@ func (l *Line) handoff() time.Duration {
 	return time.Duration(l.trip.Load() * 17 / 16)
 }
 
-// A relisting lists the line again while its contender waits behind several contenders. The
-// contender waits for the deletion of one znode, its blocker. If a listing shows no other contender
-// ahead, the contender is the first after that deletion, and needs no other request. So the handoff
-// takes one round trip instead of two.
+// The type `relisting` lists the line again while its contender waits behind several contenders.
+// The contender waits for the deletion of one znode, its blocker. If a listing shows no other
+// contender ahead, the contender is the first after that deletion, and needs no other request. So
+// the handoff takes one round trip instead of two.
 //
 // The listing may be made at any time. If the listing contains the contender, it is newer than the
 // contender's create. So it also contains every contender that arrived earlier and has not left. In
@@ -83,8 +83,8 @@ type relisting struct {
 	took  time.Duration // planned time from the last listing to the next
 }
 
-// relist starts a relisting for c, which waits for `blocker`. The argument `ahead`, the number of
-// contenders ahead of c, is at least two.
+// The method `relist` starts a relisting for c, which waits for `blocker`. The argument `ahead`,
+// the number of contenders ahead of c, is at least two.
 func (c *Claim) relist(blocker string, ahead, lists int, trip time.Duration) *relisting {
 	now := time.Now()
 	r := &relisting{claim: c, me: c.Child, blocker: blocker, start: now, first: ahead, lists: lists, since: now, ahead: ahead}

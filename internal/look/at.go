@@ -61,7 +61,7 @@ func (p *Place) look(ctx context.Context, s *zsync.Session) ([]Line, error) {
 	return a.ask(ctx)
 }
 
-// An asker reads the primitives at a path.
+// The type `asker` reads the primitives at a path.
 type asker struct {
 	s     *zsync.Session
 	path  string

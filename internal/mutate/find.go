@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// A mutant is one small change of the library. Its edits do not change what the code does until the mutant is
-// switched on.
+// The type `mutant` is one small change of the library. Its edits do not change what the code does until the
+// mutant is switched on.
 type mutant struct {
 	number int    // of all possible mutants, in the order of the source
 	dir    string // the package
@@ -34,15 +34,16 @@ func (m *mutant) String() string {
 	return fmt.Sprintf("%d %s/%s:%d:%d %s", m.number, m.dir, m.file, m.line, m.column, m.kind)
 }
 
-// An edit replaces bytes of the file with a text: `cut` bytes, from `offset` on. At the same offset, edits at the
-// ends of expressions come before edits at the beginnings of expressions.
+// The type `edit` replaces bytes of the file with a text: `cut` bytes, from `offset` on. At the same offset,
+// edits at the ends of expressions come before edits at the beginnings of expressions.
 type edit struct {
 	offset, cut int
 	text        string
 	ends        bool
 }
 
-// A finder finds the mutants of files. It finds an outer mutant before the mutants inside the outer one.
+// The type `finder` finds the mutants of files. It finds an outer mutant before the mutants inside the
+// outer one.
 type finder struct {
 	mutants []*mutant
 

@@ -18,8 +18,8 @@ import (
 	"time"
 )
 
-// A judge is a test binary with arguments. The binary contains all chosen mutants, and the environment switches a
-// single mutant on.
+// The type `judge` is a test binary with arguments. The binary contains all chosen mutants, and the environment
+// switches a single mutant on.
 type judge struct {
 	name    string
 	dir     string // the package of the tests
@@ -205,7 +205,7 @@ func together(tests []*judge) (all []*judge) {
 	return all
 }
 
-// A verdict is a judge's answer about a mutant.
+// The type `verdict` is a judge's answer about a mutant.
 type verdict struct {
 	killed bool
 	by     string // the test that failed, or how the tests ended

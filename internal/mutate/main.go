@@ -121,7 +121,8 @@ func choose(possible []*mutant, n int, seed uint64) []*mutant {
 	return chosen[:min(n, len(chosen))]
 }
 
-// fingerprint returns a hash of the sources. Results are valid only for sources with this hash.
+// The function `fingerprint` returns a hash of the sources. Results are valid only for sources with
+// this hash.
 func fingerprint() string {
 	h := sha256.New()
 	for _, dir := range packages {
@@ -251,7 +252,7 @@ func (r *record) judge(m *mutant, all []*judge, unreached, survived string, budg
 	return err
 }
 
-// A record has the file of results, and the last verdict of each mutant in the file.
+// The type `record` has the file of results, and the last verdict of each mutant in the file.
 type record struct {
 	file    *os.File
 	verdict map[string]string

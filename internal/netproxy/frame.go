@@ -12,14 +12,14 @@ import (
 // gigabyte.
 const maxFrame = 64 << 20
 
-// A unit is a piece of a stream that is forwarded as a whole: a frame of ZooKeeper's protocol with
-// its length prefix, or some bytes of another stream.
+// The type `unit` is a piece of a stream that is forwarded as a whole: a frame of ZooKeeper's
+// protocol with its length prefix, or some bytes of another stream.
 type unit struct {
 	data   []byte
 	framed bool
 }
 
-// word returns the i'th int32 of a frame's body, or 0 after its end.
+// The method `word` returns the i'th int32 of a frame's body, or 0 after its end.
 func (u unit) word(i int) int32 {
 	at := 4 + 4*i
 	if len(u.data) < at+4 {
@@ -28,15 +28,15 @@ func (u unit) word(i int) int32 {
 	return int32(binary.BigEndian.Uint32(u.data[at:]))
 }
 
-// A splitter splits a stream into units. After a length over maxFrame, such as a four-letter word,
-// it returns the rest of the stream as units without frames.
+// The type `splitter` splits a stream into units. After a length over maxFrame, such as a
+// four-letter word, it returns the rest of the stream as units without frames.
 type splitter struct {
 	r   io.Reader
 	raw bool
 }
 
-// next returns the next unit. At the end of the stream, it returns an incomplete frame together
-// with the error.
+// The method `next` returns the next unit. At the end of the stream, it returns an incomplete frame
+// together with the error.
 func (s *splitter) next() (unit, error) {
 	if s.raw {
 		buf := make([]byte, 32<<10)

@@ -13,8 +13,8 @@ import (
 // underWay is the maximum number of units that a link buffers in one direction.
 const underWay = 256
 
-// A link is the connection of one client to the proxy, with the proxy's connection to a server for
-// that client.
+// The type `link` is the connection of one client to the proxy, with the proxy's connection to a
+// server for that client.
 type link struct {
 	p      *Proxy
 	client net.Conn
@@ -32,8 +32,8 @@ func newLink(p *Proxy, client net.Conn) *link {
 	return l
 }
 
-// run forwards bytes in both directions until the link is dropped, and then closes both
-// connections.
+// The method `run` forwards bytes in both directions until the link is dropped, and then closes
+// both connections.
 func (l *link) run() {
 	defer l.client.Close()
 	defer l.drop()
@@ -56,17 +56,17 @@ func (l *link) run() {
 	server.Close()
 }
 
-// A sent is a unit with the time at which the proxy received it. last is true for the unit at the
-// end of the stream.
+// The type `sent` is a unit with the time at which the proxy received it. last is true for the unit
+// at the end of the stream.
 type sent struct {
 	unit
 	at   time.Time
 	last bool
 }
 
-// pump forwards units in order, with the latency and the partitions of the proxy. When either
-// connection ends, pump drops the link. It calls inspect with each frame and the number of the
-// frame. If inspect returns false, pump drops the link instead of forwarding the frame.
+// The method `pump` forwards units in order, with the latency and the partitions of the proxy. When
+// either connection ends, pump drops the link. It calls inspect with each frame and the number of
+// the frame. If inspect returns false, pump drops the link instead of forwarding the frame.
 func (l *link) pump(to, from net.Conn, inspect func(n int, u unit) bool) {
 	way := make(chan sent, underWay)
 	var reading sync.WaitGroup
@@ -93,7 +93,7 @@ func (l *link) pump(to, from net.Conn, inspect func(n int, u unit) bool) {
 	}
 }
 
-// read splits the bytes of a connection into units, and sends them to way.
+// The method `read` splits the bytes of a connection into units, and sends them to way.
 func (l *link) read(from net.Conn, way chan<- sent) {
 	cut := splitter{r: from}
 	for {
@@ -109,8 +109,8 @@ func (l *link) read(from net.Conn, way chan<- sent) {
 	}
 }
 
-// arrived waits until the proxy's latency has passed since at. It reports whether the link is still
-// open.
+// The method `arrived` waits until the proxy's latency has passed since at. It reports whether the
+// link is still open.
 func (l *link) arrived(at time.Time) bool {
 	wait := time.Until(at.Add(l.p.delay()))
 	if wait <= 0 {
@@ -126,7 +126,8 @@ func (l *link) arrived(at time.Time) bool {
 	}
 }
 
-// passable waits until there is no partition, and reports whether the link is still open.
+// The method `passable` waits until there is no partition, and reports whether the link is still
+// open.
 func (l *link) passable() bool {
 	for {
 		open := l.p.open()
@@ -142,8 +143,8 @@ func (l *link) passable() bool {
 	}
 }
 
-// request reports whether the client's n'th frame may pass. The first frame is the connect request;
-// every other frame has the header {xid, op}.
+// The method `request` reports whether the client's n'th frame may pass. The first frame is the
+// connect request; every other frame has the header {xid, op}.
 func (l *link) request(n int, u unit) bool {
 	xid, op := u.word(0), u.word(1)
 	if n == 0 {
@@ -164,8 +165,8 @@ func (l *link) request(n int, u unit) bool {
 	return l.ctx.Err() == nil
 }
 
-// reply reports whether the server's n'th frame may pass. The first frame is the reply to the
-// connect request; every other frame has the header {xid, zxid, err}.
+// The method `reply` reports whether the server's n'th frame may pass. The first frame is the reply
+// to the connect request; every other frame has the header {xid, zxid, err}.
 func (l *link) reply(n int, u unit) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

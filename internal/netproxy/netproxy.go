@@ -196,8 +196,8 @@ func (p *Proxy) serveLocked(l net.Listener) {
 	})
 }
 
-// admit begins to serve the connection `client`, unless the proxy has closed the listener l since l
-// accepted that connection.
+// The method `admit` begins to serve the connection `client`, unless the proxy has closed the
+// listener l since l accepted that connection.
 func (p *Proxy) admit(l net.Listener, client net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -216,7 +216,7 @@ func (p *Proxy) admit(l net.Listener, client net.Conn) {
 	})
 }
 
-// dial connects to the next upstream server that answers.
+// The method `dial` connects to the next upstream server that answers.
 func (p *Proxy) dial(ctx context.Context) (net.Conn, error) {
 	p.mu.Lock()
 	first := p.next
@@ -244,21 +244,22 @@ func (p *Proxy) partitionedLocked() bool {
 	}
 }
 
-// open returns a channel that is closed at the end of the current partition, or is closed already.
+// The method `open` returns a channel that is closed at the end of the current partition, or is
+// closed already.
 func (p *Proxy) open() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.healed
 }
 
-// delay returns the current latency.
+// The method `delay` returns the current latency.
 func (p *Proxy) delay() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.latency
 }
 
-// judge returns the verdict of the test's function on a request.
+// The method `judge` returns the verdict of the test's function on a request.
 func (p *Proxy) judge(op, xid int32) Verdict {
 	p.mu.Lock()
 	f := p.onRequest

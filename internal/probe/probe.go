@@ -240,7 +240,7 @@ func (c *Conn) write(packet []byte) error {
 	return c.failed
 }
 
-// read reads a packet, without its length.
+// The method `read` reads a packet, without its length.
 func (c *Conn) read() ([]byte, error) {
 	if c.failed != nil {
 		return nil, c.failed

@@ -11,7 +11,7 @@ import (
 // This file reads and writes boards. A board is the record of the claimed elements of a bucket.
 // The file does not decide which elements are claimed, and does no I/O.
 
-// A board is the data of a bucket. It records which mark has claimed which numbers:
+// The type `board` is the data of a bucket. It records which mark has claimed which numbers:
 //
 //	4be0643f1d98573b 0-127,200 130   a mark, its claimed numbers, and its numbers in hand
 //	gone 0-16,18-20                  numbers that are never used again
@@ -26,8 +26,8 @@ type board struct {
 	tried map[int32]int
 }
 
-// A hold is one line of a board: the numbers that a mark has claimed, and the numbers among them
-// that are in hand.
+// The type `hold` is one line of a board: the numbers that a mark has claimed, and the numbers
+// among them that are in hand.
 type hold struct{ claimed, hand spans }
 
 func (h hold) equal(o hold) bool {

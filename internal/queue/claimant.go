@@ -20,8 +20,8 @@ import (
 // replies are lost. It does not find the free elements: see find.go. It does not decide the fate of
 // a claimed element: see settle.go.
 
-// A claimant is the owner of all claims of a Queue value in one ZooKeeper session. The claims are
-// lost when the session ends, or when another client deletes the claimant's mark.
+// The type `claimant` is the owner of all claims of a Queue value in one ZooKeeper session. The
+// claims are lost when the session ends, or when another client deletes the claimant's mark.
 //
 // Every transaction of a claimant checks the claimant's mark. A transaction that writes a board
 // also checks the version of that board, and the claimant sends these transactions one at a time.

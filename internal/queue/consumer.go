@@ -18,7 +18,7 @@ import (
 // errHidden is the error for an element that the client cannot read.
 var errHidden = zk.ErrNoAuth
 
-// A consumer offers the elements that a pump claims.
+// The type `consumer` offers the elements that a pump claims.
 type consumer struct {
 	Joining
 	q      *core

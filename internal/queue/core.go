@@ -18,7 +18,7 @@ import (
 // decoding elements, committing transactions and reporting errors. send.go stores elements, pump.go
 // claims them, and settle.go settles them.
 
-// A core is the Engine of zsync's own layout, see layout.go.
+// The type `core` is the Engine of zsync's own layout, see layout.go.
 type core struct {
 	DeadLetters
 	finder

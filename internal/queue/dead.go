@@ -52,7 +52,7 @@ const letterDigits = 16
 // maxReason is the largest length of the reason of a dead letter, in bytes.
 const maxReason = 1000
 
-// A circumstance is the JSON in the second znode of a dead letter.
+// The type `circumstance` is the JSON in the second znode of a dead letter.
 type circumstance struct {
 	Reason   string `json:"reason"`
 	Attempts int    `json:"attempts"`

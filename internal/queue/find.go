@@ -29,7 +29,7 @@ import (
 // that board. So if an element is in the listing and not on the board, the element is free when the
 // claim is applied.
 
-// A lot is a bucket as this client has read it.
+// The type `lot` is a bucket as this client has read it.
 type lot struct {
 	bucket
 	version  int32
@@ -108,7 +108,7 @@ func (t *lot) next() *board {
 	return next
 }
 
-// A finding is the result of a search.
+// The type `finding` is the result of a search.
 type finding struct {
 	lot    *lot
 	es     []element // free elements of `lot`; empty if the queue has none
@@ -121,7 +121,7 @@ type finding struct {
 	from   time.Time // a time before the buckets were listed
 }
 
-// A finder looks for free elements.
+// The type `finder` looks for free elements.
 type finder struct {
 	site
 	skips    Skipper
@@ -146,7 +146,7 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// A quest has the settings of a search.
+// The type `quest` has the settings of a search.
 type quest struct {
 	n      int  // largest number of elements to find; all are in one bucket
 	spread int  // number of buckets of one priority among which to choose at random, so that competing consumers choose different buckets
@@ -451,8 +451,8 @@ func (q *finder) forget(all []bucket) {
 // elements of different priorities by priority, as without keys. But they claim the elements of one
 // key one at a time, even if the elements have different priorities.
 
-// A ward maps a key to the name of the only element of that key that a consumer may claim next. The
-// name "*", which no element has, means that consumers may claim no element of the key.
+// The type `ward` maps a key to the name of the only element of that key that a consumer may claim
+// next. The name "*", which no element has, means that consumers may claim no element of the key.
 type ward map[string]string
 
 const nobody = "*"

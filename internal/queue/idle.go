@@ -25,7 +25,7 @@ const turnBase = "turn-"
 // The second consumer in the line searches later than the first, by the time secondAfter.
 const secondAfter = 10 * time.Millisecond
 
-// A place is a position in the line of idle consumers.
+// The type `place` is a position in the line of idle consumers.
 type place struct {
 	q    *core
 	inc  *session.Incarnation

@@ -77,8 +77,8 @@ import (
 // of delayed elements is created twice either. Unless elements have keys, a consumer reads such a
 // bucket only after its period has begun.
 
-// A site is the location of a queue: the Session that reaches the queue, and the paths of the
-// queue's znodes as the servers know them.
+// The type `site` is the location of a queue: the Session that reaches the queue, and the paths of
+// the queue's znodes as the servers know them.
 type site struct {
 	m    *session.Manager
 	path string // as the program knows it, for messages
@@ -98,7 +98,7 @@ const maxPost = 500
 // Send into a bucket can exceed this number.
 const bucketSize = 1000
 
-// A bucket is the parsed name of a bucket.
+// The type `bucket` is the parsed name of a bucket.
 type bucket struct {
 	name    string
 	prio    int
@@ -109,7 +109,7 @@ type bucket struct {
 func bucketName(prio int, number int64) string { return fmt.Sprintf("b-%05d-%010d", prio, number) }
 func tailName(prio int) string                 { return fmt.Sprintf("t-%05d", prio) }
 
-// A slot is a period of time. Delayed elements that are due in the same slot share buckets.
+// The type `slot` is a period of time. Delayed elements that are due in the same slot share buckets.
 type slot struct {
 	prio  int
 	start int64 // in Unix milliseconds
@@ -175,7 +175,7 @@ func firstIf(a, b bool) int {
 	return 1
 }
 
-// An element is the parsed name of an element.
+// The type `element` is the parsed name of an element.
 type element struct {
 	bucket string
 	name   string
@@ -346,7 +346,7 @@ func dueAt(t time.Time) int64 {
 // If a note has expired by the servers' clock, a producer replaces it. The Sweeper deletes expired
 // notes.
 
-// A note is the parsed data of that znode.
+// The type `note` is the parsed data of that znode.
 type note struct {
 	memory time.Duration
 	bucket string // bucket into which the producer has put the element

@@ -8,8 +8,8 @@ import (
 // This file measures how fast consumers work. It does not decide how many elements to claim ahead:
 // see pump.go.
 
-// A pace measures how many elements the consumers of a pump take in a second. Time in which a
-// consumer waits for an element does not count.
+// The type `pace` measures how many elements the consumers of a pump take in a second. Time in
+// which a consumer waits for an element does not count.
 type pace struct {
 	last time.Time     // time of the latest delivery to a consumer
 	each time.Duration // about how long one element keeps all consumers busy

@@ -15,10 +15,10 @@ import (
 // elements, and idle.go waits for new elements. consumer.go offers the elements, and settle.go
 // settles them.
 
-// A pump claims elements for the consumers of one Queue value: see the method `step`. At first, it
-// claims one element ahead. If a claim has filled all room, and a consumer has waited since the
-// previous claim, the pump doubles the number of elements that it claims ahead, up to the prefetch.
-// So a slow consumer leaves the other elements to other clients.
+// The type `pump` claims elements for the consumers of one Queue value: see the method `step`. At
+// first, it claims one element ahead. If a claim has filled all room, and a consumer has waited
+// since the previous claim, the pump doubles the number of elements that it claims ahead, up to the
+// prefetch. So a slow consumer leaves the other elements to other clients.
 type pump struct {
 	q      *core
 	most   int // limit of `ahead`; 0: the pump claims only elements that consumers wait for
@@ -360,7 +360,7 @@ func (p *pump) makeWay(inc *session.Incarnation) error {
 // maxSpread is the upper limit of the field `spread`.
 const maxSpread = 64
 
-// A reading is the result of reading elements.
+// The type `reading` is the result of reading elements.
 type reading struct {
 	nodes []session.Node
 	err   error

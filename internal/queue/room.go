@@ -13,9 +13,9 @@ import (
 // This file makes Send wait while the queue is full, and counts elements. send.go stores the
 // elements.
 
-// A gate makes producers wait while the queue is full. The limit is soft. A producer counts the
-// elements at most once in the time countEvery. Between two counts, it adds only the elements that
-// it sends itself, so the elements of other producers can exceed the limit.
+// The type `gate` makes producers wait while the queue is full. The limit is soft. A producer
+// counts the elements at most once in the time countEvery. Between two counts, it adds only the
+// elements that it sends itself, so the elements of other producers can exceed the limit.
 type gate struct {
 	site
 	limit int           // 0: no limit
@@ -139,7 +139,7 @@ func (g *gate) knows(ctx context.Context, id string) (known bool, err error) {
 	return known, err
 }
 
-// A tally is the number of elements in a bucket.
+// The type `tally` is the number of elements in a bucket.
 type tally struct {
 	name     string
 	children int32

@@ -21,7 +21,7 @@ import (
 // This file stores elements: it groups the calls of Send of many goroutines, finds the newest
 // bucket, and creates the next bucket when the newest is full. room.go waits for room in the queue.
 
-// A parcel has the elements of one call of Send. The outbox stores all of them or none.
+// The type `parcel` has the elements of one call of Send. The outbox stores all of them or none.
 type parcel struct {
 	ctx  context.Context // context of the Send that waits for the result
 	prio int
@@ -45,8 +45,8 @@ func (p *parcel) keyed() bool {
 	return slices.ContainsFunc(p.tags, func(tag string) bool { return keyOf(tag) != "" })
 }
 
-// A producer has the settings that a Queue value uses in Send, and the facts that its outboxes
-// share.
+// The type `producer` has the settings that a Queue value uses in Send, and the facts that its
+// outboxes share.
 type producer struct {
 	site
 	priorities int
@@ -107,8 +107,9 @@ func (q producer) overhead() int {
 // request also has the paths of other znodes, which can be long.
 func (q producer) spare() int { return 96 + 12*max(0, len(q.dir)-32) }
 
-// An outbox stores the parcels of all goroutines, one transaction after another, in the order in
-// which they arrive. A parcel that arrives during a transaction is stored by the next transaction.
+// The type `outbox` stores the parcels of all goroutines, one transaction after another, in the
+// order in which they arrive. A parcel that arrives during a transaction is stored by the next
+// transaction.
 //
 // A receipt ensures that each transaction is applied exactly once. It is tempting to look for the
 // elements instead. Their absence would prove nothing, because consumers may have removed them.
@@ -126,7 +127,7 @@ type outbox struct {
 	tails map[int]*tail // the known tails, by priority
 }
 
-// A tail is an outbox's knowledge of the tail of a priority.
+// The type `tail` is an outbox's knowledge of the tail of a priority.
 type tail struct {
 	made    bool  // the znode exists
 	version int32 // of the znode

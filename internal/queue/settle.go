@@ -34,7 +34,7 @@ import (
 // item is in hand.
 const fateHand = Bury + 1
 
-// A stage is a step of a claimed item on its way to the program.
+// The type `stage` is a step of a claimed item on its way to the program.
 type stage int
 
 const (
@@ -43,7 +43,7 @@ const (
 	inHand               // delivered, neither acknowledged nor returned
 )
 
-// An item is a claimed element.
+// The type `item` is a claimed element.
 type item struct {
 	element
 	c        *claimant
@@ -82,7 +82,7 @@ func (it *item) read(n session.Node) {
 // The method `drop` forgets the data. No caller needs the data after the fate is carried out.
 func (it *item) drop() { it.data, it.value = nil, nil }
 
-// An entry is the fate of an item, or a note that an item is in hand.
+// The type `entry` is the fate of an item, or a note that an item is in hand.
 type entry struct {
 	item   *item
 	fate   Fate

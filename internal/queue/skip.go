@@ -32,7 +32,7 @@ type Skipper struct {
 	told    time.Time       // time of the latest complaint of Misfit; guarded by mu
 }
 
-// A skip records the skipped elements of a bucket.
+// The type `skip` records the skipped elements of a bucket.
 type skip struct {
 	until   time.Time
 	whole   bool  // the bucket itself

@@ -10,7 +10,7 @@ import (
 // This file has sets of numbers in the compact form in which a board stores them. It does not
 // interpret the numbers.
 
-// A span is the numbers from a to b, both included.
+// The type `span` is the numbers from a to b, both included.
 type span struct{ a, b int32 }
 
 // A spans value is a set of non-negative numbers. Its spans are in order, and no two of them

@@ -32,8 +32,8 @@ func ours(data []byte) bool { return len(marks.Unmark(data)) == 0 }
 // version is new.
 func outrun(err error) bool { return session.IsNoNode(err) || session.IsBadVersion(err) }
 
-// A step is an operation of a transaction. If the servers refuse the transaction because of this
-// operation, its cure is called with the operation's error. If the cure returns nil, the
+// The type `step` is an operation of a transaction. If the servers refuse the transaction because
+// of this operation, its cure is called with the operation's error. If the cure returns nil, the
 // transaction is built and sent again. If the cure returns an error, the transaction fails with
 // that error.
 type step struct {

@@ -215,7 +215,7 @@ func (q *core) Requeue(ctx context.Context, d *Letter) error {
 	return q.out.send(p)
 }
 
-// A row is an element that `List` may yield.
+// The type `row` is an element that `List` may yield.
 type row struct {
 	element
 	Listed

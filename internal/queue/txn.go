@@ -14,15 +14,16 @@ import (
 // This file applies a program's own operations, and its sends to queues, in one transaction: all or
 // none. settle.go removes elements, and send.go stores them.
 
-// A txn has the operations that a transaction applies together with the removal of an element.
-// Until the transaction is applied, the element stays in hand: a refused txn changes nothing.
+// The type `txn` has the operations that a transaction applies together with the removal of an
+// element. Until the transaction is applied, the element stays in hand: a refused txn changes
+// nothing.
 type txn struct {
 	*load
 	at int                // index of its first operation in the transaction
 	rs []zk.MultiResponse // responses to the program's operations
 }
 
-// A load has the operations and sends of a program in one transaction.
+// The type `load` has the operations and sends of a program in one transaction.
 type load struct {
 	m     *session.Manager
 	ops   []any       // the program's own operations, with paths as the servers know them
@@ -30,9 +31,9 @@ type load struct {
 	size  int         // upper bound, in bytes
 }
 
-// A shipment has all elements that a load sends to one queue, as a single posted value. Two such
-// values in one transaction could fail: each checks the version of the tail, and the first could
-// change the version that the second checks.
+// The type `shipment` has all elements that a load sends to one queue, as a single posted value.
+// Two such values in one transaction could fail: each checks the version of the tail, and the first
+// could change the version that the second checks.
 //
 // A shipment has its own outbox, which keeps its knowledge of the queue from the first attempt to
 // the last. If that knowledge is stale, the servers refuse the attempt, because a Send checks

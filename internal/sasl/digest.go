@@ -25,8 +25,8 @@ const (
 	digestRealm   = "zk-sasl-md5"
 )
 
-// A digest is a client of DIGEST-MD5. Exchange returns a new digest for each exchange. A caller may
-// also call Start and Next directly, for one exchange at a time.
+// The type `digest` is a client of DIGEST-MD5. Exchange returns a new digest for each exchange. A
+// caller may also call Start and Next directly, for one exchange at a time.
 type digest struct {
 	user, password string
 	nonce          func() string
@@ -132,9 +132,9 @@ func hexMD5(s string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// latin returns `s` in ISO 8859-1. If a character of `s` is not in ISO 8859-1, the result is in
-// UTF-8. The secret is always computed from the result of this function, even if the charset of the
-// exchange is UTF-8.
+// The function `latin` returns `s` in ISO 8859-1. If a character of `s` is not in ISO 8859-1, the
+// result is in UTF-8. The secret is always computed from the result of this function, even if the
+// charset of the exchange is UTF-8.
 func latin(s string) string {
 	b := make([]byte, 0, len(s))
 	for _, r := range s {
@@ -189,8 +189,8 @@ func parseDirectives(s string) (directives, error) {
 	return d, nil
 }
 
-// unquote splits `s` at its closing quote. It returns the text before the quote, and the text after
-// it.
+// The function `unquote` splits `s` at its closing quote. It returns the text before the quote, and
+// the text after it.
 func unquote(s string) (text, rest string, ok bool) {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {

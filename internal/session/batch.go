@@ -11,8 +11,8 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// A batch is a list of requests that are executed in order, over one connection. They are sent
-// together, so they take one round trip. A batch does not repeat requests; its sender does.
+// The type `batch` is a list of requests that are executed in order, over one connection. They are
+// sent together, so they take one round trip. A batch does not repeat requests; its sender does.
 //
 // A batch is never sent again over another connection. So if the connection is replaced, the
 // servers may have executed the first requests of the batch, and answered some of them. The other
@@ -28,7 +28,7 @@ type batch struct {
 	requests []conn.Request // each is a `batched`
 }
 
-// A batched is one request of a batch: a `pending` of any type.
+// The type `batched` is one request of a batch: a `pending` of any type.
 type batched interface {
 	conn.Request
 	settle(ctx context.Context, inc *Incarnation) error
@@ -39,7 +39,7 @@ func (p *pending[T]) settle(ctx context.Context, inc *Incarnation) error {
 	return err
 }
 
-// add adds a request to b. The result of the request may be read after b.wait.
+// The function `add` adds a request to b. The result of the request may be read after b.wait.
 func add[T any](b *batch, c call[T]) *pending[T] {
 	p := newPending(c)
 	b.requests = append(b.requests, p)
@@ -56,10 +56,10 @@ func (inc *Incarnation) startBatch(ctx context.Context, b *batch) error {
 	return err
 }
 
-// wait waits for the replies to b. The caller has sent b in inc. The result is nil if every request
-// was answered, with a result or with its own error. Otherwise the result is the error of the first
-// unanswered request. If ctx or the incarnation ends first, `wait` returns the error of ctx or
-// ErrEnded. Then the outcome of the unanswered requests is unknown.
+// The method `wait` waits for the replies to b. The caller has sent b in inc. The result is nil if
+// every request was answered, with a result or with its own error. Otherwise the result is the
+// error of the first unanswered request. If ctx or the incarnation ends first, `wait` returns the
+// error of ctx or ErrEnded. Then the outcome of the unanswered requests is unknown.
 func (b *batch) wait(ctx context.Context, inc *Incarnation) error {
 	for _, r := range b.requests {
 		if err := r.(batched).settle(ctx, inc); OutcomeOf(err) != Answered {

@@ -57,11 +57,11 @@ func deleteCall(path string) call[void] {
 	return call[void]{op: wire.OpDelete, path: path, body: appendAnyVersion}
 }
 
-// flush returns a write that changes nothing: the deletion of a znode that does not exist. The
-// leader answers writes in the order in which it has received requests. So a read after that write,
-// over the same connection, sees every earlier request of this session that the leader has
-// received. If the client has no permission for the deletion, the server may answer by itself. Then
-// the read is only as new as the sync that the caller sends with the write.
+// The method `flush` returns a write that changes nothing: the deletion of a znode that does not
+// exist. The leader answers writes in the order in which it has received requests. So a read after
+// that write, over the same connection, sees every earlier request of this session that the leader
+// has received. If the client has no permission for the deletion, the server may answer by itself.
+// Then the read is only as new as the sync that the caller sends with the write.
 func (inc *Incarnation) flush() call[void] {
 	c := deleteCall(inc.conns.Nobody)
 	c.moot = true
@@ -84,7 +84,7 @@ func existsCall(path string) call[*zk.Stat] {
 	return call[*zk.Stat]{op: wire.OpExists, path: path, take: (*wire.Scanner).Stat}
 }
 
-// A listing has the children of a znode.
+// The type `listing` has the children of a znode.
 type listing struct {
 	names []string
 	stat  *zk.Stat
@@ -139,7 +139,7 @@ func multiCall(ops []any) call[[]zk.MultiResponse] {
 	}
 }
 
-// A bundle is the reply to a request for the data of many znodes.
+// The type `bundle` is the reply to a request for the data of many znodes.
 type bundle struct {
 	nodes   []Node
 	refused []int // indexes of the znodes that the server did not return

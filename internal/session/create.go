@@ -150,7 +150,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error 
 	return err
 }
 
-// creation returns the request that creates the znodes of c.
+// The method `creation` returns the request that creates the znodes of c.
 func (inc *Incarnation) creation(c *Creation) (call[[]zk.MultiResponse], error) {
 	m := inc.Manager
 	if len(c.Paths) == 1 && len(c.Holds) == 0 {
@@ -243,8 +243,8 @@ func replyOr[T any](ctx context.Context, inc *Incarnation, sent *pending[T], rea
 	return retry(ctx, inc, read)
 }
 
-// undo deletes, in the background, the znodes that c may have created. If the servers refuse to
-// list or to delete them, the znodes end with the session: see Deletion.
+// The method `undo` deletes, in the background, the znodes that c may have created. If the servers
+// refuse to list or to delete them, the znodes end with the session: see Deletion.
 func (inc *Incarnation) undo(c *Creation) *Deletion {
 	d := &Deletion{Paths: c.Paths}
 	switch {

@@ -70,8 +70,9 @@ func (inc *Incarnation) deletion(d *Deletion) *Deletion {
 	return d
 }
 
-// split replaces the attempts at d by parts: Deletions that each delete a group of the znodes of d.
-// d ends when all parts have ended. The error of d is the worst error of a part (see `Worse`).
+// The method `split` replaces the attempts at d by parts: Deletions that each delete a group of the
+// znodes of d. d ends when all parts have ended. The error of d is the worst error of a part (see
+// `Worse`).
 func (d *Deletion) split(groups [][]string) {
 	d.parts = len(groups)
 	for _, paths := range groups {

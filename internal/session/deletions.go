@@ -47,7 +47,7 @@ func (inc *Incarnation) deletions() *deletions {
 	return q.(*deletions)
 }
 
-// wait adds d to the deletions of `run`, and does not block.
+// The method `wait` adds d to the deletions of `run`, and does not block.
 func (q *deletions) wait(d *Deletion) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -59,7 +59,7 @@ func (q *deletions) wait(d *Deletion) {
 	q.ring()
 }
 
-// ring wakes `run`, which then looks at the deletions again.
+// The method `ring` wakes `run`, which then looks at the deletions again.
 func (q *deletions) ring() {
 	select {
 	case q.bell <- struct{}{}:
@@ -67,7 +67,7 @@ func (q *deletions) ring() {
 	}
 }
 
-// run makes attempts at the waiting deletions until none is left.
+// The method `run` makes attempts at the waiting deletions until none is left.
 func (q *deletions) run() {
 	var ds []*Deletion
 	for {
@@ -88,8 +88,8 @@ func (q *deletions) run() {
 	}
 }
 
-// look sets the time of the next attempt at d, after an attempt has failed. It returns false if d
-// is over.
+// The method `look` sets the time of the next attempt at d, after an attempt has failed. It returns
+// false if d is over.
 func (q *deletions) look(d *Deletion) bool {
 	m := q.inc.Manager
 	switch err := d.err; {
@@ -118,7 +118,7 @@ func (q *deletions) look(d *Deletion) bool {
 	return true
 }
 
-// refuse records the first refusal. Only `run` calls `refuse`.
+// The method `refuse` records the first refusal. Only `run` calls `refuse`.
 func (d *Deletion) refuse(err error) {
 	for ; d != nil && !IsClosed(d.Refused); d = d.whole {
 		d.Refusal = err
@@ -133,8 +133,8 @@ func (d *Deletion) refuse(err error) {
 // become due at slightly different times share a pass.
 const passPause = 5 * time.Millisecond
 
-// next waits until an attempt at one of the deletions ds is due, or until there are new deletions.
-// It makes the attempts that are due, and returns the deletions that still wait.
+// The method `next` waits until an attempt at one of the deletions ds is due, or until there are
+// new deletions. It makes the attempts that are due, and returns the deletions that still wait.
 func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 	if len(ds) == 0 {
 		return nil
@@ -205,7 +205,7 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 	return left
 }
 
-// attempt makes an attempt at each of ds. It sends all requests in one write.
+// The method `attempt` makes an attempt at each of ds. It sends all requests in one write.
 func (q *deletions) attempt(ds []*Deletion) {
 	var requests []conn.Request
 	var lost []*Deletion
@@ -235,10 +235,10 @@ func (q *deletions) attempt(ds []*Deletion) {
 	}
 }
 
-// search looks for the znodes of ds: their creates were abandoned and have no reply. One round trip
-// is enough for all of ds. It begins with a write and a sync, so the servers execute no abandoned
-// create after the listings. So a znode that is not listed does not exist, and never will: see
-// [Incarnation.Find].
+// The method `search` looks for the znodes of ds: their creates were abandoned and have no reply.
+// One round trip is enough for all of ds. It begins with a write and a sync, so the servers execute
+// no abandoned create after the listings. So a znode that is not listed does not exist, and never
+// will: see [Incarnation.Find].
 func (q *deletions) search(ds []*Deletion) {
 	inc := q.inc
 	var flush, sync *pending[void]
@@ -281,12 +281,12 @@ func (q *deletions) search(ds []*Deletion) {
 	q.ring() // there may be others to look for
 }
 
-// sought reports whether d does not know the path of its znode yet, so that a search must find the
-// znode.
+// The function `sought` reports whether d does not know the path of its znode yet, so that a search
+// must find the znode.
 func sought(d *Deletion) bool { return d.guid != "" }
 
-// found sets the path of the znode that d deletes, when a search or a late reply has shown the
-// path.
+// The method `found` sets the path of the znode that d deletes, when a search or a late reply has
+// shown the path.
 func (d *Deletion) found(path string) {
 	d.Paths[0], d.guid, d.err = path, "", nil
 }
@@ -355,7 +355,7 @@ func (d *Deletion) Fail(err error) {
 	d.Finish()
 }
 
-// over ends d.
+// The method `over` ends d.
 func (d *Deletion) over(err error) {
 	d.Err = err
 	if d.Then != nil {
@@ -372,7 +372,7 @@ func (d *Deletion) over(err error) {
 
 var _ conn.Request = (*Deletion)(nil)
 
-// connection returns a channel that is closed while a connection serves the session.
+// The method `connection` returns a channel that is closed while a connection serves the session.
 func (inc *Incarnation) connection() <-chan struct{} {
 	inc.mu.Lock()
 	defer inc.mu.Unlock()

@@ -24,8 +24,8 @@ type Dir struct {
 	Kept bool   // the Dir is persistent, because other programs create it once and then need it
 }
 
-// owns reports whether the znode at path belongs to the primitive: it is the Dir, or, with `Part`,
-// the znode above the Dir.
+// The method `owns` reports whether the znode at path belongs to the primitive: it is the Dir, or,
+// with `Part`, the znode above the Dir.
 func (d Dir) owns(path string) bool {
 	return path == d.Path || d.Part && path == ParentPath(d.Path)
 }

@@ -107,7 +107,7 @@ func (e *Ending) Remove(h *Hook) {
 	}
 }
 
-// owners returns the owners of the hooks.
+// The method `owners` returns the owners of the hooks.
 func (e *Ending) owners() (all []any) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -91,7 +91,7 @@ func isCtxError(err error) bool {
 	return errors.As(err, &e)
 }
 
-// An outcome is the client's knowledge about a request, before any further reply.
+// The type `outcome` is the client's knowledge about a request, before any further reply.
 type outcome int
 
 const (

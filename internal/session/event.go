@@ -60,5 +60,5 @@ const (
 	StateClosed                      // the end
 )
 
-// A listener receives every change of state. Its method `push` does not block.
+// The type `listener` receives every change of state. Its method `push` does not block.
 type listener interface{ push(ConnState) }

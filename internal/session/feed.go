@@ -36,8 +36,8 @@ func States[S ~int](ctx context.Context, m *Manager) <-chan S {
 	return f.out
 }
 
-// A feed carries the changes of state to one reader. It buffers them, so that a slow reader never
-// blocks the session.
+// The type `feed` carries the changes of state to one reader. It buffers them, so that a slow
+// reader never blocks the session.
 type feed[S ~int] struct {
 	out   chan S
 	more  chan struct{} // has a token when `queue` may not be empty
@@ -90,7 +90,7 @@ func (f *feed[S]) run(ctx context.Context) {
 	}
 }
 
-// send sends s to the reader. It returns false if ctx ends first.
+// The method `send` sends s to the reader. It returns false if ctx ends first.
 func (f *feed[S]) send(ctx context.Context, s S) bool {
 	last := f.last
 	for {

@@ -12,8 +12,8 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// A follower maintains a snapshot of the children of one znode, with their data, within one
-// ZooKeeper session. Its user receives each snapshot that differs from the last.
+// The type `follower` maintains a snapshot of the children of one znode, with their data, within
+// one ZooKeeper session. Its user receives each snapshot that differs from the last.
 //
 // The follower has a watch on the list, and a watch on each child. A snapshot is consistent, for
 // this reason. Each part (the list, or a child) was read with its watch set. So the part is current
@@ -37,7 +37,8 @@ type follower struct {
 	bell   chan struct{}       // gets a token when `relist` or `stale` is set
 }
 
-// A followed is the result of the last read of a child, and the watch that this read has set.
+// The type `followed` is the result of the last read of a child, and the watch that this read has
+// set.
 type followed struct {
 	Node
 	w *conn.Watch
@@ -188,7 +189,8 @@ func (f *follower) readList(ctx context.Context) (missing []string, err error) {
 	return missing, nil
 }
 
-// listed lists dir with a watch of this kind. A watch on the children requires that dir exists.
+// The method `listed` lists dir with a watch of this kind. A watch on the children requires that
+// dir exists.
 func (f *follower) listed(ctx context.Context, kind conn.WatchKind) ([]string, error) {
 	if f.list != nil {
 		f.inc.Watches.LeaveUntold(f.list, f)
@@ -237,7 +239,7 @@ func (f *follower) readParts(ctx context.Context, names map[string]struct{}) err
 	return err
 }
 
-// ring sets a flag and wakes the follower. It may be called with Watches.Mu held.
+// The method `ring` sets a flag and wakes the follower. It may be called with Watches.Mu held.
 func (f *follower) ring(set func()) {
 	f.mu.Lock()
 	set()
@@ -255,7 +257,7 @@ func (f *follower) drop(name string) {
 	}
 }
 
-// close leaves every watch.
+// The method `close` leaves every watch.
 func (f *follower) close() {
 	for name := range f.parts {
 		f.drop(name)
@@ -265,8 +267,8 @@ func (f *follower) close() {
 	}
 }
 
-// versions returns a value that identifies the snapshot. The value differs even if a child was
-// deleted and created again with the same version.
+// The method `versions` returns a value that identifies the snapshot. The value differs even if a
+// child was deleted and created again with the same version.
 func (f *follower) versions() map[string]written {
 	vs := make(map[string]written, len(f.parts))
 	for name, p := range f.parts {

@@ -53,7 +53,7 @@ func (f *Function) Begin() error {
 	return nil
 }
 
-// close prevents functions from beginning: from then on, Begin returns err.
+// The method `close` prevents functions from beginning: from then on, Begin returns err.
 func (fs *functions) close(err error) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -105,8 +105,8 @@ func (f *Function) Runs() bool {
 	return false
 }
 
-// waive exempts the functions of the calling goroutine from the wait of Close: that goroutine has
-// called Close.
+// The method `waive` exempts the functions of the calling goroutine from the wait of Close: that
+// goroutine has called Close.
 func (fs *functions) waive() {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -120,8 +120,8 @@ func (fs *functions) waive() {
 	fs.changeLocked() // another Close may be waiting for these functions
 }
 
-// awaited returns the number of functions that Close waits for, and a channel that is closed when
-// this number changes.
+// The method `awaited` returns the number of functions that Close waits for, and a channel that is
+// closed when this number changes.
 func (fs *functions) awaited() (n int, changed <-chan struct{}) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -136,7 +136,8 @@ func (fs *functions) awaited() (n int, changed <-chan struct{}) {
 	return n, fs.changed
 }
 
-// deadline returns the time at which Close stops waiting: the time `limit` after its first call.
+// The method `deadline` returns the time at which Close stops waiting: the time `limit` after its
+// first call.
 func (fs *functions) deadline(limit time.Duration) time.Time {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -146,7 +147,7 @@ func (fs *functions) deadline(limit time.Duration) time.Time {
 	return fs.until
 }
 
-// goroutine returns the number of the calling goroutine.
+// The function `goroutine` returns the number of the calling goroutine.
 func goroutine() uint64 {
 	var buf [64]byte
 	b := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))

@@ -14,14 +14,14 @@ import (
 // grants is a table of the session timeout that each server has granted.
 type grants struct{ m sync.Map }
 
-// A grant is a server's answer to a requested timeout.
+// The type `grant` is a server's answer to a requested timeout.
 type grant struct{ asked, granted time.Duration }
 
 // leastOfAll is the least timeout that an unknown server can grant, by assumption: two ticks of 2
 // s, which is minSessionTimeout in ZooKeeper's default configuration.
 const leastOfAll = 4 * time.Second
 
-// note stores the answer of the server at addr.
+// The method `note` stores the answer of the server at addr.
 func (g *grants) note(addr string, answer grant) {
 	if known, ok := g.m.Load(addr); ok && known.(grant).asked > answer.asked {
 		return // keep the answer to the longer request: a server grants a short request in full

@@ -99,7 +99,7 @@ func newIncarnation(m *Manager) *Incarnation {
 	return inc
 }
 
-// start begins to connect.
+// The method `start` begins to connect.
 func (inc *Incarnation) start() {
 	inc.Manager.Spawn(func() {
 		defer close(inc.gone)
@@ -108,7 +108,7 @@ func (inc *Incarnation) start() {
 	inc.Manager.Spawn(inc.watchdog)
 }
 
-// serve keeps the session connected until it ends. No other goroutine reads.
+// The method `serve` keeps the session connected until it ends. No other goroutine reads.
 //
 // The servers may have executed a request without a reply, or may execute it later. The request
 // fails when its connection has ended. Its sender then finds the outcome over a later connection:
@@ -150,7 +150,7 @@ func (inc *Incarnation) serve() {
 	}
 }
 
-// conclude draws the conclusions from the end of a connection, or of its handshake.
+// The method `conclude` draws the conclusions from the end of a connection, or of its handshake.
 func (inc *Incarnation) conclude(c *conn.Conn, err error) {
 	m := inc.Manager
 	switch {
@@ -173,8 +173,8 @@ func (inc *Incarnation) conclude(c *conn.Conn, err error) {
 	}
 }
 
-// connect opens the session over a new connection, or continues it. The connection is nil if the
-// server was not reached.
+// The method `connect` opens the session over a new connection, or continues it. The connection is
+// nil if the server was not reached.
 func (inc *Incarnation) connect(addr string) (*conn.Conn, error) {
 	limit := inc.dialLimit()
 	if least := inc.leastGrant(addr); inc.ID.Load() != 0 && least < time.Duration(inc.Timeout.Load()) {
@@ -202,9 +202,9 @@ func (inc *Incarnation) connect(addr string) (*conn.Conn, error) {
 // less.
 const maxGranted = 2 * time.Minute
 
-// handshake opens or continues the session over c. Only the first handshake of an incarnation may
-// open a session. Later handshakes may only continue that session. So every request runs in the
-// session that it was made for.
+// The method `handshake` opens or continues the session over c. Only the first handshake of an
+// incarnation may open a session. Later handshakes may only continue that session. So every request
+// runs in the session that it was made for.
 func (inc *Incarnation) handshake(c *conn.Conn) error {
 	ask, now := conn.Hello{ID: inc.ID.Load(), Timeout: inc.Manager.Config.Timeout}, time.Now()
 	if ask.ID != 0 {
@@ -264,8 +264,8 @@ func (inc *Incarnation) leastGrant(addr string) time.Duration {
 	return inc.Manager.grants.of(addr, time.Duration(inc.Timeout.Load()))
 }
 
-// accept processes a server's reply to the connect request. It refuses a reply that does not
-// continue this session.
+// The method `accept` processes a server's reply to the connect request. It refuses a reply that
+// does not continue this session.
 func (inc *Incarnation) accept(got, ask conn.Hello, addr string, asked time.Time) error {
 	if err := context.Cause(inc.Ctx); err != nil {
 		return err
@@ -301,22 +301,22 @@ func (inc *Incarnation) accept(got, ask conn.Hello, addr string, asked time.Time
 	return nil
 }
 
-// sending returns the stamp of requests that are about to be written together.
+// The method `sending` returns the stamp of requests that are about to be written together.
 func (inc *Incarnation) sending() lease.Stamp {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
 	return inc.Lease.Sending(time.Now())
 }
 
-// moved is called when a part of a long packet was sent or read.
+// The method `moved` is called when a part of a long packet was sent or read.
 func (inc *Incarnation) moved(now time.Time) {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
 	inc.Lease.Moved(now)
 }
 
-// confirm reports whether a connection must begin with a write that confirms the session. It must
-// begin so if the session has holds.
+// The method `confirm` reports whether a connection must begin with a write that confirms the
+// session. It must begin so if the session has holds.
 func (inc *Incarnation) confirm() bool {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
@@ -326,7 +326,7 @@ func (inc *Incarnation) confirm() bool {
 	return inc.stakes > 0
 }
 
-// contact is called when a request was answered at the time `now`, with the proof p.
+// The method `contact` is called when a request was answered at the time `now`, with the proof p.
 func (inc *Incarnation) contact(s lease.Stamp, p lease.Proof, now time.Time) {
 	inc.LeaseMu.Lock()
 	confirmed := inc.Lease.Answered(s, p, now) && inc.stakes > 0
@@ -336,7 +336,8 @@ func (inc *Incarnation) contact(s lease.Stamp, p lease.Proof, now time.Time) {
 	}
 }
 
-// left returns the time for which the session still counts as alive if no further reply comes.
+// The method `left` returns the time for which the session still counts as alive if no further
+// reply comes.
 func (inc *Incarnation) left() time.Duration {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
@@ -379,7 +380,8 @@ func (inc *Incarnation) giveUp() {
 	inc.end(inc.Manager.Config.Lost(LossGivenUp, inc.ID.Load(), time.Now()))
 }
 
-// abandon records when the session was abandoned, which is when its holders learn of their loss.
+// The method `abandon` records when the session was abandoned, which is when its holders learn of
+// their loss.
 func (inc *Incarnation) abandon() {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
@@ -402,7 +404,7 @@ func (inc *Incarnation) endedOnServer() {
 	inc.LeaseMu.Unlock()
 }
 
-// ended reports whether endedOnServer was called.
+// The method `ended` reports whether endedOnServer was called.
 func (inc *Incarnation) ended() bool {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
@@ -436,8 +438,8 @@ func (inc *Incarnation) leaveTime() (connected bool) {
 	return !IsClosed(down)
 }
 
-// fail ends the incarnation, and the whole Session with it, because of an error that no retry can
-// cure.
+// The method `fail` ends the incarnation, and the whole Session with it, because of an error that
+// no retry can cure.
 func (inc *Incarnation) fail(err error) {
 	inc.Manager.fail(err)
 	inc.seal(err)
@@ -452,8 +454,8 @@ func (inc *Incarnation) failLater(err error) {
 	inc.fail(err)
 }
 
-// seal ends the incarnation. First the holders learn of the end. Then `seal` closes the socket, so
-// that no queued request can reach a server.
+// The method `seal` ends the incarnation. First the holders learn of the end. Then `seal` closes
+// the socket, so that no queued request can reach a server.
 func (inc *Incarnation) seal(cause error) {
 	inc.end(cause)
 	inc.mu.Lock()
@@ -464,8 +466,9 @@ func (inc *Incarnation) seal(cause error) {
 	}
 }
 
-// shut ends the incarnation, and waits until every part of it has ended. If the session is alive
-// and connected, `shut` also closes it on the server, which deletes the session's ephemeral znodes.
+// The method `shut` ends the incarnation, and waits until every part of it has ended. If the
+// session is alive and connected, `shut` also closes it on the server, which deletes the session's
+// ephemeral znodes.
 func (inc *Incarnation) shut() {
 	inc.drain.Do(func() {
 		inc.end(ErrClosed)     // the first cause stays
@@ -485,8 +488,8 @@ func (inc *Incarnation) shut() {
 	<-inc.gone
 }
 
-// lastly calls f, which ends the session over a connection that was made during Close. `shut` does
-// not close that connection before f returns.
+// The method `lastly` calls f, which ends the session over a connection that was made during Close.
+// `shut` does not close that connection before f returns.
 func (inc *Incarnation) lastly(f func()) {
 	select {
 	case inc.last <- struct{}{}:
@@ -498,10 +501,10 @@ func (inc *Incarnation) lastly(f func()) {
 	}
 }
 
-// end ends the incarnation. When it returns, every hook of inc.Ended has returned, even if another
-// goroutine was the first to call `end`. So every hold of the session is lost, and its holder can
-// know that. Every request that ends the session on the servers is written after `end` has
-// returned.
+// The method `end` ends the incarnation. When it returns, every hook of inc.Ended has returned,
+// even if another goroutine was the first to call `end`. So every hold of the session is lost, and
+// its holder can know that. Every request that ends the session on the servers is written after
+// `end` has returned.
 //
 // Close depends on that order: after closeSession, another session can be granted the lock within
 // a round trip. A session that ends in another way lives on for a tenth of its timeout.

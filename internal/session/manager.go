@@ -89,7 +89,7 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 	return m
 }
 
-// run opens each incarnation and waits for its end.
+// The method `run` opens each incarnation and waits for its end.
 func (m *Manager) run() {
 	defer close(m.ended)
 	for {
@@ -129,7 +129,7 @@ func (m *Manager) run() {
 	m.Trace.Close(Grace)
 }
 
-// leave refuses all new work with err. The first reason stays.
+// The method `leave` refuses all new work with err. The first reason stays.
 func (m *Manager) leave(err error) {
 	m.mu.Lock()
 	if m.closing == nil {
@@ -141,7 +141,7 @@ func (m *Manager) leave(err error) {
 	m.mu.Unlock()
 }
 
-// fail ends the session permanently. The first reason stays.
+// The method `fail` ends the session permanently. The first reason stays.
 func (m *Manager) fail(err error) {
 	m.leave(err)
 	m.mu.Lock()
@@ -255,10 +255,10 @@ func (m *Manager) Bare(p string) string {
 	return strings.TrimPrefix(p, m.chroot)
 }
 
-// enter records a change of state, and an event that `tell` will pass to the observer. If inc has
-// ended, `enter` changes nothing, and returns false: from then on, only the manager itself (inc is
-// nil) changes the state. All changes are made under mu, so the last change by an incarnation comes
-// before the manager's own changes.
+// The method `enter` records a change of state, and an event that `tell` will pass to the observer.
+// If inc has ended, `enter` changes nothing, and returns false: from then on, only the manager
+// itself (inc is nil) changes the state. All changes are made under mu, so the last change by an
+// incarnation comes before the manager's own changes.
 func (m *Manager) enter(inc *Incarnation, s ConnState, e Report) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -277,8 +277,9 @@ func (m *Manager) enter(inc *Incarnation, s ConnState, e Report) bool {
 	return true
 }
 
-// tell passes the recorded events to the observer: one at a time, in order, and without a lock. It
-// also passes the events that other goroutines, or the observer itself, record while it runs.
+// The method `tell` passes the recorded events to the observer: one at a time, in order, and
+// without a lock. It also passes the events that other goroutines, or the observer itself, record
+// while it runs.
 func (m *Manager) tell() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -304,8 +305,8 @@ func (m *Manager) Observe(e Report) {
 	}
 }
 
-// dialed is called when a server could not be reached. An error of TLS that a retry cannot cure is
-// logged once as a warning.
+// The method `dialed` is called when a server could not be reached. An error of TLS that a retry
+// cannot cure is logged once as a warning.
 func (m *Manager) dialed(addr string, err error) {
 	err = fmt.Errorf("%s: %w", addr, err)
 	m.mu.Lock()
@@ -320,7 +321,7 @@ func (m *Manager) dialed(addr string, err error) {
 	m.Log.Log(context.Background(), level, "zsync: cannot reach server", "addr", addr, "err", err)
 }
 
-// unfit is called when the server at addr has failed.
+// The method `unfit` is called when the server at addr has failed.
 func (m *Manager) unfit(addr string, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -330,7 +331,7 @@ func (m *Manager) unfit(addr string, why error) {
 	m.tried[addr], m.lately = why, why
 }
 
-// fit is called when a server has executed a request.
+// The method `fit` is called when a server has executed a request.
 func (m *Manager) fit() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -383,7 +384,8 @@ func (m *Manager) Outage() <-chan struct{} {
 	return inc.Disconnection()
 }
 
-// unserved is CtxErr for a context that has ended while no connection served the session.
+// The method `unserved` is CtxErr for a context that has ended while no connection served the
+// session.
 func (m *Manager) unserved(ctx context.Context) error {
 	m.mu.Lock()
 	last := m.lately
@@ -412,8 +414,8 @@ func (m *Manager) Waited(op, path string, start time.Time, err error) {
 	m.Observe(e)
 }
 
-// A farewell delays the end of the session until the session's users have deleted their persistent
-// znodes. The end itself deletes only ephemeral znodes.
+// The type `farewell` delays the end of the session until the session's users have deleted their
+// persistent znodes. The end itself deletes only ephemeral znodes.
 type farewell struct {
 	mu    sync.Mutex
 	begun chan struct{} // closed by Close; made on first use

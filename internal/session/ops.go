@@ -54,8 +54,8 @@ func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.
 	return rs
 }
 
-// presumed returns the responses of an applied transaction as far as the client knows them without
-// a request: the paths that are not sequential.
+// The function `presumed` returns the responses of an applied transaction as far as the client
+// knows them without a request: the paths that are not sequential.
 func presumed(ops []any) []zk.MultiResponse {
 	rs := make([]zk.MultiResponse, len(ops))
 	for i, op := range ops {

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// An outage is the time from the end of a connection, or from Connect, to the next connection.
-// After firstWord, the log lists the servers that were tried, and why each has failed. An outage
-// that lasts is logged again after each interval `reminder`. If the outage was logged, its end is
-// logged, too.
+// The type `outage` is the time from the end of a connection, or from Connect, to the next
+// connection. After firstWord, the log lists the servers that were tried, and why each has failed.
+// An outage that lasts is logged again after each interval `reminder`. If the outage was logged,
+// its end is logged, too.
 type outage struct {
 	say   func(began time.Time)
 	spawn func(f func()) // runs f in a goroutine that Close waits for
@@ -32,7 +32,7 @@ const (
 	TextReconnected = "zsync: connected again"
 )
 
-// begin is called when there is no connection.
+// The method `begin` is called when there is no connection.
 func (o *outage) begin() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -42,8 +42,8 @@ func (o *outage) begin() {
 	}
 }
 
-// end is called when there is a connection, or when the Session ends. It returns the time at which
-// the outage began, and whether the outage was logged.
+// The method `end` is called when there is a connection, or when the Session ends. It returns the
+// time at which the outage began, and whether the outage was logged.
 func (o *outage) end() (began time.Time, said bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -54,7 +54,7 @@ func (o *outage) end() (began time.Time, said bool) {
 	return began, o.said && !began.IsZero()
 }
 
-// lasts logs the outage.
+// The method `lasts` logs the outage.
 func (o *outage) lasts() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -67,8 +67,8 @@ func (inc *Incarnation) removeOwn(path string, seen sighting) error {
 	return err
 }
 
-// A sighting is the last read or write of a znode of ours whose name is not unique. It has the
-// znode's version, and a channel that is closed when the connection of that request has ended.
+// The type `sighting` is the last read or write of a znode of ours whose name is not unique. It has
+// the znode's version, and a channel that is closed when the connection of that request has ended.
 type sighting struct {
 	on      <-chan struct{}
 	version int32

@@ -114,7 +114,7 @@ func (ws *ownWatches) waitLocked() {
 	}
 }
 
-// rise sets the watches that are due.
+// The method `rise` sets the watches that are due.
 func (ws *ownWatches) rise() {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -134,8 +134,8 @@ func (ws *ownWatches) rise() {
 	}
 }
 
-// look sets the watches of all `os` in one round trip. If the server already has a watch on our
-// znode, the OwnWatch shares that watch, and costs no request.
+// The method `look` sets the watches of all `os` in one round trip. If the server already has a
+// watch on our znode, the OwnWatch shares that watch, and costs no request.
 func (ws *ownWatches) look(os []*OwnWatch) {
 	inc := ws.inc
 	var paths []string
@@ -168,8 +168,8 @@ func (ws *ownWatches) look(os []*OwnWatch) {
 	}
 }
 
-// vanished reports whether the reply shows that the znode of o is deleted. If the znode exists,
-// vanished calls followLocked.
+// The method `vanished` reports whether the reply shows that the znode of o is deleted. If the
+// znode exists, vanished calls followLocked.
 func (ws *ownWatches) vanished(o *OwnWatch, reply *pending[listing]) bool {
 	inc := ws.inc
 	ws.mu.Lock()
@@ -198,10 +198,10 @@ func (o *OwnWatch) followLocked() {
 	o.inc.Watches.Tell(o.watch, o, func() { o.inc.Manager.Spawn(o.fired) })
 }
 
-// fired looks at the znode again. It does not conclude that the znode is deleted: a server that
-// ends a session deletes its ephemeral znodes, and may send the events of the deletions before it
-// closes the connection. Then the listing that `look` sends has no reply, and the owner learns of
-// the end of the session.
+// The method `fired` looks at the znode again. It does not conclude that the znode is deleted: a
+// server that ends a session deletes its ephemeral znodes, and may send the events of the deletions
+// before it closes the connection. Then the listing that `look` sends has no reply, and the owner
+// learns of the end of the session.
 func (o *OwnWatch) fired() {
 	ws := o.ownWatches
 	ws.mu.Lock()

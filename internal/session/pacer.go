@@ -11,12 +11,12 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// A pacer chooses the next server and the pause before it is tried. It tries every server once
-// without a pause. After that, each round waits longer, until a connection has lasted. The lifetime
-// of the last connection counts as a part of the pause, so a connection that was of some use is
-// replaced at once. A short connection also counts as lasting if it has confirmed a session with
-// holds: if connections break all the time, the holds depend on many attempts. A short connection
-// counts as lasting at most once a second.
+// The type `pacer` chooses the next server and the pause before it is tried. It tries every server
+// once without a pause. After that, each round waits longer, until a connection has lasted. The
+// lifetime of the last connection counts as a part of the pause, so a connection that was of some
+// use is replaced at once. A short connection also counts as lasting if it has confirmed a session
+// with holds: if connections break all the time, the holds depend on many attempts. A short
+// connection counts as lasting at most once a second.
 type pacer struct {
 	hosts []string
 	retry RetryPolicy
@@ -29,9 +29,9 @@ type pacer struct {
 	spared    time.Time // time of the last reset of `tries` by a useful connection
 }
 
-// pick returns the next server that may be used, and the pause before that server is tried. The
-// pause is at most `limit`. If no server may be used, addr is empty, and the pause is the pause of
-// a round.
+// The method `pick` returns the next server that may be used, and the pause before that server is
+// tried. The pause is at most `limit`. If no server may be used, addr is empty, and the pause is
+// the pause of a round.
 func (p *pacer) pick(limit time.Duration, mayUse func(addr string) bool) (addr string, delay time.Duration) {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
@@ -72,24 +72,24 @@ func (p *pacer) success() {
 	p.connected, p.useful = time.Now(), false
 }
 
-// confirmed is called when the connection has confirmed a session with holds.
+// The method `confirmed` is called when the connection has confirmed a session with holds.
 func (p *pacer) confirmed() {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	p.useful = true
 }
 
-// untried returns the number of servers that have not been tried in this round. The server that
-// `pick` returned last counts as not tried.
+// The method `untried` returns the number of servers that have not been tried in this round. The
+// server that `pick` returned last counts as not tried.
 func (p *pacer) untried() int {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	return len(p.hosts) - (p.tries+len(p.hosts)-1)%len(p.hosts)
 }
 
-// pick chooses the next server and waits until it is time to try it. If no server may continue the
-// session now, `pick` waits until a server may, or until the session ends. If the session ends, the
-// result is not used.
+// The method `pick` chooses the next server and waits until it is time to try it. If no server may
+// continue the session now, `pick` waits until a server may, or until the session ends. If the
+// session ends, the result is not used.
 func (inc *Incarnation) pick() (addr string) {
 	for addr == "" && inc.Ctx.Err() == nil {
 		var delay time.Duration

@@ -13,7 +13,7 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A call is the content of a request and the decoder of its reply.
+// The type `call` is the content of a request and the decoder of its reply.
 type call[T any] struct {
 	op   int32
 	path string                  // "" if the request is not about one znode
@@ -27,7 +27,7 @@ type call[T any] struct {
 	judge func(s *wire.Scanner) (v T, code int32, err error)
 }
 
-// A pending is a request whose reply the caller awaits, or leaves to another function.
+// The type `pending` is a request whose reply the caller awaits, or leaves to another function.
 type pending[T any] struct {
 	Done chan struct{} // closed when val and err are set
 	val  T
@@ -133,9 +133,10 @@ func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 	return p.val, p.err
 }
 
-// start sends a request of this incarnation as soon as there is a connection, and returns without
-// waiting for the reply. The servers may execute the request even if the caller leaves. So a caller
-// that leaves passes the `pending` to a function that undoes the effect of the request.
+// The function `start` sends a request of this incarnation as soon as there is a connection, and
+// returns without waiting for the reply. The servers may execute the request even if the caller
+// leaves. So a caller that leaves passes the `pending` to a function that undoes the effect of the
+// request.
 //
 // When `start` returns, the place of the request in the order of its connection is fixed: the
 // server executes the requests of one connection in that order.
@@ -163,8 +164,8 @@ func (inc *Incarnation) openConn(ctx context.Context) (*conn.Conn, error) {
 	return inc.newestConn(), nil
 }
 
-// attempt makes a single attempt at a request. If the outcome is unknown, OutcomeOf(err) is
-// Unknown.
+// The function `attempt` makes a single attempt at a request. If the outcome is unknown,
+// OutcomeOf(err) is Unknown.
 func attempt[T any](ctx context.Context, inc *Incarnation, c call[T]) (T, error) {
 	p, err := start(ctx, inc, c)
 	if err != nil {
@@ -174,8 +175,8 @@ func attempt[T any](ctx context.Context, inc *Incarnation, c call[T]) (T, error)
 	return p.Wait(ctx, inc)
 }
 
-// retry makes attempts at a request until it is answered. The request must be safe to apply twice:
-// a read, or a write that names the state that it expects.
+// The function `retry` makes attempts at a request until it is answered. The request must be safe
+// to apply twice: a read, or a write that names the state that it expects.
 func retry[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err error) {
 	err = inc.repeat(ctx, func(*attempts) (err error) {
 		v, err = attempt(ctx, inc, c)
@@ -192,14 +193,14 @@ type attempts struct {
 	over bool // there is no further attempt, whatever the result of the last attempt
 }
 
-// outcome records the result of an attempt that was sent, and returns it.
+// The method `outcome` records the result of an attempt that was sent, and returns it.
 func (a *attempts) outcome(err error) error {
 	a.open = a.open || OutcomeOf(err) == Unknown
 	return err
 }
 
-// last ends the attempts with err, which is not the result of an attempt, but of an operation
-// between two attempts.
+// The method `last` ends the attempts with err, which is not the result of an attempt, but of an
+// operation between two attempts.
 func (a *attempts) last(err error) error {
 	a.over = true
 	return err
@@ -209,9 +210,9 @@ func (a *attempts) last(err error) error {
 // longer applies.
 var errAgain = errors.New("zsync: BUG: to be tried again")
 
-// repeat repeats an operation until it is answered. It calls f, which makes an attempt, and
-// returns the first reply: nil, or an error of the server. If ctx or the incarnation ends first,
-// it returns CtxErr or ErrEnded.
+// The method `repeat` repeats an operation until it is answered. It calls f, which makes an
+// attempt, and returns the first reply: nil, or an error of the server. If ctx or the incarnation
+// ends first, it returns CtxErr or ErrEnded.
 //
 // If the operation must not be applied twice, f records the outcome of each attempt in a. If a.open
 // is true after a refusal, an earlier attempt may have been applied and may have caused the

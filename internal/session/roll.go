@@ -81,7 +81,7 @@ func (inc *Incarnation) rollBook() *rollBook {
 
 type rollBookKey struct{}
 
-// roll asks for a Roll of dir. There must be a connection.
+// The method `roll` asks for a Roll of dir. There must be a connection.
 func (inc *Incarnation) roll(dir string) *Roll {
 	r, ours := inc.nextRoll(dir, true)
 	if ours {
@@ -132,7 +132,8 @@ func (r *Roll) Fail(err error) {
 	r.pending.Fail(err)
 }
 
-// ended is called when the listing in flight is over. It sends the next Roll, if there is one.
+// The method `ended` is called when the listing in flight is over. It sends the next Roll, if there
+// is one.
 func (rs *rolls) ended() {
 	b := rs.inc.rollBook()
 	b.mu.Lock()

@@ -116,7 +116,7 @@ func (inc *Incarnation) wroteHere() bool {
 	return inc.Lease.Wrote()
 }
 
-// confirmable reports whether a sync would confirm anything.
+// The method `confirmable` reports whether a sync would confirm anything.
 func (inc *Incarnation) confirmable() bool {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
@@ -131,7 +131,7 @@ func (inc *Incarnation) Assured() bool {
 	return inc.Ctx.Err() == nil && inc.certain() > time.Duration(inc.Timeout.Load()/4)
 }
 
-// An inquiry is a request that confirms the session.
+// The type `inquiry` is a request that confirms the session.
 type inquiry struct {
 	limit time.Time     // when to close the connection; only the watchdog uses it
 	ended chan struct{} // closed when the reply has come, or cannot come
@@ -142,9 +142,9 @@ type inquiry struct {
 	proved bool // the reply was not a refusal; read it after `ended` is closed
 }
 
-// inquire returns the inquiry under way, or starts an inquiry if one is due. If none is due, or
-// there is no connection, inquire returns nil, and the time after which to call inquire again. If
-// `urgent` is set, an inquiry is due as soon as it can confirm a later time.
+// The method `inquire` returns the inquiry under way, or starts an inquiry if one is due. If none
+// is due, or there is no connection, inquire returns nil, and the time after which to call inquire
+// again. If `urgent` is set, an inquiry is due as soon as it can confirm a later time.
 func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	inc.mu.Lock()
 	up := IsClosed(inc.up)
@@ -215,7 +215,7 @@ func (q *inquiry) Finish() {
 // Fail is called when the connection is lost. The inquiry is sent again over the next connection.
 func (q *inquiry) Fail(error) { q.over(0) }
 
-// over ends q after the time `wait`, so that the next inquiry can begin.
+// The method `over` ends q after the time `wait`, so that the next inquiry can begin.
 func (q *inquiry) over(wait time.Duration) {
 	if wait > 0 {
 		select {
@@ -229,7 +229,7 @@ func (q *inquiry) over(wait time.Duration) {
 	close(q.ended)
 }
 
-// wake makes the watchdog look at once.
+// The method `wake` makes the watchdog look at once.
 func (inc *Incarnation) wake() {
 	select {
 	case inc.kick <- struct{}{}:
@@ -237,9 +237,9 @@ func (inc *Incarnation) wake() {
 	}
 }
 
-// watchdog ends the incarnation when the session is no longer confirmed. While there are stakes, it
-// sends requests that confirm the session. It looks more often than necessary, because its timer
-// stops while the machine sleeps.
+// The method `watchdog` ends the incarnation when the session is no longer confirmed. While there
+// are stakes, it sends requests that confirm the session. It looks more often than necessary,
+// because its timer stops while the machine sleeps.
 func (inc *Incarnation) watchdog() {
 	select {
 	case <-inc.first:
@@ -290,8 +290,8 @@ func (inc *Incarnation) staked() bool {
 	return inc.stakes > 0
 }
 
-// overslept reports whether the watchdog could not run for a while, for example because the process
-// was stopped or the machine slept.
+// The method `overslept` reports whether the watchdog could not run for a while, for example
+// because the process was stopped or the machine slept.
 func (inc *Incarnation) overslept() bool {
 	m := inc.looked.Load()
 	return m != nil && m.Since(time.Now()) > time.Duration(inc.Timeout.Load()/5)
@@ -308,7 +308,8 @@ func (inc *Incarnation) dialLimit() time.Duration {
 	return min(max(limit, 10*time.Millisecond), 5*time.Second)
 }
 
-// certain returns the time for which the session is still confirmed if no further reply comes.
+// The method `certain` returns the time for which the session is still confirmed if no further
+// reply comes.
 func (inc *Incarnation) certain() time.Duration {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()

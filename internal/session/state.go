@@ -73,7 +73,8 @@ func (m *Manager) Mixed(path string) error {
 	return fmt.Errorf("%w: %s is ephemeral, or the parent znode of a lock, a group or a queue; store the value at its own path", ErrMixed, m.Bare(path))
 }
 
-// untouched reports whether a znode looks like a parent znode that another program has created.
+// The function `untouched` reports whether a znode looks like a parent znode that another program
+// has created.
 func untouched(stat *zk.Stat) bool { return stat.DataLength == 0 && stat.Version == 0 }
 
 // A Stored is a path at which a primitive stores a persistent value.
@@ -128,8 +129,8 @@ func (inc *Incarnation) Saw(at Stored, n Node) {
 	}
 }
 
-// outlast makes sure that the servers do not delete n, the znode of `at`. It records the czxid of
-// n. The error is ErrMixed for the Dir of a primitive and for an ephemeral znode.
+// The method `outlast` makes sure that the servers do not delete n, the znode of `at`. It records
+// the czxid of n. The error is ErrMixed for the Dir of a primitive and for an ephemeral znode.
 func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
 	switch {
 	case n.Stat == nil:
@@ -172,8 +173,8 @@ func (inc *Incarnation) Wrote(ctx context.Context, at Stored, stat *zk.Stat, czx
 	return nil
 }
 
-// keep creates the persistent child of the znode at path. It is no error if there is no such
-// znode, or if the session has no permission to create the child.
+// The method `keep` creates the persistent child of the znode at path. It is no error if there is
+// no such znode, or if the session has no permission to create the child.
 func (inc *Incarnation) keep(ctx context.Context, path string) error {
 	_, err := retry(ctx, inc, inc.createCall(ChildPath(path, keptBy), nil, zk.FlagPersistent))
 	if IsNodeExists(err) || IsNoNode(err) || IsAnswer(err, zk.ErrNoAuth) {

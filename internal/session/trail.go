@@ -5,7 +5,7 @@ package session
 
 import "time"
 
-// A trail records the servers at which a session has left writes without a reply.
+// The type `trail` records the servers at which a session has left writes without a reply.
 //
 // A write that was sent over server A may still be on its way from A to the leader when the
 // connection to A ends. The leader checks the session's server only when it takes the write from
@@ -32,7 +32,7 @@ type trail struct {
 	left map[string]exit // by server
 }
 
-// An exit is the end of a connection with unanswered writes.
+// The type `exit` is the end of a connection with unanswered writes.
 type exit struct {
 	at   time.Time
 	told bool // the exclusion of the server was logged
@@ -44,10 +44,10 @@ type exit struct {
 // the servers' ticks.
 const syncLimit = 10 * time.Second
 
-// came is called when the server at addr has begun the session.
+// The method `came` is called when the server at addr has begun the session.
 func (t *trail) came(addr string) { t.at = addr }
 
-// leave is called when the connection to a server has ended with unanswered writes.
+// The method `leave` is called when the connection to a server has ended with unanswered writes.
 func (t *trail) leave(addr string) {
 	if t.left == nil {
 		t.left = map[string]exit{}
@@ -65,8 +65,8 @@ func (t *trail) caughtUp(addr string) {
 	delete(t.left, addr)
 }
 
-// bars reports whether a server must not continue the session now, and whether this is the first
-// such report about the server.
+// The method `bars` reports whether a server must not continue the session now, and whether this is
+// the first such report about the server.
 func (t *trail) bars(addr string, timeout time.Duration) (barred, first bool) {
 	x, ok := t.left[addr]
 	if !ok || addr == t.at {

@@ -18,7 +18,7 @@ import (
 // ACL would not let them. Without this check, another client could create the parent first, and
 // then delete the holds in it, however well each znode is protected. dir.go creates the parents.
 
-// protects reports whether the session has its own ACL.
+// The method `protects` reports whether the session has its own ACL.
 func (m *Manager) protects() bool { return !slices.Equal(m.Config.ACL, zk.WorldACL(zk.PermAll)) }
 
 // Vet refuses a Dir if other clients may change its children. It reads the ACL once in a session.
@@ -73,10 +73,11 @@ func (inc *Incarnation) VetNow(ctx context.Context, path string) error {
 	return nil
 }
 
-// identities returns the identities that this client has by SASL and by certificate, if they can
-// matter for acl: the session's own ACL has the scheme auth, and acl has an entry of such a scheme.
-// Only the servers know the identities, so the function asks a server, once in a session. A server
-// before version 3.7 cannot answer. Then no such entry counts as the session's own.
+// The method `identities` returns the identities that this client has by SASL and by certificate,
+// if they can matter for acl: the session's own ACL has the scheme auth, and acl has an entry of
+// such a scheme. Only the servers know the identities, so the function asks a server, once in a
+// session. A server before version 3.7 cannot answer. Then no such entry counts as the session's
+// own.
 func (inc *Incarnation) identities(ctx context.Context, acl []zk.ACL) ([]Identity, error) {
 	if !slices.ContainsFunc(inc.Manager.Config.ACL, func(own zk.ACL) bool { return own.Scheme == "auth" }) ||
 		!slices.ContainsFunc(acl, func(e zk.ACL) bool { return e.Scheme != "world" && e.Scheme != "ip" && e.Scheme != "digest" }) {
@@ -93,8 +94,8 @@ func (inc *Incarnation) identities(ctx context.Context, acl []zk.ACL) ([]Identit
 	return ids, nil
 }
 
-// allows reports whether the session's own ACL gives all the permissions of e, except reading. The
-// argument ids is the result of `identities`.
+// The method `allows` reports whether the session's own ACL gives all the permissions of e, except
+// reading. The argument ids is the result of `identities`.
 func (m *Manager) allows(e zk.ACL, ids []Identity) bool {
 	var given int32
 	for _, own := range m.Config.ACL {

@@ -32,7 +32,7 @@ func (s *WeakMap[K, V]) Of(key K, v *V) *V {
 	return v
 }
 
-// drop removes the entry of a value that the garbage collector has freed.
+// The method `drop` removes the entry of a value that the garbage collector has freed.
 func (s *WeakMap[K, V]) drop(key K) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

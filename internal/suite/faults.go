@@ -45,7 +45,7 @@ func MultisOf(srv *zktest.Server, but *zsync.Session, act func(n int, session in
 	})
 }
 
-// A mishap is a fault at a single request of a session.
+// The type `mishap` is a fault at a single request of a session.
 type mishap struct {
 	name   string
 	strike func(srv *zktest.Server, session int64) zktest.Action

@@ -83,8 +83,8 @@ func traceFile(t *testing.T, alive func(session int64) bool) *os.File {
 	return f
 }
 
-// keep moves a file of the test's directory, which is deleted at the end of the test, and returns its
-// new name.
+// The function `keep` moves a file of the test's directory, which is deleted at the end of the test,
+// and returns its new name.
 func keep(t *testing.T, name string) string {
 	dir, err := os.MkdirTemp("", "zsync-trace-")
 	harness.Must(t, err)

@@ -76,7 +76,7 @@ type key struct {
 	keep bool
 }
 
-// A change is one call of `Add` or `Done`.
+// The type `change` is one call of `Add` or `Done`.
 type change struct {
 	delta     int
 	done      chan struct{} // closed when `err` is set

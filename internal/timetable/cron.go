@@ -28,7 +28,7 @@ type Cron struct {
 	bothDays                    bool   // a day must match both `dom` and `dow`, because one of these fields begins with a star
 }
 
-// A field describes a field of a crontab line, such as the hour.
+// The type `field` describes a field of a crontab line, such as the hour.
 type field struct {
 	name     string
 	min, max int
@@ -150,7 +150,7 @@ func (c *Cron) possible() bool {
 	return false
 }
 
-// A date is a day of the calendar, without a time zone.
+// The type `date` is a day of the calendar, without a time zone.
 type date struct {
 	year  int
 	month time.Month

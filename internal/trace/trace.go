@@ -201,7 +201,7 @@ func (t *Writer) Gone(full string, zxid int64) {
 	t.lineLocked(l)
 }
 
-// run writes pending records until the Writer is closed.
+// The method `run` writes pending records until the Writer is closed.
 func (t *Writer) run() {
 	defer close(t.ended)
 	failed := false
@@ -222,8 +222,8 @@ func (t *Writer) run() {
 	}
 }
 
-// write takes complete records, and passes all of them to the io.Writer in one call. If the call
-// fails, the records are dropped.
+// The method `write` takes complete records, and passes all of them to the io.Writer in one call.
+// If the call fails, the records are dropped.
 func (t *Writer) write(text []byte) (err error) {
 	lines := int64(0)
 	for _, b := range text {

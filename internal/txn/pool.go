@@ -20,7 +20,8 @@ import (
 	"github.com/zsync/zsync/internal/shared"
 )
 
-// A client is a session, with the methods that a transaction needs. Tests have a model of a client.
+// The type `client` is a session, with the methods that a transaction needs. Tests have a model of
+// a client.
 type client interface {
 	AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error)
 	AttemptCreate(ctx context.Context, path string, data []byte, flags int32, acl []zk.ACL) (string, error)
@@ -36,10 +37,10 @@ type client interface {
 	drop(p *pool, l *log, later bool) // deletes l in the background; `later` is true if a request that creates l may still arrive
 }
 
-// An incarnation is a client that is a real session.
+// The type `incarnation` is a client that is a real session.
 type incarnation struct{ *session.Incarnation }
 
-// A log is a znode that only this client writes.
+// The type `log` is a znode that only this client writes.
 type log struct {
 	path    string
 	version int32 // of the znode, before the transaction writes it
@@ -80,10 +81,10 @@ func (l *log) write() any {
 	return &zk.SetDataRequest{Path: l.path, Data: l.holds(true), Version: l.version}
 }
 
-// wrote reports whether the latest write to the log was our write at l.version. The argument
-// `transaction` says which write of ours: with the transaction, or without it. The two writes, and
-// a write by another client, leave data of different lengths, which the Stat shows. A Stat needs no
-// permission to read.
+// The method `wrote` reports whether the latest write to the log was our write at l.version. The
+// argument `transaction` says which write of ours: with the transaction, or without it. The two
+// writes, and a write by another client, leave data of different lengths, which the Stat shows. A
+// Stat needs no permission to read.
 func (l *log) wrote(transaction bool, stat *zk.Stat) bool {
 	return stat.Version == l.version+1 && int(stat.DataLength) == len(l.holds(transaction))
 }
@@ -102,8 +103,8 @@ func IsLog(data []byte, stat *zk.Stat) bool {
 	return stat.EphemeralOwner == 0 && (stat.Version == 0 && len(data) == 0 || bytes.Equal(data, l.holds(true)) || bytes.Equal(data, l.holds(false)))
 }
 
-// A pool has the logs that no transaction uses now: the ephemeral logs of one session, or all
-// persistent logs of a Session.
+// The type `pool` has the logs that no transaction uses now: the ephemeral logs of one session, or
+// all persistent logs of a Session.
 type pool struct {
 	m     *session.Manager
 	flags int32 // of its znodes
@@ -147,7 +148,7 @@ const (
 
 func (p *pool) ephemeral() bool { return p.flags == zk.FlagEphemeral }
 
-// suffix returns the end of a log's name. Tools recognize a log by this suffix.
+// The method `suffix` returns the end of a log's name. Tools recognize a log by this suffix.
 func (p *pool) suffix() string {
 	if p.ephemeral() {
 		return "txn"
@@ -155,8 +156,8 @@ func (p *pool) suffix() string {
 	return "receipt"
 }
 
-// take removes a log in `dir` from p, and returns the log. If p has no log there, the result is
-// nil.
+// The method `take` removes a log in `dir` from p, and returns the log. If p has no log there, the
+// result is nil.
 func (p *pool) take(dir string) *log {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -170,7 +171,8 @@ func (p *pool) take(dir string) *log {
 	return l
 }
 
-// closed reports whether the method `close` was called for `dir`: no logs can be used there.
+// The method `closed` reports whether the method `close` was called for `dir`: no logs can be used
+// there.
 func (p *pool) closed(dir string) bool {
 	shut, _ := p.shut.Load(dir)
 	return shut
@@ -178,9 +180,9 @@ func (p *pool) closed(dir string) bool {
 
 func (p *pool) close(dir string) { p.shut.Store(dir, true) }
 
-// keep puts l into the pool for another transaction, or deletes l. If l is ephemeral and not at the
-// root, keep deletes l before the caller continues. Otherwise, the directory of l could not be
-// deleted.
+// The method `keep` puts l into the pool for another transaction, or deletes l. If l is ephemeral
+// and not at the root, keep deletes l before the caller continues. Otherwise, the directory of l
+// could not be deleted.
 func (p *pool) keep(inc client, l *log) {
 	dir := session.ParentPath(l.path)
 	if p.ephemeral() && dir != p.m.Full("/") {
@@ -231,8 +233,8 @@ func (p *pool) old(until time.Time) (paths []string, next time.Time, more bool) 
 	return paths, next, more
 }
 
-// sweep deletes each log that no transaction has used for IdleTime. It returns when the pool is
-// empty. When the Session closes, sweep deletes all logs.
+// The method `sweep` deletes each log that no transaction has used for IdleTime. It returns when
+// the pool is empty. When the Session closes, sweep deletes all logs.
 func (p *pool) sweep(leaving <-chan struct{}) {
 	m := p.m
 	for over := false; ; {

@@ -36,7 +36,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A transaction is a list of operations that are applied together, exactly once.
+// The type `transaction` is a list of operations that are applied together, exactly once.
 type transaction struct {
 	m    *session.Manager
 	pool *pool
@@ -52,7 +52,7 @@ type transaction struct {
 	rs   []zk.MultiResponse // the answers to `ops` in the last attempt
 }
 
-// A refusal is the answer of the servers to an attempt that was not applied.
+// The type `refusal` is the answer of the servers to an attempt that was not applied.
 type refusal struct {
 	err error
 	rs  []zk.MultiResponse
@@ -107,9 +107,9 @@ func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]z
 	})
 }
 
-// across does the work of Across for a transaction t that is ready. The argument `during` calls a
-// function in one session after another, until that function returns nil or an error other than
-// ErrEnded.
+// The method `across` does the work of Across for a transaction t that is ready. The argument
+// `during` calls a function in one session after another, until that function returns nil or an
+// error other than ErrEnded.
 func (t *transaction) across(ctx context.Context, during func(func(client) error) error) ([]zk.MultiResponse, error) {
 	var last client
 	err := during(func(inc client) error {
@@ -187,9 +187,9 @@ func (t *transaction) during(ctx context.Context, inc client) error {
 	}
 }
 
-// settle is called when the servers have refused an attempt, and an earlier attempt is open. It
-// reports whether an attempt was applied. If it returns false without an error, no attempt will be
-// applied later, and t.why is the refusal. After an error, an attempt is still open.
+// The method `settle` is called when the servers have refused an attempt, and an earlier attempt is
+// open. It reports whether an attempt was applied. If it returns false without an error, no attempt
+// will be applied later, and t.why is the refusal. After an error, an attempt is still open.
 func (t *transaction) settle(ctx context.Context, inc client, why refusal) (applied bool, err error) {
 	err = why.err
 	if !why.log || !session.IsBadVersion(err) { // else the log is known to have another version
@@ -242,9 +242,9 @@ func (t *transaction) settle(ctx context.Context, inc client, why refusal) (appl
 	}
 }
 
-// begin gives t a log: a log of the pool, or a new log in the first directory where the servers
-// permit a log. If the servers permit no log, there are two cases. If t may continue in another
-// session, `begin` fails; otherwise, `begin` applies t without a log.
+// The method `begin` gives t a log: a log of the pool, or a new log in the first directory where
+// the servers permit a log. If the servers permit no log, there are two cases. If t may continue in
+// another session, `begin` fails; otherwise, `begin` applies t without a log.
 func (t *transaction) begin(ctx context.Context, inc client) (err error) {
 	_, deletes := t.ops[0].(*zk.DeleteRequest)
 	if t.vet && (!deletes || len(t.ops) > 1) { // a transaction with a single delete creates no directory
@@ -272,7 +272,7 @@ func (t *transaction) begin(ctx context.Context, inc client) (err error) {
 	return err
 }
 
-// make creates a log in `dir`, and returns the log.
+// The method `make` creates a log in `dir`, and returns the log.
 func (t *transaction) make(ctx context.Context, inc client, dir string) (*log, error) {
 	for try := 0; ; {
 		l := &log{path: session.ChildPath(dir, session.ProtectedName(session.NewGUID(), t.pool.suffix()))}
@@ -337,9 +337,9 @@ func again(ctx context.Context, inc client, try int, err error) error {
 	return inc.Pause(ctx, try)
 }
 
-// renew drops the log of t, so that t takes another log. The argument `err` is the servers' answer
-// to the operation on the log. If t has created that log and still has no permission to write it,
-// the next log must be in another directory.
+// The method `renew` drops the log of t, so that t takes another log. The argument `err` is the
+// servers' answer to the operation on the log. If t has created that log and still has no
+// permission to write it, the next log must be in another directory.
 func (t *transaction) renew(inc client, err error) error {
 	if t.log == nil { // settle has deleted it
 		t.why = refusal{}

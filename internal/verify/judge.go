@@ -60,7 +60,7 @@ func Files(files []*File, tolerance time.Duration) *Report {
 	return r
 }
 
-// A source returns records one at a time.
+// The type `source` returns records one at a time.
 type source interface {
 	next() (trace.Record, error) // io.EOF after the last
 	end() (name string, cut bool, torn []int)
@@ -162,7 +162,7 @@ func (j *judge) read(sources []source) error {
 	return nil
 }
 
-// word returns a copy of `text`. Equal texts share one copy.
+// The method `word` returns a copy of `text`. Equal texts share one copy.
 func (j *judge) word(text string) string {
 	if w, ok := j.words[text]; ok {
 		return w
@@ -236,7 +236,7 @@ func (j *judge) ready(t *one) {
 	}
 }
 
-// drain passes on the early records of a trace, although earlier records are missing.
+// The method `drain` passes on the early records of a trace, although earlier records are missing.
 func (j *judge) drain(t *one) {
 	slices.SortStableFunc(t.early, func(a, b trace.Record) int { return cmp.Compare(a.N, b.N) })
 	for _, l := range t.early {
@@ -274,15 +274,15 @@ func (j *judge) inOrder(t *one, l trace.Record) {
 	}
 }
 
-// finish handles the end of a trace.
+// The method `finish` handles the end of a trace.
 func (j *judge) finish(t *one) {
 	j.drain(t)
 	j.endHolds(t)
 	j.endClaims(t)
 }
 
-// forget judges holds and claims that have ended before the window, and forgets them. If too many are left, the
-// window becomes shorter.
+// The method `forget` judges holds and claims that have ended before the window, and forgets them. If too many
+// are left, the window becomes shorter.
 func (j *judge) forget() {
 	for ; ; j.window /= 2 {
 		cut := j.newest.Add(-j.window) // holds that begin after this time are not judged yet, and the forgotten holds end long before it

@@ -46,7 +46,7 @@ func Parse(r io.Reader, name string) (*File, error) {
 	}
 }
 
-// A reader reads the records of one file, one at a time.
+// The type `reader` reads the records of one file, one at a time.
 type reader struct {
 	name string
 	in   *bufio.Reader
@@ -113,7 +113,7 @@ func (r *reader) read() ([]byte, error) {
 	}
 }
 
-// named adds the name of the file to a read error.
+// The method `named` adds the name of the file to a read error.
 func (r *reader) named(err error) error {
 	if err == nil || err == io.EOF {
 		return err

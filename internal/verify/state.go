@@ -13,7 +13,7 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A judge has the state between two records of the traces.
+// The type `judge` has the state between two records of the traces.
 type judge struct {
 	*Report
 	traces   map[string]*one
@@ -30,7 +30,7 @@ type judge struct {
 	forgotten  bool
 }
 
-// A place has the holds of one path.
+// The type `place` has the holds of one path.
 type place struct {
 	holds    []*hold
 	greatest *hold // the hold with the greatest token
@@ -55,8 +55,8 @@ type one struct {
 	last    map[string]sight  // by session
 }
 
-// A sight describes the last record of a session: its time and its zxid. The field `most` is the
-// greatest zxid of all records of the session.
+// The type `sight` describes the last record of a session: its time and its zxid. The field `most`
+// is the greatest zxid of all records of the session.
 type sight struct {
 	time       time.Time
 	zxid, most int64
@@ -76,8 +76,8 @@ func (j *judge) odd(t *one, l trace.Record, what, of string) {
 	}
 }
 
-// A hold is one hold by one znode, from the grant to the release, or to the time at which the
-// holder learned of its loss.
+// The type `hold` is one hold by one znode, from the grant to the release, or to the time at which
+// the holder learned of its loss.
 type hold struct {
 	path, kind, name string
 	who              string // for the report
@@ -118,7 +118,7 @@ func (h *hold) String() string {
 	return fmt.Sprintf("%s of %s (%s)", h.name, h.who, h.session)
 }
 
-// A claim is one claim of one element of a queue, from the record of its grant to its end.
+// The type `claim` is one claim of one element of a queue, from the record of its grant to its end.
 type claim struct {
 	path, element string
 	who           string // for the report

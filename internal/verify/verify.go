@@ -12,7 +12,7 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// excused reports whether the holder could not learn of the end of h in time.
+// The method `excused` reports whether the holder could not learn of the end of h in time.
 func (h *hold) excused() bool {
 	return h.end == trace.Loss && (h.why == "deleted" || h.why == "paused")
 }
@@ -138,7 +138,7 @@ func (j *judge) endHolds(t *one) {
 	}
 }
 
-// finish records that the record l has ended h.
+// The method `finish` records that the record l has ended h.
 func (h *hold) finish(l trace.Record) {
 	h.end, h.why, h.ended, h.used = l.Event, l.Reason, l.Time, false
 	if l.Event != trace.Loss && !l.Blind && l.Zxid != 0 {
@@ -161,8 +161,8 @@ func (h *hold) until() time.Time {
 	return h.ended
 }
 
-// certain returns bounds of the time of h: h was certainly held from the transaction `from` up to,
-// but without, the transaction `to`.
+// The method `certain` returns bounds of the time of h: h was certainly held from the transaction
+// `from` up to, but without, the transaction `to`.
 func (h *hold) certain() (from, to int64) {
 	from = h.sure
 	if h.from != nil { // the earlier hold had the place until its znode was deleted
@@ -192,8 +192,8 @@ func (r *Report) together(a, b *hold) (how string, excused bool) {
 	return "", false
 }
 
-// kin reports whether h and o belong together: one continues the other, or both belong to the same
-// call of Do.
+// The method `kin` reports whether h and o belong together: one continues the other, or both belong
+// to the same call of Do.
 func (h *hold) kin(o *hold) bool {
 	return h.descends(o) || o.descends(h)
 }
@@ -212,7 +212,7 @@ func (h *hold) descends(o *hold) bool {
 	return false
 }
 
-// conflict reports whether the two holds exclude each other.
+// The function `conflict` reports whether the two holds exclude each other.
 func conflict(a, b *hold) bool {
 	return a.kind != trace.Party && b.kind != trace.Party && !(a.kind == trace.Read && b.kind == trace.Read)
 }
@@ -312,7 +312,7 @@ func (j *judge) comesLate(p *place, h *hold) {
 // method `path` skips the hold without an end, and judges the others.
 const manyLater = 100
 
-// compare judges h against the holds in `before`: whether they exclude each other.
+// The method `compare` judges h against the holds in `before`: whether they exclude each other.
 func (j *judge) compare(h *hold, before []*hold) {
 	var out int64
 	var with []*hold
@@ -384,9 +384,9 @@ func mostAtOnce(h *hold, others []*hold) (most []*hold, out int64) {
 	return most, out
 }
 
-// judge reports a violation if h must not overlap the holds in `with`. In a semaphore, these holds
-// have `out` permits. Of these permits, `excused` were lost in a way that the holder could not
-// learn in time.
+// The method `judge` reports a violation if h must not overlap the holds in `with`. In a semaphore,
+// these holds have `out` permits. Of these permits, `excused` were lost in a way that the holder
+// could not learn in time.
 func (r *Report) judge(h *hold, with []*hold, how string, out, excused int64) {
 	if len(with) == 0 {
 		return

@@ -85,8 +85,8 @@ func (w *Weighted) Release(n int64) {
 	}
 }
 
-// share returns how many of n permits each session releases. If the sessions hold fewer than n, the
-// first session also gets the excess, so that its Release fails.
+// The method `share` returns how many of n permits each session releases. If the sessions hold
+// fewer than n, the first session also gets the excess, so that its Release fails.
 func (w *Weighted) share(n int64) map[int]int64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()

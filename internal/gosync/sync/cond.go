@@ -33,7 +33,7 @@ func (c *Cond) Signal() { gosync.Must(c.one().Signal(context.Background())) }
 // Broadcast wakes all waiters.
 func (c *Cond) Broadcast() { gosync.Must(c.one().Broadcast(context.Background())) }
 
-// A locker makes a Locker of package sync a zsync.Locker.
+// The type `locker` makes a Locker of package sync a zsync.Locker.
 type locker struct{ sync.Locker }
 
 func (l locker) Lock(context.Context) error { l.Locker.Lock(); return nil }

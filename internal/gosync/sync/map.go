@@ -23,7 +23,7 @@ func (m *Map) one() *zsync.Map[string] {
 	})
 }
 
-// found returns the value of text if ok is true.
+// The function `found` returns the value of text if ok is true.
 func found(text string, ok bool, err error) (any, bool) {
 	gosync.Must(err)
 	if !ok {

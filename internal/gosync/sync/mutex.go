@@ -57,7 +57,7 @@ func (m *Mutex) Unlock() {
 	misuse(m.all()[i].Unlock(), "sync: unlock of unlocked mutex")
 }
 
-// misuse ends the process with the message of package sync if err is ErrNotLocked.
+// The function `misuse` ends the process with the message of package sync if err is ErrNotLocked.
 func misuse(err error, says string) {
 	if errors.Is(err, zsync.ErrNotLocked) {
 		gosync.Fatal(says)

@@ -29,9 +29,9 @@ func one[T any](s *gosync.Shared[T], make func(s *zsync.Session, path string) T)
 	return all[gosync.Next(len(all))]
 }
 
-// A call has the value with which the function of a OnceFunc panicked. Package
-// sync panics with this value at each call. zsync returns an error instead,
-// because the caller may be in another process.
+// The type `call` has the value with which the function of a OnceFunc panicked. Package sync panics
+// with this value at each call. zsync returns an error instead, because the caller may be in
+// another process.
 type call struct{ panicked any }
 
 func (c *call) run(f func()) {

@@ -90,7 +90,7 @@ func (rw *RWMutex) reads(session int) {
 	rw.readers = append(rw.readers, session)
 }
 
-// leaves removes a session from readers and returns it. If there is none, it returns 0.
+// The method `leaves` removes a session from readers and returns it. If there is none, it returns 0.
 func (rw *RWMutex) leaves() int {
 	rw.mu.Lock()
 	defer rw.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 // This file gives taken elements to consumers, and settles them or writes them back. foreign.go
 // takes elements from the servers.
 
-// A delivery is an element that this process has read and then takes.
+// The type `delivery` is an element that this process has read and then takes.
 type delivery struct {
 	elementName
 	q       *engine
@@ -252,7 +252,7 @@ func (it *delivery) Context() context.Context {
 	return it.ctx
 }
 
-// A taker is a consumer that takes elements when `Next` is called.
+// The type `taker` is a consumer that takes elements when `Next` is called.
 type taker struct {
 	q      *engine
 	ctx    context.Context

@@ -25,7 +25,7 @@ import (
 // This file sends, takes and counts elements. delivery.go settles a taken element; format.go has
 // names and frames.
 
-// An engine is the Engine of another library's layout.
+// The type `engine` is the Engine of another library's layout.
 type engine struct {
 	*format
 	queue.DeadLetters

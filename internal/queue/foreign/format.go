@@ -13,7 +13,7 @@ import (
 
 // This file writes and parses the names and frames of other libraries. It does no I/O.
 
-// A format is the way in which another library writes elements.
+// The type `format` is the way in which another library writes elements.
 type format struct {
 	prefix string
 	name   func(prio int) string // the name of an element up to its number; prio is -1 if there is none
