@@ -1,0 +1,55 @@
+package queue
+
+import (
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/zktest"
+)
+
+// A function of the program works on an element. The program has not taken the next element, so the
+// consumer keeps it claimed ahead. Close waits for the function, and meanwhile another client can
+// take the element that was claimed ahead.
+func TestElementThatIsClaimedAheadIsFreeAsSoonAsCloseBegins(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m, other := open(t, srv), queueAt(open(t, srv), "/q")
+		q := queueAt(m, "/q")
+		send(t, q, "in hand", "ahead")
+		consumer := q.Join(t.Context(), Joining{Hand: true})
+		it, err := consumer.Next()
+		harness.Must(t, err)
+		function := m.Function(nil)
+		harness.Must(t, function.Begin())
+		it.Handed()
+		next, err := consumer.Next()
+		harness.Must(t, err)
+		next.PutBack()
+		closed := harness.Async(func() error { m.Close(); return nil })
+		harness.PendingStill(t, closed)
+		wantTake(t, other, "ahead", 0)
+		harness.PendingStill(t, closed)
+		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Remove}))
+		function.End()
+		consumer.Leave()
+		harness.Must(t, <-closed)
+	})
+}
+
+// The program has an element in hand, and does not settle it. Close returns the element at once, and
+// the delivery counts as an attempt.
+func TestCloseReturnsAnElementInHandWithoutAWait(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m, other := open(t, srv), queueAt(open(t, srv), "/q")
+		q := queueAt(m, "/q")
+		send(t, q, "x")
+		receive(t, q)
+		began := time.Now()
+		if m.Close(); time.Since(began) > 0 {
+			t.Errorf("Close has waited for %v", time.Since(began))
+		}
+		wantTake(t, other, "x", 1)
+	})
+}

@@ -1,0 +1,35 @@
+package queue
+
+import (
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/zktest"
+)
+
+// The server of the taker lags, so the taker's first search does not find the element. The taker's
+// session ends during the sync that follows. Take must not report an empty queue: it goes on in the
+// next session.
+func TestTakeFindsTheElementThoughTheSessionEndsDuringTheSync(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t, zktest.WithAddrs("10.0.0.1:2181", "10.0.0.2:2181"))
+		producer, taker := open(t, srv, "10.0.0.1:2181"), open(t, srv, "10.0.0.2:2181")
+		srv.SetLag("10.0.0.2:2181", time.Hour)
+		send(t, queueAt(producer, "/q"), "x")
+		id := taker.SessionID()
+		synced := false
+		srv.Intercept(harness.First(zktest.DropRequest, func(r zktest.Request) bool {
+			if r.Session != id || r.Op != zktest.OpSync {
+				return false
+			}
+			synced = true
+			srv.Expire(id)
+			return true
+		}))
+		wantTake(t, queueAt(taker, "/q"), "x", 0)
+		if !synced {
+			t.Error("the taker has found the element without a sync")
+		}
+	})
+}
