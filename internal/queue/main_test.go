@@ -1,0 +1,80 @@
+package queue
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/zktest"
+)
+
+func TestMain(m *testing.M) { harness.Main(m) }
+
+// The helper `open` connects a session to srv, at one of `addrs`, or at any address if there are
+// none.
+func open(t *testing.T, srv *zktest.Server, addrs ...string) *session.Manager {
+	t.Helper()
+	if len(addrs) == 0 {
+		addrs = srv.Addrs()
+	}
+	m := session.New(addrs, "", session.Config{
+		Timeout:      harness.Timeout,
+		CloseTimeout: -1,
+		ACL:          zk.WorldACL(zk.PermAll),
+		Log:          slog.New(slog.DiscardHandler),
+		Owner:        "test",
+		Retry:        session.RetryPolicy{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
+		Dialer:       srv.Dial,
+		Lost:         func(session.LossCause, int64, time.Time) error { return session.ErrLost },
+	})
+	harness.Must(t, m.Connect(t.Context()))
+	t.Cleanup(m.Close)
+	return m
+}
+
+// queueAt returns the queue at path, whose elements decode to their bytes.
+func queueAt(m *session.Manager, path string) *core {
+	return New(m, Settings{
+		Path:          path,
+		Decode:        func(data []byte) (any, error) { return data, nil },
+		Prefetch:      1,
+		PrefetchBytes: 1 << 20,
+		Priorities:    1,
+		IDMemory:      time.Hour,
+	}).(*core)
+}
+
+// The helper `send` sends one element for each of vs.
+func send(t *testing.T, q *core, vs ...string) {
+	t.Helper()
+	b := Batch{Priority: Middle}
+	for _, v := range vs {
+		b.Data = append(b.Data, []byte(v))
+	}
+	harness.Must(t, q.Send(t.Context(), b))
+}
+
+// wantTake takes the first free element, which must be v. The attempts of earlier consumers must
+// be as many.
+func wantTake(t *testing.T, q *core, v string, attempts int) {
+	t.Helper()
+	e, err := q.Take(harness.Within(t, time.Minute))
+	harness.Must(t, err)
+	switch {
+	case e == nil:
+		t.Fatalf("Take has found no element; want %q", v)
+	case string(e.Data) != v || e.Attempts != attempts:
+		t.Fatalf("Take has returned %q after %d attempts; want %q after %d", e.Data, e.Attempts, v, attempts)
+	}
+}
+
+// The helper `receive` claims one element, which is then in hand.
+func receive(t *testing.T, q *core) (it Item) {
+	t.Helper()
+	harness.Must(t, q.Receive(harness.Within(t, time.Minute), 1, func(got Item) { it = got }))
+	return it
+}
