@@ -3,8 +3,37 @@ package queue
 import (
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/zktest"
 )
+
+// A consumer comes at the moment at which the claimant would end, because nothing was claimed for a
+// while. In some of the rounds, the claimant has seen the end of that time, and the consumer is
+// quicker. Then the claimant stays, and deletes its mark after the next such time.
+func TestNoMarkStaysIfAConsumerComesAsTheClaimantEnds(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		m := open(t, zktest.Start(t))
+		q := queueAt(m, "/q")
+		for range 300 {
+			send(t, q, "x")
+			harness.Must(t, receive(t, q).Settle(t.Context(), Settlement{Fate: Remove}))
+			synctest.Wait()
+			time.Sleep(whenIdle)
+		}
+		time.Sleep(2 * whenIdle)
+		harness.Must(t, m.During(t.Context(), func(inc *session.Incarnation) error {
+			marks, err := inc.Names(t.Context(), q.live)
+			if len(marks) > 0 {
+				t.Errorf("%d marks are left of consumers that claim nothing", len(marks))
+			}
+			return err
+		}))
+	})
+}
 
 // A consumer that is never idle passes through any number of buckets. It must not remember each of them.
 func TestAClaimantForgetsDeletedBucketsAndNoOthers(t *testing.T) {

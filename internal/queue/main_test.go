@@ -58,8 +58,8 @@ func send(t *testing.T, q *core, vs ...string) {
 	harness.Must(t, q.Send(t.Context(), b))
 }
 
-// wantTake takes the first free element, which must be v. The attempts of earlier consumers must
-// be as many.
+// wantTake takes the first free element. The test fails unless the element is v and has had that
+// many attempts.
 func wantTake(t *testing.T, q *core, v string, attempts int) {
 	t.Helper()
 	e, err := q.Take(harness.Within(t, time.Minute))

@@ -1,0 +1,56 @@
+package queue
+
+import (
+	"context"
+	"strconv"
+	"testing"
+
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/zktest"
+)
+
+// Each Send fills a bucket. The servers apply the Send, but its reply is lost, and the caller stops
+// waiting. The producer cannot know how full the bucket is, so it must read that before the next Send.
+func TestAProducerWhoseRepliesAreLostPutsNoMoreElementsIntoAFullBucket(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m := open(t, srv)
+		q := queueAt(m, "/q")
+		send(t, q, "first") // the producer knows the bucket, which is not full
+		many := Batch{Priority: Middle}
+		for i := range bucketSize {
+			many.Data = append(many.Data, []byte(strconv.Itoa(i)))
+		}
+		for range 3 {
+			ctx, cancel := context.WithCancel(t.Context())
+			srv.Intercept(harness.First(zktest.DropReply, func(r zktest.Request) bool {
+				if r.Op != zktest.OpMulti || len(r.Ops) < bucketSize {
+					return false
+				}
+				cancel()
+				return true
+			}))
+			harness.WantErr(t, q.Send(ctx, many), context.Canceled)
+			srv.Intercept(nil)
+		}
+		send(t, q, "last")
+		buckets, total := 0, 0
+		harness.Must(t, m.During(t.Context(), func(inc *session.Incarnation) error {
+			names, err := inc.Names(t.Context(), q.dir)
+			harness.Must(t, err)
+			for _, b := range parseBuckets(names) {
+				elements, err := inc.Names(t.Context(), session.ChildPath(q.dir, b.name))
+				harness.Must(t, err)
+				if n := len(elements); n > bucketSize+1 {
+					t.Errorf("a bucket has %d elements", n)
+				}
+				buckets, total = buckets+1, total+len(elements)
+			}
+			return nil
+		}))
+		if total != 3*bucketSize+2 {
+			t.Errorf("the queue has %d elements in %d buckets", total, buckets)
+		}
+	})
+}
