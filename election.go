@@ -364,8 +364,8 @@ func (e *Election) leader(ctx context.Context) (Contender, error) {
 	return c, err
 }
 
-// Observe returns a channel of the leader, as [Election.Leader] returns it, now and after each
-// change. While no candidate leads, it sends nothing.
+// Observe returns a channel. It receives the result of [Election.Leader] now and after each change.
+// While no candidate leads, it sends nothing.
 func (e *Election) Observe(ctx context.Context) <-chan Contender {
 	out := make(chan Contender)
 	if e.misuse() != nil {

@@ -202,7 +202,7 @@ const (
 	LossExpired   LossReason = iota + 1 // the servers have ended the session
 	LossCutOff                          // no server confirmed the session in time; it may have ended, or will soon
 	LossPaused                          // as LossCutOff, after a pause of the process or machine; another process may have held it since
-	LossReplaced                        // a server has put another session in its place
+	LossReplaced                        // a server has replaced the session by another
 	LossDeleted                         // another client has deleted the znode of the hold
 	LossClosed                          // the Session was closed, or has failed for good
 	LossSuspended                       // the connection dropped, and WithLossOnSuspend counts that as a loss

@@ -37,8 +37,8 @@ import (
 //
 // # Znodes
 //
-// A member is the ephemeral znode path/<id> with its info, as in Curator's GroupMember, or
-// path/<guid>__party__ without, as in kazoo's Party.
+// A member is an ephemeral znode: path/<id> with its info, as in Curator's GroupMember, or
+// path/<guid>__party__ without info, as in kazoo's Party.
 type Group[T any] struct {
 	made
 	codec Codec
@@ -149,7 +149,7 @@ func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T],
 	case <-m.ended:
 		return nil, m.failure()
 	case <-ctx.Done():
-		// The member may have joined at the same instant. Join returns an error, so the member must
+		// That member may have joined at the same instant. Join returns an error, so the member must
 		// leave.
 		m.leave()
 		session.AwaitFor(m.ended, session.Grace)

@@ -749,9 +749,9 @@ func (c *Schedule) choice(next Timetable, at time.Time) choice {
 	}
 }
 
-// pauseLeft returns the time until the next attempt of the instant at. The pause begins with
-// the failure, by the clock of the process that failed. Clocks differ, so this process also
-// measures the pause from its first read of the failure, and uses the result that ends sooner.
+// pauseLeft returns the time until the next attempt of the instant at. The pause begins with the
+// failure, by the clock of the process that failed. Clocks differ, so this process also measures
+// the pause from its first read of the failure. The pause ends at the sooner of the two times.
 func (c *Schedule) pauseLeft(r scheduleRecord, at time.Time) time.Duration {
 	attempts := r.attempts(at)
 	if attempts == 0 {

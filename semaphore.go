@@ -208,7 +208,7 @@ func (m *Semaphore) most() int64 {
 // wait is false and the permits are not free, it returns nil and no error.
 func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*lock.Permits, error) {
 	start := time.Now()
-	var ahead lock.Ahead // the holders of permits, for which we wait if we have the gate
+	var ahead lock.Ahead // the holders of permits; if we have the gate, we wait for these holders
 	a, err := m.obtain(ctx, n, wait, &ahead)
 	if err == nil || !wait {
 		return a, err
@@ -446,8 +446,8 @@ func (m *Semaphore) Resize(ctx context.Context, n int64) error {
 	return opError("resize", m.path, m.resize(ctx, n))
 }
 
-// The method resize must not lock the gate, because the holder of the gate may be waiting for
-// this Resize. Nor does it need the gate: the transaction that creates permits checks the
+// The method resize must not lock the gate, because the holder of the gate may be waiting for this
+// Resize. Nor does it need the gate: in a transaction that creates permits, the servers check the
 // version of the limit (see make).
 func (m *Semaphore) resize(ctx context.Context, n int64) error {
 	switch {

@@ -1,6 +1,6 @@
-// Package kinds recognises primitives by the names of their znodes: the primitive
-// and its layout. It is for tools that look at a tree, and does no I/O. A test makes
-// every primitive and checks that this package recognises it.
+// Package kinds finds out, from the names of znodes, which primitive they belong to, and in which
+// layout. It is for tools that look at a tree, and does no I/O. A test makes every primitive and
+// checks that this package recognises it.
 package kinds
 
 import (
@@ -43,7 +43,7 @@ const (
 // itself, but does not see contenders of another kind there.
 var lines = []Kind{Lock, RWLock, KazooLock, Election, Semaphore, KazooPermits, Cond}
 
-// The function `of` returns the kind to which a znode belongs by its name.
+// The function `of` returns the kind that a znode's name shows.
 func of(name string) (kind Kind, ok bool) {
 	base, number := cutNumber(name)
 	switch {
@@ -157,8 +157,8 @@ func Own(name string) bool {
 	return k == KazooPermits || k == Group
 }
 
-// InNeighbour is for a parent that belongs to another znode, see [Beside]. It reports
-// whether a child of this name is certainly part of its parent.
+// InNeighbour is for a parent that belongs to another znode, see [Beside]. It reports whether a
+// child with this name is certainly part of its parent.
 func InNeighbour(parent, name string) bool {
 	switch {
 	case strings.HasSuffix(parent, "-dead") && letter.MatchString(name), strings.HasSuffix(parent, "-ids") && len(name) == 2, strings.HasSuffix(parent, "-live") && mark.MatchString(name):

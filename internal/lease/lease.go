@@ -157,9 +157,9 @@ func (v *Lease) Left(now time.Time, holds bool) time.Duration {
 // longer, for a session without holds. It confirms nothing.
 func (v *Lease) Moved(now time.Time) { v.moved = At(now) }
 
-// The client calls Trying before it sends a handshake that continues the session. The server may
-// grant a timeout as short as `least`. If several handshakes are unanswered, the lease keeps only
-// the one that permits the earliest end of the session.
+// Trying must be called before the client sends a handshake that continues the session. The server
+// may grant a timeout as short as `least`. If several handshakes are unanswered, the lease keeps
+// only the one that permits the earliest end of the session.
 func (v *Lease) Trying(now time.Time, least time.Duration) {
 	if least >= v.timeout || v.tried != nil && v.least-v.tried.Since(now) <= least {
 		return

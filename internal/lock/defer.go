@@ -10,9 +10,8 @@ import (
 )
 
 // This file decides whether a candidate of an election lets a later candidate lead first. There are
-// two reasons: the later candidate has a higher priority, or the last leader has a wish for it. A
-// wish is a znode that names the next leader (Election.Transfer). The wait of a candidate is in
-// acquire.go.
+// two reasons: the later candidate has a higher priority, or the last leader prefers it. A wish is
+// a znode that names the next leader (Election.Transfer). The wait of a candidate is in acquire.go.
 
 // priorityMark is the letter before the priority in a candidate's name.
 const priorityMark = "p"

@@ -834,7 +834,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	case <-r.Done:
 	case <-r.Refused: // readers behind the write znode wait until the servers permit its deletion
 	case <-c.Incarnation.Disconnection():
-	case <-c.Incarnation.Ctx.Done(): // the grants of the readers end by the loss
+	case <-c.Incarnation.Ctx.Done(): // the loss ends the grants of the readers
 	case <-ctx.Done():
 	}
 	return nil
@@ -907,7 +907,7 @@ func (c *Claim) used() bool { return len(c.uses) > 0 }
 
 // The method `anonymous` returns the index of the use that ends when a goroutine without a handle
 // releases. This is the newest use that no Do, RDo or Run will release. If there is no such use,
-// the result is the index of the newest use for an exclusive hold, and -1 for a shared hold.
+// the result is the index of the newest use if the hold is exclusive, and -1 if it is shared.
 func (c *Claim) anonymous() int {
 	for i, g := range slices.Backward(c.uses) {
 		if !g.Pinned {

@@ -185,8 +185,8 @@ func (r *relisting) stop() (over <-chan struct{}) {
 // blocker becomes the first after ahead-2 handoffs at the earliest, and after ahead-1 handoffs at
 // the latest. The next listing is planned a little before the latest time: half a round trip, or a
 // quarter of a handoff if that is longer. So the listing is not late if handoffs are a little
-// faster than estimated. If the listing is too early, another listing follows after one round trip,
-// and the blocker is the first then.
+// faster than estimated. If the listing is too early, another listing follows one round trip later.
+// By that time, the blocker is the first contender.
 //
 // If no contender left between the last two listings, several contenders may leave at once. So the
 // next listing comes sooner than the speed suggests. But each contender ahead takes at least one

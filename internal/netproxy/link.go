@@ -109,7 +109,7 @@ func (l *link) read(from net.Conn, way chan<- sent) {
 	}
 }
 
-// The method `arrived` waits until the proxy's latency has passed since at. It reports whether the
+// The method `arrived` waits until the proxy's latency has passed since the time `at`. It reports whether the
 // link is still open.
 func (l *link) arrived(at time.Time) bool {
 	wait := time.Until(at.Add(l.p.delay()))

@@ -141,9 +141,9 @@ func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration
 	}
 }
 
-// AwaitLossTime waits for the time LossTime. In that time, a holder that learns of its loss now can
-// stop. The wait ends early when `done` is closed: the holder has stopped. AwaitLossTime returns
-// false if the session ends first. Then the servers delete the znodes of the lost hold.
+// AwaitLossTime waits for the time LossTime. So a holder has this time to stop after it has learned
+// of its loss. The wait ends early when `done` is closed: the holder has stopped. AwaitLossTime
+// returns false if the session ends first. Then the servers delete the znodes of the lost hold.
 func (inc *Incarnation) AwaitLossTime(done <-chan struct{}) bool {
 	timer := time.NewTimer(inc.LossTime())
 	defer timer.Stop()

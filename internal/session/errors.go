@@ -28,8 +28,8 @@ var (
 	// 1 MiB (jute.maxbuffer). Nothing was sent.
 	ErrTooLarge = errors.New("larger than ZooKeeper's packet limit of 1 MiB")
 
-	// ErrUnprotected means that other clients may change a znode of another creator in more ways
-	// than [WithACL] allows.
+	// ErrUnprotected means that the ACL of an existing znode lets other clients do more than [WithACL]
+	// allows.
 	ErrUnprotected = errors.New("the ACL is wider than WithACL allows")
 
 	// ErrInvalid means an argument breaks a rule that the message names.

@@ -376,7 +376,7 @@ func (inc *Incarnation) loseSince(why LossCause, since time.Time) {
 // There may be several reasons to abandon a session. The first counts: an incarnation is
 // abandoned once.
 func (inc *Incarnation) giveUp() {
-	inc.abandon() // before `end`: `shut` reads this time after `end`
+	inc.abandon() // this comes before `end`, because `shut` reads the time after `end`
 	inc.end(inc.Manager.Config.Lost(LossGivenUp, inc.ID.Load(), time.Now()))
 }
 
@@ -551,7 +551,7 @@ func (inc *Incarnation) disconnected() {
 	}
 	inc.Manager.outage.begin()
 	if inc.Manager.Config.LossOnSuspend && inc.Ctx.Err() == nil {
-		inc.abandon() // before Lose: `shut` reads this time after Lose
+		inc.abandon() // this comes before Lose, because `shut` reads the time after Lose
 		inc.Lose(LossSuspended)
 	}
 	entered := inc.Manager.enter(inc, StateSuspended, Report{Kind: EventSuspended})

@@ -32,7 +32,7 @@ func (p *Pace) Due(key string, wait time.Duration) bool {
 	return true
 }
 
-// After a call of Again, the work for `key` is due when the duration `wait` has passed. Earlier calls no longer count.
+// Again makes the work for `key` due after the duration `wait`. Earlier calls no longer count.
 func (p *Pace) Again(key string, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -17,7 +17,7 @@ type WeakMap[K comparable, V any] struct {
 	kept map[K]*V              // kept even while unused; guarded by mu
 }
 
-// The method Of returns the value that all users of `key` share. If there is no value yet, v becomes the value.
+// Of returns the value that all users of `key` share. If there is no value yet, v becomes the value.
 func (s *WeakMap[K, V]) Of(key K, v *V) *V {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -67,7 +67,7 @@ func (j *judge) endClaims(t *one) {
 	}
 }
 
-// The method `end` records that the record l has ended c.
+// The method `end` notes that c has ended, by the record l.
 func (j *judge) end(c *claim, l trace.Record) {
 	c.fate, c.over, c.ended = l.Fate, l.Zxid, l.Time
 	if c.fate == trace.Removed {

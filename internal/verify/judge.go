@@ -16,8 +16,7 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// DefaultTolerance is the difference between the clocks of two processes up to which [Files]
-// draws no conclusion from them.
+// DefaultTolerance is the longest overlap, by the clocks of two processes, that [Files] ignores.
 const DefaultTolerance = 100 * time.Millisecond
 
 // An Input is a file with traces.
@@ -41,9 +40,9 @@ func Inputs(inputs []Input, tolerance time.Duration) (*Report, error) {
 
 // Files judges traces, which should come from all processes that use a path. It checks:
 //
-//   - Two exclusive holds never overlap, neither by the order of transactions nor by the clocks,
-//     within the tolerance. The holds of readers may overlap. Up to the limit, permits may overlap,
-//     too.
+//   - Two exclusive holds never overlap by the order of transactions. By the clocks, they never
+//     overlap for longer than the tolerance. The holds of readers may overlap. Up to the limit,
+//     permits may overlap, too.
 //   - By the clocks, a holder learns of a loss before the next hold is granted.
 //   - Fencing tokens increase from hold to hold.
 //   - Every end of a hold has a grant, and no hold ends twice.
@@ -215,8 +214,8 @@ func (j *judge) line(l trace.Record) {
 	}
 }
 
-// mostEarly is the largest number of records of a trace that wait for an earlier record. Records
-// come in the wrong order if the clock was set while the files were rotated.
+// Records of a trace may wait for an earlier record. mostEarly is the largest number of such
+// records. Records come in the wrong order if the clock was set while the files were rotated.
 const mostEarly = 1000
 
 // The method `ready` passes on the early records that no longer wait for an earlier record.

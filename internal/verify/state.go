@@ -103,10 +103,10 @@ type hold struct {
 
 	judged bool
 
-	// If `skipped` is true, the hold had no end yet when many later holds had begun on its path,
-	// for example because its process was killed. Some of these later holds may be forgotten. The
-	// first forgotten hold began at the time `passed`. No forgotten hold was certainly held before
-	// transaction `passedFrom`.
+	// If `skipped` is true, the hold had no end yet when many later holds had begun on its path, for
+	// example because its process was killed. Some of these later holds may be forgotten. The first
+	// forgotten hold began at the time `passed`. For each forgotten hold, the certain part begins at
+	// transaction `passedFrom` or later.
 	skipped    bool
 	passed     time.Time
 	passedFrom int64

@@ -223,8 +223,8 @@ func conflict(a, b *hold) bool {
 func (j *judge) path(p *place, cut, old time.Time, all bool) {
 	// If two began at the same time, the first to end counts as the first.
 	slices.SortStableFunc(p.holds, func(a, b *hold) int { return cmp.Or(a.begun.Compare(b.begun), a.until().Compare(b.until())) })
-	// firsts[i] is the first transaction in which any of the holds from index i on was certainly
-	// held. A hold that ended before that transaction cannot overlap these holds.
+	// firsts[i] is about the holds from index i on: it is the first transaction in which one of them
+	// was certainly held. A hold that ended before that transaction cannot overlap these holds.
 	firsts := make([]int64, len(p.holds)+1)
 	firsts[len(p.holds)] = never
 	for i, h := range slices.Backward(p.holds) {
@@ -385,8 +385,8 @@ func mostAtOnce(h *hold, others []*hold) (most []*hold, out int64) {
 }
 
 // The method `judge` reports a violation if h must not overlap the holds in `with`. In a semaphore,
-// these holds have `out` permits. Of these permits, `excused` were lost in a way that the holder
-// could not learn in time.
+// these holds have `out` permits. Of these permits, `excused` were lost, and their holder could not
+// learn of the loss in time.
 func (r *Report) judge(h *hold, with []*hold, how string, out, excused int64) {
 	if len(with) == 0 {
 		return
