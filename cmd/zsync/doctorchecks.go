@@ -340,8 +340,7 @@ func (v *visit) packets() (grade, string) {
 	return fine, fmt.Sprintf("it takes one of %d bytes, as zsync sends", taken)
 }
 
-// The method `writes` is the check of the time that the servers need to agree to a write and to
-// store it.
+// The method `writes` checks how long the servers take to agree to a write and to store it.
 func (v *visit) writes() (grade, string) {
 	node, err := v.ephemeral("")
 	if err != nil {

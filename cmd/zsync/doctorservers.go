@@ -429,8 +429,8 @@ func (e *examination) begin(ctx context.Context, a *examined) bool {
 }
 
 // clockOff returns the least time by which another clock is ahead of ours. The result is negative
-// if that clock is behind. It showed the time `made` at a moment when ours showed a time between
-// `sent` and `got`.
+// if that clock is behind. The server's clock showed the time `made` at a moment when our clock
+// showed a time between `sent` and `got`.
 func clockOff(sent, got, made time.Time) time.Duration {
 	switch {
 	case made.After(got):

@@ -33,7 +33,7 @@ of one process or of many, and checks that
   - each release and each loss has its grant
   - each element of a queue had one owner at a time, and was removed once
 
-Name the traces of all processes that used the paths; - is standard input. zsync verify
+Name the traces of all processes that used the paths. The name - means standard input. zsync verify
 needs no server.
 
 Exit status:

@@ -787,7 +787,7 @@ func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p
 	_, err = create.Wait(ctx, inc)
 	switch {
 	case err == nil:
-		// Even if our server has lagged, it now shows the state of this create or later.
+		// Even if our server has lagged, its state is now at least as new as this create.
 		return true, b.keep(ctx, inc, p)
 	case session.IsNoNode(err):
 		return true, nil // the path of the WaitGroup is deleted, so all parties have left

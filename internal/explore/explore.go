@@ -50,7 +50,7 @@ func (f Found) String() string { return fmt.Sprintf("%d states, %d runs", f.Stat
 // The type `ended` is for the value with which a run panics to end early.
 type ended struct{ fault string }
 
-// The type `strayed` is for the value with which a run panics if it does not repeat an earlier run.
+// If a run does not repeat an earlier run, it panics with a value of the type `strayed`.
 type strayed string
 
 // All explores a model: it runs the model with all choices, but makes at most `limit` runs. The same

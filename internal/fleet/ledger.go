@@ -55,7 +55,7 @@ func (r *resource) grant(a *actor, n int64, told func() bool) *hold {
 	return h
 }
 
-// grantInside calls grant for a hold within a function for which Close waits.
+// A function for which Close waits may take another hold. grantInside calls grant for that hold.
 func (r *resource) grantInside(a *actor, n int64, told func() bool) *hold {
 	h := r.grant(a, n, told)
 	a.functions.Store(h, true)

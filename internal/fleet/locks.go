@@ -241,8 +241,8 @@ func (l *lock) neighbour(a *actor) {
 	}
 }
 
-// The method `function` calls a method that holds l while a function runs. It returns false if a
-// Wait within that function has failed.
+// The method `function` calls a method such as Do: it holds l until its callback has returned. It
+// returns false if a Wait within that function has failed.
 func (l *lock) function(ctx context.Context, a *actor, k *held, by way2) (whole bool) {
 	ran, whole := false, true
 	done := a.doing("does %s", l.path)

@@ -129,8 +129,8 @@ func PendingStill(t testing.TB, c <-chan error) {
 	}
 }
 
-// Patient makes a server grant no session timeout below a minute. It is for tests in real time that
-// expect no loss, because a busy machine can stop a process for seconds.
+// Patient is an option of a server that makes a minute its shortest session timeout. It is for
+// tests in real time that expect no loss, because a busy machine can stop a process for seconds.
 var Patient = zktest.WithSessionTimeouts(time.Minute, time.Hour)
 
 // Plain returns a client of go-zookeeper, for the requests that zsync does not send.

@@ -250,7 +250,7 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	if n := len(v.seen); n == 0 || s.At.Sub(v.seen[n-1].sent) >= v.gap()/8 {
 		// Every unanswered write was sent within the last Silence × timeout, because the connection would
 		// be closed by now if a write were older. A packet that is ripe for the oldest possible write is
-		// ripe for each of them. v.seen does not need earlier packets.
+		// ripe for each unanswered write. v.seen does not need earlier packets.
 		if i := v.ripe(now.Add(-time.Duration(Silence * float64(v.timeout)))); i > 0 {
 			v.seen = v.seen[i:]
 		}

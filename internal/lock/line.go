@@ -286,7 +286,8 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 //
 // Only names are compared. If our znode was deleted, another client may have created a copy: a
 // znode with the same name. While our session counts as alive, the copy blocks other contenders
-// like our znode. By the owner of the copy, standsBy finds that the copy is not our znode.
+// like our znode. The method standsBy compares the owners, and so finds that the copy is not our
+// znode.
 func (l *Line) ahead(ctx context.Context, inc *session.Incarnation, roll *session.Roll, me Child) ([]Child, error) {
 	rk := l.ranks(roll)
 	if !rk.told || me.Exhausted() {

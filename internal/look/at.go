@@ -123,7 +123,7 @@ func (a *asker) contenders(ctx context.Context) (lines []Line, err error) {
 				continue
 			}
 			if c.Session == 0 && (a.isMap || kind.name == kinds.KazooPermits || marks.IsDir([]byte(c.Owner))) {
-				continue // not a contender, but an entry of a map or the znode of another primitive, with such a name
+				continue // despite its name, it is no contender: it is an entry of a map, or the znode of another primitive
 			}
 			mode := c.Mode.String()
 			if kind.name == kinds.Cond {

@@ -35,8 +35,8 @@ func Unmark(data []byte) []byte {
 	return bytes.TrimSuffix(data, []byte("\n"+Dir))
 }
 
-// Within returns data with an owner and the sessions of outer commands: commands that have started
-// the owner's process and wait for its end.
+// Within returns data with two parts: an owner, and the sessions of outer commands. An outer
+// command has started the owner's process, and waits for its end.
 func Within(owner string, sessions []string) string {
 	if len(sessions) == 0 {
 		return owner

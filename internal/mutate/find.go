@@ -34,8 +34,8 @@ func (m *mutant) String() string {
 	return fmt.Sprintf("%d %s/%s:%d:%d %s", m.number, m.dir, m.file, m.line, m.column, m.kind)
 }
 
-// The type `edit` replaces bytes of the file with a text: `cut` bytes, from `offset` on. At the same offset,
-// edits at the ends of expressions come before edits at the beginnings of expressions.
+// The type `edit` is for a change of the file: a text replaces `cut` bytes, from `offset` on. At the same
+// offset, edits at the ends of expressions come before edits at the beginnings of expressions.
 type edit struct {
 	offset, cut int
 	text        string

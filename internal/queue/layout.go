@@ -185,7 +185,7 @@ type element struct {
 	first  int64 // time of the Send, in Unix milliseconds; 0: the time when its znode was created
 	seq    int32
 	tag    string // tag of its key and its ID, or empty
-	origin string // the result of key() for its first name, if a consumer has returned it with the fate Later
+	origin string // if a consumer has returned the element with the fate Later, the result of key() for its first name
 }
 
 // The method `key` returns a name that identifies the element in its queue until the element moves.

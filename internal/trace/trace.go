@@ -74,10 +74,10 @@ type Record struct {
 	Owner   string `json:"owner,omitempty"` // begin
 	Timeout string `json:"timeout,omitempty"`
 
-	// Zxid is the transaction of the write that the record is about: for a deletion, a token, and
-	// the grant or release of elements. For elements, 0 means unknown. For other events, Zxid is
-	// the newest transaction that the session had seen. Blind means that the session has seen a
-	// newer state since then, but does not know its transaction.
+	// Zxid is the transaction of a write. Records of a deletion, of a token, and of the grant or
+	// release of elements have it. For elements, 0 means unknown. For other events, Zxid is the newest
+	// transaction that the session had seen. Blind means that the session has seen a newer state since
+	// then, but does not know its transaction.
 	Zxid  int64 `json:"zxid,omitempty"`
 	Blind bool  `json:"blind,omitempty"`
 

@@ -81,10 +81,10 @@ func (l *log) write() any {
 	return &zk.SetDataRequest{Path: l.path, Data: l.holds(true), Version: l.version}
 }
 
-// The method `wrote` reports whether the latest write to the log was our write at l.version. The
-// argument `transaction` says which write of ours: with the transaction, or without it. The two
-// writes, and a write by another client, leave data of different lengths, which the Stat shows. A
-// Stat needs no permission to read.
+// The method `wrote` reports whether the latest write to the log was our write at l.version. If the
+// argument `transaction` is true, that is the write with the transaction, otherwise the write
+// without it. The two writes, and a write by another client, leave data of different lengths, which
+// the Stat shows. A Stat needs no permission to read.
 func (l *log) wrote(transaction bool, stat *zk.Stat) bool {
 	return stat.Version == l.version+1 && int(stat.DataLength) == len(l.holds(transaction))
 }
@@ -171,8 +171,8 @@ func (p *pool) take(dir string) *log {
 	return l
 }
 
-// The method `closed` reports whether the method `close` was called for `dir`: no logs can be used
-// there.
+// The method `closed` reports whether the method `close` was called for `dir`. If so, no logs can
+// be used there.
 func (p *pool) closed(dir string) bool {
 	shut, _ := p.shut.Load(dir)
 	return shut

@@ -86,8 +86,8 @@ func (k *kept) end() (name string, cut bool, torn []int) { return k.Name, k.Cut,
 // mostRemembered is the largest number of holds and claims in memory. Each takes about 500 bytes.
 const mostRemembered = 30_000
 
-// firstWindow is the least time for which holds and claims are remembered after their end, by the
-// clocks, unless there are too many.
+// By the clocks, holds and claims are remembered after their end for at least firstWindow. If there
+// are too many, that time is shorter.
 const firstWindow = 10 * time.Minute
 
 func verify(sources []source, tolerance time.Duration, most int) (*Report, error) {

@@ -308,7 +308,7 @@ func (j *judge) comesLate(p *place, h *hold) {
 	j.missing("%s: a hold of %s, begun %s, lasted so long, or came so late, that others of its time are forgotten: give each trace as a file of its own", h.path, h, clock(h.begun))
 }
 
-// If a hold has no end, the holds after it wait for that end. When `manyLater` holds wait, the
+// If a hold has no end yet, the holds after it are judged later. When `manyLater` holds wait, the
 // method `path` skips the hold without an end, and judges the others.
 const manyLater = 100
 

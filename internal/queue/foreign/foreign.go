@@ -314,9 +314,9 @@ func (q *engine) await(ctx context.Context, take func() (*delivery, error)) (*de
 }
 
 // The method `first` reads the first element. It returns nil if there is none. A znode can be
-// without elements. If the argument `aside` is set, `first` skips such a znode: Peek sets `aside`,
-// because Peek writes nothing. If `aside` is not set, `first` returns the znode, and `seize`
-// removes the znode.
+// without elements. If the argument `aside` is set, `first` skips such a znode. Peek sets it,
+// because Peek must not delete znodes. If `aside` is not set, `first` returns the znode, and
+// `seize` removes the znode.
 func (q *engine) first(ctx context.Context, aside bool) (found *delivery, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) error {
 		for synced := false; ; {
