@@ -89,7 +89,7 @@ func AwaitIn[T any](ctx context.Context, inc *Incarnation, done <-chan T) error 
 }
 
 // AwaitMade waits until a znode exists at path. AwaitMade also returns if a znode was created there
-// during the call and is deleted again.
+// during the call and has been deleted since.
 func (inc *Incarnation) AwaitMade(ctx context.Context, path string) error {
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: path})
@@ -128,8 +128,8 @@ func (inc *Incarnation) AwaitAny(ctx context.Context, watches []*conn.Watch, due
 	return nil
 }
 
-// AwaitConnected is AwaitFor, but also returns if there is no connection. The awaited operation
-// needs the servers.
+// AwaitConnected is AwaitFor, but also returns if there is no connection or if the session has
+// ended, because the awaited operation needs the servers.
 func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -141,9 +141,10 @@ func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration
 	}
 }
 
-// AwaitLossTime waits for the time LossTime. So a holder has this time to stop after it has learned
-// of its loss. The wait ends early when `done` is closed: the holder has stopped. AwaitLossTime
-// returns false if the session ends first. Then the servers delete the znodes of the lost hold.
+// AwaitLossTime waits for the time that the method LossTime returns. So a holder that has learned
+// of its loss has this time to stop. The wait ends early when `done` is closed, because the holder
+// has then stopped. AwaitLossTime returns false if the session ends first. Then the servers delete
+// the znodes of the lost hold.
 func (inc *Incarnation) AwaitLossTime(done <-chan struct{}) bool {
 	timer := time.NewTimer(inc.LossTime())
 	defer timer.Stop()

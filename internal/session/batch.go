@@ -18,10 +18,10 @@ import (
 // servers may have executed the first requests of the batch, and answered some of them. The other
 // requests will get no reply. The sender of the batch decides whether to send them again.
 //
-// A server executes and answers the requests of one connection in order. So a reply proves that
-// all earlier requests of the batch were executed and answered. And a request sees the effects of
-// the requests before it, or newer state. A read after a sync is as new as the sync. A listing
-// after a request that creates a znode shows the znode.
+// A server executes and answers the requests of one connection in order. So a reply proves that all
+// earlier requests of the batch were executed and answered. And each request sees the state after
+// all earlier requests of its connection, or a newer state. A read after a sync is as new as the
+// sync. A listing after a request that creates a znode shows the znode.
 //
 // A batch is used once.
 type batch struct {
@@ -56,10 +56,10 @@ func (inc *Incarnation) startBatch(ctx context.Context, b *batch) error {
 	return err
 }
 
-// The method `wait` waits for the replies to b. The caller has sent b in inc. The result is nil if
-// every request was answered, with a result or with its own error. Otherwise the result is the
-// error of the first unanswered request. If ctx or the incarnation ends first, `wait` returns the
-// error of ctx or ErrEnded. Then the outcome of the unanswered requests is unknown.
+// The method `wait` waits for the replies to b. The caller must have sent b through inc. The result
+// is nil if every request was answered, with a result or with its own error. Otherwise the result
+// is the error of the first unanswered request. If ctx or the incarnation ends first, `wait`
+// returns the error of ctx or ErrEnded. Then the outcome of the unanswered requests is unknown.
 func (b *batch) wait(ctx context.Context, inc *Incarnation) error {
 	for _, r := range b.requests {
 		if err := r.(batched).settle(ctx, inc); OutcomeOf(err) != Answered {

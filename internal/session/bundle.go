@@ -16,11 +16,11 @@ import (
 )
 
 // The client reads znodes in bundles: a single request reads all znodes of a bundle. A server
-// assembles the reply in memory, and crashes if it has too little. The client learns the size of a
-// znode only with its data, and the size of one znode says little about the next. So each call
-// begins with small bundles. The bundles grow with each round while all znodes are small. If recent
-// znodes were large, bundles are smaller than otherwise. If the connection broke during a bundle,
-// the client reads it in two halves.
+// assembles the whole reply in memory, and crashes if its memory is too small. The client learns
+// the size of a znode only when it receives the data, and the size of one znode says little about
+// the size of the next znode. So each call begins with small bundles. The bundles grow with each
+// round while all znodes are small. The bundles are smaller if the client has recently read large
+// znodes. If the connection broke during a bundle, the client reads it in two halves.
 //
 // Several bundles are read at once. The total of their bytes stays below roundBytes even if every
 // znode has the size of the largest recent znode.
@@ -37,7 +37,7 @@ func (inc *Incarnation) GetAll(ctx context.Context, paths []string) ([]Node, err
 	return inc.getAll(ctx, paths, bundleFirst)
 }
 
-// getAll is GetAll, and the argument `size` is the number of paths in the first bundles.
+// getAll is GetAll with the argument `size`: the first bundles have at most `size` paths.
 func (inc *Incarnation) getAll(ctx context.Context, paths []string, size int) ([]Node, error) {
 	nodes := make([]Node, 0, len(paths))
 	for limit := size; len(paths) > 0; limit *= 4 {
@@ -154,7 +154,7 @@ func (inc *Incarnation) GetVisible(ctx context.Context, paths []string) ([]Node,
 	return inc.getVisible(ctx, paths, bundleFirst)
 }
 
-// GetSmall is GetVisible for znodes that only zsync writes, with short data. It sends fewer
+// GetSmall is GetVisible for znodes that have short data and that only zsync writes. It sends fewer
 // requests.
 func (inc *Incarnation) GetSmall(ctx context.Context, paths []string) ([]Node, error) {
 	return inc.getVisible(ctx, paths, bundleMax)

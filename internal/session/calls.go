@@ -42,8 +42,9 @@ func (inc *Incarnation) createWithACL(path string, data []byte, flags int32, acl
 	}
 }
 
-// isMade reports whether `made` can be the path of the znode that a create for path has created. A
-// reply with another path counts as malformed, so callers can rely on the path.
+// isMade checks `made`, the path in the reply to a create. It reports whether a create for `path`
+// can have created a znode at `made`. If not, the reply counts as malformed, so callers can rely on
+// the path in a reply.
 func isMade(made, path string, flags int32) bool {
 	rest, ok := strings.CutPrefix(made, path)
 	if flags&zk.FlagSequence != 0 {
@@ -60,8 +61,8 @@ func deleteCall(path string) call[void] {
 // The method `flush` returns a write that changes nothing: the deletion of a znode that does not
 // exist. The leader answers writes in the order in which it has received requests. So a read after
 // that write, over the same connection, sees every earlier request of this session that the leader
-// has received. If the client has no permission for the deletion, the server may answer by itself.
-// Then the read is only as new as the sync that the caller sends with the write.
+// has received. If the client has no permission for the deletion, its server may answer without the
+// leader. Then the read is only as new as the sync that the caller sends with the write.
 func (inc *Incarnation) flush() call[void] {
 	c := deleteCall(inc.conns.Nobody)
 	c.moot = true

@@ -30,14 +30,14 @@ type Config struct {
 	Observe       func(Report)                                              // or nil
 	Lost          func(why LossCause, session int64, since time.Time) error // makes an ErrLost
 	LossOnSuspend bool
-	CloseTimeout  time.Duration                   // how long Close waits for functions; if negative, for the session timeout
+	CloseTimeout  time.Duration                   // how long Close waits for functions; a negative value means the session timeout
 	Trace         io.Writer                       // or nil
-	Reason        func(error) (string, time.Time) // returns, for the trace, the reason of a loss in a word and the time of the loss
+	Reason        func(error) (string, time.Time) // for the trace: returns the reason of a loss, in one word, and the time of the loss
 }
 
-// A RetryPolicy paces attempts. The first repetition is immediate. Before the n'th repetition after
-// that, the delay is `Min` × `Factor`ⁿ⁻¹, at most `Max`, and reduced at random by up to the
-// fraction `Jitter`.
+// A RetryPolicy paces attempts. The first repetition is immediate. The delay before the n'th of the
+// following repetitions is `Min` × `Factor`ⁿ⁻¹, but at most `Max`. This delay is reduced at random,
+// by up to the fraction `Jitter`.
 type RetryPolicy struct {
 	Min, Max time.Duration
 	Factor   float64 // at least 1; 0 means 2

@@ -19,7 +19,7 @@ import (
 // A Creation has the ephemeral znodes to create, and the reads that follow: see CreateEphemeral.
 type Creation struct {
 	Dir   Dir      // their parent
-	Paths []string // all are created, in one transaction, or none
+	Paths []string // one transaction creates all of them or none
 	Data  []byte   // of each
 
 	// If neither GUID nor Shared is set, no other client ever creates a znode with one of these
@@ -27,7 +27,7 @@ type Creation struct {
 	GUID   string // if set: Paths has one path, to which the servers append a number; its last element begins with GUID, which is unique
 	Shared bool   // Paths has one path; other sessions may create a znode there, but no other goroutine of this process does
 
-	Holds []*zk.CheckVersionRequest // must pass in the same transaction; with version -1, it is enough that the znode exists
+	Holds []*zk.CheckVersionRequest // checks that must pass in the same transaction; a check with version -1 requires only that the znode exists
 
 	List bool     // lists Dir, with the first znode among its children
 	Read bool     // reads Dir
@@ -38,7 +38,7 @@ type Creation struct {
 	Node    Node       // the result of `Read`, if ReadErr is nil
 	ReadErr error      // the znodes are created even if the servers refuse to read Dir
 	Lists   [][]string // the results of `Also`; a znode that does not exist has no children
-	Undo    *Deletion  // after an error: deletes the znodes that may have been created, or is nil
+	Undo    *Deletion  // after an error: the Deletion of the znodes that may have been created, or nil
 
 	made  *pending[[]zk.MultiResponse] // the last request that was sent
 	roll  *Roll                        // `roll`, `read` and `lists` are the reads that were sent after `made`
@@ -49,20 +49,20 @@ type Creation struct {
 // CreateEphemeral creates the znodes of c, and c.Dir if it is missing. All requests are sent
 // together. Each read is at least as new as the creation, and as the read before it.
 //
-// A request without a reply may have been executed. If the servers complete the name,
+// A request without a reply may have been executed. With GUID, the servers complete the name, so
 // CreateEphemeral then looks for a child whose name begins with GUID. A reply that lacks the
-// completed name ends the attempts, with conn.ErrProtocol. If the caller gives the whole name,
-// CreateEphemeral sends the request again. If the reply is NodeExists, an earlier request was
-// executed, because no other client creates the name. With `Shared`, another client may create the
-// name, so CreateEphemeral then checks that the znode belongs to this session. If another client
-// deletes the znode before the listing, CreateEphemeral creates a new znode. A deletion after the
-// listing is a loss, and the owner of the znode learns of it.
+// completed name ends the attempts, with conn.ErrProtocol. Without GUID, CreateEphemeral sends the
+// request again. If the reply to the new request is NodeExists, an earlier request was executed,
+// because no other client creates the name. With `Shared`, another client may create the name, so
+// CreateEphemeral then checks that the znode belongs to this session. If another client deletes the
+// znode before the listing, CreateEphemeral creates a new znode. A deletion after the listing is a
+// loss, and the owner of the znode learns of it.
 //
 // If ctx ends, or after any other error, no znode stays: in the background, c.Undo deletes the
 // znodes that may have been created. So the znodes must be ephemeral, and the names must not be
-// used again until `Undo` has ended. If c has `Holds` and the znode of the first check does not
-// exist, the error is ErrVanished. If c has `Holds`, and another znode or `Dir` does not exist, the
-// error is NoNode, and the caller decides what to do.
+// used again until `Undo` has ended. If c has `Holds`, the error is ErrVanished if the znode of the
+// first check does not exist. The error is NoNode if the znode of another check, or `Dir`, does not
+// exist. Then the caller decides what to do.
 func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error {
 	call, err := inc.creation(c)
 	if err != nil {
@@ -137,9 +137,10 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error 
 			}
 			return a.last(err)
 		}
-		// The listing is newer than the creation, even over another connection: no reply there is
-		// older than an earlier reply. So Dir was deleted since. Our znode was deleted before Dir,
-		// because a parent with children cannot be deleted. No caller has seen the znode.
+		// The listing shows that Dir does not exist. The listing is newer than the creation, even if it
+		// came over a later connection, because no reply there is older than an earlier reply. So Dir was
+		// deleted after the creation. Our znode was deleted before Dir, because a parent with children
+		// cannot be deleted. No caller has seen the znode.
 		c.Path, open = "", false
 		return errAgain
 	})
@@ -259,8 +260,8 @@ func (inc *Incarnation) undo(c *Creation) *Deletion {
 }
 
 // listBehind returns a listing of dir that is not older than the creation of its child at path. The
-// argument `listed` is nil, or a listing that was sent after the request that creates the child,
-// over the same connection or the next.
+// argument `listed` is nil or a listing. The client has sent that listing after the request that
+// creates the child, over the same connection or over the next connection.
 func (inc *Incarnation) listBehind(ctx context.Context, dir, path string, listed *Roll) (*Roll, error) {
 	if listed != nil {
 		_, err := listed.Wait(ctx, inc)
@@ -288,10 +289,10 @@ func (inc *Incarnation) listBehind(ctx context.Context, dir, path string, listed
 //
 // The result is certain, for this reason. Find first sends a write that changes nothing (see
 // `flush`). When the reply to that write comes, the server has applied every earlier request of
-// this session that reached the leader. The other requests cannot be applied any longer, because
-// the leader refuses requests from a server that the session has left (SessionMoved). A sync alone
-// is not enough if the server is the leader: the leader answers a sync of its own client at once,
-// before its pending proposals are committed.
+// this session that reached the leader. An earlier request that has not reached the leader cannot
+// be applied any longer: the leader refuses it with SessionMoved, because it comes from a server
+// that the session has left. A sync alone is not enough if the server is the leader: the leader
+// answers a sync of its own client at once, before its pending proposals are committed.
 //
 // Concurrent calls share the listing, because usually several replies are lost together. The
 // listing comes after the sync of Find, or over a later connection, which began with a sync of its
@@ -324,8 +325,9 @@ func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, err
 }
 
 // findIn returns the path of the listed child of dir whose name begins with guid, or with Curator's
-// form of guid. It returns "" if there is no such child. Other names may contain guid too, such as
-// the name of a wish for a candidate of an Election. Such names do not match.
+// form of guid. It returns "" if there is no such child. A name that contains guid behind another
+// prefix does not match. For example, the name of an Election's wish may contain the GUID of a
+// candidate.
 func findIn(names []string, dir, guid string) string {
 	protected := ProtectedName(guid, "")
 	for _, name := range names {
@@ -343,11 +345,12 @@ func findIn(names []string, dir, guid string) string {
 // is true, the outcome is unknown. After any other error, the transaction was not applied, and will
 // not be.
 //
-// If a reply is lost, no log is needed, because no client creates the name of `own` again. While
-// `own` exists, no attempt has been applied. Once `own` is deleted, no further attempt can be
-// applied. Then either our attempt has deleted `own` and created the znode at path, or another
-// client has deleted `own`. The znode at path shows which of the two happened. If that znode is not
-// ours, the error is ErrVanished, although ours may have existed and been deleted again.
+// If a reply is lost, MakeAndLeave needs no log to find out the outcome, because no client creates
+// the name of `own` again. While `own` exists, no attempt has been applied. Once `own` is deleted,
+// no further attempt can be applied. Then either our attempt has deleted `own` and created the
+// znode at path, or another client has deleted `own`. The znode at path shows which of the two
+// happened. If our znode is not at path, the error is ErrVanished. Even then, our attempt may have
+// created the znode, and the znode may have been deleted since.
 func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made, open bool, err error) {
 	if inc.Manager.SizeOf(path, data)+inc.Manager.SizeOf(own, nil)+256 > MaxPacket {
 		return false, false, ErrTooLarge

@@ -10,28 +10,29 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// A Deletion deletes znodes in the background, until they are deleted or the session has ended.
-// (The end of a session deletes its ephemeral znodes.) It repeats refused attempts, because the
-// servers may permit them later.
+// A Deletion makes attempts to delete znodes in the background, until they are deleted or the
+// session has ended. (The end of a session deletes its ephemeral znodes.) It repeats refused
+// attempts, because the servers may permit them later.
 //
 // Other clients may wait for the deletion of an ephemeral znode, so a refusal must not last. If the
-// servers still refuse after a session timeout, the session is abandoned, and its other holds are
-// lost, with LossGivenUp. So no client waits longer for a process that has released than for a
-// process that has crashed.
+// servers still refuse after a session timeout, the client abandons the session, and the other
+// holds of the session are lost, with LossGivenUp. So no client waits longer for a process that has
+// released its hold than for a process that has crashed.
 //
 // A Deletion is itself the request that deletes its znodes; several znodes are deleted in one
 // transaction. If the transaction fails, or has no reply, each znode gets a Deletion of its own
-// (see `split`): one znode may be missing, or the servers may refuse one deletion. Only one attempt
-// is under way at a time. The unexported fields belong to the goroutine that handles the Deletion:
-// the sender of the attempt, then the reader of the reply, then the method `run`.
+// (see `split`), because one missing znode or one refused deletion makes the whole transaction
+// fail. Only one attempt is under way at a time. The unexported fields belong to the goroutine that
+// handles the Deletion: the sender of the attempt, then the reader of the reply, then the method
+// `run`.
 type Deletion struct {
 	Paths   []string     // with unique names
 	By      func() error // if not nil: deletes the znodes, and repeats a request without a reply; called again after a refusal
-	MayStay bool         // no client waits for them: a refusal does not end the session; without `By`, the znodes then stay
+	MayStay bool         // no client waits for the znodes, so a refusal does not end the session; without `By`, the znodes stay after a refusal
 	Then    func()       // called at the end, perhaps by the reading goroutine: it must not block
 
 	Done    chan struct{} // closed when Err is set
-	Err     error         // nil, NoNode if the znode did not exist, or ErrEnded
+	Err     error         // nil, NoNode if the znode did not exist, ErrEnded, or for a Deletion with MayStay the last refusal
 	Refused chan struct{} // closed when Refusal is set
 	Refusal error         // the servers' first refusal
 
@@ -41,12 +42,12 @@ type Deletion struct {
 	worst   error     // the worst error of a part; guarded by deletions.mu
 	guid    string    // if set: the path is unknown, but the znode's name begins with guid, and Paths[0] has the same parent
 	stay    func()    // called at the end, or after the first refusal; it must not block
-	err     error     // of the last attempt
+	err     error     // the error of the last attempt
 	mayBe   bool      // an unanswered attempt may have been applied
 	tries   int       // attempts without a reply
 	refused int       // attempts that were refused
-	due     time.Time // of the next attempt
-	limit   time.Time // time at which the session is abandoned; zero: never
+	due     time.Time // the time of the next attempt
+	limit   time.Time // the time at which the client abandons the session; zero: never
 }
 
 // Delete begins d.

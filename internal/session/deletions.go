@@ -14,7 +14,7 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// The type `deletions` is the queue of one ZooKeeper session for its [Deletion]s.
+// The type `deletions` is the queue for the [Deletion]s of one ZooKeeper session.
 //
 // The caller sends a deletion, and the reading goroutine ends it with the reply. So while servers
 // answer, a deletion costs no goroutine. One goroutine, which executes `run`, has all deletions
@@ -129,8 +129,8 @@ func (d *Deletion) refuse(err error) {
 	}
 }
 
-// passPause is the shortest time for which `run` sleeps until a deletion is due. Deletions that
-// become due at slightly different times share a pass.
+// passPause is the shortest sleep of `run` when it waits for a deletion to become due. So deletions
+// that become due at slightly different times share a pass.
 const passPause = 5 * time.Millisecond
 
 // The method `next` waits until an attempt at one of the deletions ds is due, or until there are
@@ -235,10 +235,10 @@ func (q *deletions) attempt(ds []*Deletion) {
 	}
 }
 
-// The method `search` looks for the znodes of ds: their creates were abandoned and have no reply.
-// One round trip is enough for all of ds. It begins with a write and a sync, so the servers execute
-// no abandoned create after the listings. So a znode that is not listed does not exist, and never
-// will: see [Incarnation.Find].
+// The method `search` looks for the znodes of ds. The creates of these znodes were abandoned and
+// have no reply. One round trip is enough for all of ds. The round trip begins with a write and a
+// sync, so the servers execute no abandoned create after the listings. So a znode that is not
+// listed does not exist, and never will: see [Incarnation.Find].
 func (q *deletions) search(ds []*Deletion) {
 	inc := q.inc
 	var flush, sync *pending[void]
@@ -281,8 +281,8 @@ func (q *deletions) search(ds []*Deletion) {
 	q.ring() // there may be others to look for
 }
 
-// The function `sought` reports whether d does not know the path of its znode yet, so that a search
-// must find the znode.
+// The function `sought` reports whether a search must find the znode of d, because the path of the
+// znode is still unknown.
 func sought(d *Deletion) bool { return d.guid != "" }
 
 // The method `found` sets the path of the znode that d deletes, when a search or a late reply has

@@ -47,11 +47,11 @@ func (inc *Incarnation) dirCall(path string, dir Dir) call[string] {
 	return inc.createCall(path, data, flags)
 }
 
-// missingDirs returns the parents to create in one batch with a znode in dir, because dir is
-// missing. They are dir and all paths above it, because the caller does not know which of them
-// exist. The result is nil if such a batch was tried already. It is also nil if the session has its
-// own ACL: then the session creates the parents one by one, because it must know which of them
-// another client has created.
+// missingDirs is called when a create in dir has failed because dir is missing. It returns the
+// parents that the caller creates in the same batch as the znode in dir. They are dir and all paths
+// above it, because the caller does not know which of them exist. The result is nil if such a batch
+// was tried already. It is also nil if the session has its own ACL: then the session creates the
+// parents one by one, because it must know which of them another client has created.
 //
 // The replies to these creates do not matter. If a znode exists, the reply is NodeExists, or NoAuth
 // if the session has no permission to create it. If a missing znode cannot be created, the request
@@ -74,7 +74,7 @@ func (inc *Incarnation) MakeDir(ctx context.Context, dir Dir) error {
 		if made || err != nil {
 			return err
 		}
-		// Another client has created the znode, or this client has created it, and the reply is
+		// Either another client has created the znode, or this client has created it but the reply is
 		// lost.
 		if err := inc.VetNow(ctx, dir.Path); !IsNoNode(err) {
 			return err
@@ -82,8 +82,8 @@ func (inc *Incarnation) MakeDir(ctx context.Context, dir Dir) error {
 	}
 }
 
-// addDir creates the znode at path, which is dir or a znode above dir, and its missing parents. It
-// reports whether path was missing.
+// addDir creates the znode at path and the missing parents of that znode. The path is the path of
+// dir or of a znode above dir. The result reports whether the znode was missing.
 func (inc *Incarnation) addDir(ctx context.Context, path string, dir Dir) (bool, error) {
 	if path == "/" {
 		return true, nil

@@ -14,8 +14,9 @@ import (
 //   - A context runs an AfterFunc in a goroutine of its own. End runs each hook itself, and
 //     returns when all hooks have returned. So a request that follows End, such as closeSession,
 //     is written after every hook has run.
-//   - A context leaves its parent by being cancelled, which closes its channel `Done`. A hook
-//     leaves an Ending by Remove, which closes nothing: Unlock must not close the channel `Lost`.
+//   - A context leaves its parent only when it is cancelled, and this closes its channel `Done`.
+//     Remove takes a hook from an Ending and closes no channel. Unlock needs this, because it must
+//     not close the channel `Lost`.
 //
 // A hook must not block and must not run the program's code. It must not take a lock that any
 // caller of Incarnation.Alive holds, because Alive may end the session.

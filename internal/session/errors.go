@@ -37,8 +37,9 @@ var (
 	ErrInvalid = errors.New("invalid argument")
 )
 
-// ErrEnded means that the ZooKeeper session of a request is over. It never leaves the library:
-// waiters continue in the next session, and the loss of a hold is ErrLost.
+// ErrEnded means that the ZooKeeper session of a request is over. The library never returns it to
+// the program: waiters continue in the next session, and the error for the loss of a hold is
+// ErrLost.
 var ErrEnded = errors.New("incarnation ended")
 
 // ErrVanished means that another client has deleted a znode of this client.
@@ -91,7 +92,7 @@ func isCtxError(err error) bool {
 	return errors.As(err, &e)
 }
 
-// The type `outcome` is the client's knowledge about a request, before any further reply.
+// The type `outcome` is the client's present knowledge about a request. A later reply may add to it.
 type outcome int
 
 const (
@@ -102,8 +103,9 @@ const (
 
 // OutcomeOf returns the outcome of a request that failed with err.
 //
-// The outcome is Unknown if the error proves neither `unsent` nor Answered. The function lists the
-// errors of replies, because a failed write can return any error of the network.
+// The outcome is Unknown if the error proves neither `unsent` nor Answered. OutcomeOf has a list of
+// the errors that a reply can have. It cannot have a list of the errors of a failed write, because
+// such a write can return any error of the network.
 func OutcomeOf(err error) outcome {
 	switch err {
 	case nil,

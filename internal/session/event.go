@@ -45,7 +45,7 @@ const (
 	LossReplaced                       // a server has replaced the session by another
 	LossDeleted                        // another client has deleted the znode
 	LossClosed                         // the Session was closed, or failed permanently
-	LossSuspended                      // the connection dropped, which counts as a loss by option
+	LossSuspended                      // the connection dropped, and WithLossOnSuspend counts that as a loss
 	LossGivenUp                        // this process has abandoned the hold or its session
 )
 

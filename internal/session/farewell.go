@@ -34,7 +34,8 @@ func (m *Manager) BeforeClose() (begun <-chan struct{}, done func()) {
 }
 
 // sayFarewell runs the farewell for Close. A second, concurrent Close waits on a channel until the
-// first has run the farewell. To wait in a sync.Once would stop the clock of a synctest bubble.
+// first has run the farewell. It does not wait in a sync.Once, because that would stop the clock of
+// a synctest bubble.
 func (m *Manager) sayFarewell() {
 	f := &m.leaving
 	f.mu.Lock()

@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// States returns a channel that receives every change of state from now on, as values of the
-// caller's type. The channel is closed when ctx ends, or after StateClosed.
+// States returns a channel that receives every change of state from now on. The values have the
+// type S, which the caller chooses. The channel is closed when ctx ends, or after StateClosed.
 func States[S ~int](ctx context.Context, m *Manager) <-chan S {
 	f := newFeed[S]()
 	m.mu.Lock()

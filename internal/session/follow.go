@@ -28,7 +28,7 @@ type follower struct {
 	inc *Incarnation
 	dir string
 
-	list  *conn.Watch         // on the children, or on the creation of dir; nil before the first read
+	list  *conn.Watch         // the watch on the children, or on the creation of dir; nil before the first read
 	parts map[string]followed // by the name of the child
 
 	mu     sync.Mutex
@@ -46,7 +46,7 @@ type followed struct {
 
 // The type `written` identifies a state of a child by the transactions that created and last wrote
 // the child, and by the time of the last write. If the servers have lost their data and zxids begin
-// again, only the time differs.
+// again, two states can have the same zxids, and only their times differ.
 type written struct{ czxid, mzxid, mtime int64 }
 
 // FollowDir calls the callback with the present snapshot of the children of dir, and then with each
@@ -78,10 +78,9 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 				return err
 			}
 			if IsClosed(lost) {
-				// The snapshot may be from before the loss. On the next connection, the server
-				// sends the missed events and sets our watches ahead of every reply. Because of the
-				// sync below, the next snapshot is not older than the ensemble's state at that
-				// time.
+				// The snapshot may be from before the loss. On the next connection, before its first reply, the
+				// server sends the missed events and sets our watches. Because of the sync below, the next
+				// snapshot is not older than the ensemble's state at the time of the sync.
 				if err := inc.Connection(ctx); err != nil {
 					return err
 				}
@@ -129,11 +128,11 @@ func (f *follower) connectionLost(interest bool) <-chan struct{} {
 // still change.
 const maxRounds = 8
 
-// catchUp reads the parts that may have changed, until no watch has fired. Then all parts were
-// current at one moment. A child that has changed once during the call is read in every later
-// round. So even if many children change all the time, few of them change within a round. If some
-// children still change, catchUp stops after maxRounds, and the parts are from the last few round
-// trips.
+// catchUp works in rounds. Each round reads the parts that may have changed. If no watch has fired
+// by the end of a round, all parts were current at one moment, and catchUp returns. A child that
+// has changed once during the call is read in every later round. So even if many children change
+// all the time, few of them change within a round. If some children still change, catchUp stops
+// after maxRounds, and the parts are from the last few round trips.
 func (f *follower) catchUp(ctx context.Context) error {
 	hot := make(map[string]struct{})
 	for range maxRounds {

@@ -12,19 +12,19 @@ import (
 	"time"
 )
 
-// A Function is one call, by the methods Do, Run or Work, of a function that the program has
-// passed. Close ends the context of the function, with cause ErrClosed, and waits until the
-// function has returned and its hold is released.
+// A Function is one call of a function that the program has passed to a method Do, Run or Work.
+// Close ends the context of the function, with cause ErrClosed, and waits until the function has
+// returned and its hold is released.
 type Function struct {
 	of     *functions
 	parent *Function // the function in whose context this function was called, or nil
 
-	goroutine uint64 // runs the function; guarded by functions.mu, like the fields below
+	goroutine uint64 // the number of the goroutine that runs the function; guarded by functions.mu, like the fields below
 	running   bool
 	waived    bool // its goroutine has called Close
 }
 
-// functions has the running functions of a Session.
+// The type `functions` has the running functions of a Session.
 type functions struct {
 	leaving Ending // ended by Close when nothing new may begin; its hooks end the contexts of functions
 
@@ -105,8 +105,8 @@ func (f *Function) Runs() bool {
 	return false
 }
 
-// The method `waive` exempts the functions of the calling goroutine from the wait of Close: that
-// goroutine has called Close.
+// Close calls the method `waive`, so that no call of Close waits for the functions of the calling
+// goroutine.
 func (fs *functions) waive() {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -136,8 +136,8 @@ func (fs *functions) awaited() (n int, changed <-chan struct{}) {
 	return n, fs.changed
 }
 
-// The method `deadline` returns the time at which Close stops waiting: the time `limit` after its
-// first call.
+// The method `deadline` returns the time at which Close stops waiting. The first call of `deadline`
+// sets this time: `limit` after that call.
 func (fs *functions) deadline(limit time.Duration) time.Time {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

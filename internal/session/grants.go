@@ -5,20 +5,21 @@ import (
 	"time"
 )
 
-// Servers may grant different session timeouts, for example while operators change their
-// configuration one by one. If a server is asked to continue a session, it grants a timeout. From
-// then on, the leader uses that timeout, even if the client never receives the reply. So while a
-// handshake has no reply, the client counts on no more than the least timeout that the server may
-// grant. This file remembers that least timeout. Package lease uses it.
+// Servers may grant different session timeouts, for example while operators change the
+// configuration of one server after another. When a client asks a server to continue a session, the
+// server grants a timeout. From then on, the leader uses that timeout, even if the client never
+// receives the reply. So while a handshake has no reply, the client counts on no more than the
+// least timeout that the server may grant. This file remembers that least timeout. Package lease
+// uses it.
 
-// grants is a table of the session timeout that each server has granted.
+// The type `grants` is a table of the session timeout that each server has granted.
 type grants struct{ m sync.Map }
 
 // The type `grant` is a server's answer to a requested timeout.
 type grant struct{ asked, granted time.Duration }
 
-// leastOfAll is the least timeout that an unknown server can grant, by assumption: two ticks of 2
-// s, which is minSessionTimeout in ZooKeeper's default configuration.
+// leastOfAll is the least timeout that an unknown server is assumed to grant. It is two ticks of 2
+// s, the value of minSessionTimeout in ZooKeeper's default configuration.
 const leastOfAll = 4 * time.Second
 
 // The method `note` stores the answer of the server at addr.
