@@ -36,7 +36,7 @@ type Incarnation struct {
 	Ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	Ended Ending // each hold of the session has a hook here, which ends the hold; the hooks run before the servers end the session
+	Ended Ending // each hold of the session has a hook here; the hook ends the hold, and runs before the servers end the session
 
 	ID      atomic.Int64               // the session id; 0 before the first handshake
 	Timeout atomic.Int64               // the negotiated session timeout, in nanoseconds
@@ -49,7 +49,7 @@ type Incarnation struct {
 	drain   sync.Once                  // `shut` does its work once
 
 	mu   sync.Mutex
-	conn *conn.Conn    // the newest, if any; guarded by mu
+	conn *conn.Conn    // the newest connection, or nil; guarded by mu
 	up   chan struct{} // closed while a connection serves the session; guarded by mu
 	down chan struct{} // closed while no connection serves the session; guarded by mu
 
@@ -67,9 +67,9 @@ type Incarnation struct {
 	looked atomic.Pointer[lease.Instant] // time of the watchdog's last look
 
 	last    chan struct{} // has a token while `lastly` runs; `shut` puts a token in and leaves it there
-	largest atomic.Int64  // bytes of the largest znode in recent bundles
+	largest atomic.Int64  // size, in bytes, of the largest znode in recent bundles
 
-	conns conn.Shared // what its connections share
+	conns conn.Shared // the data that the session's connections share
 	trail trail
 }
 
@@ -108,17 +108,19 @@ func (inc *Incarnation) start() {
 	inc.Manager.Spawn(inc.watchdog)
 }
 
-// The method `serve` keeps the session connected until it ends. No other goroutine reads.
+// The method `serve` keeps the session connected until it ends. Only the goroutine of `serve` reads
+// from the session's connections.
 //
-// The servers may have executed a request without a reply, or may execute it later. The request
-// fails when its connection has ended. Its sender then finds the outcome over a later connection:
-// see `repeat` and Find. A write that was left behind could be executed after the sender has looked
-// for its effect. So `pick` leaves out the servers at which such a write may still be under way
-// (see `trail`), and each later connection begins with a sync. Ahead of that sync, the watches are
-// set again. So a missed event arrives before every reply that shows the change.
+// If a request has no reply, the servers may have executed it, or may execute it later. Such a
+// request fails when its connection has ended. Its sender then finds the outcome over a later
+// connection: see `repeat` and Find. The servers could execute such a write after the sender has
+// looked for its effect. So `pick` leaves out the servers at which such a write may still be under
+// way (see `trail`), and each later connection begins with a sync. The client sets the watches
+// again before it sends that sync. So a missed event arrives before every reply that shows the
+// change.
 //
 // A broken connection does not end the session. The session ends when its time is over (see Alive),
-// or by a server's reply to a handshake (see `accept`).
+// or when a server's reply to a handshake does not continue it (see `accept`).
 func (inc *Incarnation) serve() {
 	m := inc.Manager
 	for inc.Ctx.Err() == nil {
@@ -159,16 +161,16 @@ func (inc *Incarnation) conclude(c *conn.Conn, err error) {
 	case (err == zk.ErrSessionMoved || err == zk.ErrSessionExpired) && inc.Ctx.Err() == nil:
 		m.Pace.again() // the next handshake decides: see conn.Conn.disowned
 	case errors.As(err, new(*sasl.RefusedError)), IsAnswer(err, wire.Code(wire.CodeWantsAuth)):
-		// Since a server last executed a request, every server may have refused this client, or may
-		// have been out of reach. Then the Session ends: another attempt would fail in the same
-		// way, and each caller must get the reason.
+		// The Session ends if every server, since the last executed request, has refused this client or
+		// was out of reach. Another attempt would fail in the same way, and each caller must get the
+		// reason.
 		if m.unfit(c.Addr, fmt.Errorf("%s: %w", c.Addr, err)); m.noneFits() {
 			inc.failLater(err)
 		}
 	case errors.Is(err, zk.ErrAuthFailed):
-		// A server refuses credentials, or the mechanism of SASL says that its credentials are
-		// refused. Another attempt would fail, too. After any other error of the mechanism, such as
-		// a ticket that is not available now, the next attempt is made at the usual pace.
+		// A server refuses credentials, or the mechanism of SASL says that its credentials are refused.
+		// Another attempt would fail, too. The mechanism may fail for another reason, for example because
+		// a ticket is not available now. Then the client makes the next attempt at the usual pace.
 		inc.failLater(err)
 	}
 }
@@ -274,9 +276,9 @@ func (inc *Incarnation) accept(got, ask conn.Hello, addr string, asked time.Time
 	case got.ID == 0 && ask.ID == 0:
 		return fmt.Errorf("%w: no session was given", conn.ErrHandshake)
 	case got.ID == 0:
-		// A process that was stopped gets this reply as soon as it continues, usually before its
-		// watchdog runs. Then Alive finds that the session was unconfirmed, and records that reason
-		// and its time.
+		// A process that was stopped gets this reply as soon as it continues, usually before its watchdog
+		// runs. Then Alive finds that the session was unconfirmed. Alive records this reason, and the
+		// time at which the confirmation ended.
 		if inc.Alive() {
 			inc.Lose(LossExpired)
 		}
@@ -316,7 +318,7 @@ func (inc *Incarnation) moved(now time.Time) {
 }
 
 // The method `confirm` reports whether a connection must begin with a write that confirms the
-// session. It must begin so if the session has holds.
+// session. The write is necessary if the session has holds.
 func (inc *Incarnation) confirm() bool {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
@@ -380,8 +382,8 @@ func (inc *Incarnation) giveUp() {
 	inc.end(inc.Manager.Config.Lost(LossGivenUp, inc.ID.Load(), time.Now()))
 }
 
-// The method `abandon` records when the session was abandoned, which is when its holders learn of
-// their loss.
+// The method `abandon` records the time at which the session was abandoned. At that time, the
+// holders learn of their loss.
 func (inc *Incarnation) abandon() {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
@@ -411,13 +413,13 @@ func (inc *Incarnation) ended() bool {
 	return inc.over
 }
 
-// LossTime is the time that a holder has to react after the library gives up its hold. Only after
-// that time can another session be granted the hold. LossTime is a tenth of the session timeout. A
-// client that is cut off has as much time between the report of its losses and the end of its
-// session.
+// LossTime is the time for which a holder can react after the library gives up its hold. No other
+// session can be granted the hold before that time is over. LossTime is a tenth of the session
+// timeout. A client that is cut off has as much time between the report of its losses and the end
+// of its session.
 func (inc *Incarnation) LossTime() time.Duration { return time.Duration(inc.Timeout.Load() / 10) }
 
-// leaveTime waits, if the session was abandoned, until its holders have had LossTime. All holders
+// If the session was abandoned, leaveTime waits until the holders have had LossTime. All holders
 // learned of the loss when the incarnation ended. leaveTime reports whether the present connection
 // existed during the whole wait. If there is no connection, or it ends, leaveTime returns false at
 // once.

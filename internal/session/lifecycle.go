@@ -13,9 +13,9 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// GiveUp runs f and returns its error. The function f releases something for a call that has ctx.
-// After the end of ctx, GiveUp waits no longer than the time Grace. If f has not returned by then,
-// it continues in the background, and the error is nil.
+// GiveUp runs f and returns its error. The function f releases something for a call whose context
+// is ctx. After the end of ctx, GiveUp waits no longer than the time Grace. If f has not returned
+// by then, it continues in the background, and the error is nil.
 func (m *Manager) GiveUp(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	m.Spawn(func() { done <- f() })
@@ -68,8 +68,8 @@ func (m *Manager) Close() {
 	<-m.ended
 }
 
-// Function returns a function that is about to be called in the context of the function `parent`,
-// which may be nil.
+// Function returns the Function of a call that is about to begin. Its parent is the function in
+// whose context the call is made, or nil.
 func (m *Manager) Function(parent *Function) Function { return Function{of: &m.calls, parent: parent} }
 
 // FunctionOf returns the function of m in whose context ctx was made, or nil.

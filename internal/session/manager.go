@@ -48,7 +48,7 @@ type Manager struct {
 	telling  bool                  // a goroutine is passing events; guarded by mu
 	dialErr  error                 // the last failure to reach a server; guarded by mu
 	lately   error                 // why the last server failed; nil once a server executes a request; guarded by mu
-	tried    map[string]error      // by address: the server's last error since any server has executed a request; guarded by mu
+	tried    map[string]error      // by address: the server's last error; cleared when any server executes a request; guarded by mu
 	leaving  farewell
 	outage   outage
 	calls    functions
@@ -155,8 +155,8 @@ func (m *Manager) fail(err error) {
 	m.outage.end()
 }
 
-// Failure returns why new work is refused, or nil: the Session is closed, is being closed, or has
-// failed.
+// Failure returns the reason why new work is refused: the Session is closed, is being closed, or
+// has failed. Otherwise, Failure returns nil.
 func (m *Manager) Failure() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -297,8 +297,8 @@ func (m *Manager) tell() {
 	m.telling = false
 }
 
-// Observe passes an event to the observer. The caller holds no lock. An event of a hold without an
-// operation is left out: that hold is a part of another primitive.
+// Observe passes an event to the observer. The caller holds no lock. Observe leaves out the event
+// of a hold if the event names no operation: that hold is a part of another primitive.
 func (m *Manager) Observe(e Report) {
 	if m.Config.Observe != nil && (e.Op != "" || e.Path == "") {
 		m.Config.Observe(e)
@@ -346,8 +346,8 @@ func (m *Manager) noneFits() bool {
 	return !slices.ContainsFunc(m.Hosts, func(addr string) bool { return m.tried[addr] == nil })
 }
 
-// sayOutage logs for each server why its last attempt failed and, if there are holds, until when
-// the session is confirmed.
+// For each server, sayOutage logs why the client's last attempt to use that server failed. If there
+// are holds, sayOutage also logs until when the session is confirmed.
 func (m *Manager) sayOutage(began time.Time) {
 	m.mu.Lock()
 	var why []string
@@ -394,7 +394,7 @@ func (m *Manager) unserved(ctx context.Context) error {
 }
 
 // Explained returns err. If err is the end of ctx, and no connection serves the session now, the
-// result also says why.
+// result also says that no server answered, and why.
 func (m *Manager) Explained(ctx context.Context, err error) error {
 	ended := err != nil && ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)))
 	if !ended || errors.As(err, new(*unservedError)) || !IsClosed(m.Outage()) {

@@ -54,8 +54,8 @@ func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.
 	return rs
 }
 
-// The function `presumed` returns the responses of an applied transaction as far as the client
-// knows them without a request: the paths that are not sequential.
+// The function `presumed` returns the part of an applied transaction's responses that the client
+// knows without a request: the paths of created znodes that are not sequential.
 func presumed(ops []any) []zk.MultiResponse {
 	rs := make([]zk.MultiResponse, len(ops))
 	for i, op := range ops {
@@ -76,10 +76,11 @@ func (m *Manager) BareResponses(rs []zk.MultiResponse) []zk.MultiResponse {
 	return rs
 }
 
-// CheckOps refuses operations that cannot be sent. It returns copies of ops whose paths include the
-// chroot, and the path of a parent in which a log can be created. The copies may be sent after the
-// call has returned, when the caller reuses its buffers. The argument `extra` has the paths, with
-// the chroot, of other znodes of the transaction.
+// CheckOps refuses operations that cannot be sent. It returns copies of ops, and the path of a
+// parent in which a log can be created. In the copies, the paths include the chroot. The copies
+// share no buffer with ops: the client may still send them when the caller's call has returned and
+// the caller reuses its buffers. The argument `extra` has the paths, with the chroot, of other
+// znodes of the transaction.
 func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, err error) {
 	if len(ops) == 0 {
 		return nil, "", Invalid("a transaction needs at least one operation")
@@ -126,7 +127,7 @@ func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, 
 			return nil, "", fmt.Errorf("operation %d: %w", i, err)
 		}
 	}
-	// A log cannot be created in a znode that is deleted.
+	// A log cannot be created in a znode that the transaction deletes.
 	for slices.ContainsFunc(full, func(op any) bool { d, ok := op.(*zk.DeleteRequest); return ok && d.Path == dir }) {
 		dir = ParentPath(dir)
 	}

@@ -18,9 +18,9 @@ import (
 // And an incarnation that has ended never connects again. [conn.Shared.End] sends the packets.
 
 // endOrphan ends an abandoned session after its holders have had LossTime. The session has no
-// connection, or its server has not confirmed the end. endOrphan asks the server of its last
-// connection after all others. It makes attempts until the session has expired by itself, or the
-// Session is closed: Close does not wait for endOrphan.
+// connection, or its server has not confirmed the end. endOrphan first asks the other servers, and
+// only then the server of the session's last connection. It makes attempts until the session has
+// expired by itself, or the Session is closed: Close does not wait for endOrphan.
 func (inc *Incarnation) endOrphan(left time.Time) {
 	m := inc.Manager
 	inc.LeaseMu.Lock()

@@ -13,10 +13,10 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// AwaitOwnGone waits until the znode of a shared [Creation] is deleted, even if another session has
-// created its own znode there since. In that case, a watch that is set again after an outage
-// reports a change, not the deletion. A change of the data does not wake AwaitOwnGone, see
-// AwaitGone.
+// AwaitOwnGone waits until the znode of a shared [Creation] is deleted. It also returns if another
+// session has created its own znode there since the deletion. In that case, a watch that is set
+// again after an outage reports a change, not the deletion. A change of the data does not wake
+// AwaitOwnGone, see AwaitGone.
 func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path})
@@ -104,9 +104,9 @@ func (inc *Incarnation) lookAtOwn(ctx context.Context, path string) func() (*zk.
 	}
 }
 
-// RemoveIfData deletes the znode at path, which this session has created, if the znode contains
-// `data`. No other znode there may ever contain the same data. The error is NoNode if there is no
-// such znode.
+// RemoveIfData deletes the znode that this session has created at path, if the znode contains
+// `data`. The caller guarantees that no other znode at path ever contains the same data. The error
+// is NoNode if there is no znode with this data.
 func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) error {
 	_, _, err := whileOurs(ctx, inc, sighting{on: ClosedChan}, func() (*zk.Stat, error) {
 		was, stat, err := inc.GetFresh(ctx, path)
@@ -123,15 +123,16 @@ func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) err
 // `look` finds that the znode is not ours, the error is NoNode. The argument `seen` is the last
 // sighting. The returned channel is closed when the connection over which c was answered has ended.
 //
-// Over the connection of the last sighting, a watch reports the deletion of the znode. During an
-// outage, and after an attempt without a reply, the znode may have been deleted, and another client
-// may have created another znode. Then `look` comes first. It is a fresh read, so it shows the
-// result of that attempt: the attempt is not executed later (see Find). The operation c is sent
-// only over a connection that existed before `look`, so there is no outage between `look` and c.
+// While the connection of the last sighting lasts, a watch reports the deletion of the znode. After
+// an outage, or after an attempt without a reply, the znode may have been deleted, and another
+// client may have created another znode. In both cases, whileOurs calls `look` before it sends c.
+// `look` is a fresh read, so it shows the result of an earlier attempt: that attempt is not
+// executed later (see Find). The operation c is sent only over a connection that existed before
+// `look`, so there is no outage between `look` and c.
 //
-// If the znode is deleted, and the event has not arrived yet, only the version distinguishes the
-// two znodes. If another client has written our znode, its version also differs, and `look` reads
-// the znode again.
+// If our znode is deleted, and the event has not arrived yet, only the version distinguishes our
+// znode from another client's znode at the same path. If another client has written our znode, its
+// version also differs, and `look` reads the znode again.
 func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look func() (*zk.Stat, error), c func(version int32) call[T]) (v T, on <-chan struct{}, err error) {
 	err = inc.repeat(ctx, func(*attempts) error {
 		l, err := inc.openConn(ctx)
@@ -160,9 +161,9 @@ func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look
 }
 
 // GetThenRemove reads the znode at path and deletes `own`, an ephemeral znode with a unique name,
-// in one round trip. The read comes first. If the connection is lost before either reply, the read
-// is repeated, perhaps after the deletion. err is the error of the deletion. NoNode means that
-// another client has deleted `own`.
+// in one round trip. The read comes first. If the connection is lost before the reply to the read,
+// the read is repeated, perhaps after the deletion. err is the error of the deletion. NoNode means
+// that another client has deleted `own`.
 func (inc *Incarnation) GetThenRemove(ctx context.Context, path, own string) (n Node, readErr, err error) {
 	read, err := start(ctx, inc, getCall(path))
 	if err != nil {

@@ -11,16 +11,16 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// An OwnWatch watches one znode that this session has made and holds, under a unique name. It
-// calls Vanished if another client deletes the znode. It costs no goroutine, and no request for
-// a znode that is held for less than ownWatchAfter.
+// An OwnWatch watches one znode that this session has made and holds. The znode's name is unique.
+// The OwnWatch calls Vanished if another client deletes the znode. It costs no goroutine, and no
+// request for a znode that is held for less than ownWatchAfter.
 //
 // The watch is set by a listing of the znode's children; an ephemeral znode has none. The watch
 // fires when the znode is deleted. If the znode is deleted before the listing, the listing fails
 // with NoNode. A lagging server cannot cause that failure: the same session has already received
-// the reply to the request that created the znode. A deletion while there is no connection is
-// found, too: the client sets the watch again before it sends anything else, and the server answers
-// with the event that was missed.
+// the reply to the request that created the znode. The client also finds a deletion that happens
+// while there is no connection. It sets the watch again before it sends anything else, and the
+// server answers with the missed event.
 //
 // The owner calls Drop before it deletes the znode itself. Vanished may still be called at that
 // time. So the owner calls Drop under a lock, and checks in Vanished, under the same lock, whether

@@ -210,9 +210,9 @@ func (a *attempts) last(err error) error {
 // longer applies.
 var errAgain = errors.New("zsync: BUG: to be tried again")
 
-// The method `repeat` repeats an operation until it is answered. It calls f, which makes an
-// attempt, and returns the first reply: nil, or an error of the server. If ctx or the incarnation
-// ends first, it returns CtxErr or ErrEnded.
+// The method `repeat` repeats an operation until it is answered. Each call of f makes one attempt.
+// `repeat` returns the first reply: nil, or an error of the server. If ctx or the incarnation ends
+// first, `repeat` returns CtxErr or ErrEnded.
 //
 // If the operation must not be applied twice, f records the outcome of each attempt in a. If a.open
 // is true after a refusal, an earlier attempt may have been applied and may have caused the

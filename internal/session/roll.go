@@ -18,11 +18,11 @@ import (
 // ten thousand contenders that arrive together cause a few listings, not ten thousand listings of
 // ten thousand names each, and pings are not delayed.
 //
-// A Roll is always sent after the caller has asked for it. So the server executes it after the
-// caller's earlier requests, if both were sent over the same connection. The connection may have
-// been replaced between the two. So the caller looks for the znode that it has created. If the
-// znode is listed, the Roll is newer than the znode. If it is not listed, that proves nothing, and
-// the caller asks for another Roll.
+// A Roll is always sent after the caller has asked for it. If the Roll and the caller's earlier
+// requests are sent over the same connection, the server executes the Roll after those requests.
+// But the connection may be replaced before the Roll is sent. So the caller looks for the znode
+// that it has created. If the znode is listed, the Roll is newer than the znode. If it is not
+// listed, that proves nothing, and the caller asks for another Roll.
 type Roll struct {
 	pending[listing]
 	rolls *rolls

@@ -54,8 +54,8 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		}
 		inc.LeaseMu.Lock()
 		now := time.Now()
-		// A session that is confirmed for longer than the time `enough` is alive, unless this
-		// process has ended it.
+		// The session is alive if it is confirmed for longer than the time `enough`, unless this process
+		// has ended it.
 		if inc.Lease.Wrote() && inc.Lease.Confirmed(now) > enough && inc.Ctx.Err() == nil {
 			inc.stakes++
 			// The watchdog looks every tenth of the timeout. This stake may begin with little time

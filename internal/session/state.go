@@ -18,8 +18,9 @@ var ErrMixed = errors.New("the path has another use")
 //
 // Servers delete an ephemeral znode with its session, and a container when it has become empty. No
 // Stat shows that a znode is a container. Our own containers are marked by their data: see [Dir]. A
-// container of another program has no data, and was never written. Such a znode gets a persistent
-// child, so it never becomes empty. A znode with data holds a value already, and is persistent.
+// container of another program has no data, and was never written. This file gives each such znode
+// a persistent child, so the znode never becomes empty. A znode with data holds a value already,
+// and is persistent.
 
 // keptBy is the name of a child that keeps a znode from being empty. NameOfKey never returns it.
 const keptBy = "%kept"
@@ -28,7 +29,7 @@ const keptBy = "%kept"
 // ephemeral, or the marked Dir of a primitive.
 func Unstored(data []byte, stat *zk.Stat) bool { return stat.EphemeralOwner != 0 || marks.IsDir(data) }
 
-// NeverStored is Unstored for a path below which zsync creates no other znode. There, it is also
+// NeverStored is Unstored for a path below which zsync creates no other znode. NeverStored is also
 // true for a znode without data that has or had children: the znode belongs to another program, or
 // is a parent of that program's znodes.
 func NeverStored(data []byte, stat *zk.Stat) bool {

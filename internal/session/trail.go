@@ -12,11 +12,12 @@ import "time"
 // a queue. It refuses the write if the session is at another server by then. So there are three
 // cases:
 //
-//   - The session returns to A directly. All requests over the new connection reach
-//     the leader after the write. A read there shows its outcome.
-//   - The session moves to B, and stays there or moves on to C. Either the write is executed before
-//     the leader learns of B. Then a read over B, after a write or after the sync with which the
-//     connection begins, shows it. Or the leader refuses the write.
+//   - The session returns to A directly. All requests over the new connection reach the leader
+//     after the write. So a read over that connection shows the outcome of the write.
+//   - The session moves to B, and stays there or moves on to C. The leader may execute the write
+//     before it learns of B. Then a read over B shows the write, if the read comes after another
+//     write or after the sync with which the connection begins. Otherwise, the leader refuses the
+//     write.
 //   - The session moves to B and back to A. A read over B does not find the write. Then A asks the
 //     leader for the session. This request comes after the write, but it changes the session's
 //     server at once, and the write is still in the queue. So the leader executes the write,
@@ -29,7 +30,7 @@ import "time"
 // Only the goroutine that serves the session uses a trail.
 type trail struct {
 	at   string          // the last server over which the client may have read something
-	left map[string]exit // by server
+	left map[string]exit // by server: the end of the connection that left writes without a reply
 }
 
 // The type `exit` is the end of a connection with unanswered writes.

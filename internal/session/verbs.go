@@ -57,7 +57,7 @@ func (inc *Incarnation) Names(ctx context.Context, path string) ([]string, error
 	return names, err
 }
 
-// Sync makes the server that answers catch up with the leader.
+// Sync makes the client's server catch up with the leader.
 func (inc *Incarnation) Sync(ctx context.Context, path string) error {
 	_, err := retry(ctx, inc, syncCall(path))
 	return err

@@ -13,9 +13,9 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// This file checks parent znodes that another client has created, for a session that has its own
-// ACL. It refuses a parent whose ACL lets other clients change the children, if the session's own
-// ACL would not let them. Without this check, another client could create the parent first, and
+// For a session that has its own ACL, this file checks the parent znodes that another client has
+// created. It refuses a parent if the parent's ACL lets other clients change the children, but the
+// session's own ACL does not. Without this check, another client could create the parent first, and
 // then delete the holds in it, however well each znode is protected. dir.go creates the parents.
 
 // The method `protects` reports whether the session has its own ACL.
@@ -73,11 +73,11 @@ func (inc *Incarnation) VetNow(ctx context.Context, path string) error {
 	return nil
 }
 
-// The method `identities` returns the identities that this client has by SASL and by certificate,
-// if they can matter for acl: the session's own ACL has the scheme auth, and acl has an entry of
-// such a scheme. Only the servers know the identities, so the function asks a server, once in a
-// session. A server before version 3.7 cannot answer. Then no such entry counts as the session's
-// own.
+// The method `identities` returns the identities that this client has by SASL and by certificate.
+// It returns nil if they cannot matter for acl. They matter if the session's own ACL has the scheme
+// auth, and acl has an entry whose scheme is not world, ip or digest. Only the servers know the
+// identities, so the function asks a server, once in a session. A server before version 3.7 cannot
+// answer. Then no entry of such a scheme counts as the session's own.
 func (inc *Incarnation) identities(ctx context.Context, acl []zk.ACL) ([]Identity, error) {
 	if !slices.ContainsFunc(inc.Manager.Config.ACL, func(own zk.ACL) bool { return own.Scheme == "auth" }) ||
 		!slices.ContainsFunc(acl, func(e zk.ACL) bool { return e.Scheme != "world" && e.Scheme != "ip" && e.Scheme != "digest" }) {
@@ -94,8 +94,8 @@ func (inc *Incarnation) identities(ctx context.Context, acl []zk.ACL) ([]Identit
 	return ids, nil
 }
 
-// The method `allows` reports whether the session's own ACL gives all the permissions of e, except
-// reading. The argument ids is the result of `identities`.
+// The method `allows` reports whether the session's own ACL also gives all permissions that e
+// gives. It ignores the permission to read. The argument ids is the result of `identities`.
 func (m *Manager) allows(e zk.ACL, ids []Identity) bool {
 	var given int32
 	for _, own := range m.Config.ACL {
