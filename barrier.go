@@ -20,8 +20,8 @@ import (
 //	err = b.Open(ctx)   // releases every waiter
 //
 // A new Barrier is open. After Close has returned, a new Wait waits for the next Open. Open
-// releases every Wait of that moment, even if another Close follows at once, and synchronizes
-// before their return.
+// releases every Wait that is waiting at that moment, even if another Close follows at once. Open
+// synchronizes before these Waits return.
 //
 // # Loss
 //
@@ -29,7 +29,7 @@ import (
 //
 // # Cost
 //
-// One round trip each; a Wait of a closed Barrier then receives one event.
+// A method takes 1 round trip; on a closed Barrier, Wait also gets an event.
 //
 // # Znodes
 //
@@ -101,8 +101,8 @@ func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
 		return err
 	}
 	znode := b.s.m.Full(b.path)
-	// The receipts are next to the znode. So the client that creates their parent has created the
-	// znode's parent too, and only Open can get NoNode.
+	// The receipts are below a sibling of the znode. A client that creates this sibling has created
+	// the parent of both. So only Open can get NoNode.
 	_, err := txn.Across(ctx, b.s.m, znode+"-receipts", []any{op(znode)})
 	return err
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Queue is a Go channel that processes share: one receives each element.
+// A Queue is a Go channel that processes share: each element has one receiver.
 //
 //	err := q.Send(ctx, job)
 //
@@ -30,8 +30,8 @@ import (
 // # Loss
 //
 // Sends and consumers continue in the next session. When the servers have ended a session, other
-// consumers can claim its elements: Ack returns [ErrLost], or an error that says that the outcome
-// is unknown. An element that Recv delivered right before the end can be received again.
+// consumers can claim its elements. Then Ack returns [ErrLost], or an error that says that the
+// outcome is unknown. An element that Recv delivered right before the end can be received again.
 //
 // # Errors
 //
@@ -45,8 +45,8 @@ import (
 //
 // # Znodes
 //
-// An element is a znode in a bucket of about 1,000 below path. The names of other znodes begin with
-// path, too: see docs/interop.md.
+// An element is a znode in a bucket below path; a bucket has about 1,000 elements. Names of other
+// znodes begin with path, too: docs/interop.md.
 type Queue[T any] struct {
 	made
 	cfg queueConfig
@@ -82,14 +82,14 @@ func (q *Queue[T]) Err() error { return opError("newqueue", q.path, q.misuse()) 
 
 // Send stores vs at the end of the queue, in order, all or none, and returns when they are stored.
 // With [WithMaxLen], it waits for room. Goroutines that use one Queue value share transactions;
-// their elements keep the order of the calls. All of vs must fit into one request of 1 MiB, with
-// about 100 bytes for each element. Otherwise, Send returns [ErrTooLarge]: use [Queue.In].
+// their elements keep the order of the calls. All of vs, plus about 100 bytes for each element,
+// must fit into one request of 1 MiB. Otherwise, Send returns [ErrTooLarge]: use [Queue.In].
 func (q *Queue[T]) Send(ctx context.Context, vs ...T) error {
 	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle}, vs))
 }
 
-// SendPriority is Send with a priority: from 0, which is served first, to n-1 of
-// [WithPriorities]. Send uses the middle one.
+// SendPriority is Send with a priority, from 0 (delivered first) to n-1, where n is the number of
+// [WithPriorities]. Send uses the middle priority.
 func (q *Queue[T]) SendPriority(ctx context.Context, priority int, vs ...T) error {
 	if q.misuse() == nil && (priority < 0 || priority >= q.cfg.Priorities) {
 		return opError("send", q.path, session.Invalid("priority %d; the queue has %d, from 0 (WithPriorities)", priority, q.cfg.Priorities))
@@ -190,7 +190,7 @@ func offer[D any](c queue.Consumer, claim queue.Item, ch chan<- D, d D) bool {
 //	}
 type Delivery[T any] struct {
 	Value   T
-	Attempt int       // 1 the first time; a return adds 1, and so does a loss, see [WithMaxAttempts]
+	Attempt int       // 1 at the first delivery; a Nack adds 1, and so does a lost claim (see [WithMaxAttempts])
 	Sent    time.Time // when it was stored, by the servers' clock
 	ID      string    // unique within the queue, and the same at each attempt
 	claim   queue.Item
@@ -199,7 +199,7 @@ type Delivery[T any] struct {
 
 // Deliveries returns a channel of elements that the consumer must settle. An element is delivered
 // again if Nack returns it, or its claim is lost. Received elements can still be settled after the
-// end of ctx, and [WithPrefetch] does not count them. It is closed like [Queue.Recv]'s channel.
+// end of ctx, and [WithPrefetch] does not count them. The channel is closed like [Queue.Recv]'s.
 func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	return consume(ctx, q, queue.Joining{Hand: true}, q.delivery)
 }
@@ -324,16 +324,16 @@ func (d Delivery[T]) Data() []byte {
 }
 
 // Ack removes the element from the queue; goroutines share transactions. nil means that this
-// process removed it, and [ErrLost] that the claim was lost: another consumer receives the element,
-// or already has. After an error of ctx or of the servers, the removal continues; call Ack again
-// for the result. After another settlement, Ack returns [ErrNotLocked] (docs/queue.md).
+// process removed it. [ErrLost] means that the claim was lost: another consumer receives or has
+// received the element. After an error of ctx or of the servers, the removal continues; call Ack
+// again for the result. After another settlement, Ack returns [ErrNotLocked] (docs/queue.md).
 func (d Delivery[T]) Ack(ctx context.Context) error {
 	return d.settle(ctx, "ack", queue.Settlement{Fate: queue.Remove})
 }
 
-// Nack returns the element to its place, to be delivered again with a greater Attempt; with
-// [WithRetryBackoff], it is [Delivery.NackAfter]. If the connection is down or the servers refuse,
-// the session keeps trying. Errors are Ack's.
+// Nack returns the element to its place, and it is delivered again with a greater Attempt. With
+// [WithRetryBackoff], Nack is [Delivery.NackAfter]. If the servers refuse or are away, the session
+// tries again. Errors are as for Ack.
 func (d Delivery[T]) Nack() error {
 	var after time.Duration
 	if d.q != nil && d.q.cfg.retry != nil {
@@ -350,8 +350,7 @@ func (d Delivery[T]) Return() error {
 
 // NackAfter is Nack with a delay, by the consumer's clock, in which no consumer receives the
 // element. After the delay, it comes before elements that were sent later. During the delay, only
-// elements of its key wait. If the claim is lost before the delay is stored, the element is back at
-// once.
+// elements of the same key wait. If the claim is lost first, the element is back at once.
 func (d Delivery[T]) NackAfter(delay time.Duration) error {
 	return d.nack(delay)
 }
@@ -364,8 +363,8 @@ func (d Delivery[T]) nack(after time.Duration) error {
 	return d.settle(context.Background(), "nack", s)
 }
 
-// Reject makes the element a dead letter, with the reason, cut to 1,000 bytes, because no other
-// attempt would help. Errors are as for Ack.
+// Reject makes the element a dead letter, because no other attempt would help. The dead letter has
+// the reason, cut to 1,000 bytes. Errors are as for Ack.
 func (d Delivery[T]) Reject(ctx context.Context, reason string) error {
 	return d.settle(ctx, "reject", queue.Settlement{Fate: queue.Bury, Reason: errors.New(reason)})
 }
@@ -386,9 +385,9 @@ func (q *Queue[T]) received(ctx context.Context) {
 	end(nil)
 }
 
-// Context returns a context that ends with the claim: with cause [ErrLost] ([LostError]) if the
-// claim is lost, before another consumer can get the element, and with [context.Canceled] when
-// the Delivery is settled.
+// Context returns a context that ends with the claim. If the claim is lost, the context ends before
+// another consumer can get the element, with cause [ErrLost] ([LostError]). After a settlement, the
+// cause is [context.Canceled].
 func (d Delivery[T]) Context() context.Context {
 	if d.claim == nil {
 		ctx, cancel := context.WithCancelCause(context.Background())
@@ -413,11 +412,11 @@ func ask[T, R any](ctx context.Context, q *Queue[T], op string, f func(queue.Eng
 // there is none. It waits for the servers, but not for new elements. To receive many elements, use
 // [Queue.Recv].
 //
-// A process that crashes after the removal loses the element. If TryRecv fails because ctx or the
-// ZooKeeper session ended, or the Session was closed, no element is lost: its element is back in
-// the queue. If the ZooKeeper session ends before the removal, another consumer can receive the
-// element, too. An element that cannot be decoded becomes a dead letter. After three in a row,
-// TryRecv skips others; if it finds no good one, it returns an error.
+// A process that crashes after the removal loses the element. If ctx or the ZooKeeper session ends
+// first, or the Session is closed, the element is back in the queue. If the ZooKeeper session ends
+// before the removal, another consumer can receive the element, too. An element that cannot be
+// decoded becomes a dead letter. After three such elements in a row, TryRecv skips further ones; if
+// none is good, it returns an error.
 func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 	e, err := ask(ctx, q, "tryrecv", queue.Engine.Take)
 	if err != nil || e == nil {
@@ -434,8 +433,8 @@ func (q *Queue[T]) Len(ctx context.Context) (int, error) {
 	return ask(ctx, q, "len", queue.Engine.Len)
 }
 
-// Peek returns the first element that no consumer has claimed, and leaves it in the queue. If there
-// is none, ok is false. err is a decoding error.
+// Peek returns the first unclaimed element, and leaves it in the queue. If there is none, ok is
+// false. If it cannot decode it, it returns the error.
 func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 	e, err := ask(ctx, q, "peek", queue.Engine.Peek)
 	if err != nil || e == nil {
@@ -448,8 +447,8 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 }
 
 // Clear removes all unclaimed elements that exist when it begins, also delayed ones, and returns
-// their number. It begins with the last element, so no removal frees another element of the same
-// key. If Clear fails, it may have removed some.
+// their number. It begins at the end, so no removal frees an element of the same key. If it fails,
+// some may be removed.
 func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
 	return ask(ctx, q, "clear", queue.Engine.Clear)
 }

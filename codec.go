@@ -16,8 +16,8 @@ type Codec interface {
 
 var (
 	JSON      Codec = codec.JSON{}      // encoding/json, the default; a string that is not UTF-8 is ErrInvalid
-	Gob       Codec = codec.Gob{}       // encoding/gob, each value with its type; register the types in interfaces
-	Raw       Codec = codec.Raw{}       // []byte and string unchanged, and no other type; in an any, only []byte
+	Gob       Codec = codec.Gob{}       // encoding/gob, which stores each value with its type; register each type that an interface contains
+	Raw       Codec = codec.Raw{}       // stores []byte and string unchanged, and no other type; an `any` must contain a []byte
 	BigEndian Codec = codec.BigEndian{} // Curator's integers, the highest byte first: int64 in 8 bytes, int32 (SharedCount, DistributedAtomicInteger) in 4
 )
 

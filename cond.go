@@ -26,8 +26,8 @@ import (
 //	// use the condition, then c.L.Unlock()
 //
 // All processes must use the same lock L. Wait joins the line before it unlocks L, so it misses no
-// signal. If a waiter gets a signal, and dies or its ctx ends before its Wait has returned, the
-// next waiter that was there at the signal gets it. Two signals wake two waiters.
+// signal. A waiter with a signal may die, or its ctx may end, before its Wait has returned. Then
+// the next waiter that was in line at the time of the signal gets it. Two signals wake two waiters.
 //
 // # Loss
 //
@@ -85,9 +85,9 @@ func (c *Cond) check() error {
 }
 
 // Wait unlocks c.L, waits for a signal, and locks c.L again before it returns nil. After an error,
-// such as [ErrNotLocked] if c.L is not held, the caller does not hold c.L, and its signal passes to
-// the next waiter. Inside [Mutex.Do] or [RWMutex.RDo] of c.L, ctx may be the context of Do: Wait
-// releases that hold and takes it again. A loss in that time does not end ctx.
+// the caller does not hold c.L. A signal to the caller passes to the next waiter. If c.L was not
+// held, the error is [ErrNotLocked]. Inside [Mutex.Do] or [RWMutex.RDo] of c.L, ctx may be the
+// context of Do: Wait releases that hold and takes it again. A loss in that time does not end ctx.
 func (c *Cond) Wait(ctx context.Context) error {
 	traced, end := c.tracers().waiting(ctx, "cond", c.path)
 	start := time.Now()
@@ -105,8 +105,8 @@ func (c *Cond) wait(ctx context.Context) error {
 	if err == nil && unlocked == nil {
 		err = c.sleep(ctx, p, names)
 	}
-	// If relock is nil, L may still be locked. Then unlocked is the error of ctx, and the cause of
-	// that error may be the loss of another lock.
+	// If relock is nil, L may still be locked. Then the variable `unlocked` contains the error of ctx,
+	// and the cause of that error may be the loss of another lock.
 	if (err == nil || errors.Is(err, session.ErrEnded)) && unlocked != nil && (relock == nil || !errors.Is(unlocked, ErrLost)) {
 		err = unlocked
 	}
@@ -152,9 +152,9 @@ func (c *Cond) enter(ctx context.Context) (*lock.Claim, []string, error) {
 // The method `unlock` unlocks L, and returns the function that locks L again. The unlocking does
 // not stop when ctx ends: it continues in the background.
 //
-// If ctx comes from a Do of a lock of this package, unlock releases the hold of that Do, and
-// the new hold belongs to the same Do. It chooses the hold before the background work begins.
-// Later, the Do may be over, and the current hold may belong to another goroutine.
+// If ctx comes from a Do of a lock of this package, the method releases the hold of that Do, and
+// the new hold belongs to the same Do. The method chooses the hold before the background work
+// begins, because later, the Do may be over, and the current hold may belong to another goroutine.
 func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, err error) {
 	if c.misuse() != nil {
 		return nil, c.L.Unlock()
@@ -203,8 +203,8 @@ func (c *Cond) sleep(ctx context.Context, p *lock.Claim, names []string) error {
 	return c.guard(ctx, p, names, own.Fired)
 }
 
-// The method `guard` passes on the signals of deleted waiters ahead of p. It returns when woken
-// is closed or p's znode is deleted.
+// The method `guard` passes on the signals of deleted waiters ahead of p. It returns when the
+// channel `woken` is closed or p's znode is deleted.
 func (c *Cond) guard(ctx context.Context, p *lock.Claim, names []string, woken <-chan struct{}) error {
 	for {
 		var err error
@@ -280,10 +280,10 @@ func (c *Cond) list(ctx context.Context, list func(context.Context, string) ([]s
 // The method `take` deletes p's znode and its signal, because the signal has reached the caller
 // of Wait (step 4).
 //
-// If the reply is lost, the transaction is sent again, and fails without harm, because both
-// names are unique. If there is no connection, take returns before the transaction is applied.
-// If the session ends before that, the signal is passed on, and wakes another waiter without
-// need.
+// If the reply is lost, the transaction is sent again, and fails without harm, because both names
+// are unique. If there is no connection, the method returns before the transaction is applied. If
+// the session ends before the transaction is applied, the signal passes to another waiter, and
+// wakes it without need.
 func (c *Cond) take(ctx context.Context, p *lock.Claim) {
 	if p == nil {
 		return
@@ -327,8 +327,8 @@ func (c *Cond) leave(p *lock.Claim) {
 	}}).Await(session.Grace)
 }
 
-// If p has a signal, bequeath passes it on as soon as p's znode is deleted: at once, or with
-// its session. Perhaps no other client can do this.
+// If p has a signal, the method `bequeath` passes it on as soon as p's znode is deleted: at once,
+// or when p's session has ended. Perhaps no other client can do this.
 func (c *Cond) bequeath(p *lock.Claim) {
 	ctx := context.Background() // the calls below return when the Session ends
 	c.s.m.During(ctx, func(inc *session.Incarnation) error {
@@ -383,7 +383,7 @@ func (c *Cond) unsignalled(ctx context.Context, inc *session.Incarnation, names 
 	return slices.DeleteFunc(all, func(w lock.Child) bool { return signalled[w.Name] }), nil
 }
 
-// The method `orphans` returns those signals among names whose waiters were deleted.
+// Of the signals in `names`, the method `orphans` returns those whose waiters were deleted.
 func (c *Cond) orphans(names []string) []string {
 	present := make(map[string]bool, len(names))
 	for _, name := range names {
@@ -398,10 +398,10 @@ func (c *Cond) orphans(names []string) []string {
 	return out
 }
 
-// The method `mend` passes on the signals of deleted waiters among names. It returns a listing
-// without such signals. A signal is created while its waiter exists, and the waiter deletes
-// both in one transaction. So if a listing shows a signal without its waiter, the waiter did
-// not take the signal.
+// If the waiter of a signal in `names` was deleted, the method `mend` passes the signal on. It
+// returns a listing without such signals. A signal is created while its waiter exists, and the
+// waiter deletes both in one transaction. So if a listing shows a signal without its waiter, the
+// waiter did not take the signal.
 func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []string) (_ []string, err error) {
 	stays := make(map[string]bool)
 	for {
@@ -418,12 +418,12 @@ func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []strin
 	}
 }
 
-// The method `pass` moves the signal at path to the first waiter that has no signal and entered
-// the line before the signal was given. If there is no such waiter, pass deletes the signal.
-// Other clients may do the same at this moment. That is harmless, because the signal can be
-// deleted only once. If another program has created a znode below the signal, the signal cannot
-// be deleted. Then pass writes 0 as the zxid at which the signal was given, if the signal is
-// unchanged. No waiter entered the line before 0, so no client passes the signal on again.
+// The method `pass` moves the signal at path to the first waiter that has no signal and entered the
+// line before the signal was given. If there is no such waiter, the method deletes the signal.
+// Other clients may do the same at this moment. That is harmless, because the signal can be deleted
+// only once. If another program has created a znode below the signal, the signal cannot be deleted.
+// In that case, if the signal is unchanged, the method writes 0 as the zxid at which the signal was
+// given. No waiter entered the line before 0, so no client passes the signal on again.
 func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []string, path string) (stays bool, err error) {
 	data, stat, err := inc.Get(ctx, path)
 	if err != nil {
@@ -486,8 +486,8 @@ func unlessChanged(err error) error {
 	return err
 }
 
-// Signal wakes the longest waiter, if any, and does not wait for it. The caller may hold c.L.
-// Signal gives one signal, even if its session is lost.
+// Signal wakes the longest waiter, if any, and does not wait for it. The caller may hold c.L. It
+// gives one signal, even if its session is lost.
 func (c *Cond) Signal(ctx context.Context) error {
 	return opError("signal", c.path, c.signal(ctx))
 }
@@ -513,10 +513,10 @@ func (c *Cond) signal(ctx context.Context) error {
 // can get a signal, in their order.
 //
 // The result must contain each waiter that unlocked L before the call of Signal. So the method
-// begins with a sync, after which the server is as new as the leader. Without a sync, it would
-// not be enough that the caller holds L. The caller may have got L directly from a goroutine of
-// this process that waits through another Session. The server of this Session may not have the
-// znode of that waiter yet.
+// begins with a sync, after which the server is as new as the leader. The caller's hold of L cannot
+// replace the sync. The caller may have got L directly from a goroutine of this process that waits
+// through another Session. Then the server of this Session may not have the znode of that waiter
+// yet.
 func (c *Cond) waiting(ctx context.Context) ([]lock.Child, error) {
 	var waiting []lock.Child
 	err := c.s.m.During(ctx, func(inc *session.Incarnation) error {

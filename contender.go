@@ -36,17 +36,17 @@ func describe(ctx context.Context, inc *session.Incarnation, dir string, names [
 	return out, nil
 }
 
-// A Contender is a holder or a waiter. Contenders methods return them in order of arrival, as one
-// server sees them; it can lag.
+// A Contender is a holder or a waiter. Methods named Contenders return them in order of arrival, as
+// one server sees them. That server can lag.
 type Contender struct {
-	Owner     string    // the data of its znode: the text of WithOwner, or of another library; empty without permission to read it
+	Owner     string    // the data of its znode: the text of WithOwner, or the data that another library wrote; empty if this client may not read the znode
 	Node      string    // the name of its znode
 	Session   int64     // the ZooKeeper session it belongs to
 	Mode      Mode      // the mode that it holds or waits for
 	Holding   bool      // whether it holds, according to the listing
 	Since     time.Time // time of its arrival, by the servers' clock
-	HeldSince time.Time // when a holder took its fencing token, by the servers' clock: it has held since then; zero without one
-	Retained  bool      // whether it uses WithRetention: perhaps it retains its place without a holder
+	HeldSince time.Time // when a holder took its fencing token, by the servers' clock: it has held since then; zero without a token
+	Retained  bool      // whether it holds with WithRetention; perhaps it only keeps its place, and no goroutine holds the lock
 }
 
 // LogValue gives slog a group: owner, session, mode, state, since, node.

@@ -45,9 +45,9 @@ func (q *Queue[T]) dead(ctx context.Context, op string) iter.Seq2[DeadLetter, er
 	}
 }
 
-// RequeueDead puts the dead letters for which choose returns true, or all if choose is nil, at the
-// end of the queue, with their priority and no attempts, and reports how many. It skips letters
-// that others remove first.
+// RequeueDead moves dead letters to the end of the queue, with their priority and no attempts, and
+// returns their number. It moves those for which choose returns true, or all if choose is nil. It
+// skips those that others remove.
 func (q *Queue[T]) RequeueDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
 	return q.forDead(ctx, "requeue", choose, func(d DeadLetter) (bool, error) {
 		err := q.q.Requeue(ctx, d.letter)

@@ -35,10 +35,10 @@
 // A constructor does no I/O. If an argument is bad, every method reports it: it returns
 // [ErrInvalid], or a closed channel.
 //
-// After the end of ctx, Lock, RLock, Acquire, Campaign and Wait fail even if there is nothing to
+// Lock, RLock, Acquire, Campaign and Wait fail after the end of ctx, even if there is nothing to
 // wait for. A wait that fails leaves nothing behind. If its session ends, a wait continues in the
-// next session, at the back of the line. Within Do, RDo or Run, a call with their ctx for the same
-// path returns [ErrDeadlock] if it would wait for its own caller.
+// next session, at the back of the line. In a function that Do, RDo or Run calls, a call with the
+// function's ctx for the same path returns [ErrDeadlock] if it would wait for its own caller.
 //
 // A hold belongs to one ZooKeeper session. If that session ends, or could have ended, the hold is
 // lost: Lost is closed, the context of Do or Run ends with cause [ErrLost], and the release returns
@@ -47,21 +47,21 @@
 //
 // A release takes no context, because it cannot be refused. It wakes only waiters that can proceed.
 // Unlock, RUnlock, Release and Resign return within half a second, and at once if the connection is
-// down; the Session then releases in the background. Without a hold, they, Token and Txn return
-// [ErrNotLocked]; after a loss, they return [ErrLost].
+// down; the Session then releases in the background. Without a hold, these methods, Token and Txn
+// return [ErrNotLocked]; after a loss, all of them return [ErrLost].
 //
 // A write is applied exactly once or not at all: if a connection drops between a request and its
-// reply, the Session finds out what the servers did before it continues. If ctx ends while a write
-// is on its way, the write may be applied or not. Data that does not fit into ZooKeeper's packet of
-// 1 MiB is [ErrTooLarge].
+// reply, the Session first finds out what the servers did, and then continues. If ctx ends while a
+// write is on its way, the write may be applied or not. Data that does not fit into ZooKeeper's
+// packet of 1 MiB is [ErrTooLarge].
 //
 // A channel of Watch or Observe has no buffer: a slow reader misses changes, but always gets the
 // last one. A value that cannot be decoded is logged and left out. The channel is closed when ctx
-// ends or the Session is closed, or when the servers refuse a read, which is logged.
+// ends, the Session is closed, or the servers refuse a read. The refusal is logged.
 //
 // An error is an [*Error] around an error of this package or of go-zookeeper, or around the cause
-// of a context. Misuse that crashes a program with sync returns an error and changes nothing.
-// "Synchronizes before" is a term of the Go memory model, for callers in one process.
+// of a context. Misuse that crashes a program with package sync returns an error here, and changes
+// nothing. "Synchronizes before" is a term of the Go memory model, for callers in one process.
 //
 // # Costs and znodes
 //
@@ -73,8 +73,8 @@
 //
 // # What zsync cannot do
 //
-// zsync cannot stop a program that does not look. Between the loss of a hold and the moment at
-// which its holder notices, the garbage collector, the scheduler or the whole machine may pause. If
-// that matters, send [Mutex.Token] with each write to the storage, or write to ZooKeeper with
-// [Mutex.Txn].
+// zsync cannot stop a program that does not look. The garbage collector, the scheduler or the whole
+// machine may pause the program between the loss of a hold and the moment at which its holder
+// notices the loss. If that matters, send [Mutex.Token] with each write to the storage, or write to
+// ZooKeeper with [Mutex.Txn].
 package zsync

@@ -16,14 +16,14 @@ import (
 )
 
 // WithID sets the id of a candidate, such as an address: the data of its znode, and the Owner of
-// its Contender. The default is [WithOwner]'s.
+// its Contender. The default is the text of [WithOwner].
 func WithID(id string) ElectionOption {
 	return electionOption(func(c *electionConfig) { c.id = &id })
 }
 
 // WithPriority sets the candidate's priority. Of the waiting candidates with the highest priority,
-// the earliest leads first. A leader keeps the leadership. A candidate whose turn comes while a
-// higher priority waits moves to the back of the line (5 requests). A candidate without the option,
+// the earliest leads first. A leader keeps the leadership. When a candidate's turn comes, it moves
+// to the back of the line (5 requests) if a higher priority waits. A candidate without the option,
 // such as Curator's, counts as 0 and never gives way. Set the option for all.
 func WithPriority(p int) ElectionOption {
 	return electionOption(func(c *electionConfig) { c.prior = &p })
@@ -35,8 +35,8 @@ func WithPriority(p int) ElectionOption {
 //	err := e.Run(ctx, func(ctx context.Context) error { … }) // while this process leads
 //	leader, err := e.Leader(ctx)
 //
-// Instead of Run, call Campaign and Resign. One *Election is one candidate. At most one live
-// session leads. Candidates lead in the order of arrival.
+// A program can also call Campaign and Resign instead of Run. One *Election is one candidate. At
+// most one live session leads, in order of arrival.
 //
 // # Loss
 //
@@ -50,8 +50,8 @@ func WithPriority(p int) ElectionOption {
 //
 // # Cost
 //
-// Campaign without another candidate, Resign, and Leader take 1 round trip each. A change costs
-// Observe one event and 3 requests.
+// Leader, Resign, and a Campaign without another candidate take 1 round trip each. A change of the
+// leader costs Observe one event and 3 requests.
 //
 // # Znodes
 //
@@ -62,9 +62,9 @@ type Election struct {
 	id    []byte
 
 	mu     sync.Mutex
-	run    *term    // the leadership of the last call of Run's function; guarded by mu
+	run    *term    // the leadership in which Run last called its function; guarded by mu
 	known  string   // the leader's znode at the last call of Leader; guarded by mu
-	wishes []string // names of the wishes that e leads, read when e's turn came; guarded by mu
+	wishes []string // names of the wishes for e, read when e's turn came; guarded by mu
 }
 
 // The type `term` is a leadership during which Run calls its function.
@@ -117,7 +117,7 @@ func (e *Election) Campaign(ctx context.Context) error {
 	return opError("campaign", e.path, err)
 }
 
-// The method `campaign` waits until e leads. The argument run says that the caller is Run. The
+// The method `campaign` waits until e leads. The argument `run` is true if the caller is Run. The
 // result is the context for the leadership.
 func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lock.Grant, error) {
 	switch {
@@ -147,9 +147,9 @@ func (e *Election) Resign() error {
 	return opError("resign", e.path, err)
 }
 
-// The method `resign` ends the leadership of g, unless another goroutine has ended it. If g is
-// Run's, resign ends the context of Run's function, and the next leader begins when that
-// function has returned.
+// The method `resign` ends the leadership of g, unless another goroutine has ended it. If g is the
+// grant of a Run, the method ends the context of Run's function, and the next leader begins when
+// that function has returned.
 func (e *Election) resign(ctx context.Context, g *lock.Grant) error {
 	e.mu.Lock()
 	d := e.local.BeginRelease(g)
@@ -188,7 +188,7 @@ func (e *Election) current() (*lock.Grant, error) {
 // Run campaigns, calls f when it leads, resigns when f returns, and starts again, also after a
 // loss. f returns nil to pass the leadership on. If f returns an error while it leads, Run returns
 // that error. Run also returns if the Session is closed or Campaign fails for good. If ctx ends,
-// Run returns its error, joined with f's error if f returns another one.
+// Run returns the error of ctx. If f returns a different error, Run joins the two.
 //
 // f's context ends with the leadership: with cause [ErrLost] after a loss, [ErrClosed] at
 // [Session.Close], [ErrNotLocked] after a Resign. Return soon from f then: the next leader begins
@@ -227,8 +227,8 @@ func endOfRun(ctx context.Context, err error) error {
 	return errors.Join(session.CtxErr(ctx), err)
 }
 
-// endOfClosed returns the error of a Run that Close has ended. This is closed. If err is more
-// than the end of the context, the two are joined.
+// endOfClosed returns the error of a Run that Close has ended. That error is the argument `closed`.
+// If err is more than the end of the context, the function joins the two errors.
 func endOfClosed(closed, err error) error {
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, ErrClosed) {
 		return closed
@@ -264,8 +264,9 @@ func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ct
 	return err, ended
 }
 
-// The method `leave` ends the term t, whose function has returned. If Resign has begun the
-// release, leave completes it: the next leader must not begin before the function has returned.
+// The method `leave` ends the term t, whose function has returned. If Resign has begun the release,
+// the method completes it here, because the next leader must not begin before the function has
+// returned.
 func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
 	e.mu.Lock()
 	left := t.resigned
@@ -277,7 +278,7 @@ func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
 		e.run = nil
 	}
 	e.mu.Unlock()
-	release := left.Finish // returns ErrNotLocked if Resign was called before the function
+	release := left.Finish // Finish returns ErrNotLocked if Resign was called before Run called the function
 	if left.None() && t.grant.Err() != nil {
 		release = t.grant.Release // after the loss, the next Campaign of this process has begun already
 	}
@@ -334,7 +335,7 @@ func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
 }
 
 // Leader returns the first candidate in line. The result is never older than the call. Between two
-// leaders, it can be one that gives way and never leads.
+// leaders, it can be a candidate that never leads.
 func (e *Election) Leader(ctx context.Context) (Contender, error) {
 	c, err := e.leader(ctx)
 	return c, opError("leader", e.path, err)

@@ -19,7 +19,7 @@ import (
 var (
 	ErrLost            = session.ErrLost                 // a hold has ended without a release, or could have: a [*LostError]
 	ErrClosed          = session.ErrClosed               // the Session was closed
-	ErrNotLocked       = lock.ErrNotLocked               // this value does not hold what the call would release or use
+	ErrNotLocked       = lock.ErrNotLocked               // this value has no hold that the call could release or use
 	ErrDeadlock        = lock.ErrDeadlock                // the call would wait for its own caller, or for a lost hold that this process has not released
 	ErrMixed           = lock.ErrMixed                   // the path has another use, or the servers could remove data stored there
 	ErrFull            = queue.ErrFull                   // TrySend found no room
@@ -46,7 +46,7 @@ var (
 // process. In a longer wait, they are read again.
 type WaitError struct {
 	Behind Contender     // the holder; for permits, the first waiter or, if the caller is the first, a holder
-	Place  int           // contenders ahead, Behind included; 0 without a place in the line
+	Place  int           // number of contenders ahead, including Behind; 0 if the caller had no place in the line
 	Waited time.Duration // how long the caller waited
 	err    error
 }
@@ -84,8 +84,8 @@ func waitEnded(ctx context.Context, s *Session, err error, start time.Time, behi
 	return &WaitError{Behind: behind, Place: place, Waited: time.Since(start), err: s.m.Explained(ctx, err)}
 }
 
-// The method `waited` returns err. If ctx has ended a wait since start, it adds the length of the
-// wait, and whether a server answered.
+// The method `waited` returns err. If ctx has ended a wait that began at start, the method adds to
+// err the length of the wait, and whether a server answered.
 func (s *Session) waited(ctx context.Context, start time.Time, err error) error {
 	lasted := time.Since(start).Round(time.Millisecond)
 	if err == nil || lasted == 0 || ctx.Err() == nil || !errors.Is(err, ctx.Err()) && !errors.Is(err, context.Cause(ctx)) {
@@ -98,8 +98,8 @@ func (s *Session) waited(ctx context.Context, start time.Time, err error) error 
 	return fmt.Errorf("waited %v: %w", lasted, err)
 }
 
-// headContender describes the contender h, for which a caller waits, as a holder in mode. If
-// there is none, it returns the zero Contender.
+// headContender describes h, the contender for which a caller waits, as a holder in the given mode.
+// If there is no such contender, it returns the zero Contender.
 func headContender(h lock.Behind, mode Mode) Contender {
 	if h.Name == "" {
 		return Contender{}
@@ -157,7 +157,7 @@ type Error struct {
 	Err  error  // the reason
 }
 
-// Error returns all three: "zsync: lock /locks/backup: lost: …".
+// Error returns a text such as "zsync: lock /locks/backup: lost: …".
 func (e *Error) Error() string {
 	text := "zsync: " + strings.TrimSuffix(e.Op+" "+e.Path, " ") + ": "
 	if errors.Is(e.Err, zk.ErrNoAuth) && !errors.Is(e.Err, ErrUnprotected) {
@@ -173,13 +173,13 @@ func (e *Error) Error() string {
 // Unwrap returns the reason.
 func (e *Error) Unwrap() error { return e.Err }
 
-// A LostError describes the loss of a hold. [errors.Is] finds [ErrLost] in it. [errors.As] finds it
-// in errors, causes of contexts, and an [Event].
+// A LostError describes the loss of a hold. [errors.Is] finds [ErrLost] in it. [errors.As] finds a
+// LostError in errors, causes of contexts and an [Event].
 type LostError struct {
 	Reason  LossReason
 	Session int64     // the ZooKeeper session through which it was held
 	Since   time.Time // when the loss was found or, after a pause of the process, would have been found
-	Err     error     // of a LossGivenUp: why, such as the error of the function of WithHealth
+	Err     error     // the reason for a LossGivenUp, such as the error that WithHealth's function returned
 }
 
 // Error returns the reason in words: "lost: the session has expired".
@@ -200,8 +200,8 @@ type LossReason int
 
 const (
 	LossExpired   LossReason = iota + 1 // the servers have ended the session
-	LossCutOff                          // no server confirmed the session in time; it may have ended, or will soon
-	LossPaused                          // as LossCutOff, after a pause of the process or machine; another process may have held it since
+	LossCutOff                          // no server confirmed the session in time; the session may have ended, or will end soon
+	LossPaused                          // like LossCutOff, but after a pause of the process or machine; another process may have got a hold since
 	LossReplaced                        // a server has replaced the session by another
 	LossDeleted                         // another client has deleted the znode of the hold
 	LossClosed                          // the Session was closed, or has failed for good

@@ -24,9 +24,9 @@ import (
 //		return fetch(ctx, "EUR")
 //	})
 //
-// A caller that comes while another runs its function waits for the same result. Callers that come
-// within the time keep after a result was stored, by the servers' clock, get it at once. Only
-// success is shared: after a failure or panic, a waiting caller runs its own function.
+// A caller that comes while another runs its function waits for the same result. For the duration
+// `keep` after a result was stored, by the servers' clock, new callers get it at once. Only success
+// is shared: after a failure or panic, a waiting caller runs its own function.
 //
 // # Loss
 //
@@ -36,7 +36,7 @@ import (
 //
 // # Cost
 //
-// Do takes 3 round trips with a result, and 8 if it runs the function.
+// Do takes 3 round trips if it gets a stored result, and 8 if it runs f.
 //
 // # Znodes
 //
@@ -47,8 +47,8 @@ type Flight[T any] struct {
 	keep  time.Duration
 }
 
-// NewFlight returns the Flight at path. A result is shared for the time keep after it was stored;
-// if keep is 0, only with callers that waited.
+// NewFlight returns the Flight at path. A result is shared for the duration `keep` after it was
+// stored. If `keep` is 0, only waiting callers share it.
 func NewFlight[T any](s *Session, path string, keep time.Duration, opts ...ValueOption) *Flight[T] {
 	c := newValueConfig(opts)
 	if c.err == nil && keep < 0 {
@@ -90,15 +90,15 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 	if err := f.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, session.Dir{Path: f.s.m.Full(f.path)}) }); err != nil {
 		return v, false, err
 	}
-	var came *zk.Stat // Stat of the first znode of this call, which may be of an earlier session
+	var came *zk.Stat // Stat of the first znode that this call created, perhaps in an earlier session
 	for {
 		ran := false
 		v, shared, err = f.try(ctx, rw, &came, func(ctx context.Context) (T, error) {
 			ran = true
 			return fn(ctx)
 		})
-		// If fn has not begun, the call was only waiting when its hold was lost, so it tries again.
-		// It must not try again if ctx has ended, which may be due to the loss of another hold.
+		// If fn has not begun, the call was only waiting when its hold was lost, so it tries again. If
+		// ctx has ended, perhaps because another hold was lost, the call must not try again.
 		if shared || ran || ctx.Err() != nil || !errors.Is(err, ErrLost) || errors.Is(err, ErrClosed) {
 			return v, shared, err
 		}
@@ -130,7 +130,7 @@ func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, came **zk.Stat, fn fun
 		if v, own = fn(ctx); own != nil {
 			return nil
 		}
-		return f.store(outer, rw, v) // fn has returned v, even if Close has ended ctx; if the lock is lost, nothing is stored
+		return f.store(outer, rw, v) // with the outer context: fn has returned v, so store v even if Close has ended ctx; if the lock is lost, nothing is stored
 	})
 	switch {
 	case shared:
@@ -160,12 +160,12 @@ func (f *Flight[T]) lockOf(key string) *RWMutex {
 const flightResult = "result"
 
 // The method `look` reads the result. It reports whether the result is for this caller: it was
-// stored after the call began, or less than keep before that. Both times are by the servers'
-// clock.
+// stored after the call began, or less than the duration `keep` before the call began. Both times
+// are by the servers' clock.
 //
-// The read needs no sync. A process that stored a result then released the lock, before we got
-// it. Our server has shown us that no such process is ahead. So it has applied the release, and
-// the earlier write of the result too.
+// The read needs no sync. A process stores its result and then releases the lock, before we get the
+// lock. Our server has shown us that no such process is ahead. So the server has applied the
+// release, and the earlier write of the result too.
 //
 // The argument `came` points to the Stat of the first znode of this call. If that is nil, look
 // sets it.
@@ -189,10 +189,10 @@ func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T,
 	return v, true, nil
 }
 
-// The method `fresh` compares two times of the servers' clock, which is the clock of their
-// leader. The clock may have been set back between the two times. If it was set back by keep or
-// more, the result no longer counts. If it was set back by less, the result counts for that
-// much longer.
+// The method `fresh` compares two times of the servers' clock, which is the clock of their leader.
+// The clock may have been set back between the two times. If it was set back by the duration `keep`
+// or more, the result no longer counts. If it was set back by less, the result counts for that much
+// longer.
 func (f *Flight[T]) fresh(came, stored *zk.Stat) bool {
 	age := time.Duration(came.Ctime-stored.Mtime) * time.Millisecond
 	return age > -f.keep && age < f.keep || stored.Mzxid > came.Czxid
@@ -226,8 +226,8 @@ func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 	if err != nil {
 		return err
 	}
-	// No other client writes the result while we hold the lock, so it does not change between the
-	// read and the write. If the reply is lost, Txn finds out whether it was applied.
+	// No other client writes the result while we hold the lock, so it does not change between the read
+	// and the write. If the reply is lost, Txn finds out whether the write was applied.
 	var op any = &zk.SetDataRequest{Path: path, Data: data, Version: -1}
 	if result.Stat == nil {
 		op = &zk.CreateRequest{Path: path, Data: data, Acl: f.s.m.Config.ACL}
@@ -240,12 +240,12 @@ func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 	return plainError(err)
 }
 
-// lookAfter deletes the result below dir after the time wait, if the result has expired by
+// lookAfter deletes the result below dir after the duration `wait`, if the result has expired by
 // then. If it cannot, it tries again later. It does not keep a closed Session in memory.
 //
-// If several calls find a key in use, only one of them tries again. That is enough for all: at
-// the next try, their results have expired, or a later call has stored its own result and looks
-// after that.
+// If several calls find a key in use, only one of them tries again. That is enough for all: at the
+// next try, their results have expired, or a later call has stored its own result and calls
+// lookAfter for it.
 func (f *Flight[T]) lookAfter(dir string, wait time.Duration) {
 	s, path, keep := weak.Make(f.s), f.path, f.keep
 	time.AfterFunc(wait, func() {
@@ -255,7 +255,7 @@ func (f *Flight[T]) lookAfter(dir string, wait time.Duration) {
 		}
 		f := &Flight[T]{made: made{s: s, path: path}, keep: keep}
 		s.m.Spawn(func() {
-			if !f.remove(dir) && s.m.Failure() == nil && s.swept.Due(dir+"/", time.Minute) { // with the slash at its end, this key is the path of no Flight
+			if !f.remove(dir) && s.m.Failure() == nil && s.swept.Due(dir+"/", time.Minute) { // the slash at its end distinguishes this key from the path of every Flight
 				f.lookAfter(dir, time.Minute)
 			}
 		})
@@ -268,8 +268,8 @@ func (f *Flight[T]) sweepAfter() time.Duration {
 }
 
 // The method `remove` deletes the result below dir, if it has expired and no caller is using the
-// key. It reports whether no further try is necessary. While a caller uses the key, a further
-// try is necessary, because that caller may leave the result as it is.
+// key. It returns false if another try is necessary. While a caller uses the key, another try is
+// necessary, because that caller may leave the result as it is.
 func (f *Flight[T]) remove(dir string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -292,9 +292,9 @@ func (f *Flight[T]) remove(dir string) bool {
 	return session.OutcomeOf(plainError(err)) == session.Answered // also true without an error
 }
 
-// sweepSoon removes the expired results of processes that have ended. It works in the
-// background. All Flights of the Session at the path together make one sweep in the time in
-// which results expire. The caller holds rw, the lock of a key, for writing.
+// sweepSoon removes the expired results of processes that have ended. It works in the background.
+// All Flights of the Session at the same path share the sweeps. They make only one sweep in the
+// time in which a result expires. The caller holds rw, the lock of a key, for writing.
 func (f *Flight[T]) sweepSoon(ctx context.Context, rw *RWMutex) {
 	if !f.s.swept.Due(f.path, math.MaxInt64) {
 		return

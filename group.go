@@ -33,7 +33,7 @@ import (
 //
 // # Cost
 //
-// Join takes 1 round trip, Members 2; a change costs a Watch 1 or 2.
+// Join takes 1 round trip, Members 2, and a Watch 1 or 2 after each change.
 //
 // # Znodes
 //
@@ -101,7 +101,7 @@ type Membership[T any] struct {
 	writing chan struct{}      // has a token during a write, so that writes are sent one after the other
 
 	mu     sync.Mutex
-	data   []byte               // of the znode; guarded by mu
+	data   []byte               // the data that the znode has or must get; guarded by mu
 	taken  []byte               // the data that the servers stored last; guarded by mu
 	inc    *session.Incarnation // the session of the znode; nil while there is no znode; guarded by mu
 	joined chan struct{}        // closed when inc is set for the first time
@@ -239,8 +239,8 @@ func (m *Membership[T]) observe(kind session.ReportKind, err error) {
 	m.g.s.m.Observe(session.Report{Kind: kind, Op: "join", Path: m.g.path, Err: err})
 }
 
-// The method `enter` creates the znode in inc's session, after it has waited for the deletion of
-// another session's znode. If enter fails, it returns the deletion of the znode that it may
+// If another session's znode exists, the method `enter` waits for its deletion. Then it creates the
+// znode in inc's session. If the method fails, it returns the deletion of the znode that it may
 // have created.
 //
 // It also waits for a znode of our own previous session. That znode is deleted with its
@@ -344,7 +344,7 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 	inc := m.inc
 	m.mu.Unlock()
 	if inc == nil {
-		return nil // enter stores the data: in the request that creates the znode, or by a later write
+		return nil // the method `enter` stores the data: in the request that creates the znode, or by a later write
 	}
 	err = m.write(ctx, inc)
 	switch {
@@ -374,8 +374,8 @@ func (m *Membership[T]) Leave() error {
 // leaveLimit is the longest time for which a release waits for servers that do not answer.
 const leaveLimit = 400 * time.Millisecond
 
-// Members returns the members in the order of their ids, at least as new as the call. If an info
-// cannot be decoded, an error names its member.
+// Members returns the members in the order of their ids. The list is at least as new as the call.
+// If an info cannot be decoded, an error names its member.
 func (g *Group[T]) Members(ctx context.Context) ([]Member[T], error) {
 	if g.misuse() != nil {
 		return nil, opError("members", g.path, g.misuse())
@@ -448,8 +448,8 @@ func unescaped(name string) string {
 	return name
 }
 
-// Watch returns a channel of the members, in the order of their ids, now and after each change: the
-// group at one moment, never older than the last.
+// Watch returns a channel that receives the members, in the order of their ids, now and after each
+// change. Each list shows the group at one moment, and is never older than the list before.
 func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 	out := make(chan []Member[T])
 	if g.misuse() != nil {
@@ -469,7 +469,7 @@ func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 			case <-changed:
 				return false, nil // the reader gets the newer state
 			case <-lost:
-				return false, nil // or the state of the next session
+				return false, nil // the reader gets the state in the next session
 			case <-ctx.Done():
 				return false, session.CtxErr(ctx)
 			case <-g.s.m.Closing:

@@ -14,9 +14,9 @@ import (
 //	id, err := n.Add(ctx, 1) // no two processes get the same
 //	last, err := n.Load(ctx)
 //
-// Operations are linearizable: of a thousand Adds of one, each counts. A new Int64 is 0. Add and
-// Swap wrap around, as in Go. If the stored data is no number, every method except Store returns an
-// error and changes nothing.
+// Operations are linearizable: a thousand calls of Add with 1 add a thousand. A new Int64 is 0. Add
+// and Swap wrap around, as in Go. If the stored data is no number, every method except Store
+// returns an error and changes nothing.
 //
 // # Loss
 //
@@ -69,7 +69,7 @@ func (n *Int64) Load(ctx context.Context) (int64, error) {
 	return x, opError("load", n.v.path, err)
 }
 
-// Store makes x the number, whatever it was.
+// Store sets the number to x, whatever it was before.
 func (n *Int64) Store(ctx context.Context, x int64) error {
 	if err := n.bad("store"); err != nil {
 		return err
@@ -86,7 +86,7 @@ func (n *Int64) Add(ctx context.Context, delta int64) (int64, error) {
 	return x, opError("add", n.v.path, err)
 }
 
-// Swap makes x the number and returns what it was before.
+// Swap sets the number to x and returns the old number.
 func (n *Int64) Swap(ctx context.Context, x int64) (old int64, err error) {
 	if err := n.bad("swap"); err != nil {
 		return 0, err
@@ -101,7 +101,7 @@ func (n *Int64) Swap(ctx context.Context, x int64) (old int64, err error) {
 	return old, nil
 }
 
-// CompareAndSwap stores x if old is the number, and reports whether it was.
+// CompareAndSwap stores x if the number is old, and reports whether it did.
 func (n *Int64) CompareAndSwap(ctx context.Context, old, x int64) (bool, error) {
 	if err := n.bad("compareandswap"); err != nil {
 		return false, err
@@ -114,7 +114,7 @@ func (n *Int64) CompareAndSwap(ctx context.Context, old, x int64) (bool, error) 
 		return x, nil
 	})
 	if err == other {
-		return false, nil // false is right, because update returned it for a number that is at least as new as the call
+		return false, nil // false is right, because `update` has compared a number that is at least as new as the call
 	}
 	return err == nil, opError("compareandswap", n.v.path, err)
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A localLock is a lock that the goroutines of this process share, with the tracers of its
-// Session. The tracers do not see a lock that is part of another primitive, because it has no
-// operation.
+// A localLock is a lock that the goroutines of this process share. It reports its operations to the
+// tracers of its Session. If a lock is part of another primitive, its entries name no operation,
+// and the tracers do not see it.
 type localLock struct {
 	lock.Lock
 	s    *Session
@@ -25,7 +25,7 @@ func (q *localLock) init(s *Session, kind, path string, ln lock.Line, c lockConf
 	q.Handoffs, q.Retain, q.Kept = c.handoffs, c.retain, &s.kept
 }
 
-// The method `acquire` waits for a grant. The argument pin says that the caller is a Do.
+// The method `acquire` waits for a grant. The argument `pin` is true if the caller is a Do.
 func (q *localLock) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (*lock.Grant, error) {
 	end := func(string, error) {}
 	if q.told(mode) {
@@ -46,7 +46,7 @@ func (q *localLock) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (
 	return g, nil
 }
 
-// The method `contender` describes the contender for which a wait must wait.
+// The method `contender` describes the contender for which a waiter waits.
 func (q *localLock) contender(b lock.Behind) Contender {
 	switch {
 	case b.Own != nil:
@@ -93,10 +93,10 @@ func (q *localLock) lost(modes ...lock.HoldMode) <-chan struct{} {
 	return q.Standing(modes...).Done()
 }
 
-// The method `yield` begins to release the caller's hold in mode, for Cond.Wait. It chooses the
-// hold before it returns. The function finish waits until that hold is released, and the
-// function again acquires another hold. If the caller is inside a Do, d is the call of that Do,
-// and the new hold belongs to d. Until then, d has no hold, and no loss ends its context.
+// The method `yield` begins to release the caller's hold in mode, for Cond.Wait. It chooses this
+// hold before it returns. The result `finish` waits until this hold is released. The result `again`
+// acquires another hold. If the caller is inside a Do, d is the call of that Do, and the new hold
+// belongs to d. Until `again` has succeeded, d has no hold, and no loss ends d's context.
 func (q *localLock) yield(d *doCall, mode lock.HoldMode) (finish func() error, again func(ctx context.Context) error) {
 	if d != nil {
 		if had, ok := d.mode(); ok && had == mode {
@@ -142,17 +142,17 @@ type doCall struct {
 	mu   sync.Mutex
 	q    *localLock      // the lock of g; nil if g is not of a lock; guarded by mu
 	g    *lock.Grant     // nil while Cond.Wait has released it; guarded by mu
-	lost *session.Ending // ends with the loss of the present or the last g; guarded by mu
+	lost *session.Ending // ends when g is lost, and stays ended until d has another g; guarded by mu
 }
 
-// endingContext returns a context made from ctx, and two functions. The function end ends the
-// new context, and may be called while a mutex is held. After the last call of end, the caller
-// must call the function rest, while it holds no mutex.
+// endingContext returns a context made from ctx, and two functions. The function `end` ends the new
+// context; its caller may hold a mutex. After the last call of `end`, the caller must call the
+// function `rest`, and must hold no mutex in that call.
 //
-// Reason: when a context ends, it calls Done and Value of its parent. So the parent of the new
-// context is another context of this package, and only rest calls methods of ctx, which is the
-// user's. A context that is made from the new context ends without calls of ctx, or in a
-// goroutine of its own.
+// Reason: when a context ends, it calls Done and Value of its parent. The argument ctx is the
+// user's. So the parent of the new context is another context of this package, and only the
+// function `rest` calls methods of ctx. A context that is made from the new context calls no method
+// of ctx when it ends, or it ends in a goroutine of its own.
 func endingContext(ctx context.Context) (_ context.Context, end context.CancelCauseFunc, rest context.CancelFunc) {
 	ours, rest := context.WithCancel(ctx)
 	ctx, end = context.WithCancelCause(ours)
@@ -168,12 +168,12 @@ func (d *doCall) nest(ctx context.Context, op, path string, mode lock.HoldMode, 
 	ctx, stop := d.untilLost(ctx)
 	defer stop()
 	err := f(ctx)
-	// Report a loss of d's hold while f ran. A shared hold is enough here, because f may have
-	// downgraded the hold.
+	// If d's hold was lost while f ran, report the loss. A shared hold is enough here, because f may
+	// have downgraded the hold.
 	return alsoErr(err, opError(op, path, d.stands(lock.Shared)))
 }
 
-// The method in returns the call of Do that made ctx, unless that call is over.
+// The method `in` returns the call of Do that made ctx, unless that call is over.
 func (k doKey) in(ctx context.Context) *doCall {
 	if k.s == nil || k.s.m.FunctionOf(ctx) == nil {
 		return nil // ctx comes from no Do; this test avoids the allocation of a lookup
@@ -185,8 +185,8 @@ func (k doKey) in(ctx context.Context) *doCall {
 	return d
 }
 
-// giveUp calls release, which releases d's hold, in the way of Manager.GiveUp. Close waits
-// until release has returned.
+// giveUp calls the function `release` through Manager.GiveUp. This function releases d's hold, and
+// Close waits until it has returned.
 func (d *doCall) giveUp(ctx context.Context, m *session.Manager, release func() error) error {
 	return m.GiveUp(ctx, func() error {
 		defer d.function.End()
@@ -206,9 +206,9 @@ func doHolding(ctx context.Context, key doKey, d *doCall, f func(ctx context.Con
 	return f(ctx)
 }
 
-// The method `do` runs f while a new doCall d has g. Then it calls rest, and releases g, or the
-// grant that Cond.Wait has acquired instead of g. If f has unlocked g in another way, there is
-// nothing to release, and do returns ErrNotLocked.
+// The method `do` runs f while a new doCall d has g. Then it calls the function `rest`, and
+// releases g. If Cond.Wait has acquired another grant instead of g, `do` releases that grant. If f
+// has unlocked g in another way, `do` has nothing to release, and returns ErrNotLocked.
 func (q *localLock) do(ctx context.Context, key doKey, op string, g *lock.Grant, f func(ctx context.Context) error, rest func()) error {
 	d := newDoCall(ctx, q.s, q, g)
 	if err := d.function.Begin(); err != nil {

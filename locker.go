@@ -12,14 +12,14 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Locker can be locked and unlocked: [sync.Locker], with a context and errors.
+// A Locker is like [sync.Locker], with a context for Lock, and with errors.
 type Locker interface {
 	Lock(ctx context.Context) error
 	Unlock() error
 }
 
-// SyncLocker makes a [sync.Locker] of l. Its Lock waits until ctx ends. Both methods panic with
-// an error of l. If losses matter, check [Mutex.Lost].
+// SyncLocker makes a [sync.Locker] of l. Its Lock waits at most until ctx ends. Both methods panic
+// with an error of l. If losses matter, check [Mutex.Lost].
 func SyncLocker(ctx context.Context, l Locker) sync.Locker { return &syncLocker{ctx, l} }
 
 type syncLocker struct {
@@ -95,8 +95,8 @@ func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, un
 	}), nil
 }
 
-// The type `stander` is a Locker of this package. Its method returns the lock and the modes in
-// which it can hold it. The first mode is the mode of Lock.
+// The type `stander` is a Locker of this package. Its method returns its lock, and the modes in
+// which the Locker can hold this lock. The first mode is the mode of Lock.
 type stander interface {
 	stand() (*lock.Lock, []lock.HoldMode)
 }
@@ -126,7 +126,7 @@ func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, e
 			parts[i].Standing = func() *session.Ending { q, modes := l.stand(); return q.Standing(modes...) }
 		}
 		switch l.Locker.(type) {
-		case *Mutex, *RWMutex, *rlocker: // not a type that embeds one of them, because it may have an Unlock of its own
+		case *Mutex, *RWMutex, *rlocker: // a type that embeds one of them does not match, because that type may have its own Unlock
 			parts[i].Ours = true
 		}
 	}
@@ -144,8 +144,8 @@ func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, e
 		case !slices.ContainsFunc(sorted, lost):
 			return sorted, unlock, nil
 		}
-		// A lock was lost during the wait for the last one. LockAll has not returned yet, so it locks
-		// all of them again: a wait outlives its session.
+		// A lock was lost while LockAll waited for the last lock. LockAll has not returned yet, so it
+		// locks all locks again: a wait outlives its session.
 		if !lock.UnlockSoon(ctx, unlock) {
 			return nil, nil, opError("lockall", "", session.CtxErr(ctx))
 		}

@@ -31,16 +31,17 @@ func (l limits) ofLine() *lock.Limits {
 }
 
 // A LockOption configures a Mutex, RWMutex or Semaphore. An Election also takes [WithMaxHold],
-// [WithHealth] and [WithLayout], and a Group takes WithLayout. With another LockOption, their
-// methods return [ErrInvalid].
+// [WithHealth] and [WithLayout], and a Group takes WithLayout. With any other LockOption, the
+// methods of both return [ErrInvalid].
 type LockOption interface {
 	applyLock(*lockConfig)
 	ElectionOption
 	GroupOption
 }
 
-// A lockOption implements a LockOption, and has its name. The function election is nil if the
-// option does not apply to elections, and group is nil if it does not apply to groups.
+// A lockOption implements a LockOption, and has the name of this option. The function `election` is
+// nil if the option does not apply to elections. The function `group` is nil if the option does not
+// apply to groups.
 type lockOption struct {
 	name     string
 	lock     func(*lockConfig)
@@ -120,10 +121,10 @@ func newLockConfig(opts []LockOption) lockConfig {
 	return c
 }
 
-// WithHandoffs sets how often in a row the goroutines that use one value may hand the lock over,
-// without a round trip, while another process, or another value of the path, waits. The default
-// is 16. With 0, every goroutine has its own place in the line, in the order of arrival across
-// all processes.
+// WithHandoffs sets how many handoffs in a row the goroutines that use one value may make, each
+// without a round trip, while another process, or another value of the path, waits. The default is
+// 16. With 0, every goroutine has its own place in the line, in the order of arrival across all
+// processes.
 func WithHandoffs(n int) LockOption {
 	return lockOption{name: "WithHandoffs", lock: func(c *lockConfig) {
 		if n < 0 {
@@ -138,10 +139,10 @@ func WithHandoffs(n int) LockOption {
 // need: a Mutex, or the write lock of an RWMutex. The default is no retention.
 //
 // A new contender fires a watch. It gets the place one round trip later, or after at most
-// [WithHandoffs] handoffs, or at most a session timeout later if the process is paused or cut off.
-// A TryLock elsewhere waits up to half a second for the place; Curator and kazoo see a held lock. A
-// hold is as safe as without retention. While a Session retains places, at most 128, it sends
-// requests as a holder does. WithHandoffs(0) excludes WithRetention.
+// [WithHandoffs] handoffs, or at most a session timeout later if the retaining process is paused or
+// cut off. A TryLock elsewhere waits up to half a second for the place; Curator and kazoo see a
+// held lock. A hold is as safe as without retention. A Session retains at most 128 places;
+// meanwhile, it sends requests as a holder does. WithHandoffs(0) excludes WithRetention.
 func WithRetention(d time.Duration) LockOption {
 	return lockOption{name: "WithRetention", lock: func(c *lockConfig) {
 		if d <= 0 {
@@ -201,8 +202,8 @@ func limit(name string, err error, set func(*limits)) LockOption {
 
 // WithMaxHold ends a hold after d, as a loss with [LossGivenUp]. By default, a holder that hangs
 // but stays connected blocks all waiters. The next waiter is granted when the holder releases, or a
-// tenth of the session timeout after the loss. A handoff starts d again. Readers of a process lose
-// their holds together, and so do permits; Release releases the oldest first.
+// tenth of the session timeout after the loss. A handoff starts d again. A process loses its read
+// holds together, and its permits together; Release releases the oldest permits first.
 func WithMaxHold(d time.Duration) LockOption {
 	var err error
 	if d <= 0 {

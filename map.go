@@ -109,7 +109,7 @@ func (m *Map[V]) stored(ctx context.Context, key string, v V) (znode string, dat
 	return znode, data, nil
 }
 
-// Load returns the value of key, at least as new as the call, and its Version, or [ErrNoValue]. A
+// Load returns the value and the Version of key, at least as new as the call, or [ErrNoValue]. A
 // decoding error comes with the Version, too.
 func (m *Map[V]) Load(ctx context.Context, key string) (V, Version, error) {
 	var v V
@@ -211,8 +211,8 @@ func (m *Map[V]) Delete(ctx context.Context, key string) error {
 	return m.fail("delete", key, err)
 }
 
-// The method `counting` returns the write that counts a deletion. Its data show to tools that the
-// path is of a map, and to zsync that the servers do not remove the path.
+// The method `counting` returns the write that counts a deletion. The data of this write show tools
+// that the path belongs to a map. They also show zsync that the servers do not remove the path.
 func (m *Map[V]) counting() any {
 	return &zk.SetDataRequest{Path: m.dir(), Data: []byte(marks.Map), Version: -1}
 }
@@ -312,15 +312,15 @@ func (m *Map[V]) ifStill(ctx context.Context, op, key string, old Version, ops f
 	return done && err == nil, m.fail(op, key, err)
 }
 
-// The method `change` reads key, and calls ops with the result. It applies the operations that
-// ops returns, if key is still unchanged. If another process has changed key, it starts again.
+// The method `change` reads key, and calls ops with the result. It applies the operations that ops
+// returns, if key is still unchanged. If another process has changed key, `change` starts again.
 //
 // ZooKeeper compares the counter of the key's znode. This counter starts again if the znode is
 // deleted and created again. So the transaction also checks that no key of the map was deleted
-// since the read. For that check, the version of the map's znode counts deletions, and is read
-// before the key. Without a deletion, the key's znode is still the same, and its counter is
-// exact. The map's znode must not be a container, because the servers remove an empty
-// container.
+// since the read. For that check, the version of the map's znode counts deletions, and `change`
+// reads this version before the key. If no key was deleted, the key's znode is still the same, and
+// its counter is exact. The map's znode must not be a container, because the servers remove an
+// empty container.
 func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n session.Node) []any) error {
 	path, err := m.znode(ctx, key)
 	if err != nil {
@@ -382,7 +382,7 @@ func (m *Map[V]) list(ctx context.Context) (names []string, err error) {
 // The type `lister` lists the children of a znode.
 type lister = func(ctx context.Context, dir string) ([]string, *zk.Stat, error)
 
-// The method `names` lists the names of the keys' znodes with the function list.
+// The method `names` lists the names of the keys' znodes with the function `list`.
 func (m *Map[V]) names(ctx context.Context, list lister) ([]string, error) {
 	names, _, err := list(ctx, m.dir())
 	if session.IsNoNode(err) {
@@ -392,7 +392,7 @@ func (m *Map[V]) names(ctx context.Context, list lister) ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { _, ok := session.KeyOfName(name); return !ok }), err
 }
 
-// Clear deletes the keys that exist when it is called, in several steps; a key that is stored
+// Clear deletes, in several steps, the keys that exist when it is called. A key that is stored
 // during the call may stay.
 func (m *Map[V]) Clear(ctx context.Context) error {
 	names, err := m.list(ctx)
@@ -438,9 +438,9 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 }
 
 // Range calls f for each key and value, in the order of the keys, until f returns false. It sees
-// the whole map at one moment during the call, or in its last few round trips if keys change faster
-// than the servers answer. It skips a value that cannot be decoded, and returns the first such
-// error.
+// the whole map at one moment of the call, or, if keys change faster than the servers answer,
+// during its last few round trips. It skips a value that cannot be decoded, and returns the first
+// such error.
 func (m *Map[V]) Range(ctx context.Context, f func(key string, v V) bool) error {
 	if m.misuse() == nil && f == nil {
 		return opError("range", m.path, session.Invalid("the function is nil"))
@@ -484,14 +484,14 @@ const snapshotTries = 4
 
 // The method `snapshot` returns the znodes of the whole map, by key, as they were at one moment.
 //
-// It lists the keys and reads them, and then does both again. If the pzxid of the map's znode
-// is the same in both listings, no key was added or deleted between the listings. A value with
-// the same Version in both reads did not change between the reads. The second listing is later
-// than the first reads and earlier than the second reads. So the keys and the values are those
-// of the moment of the second listing. To compare only the Versions is not enough: a key can be
-// created after the first listing and deleted before the second. Then neither listing shows
-// that key, although other keys may have changed only while it existed. If the map changes all
-// the time, snapshot follows it instead, see follower.
+// It lists the keys and reads them, and then does both again. If the pzxid of the map's znode is
+// the same in both listings, no key was added or deleted between the listings. A value with the
+// same Version in both reads did not change between the reads. The second listing is later than the
+// first reads and earlier than the second reads. So the keys and the values are those of the moment
+// of the second listing. To compare only the Versions is not enough: a key can be created after the
+// first listing and deleted before the second. Then neither listing shows that key, although other
+// keys may have changed only while it existed. If the map changes all the time, `snapshot` follows
+// the map instead: see the type `follower` of package session.
 func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, err error) {
 	if err := m.check(ctx); err != nil {
 		return nil, err
@@ -500,7 +500,7 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
 		var before map[string]session.Node
 		var listed, relisted int64
-		list := inc.ChildrenFresh // fresh once; later reads are not older
+		list := inc.ChildrenFresh // only the first listing must be fresh: later reads are not older
 		for try := range snapshotTries {
 			nodes, relisted, err = m.readAll(ctx, inc, list)
 			if list = inc.Children; err != nil {
@@ -529,9 +529,9 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 	return nodes, err
 }
 
-// readAll lists and reads all keys. The result listed is the transaction that last created or
-// deleted a child of the map's znode before the listing. It is 0 if the map's znode does not
-// exist.
+// readAll lists and reads all keys. The result `listed` is the zxid of the transaction that last
+// created or deleted a child of the map's znode before the listing. It is 0 if the map's znode does
+// not exist.
 func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation, list lister) (nodes map[string]session.Node, listed int64, err error) {
 	names, err := m.names(ctx, func(ctx context.Context, dir string) ([]string, *zk.Stat, error) {
 		names, stat, err := list(ctx, dir)
@@ -572,9 +572,9 @@ func keyed(nodes map[string]session.Node) map[string]session.Node {
 	return out
 }
 
-// Watch returns a channel of the whole map, now and after each change. It sends snapshots, which
-// the receiver may change, never older than the last. After an outage, it sends the contents,
-// changed or not.
+// Watch returns a channel of the whole map, now and after each change. A snapshot is never older
+// than the last, and the receiver may change it. After an outage, Watch sends the contents, changed
+// or not.
 func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
 	out := make(chan map[string]V)
 	if m.misuse() != nil {
@@ -590,7 +590,7 @@ func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
 			case <-changed:
 				return false, nil // the reader gets the newer state
 			case <-lost:
-				return false, nil // or gets the state after it was confirmed
+				return false, nil // or the reader gets this state after FollowDir has confirmed it
 			case <-ctx.Done():
 				return false, session.CtxErr(ctx)
 			case <-m.s.m.Closing:

@@ -103,7 +103,7 @@ func (m *Mutex) check(ctx context.Context) error {
 }
 
 // TryLock tries to lock m and reports whether it succeeded. It waits for the servers, not for a
-// holder. If an unused lock may be retained, TryLock waits up to half a second. A lock unlocked
+// holder. If m may be unused but retained, TryLock waits up to half a second. A lock unlocked
 // before the call counts as free.
 func (m *Mutex) TryLock(ctx context.Context) (bool, error) {
 	ok, err := m.tryLock(ctx)
@@ -170,7 +170,7 @@ func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 	return rs, opError("txn", m.path, err)
 }
 
-// Revoke asks the holder of m to release it: its [Mutex.Revoked] is closed. The holder decides;
+// Revoke asks m's holder to release m: the holder's [Mutex.Revoked] is closed. The holder decides;
 // later holders are not asked. To release a place that is only retained, Revoke joins the line for
 // up to half a second. Without a holder, it returns [ErrNotLocked]. The owner in the znode becomes
 // __REVOKE__.
@@ -244,8 +244,8 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 	return m.doThen(ctx, func() {}, f)
 }
 
-// doThen does the work of Do, but fails inside another Do of m. It calls rest before it
-// releases m. If ctx has ended, both happen in the background.
+// doThen does the work of Do, but fails inside another Do of m. It calls the function `rest` before
+// it releases m. If ctx has ended, both happen in the background.
 func (m *Mutex) doThen(ctx context.Context, rest func(), f func(ctx context.Context) error) error {
 	if err := m.check(ctx); err != nil {
 		return opError("do", m.path, err)
@@ -264,7 +264,7 @@ func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.local.Line.Bases[0]}
 func (m *Mutex) holderOf(ctx context.Context) *doCall { return m.doKey().in(ctx) }
 
 // newDoCall returns the doCall of a new call of Do, which has the grant g of the lock q. For a
-// grant that is not a lock's, q is nil. If Close begins before d's function does, the function
+// grant that is not a lock's, q is nil. If Close begins before d's function begins, the function
 // must not run, and g is lost.
 func newDoCall(ctx context.Context, s *Session, q *localLock, g *lock.Grant) *doCall {
 	d := &doCall{function: s.m.Function(s.m.FunctionOf(ctx))}
@@ -311,7 +311,7 @@ func (d *doCall) mode() (mode lock.HoldMode, ok bool) {
 	return q.ModeOf(g)
 }
 
-// The method `holds` reports whether d has not released its hold yet. The hold may be lost.
+// The method `holds` reports whether d still has a hold to release. The hold may be lost.
 func (d *doCall) holds() bool {
 	if d == nil {
 		return false
@@ -328,7 +328,7 @@ func (d *doCall) stands(mode lock.HoldMode) error {
 	had, ok := d.mode()
 	switch q, g := d.now(); {
 	case q == nil && !d.over.Load():
-		return g.Err() // the error of a Once, which shares a Mutex's line
+		return g.Err() // g is the grant of a Once, which shares a Mutex's line
 	case !ok || d.over.Load():
 		return ErrNotLocked // the function has unlocked the lock, or has returned
 	case had != mode && mode == lock.Exclusive:
@@ -343,9 +343,9 @@ func (m *Mutex) yield(ctx context.Context) (finish func() error, again func(cont
 	return m.local.yield(m.holderOf(ctx), lock.Exclusive)
 }
 
-// untilLost returns a context that ends when d's hold is lost, before any other call or channel
-// shows the loss. The context also ends, with cause ErrClosed, when the Session begins to
-// close, and when stop is called.
+// untilLost returns a context that ends when d's hold is lost. The context ends before any other
+// call or channel shows the loss. The context also ends, with cause ErrClosed, when the Session
+// begins to close, and when stop is called.
 func (d *doCall) untilLost(ctx context.Context) (_ context.Context, stop func()) {
 	ctx, end, rest := endingContext(ctx)
 	d.mu.Lock()

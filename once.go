@@ -28,12 +28,12 @@ import (
 //
 // The first function that returns nil completes the Once for every process, until [Once.Reset].
 // Functions run one at a time: if one fails, or its process dies, the next waiting Do runs its own.
-// The successful return synchronizes before the return of any Do of that value.
+// The return of the successful function synchronizes before the return of any Do of the same *Once.
 //
 // # Loss
 //
 // If the session is lost while the function runs, the Once is not completed, and another process
-// may run its own. It must tolerate a second run.
+// may run its own. Functions must tolerate a second run.
 //
 // # Errors
 //
@@ -41,7 +41,7 @@ import (
 //
 // # Cost
 //
-// Do of a completed Once takes 1 round trip, or none if this process knows. A Do that runs its
+// Do of a completed Once takes 1 round trip, or none if this process knows it. A Do that runs its
 // function takes 3 besides the function, and OnceValue 4.
 //
 // # Znodes
@@ -60,9 +60,9 @@ type Once struct {
 // The protocol is "Locks" from the ZooKeeper recipes. A mark, the znode path/done, records the
 // success:
 //
-//  1. Look for the mark. If it exists, the Once is complete. Leave a watch on the mark: until
-//     that watch fires, no request is needed to know this. If there is no mark, leave a watch
-//     on its creation.
+//  1. Look for the mark. If it exists, the Once is complete. Leave a watch on the mark: until that
+//     watch fires, the process knows without a request that the Once is complete. If there is no
+//     mark, leave a watch on its creation.
 //  2. Enter the line. Wait for our turn or for the mark, whichever comes first.
 //  3. In our turn, look for the mark again. This is not necessary if no contender was ever
 //     ahead and the watch shows that there is still no mark. Then run the function.
@@ -70,7 +70,7 @@ type Once struct {
 //     it is still our turn.
 //
 // It is tempting to wait only in the line, and to look for the mark in our turn. But then the
-// waiters would see the mark one after the other, each a round trip later.
+// waiters would see the mark one after the other, each a round trip after the waiter before it.
 
 // NewOnce returns the Once at path.
 func NewOnce(s *Session, path string) *Once {
@@ -88,14 +88,14 @@ func NewOnce(s *Session, path string) *Once {
 func (o *Once) Path() string { return o.path }
 
 // Do runs f, unless the Once is complete or another process completes it first, and returns nil
-// when it is complete. If f panics, so does Do, and later calls of this value run nothing.
+// when it is complete. If f panics, Do panics, and later calls of this value run nothing.
 //
 // If the session is lost while f runs, f's context ends, and Do returns [ErrLost]: return soon from
 // f. If it is lost just when the Once is being completed, Do waits for the outcome. If ctx ends
-// while f runs and f returns nil, the Once is completed, if need be in the background, and Do
-// returns the error of ctx. After that error, or [ErrClosed], the outcome is unknown. After a Reset
-// in another process, Do here still treats the Once as complete until the event of the Reset
-// arrives, or the session can have ended.
+// while f runs, and f returns nil, Do completes the Once, if need be in the background, and returns
+// the error of ctx. After that error, or [ErrClosed], the outcome is unknown. After a Reset in
+// another process, Do still treats the Once as complete until this process gets the event of the
+// Reset, or its session may have ended.
 func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if o.misuse() == nil && f == nil {
 		return o.fail("do", session.Invalid("the function is nil"))
@@ -193,7 +193,7 @@ type mark struct {
 
 	mu      sync.Mutex
 	seen    *sight          // the mark as it was last seen, or nil; guarded by mu
-	unwatch runtime.Cleanup // leaves the watch of seen when the mark value is garbage; guarded by mu
+	unwatch runtime.Cleanup // leaves the watch of the sight `seen` when the mark value is garbage; guarded by mu
 }
 
 // The type `sight` is the mark as one read saw it, with the watch that this read left.
@@ -211,7 +211,7 @@ type absence struct {
 	w   *conn.Watch // joined
 }
 
-// The method `leave` leaves the watch of a.
+// The method `leave` leaves the watch of the absence `a`.
 func (a *absence) leave() {
 	if a != nil {
 		a.inc.Watches.Leave(a.w)
@@ -221,12 +221,12 @@ func (a *absence) leave() {
 // lastsFor reports whether the absence of the mark is certain while h holds. The caller knows
 // that no other contender was in the line when h entered.
 //
-// Argument: the listing that showed h to be the first came after the read of a. The reply to
-// the listing has arrived, and a's watch is armed and has not fired. On one connection, an
-// event arrives before every reply that shows the change or a later state. On a new connection,
-// the client sets the watch again before all calls, and a missed event fires it. So no mark
-// existed at the time of the listing. While h's znode exists, all other contenders are behind
-// h, so no other process creates a mark.
+// Argument: the read that found no mark came before the listing that showed h to be the first
+// contender. The reply to this listing has arrived, and the watch of the absence is armed and has
+// not fired. On one connection, an event arrives before every reply that shows the change or a
+// later state. On a new connection, the client sets the watch again before all calls, and a missed
+// event fires it. So no mark existed at the time of the listing. While h's znode exists, all other
+// contenders are behind h, so no other process creates a mark.
 func (a *absence) lastsFor(h *lock.Grant) bool {
 	return a != nil && a.inc == h.Claim.Incarnation && a.inc.Watches.Armed(a.w) && !session.IsClosed(a.w.Fired)
 }
@@ -268,9 +268,9 @@ func (k *mark) known() *sight {
 // contain the name of a znode in the line.
 const shortMark = 40
 
-// The method `look` looks for the mark, and remembers it. If there is no mark, look returns the
-// absence, whose watch the caller must leave. If value is true, look reads the mark's data. If
-// there is no mark, such a read leaves no watch.
+// The method `look` looks for the mark, and remembers it. If there is no mark, `look` returns the
+// absence, whose watch the caller must leave. If the argument `value` is true, `look` also reads
+// the mark's data. If such a read finds no mark, it leaves no watch, and the absence is nil.
 func (k *mark) look(ctx context.Context, value bool) (g *sight, none *absence, err error) {
 	err = k.m.During(ctx, func(inc *session.Incarnation) error {
 		if value {
@@ -314,7 +314,7 @@ func (k *mark) lookValue(ctx context.Context, inc *session.Incarnation) (*sight,
 	return &sight{inc, w, true, data}, nil
 }
 
-// The method `await` waits until the mark exists or has existed. While the absence none is valid,
+// The method `await` waits until the mark exists or has existed. While the absence `none` is valid,
 // the wait costs no request.
 func (k *mark) await(ctx context.Context, none *absence) error {
 	return k.m.During(ctx, func(inc *session.Incarnation) error {
@@ -348,8 +348,8 @@ var errMarked = errors.New("the mark has been made")
 // The method `enter` waits for our turn. If the mark is created first, it returns errMarked.
 //
 // It waits for the mark too if a contender is ahead, because only such a contender creates the
-// mark. The read that sets the watch finds a mark that was created earlier. The result first
-// reports whether no contender was ever ahead.
+// mark. The read that sets the watch finds a mark that was created earlier. The result `first` is
+// true if no contender was ever ahead.
 func (o *Once) enter(ctx context.Context, none *absence) (h *lock.Grant, first bool, err error) {
 	start := time.Now()
 	end := o.s.tracers.acquiring(ctx, o.traced)
@@ -395,9 +395,9 @@ func (o *Once) enter(ctx context.Context, none *absence) (h *lock.Grant, first b
 
 func (o *Once) traced() Op { return o.s.tracers.traced("once", "do", o.path) }
 
-// The method `run` calls f while h holds, and creates the mark if f returns nil. If unmarked is
-// true, it is certain that there is no mark. The error is errMarked if there is a mark, and
-// ErrEnded if h is lost before f begins.
+// The method `run` calls f while h holds, and creates the mark if f returns nil. If the argument
+// `unmarked` is true, the caller is certain that there is no mark. The error is errMarked if there
+// is a mark, and ErrEnded if h is lost before f begins.
 func (o *Once) run(ctx context.Context, h *lock.Grant, unmarked bool, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
 	var g *sight
 	if !unmarked {
@@ -413,8 +413,8 @@ func (o *Once) run(ctx context.Context, h *lock.Grant, unmarked bool, f func(ctx
 		o.s.m.GiveUp(ctx, h.Release)
 		return nil, errMarked
 	case h.Err() != nil:
-		// The method look may have used a later session than h's. Do continues with another round,
-		// and waits for its turn again.
+		// The method `look` may have used a later session than h's. Do continues with another round, and
+		// waits for its turn again.
 		o.s.m.GiveUp(ctx, h.Release)
 		return nil, session.ErrEnded
 	}
@@ -443,9 +443,9 @@ func (o *Once) run(ctx context.Context, h *lock.Grant, unmarked bool, f func(ctx
 }
 
 // The method `finish` creates the mark and leaves the line, even if ctx ends, because f has
-// succeeded. If ctx ends, finish waits for a short time, in which a working server answers, and
-// then returns. If h was lost before, finish returns the loss too. If h is lost later, the mark
-// may exist.
+// succeeded. If ctx ends, `finish` waits for a short time, in which a working server answers, and
+// then returns. If h was lost before the call of `finish`, the error includes the loss. If h is
+// lost later, the mark may exist.
 func (o *Once) finish(ctx context.Context, d *doCall, h *lock.Grant, data []byte) error {
 	lost := h.Err()
 	done := make(chan error, 1)
@@ -543,7 +543,7 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 }
 
 // Reset deletes the mark, so that the next Do runs its function, also after a panic. A function
-// that runs now completes the Once.
+// that is already running still completes the Once.
 func (o *Once) Reset(ctx context.Context) error {
 	return o.fail("reset", o.reset(ctx))
 }
@@ -577,7 +577,7 @@ func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(c
 
 // OnceValue returns a function that calls [Once.Do] with f and returns f's value, the same in every
 // process: each caller gets the stored bytes, decoded ([WithCodec]). Callers of one process share
-// its pointers, slices and maps. If f fails, if its value cannot be encoded, decoded or stored
+// the pointers, slices and maps. If f fails, if its value cannot be encoded, decoded or stored
 // ([ErrTooLarge]), or if the session is lost, the Once is not completed: the caller gets value and
 // error, so that it can undo f, and the next call runs its own f. If the stored bytes cannot be
 // decoded, every call fails until [Once.Reset].

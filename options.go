@@ -90,7 +90,7 @@ func WithSessionTimeout(d time.Duration) Option { return func(c *config) { c.Tim
 // WithACL sets the ACL of every znode that the Session creates; the default is open to the world.
 // With another ACL, the parent znodes of primitives are persistent, and calls that write return
 // [ErrUnprotected] if the ACL of an existing znode permits other clients more than acl does. A
-// client that may delete above a path can still delete an empty parent.
+// client with the delete permission above a path can still delete an empty parent.
 func WithACL(acl []zk.ACL) Option {
 	return func(c *config) { c.ACL = append([]zk.ACL(nil), acl...) }
 }
@@ -104,8 +104,8 @@ func WithAuth(scheme string, credentials []byte) Option {
 	}
 }
 
-// WithSASL authenticates with m on every connection, before any other request, for one round trip a
-// token (two for [SASLDigestMD5]). If every server refuses the client, or the credentials are
+// WithSASL authenticates with m on every connection, before any other request. A token takes 1
+// round trip ([SASLDigestMD5] needs 2). If every server refuses the client, or the credentials are
 // unusable, the Session ends; the error names the mechanism and matches go-zookeeper's
 // ErrAuthFailed. Give a mechanism with state to one call of WithSASL only. The default is none.
 func WithSASL(m SASLMechanism) Option {
@@ -121,22 +121,21 @@ func WithSASL(m SASLMechanism) Option {
 // exchanges of one mechanism never overlap.
 type SASLMechanism interface {
 	Name() string // such as DIGEST-MD5, for errors
-	// Start begins an exchange with server, host:port, and returns the first token, which may be
-	// empty. go-zookeeper's ErrAuthFailed ends the Session; after another error, it tries again.
+	// Start begins an exchange with server (host:port) and returns the first token, which may be
+	// empty. After go-zookeeper's ErrAuthFailed, the Session ends; after others, it tries again.
 	Start(server string) ([]byte, error)
-	// Next returns the token that answers challenge, which may be nil, or nil if the exchange has
-	// succeeded. After an error, other servers are tried once.
+	// Next returns the token that answers challenge, or nil if the exchange has succeeded. The
+	// challenge may be nil. After an error, the Session tries each other server once.
 	Next(challenge []byte) ([]byte, error)
 }
 
 // SASLDigestMD5 is DIGEST-MD5 (RFC 2831) with ZooKeeper's choices: the service is
 // zookeeper/zk-sasl-md5, and the qop is auth. The client checks that the server knows the password.
-// Use it with [WithTLS]: from the tokens, a listener can guess the password, and later packets are
+// Use it with [WithTLS]: a listener can guess the password from the tokens, and later packets are
 // not protected. Servers before ZooKeeper 3.9.3 have a fault, see docs/operations.md.
 func SASLDigestMD5(user, password string) SASLMechanism { return sasl.DigestMD5(user, password) }
 
-// WithTLS encrypts the connections. An empty ServerName is set from the server's address. The
-// default is no TLS.
+// WithTLS encrypts the connections. An empty ServerName is the server's host.
 func WithTLS(cfg *tls.Config) Option {
 	return func(c *config) {
 		if c.TLS = cfg; cfg == nil {
@@ -159,8 +158,8 @@ func WithCloseTimeout(d time.Duration) Option {
 	}
 }
 
-// WithLogger sends diagnostics to l, whose handler must not block; it may call methods that send
-// no request. The default is warnings and errors to [slog.Default]; for none, use
+// WithLogger sends diagnostics to l. The handler of l must not block, and may call only methods
+// that send no request. The default is warnings and errors to [slog.Default]; for none, use
 // [slog.DiscardHandler].
 func WithLogger(l *slog.Logger) Option {
 	return func(c *config) {
@@ -202,14 +201,14 @@ func WithTrace(w io.Writer) Option {
 	}
 }
 
-// WithLossOnSuspend treats a dropped connection as the loss of the session, which the Session
-// ends a tenth of its timeout later. By default, a hold survives a reconnect within the session
-// timeout.
+// WithLossOnSuspend treats a dropped connection as the loss of the session. The Session ends the
+// lost session a tenth of the session timeout later. By default, a hold survives a reconnect within
+// the session timeout.
 func WithLossOnSuspend() Option { return func(c *config) { c.LossOnSuspend = true } }
 
-// A Backoff paces attempts. The first pause is Min, the n'th Min × Factorⁿ⁻¹, at most Max,
-// shortened at random by up to the fraction Jitter: 100, 200, 400 ms with Min 100 ms. In
-// [WithRetry], the first repetition has no pause.
+// A Backoff paces attempts. The n'th pause is Min × Factorⁿ⁻¹, but at most Max: 100, 200, 400 ms
+// with Min 100 ms. Each pause is shortened at random by up to the fraction Jitter. In [WithRetry],
+// the first repetition has no pause.
 type Backoff struct {
 	Min, Max time.Duration
 	Factor   float64 // at least 1; 0 means 2

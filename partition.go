@@ -22,11 +22,11 @@ import (
 //		return ingest(ctx, shard) // until ctx ends
 //	})
 //
-// Every process calls Run with the same shards; their shares differ by at most one. When a process
+// Every process calls Run with the same shards; the shares differ by at most one. When a process
 // joins or leaves, only the necessary shards move, each when its owner's function has returned or
 // its owner's session has ended. If lists differ during a roll-out, a shard moves only to a process
-// that lists it. The plan of all shards, about ten thousand, must fit into 1 MiB; otherwise, Run
-// fails in a process whose list makes it too large.
+// that lists it. The plan must fit into 1 MiB (about ten thousand shards); otherwise, Run fails in
+// a process whose list makes it too large.
 //
 // # Loss
 //
@@ -85,7 +85,7 @@ func NewPartition(s *Session, path string, opts ...PartitionOption) *Partition {
 func (p *Partition) Path() string { return p.path }
 
 // Run takes part in the Partition: it calls f in a goroutine for each shard of this process, until
-// ctx ends or an f fails. Return from f soon after its ctx ends: the shard does not move before. A
+// ctx ends or an f fails. Return from f soon after its ctx ends: the shard's move waits for f. A
 // process never runs f twice at a time for one shard, even in two sessions. If f returns nil before
 // its ctx ends, Run calls it again after a pause ([WithRetry]). If f returns an error before its
 // shard moves or is lost, or f ends its goroutine, Run ends the other calls, leaves, and returns an
@@ -141,8 +141,8 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 	if r.me, err = r.group.join(ctx, id, shards); err != nil {
 		return err
 	}
-	// Leave the group only after run has released our shards. When we have left, the plan assigns
-	// the shards to others, and no process must wait for us.
+	// Leave the group only after the method `run` has released our shards. After we have left, the
+	// plan assigns the shards to other processes, and these should not have to wait for us.
 	defer r.me.Leave()
 	err = r.run(ctx)
 	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
@@ -174,7 +174,7 @@ type partitioning struct {
 
 	shards []string // the sorted shards that this process names
 
-	// Only the method run uses the fields below.
+	// Only the method `run` uses the fields below.
 	mine  map[string]*shardRun // shards that this process owns or waits for, by their names
 	wants map[string][]string  // shards of each member, as last received; nil before the first event
 	told  map[string]string    // owners of the shards in the plan, as last received; nil without a plan
@@ -187,7 +187,7 @@ type shardRun struct {
 	ended chan struct{} // closed when the shard has been released
 }
 
-// The method `run` follows the group and the plan until ctx ends or a call fails. When run
+// The method `run` follows the group and the plan until ctx ends or a call fails. When `run`
 // returns, this process has released all its shards.
 func (r *partitioning) run(outer context.Context) (err error) {
 	ctx, fail := context.WithCancelCause(outer)
@@ -199,12 +199,12 @@ func (r *partitioning) run(outer context.Context) (err error) {
 	}
 	var runs sync.WaitGroup
 	members, plans := r.group.Watch(ctx), r.plan.Watch(ctx)
-	// The order in which these events arrive does not matter: after each event, run compares the
-	// newest plan with the newest group. In the end, every process has received the last plan and
-	// the last group. If these two did not fit, one of the processes would write a new plan. The
-	// channels close when ctx ends or the Session is closed. Our membership ends only with an
-	// error or with the Session. If several cases of the select are ready at that time, each of
-	// them is right.
+	// The order in which these events arrive does not matter: after each event, the method `run`
+	// compares the newest plan with the newest group. In the end, every process has received the last
+	// plan and the last group. If these two did not fit, one of the processes would write a new plan.
+	// The channels close when ctx ends or the Session is closed. Our membership ends only with an
+	// error or with the Session. If several cases of the select are ready at that time, each of them
+	// is right.
 	for open := true; open; {
 		var there []Member[[]string]
 		var now spread.Plan
@@ -245,7 +245,7 @@ func (r *partitioning) run(outer context.Context) (err error) {
 func wanted(members []Member[[]string]) map[string][]string {
 	wants := make(map[string][]string, len(members))
 	for _, m := range members {
-		if utf8.ValidString(m.ID) { // no plan can name another id, and replan would never end
+		if utf8.ValidString(m.ID) { // a plan cannot name any other id, so the method `replan` would never end
 			wants[m.ID] = m.Info
 		}
 	}
@@ -254,11 +254,11 @@ func wanted(members []Member[[]string]) map[string][]string {
 
 // The method `replan` makes the plan fit the group.
 //
-// It reads the plan first and the group second, and writes only if no other process has written
-// the plan since that read. So each plan is made from a newer group than the plan before it,
-// and a process that lags never undoes a newer plan. If the group has changed by the time of
-// the write, run receives another event. If run misses a change between two events, the plan
-// that it receives does not fit the group, and run replans.
+// It reads the plan first and the group second, and writes only if no other process has written the
+// plan since that read. So each plan is made from a newer group than the plan before it, and a
+// process that lags never undoes a newer plan. If the group has changed by the time of the write,
+// the method `run` receives another event. If `run` misses a change between two events, the plan
+// that it receives does not fit the group, and `run` replans.
 func (r *partitioning) replan(ctx context.Context) error {
 	unchanged := errors.New("unchanged")
 	_, err := r.plan.update(ctx, func(old spread.Plan) (spread.Plan, error) {
@@ -282,8 +282,8 @@ func (r *partitioning) replan(ctx context.Context) error {
 }
 
 // The method `follow` starts the work on the shards that the plan gives to this process, and ends
-// the work on all others. The plan may give us a shard that this process does not name, from an
-// earlier Run with the same id. That shard has no owner until the plan fits.
+// the work on all others. After an earlier Run with the same id, the plan may give us a shard that
+// this process does not name. That shard has no owner until the plan fits.
 func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.WaitGroup, report func(error)) {
 	for _, shard := range slices.Sorted(maps.Keys(r.mine)) {
 		run := r.mine[shard]
@@ -309,7 +309,7 @@ func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.W
 			if former != nil {
 				<-former.ended // necessary only after a lost session; in other cases, the lock would be enough
 			}
-			err := errors.New("the function ended its goroutine; see runtime.Goexit") // stays the result if own does not return
+			err := errors.New("the function ended its goroutine; see runtime.Goexit") // err keeps this value if the method `own` does not return
 			defer func() {
 				if err != nil && owned.Err() == nil {
 					report(err)

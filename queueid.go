@@ -20,10 +20,9 @@ func WithIDMemory(d time.Duration) QueueOption {
 	return checked(func(c *queueConfig) { c.IDMemory = d }, d >= time.Millisecond, "WithIDMemory(%v): must be at least a millisecond", d)
 }
 
-// SendID sends v once for an ID, any text except the empty one, such as an order number. Within the
-// time of [WithIDMemory], a second SendID with that ID stores nothing, and sent is false, whatever
-// became of the first element. So after an unknown outcome, call SendID again. Errors are as for
-// Send.
+// SendID sends v once for an ID: a text, not empty, such as an order number. Within the time of
+// [WithIDMemory], a second SendID with that ID stores nothing, and sent is false, whatever became
+// of the first element. So after an unknown outcome, call SendID again. Errors are as for Send.
 func (q *Queue[T]) SendID(ctx context.Context, id string, v T) (sent bool, err error) {
 	if err := q.checkID(id); err != nil {
 		return false, opError("send", q.path, err)
@@ -36,8 +35,8 @@ func (q *Queue[T]) SendID(ctx context.Context, id string, v T) (sent bool, err e
 }
 
 // Cancel removes the element that was sent with the ID, unless a consumer has claimed it, and
-// reports whether it did. It can remove a returned element, but no dead letter and no requeued one.
-// SendID still remembers the ID.
+// reports whether it did. It can remove a returned element, but not a dead letter or a requeued
+// element. SendID still remembers the ID.
 func (q *Queue[T]) Cancel(ctx context.Context, id string) (bool, error) {
 	if err := cmp.Or(q.checkID(id), session.CtxErr(ctx)); err != nil {
 		return false, opError("cancel", q.path, err)

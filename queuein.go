@@ -7,12 +7,12 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// In returns a channel whose elements are sent, in order. When in is closed, In sends the rest;
-// then done yields nil, or the first error, and is closed. After an error, also of an argument of
-// q, In discards all further elements, so that no sender blocks. When ctx ends or the Session is
-// closed, done yields the error, and In stops reading: a sender must select on done, too. Elements
-// that come during a request are sent together in the next: up to 1,000, or as many as there is
-// room for ([WithMaxLen]), all or none.
+// In returns a channel, and sends its elements in order. When you close it, In sends the rest; then
+// done yields nil, or the first error, and is closed. After any error, even in q's arguments, In
+// discards all further elements, so that no sender blocks. When ctx ends or the Session is closed,
+// done yields the error, and In stops reading: a sender must select on done, too. Elements that
+// come during a request are sent in the next request: up to 1,000, or as many as there is room for
+// ([WithMaxLen]), all or none.
 func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 	ch, result := make(chan T), make(chan error, 1)
 	if q.misuse() != nil {
@@ -45,7 +45,7 @@ func discard[T any](ctx context.Context, ch <-chan T) {
 // maxHeld is the largest number of elements that In sends in one request.
 const maxHeld = 1000
 
-// The method `drain` sends the values of the channel in to the queue.
+// The method `drain` reads values from the channel `in`, and sends them to the queue.
 func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 	var first error
 	if err := q.s.m.Failure(); err != nil {

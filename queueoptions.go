@@ -57,16 +57,16 @@ func positive(name string, n int, set func(*queueConfig)) QueueOption {
 	return checked(set, n >= 1, "%s(%d): must be at least 1", name, n)
 }
 
-// WithPrefetch lets the consumers of one Queue value together claim up to n elements before the
-// program takes them, but at least one each. No other consumer gets these elements until the
+// WithPrefetch lets the consumers of one Queue value together claim up to n elements, and each at
+// least one, before the program takes them. No other consumer gets these elements until the
 // contexts of their consumers end. With 1, slow work spreads most evenly over processes. The
 // default is 128, and 1 in the layouts of other libraries; a slow consumer claims only 1.
 func WithPrefetch(n int) QueueOption {
 	return positive("WithPrefetch", n, func(c *queueConfig) { c.Prefetch = n })
 }
 
-// WithPrefetchBytes limits the elements of [WithPrefetch] to about n bytes, and to one element at
-// least. The default is 4 MiB.
+// WithPrefetchBytes limits the elements of [WithPrefetch] to about n bytes, but always allows one
+// element. The default is 4 MiB.
 func WithPrefetchBytes(n int) QueueOption {
 	return positive("WithPrefetchBytes", n, func(c *queueConfig) { c.PrefetchBytes = n })
 }
@@ -104,10 +104,10 @@ func WithRetryBackoff(b Backoff) QueueOption {
 	})
 }
 
-// WithKey delivers the elements of a key one at a time, in the order in which they were sent within
-// each priority: the next waits until its predecessor is removed or is a dead letter. An element
-// whose key is "" waits for no other. The default is no key. Set it for producers; consumers find
-// the keys.
+// WithKey delivers the elements of a key one at a time and, within each priority, in the order of
+// sending: the next waits until its predecessor is removed or is a dead letter. An element whose
+// key is "" waits for no other. The default is no key. Set it for producers; consumers find the
+// keys.
 //
 // Two keys with the same short hash count as one key. An element that returns keeps its place:
 // others of its key wait for it, also during its delay. But an element of [Queue.SendAt] blocks no
@@ -163,8 +163,8 @@ func newQueueConfig(opts []QueueOption) queueConfig {
 }
 
 // A QueueLayout selects the znodes of a Queue, to share its path with programs of other libraries.
-// LayoutZsync, the default, gives all guarantees. The znodes of another layout cannot express all
-// methods and options: those return [ErrInvalid] (docs/interop.md). Also, an element is deleted
+// LayoutZsync, the default, gives all guarantees. The znodes of another layout express only some
+// methods and options: the rest return [ErrInvalid] (docs/interop.md). There, an element is deleted
 // before it is offered. If the process crashes, or the Session is closed while no server answers,
 // up to [WithPrefetch] elements and all unsettled ones are lost.
 type QueueLayout int
@@ -172,7 +172,7 @@ type QueueLayout int
 const (
 	LayoutZsync            QueueLayout = iota // zsync's own, the default
 	LayoutSimpleQueue                         // of Curator's SimpleDistributedQueue, without priorities
-	LayoutDistributedQueue                    // of Curator's DistributedQueue without a lock path, and DistributedPriorityQueue
+	LayoutDistributedQueue                    // of Curator's DistributedPriorityQueue, and of its DistributedQueue without a lock path
 	LayoutKazooQueue                          // of kazoo's Queue
 )
 

@@ -11,10 +11,10 @@ import (
 
 // SendOp returns a Send of vs as an operation of [Session.Txn], [Delivery.Txn] or the Txn of a
 // lock, an [Election] or a [Semaphore]. The elements are stored together with the other writes, all
-// or none, exactly once. q must be of the Session of the transaction. SendOp itself sends nothing.
+// or none, exactly once. q must belong to the transaction's Session. SendOp itself sends nothing.
 //
-// The transaction has no response for a SendOp. If q is limited ([WithMaxLen]), it first waits for
-// room. A SendOp costs one more request.
+// The transaction has no response for a SendOp. If q is limited ([WithMaxLen]), the transaction
+// first waits for room. A SendOp costs one more request.
 func (q *Queue[T]) SendOp(vs ...T) QueueOp {
 	op := QueueOp{out: new(queue.Outgoing), err: q.misuse()}
 	if op.err == nil && len(vs) == 0 {
@@ -35,9 +35,9 @@ func (q *Queue[T]) SendOp(vs ...T) QueueOp {
 //
 // If the servers refuse the transaction, nothing is ever applied, and the element stays claimed.
 // Txn returns the error of the refused operation. Other errors are as for Ack and Session.Txn. If
-// ctx ends first, the transaction continues. A later Ack returns its result, or removes the element
-// without ops if the servers have refused it. A later Nack or Reject takes effect only if the
-// servers refuse it.
+// ctx ends first, the transaction continues. A later Ack returns the result of the transaction. If
+// the servers have refused the transaction, that Ack removes the element without ops. A later Nack
+// or Reject takes effect only if the servers refuse it.
 func (d Delivery[T]) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	if d.claim == nil {
 		return nil, opError("txn", "", session.Invalid("the Delivery did not come from a Queue"))

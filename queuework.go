@@ -22,8 +22,8 @@ type workConfig struct {
 	err     error
 }
 
-// WithWorkTimeout limits each call of [Queue.Work]'s function: after d, the call's context ends. A
-// call that ignores it keeps worker and element. The default is no limit.
+// WithWorkTimeout limits each call of [Queue.Work]'s function: after d, its context ends. A call
+// that ignores it keeps its worker. Default: no limit.
 func WithWorkTimeout(d time.Duration) WorkOption {
 	return func(c *workConfig) {
 		if d <= 0 {
@@ -39,14 +39,14 @@ var workBackoff = session.RetryPolicy{Min: 100 * time.Millisecond, Max: time.Min
 // Work calls f for each element, in up to n calls at once, until ctx ends or the Session is closed.
 // If f returns nil, Work removes the element. If f returns an error or panics, Work logs that and
 // returns the element after a delay. The delay grows with each attempt: as in [WithRetryBackoff],
-// by default from 100 ms to a minute, with a Jitter of one half; the layouts of other libraries
-// have none. After the last of [WithMaxAttempts], or an error of [Permanent], the element becomes a
-// dead letter at once, with the error's text.
+// by default from 100 ms to a minute, with a Jitter of one half. With the layouts of other
+// libraries, there is no delay. After [WithMaxAttempts], or an error of [Permanent], the element
+// becomes a dead letter with the error's text.
 //
 // The context of f has the values of ctx, but does not end with it. When ctx ends, Work takes no
 // further element, waits for the calls under way, settles their elements and returns ctx's error.
-// It does not wait for the result of a settlement after the claim is lost. The context of f ends
-// with cause [ErrLost] if the claim is lost, and [ErrClosed] at [Session.Close], which waits for f.
+// If a claim is lost, Work does not wait for the result of its settlement. The context of f ends
+// with cause [ErrLost] if the claim is lost, and [ErrClosed] at [Session.Close].
 func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, v T) error, opts ...WorkOption) error {
 	var cfg workConfig
 	for i, o := range opts {
@@ -162,8 +162,8 @@ type permanentError struct{ error }
 
 func (e permanentError) Unwrap() error { return e.error }
 
-// A WorkDelivery is the [Delivery] for which [Queue.Work] calls its function, without the Value. If
-// the function settles it, Work leaves it as it is.
+// A WorkDelivery is a [Delivery] without its Value, for the function that [Queue.Work] calls. If
+// the function settles it, Work does not.
 type WorkDelivery interface {
 	ID() string   // see [Delivery].ID
 	Attempt() int // see [Delivery].Attempt
@@ -217,7 +217,7 @@ func (q *Queue[T]) Receive(ctx context.Context) (Delivery[T], error) {
 }
 
 // ReceiveN is [Queue.Receive] for up to n elements: it waits for the first, and returns it with
-// all that it can claim at once, in order, at most 1,000.
+// those that it can claim at once, in order, at most 1,000.
 func (q *Queue[T]) ReceiveN(ctx context.Context, n int) ([]Delivery[T], error) {
 	ds, err := q.receive(ctx, n)
 	return ds, opError("receive", q.path, err)

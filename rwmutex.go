@@ -54,8 +54,8 @@ type RWMutex struct {
 //  3. A writer holds the lock if no contender is ahead. A reader holds it if no writer is
 //     ahead.
 //  4. If a contender is in the way, watch only the nearest such contender, until it is deleted.
-//  5. Continue with step 2, unless that contender was the only one and no other can have taken
-//     its place.
+//  5. If that contender was the only one in the way, and no other can have taken its place, the
+//     client holds the lock. Otherwise, continue with step 2.
 
 // NewRWMutex returns the RWMutex at path.
 func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
@@ -89,9 +89,9 @@ func entriesOfRWMutex(write, read string) [lock.Shared + 1]lock.Entry {
 
 // writersRule is the rule for writers: every contender ahead is in the way.
 //
-// It is tempting to acquire the lock when the only contender ahead is deleted. But that
-// contender may be a writer that has become a reader: it then has a znode with another name and
-// the same number, which is smaller than ours. So a writer lists the line again.
+// It is tempting to acquire the lock when the only contender ahead is deleted. But that contender
+// may be a writer that has become a reader. It then has a znode with another name, but with the
+// same number, and this number is smaller than ours. So a writer lists the line again.
 func writersRule(ahead []lock.Child) (blocker *lock.Child, alone bool) {
 	if len(ahead) == 0 {
 		return nil, false
@@ -124,8 +124,8 @@ func (rw *RWMutex) Lock(ctx context.Context) error {
 	return opError("lock", rw.path, err)
 }
 
-// RLock locks rw for reading. While a writer holds rw or is ahead, it waits, until ctx
-// ends or the Session is closed. Within Do and RDo, use RDo.
+// RLock locks rw for reading. RLock waits while a writer holds rw or is ahead, until ctx ends or
+// the Session is closed. Within Do and RDo, use RDo.
 func (rw *RWMutex) RLock(ctx context.Context) error {
 	g, err := rw.acquire(ctx, lock.Shared, false)
 	rw.local.follow(ctx, lock.Shared, g)
@@ -204,9 +204,9 @@ var (
 )
 
 // Downgrade turns the caller's write lock into a read lock, without a gap for another writer.
-// Waiting readers behind it are granted too. Release it with [RWMutex.RUnlock], or by the end of
-// [RWMutex.Do]. After an error, the caller still has its hold. Downgrade fails if the path has had
-// 2^31 children.
+// Readers that wait behind the caller, with no writer between, get the lock too. Release the read
+// lock with [RWMutex.RUnlock], or by the end of [RWMutex.Do]. After an error, the caller still has
+// its hold. Downgrade fails if the path has had 2^31 children.
 func (rw *RWMutex) Downgrade(ctx context.Context) error {
 	return opError("downgrade", rw.path, rw.downgrade(ctx))
 }
@@ -220,8 +220,8 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 }
 
 // Token returns the number that [Mutex.Token] describes, for the write hold if there is one. It is
-// greater than the token of every hold that ended earlier. Goroutines that read together share one
-// token; a later call can return a greater one.
+// greater than the token of every hold that ended earlier. Goroutines that read together share one;
+// a later call can return another.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	var tok int64
 	err := rw.withCurrent(func(g *lock.Grant, mode lock.HoldMode) (err error) {
@@ -255,7 +255,7 @@ func (rw *RWMutex) withCurrent(f func(g *lock.Grant, mode lock.HoldMode) error) 
 			continue
 		}
 		if errors.Is(err, ErrLost) {
-			rw.Lost() // g may be the released hold of another goroutine; our hold is lost too, and Lost must show that first
+			rw.Lost() // g may be the released hold of another goroutine; our hold is lost too, and Lost must show that before we return
 		}
 		return err
 	}
@@ -276,7 +276,7 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 	}
 	write, read := rw.local.Entry(lock.Exclusive), rw.local.Entry(lock.Shared)
 	cs, err := contenders(ctx, &rw.local.Line, func(all []lock.Child, i int) (Mode, bool) {
-		// If two znodes have the same number, they are a writer and the read znode of the same hold.
+		// If two znodes have the same number, they are the write znode and the read znode of one hold.
 		ahead := all[:i]
 		for len(ahead) > 0 && ahead[len(ahead)-1].SamePlace(all[i]) {
 			ahead = ahead[:len(ahead)-1]

@@ -33,16 +33,16 @@ import (
 // # Loss
 //
 // If the session is lost while the function runs, its context ends, and another process may run its
-// own: functions must tolerate that.
+// function: functions must tolerate that.
 //
 // # Errors
 //
-// Last and LastFailure return [ErrNoValue] if there is none.
+// Last returns [ErrNoValue] without a success, LastFailure without a failure.
 //
 // # Cost
 //
-// Do of an instant that was done takes 1 round trip, or none if this process knows of it; a run
-// takes 5 besides the function. Its end wakes all waiters.
+// Do takes 1 round trip if the instant was done, and none if this process knows that. A run takes 5
+// besides the function. Its end wakes all waiters.
 //
 // # Znodes
 //
@@ -77,7 +77,7 @@ type Timetable = interface{ Next(t time.Time) time.Time }
 type ScheduleFailure struct {
 	At       time.Time // the instant
 	Failed   time.Time // when the function failed, by the clock of its process
-	Owner    string    // of the process, see [WithOwner]
+	Owner    string    // the owner text of the process, see [WithOwner]
 	Err      string    // the text of the error, at most 4 KiB of it
 	Attempts int       // how many attempts of the instant had failed by then
 }
@@ -104,8 +104,8 @@ const (
 // String returns "latest", "skip" or "all".
 func (p MissedPolicy) String() string { return timetable.Policy(p).String() }
 
-// WithMissed chooses what happens to instants that no process ran because all were down, busy with
-// an earlier one, or failed. The default is [MissedLatest].
+// WithMissed chooses what happens to an instant that no process ran, because all were down or busy,
+// or failed. The default is [MissedLatest].
 func WithMissed(p MissedPolicy) ScheduleOption {
 	return func(c *scheduleConfig) {
 		if c.missed = p; p < MissedLatest || p > MissedAll {
@@ -139,16 +139,16 @@ func Daily(at string, loc *time.Location) (Timetable, error) {
 	return opTable(timetable.Daily(at, loc))
 }
 
-// Cron returns a timetable as in crontab(5), or of a word like @daily:
+// Cron returns the timetable of five crontab(5) fields or a word like @daily:
 //
 //	weekdays, err := zsync.Cron("30 7 * * mon-fri", time.Local)
 //
 // The fields are minute, hour, day of month, month and day of week (Sunday is 0 and 7): lists of
 // numbers, names, ranges and steps. If neither day field begins with a star, a day needs to match
-// only one. All processes must name the same zone; time.Local is each machine's. When the clocks
-// change, a job whose minute or hour begins with a star follows real time. Any other job runs once:
-// at the change if its local time is skipped (by less than 3 hours), and the first time if its
-// local time comes twice.
+// only one. All processes must name the same zone; time.Local is the zone of each machine. When the
+// clocks change, a job whose minute or hour begins with a star follows real time. Any other job
+// runs once: if its local time is skipped (by less than 3 hours), it runs at the change; if that
+// time comes twice, it runs the first time.
 func Cron(spec string, loc *time.Location) (Timetable, error) {
 	return opTable(timetable.ParseCron(spec, loc))
 }
@@ -210,7 +210,7 @@ func (r scheduleRecord) reached() time.Time {
 	return r.done
 }
 
-// The method `attempts` returns the number of failed attempts of the instant at.
+// The method `attempts` returns the number of failed attempts of the instant `at`.
 func (r scheduleRecord) attempts(at time.Time) int {
 	if r.failure != nil && r.failure.At.Equal(at) {
 		return r.failure.Attempts
@@ -222,11 +222,11 @@ func (r scheduleRecord) attempts(at time.Time) int {
 // run, it returns errPassed.
 type choice func(r scheduleRecord) (time.Time, error)
 
-// Do runs f, unless a process has done the instant at or a later one, and reports whether it ran f.
-// While another process runs its function for the instant, Do waits; when that fails, the next
-// process in line runs its own. If f returns an error, Do records and returns it. If the session is
-// lost before the servers confirm the record of a success, the error is [ErrLost]. An instant is
-// after the zero time and before the year 10000.
+// Do runs f, unless a process has done the instant `at` or a later one, and reports whether it ran
+// f. While another process runs its function for the instant, Do waits. If that function fails, the
+// next process in line runs its function. If f returns an error, Do records and returns it. If the
+// session is lost before the servers confirm the record of a success, the error is [ErrLost].
+// Instants are between the zero time and the year 10000.
 func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Context) error) (ran bool, err error) {
 	err = c.misuse()
 	switch {
@@ -261,19 +261,21 @@ func (c *Schedule) do(ctx context.Context, at time.Time, f func(ctx context.Cont
 	}
 }
 
-// The method `attempt` takes the lock, and runs f for the instant that choose then picks. It
-// stops waiting for the lock when over returns true for path/last. It reports whether it ran f.
-// The error is errPassed if the instant was not run. Then the caller reads path/last again.
+// The method `attempt` takes the lock, and runs f for the instant that the function `choose` then
+// picks. It stops waiting for the lock when the function `over` returns true for path/last. It
+// reports whether it ran f. The error is errPassed if the instant was not run. Then the caller
+// reads path/last again.
 func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, choose choice, retries int, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
-	// This attempt has its own Mutex value. So its transaction needs the hold of this attempt: it
-	// fails if that hold is lost and another goroutine has the next hold.
+	// This attempt has its own Mutex value. So the transaction that records the result needs the hold
+	// of this attempt. If that hold is lost, the transaction fails, even if another goroutine has the
+	// next hold.
 	lock := NewMutex(c.s, c.path)
 	if lock.holderOf(ctx) != nil {
 		return false, ErrDeadlock
 	}
 	wait := c.await(ctx, over)
 	recorded, passed := false, false
-	var record sync.WaitGroup // waits for the write of the record, because the lock must be released after it, even if ctx ends
+	var record sync.WaitGroup // waits for the write of the record: the lock must be released only after that write, even if ctx ends
 	err = func() error {
 		defer func() { passed = wait.end() }() // deferred, in case f panics
 		return lock.doThen(wait.ctx, record.Wait, func(ctx context.Context) error {
@@ -299,8 +301,8 @@ func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, 
 	return false, err
 }
 
-// The method `run` runs f while lock is held, for the instant that choose picks, and records the
-// result.
+// The method `run` runs f for the instant that the function `choose` picks, and records the result.
+// The caller holds the Mutex `lock`.
 func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries int, record *sync.WaitGroup, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
 	// The previous holder first recorded its result, and then released the lock. We hold the lock
 	// now, so this read returns that record. If the read runs in a later session than the hold,
@@ -342,8 +344,8 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries 
 	return true, session.CtxErr(ctx)
 }
 
-// The method `observe` reports the start of the function to the observer. The returned function
-// reports the end of the function, with *err.
+// The method `observe` reports to the observer that the Schedule's function starts. The returned
+// function `ended` reports that the Schedule's function has ended, with *err.
 func (c *Schedule) observe(ctx context.Context, err *error) (ended func()) {
 	began := time.Now()
 	c.s.m.Observe(session.Report{Kind: session.EventStarted, Op: "run", Path: c.path})
@@ -356,8 +358,8 @@ func (c *Schedule) observe(ctx context.Context, err *error) (ended func()) {
 	}
 }
 
-// recordFailure records that f failed with cause. After the last attempt, it records the
-// instant as failed for good.
+// recordFailure records that f failed with the error `cause`. After the last attempt, it records
+// the instant as failed for good.
 func (c *Schedule) recordFailure(ctx context.Context, lock *Mutex, r scheduleRecord, at time.Time, retries int, cause error) error {
 	failure := failureRecord{ScheduleFailure: ScheduleFailure{
 		At: at.UTC(), Failed: c.now().UTC(), Owner: c.s.m.Config.Owner, Err: shortened(cause.Error()), Attempts: r.attempts(at) + 1,
@@ -379,7 +381,7 @@ func (c *Schedule) recordFailure(ctx context.Context, lock *Mutex, r scheduleRec
 	return err
 }
 
-// maxFailureText is the largest number of bytes of an error's text that are recorded.
+// maxFailureText limits the recorded text of an error, in bytes.
 const maxFailureText = 4 << 10
 
 func shortened(text string) string {
@@ -389,7 +391,7 @@ func shortened(text string) string {
 	return strings.ToValidUTF8(text, "\uFFFD")
 }
 
-// The method `record` writes r to path/last, unless lock is lost.
+// The method `record` writes r to path/last, unless the Mutex `lock` is lost.
 func (c *Schedule) record(ctx context.Context, lock *Mutex, r scheduleRecord) error {
 	data := []byte(r.done.UTC().Format(time.RFC3339Nano) + "\n" + c.s.m.Config.Owner + "\n" + session.NewGUID())
 	if r.failure != nil {
@@ -412,17 +414,17 @@ func (c *Schedule) record(ctx context.Context, lock *Mutex, r scheduleRecord) er
 	return err
 }
 
-// The constant `ahead` limits the done instants that a Schedule remembers: it remembers an
-// instant that is at most this far in the future. Two clocks that are wrong by five minutes
-// each can differ by that much. An instant further ahead comes from a broken clock. An operator
-// may delete the znode path/last because of it, so the Schedule does not remember the instant,
-// and reads the znode each time.
+// The constant `ahead` is a limit: a Schedule remembers a done instant only if that instant is at
+// most this far in the future. Two clocks that are wrong by five minutes each can differ by that
+// much. An instant further ahead comes from a broken clock. An operator may delete the znode
+// path/last because of it, so the Schedule does not remember the instant, and reads the znode each
+// time.
 const ahead = 10 * time.Minute
 
 // The method `learn` remembers the last instant that was done, from the record r that the caller
-// has just read. Two goroutines that read at the same time may call learn in the other order.
-// Then the remembered instant is too early, which costs one more read. An instant far ahead is
-// not remembered, because path/last may be deleted before that time.
+// has just read. Two goroutines may read path/last in one order, and call learn in the other order.
+// Then the remembered instant is too early, which costs one more read. An instant far ahead is not
+// remembered, because path/last may be deleted before that time.
 func (c *Schedule) learn(r scheduleRecord) {
 	at := r.done
 	if at.After(c.now().Add(ahead)) {
@@ -433,8 +435,8 @@ func (c *Schedule) learn(r scheduleRecord) {
 	c.done = at
 }
 
-// The method `passed` reports whether the instant at, or a later one, has been done. If the
-// server lags, passed may return false for a done instant, and the caller then enters the line
+// The method `passed` reports whether the instant `at`, or a later one, has been done. If the
+// server lags, `passed` may return false for a done instant, and the caller then enters the line
 // without need. It never returns true for an instant that was not done.
 func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 	c.mu.Lock()
@@ -451,9 +453,9 @@ func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 // is false, the record may be as old as the state of the server.
 func (c *Schedule) load(ctx context.Context, fresh bool) (r scheduleRecord, err error) {
 	err = c.s.m.During(ctx, func(inc *session.Incarnation) error {
-		// Check the ACL of the path before the lock does, because a forged record can prevent a run.
-		// Last runs no function, so it returns the record in spite of a wide ACL, but c does not
-		// remember that record.
+		// Check the ACL of the path before the lock does, because a forged record can prevent a run. Last
+		// and LastFailure run no function, so they return the record in spite of a wide ACL. But the
+		// Schedule does not remember that record.
 		vet := inc.VetHere(ctx, c.s.m.Full(c.path))
 		if vet != nil && !(fresh && errors.Is(vet, ErrUnprotected)) {
 			return vet
@@ -494,8 +496,7 @@ func (c *Schedule) parse(data []byte) (r scheduleRecord, err error) {
 	return r, nil
 }
 
-// An instantWait is a wait for the lock, which ends early if the instant needs no run any
-// longer.
+// An instantWait is a wait for the lock. The wait ends early if the instant no longer needs a run.
 type instantWait struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -506,7 +507,8 @@ type instantWait struct {
 	passed bool // guarded by mu
 }
 
-// The method `await` begins to watch path/last, until over returns true for the content.
+// The method `await` begins to watch path/last, until the function `over` returns true for the
+// content.
 func (c *Schedule) await(ctx context.Context, over func(scheduleRecord) bool) *instantWait {
 	w := &instantWait{ended: make(chan struct{})}
 	w.ctx, w.cancel = context.WithCancelCause(ctx)
@@ -529,7 +531,8 @@ func (c *Schedule) await(ctx context.Context, over func(scheduleRecord) bool) *i
 	return w
 }
 
-// The method `watch` follows path/last, and returns nil when over returns true for the content.
+// The method `watch` follows path/last, and returns nil when the function `over` returns true for
+// the content.
 func (c *Schedule) watch(ctx context.Context, inc *session.Incarnation, over func(scheduleRecord) bool) error {
 	path := c.s.m.Full(c.last())
 	for {
@@ -560,8 +563,8 @@ func (c *Schedule) watch(ctx context.Context, inc *session.Incarnation, over fun
 	}
 }
 
-// The method `take` reserves w.ctx for the function: a done instant no longer ends it. It reports
-// false if the wait has ended already.
+// The method `take` reserves w.ctx for the function: from then on, a done instant does not end
+// w.ctx. It reports false if the wait has ended already.
 func (w *instantWait) take() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -579,7 +582,7 @@ func (w *instantWait) end() bool {
 	return w.passed
 }
 
-// Last returns the last instant that was done, at least as new as the call.
+// Last returns the last done instant, as of the call or later.
 func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 	if c.misuse() != nil {
 		return time.Time{}, opError("last", c.path, c.misuse())
@@ -591,8 +594,8 @@ func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 	return r.done, opError("last", c.path, err)
 }
 
-// LastFailure returns the last failed run, recorded before the call or during it. A later success
-// does not remove it: compare its At with [Schedule.Last].
+// LastFailure returns the last failed run that was recorded before or during the call. A later
+// success keeps it: compare its At with [Schedule.Last].
 func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
 	if c.misuse() != nil {
 		return ScheduleFailure{}, opError("last failure", c.path, c.misuse())
@@ -608,14 +611,14 @@ func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
 	return ScheduleFailure{}, opError("last failure", c.path, err)
 }
 
-// Run calls f for each instant of the timetable, unless another process has done it. The first
-// instant ever is the first after the call of Run. Next gets local times; [Daily] and [Cron] use
-// their own zone. An instant is missed if the next instant is due before it ran, see [WithMissed].
-// A failure is logged. f is called again as [WithRetries] says, if the failure could be recorded.
+// Run calls f for each instant of the timetable, unless another process has done it. If no instant
+// is recorded, Run begins with the next one. Run passes local times to Next; [Daily] and [Cron] use
+// their own zone. An instant is missed if it has not run when the next is due, see [WithMissed]. A
+// failure is logged. f is called again as [WithRetries] says, if the failure could be recorded.
 //
 // Run returns nil when the timetable has no further instant. It returns an error if ctx ends, if
-// the Session is closed, or if a retry cannot help. A timetable that counts from t, as @every of
-// robfig/cron does, is [ErrInvalid].
+// the Session is closed, or if a retry cannot help. A timetable that counts from t, like
+// robfig/cron's @every, is [ErrInvalid].
 func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.Context, at time.Time) error) error {
 	err := c.misuse()
 	switch {
@@ -637,7 +640,7 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 	}
 	var current time.Time // the latest instant for which this process or the fleet has begun an attempt
 	losses := 0           // number of losses of the session while f ran
-	idle := began         // time since which this process has been waiting; an instant that was due earlier was missed
+	idle := began         // this process has been waiting since then, and has missed every instant that was due earlier
 	for {
 		r, err := c.load(ctx, false)
 		if err != nil {
@@ -658,14 +661,14 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 		switch {
 		case !current.After(r.reached()):
 		case c.missed == MissedAll && (at.IsZero() || current.Before(at)), c.missed != MissedAll && !timetable.Over(next, current, now):
-			at = current // the time for current is not over. With MissedAll, an earlier instant comes first
+			at = current // the time for the instant `current` is not over. With MissedAll, an earlier instant comes first
 		}
 		if at.IsZero() {
 			return nil
 		}
 		if wait := c.pauseLeft(r, at); wait > 0 {
 			if later := next.Next(at.Local()); c.missed != MissedAll && later.After(now) {
-				wait = min(wait, later.Sub(now)) // the next instant ends the attempts of the instant at
+				wait = min(wait, later.Sub(now)) // the next instant ends the attempts of the instant `at`
 			}
 			if err := c.sleep(ctx, min(wait, time.Minute)); err != nil {
 				return err
@@ -676,7 +679,7 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 		if soon := now.Add(time.Minute); r.done.After(now.Add(ahead)) && soon.Before(at) {
 			until = soon // at that time, look whether path/last has been deleted
 		}
-		if at != current || until != at { // if they are equal, the pause after a failure is over, whatever the wall clock shows
+		if at != current || until != at { // if all three are equal, the pause after a failure is over, and the attempt begins whatever the wall clock shows
 			if err := c.sleepUntil(ctx, until); err != nil {
 				return err
 			}
@@ -714,14 +717,14 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 	}
 }
 
-// The method `over` returns a function that reports, for a record, whether this process need not
-// wait for the lock to run the instant at.
+// The method `over` returns a function. Given a record, that function reports whether the instant
+// `at` needs no run now. If so, this process does not wait for the lock.
 func (c *Schedule) over(at time.Time) func(scheduleRecord) bool {
 	return func(r scheduleRecord) bool { return !r.reached().Before(at) || c.pauseLeft(r, at) > 0 }
 }
 
-// The method `choice` returns the choice of Run under the lock. It picks the instant at, or a
-// later one if at was missed while Run waited for the lock.
+// The method `choice` returns the function with which Run chooses an instant under the lock. This
+// function picks the instant `at`, or a later one if `at` was missed while Run waited for the lock.
 func (c *Schedule) choice(next Timetable, at time.Time) choice {
 	return func(r scheduleRecord) (time.Time, error) {
 		if c.over(at)(r) {
@@ -749,7 +752,7 @@ func (c *Schedule) choice(next Timetable, at time.Time) choice {
 	}
 }
 
-// pauseLeft returns the time until the next attempt of the instant at. The pause begins with the
+// pauseLeft returns the time until the next attempt of the instant `at`. The pause begins with the
 // failure, by the clock of the process that failed. Clocks differ, so this process also measures
 // the pause from its first read of the failure. The pause ends at the sooner of the two times.
 func (c *Schedule) pauseLeft(r scheduleRecord, at time.Time) time.Duration {
@@ -769,7 +772,7 @@ func (c *Schedule) pauseLeft(r scheduleRecord, at time.Time) time.Duration {
 // processes.
 func (c *Schedule) now() time.Time { return time.Now().Round(0).Add(time.Duration(c.skew.Load())) }
 
-// sleepUntil waits until the wall clock shows the time at. It reads the clock once a minute,
+// sleepUntil waits until the wall clock shows the time `at`. It reads the clock once a minute,
 // because the clock may be set, and a timer stops while the machine sleeps.
 func (c *Schedule) sleepUntil(ctx context.Context, at time.Time) error {
 	for {

@@ -36,8 +36,8 @@ import (
 //
 // If the session ends, this process loses all its permits and other processes may hold them.
 // Acquire of this *Semaphore then waits until the lost permits have been released. If another
-// client deletes the znode of a permit, all permits of this *Semaphore are lost; their other znodes
-// are deleted at the release, or a tenth of the session timeout later.
+// client deletes the znode of a permit, all permits of this *Semaphore are lost. Their other znodes
+// are deleted at the release, but no later than a tenth of the session timeout after the loss.
 //
 // # Errors
 //
@@ -53,7 +53,7 @@ import (
 // # Znodes
 //
 // A permit is path/leases/_c_<uuid>-lease-<number>, or path/<guid> with LayoutKazoo. With a limit
-// above 1,000, an Acquire makes one znode.
+// above 1,000, each Acquire makes one znode.
 type Semaphore struct {
 	made
 	named  int64        // the limit that NewSemaphore was given
@@ -63,9 +63,9 @@ type Semaphore struct {
 	leases string // the full path of the parent of the permits' znodes
 	gate   *Mutex
 	pool   lock.Pool
-	agreed atomic.Bool // whether named was ever compared with the stored limit
+	agreed atomic.Bool // whether `named` was ever compared with the stored limit
 	known  atomic.Pointer[quota]
-	follow atomic.Bool // whether named is ignored, because a process has resized the semaphore
+	follow atomic.Bool // whether `named` is ignored, because a process has resized the semaphore
 
 	mu        sync.Mutex
 	held      *lock.Permits // permits of this process, also lost permits until their release; guarded by mu
@@ -339,7 +339,7 @@ func (m *Semaphore) enter(ctx context.Context, wait bool) (bool, error) {
 type quota struct {
 	limit   int64
 	version int32       // of the znode at the path
-	watch   *conn.Watch // if not nil, was joined before the read, so the limit stays the same until watch fires
+	watch   *conn.Watch // if not nil, this watch was joined before the read, so the limit stays the same until the watch fires
 }
 
 // The method `agree` returns the stored limit. If no limit is stored, it stores ours. It returns
@@ -437,18 +437,18 @@ func (m *Semaphore) resized() string {
 	return session.ChildPath(m.root, "resized")
 }
 
-// Resize makes n the limit of the semaphore, for every process that uses the path now or later,
-// whatever limit it names, even after a time without users. No permit is taken away: if more than n
-// are held, Acquire waits until enough are released. If the limit grows, the first waiters get the
-// new permits at once. When Resize has returned, the old limit no longer applies. kazoo refuses a
-// limit other than its own at first use; Curator ignores it.
+// Resize makes n the limit of the semaphore. The limit n applies to every process that uses the
+// path now or later, whatever limit that process names, even after a time without users. No permit
+// is taken away: if more than n are held, Acquire waits. If the limit grows, the first waiters get
+// the new permits at once. After Resize, the old limit no longer applies. At its first use, kazoo
+// refuses a limit other than its own; Curator ignores it.
 func (m *Semaphore) Resize(ctx context.Context, n int64) error {
 	return opError("resize", m.path, m.resize(ctx, n))
 }
 
 // The method resize must not lock the gate, because the holder of the gate may be waiting for this
-// Resize. Nor does it need the gate: in a transaction that creates permits, the servers check the
-// version of the limit (see make).
+// Resize. It does not need the gate either: in a transaction that creates permits, the servers
+// check the version of the limit (see the method `make`).
 func (m *Semaphore) resize(ctx context.Context, n int64) error {
 	switch {
 	case m.misuse() != nil:
@@ -519,7 +519,7 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 	defer m.s.m.Waiters.Add(-1)
 	defer m.s.m.Holds.Add(1)
 	inc := gate.Claim.Incarnation
-	// The context settled ends when this process's permits are lost, because other contenders wait
+	// The context `settled` ends when this process's permits are lost, because other contenders wait
 	// behind us. It also ends when the gate is lost, because then we are no longer the first.
 	settled, end, rest := endingContext(ctx)
 	defer rest()
@@ -537,7 +537,7 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 		switch ended := err != nil && settled.Err() != nil; {
 		case ended && ctx.Err() == nil:
 			return nil, errUnsettled
-		case ended && errors.Is(err, settled.Err()): // settled may have ended before ctx
+		case ended && errors.Is(err, settled.Err()): // the context `settled` may have ended before ctx
 			return nil, session.CtxErr(ctx)
 		}
 		if !errors.Is(err, errResized) && !session.IsBadVersion(err) {
@@ -549,7 +549,7 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 // errResized means that the limit has changed since the client read it.
 var errResized = errors.New("the limit has changed")
 
-// takeOf does the work of take, until the limit changes.
+// takeOf does the work of the method `take`, until the limit changes.
 func (m *Semaphore) takeOf(ctx context.Context, gate *lock.Grant, resized *conn.Watch, n int64, wait bool, ahead *lock.Ahead) ([]lock.Permit, error) {
 	inc := gate.Claim.Incarnation
 	var q quota
@@ -583,8 +583,9 @@ func (m *Semaphore) takeOf(ctx context.Context, gate *lock.Grant, resized *conn.
 	return m.make(ctx, gate, q, n) // Step 4.
 }
 
-// awaitFree waits until the set of permits that are out changes. It returns at once if their
-// number does not exceed the argument most. It returns errResized if the limit changes.
+// awaitFree waits for a change in the set of permits that are out. If the number of these permits
+// does not exceed the argument `most`, it returns at once. It returns errResized if the limit
+// changes.
 //
 // A separate listing sets the watch. If the first listing set it, and enough permits were free,
 // our own create request would fire the watch without need.
@@ -689,9 +690,9 @@ func (m *Semaphore) name(limit, n int64) []lock.Permit {
 	return leases
 }
 
-// The method `keep` adds new permits to the permits of this process. While the process has lost
-// permits, keep releases the new permits and returns errUnsettled. It does not wait, because
-// other contenders do, and the process may release its lost permits an hour later.
+// The method `keep` adds new permits to the permits of this process. While this process has not
+// released its lost permits, `keep` releases the new permits and returns errUnsettled. It does not
+// wait for that release, because other contenders wait, and the release may come an hour later.
 func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases []lock.Permit, n int64) (*lock.Permits, error) {
 	s, err := inc.Stake(ctx)
 	if err != nil {
@@ -731,7 +732,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 }
 
 // Do acquires n permits, calls f, and releases them. If the permits are lost, f's context ends with
-// cause [ErrLost]; return soon from f then, and Do returns ErrLost. It joins the errors of f and of
+// cause [ErrLost]. Then f must return soon, and Do returns ErrLost. Do joins the errors of f and of
 // the release. If f panics, Do releases the permits and panics. Within f, Acquire and Do ask for
 // more, and can wait for f's permits. If f releases some, Do returns [ErrNotLocked].
 func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context) error) error {
@@ -774,8 +775,9 @@ func (m *Semaphore) release(n int64) error {
 	return m.releaseOf(nil, n)
 }
 
-// releaseOf releases n permits of a, or of the held permits if a is nil. Only Do passes a. If a
-// has fewer than n permits, releaseOf releases all of them and returns ErrNotLocked.
+// releaseOf releases n permits of the Permits `a`, or of the held permits if `a` is nil. Only Do
+// passes an `a`. If `a` has fewer than n permits, releaseOf releases all of them and returns
+// ErrNotLocked.
 func (m *Semaphore) releaseOf(a *lock.Permits, n int64) error {
 	rest := a != nil
 	m.mu.Lock()
@@ -843,8 +845,8 @@ func (m *Semaphore) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, err
 }
 
 // Token is [Mutex.Token] for the permits that m holds. It is greater than the token of any permits
-// that were released or lost before m acquired its latest permits. Holders at the same time have
-// tokens in any order: a server that checks tokens must remember one for each permit.
+// that were released or lost before m acquired its latest permits. The tokens of simultaneous
+// holders have no order: a server that checks tokens must remember one for each permit.
 func (m *Semaphore) Token(ctx context.Context) (int64, error) {
 	token, err := m.token(ctx)
 	return token, opError("token", m.path, err)
@@ -921,8 +923,8 @@ func (m *Semaphore) observe(ctx context.Context, a *lock.Permits) context.Contex
 	}
 	ctx, end := m.s.tracers.holding(ctx, m.traced(a.Held())())
 	m.s.m.Spawn(func() {
-		// After a loss and a release, either channel may end the wait. In both cases, end must report
-		// the loss.
+		// After a loss and a release, either channel may end the wait. In both cases, the function `end`
+		// must report the loss.
 		select {
 		case <-a.Ending().Done():
 		case <-a.Left():

@@ -34,9 +34,9 @@ import (
 //   - the request that creates the znode, in kazoo;
 //   - a listing of the permits after the creation of the znode, in Curator.
 //
-// Consider all permits that are out at one time, and among their grants the grant whose last
-// step was the latest. Before this grant was complete, its client counted all other permits.
-// There are two cases:
+// Consider all permits that are out at one time. Of their grants, consider the grant whose last
+// step was the latest. Before this grant was complete, its client counted all other permits. There
+// are two cases:
 //
 // Case 1: the last step is a listing. Every other permit has znodes that were created no later
 // than the last step of its own grant. That step came before this listing, so the listing
@@ -68,8 +68,8 @@ import (
 //
 // # Order
 //
-// The client overtakes no waiter, because a waiter has a znode at the gate. Nor does it
-// overtake a goroutine of its own process that is about to lock the gate: see the call of
+// The client overtakes no waiter, because a waiter has a znode at the gate. It does not overtake a
+// goroutine of its own process either, if that goroutine is about to lock the gate: see the call of
 // Wanted.
 //
 // Two clients that try at the same time may each count too many permits. Then both lock the
@@ -85,9 +85,9 @@ import (
 // failed attempt, two such requests in a row are necessary. Each further failure doubles this
 // number, up to 64. A successful attempt resets it to one.
 
-// acquireAtOnce acquires n free permits without the gate. It returns nil if it did not try, or
-// if the attempt failed. If over is true, a caller with wait false must not try behind the gate
-// either.
+// acquireAtOnce acquires n free permits without the gate. It returns nil if it did not try, or if
+// the attempt failed. The result `over` can be true only if `wait` is false. If it is true, the
+// caller must not try behind the gate either.
 func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *lock.Permits, over bool, err error) {
 	known := m.known.Load()
 	if known == nil || !m.seemsFree() || n > known.limit || m.gate.local.Wanted() {

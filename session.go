@@ -49,9 +49,9 @@ type Session struct {
 
 // Connect opens a session with an ensemble. servers is a ZooKeeper connect string:
 // "zk1:2181,zk2:2181", or "zk1:2181,zk2:2181/app" for paths below the chroot /app, which is created
-// when needed. The default port is 2181. Connect tries until a server answers or ctx ends; the
-// error then has the last failure. A later end of ctx does not affect the Session. If the servers
-// refuse the credentials, the error is go-zookeeper's ErrAuthFailed.
+// when needed. The default port is 2181. Connect tries until a server answers or ctx ends. If ctx
+// ends, the error has the last failure. A later end of ctx does not affect the Session. If the
+// servers refuse the credentials, the error is go-zookeeper's ErrAuthFailed.
 func Connect(ctx context.Context, servers string, opts ...Option) (*Session, error) {
 	hosts, chroot, err := parseServers(servers)
 	if err != nil {
@@ -77,13 +77,13 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 // An [Observer] must not call Close.
 //
 // Close ends the contexts of running functions of Do, RDo, Run and [Queue.Work] with cause
-// ErrClosed, and waits for them, for at most [WithCloseTimeout]. Until then, functions keep their
-// holds, and locks acquired with their contexts; Token, Txn, Ack and Unlock work, and a
-// function's success counts. After that, these holds are lost, and Lost is closed before another
-// session can be granted them. Close releases every other lock at once.
+// ErrClosed, and waits for them, for at most [WithCloseTimeout]. Until then, the functions keep
+// their holds and the locks that they acquired with their contexts. Token, Txn, Ack and Unlock
+// work, and a function's success counts. After that, these holds are lost, and Lost is closed
+// before another session can get them. Close releases other locks at once.
 //
-// Then Close waits up to a second for work that only this process can finish: elements of a Queue
-// to return, changes of a [WaitGroup], receipts, a Transfer. If no server answers, znodes stay for
+// Then Close waits up to a second for work that only this process can finish: the return of Queue
+// elements, changes of a [WaitGroup], receipts, a Transfer. If no server answers, znodes stay for
 // the session timeout.
 func (s *Session) Close() error {
 	s.m.Close()
@@ -97,8 +97,8 @@ func (s *Session) ID() int64 { return s.m.SessionID() }
 func (s *Session) Timeout() time.Duration { return s.m.Granted() }
 
 // Margin returns how long the holds of s stay confirmed if no server answers from now on. At 0,
-// they are lost. The servers can grant them to another client a tenth of [Session.Timeout] later,
-// or later still.
+// they are lost. The servers grant them to no other client before a further tenth of
+// [Session.Timeout] has passed.
 func (s *Session) Margin() time.Duration { return s.m.Certain() }
 
 // State returns the present state.
@@ -155,10 +155,10 @@ func (s *Session) Stats() Stats { return Stats(s.m.Stats()) }
 // SendOp. If the servers refuse an operation, the error names it.
 //
 // If the connection drops before the reply, Txn finds out whether the writes were applied, and
-// the responses; a Stat that other clients have changed since is missing. The outcome remains
-// unknown if the session is lost too ([ErrLost]), if ctx ends first, or if the connection drops
-// and Txn was not permitted to write its log, an ephemeral znode /_c_<guid>-txn
-// (docs/interop.md). Txn takes one round trip, the first of a Session two.
+// recovers the responses, but not a Stat that other clients have changed since. The outcome remains
+// unknown if the session is lost too ([ErrLost]), if ctx ends first, or if the connection drops and
+// Txn was not permitted to write its log, an ephemeral znode /_c_<guid>-txn (docs/interop.md). Txn
+// takes one round trip, a Session's first Txn two.
 func (s *Session) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	rs, err := s.sending(ctx, ops, func(ops []any) ([]zk.MultiResponse, error) { return txn.Session(ctx, s.m, ops) })
 	return rs, opError("txn", "", err)

@@ -11,9 +11,8 @@ import (
 )
 
 // A Tracer is called at the start and at the end of each operation of a Session, to make spans. End
-// receives the context that Start returned, and functions of the program get a context made from
-// it, so spans have parents. End is called once for each Start, in any goroutine. Both must not
-// block.
+// receives the context that Start returned. The program's functions get a context made from it, so
+// spans have parents. End is called once for each Start, in any goroutine. Neither blocks.
 type Tracer interface {
 	Start(ctx context.Context, op Op) context.Context
 	End(ctx context.Context, op Op, err error)
@@ -25,10 +24,10 @@ type Op struct {
 	Name      string // lock, rlock, campaign, acquire, enter, do (of a Once); wait; send, receive, ack, nack, reject
 	Primitive string // mutex, rwmutex, election, semaphore, once, double barrier, barrier, waitgroup, cond, queue
 	Path      string // of the primitive
-	Owner     string // of the Session; see WithOwner
+	Owner     string // the owner text of the Session, see WithOwner
 	Session   int64  // the ZooKeeper session at the time, or 0
-	Hold      string // the name of the znode of the hold; set for a hold, and after an acquisition that has succeeded
-	Count     int    // of permits, or elements
+	Hold      string // the name of the hold's znode; set for a hold, and at the end of an acquisition that has succeeded
+	Count     int    // the number of permits or elements
 }
 
 // An OpKind is the kind of an [Op].
@@ -36,7 +35,7 @@ type OpKind int
 
 const (
 	OpAcquire OpKind = iota + 1 // a wait for a hold, or a TryLock that succeeds; End's error is why the wait ended
-	OpHold                      // from a grant to its release; the context of its function is made from the result of Start; End's error is a LostError after a loss
+	OpHold                      // a hold, from its grant to its release; the context of the hold's function is made from the result of Start; End's error is a LostError after a loss
 	OpWait                      // Wait of a Barrier, WaitGroup or Cond
 	OpQueue                     // a send, a receive (when the channel has passed the element on) or a settlement of elements
 )
@@ -58,8 +57,8 @@ func (t *tracers) traced(primitive, name, path string) Op {
 	return Op{Primitive: primitive, Name: name, Path: path, Owner: t.owner, Session: t.session()}
 }
 
-// The method `start` calls the tracer's Start for op. The returned function end calls the tracer's
-// End.
+// The method `start` calls the tracer's Start for op. The returned function `end` calls the
+// tracer's End.
 func (t *tracers) start(ctx context.Context, kind OpKind, op Op) (_ context.Context, end func(hold string, err error)) {
 	op.Kind = kind
 	ctx = t.tracer.Start(ctx, op)
@@ -72,8 +71,8 @@ func (t *tracers) start(ctx context.Context, kind OpKind, op Op) (_ context.Cont
 	}
 }
 
-// The method `acquiring` reports the start of an acquisition to the tracer. The caller calls end
-// once.
+// The method `acquiring` reports the start of an acquisition to the tracer. The caller calls the
+// returned function `end` once.
 func (t *tracers) acquiring(ctx context.Context, op func() Op) (end func(hold string, err error)) {
 	if t.tracer == nil {
 		return func(string, error) {}
@@ -82,8 +81,8 @@ func (t *tracers) acquiring(ctx context.Context, op func() Op) (end func(hold st
 	return end
 }
 
-// The method `holding` reports the start of a hold to the tracer. The first call of end reports the
-// end of the hold.
+// The method `holding` reports the start of a hold to the tracer. The first call of the returned
+// function `end` reports the end of the hold.
 func (t *tracers) holding(ctx context.Context, op Op) (_ context.Context, end func(err error)) {
 	op.Kind = OpHold
 	ctx = t.tracer.Start(ctx, op)
@@ -106,8 +105,8 @@ func (t *tracers) follow(ctx context.Context, op func() Op, g *lock.Grant) conte
 	return ctx
 }
 
-// The method `got` reports a grant that was acquired without a wait: it calls acquiring and
-// follow.
+// The method `got` reports a grant that was acquired without a wait: it calls the methods
+// `acquiring` and `follow`.
 func (t *tracers) got(ctx context.Context, op func() Op, g *lock.Grant) {
 	t.acquiring(ctx, op)(g.Name(), nil)
 	t.follow(ctx, op, g)
@@ -162,7 +161,7 @@ type EventKind int
 const (
 	EventAcquired    EventKind = iota + 1 // a lock, permit, leadership or claim was granted
 	EventGaveUp                           // a wait ended without a grant
-	EventReleased                         // a hold was released; a handoff between goroutines reports none
+	EventReleased                         // a hold was released; a handoff between goroutines is not reported
 	EventLost                             // a hold was lost with its session
 	EventDead                             // a queue element went to the dead letters
 	EventConnected                        // a new ZooKeeper session was established

@@ -18,9 +18,9 @@ import (
 // Transfer hands the leadership to a waiting candidate from [Election.Contenders], the heir. If the
 // heir does not wait, e still leads. Otherwise, e resigns, and Transfer returns when the heir is
 // the first in the line: after 4 round trips if the heir is the next. In a Run, f's context ends,
-// and the heir leads when f has returned; Transfer with that context returns at once. If the heir
-// leaves the line after that, or ctx ends, the next candidate leads. Candidates of zsync ahead of
-// the heir move to the back; candidates of Curator and kazoo lead first.
+// and the heir leads when f has returned. Called with that context, Transfer returns at once. If
+// the heir leaves the line after e resigned, or ctx ends, the next candidate leads. Candidates of
+// zsync ahead of the heir move to the back; candidates of Curator and kazoo lead first.
 func (e *Election) Transfer(ctx context.Context, to Contender) error {
 	return opError("transfer", e.path, e.transfer(ctx, to))
 }
@@ -91,8 +91,8 @@ func (e *Election) keepWish(inc *session.Incarnation, wish string, heir lock.Chi
 	inc.RemoveBehind(wish, session.ChildPath(e.local.Line.Dir, heir.Name))
 }
 
-// The method `fulfil` deletes the wishes for e, which leads now. It deletes those that e read when
-// its turn came.
+// The method `fulfil` deletes the wishes that name e as the heir, because e leads now. It deletes
+// those that e read when e's turn came.
 func (e *Election) fulfil(inc *session.Incarnation) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

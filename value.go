@@ -21,7 +21,7 @@ import (
 //	ok, err := limit.CompareAndSwap(ctx, version, n+1)
 //	for n := range limit.Watch(ctx) { … } // the value, now and after each change
 //
-// Operations are linearizable: of a hundred Updates that add one, each counts. Load is as new as
+// Operations are linearizable: a hundred Updates that each add one add a hundred. Load is as new as
 // ZooKeeper's sync: a leader that is cut off can return an old value for some seconds. No write
 // depends on such a read.
 //
@@ -39,9 +39,9 @@ import (
 //
 // # Znodes
 //
-// The value is the data of the persistent znode path, encoded by the codec ([WithCodec]), for
-// other programs, too. If another program deletes it, CompareAndSwap can mistake a new value for
-// the old one.
+// The value is the data of the persistent znode at path, encoded by the codec ([WithCodec]). Other
+// programs can use it, too. If another program deletes the znode, CompareAndSwap can mistake a new
+// value for the old one.
 type Value[T any] struct {
 	made
 	codec Codec
@@ -50,8 +50,8 @@ type Value[T any] struct {
 // A Version identifies one write of a Value: Versions of one path are equal only for the same
 // write. The zero Version means no value.
 type Version struct {
-	czxid, mzxid int64 // of the transactions that made the znode, and wrote it
-	mtime        int64 // when the leader wrote it, in milliseconds: zxids begin again if the servers lose their data
+	czxid, mzxid int64 // the zxids of the transactions that created the znode and last wrote it
+	mtime        int64 // when the leader wrote the znode, in milliseconds; necessary because zxids begin again if the servers lose their data
 	version      int32 // the server's counter, which wraps
 }
 
@@ -211,12 +211,12 @@ func (v *Value[T]) compareAndSwap(ctx context.Context, old Version, x T) (bool, 
 	return v.swap(ctx, empty, data)
 }
 
-// The method `still` reports whether the znode has the version old.
+// The method `still` reports whether the znode has the version `old`.
 func (v *Value[T]) still(ctx context.Context, old Version) (same bool, err error) {
 	err = v.s.m.During(ctx, func(inc *session.Incarnation) error {
 		data, stat, err := inc.Get(ctx, v.full())
 		if session.IsNoNode(err) || err == nil && stat.Mzxid < old.mzxid {
-			// This server has not seen the version old yet, or the znode was deleted.
+			// This server has not seen the version `old` yet, or the znode was deleted.
 			data, stat, err = inc.GetFresh(ctx, v.full())
 		}
 		if session.IsNoNode(err) {
@@ -230,7 +230,7 @@ func (v *Value[T]) still(ctx context.Context, old Version) (same bool, err error
 	return same, err
 }
 
-// The method `swap` writes data if the znode has the version old. It reports whether it has
+// The method `swap` writes `data` if the znode has the version `old`. It reports whether it has
 // written.
 func (v *Value[T]) swap(ctx context.Context, old Version, data []byte) (bool, error) {
 	ops := []any{v.creation(data)}
@@ -262,8 +262,8 @@ func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
 }
 
 // Update stores f(value), or f of the zero T if there is no value, and returns the new value. If f
-// returns an error, nothing is stored, and Update returns it. If another process changes the value
-// between the read and the write, Update calls f again: so f must have no effects of its own.
+// returns an error, Update stores nothing and returns that error. If another process changes the
+// value between the read and the write, Update calls f again: so f must have no effects of its own.
 func (v *Value[T]) Update(ctx context.Context, f func(T) (T, error)) (T, error) {
 	if v.misuse() == nil && f == nil {
 		var zero T
@@ -283,9 +283,9 @@ func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, er
 		case err != nil && fresh:
 			return zero, err
 		case err != nil:
-			// If f fails, its argument must have been at least as new as the call of Update. So repeat
-			// with a fresh read. If that read fails, Update returns the error of the read, and not f's
-			// error about an old value.
+			// Update may return an error of f only if f's argument was at least as new as the call of
+			// Update. So repeat with a fresh read. If that read fails, Update returns the error of the read,
+			// and not f's error about an old value.
 			fresh = true
 			continue
 		}
@@ -323,8 +323,8 @@ func (v *Value[T]) yield(ctx context.Context, try int) error {
 	return v.s.m.Sleep(ctx, dice.Below(max(d, 1)))
 }
 
-// Watch returns a channel of the value, now and after each change, and never an older value again.
-// Without a value, it sends nothing.
+// Watch returns a channel, and sends the value on it now and after each change. It sends no older
+// value again, and nothing without a value.
 func (v *Value[T]) Watch(ctx context.Context) <-chan T {
 	out := make(chan T)
 	if v.misuse() != nil {
@@ -346,17 +346,17 @@ func (v *Value[T]) Watch(ctx context.Context) <-chan T {
 type valueWatch[T any] struct {
 	v    *Value[T]
 	out  chan<- T
-	told Version // the last Version that was sent or could not be decoded
+	told Version // the Version of the last value that was sent or could not be decoded
 }
 
 // The method `follow` sends every value that it reads within one session.
 //
-// Within a session, no read is older than the read before it: a server that lags behind the
-// client refuses the client's connection. Nor is the first read of a session older than the
-// last read of the previous session. The new session was created by a later transaction, and
-// its server has applied that transaction. The catch-up makes the very first value at least as
-// new as the call. Versions are compared for equality only: the counter wraps, so it does not
-// show which of two values is older.
+// Within a session, no read is older than the read before it: a server that lags behind the client
+// refuses the client's connection. The first read of a session is not older than the last read of
+// the previous session either. A later transaction created the new session, and its server has
+// applied that transaction. The call of Sync makes the very first value at least as new as the call
+// of Watch. Versions are compared for equality only: the counter wraps, so it does not show which
+// of two values is older.
 func (w *valueWatch[T]) follow(ctx context.Context, inc *session.Incarnation) error {
 	if err := inc.Sync(ctx, w.v.full()); err != nil {
 		return err

@@ -16,9 +16,9 @@ import (
 //	err := wg.Go(ctx, task) // Add(1), run task in a goroutine, Done
 //	err = wg.Wait(ctx)      // in this process or another
 //
-// A Wait sees every Add that returned before it began, in any process. As in sync, calls of Add for
-// the next set of tasks must wait until the Waits for the last set have returned. Done synchronizes
-// before the Wait that it releases. [WaitGroup.Enter] is a separate double barrier.
+// A Wait sees every Add that returned before the Wait began, in any process. As in sync, calls of
+// Add for the next set of tasks must wait until the Waits for the last set have returned. Done
+// synchronizes before the Wait that it releases. [WaitGroup.Enter] is a separate double barrier.
 //
 // # Loss
 //
@@ -37,8 +37,8 @@ import (
 //
 // # Znodes
 //
-// Each session with open tasks has one ephemeral znode, path/_c_<uuid>-tasks. Its data is their
-// number. Persistent tasks have a persistent znode.
+// Each session with open tasks has one ephemeral znode, path/_c_<uuid>-tasks. Its data is the
+// number of tasks. Persistent tasks have a persistent znode.
 type WaitGroup struct {
 	made
 	tally  *tally.Tally
@@ -50,8 +50,8 @@ type WaitGroupOption func(*waitGroupConfig)
 
 type waitGroupConfig struct{ keep bool }
 
-// WithPersistentTasks keeps the tasks that are added through this WaitGroup open until Done, even
-// if their session ends. By default, tasks end with it.
+// WithPersistentTasks makes tasks outlive their session: a task of this WaitGroup stays open until
+// Done. By default, a task ends with its session.
 func WithPersistentTasks() WaitGroupOption { return func(c *waitGroupConfig) { c.keep = true } }
 
 // NewWaitGroup returns the WaitGroup at path.
@@ -144,8 +144,8 @@ func (wg *WaitGroup) Wait(ctx context.Context) error {
 	return opError("wait", wg.path, err)
 }
 
-// Count returns the number of open tasks. If they change all the time, the numbers of different
-// sessions are of different times.
+// Count returns the number of open tasks. If the tasks change all the time, Count reads the numbers
+// of different sessions at different times.
 func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 	if wg.misuse() != nil {
 		return 0, opError("count", wg.path, wg.misuse())
@@ -161,8 +161,7 @@ func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 //
 // All parties must give the same n; another n returns [ErrInvalid]. Parties are goroutines of one
 // process or of many. The party that comes next begins the next round. The servers let a round in
-// only if all n parties exist; they notice a death when the session expires. The dead count as
-// having left.
+// only if all n parties exist; a dead party counts as gone when its session expires.
 //
 // The membership ends with its session, or if another client deletes its znode: Leave then
 // returns [ErrLost]. A round takes 5 round trips.
@@ -196,8 +195,8 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 }
 
 // Leave ends the earliest membership of Enter, even if Leave fails, and waits until all parties of
-// that round have left. Leave returns [ErrNotLocked] without a membership, and ErrLost after its
-// loss.
+// that round have left. Leave returns [ErrNotLocked] if there is no membership, and ErrLost if the
+// membership was lost.
 func (wg *WaitGroup) Leave(ctx context.Context) error {
 	if wg.misuse() != nil {
 		return opError("leave", wg.path, wg.misuse())
