@@ -46,8 +46,8 @@ func (q *Queue[T]) dead(ctx context.Context, op string) iter.Seq2[DeadLetter, er
 }
 
 // RequeueDead moves dead letters to the end of the queue, with their priority and no attempts, and
-// returns their number. It moves those for which choose returns true, or all if choose is nil. It
-// skips those that others remove.
+// returns their number. It moves each letter for which choose returns true, or all if choose is
+// nil. It skips removed letters.
 func (q *Queue[T]) RequeueDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
 	return q.forDead(ctx, "requeue", choose, func(d DeadLetter) (bool, error) {
 		err := q.q.Requeue(ctx, d.letter)

@@ -18,7 +18,7 @@ type QueueStats struct {
 	Dead     int           // dead letters
 	Oldest   time.Time     // when the oldest ready element that was never delayed was stored; zero without one
 	Attempts int           // the largest number of deliveries of one unclaimed element; if it is large, the work fails every time
-	Holders  []QueueHolder // the holders of claims, those with the most claims first
+	Holders  []QueueHolder // the holders of claims, in descending order of claims
 	Paused   bool          // see [Queue.Pause]
 }
 

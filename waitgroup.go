@@ -22,9 +22,9 @@ import (
 //
 // # Loss
 //
-// A task belongs to the session that added it, and ends with that session, so no Wait hangs because
-// of a dead process. A process that loses its session gets [ErrLost] from Done, or a negative Add,
-// for its tasks. If one process adds tasks that others end, use [WithPersistentTasks].
+// A task belongs to the session that added it, and ends with it. So no Wait hangs because of a dead
+// process. A process that loses its session gets [ErrLost] from Done, or a negative Add, for its
+// tasks. If one process adds tasks that others end, use [WithPersistentTasks].
 //
 // # Errors
 //
@@ -161,7 +161,7 @@ func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 //
 // All parties must give the same n; another n returns [ErrInvalid]. Parties are goroutines of one
 // process or of many. The party that comes next begins the next round. The servers let a round in
-// only if all n parties exist; a dead party counts as gone when its session expires.
+// only if all n parties exist; a dead party leaves when its session expires.
 //
 // The membership ends with its session, or if another client deletes its znode: Leave then
 // returns [ErrLost]. A round takes 5 round trips.

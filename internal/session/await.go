@@ -128,8 +128,8 @@ func (inc *Incarnation) AwaitAny(ctx context.Context, watches []*conn.Watch, due
 	return nil
 }
 
-// AwaitConnected is AwaitFor, but also returns if there is no connection or if the session has
-// ended, because the awaited operation needs the servers.
+// AwaitConnected is AwaitFor for an operation that needs the servers. So it also returns without a
+// connection, or after the end of the session.
 func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()

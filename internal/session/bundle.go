@@ -19,8 +19,8 @@ import (
 // assembles the whole reply in memory, and crashes if its memory is too small. The client learns
 // the size of a znode only when it receives the data, and the size of one znode says little about
 // the size of the next znode. So each call begins with small bundles. The bundles grow with each
-// round while all znodes are small. The bundles are smaller if the client has recently read large
-// znodes. If the connection broke during a bundle, the client reads it in two halves.
+// round while all znodes are small. The bundles are smaller after recent reads of large znodes. If
+// the connection broke during a bundle, the client reads it in two halves.
 //
 // Several bundles are read at once. The total of their bytes stays below roundBytes even if every
 // znode has the size of the largest recent znode.

@@ -14,9 +14,9 @@ import (
 // A Roll is a listing of a parent znode that several callers share.
 //
 // A session has at most one listing of each parent in flight, and one next listing, which is sent
-// when the first is answered. All callers that ask before that moment share that next listing. So
-// ten thousand contenders that arrive together cause a few listings, not ten thousand listings of
-// ten thousand names each, and pings are not delayed.
+// when the first is answered. Until then, all callers share the next listing. So ten thousand
+// contenders that arrive together cause a few listings, not ten thousand listings of ten thousand
+// names each, and pings are not delayed.
 //
 // A Roll is always sent after the caller has asked for it. If the Roll and the caller's earlier
 // requests are sent over the same connection, the server executes the Roll after those requests.

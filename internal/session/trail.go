@@ -15,9 +15,8 @@ import "time"
 //   - The session returns to A directly. All requests over the new connection reach the leader
 //     after the write. So a read over that connection shows the outcome of the write.
 //   - The session moves to B, and stays there or moves on to C. The leader may execute the write
-//     before it learns of B. Then a read over B shows the write, if the read comes after another
-//     write or after the sync with which the connection begins. Otherwise, the leader refuses the
-//     write.
+//     before it learns of B. Then a read over B shows the write, if the read follows another write,
+//     or the first sync of the connection. Otherwise, the leader refuses the write.
 //   - The session moves to B and back to A. A read over B does not find the write. Then A asks the
 //     leader for the session. This request comes after the write, but it changes the session's
 //     server at once, and the write is still in the queue. So the leader executes the write,
