@@ -178,7 +178,7 @@ func (e *Error) Unwrap() error { return e.Err }
 type LostError struct {
 	Reason  LossReason
 	Session int64     // the ZooKeeper session through which it was held
-	Since   time.Time // when the loss was found or, after a pause of the process, would have been found
+	Since   time.Time // when the loss was found; after a pause of the process, when it could have been found
 	Err     error     // the reason for a LossGivenUp, such as the error that WithHealth's function returned
 }
 

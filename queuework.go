@@ -181,8 +181,8 @@ func DeliveryFrom(ctx context.Context) (d WorkDelivery, ok bool) {
 	return d, ok
 }
 
-// An atWork makes a Delivery a WorkDelivery: it has methods instead of the fields of the same
-// names.
+// An atWork turns a Delivery into a WorkDelivery: instead of the Delivery's fields, it has methods
+// of the same names.
 type atWork[T any] struct{ Delivery[T] }
 
 func (d atWork[T]) ID() string      { return d.Delivery.ID }

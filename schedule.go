@@ -139,7 +139,7 @@ func Daily(at string, loc *time.Location) (Timetable, error) {
 	return opTable(timetable.Daily(at, loc))
 }
 
-// Cron returns the timetable of five crontab(5) fields or a word like @daily:
+// Cron parses spec: five fields as in crontab(5), or a word like @daily:
 //
 //	weekdays, err := zsync.Cron("30 7 * * mon-fri", time.Local)
 //
@@ -594,8 +594,8 @@ func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 	return r.done, opError("last", c.path, err)
 }
 
-// LastFailure returns the last failed run that was recorded before or during the call. A later
-// success keeps it: compare its At with [Schedule.Last].
+// LastFailure returns the last failed run that was recorded before or during the call. A success
+// keeps it: compare the failure's At with [Schedule.Last].
 func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
 	if c.misuse() != nil {
 		return ScheduleFailure{}, opError("last failure", c.path, c.misuse())

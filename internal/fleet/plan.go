@@ -34,7 +34,7 @@ type plan struct {
 	losesData  bool // the ensemble loses all data once
 	strikes    bool // strangers delete znodes
 	quiet      bool // the only faults are the ends of processes and connections, and strangers
-	glitches   int  // one call in this number has a glitch, on average
+	glitches   int  // on average, one of so many calls has a glitch
 	apart      bool // each actor has its own value of the Mutex
 	squats     bool // a Mutex and a Group use the path at which a Value, an Int64 or the key of a Map is stored
 	day        bool // the program is a day of a fleet

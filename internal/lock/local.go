@@ -566,7 +566,7 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 	return d
 }
 
-// None reports whether there was no use that could end.
+// None reports whether d is empty: it releases nothing.
 func (d Departure) None() bool { return d.grant == nil }
 
 // Finish completes the release. It must be called once.

@@ -79,9 +79,9 @@ func Look(ctx context.Context, s *zsync.Session, root string) (*Tree, error) {
 // parent znode. The pattern `rounds` matches this data.
 var rounds = regexp.MustCompile(`^\d+( -?\d+:-?\d+:-?\d+)+$`)
 
-// dropMarks removes places that show nothing new. If a place belongs to a Once, a Schedule or a
-// Partition, it already shows the znodes below it. A double barrier that is not in use has only its
-// znode "parties".
+// dropMarks removes places that show nothing new. The places of Once, Schedule and Partition
+// already show the znodes below them. A double barrier that is not in use has only its znode
+// "parties".
 func (t *Tree) dropMarks() {
 	marks := map[string]bool{}
 	for _, p := range t.Places {

@@ -93,8 +93,8 @@ func (d *Deletion) partOver(err error) {
 	}
 }
 
-// deleteBehind begins d when the request `making`, which may create the znodes of d, is over. If
-// the name of the znode is unknown, and the request has no reply, d looks for the znode.
+// The request `making` may create the znodes of d. deleteBehind begins d when this request is over.
+// If the name of the znode is unknown, and the request has no reply, d looks for the znode.
 func (inc *Incarnation) deleteBehind(making *pending[[]zk.MultiResponse], d *Deletion) *Deletion {
 	inc.deletion(d)
 	making.then(func() {

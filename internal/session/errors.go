@@ -148,9 +148,9 @@ func IsNodeExists(err error) bool { return IsAnswer(err, zk.ErrNodeExists) }
 // IsBadVersion reports whether a server has answered that a znode has another version.
 func IsBadVersion(err error) bool { return IsAnswer(err, zk.ErrBadVersion) }
 
-// IsAnswer reports whether a server has returned the error `answer`. It is false for the end of a
-// context, even if the cause of that end is the same error from another request: errgroup cancels
-// all goroutines with the error of the first failure.
+// IsAnswer reports whether a server has returned the error `answer`. It is false if err only says
+// that a context has ended. Such an err may have `answer` as its cause, from another request:
+// errgroup cancels all goroutines with the error of the first failure.
 func IsAnswer(err, answer error) bool { return errors.Is(err, answer) && !isCtxError(err) }
 
 // isUnimplemented reports whether the server is too old for the request.

@@ -39,9 +39,9 @@ type exit struct {
 }
 
 // syncLimit is the time for which a leader keeps a silent server in ZooKeeper's default
-// configuration: 5 ticks of 2 s. After that, a write that the server has not forwarded is lost. A
-// longer session timeout counts instead of syncLimit, because the timeout is usually chosen to fit
-// the servers' ticks.
+// configuration: 5 ticks of 2 s. After that, a write that the server has not forwarded is lost. If
+// the session timeout is longer than syncLimit, the client uses the timeout instead, because
+// operators usually choose it to fit the servers' ticks.
 const syncLimit = 10 * time.Second
 
 // The method `came` is called when the server at addr has begun the session.

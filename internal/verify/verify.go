@@ -385,8 +385,8 @@ func mostAtOnce(h *hold, others []*hold) (most []*hold, out int64) {
 }
 
 // The method `judge` reports a violation if h must not overlap the holds in `with`. In a semaphore,
-// these holds have `out` permits. Of these permits, `excused` were lost, and their holder could not
-// learn of the loss in time.
+// these holds have `out` permits. The number `excused` counts those of these permits that were lost
+// before their holder could learn of it.
 func (r *Report) judge(h *hold, with []*hold, how string, out, excused int64) {
 	if len(with) == 0 {
 		return
