@@ -1,7 +1,7 @@
 package lock
 
-// This file makes a contender wait, from the create of its znode to its turn, across sessions. The
-// hold after that is in grant.go.
+// This file makes a contender wait, from the create of its znode until its turn comes. If the
+// session ends, the wait continues in a new session. The hold that follows is in grant.go.
 
 import (
 	"context"
@@ -21,7 +21,7 @@ type Place struct {
 	Base   string // the base of its znode's name
 	Data   []byte // of its znode
 	Rule   Rule
-	Behind *Ahead // Take records the contenders ahead here; nil for no record
+	Behind *Ahead // where Take records the contenders ahead; nil if Take makes no record
 	try    bool   // p is used by Try, which waits only for a contender that may have kept its place
 
 	claim *Claim        // nil while no znode of p is in the line
@@ -32,10 +32,10 @@ type Place struct {
 	// While p waits for the deletion of a contender ahead, the blocker:
 	blocker string           // path of the blocker's znode; "" if p has no blocker
 	gone    *conn.Watch      // the watch on the blocker, if p has joined this watch and it is set; otherwise nil
-	own     *conn.Watch      // the watch on p's own znode, set; see Claim.watch
+	own     *conn.Watch      // the watch on p's own znode; like `gone`, it is set; see Claim.watch
 	alone   bool             // no other contender blocks p, now or later
 	limit   <-chan time.Time // fires when a Try stops waiting; nil for other callers
-	look    func()           // stops the reads of the first contender (Ahead); nil without such reads
+	look    func()           // stops the reads that Behind makes (Ahead.LookWhileWaiting); nil if Behind makes no reads
 	relist  *relisting       // lists the line during the wait; nil if such listings are useless or not needed
 }
 
@@ -48,13 +48,13 @@ var (
 // describes the steps.) If ctx ends, a later call of `acquire` continues the wait.
 //
 // It is our turn if our znode exists and no contender blocks us. Both conditions must be true at
-// one moment, on one server, and not before the last event that we received. A listing can show
-// both conditions. After the deletion of the only blocker, Claim.standsAfter shows both without a
-// listing. From that moment on, no contender can get ahead of us, unless the rule allows it. So the
-// turn lasts while our znode exists and the session is alive. The call of `confirm` comes last. So
-// no caller is given a turn in a session that has already ended.
+// the same moment, on one server. This moment must not be before the last event that we received. A
+// listing can show both conditions. After the deletion of the only blocker, Claim.standsAfter shows
+// both without a listing. From that moment on, no contender can get ahead of us, unless the rule
+// allows it. So the turn lasts while our znode exists and the session is alive. The last step is
+// the call of `confirm`, so no caller gets a turn in a session that has already ended.
 //
-// The turn may come while `acquire` fails. The caller must leave the line even then, which is safe:
+// The turn may come while `acquire` fails. Even then, the caller must leave the line. This is safe:
 // the caller holds nothing, and the deletion of our znode wakes the next contender.
 func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, error) {
 	if p.claim == nil {
@@ -151,9 +151,9 @@ func (l *Line) listAhead(ctx context.Context, inc *session.Incarnation, me Child
 }
 
 // awaitGone waits until the blocker is deleted. It returns the number of the connection that has
-// shown the deletion, or 0 if that number is uncertain. If p's own znode is deleted, it returns
-// ErrVanished, because the wait is then useless. After the end of ctx, awaitGone can be called
-// again.
+// shown the deletion, or 0 if that number is uncertain. If p's own znode is deleted, awaitGone
+// returns ErrVanished, because the wait is then useless. After the end of ctx, awaitGone can be
+// called again.
 //
 // If several events have come, the order of the checks does not matter. If awaitGone finds the
 // deletion of the blocker first, Claim.standsAfter still checks the claim's own watch before the
@@ -230,7 +230,7 @@ func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
 		return false, 0, looks[0].Err
 	}
 	if watches.Connection() != over {
-		over = 0 // the reply may have come over another connection than before the read
+		over = 0 // the connection has changed: perhaps the reply came over the new connection
 	}
 	return true, over, nil
 }
@@ -335,7 +335,7 @@ func (p *Place) Leave() {
 }
 
 // Acquire enters the line and waits for its turn, like Take. If ctx ends, Acquire leaves no znode
-// in the line. If `behind` is not nil, Acquire records the contenders ahead there.
+// in the line. If `behind` is not nil, Acquire uses it to record the contenders ahead.
 func (l *Line) Acquire(ctx context.Context, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
 	p := Place{Line: l, Base: base, Data: data, Rule: rule, Behind: behind}
 	c, err := p.Take(ctx)
@@ -351,17 +351,17 @@ func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base strin
 	return c, err
 }
 
-// RecallTime is the longest wait of Try for a contender that perhaps only keeps its place. In this
-// time, the contender's process can get the event of our create, and we can get the event of the
-// deletion of its znode.
+// RecallTime is the longest wait of Try for a contender that perhaps only keeps its place. This
+// time is long enough for two events: the contender's process learns of our create and deletes its
+// own znode, and then we learn of this deletion.
 const RecallTime = 500 * time.Millisecond
 
-// Try returns a claim whose turn has come, if the turn comes at once. If not, Try leaves no znode
-// in the line, and returns nil. It first lists the line, and does not enter if a contender would
-// block the caller. There is one exception: a contender that perhaps only keeps its place. In that
-// case, Try creates its znode, so that the contender's process deletes the kept znode
-// (Lock.recall). Try waits for this deletion, but no longer than RecallTime. If the znode still
-// exists after this wait, a goroutine holds the lock, or that process does not react.
+// Try returns a claim if the turn of this claim comes at once. If not, Try leaves no znode in the
+// line, and returns nil. Try first lists the line, and does not enter it if a contender would block
+// the caller. There is one exception: exactly one contender is in the line, and it perhaps only
+// keeps its place. In that case, Try creates a znode, so that the contender's process deletes the
+// kept znode (Lock.recall). Try waits for this deletion, but no longer than RecallTime. If the
+// znode still exists after this wait, a goroutine holds the lock, or that process does not react.
 func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (won *Claim, err error) {
 	err = l.Manager.During(ctx, func(inc *session.Incarnation) error {
 		if blocked, err := l.blocked(ctx, inc, rule); blocked || err != nil {
@@ -378,7 +378,8 @@ func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (wo
 	return won, err
 }
 
-// onlyKept reports whether exactly one contender is ahead, and perhaps only keeps its place.
+// onlyKept reports whether exactly one contender is ahead, and this contender perhaps only keeps
+// its place.
 func onlyKept(ahead []Child) bool { return len(ahead) == 1 && MayBeKept(ahead[0].Name) }
 
 // The method `blocked` reports whether a contender in the line would block a new contender. It

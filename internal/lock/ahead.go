@@ -22,21 +22,22 @@ type Ahead struct {
 	place int      // number of contenders ahead, at the last listing or read
 	head  string   // name of the first contender, if its znode was read; otherwise ""
 	node  session.Node
-	timer *time.Timer // of the present wait, if the wait has reads
+	timer *time.Timer // the timer for the reads of the present wait; nil if this wait has no reads
 }
 
 // A Behind describes the contenders for which a waiter waits: their number and, if known, the first
 // of them.
 type Behind struct {
 	Own   *Claim       // the first contender, if a goroutine of this process holds it; otherwise nil
-	Name  string       // of the first contender in the line; "" if that contender is Own, or unknown
-	Node  session.Node // of the same contender; empty before the first read
+	Name  string       // the name of the first contender in the line; "" if this contender is Own, or is unknown
+	Node  session.Node // the znode of the same contender; empty before the first read
 	Mode  HoldMode
 	Place int
 }
 
-// A waiter reads the first contender's znode when it has waited for lookAfter. It reads again each
-// time that its wait has doubled, and at least once in lookEvery.
+// A waiter that has waited for the time lookAfter reads the znode of the first contender. The
+// waiter reads again each time that its whole wait has doubled, and at least once in the time
+// lookEvery.
 const (
 	lookAfter = time.Second
 	lookEvery = time.Minute

@@ -10,8 +10,9 @@ import (
 )
 
 // This file decides whether a candidate of an election lets a later candidate lead first. There are
-// two reasons: the later candidate has a higher priority, or the last leader prefers it. A wish is
-// a znode that names the next leader (Election.Transfer). The wait of a candidate is in acquire.go.
+// two reasons: the later candidate has a higher priority, or the last leader has made a wish for
+// it. A wish is a znode that names the next leader (Election.Transfer). The wait of a candidate is
+// in acquire.go.
 
 // priorityMark is the letter before the priority in a candidate's name.
 const priorityMark = "p"
@@ -54,16 +55,16 @@ const wishMark = "transfer-"
 // guidSize is the length of a GUID in a name.
 const guidSize = 36
 
-// WishFor returns a name for the znode of a wish that c leads next. The name ends with that part of
-// c's name which precedes the base. If the name contained the base, Curator would treat the wish as
-// a candidate.
+// WishFor returns a name for the znode of a new wish. The wish is that c becomes the next leader.
+// The name ends with the part of c's name before the base. If the name contained the base, Curator
+// would treat the wish as a candidate.
 func WishFor(c Child) string { return wishMark + session.NewGUID() + "-" + beforeBase(c) }
 
 // wishesFor returns the wishes for c among `names`.
 func wishesFor(c Child, names []string) (wishes []string) {
 	for _, name := range names {
-		// After the mark come a GUID and a dash. The rest must be the part of c's name before the
-		// base. In a name without a prefix, this part is empty.
+		// A GUID and a dash follow the mark. The rest must be the part of c's name before the base. If
+		// c's name begins with the base, this part is empty.
 		if id, ok := strings.CutPrefix(name, wishMark); ok && len(id) > guidSize && id[guidSize+1:] == beforeBase(c) {
 			wishes = append(wishes, strings.Clone(name))
 		}
@@ -73,15 +74,16 @@ func wishesFor(c Child, names []string) (wishes []string) {
 
 // Defers reports whether the candidate `me`, whose turn has come, must let another candidate lead
 // first: the candidate that a wish names or, if `me` has a priority, a candidate of higher
-// priority. A candidate that defers enters the line again, at the end, so it defers to each other
-// candidate only once. Defers also returns the wishes for `me`.
+// priority. A candidate that defers enters the line again, at the end, so it defers only once to
+// any other candidate. Defers also returns the wishes for `me`.
 //
 // After a leader with a wish has left, every candidate whose turn comes finds the wish. The reason
 // is the order: the leader creates the wish before its own znode is deleted, and a candidate lists
 // the line after that deletion. The candidate that a wish names is the heir. The wish exists until
 // the heir leads or is deleted, so a late listing also shows the wish. A wish does not block the
-// election longer than a candidate can. Another candidate defers only if the heir is in the line.
-// Then it waits behind the heir, and the heir either leads or ends with its session.
+// election longer than a candidate can block it. A candidate defers to the heir only if the heir is
+// in the line. Then this candidate waits behind the heir, and the heir either leads or ends with
+// its session.
 func Defers(me Child, names, bases []string, priority *int) (defers bool, wishes []string) {
 	others := slices.DeleteFunc(ParseChildren(names, bases...), func(c Child) bool { return c.Name == me.Name })
 	wishes = wishesFor(me, names)

@@ -18,7 +18,7 @@ import (
 // A Grant is one use of a claim whose turn has come: a goroutine's use of a lock, or a leadership.
 // A claim can have many grants: one after another or, in a shared claim, at the same time. Each
 // grant has its own Ending, because other grants continue when one grant ends. The Ending ends if
-// the claim is lost during the grant. After the grant, it never ends.
+// the claim is lost during the grant. A loss after the grant does not end it.
 type Grant struct {
 	Claim  *Claim
 	lost   session.Ending
@@ -27,14 +27,14 @@ type Grant struct {
 	use    int               // the number of this grant among the grants of the claim, for the trace
 	free   func()            // stops the limits of the grant (Hold.limited); nil if it has no limits
 	Pinned bool              // a Do or Run releases the grant; guarded by its Lock's mu
-	within *session.Function // the program's function, in a Do or Run, that has acquired the grant; or nil; guarded by claim.mu
+	within *session.Function // the program's function, called by a Do or Run, that holds the grant; nil if no such function holds it; guarded by claim.mu
 	follow func(error)       // called when the grant ends, without locks: see Follow; guarded by claim.mu
 }
 
 // Grant begins the next use of c, whose turn has come. op is for the observer. At the first grant,
 // Hold.begin registers a hook of c on the end of the session. If the session ends after that, this
-// hook ends the grant, and only then does the client ask the servers to end the session. If the
-// session has ended already, the grant is lost before Grant returns.
+// hook ends the grant before the client asks the servers to end the session. If the session has
+// ended already, the grant is lost before Grant returns.
 func (c *Claim) Grant(op string) *Grant {
 	c.mu.Lock()
 	first := c.state == waiting
@@ -69,9 +69,9 @@ func (c *Claim) Grant(op string) *Grant {
 		c.begin()
 	}
 	if session.IsClosed(c.Incarnation.Manager.Closing) {
-		// Close releases the holds that no function uses. Perhaps it has done this before c was
-		// granted, so release c here. If the caller is a Do or Run, Close does not let its function
-		// begin.
+		// Close releases the holds that no function uses. Perhaps it has done this before c was granted,
+		// so release c here. If the caller is a Do or Run, the function of this Do or Run does not begin:
+		// Close prevents that.
 		c.ReleaseBare()
 	}
 	return g
@@ -125,9 +125,9 @@ func (g *Grant) overLocked() {
 	g.OnEnd(nil)
 }
 
-// Revoke ends g as a loss, and closes its Lost. It is called when a goroutine other than the holder
-// of g releases the claim, so that the holder notices the release. After Revoke, the caller
-// releases the claim.
+// Revoke ends g as a loss, and closes the channel that g.Lost returns. It is called when a
+// goroutine other than the holder of g releases the claim, so that the holder notices the release.
+// After Revoke, the caller releases the claim.
 func (g *Grant) Revoke() {
 	c := g.Claim
 	c.mu.Lock()
@@ -181,9 +181,10 @@ func (g *Grant) Release() error {
 	return nil
 }
 
-// ReleaseBy is a variant of Release: the function f sends the deletion of the znode, whose path is
-// `own`. If f fails, ReleaseBy itself deletes the znode, and returns the error of f. If f returns
-// ErrVanished, another client had deleted the znode. Then ReleaseBy returns the loss.
+// ReleaseBy is a variant of Release in which the function f sends the deletion of the znode. The
+// parameter `own` of f is the path of the znode. If f fails, ReleaseBy itself deletes the znode,
+// and returns the error of f. If f returns ErrVanished, another client had deleted the znode. Then
+// ReleaseBy returns the loss.
 //
 // When f begins, the znode is no longer watched. So its deletion by f does not count as a loss.
 func (g *Grant) ReleaseBy(f func(own string) error) error {
@@ -250,8 +251,9 @@ func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 		case !session.IsBadVersion(err):
 			return nil, err
 		}
-		// The znode has another version. Another client wrote it, or we did and the reply was lost,
-		// or another goroutine did for its token. So write the present data back.
+		// The znode has another version: another client has written it, or we have written it and the
+		// reply was lost, or another goroutine has written it for a token. So write the present data
+		// back.
 		if data, stat, err = c.Incarnation.Get(ctx, path); err != nil {
 			return nil, err
 		}
@@ -281,12 +283,12 @@ func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open
 	return nil, false, c.Explain(err)
 }
 
-// Move gives c the znode of another claim of the same session, the argument `to`. It returns the
-// path of the previous znode. The grants of c continue.
+// Move gives c the znode of `to`, which is another claim of the same session. It returns the path
+// of the previous znode. The grants of c continue.
 //
-// If c is already lost, Move deletes the znode of `to`, leaves c unchanged and returns the loss. It
-// must not delete c's znode. After a loss by Hold.giveUp, c's znode stays for LossTime, so that the
-// holder can notice the loss.
+// If c is already lost, Move deletes the znode of `to`, leaves c unchanged and returns the loss.
+// Move must not delete c's znode: after a loss by Hold.giveUp, this znode continues to exist for
+// the time LossTime, so that the holder can notice the loss.
 func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	c.mu.Lock()
 	if lost = c.lost.Cause(); lost != nil {
@@ -368,9 +370,9 @@ func (c *Claim) WasAsked() bool {
 	return c.asked != nil && session.IsClosed(c.asked)
 }
 
-// HeldSince returns the time at which a holder got its fencing token. n is the znode of the holder,
-// which writes this znode to get a token. The time is zero for a waiter, for a holder without a
-// token, and after a Revoke, which also writes the znode.
+// HeldSince returns the time at which a holder got its fencing token. The argument n is the
+// holder's znode. The holder writes this znode to get a token. The time is zero for a waiter, for a
+// holder without a token, and after a Revoke, which also writes the znode.
 func HeldSince(holding bool, n session.Node) time.Time {
 	if !holding || n.Stat.Mzxid == n.Stat.Czxid || string(n.Data) == RevokeMessage {
 		return time.Time{}
@@ -392,9 +394,9 @@ func (c *Claim) path() string   { return c.Line.Manager.Bare(c.Line.Dir) }
 func (c *Claim) discard()       { c.Leave() }
 func (c *Claim) deleted(string) { c.Lose(c.Incarnation.Deleted()) }
 
-// inFunction reports whether Close must not release c. This is true if a running function of the
-// program holds c. It is also true for an Unwatched claim: its primitive releases it, or the end of
-// the session does.
+// inFunction returns true if Close must not release c. One reason is that a running function of the
+// program holds c. The other reason is that c is Unwatched: either its primitive releases c, or c
+// ends with the session.
 func (c *Claim) inFunction() bool {
 	return c.Unwatched || c.lost.Any(func(owner any) bool {
 		g, ok := owner.(*Grant)
@@ -402,7 +404,7 @@ func (c *Claim) inFunction() bool {
 	})
 }
 
-// guardLocked starts the watch on the znode of a claim that is not Unwatched.
+// guardLocked starts the watch on c's znode, unless c is Unwatched.
 func (c *Claim) guardLocked() {
 	if c.Unwatched {
 		return

@@ -31,7 +31,8 @@ var (
 	ErrMixed = session.ErrMixed
 )
 
-// A forgottenError is an [ErrDeadlock] because this process has lost a hold and not released it.
+// A forgottenError is an [ErrDeadlock] whose cause is a lost hold that this process has not
+// released.
 type forgottenError struct {
 	at  time.Time
 	why error
@@ -64,7 +65,7 @@ type Hold struct {
 	state state
 	lost  session.Ending // ends at the loss
 	left  chan struct{}  // closed at the release, even of a lost hold; nil until it is needed
-	hook  session.Hook   // called at the end of the session: OnEnd
+	hook  session.Hook   // calls OnEnd at the end of the session
 	op    string         // for the observer
 	since time.Time      // of the last grant
 	ended time.Time      // of the loss
@@ -93,7 +94,7 @@ type holding interface {
 	deleted(path string) // called when the znode at `path` is deleted; "" means any znode of the hold
 	unwatch(gone bool)   // stops watching the znodes; `gone` means that they are already deleted
 	discard()            // deletes the znodes, in the background
-	inFunction() bool    // whether Close must not release the hold, because a function of the program or the primitive releases it
+	inFunction() bool    // true if Close must not release the hold, because the primitive or a function of the program releases it
 }
 
 // The method `begin` registers the hook of h with the end of the session. It is called without mu,
@@ -118,8 +119,8 @@ func (h *Hold) always() bool { return true }
 // Lose ends h by a loss, if h is held or kept.
 func (h *Hold) Lose(why error) bool { return h.lose(why, h.standing) }
 
-// The method `lose` ends h by a loss, unless `so()` is false. It calls `so` under mu. It reports
-// whether it has ended h.
+// The method `lose` ends h by a loss if `so()` is true. It calls `so` under mu. It reports whether
+// it has ended h.
 func (h *Hold) lose(why error, so func() bool) bool {
 	h.mu.Lock()
 	if h.lost.Cause() != nil || !so() {
@@ -129,7 +130,7 @@ func (h *Hold) lose(why error, so func() bool) bool {
 	h.count(-1)
 	nobodys := h.state == kept
 	h.state, h.ended = lost, time.Now()
-	h.lost.End(why) // under mu: a call locks mu before it returns the loss, so the hooks have run by then
+	h.lost.End(why) // runs the hooks under mu; every call locks mu before it returns the loss, so the hooks have run by then
 	h.of.trace(trace.Loss)
 	h.of.unwatch(true)
 	e := h.event(session.EventLost, why)
@@ -137,7 +138,7 @@ func (h *Hold) lose(why error, so func() bool) bool {
 	h.mu.Unlock()
 	h.Incarnation.Ended.Remove(&h.hook)
 	h.Stake.Drop()
-	if e.Op == "" || nobodys { // a semaphore's internal lock, or a place without a goroutine
+	if e.Op == "" || nobodys { // h is a semaphore's internal lock, or a kept place without a goroutine
 		return true
 	}
 	m.Spawn(func() { // the caller may hold a mutex, and the calls that the observer makes may need this mutex
@@ -185,8 +186,9 @@ func (h *Hold) Loss() error {
 	return h.lost.Cause()
 }
 
-// Forgotten returns the error for a goroutine that waits for the release of h. If h was lost a
-// session timeout ago or earlier, this is an ErrDeadlock. In all other cases, it is nil.
+// Forgotten returns the error for a goroutine that waits for the release of h. The error is an
+// ErrDeadlock if at least one session timeout has passed since the loss of h. In all other cases,
+// it is nil.
 func (h *Hold) Forgotten() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -203,12 +205,13 @@ func (h *Hold) Since() time.Time {
 	return h.since
 }
 
-// Explain returns the error to report after err, which is the error of a request about h's own
-// znode. If the znode is deleted or the session has ended, the result is the loss of h.
+// Explain returns the error to report for a failed request about h's own znode. The argument err is
+// the error of this request. If the znode is deleted or the session has ended, the result is the
+// loss of h.
 func (h *Hold) Explain(err error) error {
 	if session.IsNoNode(err) {
 		h.of.deleted("")
-		err = ErrNotLocked // remains if h is not lost: then another goroutine is releasing h
+		err = ErrNotLocked // the result if h is not lost; in that case, another goroutine is releasing h
 	}
 	if lost := h.Err(); lost != nil {
 		return lost
@@ -261,9 +264,10 @@ func (h *Hold) observeRelease() {
 
 // giveUp ends h by a loss if `so()` is true. The holder, which may hang, need not do anything.
 //
-// The hooks run first, as with every loss. The znodes are deleted when the holder has released h,
-// but no later than after LossTime. In this time, the holder can notice the loss, and the servers
-// grant the lock to no other session. A holder that is cut off from the servers has the same time.
+// The hooks run first, as with every loss. The client deletes the znodes when the holder has
+// released h, or after the time LossTime at the latest. Until then, the holder can notice the loss,
+// and the servers grant the lock to no other session. A holder that is cut off from the servers
+// also has the time LossTime to notice its loss.
 func (h *Hold) giveUp(l *Limits, why error, so func() bool) {
 	inc := h.Incarnation
 	if !h.lose(l.Lost(inc.ID.Load(), why, time.Now()), so) {
@@ -298,10 +302,10 @@ func (h *Hold) ReleaseBare() {
 
 // The method `fence` returns the fencing token of h: the zxid of a write to a znode of h. This zxid
 // is greater than the zxid of every write of earlier holders. Goroutines that share h share the
-// token. If another goroutine gets h during the write, only the caller of `fence` gets the token of
-// that write. The parameters are functions: `has` reports whether the caller still holds h, `node`
-// returns the path of a znode of h, and `write` writes this znode. The first two are called under
-// mu.
+// token. If another goroutine gets h during the write, h does not store the token of that write:
+// only the caller of `fence` gets this token. The parameters are functions: `has` reports whether
+// the caller still holds h, `node` returns the path of a znode of h, and `write` writes this znode.
+// The first two are called under mu.
 func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, write func(ctx context.Context, path string) (*zk.Stat, error)) (int64, error) {
 	for {
 		if err := h.Err(); err != nil {
@@ -358,8 +362,8 @@ func (h *Hold) renew() {
 
 // The method `txn` applies ops in one transaction, which also checks that the znodes at `paths`
 // exist. If a znode does not exist, nothing is applied, and `missing` is the path of that znode. If
-// the outcome is unknown, `open` is true. Then ops may still be applied until these znodes are
-// deleted or the session has ended.
+// the outcome is unknown, `open` is true. Then the servers may still apply ops later, but not after
+// the znodes at `paths` are deleted or the session has ended.
 func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) (rs []zk.MultiResponse, missing string, open bool, err error) {
 	inc := h.Incarnation
 	if err := h.Err(); err != nil {
@@ -384,7 +388,8 @@ func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) 
 	return rs[min(len(rs), len(paths)):], "", open, err
 }
 
-// Limits are for a process that is connected but may hang: when a limit is reached, its hold ends.
+// Limits are for a process that is connected but may hang. When a hold of this process reaches a
+// limit, the hold ends.
 type Limits struct {
 	Max    time.Duration                                       // longest duration of a hold; 0 means no limit
 	Health func(ctx context.Context) error                     // called during a hold, if not nil
@@ -393,8 +398,9 @@ type Limits struct {
 
 // The method `limited` starts the limits of h. When h reaches a limit, and `so()` is true at that
 // moment, giveUp ends h by a loss. One limit is a duration, the parameter `most`. The other limit
-// is the function Health, which is called once in every third of the session timeout. It must
-// return nil before the next call is due. The caller cancels the limits with the result `stop`.
+// is the function Health. It is called at intervals of a third of the session timeout, and each
+// call must return nil within such an interval. The caller cancels the limits with the result
+// `stop`.
 func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func()) {
 	inc := h.Incarnation
 	ctx, stop := context.WithCancel(inc.Ctx)

@@ -1,6 +1,6 @@
 package lock
 
-// This file locks several lockers, or none of them.
+// This file locks either all of several lockers or none of them.
 
 import (
 	"context"
@@ -23,8 +23,8 @@ type Part struct {
 // LockAll again.
 var ErrPartLost = errors.New("a lock was lost while another was waited for")
 
-// LockAll locks all parts in their order, one after the other, or none of them. It returns a
-// function that unlocks all parts.
+// LockAll locks either all parts or none of them. It locks the parts one after the other, in their
+// order. It returns a function that unlocks all parts.
 //
 // While a caller waits for a part, it holds only parts that come earlier in the order. All callers
 // have the same order. So two callers never wait for each other, whatever the number of their
@@ -82,7 +82,8 @@ func unlockAll(parts []Part) (err error) {
 }
 
 // UnlockSoon calls `unlock`, and reports whether that call has returned. After the end of ctx,
-// UnlockSoon waits only for a short time (grace). Then the call continues in the background.
+// UnlockSoon waits no longer than the time session.Grace. If the call has not returned by then, it
+// continues in the background.
 func UnlockSoon(ctx context.Context, unlock func() error) bool {
 	done := make(chan error, 1)
 	go func() { done <- unlock() }()

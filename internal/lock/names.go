@@ -23,7 +23,8 @@ type Child struct {
 // is the part of a name before the number.
 var contenderBases = []string{"lock-", "__lock__", "__rlock__", "__WRIT__", "__READ__", "latch-"}
 
-// kindOf returns the primitive whose contenders have this base, with an article.
+// kindOf returns the name of the primitive whose contenders have this base. An article precedes the
+// name.
 func kindOf(base string) string {
 	switch base {
 	case "latch-":
@@ -38,8 +39,8 @@ func kindOf(base string) string {
 	return "another primitive"
 }
 
-// Exhausted reports whether c's number is exhausted: a parent gives such a number only after all
-// numbers below 2147483647. See `split`.
+// Exhausted reports whether c's number is exhausted: a parent gives such a number only after it has
+// given all numbers below 2147483647. See `split`.
 func (c Child) Exhausted() bool { return c.Seq < 0 || c.Seq == math.MaxInt32 }
 
 // ParseChild finds the base and the number in `name`. The base is the first of `bases` that comes
@@ -109,11 +110,11 @@ const numberWindow = 1 << 30
 // the rest is unknown.
 //
 // A parent gives its first 2^31 children successive numbers. After these, ZooKeeper 3.6 and later
-// gives each child 2147483647, or -2147483648 and its successors while earlier creates are under
-// way. Before 3.6, the numbers continue from -2147483648 through -1, and then from 0. So numbers do
-// not show the order if a number is just below 0, or if two numbers are far apart. A client can
-// also choose a number itself. If numbers show the order, contenders with exhausted numbers are
-// behind all others.
+// gives each child the number 2147483647. But while earlier creates are under way, children can
+// also get -2147483648 and the numbers after it. Before 3.6, the numbers continue from -2147483648
+// through -1, and then from 0. So numbers do not show the order if a number is just below 0, or if
+// two numbers are far apart. A client can also choose a number itself. If numbers show the order,
+// contenders with exhausted numbers are behind all others.
 func split(line []Child) (in, exhausted []Child, tell bool) {
 	i := len(line)
 	for i > 0 && line[i-1].Exhausted() {
@@ -149,8 +150,8 @@ func (c Child) SamePlace(d Child) bool {
 // sharedBases are the contenderBases of readers.
 var sharedBases = []string{"__rlock__", "__READ__"}
 
-// MayBeKept reports whether the contender with this name perhaps only keeps its place. In that
-// case, no goroutine holds the lock.
+// MayBeKept reports whether the contender with this name perhaps only keeps its place. If a
+// contender only keeps its place, no goroutine holds the lock.
 func MayBeKept(name string) bool {
 	c, ok := ParseChild(name, contenderBases...)
 	return ok && !slices.Contains(sharedBases, c.Base) && marked(c)
