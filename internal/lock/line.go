@@ -20,8 +20,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A Line is the ordered contenders of one primitive. Each contender is an ephemeral, sequential
-// child of one znode, and the order is that of arrival. Every primitive with waiters uses a Line. A
+// A Line has the contenders of one primitive, in the order of their arrival. All of them are
+// ephemeral, sequential children of the same znode. Every primitive with waiters uses a Line. A
 // Rule decides which contenders must leave before another contender has its turn.
 //
 // The protocol is "Locks" from the ZooKeeper recipes:
@@ -29,8 +29,7 @@ import (
 //  1. Enter: create an ephemeral, sequential child.
 //  2. List the children, without a watch.
 //  3. If no contender ahead of us blocks us, it is our turn.
-//  4. In the other case, watch the nearest contender that blocks us, and no other. Wait until it is
-//     deleted.
+//  4. If contenders block us, watch only the nearest of them. Wait until it is deleted.
 //  5. If no other contender blocked us, and our own child still exists, it is our turn. In all
 //     other cases, continue with step 2.
 //
@@ -72,8 +71,8 @@ func (l *Line) SessionDir() session.Dir { return session.Dir{Path: l.Dir, Part: 
 
 // A Rule decides whether a contender is blocked by the contenders in `ahead`, which are in order.
 // If it is not blocked, the result `blocker` is nil. If it is blocked, it waits for the deletion of
-// `blocker`. If no contender except `blocker` can block it, now or in the future, the result
-// `alone` is true. Then its turn comes with that deletion.
+// `blocker`. If only `blocker` can block the contender, now or in the future, the result `alone` is
+// true. Then the contender's turn comes when `blocker` is deleted.
 type Rule func(ahead []Child) (blocker *Child, alone bool)
 
 // EveryoneAhead is the rule of a mutex: every contender ahead blocks the contender.
@@ -102,7 +101,7 @@ type Claim struct {
 	Unwatched bool   // the primitive itself watches the znode
 	recalls   bool   // OnRecall has registered a function with lineWatch; guarded by mu
 
-	version   int32             // of its znode, after our last write; guarded by mu
+	version   int32             // the version of its znode after our last write; guarded by mu
 	users     int32             // number of grants that have not ended; guarded by mu
 	Path      string            // full path of its znode; guarded by mu once its turn has come
 	Child     Child             // guarded by mu once its turn has come
@@ -125,8 +124,8 @@ type Claim struct {
 	listing chan struct{} // closed when the listing of Lock.list is answered; nil if no listing is under way
 	moving  chan struct{} // closed at the end of a Downgrade; nil if no Downgrade is under way
 	stop    func()        // cancels that Downgrade, unless it is already done
-	keptAt  time.Time     // time of the release by its last goroutine, if c is kept
-	timer   *time.Timer   // fires when c was kept for Lock.Retain; nil after it has fired while a goroutine held c
+	keptAt  time.Time     // if c is kept: the time at which the last goroutine released c
+	timer   *time.Timer   // fires when c has been kept for the time Lock.Retain; nil if it has fired while a goroutine held c
 	recall  func()        // deletes c, if no goroutine holds it; nil if c was never kept
 }
 
@@ -192,7 +191,8 @@ func (c *Claim) mustStand(ctx context.Context) error {
 	return c.standsBy(session.Look{Stat: stat, Err: err})
 }
 
-// standsBy is mustStand for a read that the caller has made.
+// standsBy is like mustStand, but does not read the znode: the argument l is the result of a read
+// by the caller.
 func (c *Claim) standsBy(l session.Look) error {
 	switch {
 	case session.IsNoNode(l.Err):
@@ -285,9 +285,9 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 // contain `me`, our znode is deleted, and the error is ErrVanished.
 //
 // Only names are compared. If our znode was deleted, another client may have created a copy: a
-// znode with the same name. While our session counts as alive, the copy blocks other contenders
-// like our znode. The method standsBy compares the owners, and so finds that the copy is not our
-// znode.
+// znode with the same name. While our session counts as alive, the copy blocks other contenders,
+// just as our znode did. The method standsBy compares the owners, and so finds that the copy is not
+// our znode.
 func (l *Line) ahead(ctx context.Context, inc *session.Incarnation, roll *session.Roll, me Child) ([]Child, error) {
 	rk := l.ranks(roll)
 	if !rk.told || me.Exhausted() {
@@ -338,12 +338,12 @@ func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []st
 //
 // A znode that shares the place of another znode (Claim.Beside) comes first. The zxid of its own
 // create does not show the place, and the other znode may be deleted. The first position is
-// harmless: the place has had its turn. So every contender ahead of that place has left, or may
-// hold at the same time.
+// harmless, because the shared place has had its turn. So every contender ahead of that place has
+// left, or may hold the lock at the same time.
 //
-// A persistent znode with an exhausted number comes last. It is not a contender, because contenders
-// are ephemeral: a client has chosen its number. Ahead of the contenders, it would block the
-// contenders forever, because it does not end with a session.
+// A persistent znode with an exhausted number comes last. Such a znode is not a contender, because
+// contenders are ephemeral. A client has chosen the number itself. If this znode were ahead of the
+// contenders, it would block them forever, because the end of a session does not delete it.
 func (l *Line) byCreation(ctx context.Context, inc *session.Incarnation, line []Child) ([]Child, error) {
 	paths := make([]string, len(line))
 	for i, c := range line {
@@ -376,9 +376,10 @@ func (l *Line) joinLineWatch(inc *session.Incarnation) *conn.Watch {
 }
 
 // keepLineWatch is called after a listing that could set w, a watch on the line. w may be nil. If
-// `alone` is true, the listing has shown no other contender. If w is also set and has not fired, c
-// takes w. In all other cases, c keeps its present watch, for which a goroutine may wait. If the
-// listing has shown other contenders and the present watch was set, their arrival has fired it.
+// `alone` is true, the listing has shown no other contender. If `alone` is true, w is set, and w
+// has not fired, then c takes w. In all other cases, c keeps its present watch, for which a
+// goroutine may wait. If the listing has shown other contenders, and the present watch was set, the
+// arrival of these contenders has fired the present watch.
 func (c *Claim) keepLineWatch(w *conn.Watch, alone bool) {
 	if w == nil {
 		return
@@ -422,8 +423,8 @@ const askTime = 200 * time.Millisecond
 // `bases` must contain all bases of the line. If this listing shows no other contender, c.Alone is
 // true until another contender comes or c is deleted.
 //
-// The method fails without a connection, or without an answer within askTime: a release does not
-// wait for the next connection.
+// The method fails if there is no connection, or if no answer comes within askTime. So a release
+// does not wait for the next connection.
 func (c *Claim) others(watch bool, bases ...string) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), askTime)
 	defer cancel()
@@ -449,7 +450,7 @@ func (c *Claim) others(watch bool, bases ...string) (bool, error) {
 	defer func() { c.keepLineWatch(lineWatch, alone) }()
 	names, _, err := c.Incarnation.Children(ctx, c.Line.Dir)
 	if err != nil {
-		return false, c.Explain(err) // NoNode: if the parent is deleted, so is c's znode
+		return false, c.Explain(err) // NoNode: the parent does not exist, so c's znode does not exist either
 	}
 	if child() != me {
 		// c was downgraded during the listing. So the listing may show the old znode, the new znode
@@ -482,10 +483,10 @@ func (l *Line) First(ctx context.Context, inc *session.Incarnation, list func(ct
 	return all[0].Name, nil
 }
 
-// ReadFirst returns the name of the first contender, and its znode. The state is not older than the
-// call. If there is no contender, the name is "". The argument `known` is the name of the last
-// known first contender, or "". If this is still the first contender, ReadFirst takes one round
-// trip. If not, it takes two.
+// ReadFirst returns the name of the first contender, and its znode. The state that ReadFirst
+// returns is not older than the call. If there is no contender, the name is "". The argument
+// `known` is the name of the last known first contender, or "". If this is still the first
+// contender, ReadFirst takes one round trip. If not, it takes two.
 func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known string) (name string, n session.Node, err error) {
 	list := inc.ChildrenFresh
 	if known != "" {

@@ -39,24 +39,24 @@ type Entry struct {
 //     there may be other contenders in the line, there are at most Handoffs handoffs in a row. In
 //     the same way, at most Handoffs readers join a shared hold before the line is listed again.
 //
-// The zero value has no hold. It can only report this.
+// The zero value has no hold, and can only report that it has none.
 type Lock struct {
 	Manager *session.Manager
 	Path    string
 	Line    Line
 	Entries *[Shared + 1]Entry // shared by all locks of a kind, so never written
 
-	Handoffs int           // most handoffs in a row while other contenders wait; 0: each goroutine has its own place in the line
-	Data     []byte        // of its znodes in the line
+	Handoffs int           // largest number of handoffs in a row while other contenders wait; if 0, each goroutine has its own place in the line
+	Data     []byte        // the data of its znodes in the line
 	Elects   bool          // the Lock is an Election: no handoffs, and a waiter does not wait for the release of a lost hold
-	Retain   time.Duration // longest time for which a place without a goroutine is kept; 0: no place is kept
+	Retain   time.Duration // longest time for which a place is kept while no goroutine holds the lock; if 0, no place is kept
 	Kept     *atomic.Int64 // number of places that the session keeps
 
 	mu      sync.Mutex
 	owed    bool            // `forget` has dropped a lost hold whose release may still come
-	waiting []*waiter       // in the order of their arrival
-	holds   []*Claim        // of this process, in the order of the grants; includes a lost hold until its release
-	idle    *Claim          // the kept place, or nil; while a place is kept, no goroutine waits or holds exclusively
+	waiting []*waiter       // the waiters, in the order of their arrival
+	holds   []*Claim        // the holds of this process, in the order of the grants; a lost hold is included until its release
+	idle    *Claim          // the kept place, or nil; while a place is kept, no goroutine waits for the lock or holds it exclusively
 	reading *session.Ending // ends at the first loss of a shared hold; nil without a shared hold
 	watch   *time.Timer     // calls `review`; nil unless a goroutine waits for a hold of this process
 }
@@ -210,7 +210,7 @@ func (l *Lock) fail(w *waiter, err error) {
 	l.waiting = slices.DeleteFunc(l.waiting, func(x *waiter) bool { return x.err != nil })
 }
 
-// The method `wake` ends the wait of w for goroutines of this process, if w already waits for them.
+// If w already waits for goroutines of this process, the method `wake` ends this wait.
 func (w *waiter) wake() {
 	if w.ready != nil {
 		w.ready <- struct{}{}
@@ -310,12 +310,13 @@ func (l *Lock) admit(h *Claim, pin bool) *Grant {
 	return g
 }
 
-// The method `hold` makes the claim c, whose turn has come, a hold of this process. First, it ends
-// every hold that cannot coexist with c. Such a hold is lost: its znode is deleted, because c's
-// turn has come. If a lost hold of this process is not released yet, the result is nil.
+// The method `hold` is called when the turn of the claim c has come. It makes c a hold of this
+// process. First, it ends every hold that cannot coexist with c. Such a hold is lost: its znode is
+// deleted, because c's turn has come. If a lost hold of this process is not released yet, the
+// result is nil.
 func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	if c.Err() != nil {
-		return nil // l.holds may be of the next session
+		return nil // the holds in l.holds may belong to the next session
 	}
 	l.discard() // a kept place is ahead of c; as c has its turn, the znode of that place is deleted
 	for _, h := range l.holds {
@@ -338,9 +339,10 @@ func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 }
 
 // The method `forget` drops the lost hold of an Election, because a waiter wants to enter the line.
-// In an Election, a waiter does not wait for the release of a lost hold: the closed Lost channel
-// has shown the loss. But the release may still come, and then it looks like the release of the
-// next hold: see `depart`. A release by Run is no such problem, because Run releases its own grant.
+// In an Election, a waiter does not wait for the release of a lost hold, because the closed Lost
+// channel has shown the loss to the former leader. But the release may still come, and then it
+// looks like the release of the next hold: see `depart`. Run does not cause this problem, because
+// Run releases its own grant.
 func (l *Lock) forget() {
 	if !l.Elects || session.IsClosed(l.Manager.Closing) { // while the Session is being closed, no waiter enters the line, and the release must return the loss
 		return
@@ -407,7 +409,7 @@ func (l *Lock) list(h *Claim) {
 }
 
 // The method `review` is called once in each session timeout while a waiter waits for a hold of
-// this process. If this hold was lost a session timeout ago or earlier, and is still not released,
+// this process. If this hold was lost at least one session timeout ago, and is still not released,
 // the waiters fail: see `forgotten`.
 func (l *Lock) review() {
 	l.mu.Lock()
@@ -502,20 +504,21 @@ func (l *Lock) atOnce(mode HoldMode) (g *Grant, busy bool) {
 	return l.admit(h, false), false
 }
 
-// BeginUnlock begins the end of a use in `mode`, for an Unlock or RUnlock. Their caller has no
-// handle: it passes no Grant that identifies the use.
+// BeginUnlock begins to end a use in `mode`, for an Unlock or RUnlock. The caller of Unlock or
+// RUnlock has no handle: it passes no Grant that would identify the use.
 func (l *Lock) BeginUnlock(mode HoldMode) Departure {
 	return l.depart(false, func() (*Claim, int) { return l.anonymous(mode) })
 }
 
-// BeginRelease begins the end of the use of g.
+// BeginRelease begins to end the use of g.
 func (l *Lock) BeginRelease(g *Grant) Departure {
 	return l.depart(true, func() (*Claim, int) { return l.useOf(g) })
 }
 
-// The method `renounce` ends the use of w. The wait of w failed at the moment at which w got its
-// grant. An RUnlock has no handle, so it may have ended the use of w instead of its own caller's
-// use. Then `renounce` ends the use of that caller.
+// The method `renounce` ends the use of w. It is called if w got its grant at the same moment at
+// which the wait of w failed. An RUnlock has no handle. So an RUnlock by another reader may have
+// ended the use of w instead of that reader's use. In that case, `renounce` ends the use of that
+// reader.
 func (l *Lock) renounce(w *waiter) error {
 	return l.depart(true, func() (*Claim, int) {
 		h, i := l.useOf(w.grant)
@@ -553,10 +556,10 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 	}
 	h.uses = slices.Delete(h.uses, i, i+1) // now, so that a second Unlock does not find the use
 	if l.owed {
-		// This may be the late release of a lost hold, which now ends the present hold instead. So
-		// the present leader must see a loss. The field `owed` stays true, because the release of
-		// the present leader can now come late, too. A release that finds no hold does not clear
-		// `owed` either: many programs resign twice, to be sure.
+		// This may be the late release of a lost hold. In that case, the release now ends the present
+		// hold instead, so the present leader must see a loss. The field `owed` stays true, because the
+		// release of the present leader can now come late, too. A release that finds no hold does not
+		// clear `owed` either: many programs resign twice, to be sure.
 		d.grant.Revoke()
 	}
 	if d.stays = h.used(); d.stays {
@@ -566,7 +569,7 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 	return d
 }
 
-// None reports whether d is empty: it releases nothing.
+// None reports whether d is empty. An empty Departure releases nothing.
 func (d Departure) None() bool { return d.grant == nil }
 
 // Finish completes the release. It must be called once.
@@ -592,25 +595,28 @@ func (d Departure) Finish() error {
 	return d.lock.handOver(d.hold, d.grant)
 }
 
-// handOver ends g, the last use of h, and gives h to the first waiter of this process. If it must
-// not give h to a waiter, or there is none, it keeps the place of h or deletes the znode.
+// handOver ends g, the last use of h, and gives h to the first waiter of this process. If there is
+// no waiter, or handOver must not give h to the waiter, it keeps the place of h or deletes the
+// znode.
 //
 // A handoff needs no request. The znode of h stays, so h can be granted to one goroutine after
 // another. Every other contender waits behind h.
 //
-//   - A handoff is safe. From the look at the list to the grant, mu is locked, so no two goroutines
-//     get h. At any time, another client may delete the znode, or the session may end. Then the
-//     grant of the next goroutine is lost (Claim.Grant), as g would be without the handoff.
-//   - No waiter is forgotten. A waiter joins the list under mu. So either the waiter is in the list
-//     now, or it joins after this, and then `serve` finds that h is not held. A waiter whose ctx
-//     has ended also leaves the list under mu. If it was chosen before, it renounces the grant.
+//   - A handoff is safe. When handOver looks at the list, mu is locked, and mu stays locked until
+//     the grant. So no two goroutines get h. At any time, another client may delete the znode, or
+//     the session may end. Then the grant of the next goroutine is lost (Claim.Grant), just as g
+//     would be lost without the handoff.
+//   - No waiter is forgotten. A waiter joins the list under mu. So either handOver finds the waiter
+//     in the list, or the waiter joins the list later, and then `serve` finds that h is no longer
+//     held. A waiter whose ctx has ended also leaves the list under mu. If handOver has already
+//     given h to this waiter, the waiter renounces the grant.
 //   - A handoff is fair. Claim.Alone is true if a listing has shown no other contender, and the
 //     watch that this listing has set has not fired. The create of another contender fires the
 //     watch. So that contender waits until the event has arrived, and then for at most Handoffs
-//     more handoffs. After half of the Handoffs, handOver begins a listing. After all Handoffs, it
-//     waits for this listing, once in each hold. If h is alone, the listing sets the watch. Without
-//     the watch, a process that is alone would delete its znode after every Handoffs handoffs. The
-//     listing takes at most 200 ms (askTime).
+//     more handoffs. After half of these handoffs, handOver begins a listing, but only once in each
+//     hold. After all of these handoffs, handOver waits for this listing. If h is alone, the
+//     listing sets the watch. Without the watch, a process that is alone would delete its znode
+//     after every Handoffs handoffs. The listing takes at most 200 ms (askTime).
 //
 // The function `mayPass` decides which holds are never handed off.
 func (l *Lock) handOver(h *Claim, g *Grant) error {
@@ -648,9 +654,10 @@ func (l *Lock) handOver(h *Claim, g *Grant) error {
 
 // mayPass reports whether handOver may give h to another goroutine of this process.
 //
-// A transaction that got no reply may still be applied while the znode of h exists, because it
-// checks this znode. It must not be applied during the hold of the next goroutine. So there is no
-// handoff of h, and the znode is deleted. After the deletion, the transaction cannot be applied.
+// A transaction that got no reply may still be applied, but only while the znode of h exists,
+// because the transaction checks this znode. It must not be applied during the hold of the next
+// goroutine. So there is no handoff of h, and the znode is deleted. After the deletion, the
+// transaction cannot be applied.
 func (l *Lock) mayPass(h *Claim) bool {
 	return h.mode == Exclusive && l.Handoffs > 0 && !l.Elects && h.open == 0 && !isLost(h) && !h.WasAsked()
 }
@@ -744,8 +751,9 @@ func (l *Lock) recall(h *Claim) {
 	}
 }
 
-// The method `expire` is called by the timer of h, and deletes h if the time of h is over. When a
-// goroutine gets h, the timer continues: to set it again for each use would cost more than the use.
+// The method `expire` is called by the timer of h. It deletes h if h has been kept for the time
+// Retain. When a goroutine gets h, the timer continues, because setting the timer again for each
+// use would cost more than the use itself.
 func (l *Lock) expire(h *Claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -907,7 +915,8 @@ func (c *Claim) used() bool { return len(c.uses) > 0 }
 
 // The method `anonymous` returns the index of the use that ends when a goroutine without a handle
 // releases. This is the newest use that no Do, RDo or Run will release. If there is no such use,
-// the result is the index of the newest use if the hold is exclusive, and -1 if it is shared.
+// the result depends on the mode of the hold. For an exclusive hold, the result is the index of the
+// newest use. For a shared hold, it is -1.
 func (c *Claim) anonymous() int {
 	for i, g := range slices.Backward(c.uses) {
 		if !g.Pinned {
@@ -945,8 +954,9 @@ func (l *Lock) joinable() *Claim {
 }
 
 // The method `present` returns the hold of a goroutine that has no handle. Only holds in `mode`
-// count, and only if the function `so` returns true for them. A lost hold comes first, so that the
-// release returns the loss. After that, the newest hold comes first.
+// count, and only if the function `so` returns true for them. If one of these holds is lost,
+// `present` returns the lost hold, so that the release returns the loss. If not, it returns the
+// newest hold.
 func (l *Lock) present(mode HoldMode, so func(h *Claim) bool) (found *Claim) {
 	for _, h := range slices.Backward(l.holds) {
 		switch {
@@ -961,7 +971,8 @@ func (l *Lock) present(mode HoldMode, so func(h *Claim) bool) (found *Claim) {
 }
 
 // The method `anonymous` returns the use in `mode` that ends when a goroutine without a handle
-// releases: its hold, and its index there. If there is no such use, the hold is nil.
+// releases. The results are the hold, and the index of the use in this hold. If there is no such
+// use, the hold is nil.
 func (l *Lock) anonymous(mode HoldMode) (*Claim, int) {
 	h := l.present(mode, func(h *Claim) bool { return h.anonymous() >= 0 })
 	if h == nil {
@@ -970,8 +981,8 @@ func (l *Lock) anonymous(mode HoldMode) (*Claim, int) {
 	return h, h.anonymous()
 }
 
-// useOf returns the use of g: its hold, and its index there. If g has been released, the hold is
-// nil.
+// useOf returns the use of g. The results are the hold, and the index of the use in this hold. If g
+// has been released, the hold is nil.
 func (l *Lock) useOf(g *Grant) (*Claim, int) {
 	for _, h := range l.holds {
 		if i := slices.Index(h.uses, g); i >= 0 {
@@ -981,9 +992,9 @@ func (l *Lock) useOf(g *Grant) (*Claim, int) {
 	return nil, 0
 }
 
-// The method `forgotten` returns an error if this process lost a hold a session timeout ago or
-// earlier, and has not released the hold. The hold of a Do never counts as forgotten: it is
-// released when the function returns.
+// The method `forgotten` returns an error if this process lost a hold at least one session timeout
+// ago, and has not released the hold yet. The hold of a Do never counts as forgotten, because Do
+// releases the hold when its function returns.
 func (l *Lock) forgotten() (err error) {
 	for _, h := range l.holds {
 		if isLost(h) && slices.ContainsFunc(h.uses, func(g *Grant) bool { return !g.Pinned }) {

@@ -34,7 +34,7 @@ type Permits struct {
 	Pool   *Pool
 	leases []Permit            // guarded by Hold.mu, like the fields below
 	n      int64               // number of permits in `leases`; after a loss, number of permits that the program has not released yet
-	taken  []taking            // acquired and not yet released, oldest first
+	taken  []taking            // the acquisitions with permits that are not yet released, oldest first
 	free   func()              // cancels the limits (Hold.limited); nil without limits
 	within []*session.Function // the program's functions that have acquired permits of p
 	last   *session.Deletion   // the latest deletion by `change` that replaces a znode, or that waits for an earlier deletion
@@ -132,8 +132,8 @@ func (p *Permits) limit() {
 	}
 }
 
-// Left returns a channel that is closed when the program has released all permits of p, even if
-// they were lost before.
+// Left returns a channel. It is closed when the program has released all permits of p, lost permits
+// included.
 func (p *Permits) Left() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -173,9 +173,9 @@ func (p *Permits) Release(n int64) (left bool, r *session.Deletion, lost error) 
 	return left, r, lost
 }
 
-// Result returns the outcome of r, which Release has returned. If the outcome is a loss, Result
-// closes Lost first in two cases: the session has ended, or Release has released the last permit.
-// In all other cases, the remaining permits are not lost.
+// Result returns the outcome of r, which Release has returned. If the outcome is a loss, there are
+// two cases in which Result closes Lost before it returns: the session has ended, or Release has
+// released the last permit. In all other cases, the remaining permits are not lost.
 func (p *Permits) Result(r *session.Deletion) error {
 	err := r.Result()
 	if err != nil {
@@ -208,9 +208,9 @@ func (p *Permits) give(n int64) *session.Deletion {
 }
 
 // The method `change` deletes, in the background, the znodes of the permits in `gone`. If `rest` is
-// not nil, it also replaces the znode of `whole` with the znode of `rest`. If this change or an
-// earlier change replaces a znode, this change first waits for the earlier change, because this
-// change may delete the znode that the earlier change creates.
+// not nil, it also replaces the znode of `whole` with the znode of `rest`. If an earlier change
+// replaces a znode, this change first waits for the change right before it. Otherwise, it could
+// delete the new znode before the earlier change has created it.
 func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 	inc := p.Incarnation
 	paths := PathsOf(gone)
@@ -233,7 +233,7 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 			if err := before.Outcome(context.Background()); !session.IsClosed(before.Done) {
 				return err
 			}
-			before = nil // this change and all changes before it are over
+			before = nil // the change `before` and all earlier changes are over
 		}
 		if whole != nil {
 			// One transaction does both, so no client counts too few permits.
@@ -242,7 +242,7 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 				&zk.CreateRequest{Path: rest.Path, Data: p.Pool.Manager.Owner, Acl: p.Pool.Manager.Config.ACL, Flags: zk.FlagEphemeral},
 				&zk.DeleteRequest{Path: whole.Path, Version: -1})
 			if len(rs) > 0 && session.IsNodeExists(rs[0].Error) {
-				err = nil // an earlier attempt was applied and its reply was lost, because no other client creates this name
+				err = nil // no other client creates this name, so an earlier attempt was applied and its reply was lost
 			}
 		}
 		if removed == nil && len(paths) > 0 {
@@ -335,7 +335,7 @@ func (p *Permits) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error
 	return rs, err
 }
 
-// The methods of a holding.
+// The following methods implement the interface `holding`.
 
 func (p *Permits) weight() int64 { return p.n }
 func (p *Permits) path() string  { return p.Pool.Manager.Bare(p.Pool.Root) }

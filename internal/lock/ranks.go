@@ -22,8 +22,8 @@ const lookAmong = 8
 // all waiters that share the listing.
 type ranks struct {
 	in    []Child // the contenders without an exhausted number (split), in the order of their numbers
-	told  bool    // `in` has the order of arrival, and all other contenders are behind
-	sure  bool    // like `told`, and no number is exhausted, and no two numbers are equal
+	told  bool    // the order of `in` is the order of arrival, and no other contender is ahead of a contender in `in`
+	sure  bool    // `told` is true, no number is exhausted, and no two numbers are equal
 	mixed []Child // contenders of other kinds
 
 	once  sync.Once
@@ -94,7 +94,7 @@ func strangers(names []string, bases []string) (mixed []Child) {
 
 // The function `unmixed` returns ErrMixed if a contender of another kind may be ahead of `me`,
 // because these two would not exclude each other. The list `mixed` has the contenders of other
-// kinds. If `me` is nil, every contender in `mixed` is an error.
+// kinds. If `me` is nil, any contender in `mixed` causes the error.
 //
 // All children of one parent share one sequence of numbers. So if two contenders of different kinds
 // arrive at the same time, the contender with the greater number leaves, and the other may stay.

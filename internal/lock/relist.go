@@ -25,7 +25,7 @@ const (
 
 // The method `took` is called with the duration t of a listing, or of a create together with a
 // listing. It returns the shortest duration so far. This is about one round trip, because a longer
-// duration includes waits for other requests. Like the result of `handoff`, it is used for
+// duration includes waits for other requests. The results of `took` and `handoff` are used for
 // estimates.
 func (l *Line) took(t time.Duration) time.Duration {
 	if trip := l.trip.Load(); trip == 0 || int64(t) < trip {
@@ -136,7 +136,7 @@ func (r *relisting) list() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.trip = c.Line.took(time.Since(start))
-	if !rk.sure || !there { // the order is unknown, or c is deleted; c's own watch reports that
+	if !rk.sure || !there { // the order is unknown, or c is deleted; c's own watch reports the deletion
 		return
 	}
 	blocked := len(ahead) > 0 && ahead[len(ahead)-1].Name == r.blocker
@@ -148,9 +148,10 @@ func (r *relisting) list() {
 	}
 }
 
-// The method `end` is called when the blocker is deleted. It reports whether the contender is now
-// the first, if its own znode still exists. If a listing is under way, `end` waits for the reply,
-// because the reply to a new listing would come later.
+// The method `end` is called when the blocker is deleted. It returns true if a listing has shown
+// that the contender is now the first. It does not check that the contender's own znode still
+// exists. If a listing is under way, `end` waits for the reply, because the reply to a new listing
+// would come later.
 func (r *relisting) end(ctx context.Context) (first bool) {
 	over := r.stop()
 	r.claim.Line.each.Store(int64(time.Since(r.start)) / int64(r.first))
@@ -189,8 +190,8 @@ func (r *relisting) stop() (over <-chan struct{}) {
 // By that time, the blocker is the first contender.
 //
 // If no contender left between the last two listings, several contenders may leave at once. So the
-// next listing comes sooner than the speed suggests. But each contender ahead takes at least one
-// round trip.
+// next listing comes sooner than the speed suggests. But the planned time still has about one round
+// trip for each contender ahead of the blocker, because each of them takes at least that long.
 func (r *relisting) wait() time.Duration {
 	gap := r.each*time.Duration(r.ahead-1) - max(r.trip/2, r.each/4)
 	if r.still {

@@ -43,8 +43,8 @@ func (c *Claim) Alone() bool {
 }
 
 // Keep ends g, the only use of its claim. The claim keeps its place until the next grant, or until
-// Discard. Keep returns an event. The caller passes the event to the observer, when the caller
-// holds no mutex. If the claim is lost, Keep does nothing, and `done` is false.
+// Discard. Keep returns an event. The caller must pass the event to the observer, and must hold no
+// mutex when it does so. If the claim is lost, Keep does nothing, and `done` is false.
 func (g *Grant) Keep() (e session.Report, done bool) {
 	c := g.Claim
 	c.mu.Lock()
@@ -65,8 +65,8 @@ func (c *Claim) Discard() {
 	}
 }
 
-// OnRecall makes a new goroutine call f when the channel of `recalled` is closed. If OnRecall is
-// called again before that, the second call has no effect.
+// OnRecall registers f. A new goroutine calls f when the channel returned by the method `recalled`
+// is closed. If OnRecall is called again before that, the second call has no effect.
 func (c *Claim) OnRecall(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -80,8 +80,9 @@ func (c *Claim) OnRecall(f func()) {
 
 // Recall is called with the name of the first contender. If this contender only keeps its place,
 // Recall makes its process delete the znode, and returns true. If a goroutine holds the lock,
-// Recall returns false, and the caller may write RevokeMessage to the znode. The message asks no
-// later holder: another contender has come, so the place is not kept after the present hold.
+// Recall returns false, and the caller may write RevokeMessage to the znode. The message never asks
+// a later holder to release. Another contender has come, so the place is not kept after the present
+// hold.
 func (l *Line) Recall(ctx context.Context, holder string) (recalled bool, err error) {
 	if !MayBeKept(holder) {
 		return false, nil

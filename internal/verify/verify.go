@@ -218,8 +218,8 @@ func conflict(a, b *hold) bool {
 }
 
 // The method `path` judges the holds of one path. If `all` is true, the traces have ended, and it judges all holds.
-// Otherwise, it judges only holds that have begun before the time `cut`, up to the first one that has not ended.
-// Then it forgets the judged holds that have ended before the time `old`.
+// Otherwise, it judges only holds that have begun before the time `cut`, up to the first hold without an end. Then
+// it forgets the judged holds that have ended before the time `old`.
 func (j *judge) path(p *place, cut, old time.Time, all bool) {
 	// If two began at the same time, the first to end counts as the first.
 	slices.SortStableFunc(p.holds, func(a, b *hold) int { return cmp.Or(a.begun.Compare(b.begun), a.until().Compare(b.until())) })
@@ -385,8 +385,8 @@ func mostAtOnce(h *hold, others []*hold) (most []*hold, out int64) {
 }
 
 // The method `judge` reports a violation if h must not overlap the holds in `with`. In a semaphore,
-// these holds have `out` permits. The number `excused` counts those of these permits that were lost
-// before their holder could learn of it.
+// these holds have `out` permits. The number `excused` counts the permits that were lost before
+// their holder could learn of it.
 func (r *Report) judge(h *hold, with []*hold, how string, out, excused int64) {
 	if len(with) == 0 {
 		return
