@@ -58,7 +58,7 @@ func (q *Queue[T]) RequeueDead(ctx context.Context, choose func(DeadLetter) bool
 	})
 }
 
-// PurgeDead deletes dead letters, chosen and counted as by RequeueDead.
+// PurgeDead deletes dead letters. It chooses and counts them like RequeueDead.
 func (q *Queue[T]) PurgeDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
 	return q.forDead(ctx, "purge", choose, func(d DeadLetter) (bool, error) { return q.q.Discard(ctx, d.letter) })
 }

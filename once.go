@@ -169,7 +169,7 @@ func (o *Once) check(ctx context.Context) error {
 	return session.CtxErr(ctx)
 }
 
-// doKey returns the key that a Mutex at the same path has, because both use the same line.
+// A Once and a Mutex at the same path use the same line. So doKey returns the key of such a Mutex.
 func (o *Once) doKey() doKey { return doKey{o.s, o.path, o.line.Bases[0]} }
 
 // The method `settled` reports whether this process knows the result without a request. The

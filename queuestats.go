@@ -16,7 +16,7 @@ type QueueStats struct {
 	Claimed  int           // claimed by a consumer: delivered, or claimed ahead
 	Delayed  int           // waiting for their time, by the clock of this machine
 	Dead     int           // dead letters
-	Oldest   time.Time     // when the oldest ready element that was never delayed was stored; zero without one
+	Oldest   time.Time     // the time at which the oldest ready element was stored; elements that were delayed do not count; zero if there is no other
 	Attempts int           // the largest number of deliveries of one unclaimed element; if it is large, the work fails every time
 	Holders  []QueueHolder // the holders of claims, in descending order of claims
 	Paused   bool          // see [Queue.Pause]

@@ -40,7 +40,7 @@ func (k WatchKind) watcherType() int32 {
 	if k == WatchChildren {
 		return 1 // Children
 	}
-	return 2 // Data; exists watches are of this type too
+	return 2 // the type of data watches, and of watches by an exists request
 }
 
 type WatchKey struct {

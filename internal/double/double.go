@@ -431,8 +431,8 @@ func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.De
 }
 
 // The method `replace` waits until the room is empty, and deletes it. Then a new room can replace
-// it. If the room is for another number of parties, and has such parties, `replace` fails. It
-// always returns an error. If Enter must start again, the error is ErrVanished.
+// it. If the room has parties, and is for another number of parties, `replace` fails. It always
+// returns an error. If Enter must start again, the error is ErrVanished.
 func (b *DoubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n int, room int64, why error) error {
 	for {
 		err := inc.RemoveNow(ctx, b.room)
@@ -558,7 +558,7 @@ func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, room
 }
 
 // ownAfter is the time that a party waits before it watches its own child. A waiter for a lock
-// waits as long before its first look.
+// waits for the same time before its first look.
 const ownAfter = time.Second
 
 // awaitWritten waits until the room is written. If another client deletes our child, awaitWritten

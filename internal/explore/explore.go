@@ -47,7 +47,7 @@ type Found struct {
 
 func (f Found) String() string { return fmt.Sprintf("%d states, %d runs", f.States, f.Runs) }
 
-// The type `ended` is for the value with which a run panics to end early.
+// To end early, a run panics with a value of the type `ended`.
 type ended struct{ fault string }
 
 // If a run does not repeat an earlier run, it panics with a value of the type `strayed`.

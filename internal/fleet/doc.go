@@ -56,7 +56,8 @@
 //     Logs of transactions remain only if a process died or closed its Session under a fault. Their
 //     number is limited, and zsync doctor or a sweep of the queue deletes them.
 //
-//   - If a process believes that it holds, its session is alive at the leader and has a znode there.
+//   - If a process believes that it has a hold, its session is alive at the leader, and the hold's
+//     znode exists there.
 //
 // # A day
 //

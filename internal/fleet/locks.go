@@ -31,7 +31,8 @@ type lock struct {
 	of    func(s *zsync.Session, r *resource) *held
 }
 
-// The type `held` is for a process's value of the primitive, with the methods of the value.
+// The type `held` has a process's value of the primitive, such as a *zsync.Mutex, and functions
+// that call its methods.
 type held struct {
 	ways []way2
 	lost func() <-chan struct{}

@@ -107,8 +107,8 @@ func Pause(t testing.TB, d time.Duration) {
 	}
 }
 
-// StoodStill returns a function. Its result is the longest time for which the process may have been
-// stopped since its last call.
+// StoodStill returns a function. The result of a call is the longest time for which the process may
+// have been stopped since the previous call.
 func StoodStill(t testing.TB) func() time.Duration {
 	const tick = 10 * time.Millisecond
 	var longest atomic.Int64

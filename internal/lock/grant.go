@@ -283,8 +283,8 @@ func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open
 	return nil, false, c.Explain(err)
 }
 
-// Move gives c the znode of `to`, which is another claim of the same session. It returns the path
-// of the previous znode. The grants of c continue.
+// Move gives the znode of another claim of the same session, `to`, to c. It returns the path of the
+// previous znode. The grants of c continue.
 //
 // If c is already lost, Move deletes the znode of `to`, leaves c unchanged and returns the loss.
 // Move must not delete c's znode: after a loss by Hold.giveUp, this znode continues to exist for

@@ -913,10 +913,10 @@ func isLost(c *Claim) bool { return c.Err() != nil }
 
 func (c *Claim) used() bool { return len(c.uses) > 0 }
 
-// The method `anonymous` returns the index of the use that ends when a goroutine without a handle
-// releases. This is the newest use that no Do, RDo or Run will release. If there is no such use,
-// the result depends on the mode of the hold. For an exclusive hold, the result is the index of the
-// newest use. For a shared hold, it is -1.
+// A goroutine may end a use without a handle. The method `anonymous` returns the index of the use
+// that then ends. This is the newest use that no Do, RDo or Run will release. If there is no such
+// use, the result depends on the mode of the hold. For an exclusive hold, the result is the index
+// of the newest use. For a shared hold, it is -1.
 func (c *Claim) anonymous() int {
 	for i, g := range slices.Backward(c.uses) {
 		if !g.Pinned {

@@ -179,8 +179,8 @@ func permits(s *zsync.Session, path string) func(context.Context) ([]zsync.Conte
 	return zsync.NewSemaphore(s, path, 1, zsync.WithLayout(zsync.LayoutKazoo)).Contenders
 }
 
-// kazooPermit matches a permit of a kazoo semaphore. kazoo itself accepts any name, but the path
-// may have another primitive.
+// kazooPermit matches a permit of a kazoo semaphore. kazoo itself accepts any name. But other names
+// may belong to another primitive at the path.
 var kazooPermit = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 // The method `facts` describes a wait group, a once and a schedule.

@@ -335,8 +335,9 @@ func (x *explorer) settle() {
 	})
 }
 
-// holdInMaps finds the primitives that have contenders among the children of a map, and adds their
-// kinds to the place of the map. A contender is always ephemeral, and an entry of a map never is.
+// The children of a map can include contenders of other primitives. holdInMaps finds these
+// primitives, and adds their kinds to the place of the map. A contender is always ephemeral, and an
+// entry of a map never is.
 func (x *explorer) holdInMaps() {
 	for i := range x.tree.Places {
 		if p := &x.tree.Places[i]; len(p.Kinds) > 0 && p.Kinds[0] == kinds.Map {

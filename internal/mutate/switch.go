@@ -11,8 +11,8 @@ import (
 )
 
 // The text `helpers` is a file that is added to each changed package. The function mutantAt in this file reports
-// whether the environment switches a mutant on. In a recording run, mutantAt also marks in the file of the
-// recording that the mutant's place was reached.
+// whether the environment switches a mutant on. In a recording run, mutantAt also makes a note in the
+// recording's file: the run has reached the mutant's place.
 const helpers = `package %s
 
 import (

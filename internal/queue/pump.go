@@ -340,9 +340,9 @@ const (
 )
 
 // makeWay prepares the next search after a refused claim: another transaction has written the
-// bucket since the search. If other clients have marks on the boards, the next search chooses among
-// more buckets. If there is no other bucket, the pump waits a little. If no other client consumes,
-// the pump stays at the first bucket, to keep the order.
+// bucket since the last search. If other clients have marks on the boards, the next search chooses
+// among more buckets. If there is no other bucket, the pump waits a little. If no other client
+// consumes, the pump stays at the first bucket, to keep the order.
 func (p *pump) makeWay(inc *session.Incarnation) error {
 	f := p.found
 	p.found = nil

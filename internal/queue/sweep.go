@@ -22,7 +22,7 @@ import (
 //   - a consumer at the front of the line, if no element is free,
 //   - a producer, after each transaction,
 //   - a call of Take, if no element is free and dead letters expire,
-//   - a busy consumer, if the sweep is overdue by the time sweepEvery.
+//   - a busy consumer, if the sweep is overdue by the duration sweepEvery.
 type Sweeper struct {
 	DeadLetters
 	senders, ids string        // empty if the layout has none

@@ -102,9 +102,9 @@ func (p *pending[T]) then(f func()) {
 }
 
 // handOn calls `heir`, the function that p.then has registered. Finish closes p.Done, and after
-// that calls handOn. p.then stores `heir`, and after that calls handOn if p.Done is closed. So the
-// later of Finish and p.then calls handOn while `heir` is stored and p.Done is closed. If both call
-// handOn, only the first takes the function.
+// that calls handOn. p.then stores `heir`, and after that calls handOn if p.Done is closed. So
+// whichever of Finish and p.then comes later calls handOn. At that time, `heir` is stored and
+// p.Done is closed. If both call handOn, only the first takes the function.
 func (p *pending[T]) handOn() {
 	if f := p.heir.Swap(nil); f != nil {
 		(*f)()

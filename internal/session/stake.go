@@ -95,9 +95,9 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		// Several cases may be ready at once; whichever is picked, the next pass checks them all.
 		select {
 		case <-answered:
-			// If the inquiry was lost with its connection, it has confirmed nothing. The hold would
-			// begin with little time left and without a connection, so the loop continues. It also
-			// continues after a write if a sync can now confirm a later time at once.
+			// If the inquiry was lost with its connection, it has confirmed nothing. The hold would begin
+			// with little time left and without a connection, so the loop continues. It also continues after
+			// a write, if a sync can now confirm a later time without a further wait.
 			if q.proved && !(q.op == wire.OpDelete && inc.confirmable()) {
 				enough = 0 // no inquiry can confirm more
 			}

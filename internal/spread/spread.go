@@ -50,7 +50,7 @@ type balancing struct {
 	load   []int    // by member: number of its shards
 	shards []string
 	owner  []int   // by shard: the member that owns it, or -1
-	set    []int   // by shard: an index in `sets`, where the set has the members that list the shard
+	set    []int   // by shard: an index in `sets`; that set has the members that list the shard
 	sets   [][]int // the sets of members that list a shard; many shards have the same set
 	least  []int   // by set: the member with the fewest shards
 }

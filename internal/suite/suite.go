@@ -96,9 +96,10 @@ func Anywhere(t *testing.T, f func(t *testing.T, connect func(opts ...zsync.Opti
 }
 
 // OnServers runs f against the ensemble in ZSYNC_TEST_SERVERS, in parallel with other tests. f is a
-// hammer of about a minute. [harness.Network] disturbs the sessions that connect opens. stands
-// returns false only for a session that the Network has ended or is about to end. All sessions
-// write a trace. After they are closed, OnServers checks the trace as zsync verify does.
+// hammer of about a minute. [harness.Network] disturbs the sessions that the function `connect`
+// opens. The function `stands` returns false only for a session that the Network has ended or is
+// about to end. All sessions write a trace. After they are closed, OnServers checks the trace as
+// zsync verify does.
 func OnServers(t *testing.T, f func(t *testing.T, connect func(...zsync.Option) *zsync.Session, stands func(session int64) bool)) {
 	t.Helper()
 	need.Variable(t, "ZSYNC_TEST_SERVERS")

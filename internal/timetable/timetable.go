@@ -129,7 +129,7 @@ func LatestDue(next Table, from, now time.Time) (last time.Time, err error) {
 	}
 }
 
-// Over reports whether the instant `at` is over, because the next instant has come.
+// Over reports whether the instant `at` is over: whether the next instant has come.
 func Over(next Table, at, now time.Time) bool {
 	later, err := after(next, at)
 	return err == nil && !later.IsZero() && !now.Before(later)

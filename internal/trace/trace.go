@@ -67,7 +67,7 @@ type Record struct {
 	From string `json:"from,omitempty"` // in a move, the hold that this hold continues; in a grant, a hold of the same call of Do
 
 	Elements []string `json:"elements,omitempty"` // names of elements of a queue, never used again
-	Claim    string   `json:"claim,omitempty"`    // with Elements: the claimant's mark, by its name
+	Claim    string   `json:"claim,omitempty"`    // with Elements: the name of the claimant's mark
 	Fate     string   `json:"fate,omitempty"`     // release of elements: the end of the claim
 
 	Session string `json:"session,omitempty"`

@@ -46,8 +46,8 @@ type log struct {
 	version int32 // of the znode, before the transaction writes it
 }
 
-// logACL returns the ACL of a log. It is the session's ACL, but with the permission to write for
-// every client that may create. The session's ACL may lack that permission.
+// logACL returns the ACL of a log. It is the session's ACL, but every client with the permission to
+// create also has the permission to write. The session's ACL may lack that permission.
 func logACL(cfg session.Config) []zk.ACL {
 	acl := slices.Clone(cfg.ACL)
 	lacks := func(e zk.ACL) bool { return e.Perms&zk.PermCreate != 0 && e.Perms&zk.PermWrite == 0 }

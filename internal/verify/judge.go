@@ -86,8 +86,8 @@ func (k *kept) end() (name string, cut bool, torn []int) { return k.Name, k.Cut,
 // mostRemembered is the largest number of holds and claims in memory. Each takes about 500 bytes.
 const mostRemembered = 30_000
 
-// By the clocks, holds and claims are remembered after their end for at least firstWindow. If there
-// are too many, that time is shorter.
+// The judge remembers holds and claims for at least the time firstWindow after their end, by the
+// clocks. If there are too many, it forgets them earlier.
 const firstWindow = 10 * time.Minute
 
 func verify(sources []source, tolerance time.Duration, most int) (*Report, error) {

@@ -161,8 +161,8 @@ func (h *hold) until() time.Time {
 	return h.ended
 }
 
-// The method `certain` returns bounds of the time of h: h was certainly held from the transaction
-// `from` up to, but without, the transaction `to`.
+// The method `certain` returns bounds of the time of h: h was certainly held at the transaction
+// `from`, and at every later transaction before `to`.
 func (h *hold) certain() (from, to int64) {
 	from = h.sure
 	if h.from != nil { // the earlier hold had the place until its znode was deleted
@@ -371,7 +371,7 @@ func mostAtOnce(h *hold, others []*hold) (most []*hold, out int64) {
 				switch by := max(of, from) < min(ot, to); {
 				case by == clocks:
 				case by && (point < of || ot <= point):
-				case slices.ContainsFunc(with, o.kin): // o continues a hold that counts, or the reverse: it is one hold
+				case slices.ContainsFunc(with, o.kin): // o continues a hold that counts, or a hold that counts continues o: the two are one hold
 				default:
 					with, sum = append(with, o), sum+o.permits
 				}

@@ -16,7 +16,7 @@ import (
 // The type `format` is the way in which another library writes elements.
 type format struct {
 	prefix string
-	name   func(prio int) string // the name of an element up to its number; prio is -1 if there is none
+	name   func(prio int) string // the name of an element up to its number; prio is -1 if there is no priority
 	frame  func(all ...[]byte) []byte
 	open   func(data []byte) ([][]byte, error) // the inverse of `frame`; a znode can hold several elements
 }
