@@ -159,9 +159,9 @@ func (f *Flight[T]) lockOf(key string) *RWMutex {
 
 const flightResult = "result"
 
-// The method `look` reads the result. It reports whether the result is for this caller. The result
-// may have been stored after the call began. If it was stored earlier, it was stored less than the
-// duration `keep` before the call. Both times are by the servers' clock.
+// The method `look` reads the result. It reports whether the result is for this caller. That is
+// true in two cases: the result was stored after the call began, or less than the duration `keep`
+// earlier. Both times are by the servers' clock.
 //
 // The read needs no sync. A process stores its result and then releases the lock, before we get the
 // lock. Our server has shown us that no such process is ahead. So the server has applied the
