@@ -121,9 +121,9 @@ func newLockConfig(opts []LockOption) lockConfig {
 	return c
 }
 
-// WithHandoffs sets how many handoffs in a row the goroutines that use one value may make, each
-// without a round trip, while another process, or another value of the path, waits. The default is
-// 16. With 0, every goroutine has its own place in the line, in the order of arrival across all
+// WithHandoffs limits the handoffs in a row while another process, or another value of the path,
+// waits. A handoff between goroutines that use one value takes no round trip. The default is 16.
+// With 0, every goroutine has its own place in the line, in the order of arrival across all
 // processes.
 func WithHandoffs(n int) LockOption {
 	return lockOption{name: "WithHandoffs", lock: func(c *lockConfig) {

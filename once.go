@@ -193,7 +193,7 @@ type mark struct {
 
 	mu      sync.Mutex
 	seen    *sight          // the mark as it was last seen, or nil; guarded by mu
-	unwatch runtime.Cleanup // leaves the watch of the sight `seen` when the mark value is garbage; guarded by mu
+	unwatch runtime.Cleanup // gives up the watch of `seen` when the garbage collector finds the mark unused; guarded by mu
 }
 
 // The type `sight` is the mark as one read saw it, with the watch that this read left.

@@ -258,8 +258,8 @@ func (p *Program) Ok() string {
 	return strings.TrimSpace(rest)
 }
 
-// Lines closes the program's input and waits for its end, which must be without an error. It
-// returns the lines of the output that no call of Answer has returned.
+// Lines closes the program's input, and waits for the end of the program. The program must end
+// without an error. It returns the lines of the output that no call of Answer has returned.
 func (p *Program) Lines() []string {
 	p.tb.Helper()
 	p.stdin.Close()

@@ -145,7 +145,7 @@ func Certain(name string, siblings []string) bool {
 	return made.MatchString(name) || bucket.MatchString(name) && slices.ContainsFunc(siblings, tail.MatchString)
 }
 
-// Is reports whether a child of this name shows that its parent is of the kind k.
+// Is reports whether a child's name shows that its parent is of the kind k.
 func Is(name string, k Kind) bool {
 	got, ok := of(name)
 	return ok && got == k

@@ -139,7 +139,7 @@ func (l *link) passable() bool {
 		if l.p.open() == open {
 			return l.ctx.Err() == nil
 		}
-		// Another partition has begun since open was closed.
+		// The channel `open` was closed, but since then, another partition has begun.
 	}
 }
 

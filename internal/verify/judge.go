@@ -284,7 +284,7 @@ func (j *judge) finish(t *one) {
 // are left, the window becomes shorter.
 func (j *judge) forget() {
 	for ; ; j.window /= 2 {
-		cut := j.newest.Add(-j.window) // holds that begin after this time are not judged yet, and the forgotten holds end long before it
+		cut := j.newest.Add(-j.window) // holds that begin after the time `cut` are not judged yet; the forgotten holds end long before that time
 		old := cut.Add(-j.window)
 		for name, p := range j.places {
 			j.path(p, cut, old, false)

@@ -138,7 +138,7 @@ func (j *judge) endHolds(t *one) {
 	}
 }
 
-// The method `finish` records that the record l has ended h.
+// The method `finish` notes that h has ended, by the record l.
 func (h *hold) finish(l trace.Record) {
 	h.end, h.why, h.ended, h.used = l.Event, l.Reason, l.Time, false
 	if l.Event != trace.Loss && !l.Blind && l.Zxid != 0 {
