@@ -135,7 +135,7 @@ type SASLMechanism interface {
 // not protected. Servers before ZooKeeper 3.9.3 have a fault, see docs/operations.md.
 func SASLDigestMD5(user, password string) SASLMechanism { return sasl.DigestMD5(user, password) }
 
-// WithTLS encrypts the connections. An empty ServerName is the server's host.
+// WithTLS sets TLS (default: none). An empty ServerName is the server's host.
 func WithTLS(cfg *tls.Config) Option {
 	return func(c *config) {
 		if c.TLS = cfg; cfg == nil {

@@ -93,7 +93,8 @@ func (l *link) pump(to, from net.Conn, inspect func(n int, u unit) bool) {
 	}
 }
 
-// The method `read` splits the bytes of a connection into units, and sends them to way.
+// The method `read` splits the bytes of a connection into units, and sends them to the channel
+// `way`.
 func (l *link) read(from net.Conn, way chan<- sent) {
 	cut := splitter{r: from}
 	for {

@@ -1,5 +1,4 @@
-// Package costs measures each row of docs/costs.md. A row has the number of
-// requests of an operation without faults, including requests in the background,
-// and the number of round trips for which its caller waits. Other tests check the promises of
-// docs/guarantees.md.
+// Package costs measures each row of docs/costs.md. For an operation without faults, a row has two
+// numbers: the requests, including those in the background, and the round trips for which the
+// caller waits. Other tests check the promises of docs/guarantees.md.
 package costs

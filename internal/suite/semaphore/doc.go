@@ -1,4 +1,4 @@
-// Package semaphore tests the promises of docs/guarantees.md about a Semaphore: another client
-// deletes its permits, Resize changes its limit, and Txn writes with its permits. Its tests use
-// the inside of the library.
+// Package semaphore tests the promises of docs/guarantees.md about a Semaphore. In its tests, other
+// clients delete permits, Resize changes the limit, and holders of permits write with Txn. Its
+// tests use the inside of the library.
 package semaphore
