@@ -66,7 +66,8 @@ their data and the mark of their parent. It asks first, unless --yes is given, a
 deletes a leftover only if it has not changed. It lists the leftovers that it keeps,
 with the reason.
 
-With --ensemble, or --servers without a value, zsync doctor connects to each server separately. It checks the properties on which zsync depends, and prints a line for each check:
+With --ensemble, or --servers without a value, zsync doctor connects to each server separately. It
+checks the properties on which zsync depends, and prints a line for each check:
 
   ok    the check passed
   warn  zsync works with a drawback, or the check was impossible

@@ -22,7 +22,8 @@ while it leads. Candidates are elected in the order in which they came.
 
 It is a zsync.Election. --owner names the candidate; zsync status prints it.
 
-With --again, the command campaigns again after a loss, even if no server answers for a long time. SIGINT and SIGTERM end it in any case.`,
+With --again, the command campaigns again after a loss, even if no server answers for a long time.
+SIGINT and SIGTERM end it in any case.`,
 		Example: "  zsync elect /services/scheduler --again -- ./scheduler",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			layout := zsync.LayoutCurator

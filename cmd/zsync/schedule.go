@@ -448,8 +448,9 @@ func scheduleLastCommand(c *client) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "last PATH [flags]",
 		Short: "print the last scheduled time that was done",
-		Long: `zsync schedule last prints the last instant that was done, in the form
-2006-01-02T15:04:05Z. Exit status 75 means that there is none. If a later instant has failed, standard error has that instant, with the time, the place and the cause of the failure.`,
+		Long: `zsync schedule last prints the last instant that was done, in the form 2006-01-02T15:04:05Z. Exit
+status 75 means that there is none. If a later instant has failed, standard error has that
+instant, with the time, the place and the cause of the failure.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())

@@ -23,7 +23,8 @@ func verifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify TRACE...",
 		Short: "check traces for overlapping holds, late losses and double removals",
-		Long: `zsync verify reads the traces of one process or of many. They are written with --trace, ZSYNC_TRACE or the library's WithTrace. It checks that
+		Long: `zsync verify reads the traces of one process or of many. They are written with --trace,
+ZSYNC_TRACE or the library's WithTrace. It checks that
 
   - no two exclusive holds overlap, by ZooKeeper's transactions and by the clocks;
     readers may overlap, and permits up to the limit
