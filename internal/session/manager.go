@@ -152,7 +152,7 @@ func (m *Manager) fail(err error) {
 	m.err = err
 	close(m.Over)
 	m.broadcastLocked()
-	m.outage.end()
+	m.outage.finish()
 }
 
 // Failure returns the reason why new work is refused: the Session is closed, is being closed, or

@@ -18,6 +18,7 @@ type outage struct {
 	mu    sync.Mutex  // taken after Manager.mu
 	began time.Time   // zero if there is a connection; guarded by mu
 	said  bool        // the outage was logged; guarded by mu
+	over  bool        // the Session has ended; guarded by mu
 	timer *time.Timer // runs the method `lasts`; guarded by mu
 }
 
@@ -36,10 +37,19 @@ const (
 func (o *outage) begin() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.began.IsZero() {
+	if o.began.IsZero() && !o.over {
 		o.began, o.said = time.Now(), false
 		o.timer = time.AfterFunc(firstWord, o.lasts)
 	}
+}
+
+// The method `finish` is called when the Session ends. Its last connection may end later: that
+// begins no outage.
+func (o *outage) finish() {
+	o.mu.Lock()
+	o.over = true
+	o.mu.Unlock()
+	o.end()
 }
 
 // The method `end` is called when there is a connection, or when the Session ends. It returns the
@@ -64,5 +74,5 @@ func (o *outage) lasts() {
 	o.said = true
 	o.timer = time.AfterFunc(reminder, o.lasts)
 	began := o.began
-	o.spawn(func() { o.say(began) }) // no message follows Close: Close calls `end`, which takes o.mu, and then waits for this goroutine
+	o.spawn(func() { o.say(began) }) // no message follows Close: Close calls `finish`, which takes o.mu, and then waits for this goroutine
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -254,5 +255,33 @@ func closeAt(t *testing.T, w way, at time.Duration) {
 	stop()
 	for _, c := range calls {
 		<-c
+	}
+}
+
+// Close has waited for a function until its limit. The function still runs. After Close, the Session
+// logs nothing, though its connection has ended.
+func TestAClosedSessionLogsNoOutage(t *testing.T) {
+	for _, lasts := range []time.Duration{0, 3 * limit} {
+		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+			var over atomic.Bool
+			s := suite.Open(t, srv, zsync.WithCloseTimeout(limit), zsync.WithLogger(harness.OnLog(func(msg string) {
+				if over.Load() {
+					t.Errorf("%v after a function of %v: %s", limit, lasts, msg)
+				}
+			})))
+			began := make(chan struct{})
+			done := harness.Async(func() error {
+				return zsync.NewMutex(s, "/m").Do(context.Background(), func(ctx context.Context) error {
+					close(began)
+					time.Sleep(lasts)
+					return nil
+				})
+			})
+			<-began
+			s.Close()
+			over.Store(true)
+			time.Sleep(3 * time.Hour)
+			<-done
+		})
 	}
 }
