@@ -54,8 +54,8 @@ func Leases(t testing.TB, m *zsync.Semaphore) []string {
 	return suite.ChildrenOf(t, Session(m), leases)
 }
 
-// The function `field` returns the field with this name of the struct at v. The field is a pointer
-// to a T.
+// The function `field` returns a field of the struct at v, by the field's name. The field is a
+// pointer to a T.
 func field[T any](v any, name string) *T {
 	f := reflect.ValueOf(v).Elem().FieldByName(name)
 	if !f.IsValid() || f.Type() != reflect.TypeFor[*T]() {

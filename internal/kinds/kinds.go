@@ -28,7 +28,7 @@ const (
 	Schedule      Kind = "schedule"
 	Queue         Kind = "queue"
 	ForeignQueue  Kind = "foreign queue" // of another library
-	Group         Kind = "group"         // recognised by the names only in kazoo's layout
+	Group         Kind = "group"         // only in kazoo's layout can the names show this kind
 	Partition     Kind = "partition"
 )
 
@@ -94,8 +94,8 @@ func cutNumber(name string) (base string, ok bool) {
 	return strings.TrimSuffix(base, "-") + suffix(base), len(name)-len(base) >= 10
 }
 
-// The function `suffix` returns the dash before a number, if it is a part of the name and not a
-// minus sign. In Curator's layout, the name ends in a dash. In kazoo's layout, it does not.
+// The function `suffix` returns the dash before a number. If that dash is a minus sign, `suffix`
+// returns nothing. In Curator's layout, the name ends in a dash. In kazoo's layout, it does not.
 func suffix(base string) string {
 	if strings.HasSuffix(base, "-") && !strings.HasSuffix(base, "__-") {
 		return "-"
@@ -103,7 +103,7 @@ func suffix(base string) string {
 	return ""
 }
 
-// Of returns the kinds of a znode by the names of its children, in order.
+// Of finds out the kinds of a znode from the names of its children. It returns the kinds in order.
 func Of(children []string) (kinds []Kind) {
 	for _, name := range children {
 		if k, ok := of(name); ok && !slices.Contains(kinds, k) {
@@ -193,8 +193,8 @@ func Mixed(kinds []Kind) bool {
 	return n > 1
 }
 
-// In `besides` are endings of names: a znode whose name has such an ending belongs to
-// the znode whose name lacks it.
+// The list `besides` has endings of names. A znode NAME plus such an ending belongs to the znode
+// NAME.
 var besides = []string{"-live", "-consumers", "-senders", "-receipts", "-dead", "-ids", "-__lock__", "-__resized__"}
 
 // Beside returns the name of the neighbour to which a znode with this name belongs.

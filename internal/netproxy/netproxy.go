@@ -197,7 +197,7 @@ func (p *Proxy) serveLocked(l net.Listener) {
 }
 
 // The method `admit` begins to serve the connection `client`, unless the proxy has closed the
-// listener l since l accepted that connection.
+// listener l after l accepted that connection.
 func (p *Proxy) admit(l net.Listener, client net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -26,8 +26,8 @@ const (
 )
 
 // LongSession and LongSessions give sessions a long timeout, for tests in which days pass. A
-// session pings three times in each timeout, so with a short one such a test would mostly process
-// pings.
+// session pings three times in each timeout. So with a short timeout, such a test would mostly
+// process pings.
 var (
 	LongSession  = zsync.WithSessionTimeout(10 * time.Minute)
 	LongSessions = zktest.WithSessionTimeouts(40*time.Millisecond, time.Hour) // makes the server grant the timeout of LongSession

@@ -70,8 +70,8 @@ var mishaps = []mishap{
 }
 
 // EachRequest runs f once for each mishap and each request. In the k'th run, the mishap hits the
-// k'th request after f has called the function `arm`. Only requests of one ZooKeeper session count:
-// the session that the argument of `arm` has at that moment.
+// k'th request after f has called the function `arm`. A request counts only if it belongs to the
+// ZooKeeper session that the argument of `arm` has at that moment.
 func EachRequest(t *testing.T, f func(t *testing.T, srv *zktest.Server, arm func(*zsync.Session))) {
 	t.Helper()
 	for _, m := range mishaps {

@@ -45,7 +45,8 @@ func (r *Route) Dial(network, addr string, timeout time.Duration) (net.Conn, err
 	return nc, nil
 }
 
-// Move closes the connection. Then the session can reach only the member to, or none if to is -1.
+// Move closes the connection. Then the session can reach only the member with the number `to`. If
+// `to` is -1, it can reach no member.
 func (r *Route) Move(to int) { r.move(to, false) }
 
 // MoveDeaf is like Move, but the session receives nothing from the member.

@@ -155,8 +155,8 @@ func (t *Tally) Wait(ctx context.Context) error {
 			if _, err := readTasks(ctx, inc, paths); err != nil {
 				return err
 			}
-			// Wait waits until one znode after the other is deleted. So the client gets one
-			// event for each znode. The client gets no event for a write that leaves tasks open.
+			// Wait waits for the deletion of each znode, one after the other. So the client gets one event
+			// for each znode. The client gets no event for a write that leaves tasks open.
 			for _, path := range paths {
 				if err := inc.AwaitGone(ctx, path); err != nil {
 					return err
