@@ -33,8 +33,8 @@ func RequestsOf(srv *zktest.Server, s *zsync.Session, f func(n int, r zktest.Req
 	})
 }
 
-// MultisOf calls act for each multi of all sessions except but, with its number from 1. act returns
-// the action for it.
+// MultisOf calls the function `act` for each multi, with its number from 1. It leaves out the
+// multis of the session `but`. The result of `act` is the action for the multi.
 func MultisOf(srv *zktest.Server, but *zsync.Session, act func(n int, session int64) zktest.Action) {
 	var n atomic.Int32
 	srv.Intercept(func(r zktest.Request) zktest.Action {

@@ -130,7 +130,7 @@ func SendAll[T any](t testing.TB, q *zsync.Queue[T], vs []T) {
 	}
 }
 
-// WantLen ends the test unless q has want elements.
+// WantLen ends the test unless the number of q's elements is `want`.
 func WantLen[T any](t testing.TB, q *zsync.Queue[T], want int) {
 	t.Helper()
 	if n, err := q.Len(t.Context()); n != want || err != nil {
@@ -138,7 +138,7 @@ func WantLen[T any](t testing.TB, q *zsync.Queue[T], want int) {
 	}
 }
 
-// WantCount ends the test unless wg has want open tasks.
+// WantCount ends the test unless the number of wg's open tasks is `want`.
 func WantCount(t testing.TB, wg *zsync.WaitGroup, want int) {
 	t.Helper()
 	got, err := wg.Count(t.Context())

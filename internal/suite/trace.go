@@ -49,14 +49,14 @@ func (t *TraceBuffer) String() string {
 }
 
 // traceFile returns a file for the traces of all sessions that the test opens. After these are
-// closed, it checks the traces as zsync verify does. It ignores violations of sessions for which
-// alive returns false: the test has ended them at the servers, so their clients can learn of the
-// end too late.
+// closed, it checks the traces as zsync verify does. If the function `alive` returns false for a
+// session, the test has ended the session at the servers. Its client can learn of that end too
+// late, so violations by the session are ignored.
 func traceFile(t *testing.T, alive func(session int64) bool) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(t.TempDir(), "trace"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
 	harness.Must(t, err)
-	t.Cleanup(func() { // runs after the cleanups that close the sessions, because they are registered later
+	t.Cleanup(func() { // the cleanups that close the sessions are registered later, so they run first
 		defer f.Close()
 		if _, err := f.Seek(0, 0); err != nil {
 			t.Fatal(err)
