@@ -486,8 +486,8 @@ func unlessChanged(err error) error {
 	return err
 }
 
-// Signal wakes the longest waiter, if any, and does not wait for it. The caller may hold c.L. It
-// gives one signal, even if its session is lost.
+// Signal wakes the waiter that has waited longest, if any. The caller may hold c.L. It gives one
+// signal, even if its session is lost.
 func (c *Cond) Signal(ctx context.Context) error {
 	return opError("signal", c.path, c.signal(ctx))
 }

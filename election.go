@@ -36,7 +36,7 @@ func WithPriority(p int) ElectionOption {
 //	leader, err := e.Leader(ctx)
 //
 // A program can also call Campaign and Resign instead of Run. One *Election is one candidate. At
-// most one live session leads, in order of arrival.
+// most one live session leads: the first in line.
 //
 // # Loss
 //

@@ -101,7 +101,7 @@ func (n *Int64) Swap(ctx context.Context, x int64) (old int64, err error) {
 	return old, nil
 }
 
-// CompareAndSwap stores x if the number is old, and reports whether it did.
+// CompareAndSwap stores x if the number equals old. It reports whether it did.
 func (n *Int64) CompareAndSwap(ctx context.Context, old, x int64) (bool, error) {
 	if err := n.bad("compareandswap"); err != nil {
 		return false, err

@@ -22,8 +22,8 @@ type workConfig struct {
 	err     error
 }
 
-// WithWorkTimeout limits each call of [Queue.Work]'s function: after d, its context ends. A call
-// that ignores it keeps its worker. Default: no limit.
+// WithWorkTimeout ends the context of each call of [Queue.Work]'s function after d (default: no
+// limit). A call that ignores it keeps worker and element.
 func WithWorkTimeout(d time.Duration) WorkOption {
 	return func(c *workConfig) {
 		if d <= 0 {

@@ -219,9 +219,9 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 	return rw.local.lost(lock.Exclusive, lock.Shared)
 }
 
-// Token returns the number that [Mutex.Token] describes, for the write hold if there is one. It is
-// greater than the token of every hold that ended earlier. Goroutines that read together share one;
-// a later call can return another.
+// Token is like [Mutex.Token], for the write hold if there is one. It is greater than that of every
+// hold that ended before this one began. Readers of one process share it; a later call can return a
+// greater one.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	var tok int64
 	err := rw.withCurrent(func(g *lock.Grant, mode lock.HoldMode) (err error) {

@@ -12,7 +12,7 @@ import (
 
 // A Tracer is called at the start and at the end of each operation of a Session, to make spans. End
 // receives the context that Start returned. The program's functions get a context made from it, so
-// spans have parents. End is called once for each Start, in any goroutine. Neither blocks.
+// spans have parents. End is called once for each Start, in any goroutine. Neither may block.
 type Tracer interface {
 	Start(ctx context.Context, op Op) context.Context
 	End(ctx context.Context, op Op, err error)

@@ -323,8 +323,8 @@ func (v *Value[T]) yield(ctx context.Context, try int) error {
 	return v.s.m.Sleep(ctx, dice.Below(max(d, 1)))
 }
 
-// Watch returns a channel, and sends the value on it now and after each change. It sends no older
-// value again, and nothing without a value.
+// Watch returns a channel, and sends the value on it now and after each change. It never sends an
+// older value again. Without a value, it waits.
 func (v *Value[T]) Watch(ctx context.Context) <-chan T {
 	out := make(chan T)
 	if v.misuse() != nil {

@@ -3,31 +3,17 @@ package lock
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
-
-// connect opens a session at srv.
-func connect(t *testing.T, srv *zktest.Server) *session.Manager {
-	m := session.New(srv.Addrs(), "", session.Config{
-		Timeout: harness.Timeout, ACL: zk.WorldACL(zk.PermAll), Log: slog.New(slog.DiscardHandler), Owner: "test", Dialer: srv.Dial,
-		Retry: session.RetryPolicy{Min: 10 * time.Millisecond, Max: time.Second, Factor: 2},
-		Lost:  func(session.LossCause, int64, time.Time) error { return session.ErrLost },
-	})
-	harness.Must(t, m.Connect(t.Context()))
-	return m
-}
 
 // newLock returns a lock of m at /m.
 func newLock(m *session.Manager) *Lock {
@@ -54,7 +40,7 @@ func incarnation(t *testing.T, m *session.Manager) *session.Incarnation {
 // leader has left; a hold is not handed over, so the next leader of the process has another znode.
 func TestACandidateTakesOverThePlaceOfTheOneBeforeIt(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		m, other := connect(t, srv), connect(t, srv)
+		m, other := openWithJitter(t, srv, 0), openWithJitter(t, srv, 0)
 		defer m.Close()
 		defer other.Close()
 		l, rival := newLock(m), newLock(other)
@@ -102,7 +88,7 @@ func TestACandidateTakesOverThePlaceOfTheOneBeforeIt(t *testing.T) {
 // though that is never released. A release that comes late is a loss for the present leader.
 func TestACandidateDoesNotWaitForTheReleaseOfALostHold(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		m, other := connect(t, srv), connect(t, srv)
+		m, other := openWithJitter(t, srv, 0), openWithJitter(t, srv, 0)
 		defer m.Close()
 		defer other.Close()
 		l := newLock(m)
@@ -145,7 +131,7 @@ func TestACandidateDoesNotWaitForTheReleaseOfALostHold(t *testing.T) {
 // in the next.
 func TestWhatWasFoundInAFormerSessionTakesNothingFromWhoHoldsInThis(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		m := connect(t, srv)
+		m := openWithJitter(t, srv, 0)
 		defer m.Close()
 		l := newLock(m)
 		// A Lock, up to where its turn has come.
@@ -187,7 +173,7 @@ func newRetained(m *session.Manager) *Lock {
 // nobody else was in the line. The place is kept again, and the next contender gets it at once.
 func TestAPlaceThatIsKeptAgainAfterAListingIsGivenUpForTheNextContender(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		m, other := connect(t, srv), connect(t, srv)
+		m, other := openWithJitter(t, srv, 0), openWithJitter(t, srv, 0)
 		defer m.Close()
 		defer other.Close()
 		l, rival := newRetained(m), newLock(other)
@@ -233,7 +219,7 @@ func TestAPlaceThatIsKeptAgainAfterAListingIsGivenUpForTheNextContender(t *testi
 // A Try beside a hold of its own process sends nothing. So the process still keeps the place at the release.
 func TestATryBesideAHoldOfItsProcessDoesNotEndTheRetention(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		m := connect(t, srv)
+		m := openWithJitter(t, srv, 0)
 		defer m.Close()
 		l := newRetained(m)
 		held, _, err := l.Acquire(t.Context(), Exclusive, false)
@@ -256,7 +242,7 @@ func TestATryBesideAHoldOfItsProcessDoesNotEndTheRetention(t *testing.T) {
 // The loss comes in a release, after the look at the line and before the place is kept.
 func TestAPlaceThatIsLostBeforeItIsKeptIsNotCounted(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		m := connect(t, srv)
+		m := openWithJitter(t, srv, 0)
 		defer m.Close()
 		l := newRetained(m)
 		g, _, err := l.Acquire(t.Context(), Exclusive, false)
@@ -284,7 +270,7 @@ func TestAPlaceThatIsLostBeforeItIsKeptIsNotCounted(t *testing.T) {
 // comes, but the other goroutine has not released its lost hold.
 func TestATryLeavesTheLineIfALostHoldIsNotReleased(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		m, other := connect(t, srv), connect(t, srv)
+		m, other := openWithJitter(t, srv, 0), openWithJitter(t, srv, 0)
 		defer m.Close()
 		defer other.Close()
 		l := newLock(m)
@@ -315,7 +301,7 @@ func TestATryLeavesTheLineIfALostHoldIsNotReleased(t *testing.T) {
 // The error of a wait names the first contender ahead.
 func TestAWaitThatFailsNamesTheHolder(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		m, other := connect(t, srv), connect(t, srv)
+		m, other := openWithJitter(t, srv, 0), openWithJitter(t, srv, 0)
 		defer m.Close()
 		defer other.Close()
 		l, rival := newLock(m), newLock(other)

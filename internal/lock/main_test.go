@@ -1,13 +1,11 @@
 package lock
 
 import (
-	"log/slog"
 	"testing"
-	"time"
 
-	"github.com/go-zookeeper/zk"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/session/sessiontest"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -21,18 +19,7 @@ func open(t *testing.T, srv *zktest.Server) *session.Manager {
 
 func openWithJitter(t *testing.T, srv *zktest.Server, jitter float64) *session.Manager {
 	t.Helper()
-	m := session.New(srv.Addrs(), "", session.Config{
-		Timeout: harness.Timeout,
-		ACL:     zk.WorldACL(zk.PermAll),
-		Log:     slog.New(slog.DiscardHandler),
-		Owner:   "test",
-		Retry:   session.RetryPolicy{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: jitter},
-		Dialer:  srv.Dial,
-		Lost:    func(session.LossCause, int64, time.Time) error { return session.ErrLost },
-	})
-	harness.Must(t, m.Connect(t.Context()))
-	t.Cleanup(m.Close)
-	return m
+	return sessiontest.Open(t, srv.Addrs(), srv.Dial, func(cfg *session.Config) { cfg.Retry.Jitter = jitter })
 }
 
 // mutexOf is the line of a Mutex at path.

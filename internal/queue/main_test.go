@@ -1,14 +1,12 @@
 package queue
 
 import (
-	"log/slog"
 	"testing"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/session/sessiontest"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -21,20 +19,11 @@ func open(t *testing.T, srv *zktest.Server, addrs ...string) *session.Manager {
 	if len(addrs) == 0 {
 		addrs = srv.Addrs()
 	}
-	m := session.New(addrs, "", session.Config{
-		Timeout:      harness.Timeout,
-		CloseTimeout: -1,
-		ACL:          zk.WorldACL(zk.PermAll),
-		Log:          slog.New(slog.DiscardHandler),
-		Owner:        "test",
-		Retry:        session.RetryPolicy{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
-		Dialer:       srv.Dial,
-		Lost:         func(session.LossCause, int64, time.Time) error { return session.ErrLost },
-	})
-	harness.Must(t, m.Connect(t.Context()))
-	t.Cleanup(m.Close)
-	return m
+	return sessiontest.Open(t, addrs, srv.Dial, closesInTime)
 }
+
+// closesInTime makes Close wait for functions, for the session timeout.
+func closesInTime(cfg *session.Config) { cfg.CloseTimeout = -1 }
 
 // queueAt returns the queue at path, whose elements decode to their bytes.
 func queueAt(m *session.Manager, path string) *core {

@@ -167,3 +167,13 @@ func Requeue[T any](ctx context.Context, q *zsync.Queue[T], d zsync.DeadLetter) 
 	n, err := q.RequeueDead(ctx, func(other zsync.DeadLetter) bool { return other.ID == d.ID })
 	return n == 1, err
 }
+
+// AwaitConnected waits for at most d until a session has a connection.
+func AwaitConnected(t testing.TB, s *zsync.Session, d time.Duration) {
+	t.Helper()
+	for end := time.Now().Add(d); s.State() != zsync.StateConnected; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the session is %v after %v", s.State(), d)
+		}
+	}
+}

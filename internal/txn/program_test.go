@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -19,43 +18,6 @@ import (
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
-
-// A board connects one client to one member of an ensemble at a time.
-type board struct {
-	e     *zktest.Ensemble
-	mu    sync.Mutex
-	to    int
-	conns []net.Conn
-}
-
-func (b *board) dial(network, addr string, timeout time.Duration) (net.Conn, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if addr != b.e.Addrs()[b.to] {
-		return nil, errors.New("not now")
-	}
-	c, err := b.e.Dial(network, addr, timeout)
-	if err == nil {
-		b.conns = append(b.conns, c)
-	}
-	return c, err
-}
-
-func (b *board) move(to int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.to = to
-	for _, c := range b.conns {
-		c.Close()
-	}
-	b.conns = nil
-}
-
-func (b *board) at() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.to
-}
 
 // A fate is the result of a transaction for its caller.
 type fate struct {
@@ -100,13 +62,13 @@ func program(t *testing.T, seed uint64, sum *tally) (faults []string) {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	across := seed%2 == 1
 	e := zktest.StartEnsemble(t, 3, zktest.WithTick(2*time.Second))
-	b := &board{e: e, to: rng.IntN(3)}
+	b := harness.NewRoute(e, rng.IntN(3))
 	o := connect(t, e.Addrs(), e.Dial)
 	for _, p := range []string{"/t", "/s", "/gate", "/keep-receipts/keep"} {
 		_, err := live(t, o).Create(t.Context(), p, nil)
 		must(t, err)
 	}
-	s := connect(t, e.Addrs(), b.dial)
+	s := connect(t, e.Addrs(), b.Dial)
 	o1 := o.ID()
 
 	// Faults of single requests.
@@ -224,10 +186,10 @@ func program(t *testing.T, seed uint64, sum *tally) (faults []string) {
 			extra--
 		default:
 		}
-		a, ld := b.at(), e.Leader()
+		a, ld := b.At(), e.Leader()
 		switch k := rng.IntN(100); {
 		case k < 20:
-			b.move(rng.IntN(3))
+			b.Move(rng.IntN(3))
 		case k < 35:
 			if ld >= 0 && a != ld {
 				e.Cut(a, ld)
@@ -236,24 +198,24 @@ func program(t *testing.T, seed uint64, sum *tally) (faults []string) {
 			e.HealAll()
 		case k < 75: // away, and back again
 			if ld < 0 || a == ld {
-				b.move((a + 1) % 3)
+				b.Move((a + 1) % 3)
 				break
 			}
 			e.Cut(a, ld)
 			nap(60)
 			hops := 1 + rng.IntN(2)
 			for range hops {
-				b.move((b.at() + 1 + rng.IntN(2)) % 3)
+				b.Move((b.At() + 1 + rng.IntN(2)) % 3)
 				nap(60)
 				if rng.IntN(2) == 0 {
 					world()
 				}
-				if c := b.at(); c != ld && rng.IntN(2) == 0 {
+				if c := b.At(); c != ld && rng.IntN(2) == 0 {
 					e.Cut(c, ld)
 				}
 				nap(100)
 			}
-			b.move(a)
+			b.Move(a)
 			nap(100)
 			e.Heal(a, ld)
 		case k < 85:
@@ -273,13 +235,13 @@ func program(t *testing.T, seed uint64, sum *tally) (faults []string) {
 	mu.Lock()
 	on = false
 	mu.Unlock()
-	b.move(0)
+	b.Move(0)
 	time.Sleep(100 * time.Millisecond)
 	e.HealAll()
 	e.SetBacklog(0)
 	time.Sleep(time.Minute)
 	for i := range 3 { // back to a member that holds requests
-		b.move(i)
+		b.Move(i)
 		time.Sleep(20 * time.Second)
 	}
 

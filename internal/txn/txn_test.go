@@ -2,9 +2,7 @@ package txn
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -16,6 +14,7 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/session/sessiontest"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -41,26 +40,9 @@ func connect(t testing.TB, addrs []string, dial zk.Dialer) *testSession {
 
 func connectWith(t testing.TB, addrs []string, dial zk.Dialer, acl []zk.ACL, auths ...conn.Auth) *testSession {
 	t.Helper()
-	c := &testSession{session.New(addrs, "", session.Config{
-		Timeout: testTimeout,
-		ACL:     acl,
-		Auths:   auths,
-		Log:     slog.New(slog.DiscardHandler),
-		Owner:   "test",
-		Retry:   session.RetryPolicy{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
-		Lost: func(why session.LossCause, _ int64, _ time.Time) error {
-			if why == session.LossClosed {
-				return errors.Join(session.ErrLost, session.ErrClosed)
-			}
-			return session.ErrLost
-		},
-		Dialer: dial,
+	return &testSession{sessiontest.Open(t, addrs, dial, func(cfg *session.Config) {
+		cfg.ACL, cfg.Auths = acl, auths
 	})}
-	if err := c.m.Connect(t.Context()); err != nil {
-		t.Fatalf("connect: %v", err)
-	}
-	t.Cleanup(c.m.Close)
-	return c
 }
 
 func open(t testing.TB, srv *zktest.Server) *testSession { return connect(t, srv.Addrs(), srv.Dial) }

@@ -7,7 +7,6 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
-	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -116,7 +115,7 @@ func TestAWriteIsNotCarriedOutAfterItWasFoundNotToBe(t *testing.T) {
 				ctx := t.Context()
 				e := zktest.StartEnsemble(t, 3, zktest.WithTick(2*time.Second), zktest.WithSessionTimeouts(timeout, timeout))
 				e.SetBacklog(time.Millisecond)
-				route := suite.NewRoute(e, 0)
+				route := harness.NewRoute(e, 0)
 				a, err := zsync.Connect(ctx, e.Addr(), zsync.WithDialer(route.Dial), zsync.WithSessionTimeout(timeout))
 				harness.Must(t, err)
 				defer a.Close()

@@ -40,7 +40,7 @@ func TestTheResultOfAConfirmationOverAnotherConnectionConfirmsNothing(t *testing
 	harness.VirtualTime(t, func(t *testing.T) {
 		const timeout = 10 * time.Second
 		e := zktest.StartEnsemble(t, 5, zktest.WithTick(2*time.Second), zktest.WithSessionTimeouts(timeout, timeout))
-		route := suite.NewRoute(e, 0)
+		route := harness.NewRoute(e, 0)
 		a, err := zsync.Connect(t.Context(), e.Addr(), zsync.WithDialer(route.Dial), zsync.WithSessionTimeout(timeout))
 		harness.Must(t, err)
 		defer a.Close()
@@ -91,11 +91,11 @@ func TestTheResultOfAConfirmationOverAnotherConnectionConfirmsNothing(t *testing
 // though its answer is lost.
 func TestAHolderIsToldInTimeThoughTheServersGrantDifferentTimeouts(t *testing.T) {
 	harness.InMemory(t)
-	for name, lose := range map[string]func(e *zktest.Ensemble, route *suite.Route, id int64){
-		"nothing is heard of the server": func(_ *zktest.Ensemble, route *suite.Route, _ int64) {
+	for name, lose := range map[string]func(e *zktest.Ensemble, route *harness.Route, id int64){
+		"nothing is heard of the server": func(_ *zktest.Ensemble, route *harness.Route, _ int64) {
 			route.MoveDeaf(1)
 		},
-		"the answer is lost": func(e *zktest.Ensemble, route *suite.Route, id int64) {
+		"the answer is lost": func(e *zktest.Ensemble, route *harness.Route, id int64) {
 			e.Server(1).Intercept(func(r zktest.Request) zktest.Action {
 				if r.Op == zktest.OpConnect && r.Session == id {
 					return zktest.DropReply
@@ -104,14 +104,14 @@ func TestAHolderIsToldInTimeThoughTheServersGrantDifferentTimeouts(t *testing.T)
 			})
 			route.Move(1)
 		},
-		"the answer comes": func(_ *zktest.Ensemble, route *suite.Route, _ int64) { route.Move(1) },
+		"the answer comes": func(_ *zktest.Ensemble, route *harness.Route, _ int64) { route.Move(1) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			harness.VirtualTime(t, func(t *testing.T) {
 				const timeout, less = 30 * time.Second, 4 * time.Second
 				e := zktest.StartEnsemble(t, 3, zktest.WithTick(2*time.Second), zktest.WithSessionTimeouts(less, timeout))
 				e.Server(1).SetSessionTimeouts(less, less)
-				route := suite.NewRoute(e, 0)
+				route := harness.NewRoute(e, 0)
 				a, err := zsync.Connect(t.Context(), e.Addr(), zsync.WithDialer(route.Dial), zsync.WithSessionTimeout(timeout))
 				harness.Must(t, err)
 				defer a.Close()
@@ -138,7 +138,7 @@ func TestAHoldIsKeptAtAServerThatGrantsLessThanHasPassed(t *testing.T) {
 		const timeout, less = 30 * time.Second, 4 * time.Second
 		e := zktest.StartEnsemble(t, 3, zktest.WithTick(2*time.Second), zktest.WithSessionTimeouts(less, timeout))
 		e.Server(1).SetSessionTimeouts(less, less)
-		route := suite.NewRoute(e, 0)
+		route := harness.NewRoute(e, 0)
 		a, err := zsync.Connect(t.Context(), e.Addr(), zsync.WithDialer(route.Dial), zsync.WithSessionTimeout(timeout))
 		harness.Must(t, err)
 		defer a.Close()

@@ -1,18 +1,16 @@
-package suite
+package harness
 
 import (
 	"errors"
 	"net"
 	"sync"
-	"testing"
 	"time"
 
-	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
 
 // This file controls which member of an ensemble a session can reach. Faults at single requests are
-// the business of faults.go.
+// the business of zktest's Intercept.
 
 // A Route lets a session reach one member of an ensemble at a time, or none.
 type Route struct {
@@ -45,6 +43,13 @@ func (r *Route) Dial(network, addr string, timeout time.Duration) (net.Conn, err
 	return nc, nil
 }
 
+// At returns the member that the session can reach, or -1.
+func (r *Route) At() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.to
+}
+
 // Move closes the connection. Then the session can reach only the member with the number `to`. If
 // `to` is -1, it can reach no member.
 func (r *Route) Move(to int) { r.move(to, false) }
@@ -69,16 +74,6 @@ func (d deaf) Read([]byte) (int, error) {
 	for {
 		if _, err := d.Conn.Read(p); err != nil {
 			return 0, err
-		}
-	}
-}
-
-// AwaitConnected waits for at most d until a session has a connection.
-func AwaitConnected(t testing.TB, s *zsync.Session, d time.Duration) {
-	t.Helper()
-	for end := time.Now().Add(d); s.State() != zsync.StateConnected; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("the session is %v after %v", s.State(), d)
 		}
 	}
 }
