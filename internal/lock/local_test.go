@@ -41,8 +41,6 @@ func incarnation(t *testing.T, m *session.Manager) *session.Incarnation {
 func TestACandidateTakesOverThePlaceOfTheOneBeforeIt(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		m, other := openWithJitter(t, srv, 0), openWithJitter(t, srv, 0)
-		defer m.Close()
-		defer other.Close()
 		l, rival := newLock(m), newLock(other)
 		l.Elects, l.Handoffs, l.Data = true, 1, []byte("id")
 		held, _, err := rival.Acquire(t.Context(), Exclusive, false)
@@ -89,8 +87,6 @@ func TestACandidateTakesOverThePlaceOfTheOneBeforeIt(t *testing.T) {
 func TestACandidateDoesNotWaitForTheReleaseOfALostHold(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		m, other := openWithJitter(t, srv, 0), openWithJitter(t, srv, 0)
-		defer m.Close()
-		defer other.Close()
 		l := newLock(m)
 		l.Elects, l.Handoffs, l.Data = true, 1, []byte("id")
 		first, _, err := l.Acquire(t.Context(), Exclusive, false)
@@ -132,7 +128,6 @@ func TestACandidateDoesNotWaitForTheReleaseOfALostHold(t *testing.T) {
 func TestWhatWasFoundInAFormerSessionTakesNothingFromWhoHoldsInThis(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		m := openWithJitter(t, srv, 0)
-		defer m.Close()
 		l := newLock(m)
 		// A Lock, up to where its turn has come.
 		c, err := l.Line.Acquire(t.Context(), "lock-", nil, EveryoneAhead, nil)
@@ -174,8 +169,6 @@ func newRetained(m *session.Manager) *Lock {
 func TestAPlaceThatIsKeptAgainAfterAListingIsGivenUpForTheNextContender(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		m, other := openWithJitter(t, srv, 0), openWithJitter(t, srv, 0)
-		defer m.Close()
-		defer other.Close()
 		l, rival := newRetained(m), newLock(other)
 		isKept := func() bool {
 			synctest.Wait()
@@ -220,7 +213,6 @@ func TestAPlaceThatIsKeptAgainAfterAListingIsGivenUpForTheNextContender(t *testi
 func TestATryBesideAHoldOfItsProcessDoesNotEndTheRetention(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		m := openWithJitter(t, srv, 0)
-		defer m.Close()
 		l := newRetained(m)
 		held, _, err := l.Acquire(t.Context(), Exclusive, false)
 		harness.Must(t, err)
@@ -243,7 +235,6 @@ func TestATryBesideAHoldOfItsProcessDoesNotEndTheRetention(t *testing.T) {
 func TestAPlaceThatIsLostBeforeItIsKeptIsNotCounted(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		m := openWithJitter(t, srv, 0)
-		defer m.Close()
 		l := newRetained(m)
 		g, _, err := l.Acquire(t.Context(), Exclusive, false)
 		harness.Must(t, err)
@@ -271,8 +262,6 @@ func TestAPlaceThatIsLostBeforeItIsKeptIsNotCounted(t *testing.T) {
 func TestATryLeavesTheLineIfALostHoldIsNotReleased(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		m, other := openWithJitter(t, srv, 0), openWithJitter(t, srv, 0)
-		defer m.Close()
-		defer other.Close()
 		l := newLock(m)
 		var lost *Grant
 		var once sync.Once
@@ -302,8 +291,6 @@ func TestATryLeavesTheLineIfALostHoldIsNotReleased(t *testing.T) {
 func TestAWaitThatFailsNamesTheHolder(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		m, other := openWithJitter(t, srv, 0), openWithJitter(t, srv, 0)
-		defer m.Close()
-		defer other.Close()
 		l, rival := newLock(m), newLock(other)
 		held, _, err := rival.Acquire(t.Context(), Exclusive, false)
 		harness.Must(t, err)
