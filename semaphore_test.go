@@ -1292,6 +1292,50 @@ func TestWhoHasTheGateAndHasCountedIsNotOvertaken(t *testing.T) {
 	}
 }
 
+// A server that is overloaded refuses the listing of the gate. The client repeats that listing. By
+// then, the client with the gate has its permit and has left the gate. The listing of the permits
+// was sent before that, so it does not count this permit. The client must list the permits again.
+func TestAnOverloadedServerLetsNobodyOvertakeTheGate(t *testing.T) {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			sg, sf := open(t, srv), open(t, srv)
+			ms := warm(t, 1, layout, sg, sf)
+			g, f := ms[0], ms[1]
+			zsync.ThroughTheGate(g)
+			held, listed := false, 0
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Session == sf.ID() && r.Op == zktest.OpGetChildren2 {
+					switch listed++; listed {
+					case 1: // of the gate
+						return zktest.Fail(zktest.CodeThrottled)
+					case 3: // the gate again, after a listing of the permits
+						return zktest.Delay(2 * time.Second)
+					}
+				}
+				if r.Session == sg.ID() && r.Op == zktest.OpMulti && !held {
+					held = true
+					return zktest.Delay(time.Second)
+				}
+				return zktest.Pass
+			})
+			gotG := async(func() error { return g.Acquire(t.Context(), 1) })
+			synctest.Wait() // g has found the permit free
+			if !held {
+				t.Fatal("the transaction is not on its way")
+			}
+			gotF := async(func() error { return f.Acquire(t.Context(), 1) })
+			must(t, <-gotG)
+			time.Sleep(5 * time.Second)
+			pendingStill(t, gotF)
+			must(t, g.Release(1))
+			must(t, <-gotF)
+			if listed < 4 {
+				t.Errorf("%d listings", listed)
+			}
+		})
+	}
+}
+
 // The limit is lowered when the permits are made and not yet counted: they must not
 // be granted by the limit from before.
 func TestAPermitIsNotGrantedByALimitFromBeforeItWasCounted(t *testing.T) {

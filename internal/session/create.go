@@ -29,6 +29,7 @@ type Creation struct {
 
 	Holds []*zk.CheckVersionRequest // checks that must pass in the same transaction; a check with version -1 requires only that the znode exists
 
+	// At most one of these three is set.
 	List bool     // lists Dir, with the first znode among its children
 	Read bool     // reads Dir
 	Also []string // other znodes to list, in order
@@ -47,7 +48,8 @@ type Creation struct {
 }
 
 // CreateEphemeral creates the znodes of c, and c.Dir if it is missing. All requests are sent
-// together. Each read is at least as new as the creation, and as the read before it.
+// together. Each read is at least as new as the creation, and each listing of c.Also is at least as
+// new as the one before it.
 //
 // A request without a reply may have been executed. With GUID, the servers complete the name, so
 // CreateEphemeral then looks for a child whose name begins with GUID. A reply that lacks the
@@ -208,8 +210,12 @@ func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request c
 	return nil
 }
 
-// readBehind makes the reads of c after the znodes of c were created. It repeats a read whose reply
-// was lost. The error is NoNode if the listing of Dir shows that Dir was deleted since.
+// readBehind makes the reads of c after the znodes of c were created. It repeats a read that was not
+// answered. The error is NoNode if the listing of Dir shows that Dir was deleted since.
+//
+// No read may be older than the read before it. So if readBehind repeats a listing of `Also`, it
+// repeats all later ones too, even if they were answered: a server that is overloaded refuses one
+// request and answers the next.
 func (inc *Incarnation) readBehind(ctx context.Context, c *Creation) (err error) {
 	if c.List {
 		if c.Roll, err = inc.listBehind(ctx, c.Dir.Path, c.Path, c.roll); err != nil {
@@ -219,12 +225,17 @@ func (inc *Incarnation) readBehind(ctx context.Context, c *Creation) (err error)
 	if c.Read {
 		c.Node, c.ReadErr = replyOr(ctx, inc, c.read, getCall(c.Dir.Path))
 	}
+	sent := c.lists
 	for i, dir := range c.Also {
-		var sent *pending[listing]
-		if c.lists != nil {
-			sent = c.lists[i]
+		var l listing
+		if sent != nil {
+			if l, err = sent[i].Wait(ctx, inc); OutcomeOf(err) != Answered {
+				sent = nil
+			}
 		}
-		l, err := replyOr(ctx, inc, sent, childrenCall(dir))
+		if sent == nil {
+			l, err = retry(ctx, inc, childrenCall(dir))
+		}
 		if err != nil && !IsNoNode(err) {
 			return err
 		}
