@@ -55,7 +55,8 @@ import (
 //
 // Case 2 needs the order of steps 2 and 3. If H listed the permits first, G could create its
 // znodes and leave the gate between H's listings. H would not count G's permits, and would find
-// the gate empty.
+// the gate empty. So if H must repeat step 2, H repeats step 3 after it: see the field Also of
+// session.Creation.
 //
 // The limit is constant during the three steps. The client has read the limit with a watch, and
 // the watch has not fired when the last reply arrives. A server sends the event of a watch
