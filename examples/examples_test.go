@@ -7,6 +7,7 @@ package examples_test
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -49,11 +50,64 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(bin)
-	if out, err := exec.Command("go", "build", "-ldflags=-w", "-o", bin, "./batch", "./config", "./leader", "./migration", "./nightly", "./pool", "./worker").CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
+	if err := buildAll(bin); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return m.Run()
+}
+
+// buildAll builds the examples in dir as one program, which the linker links once. It has a name
+// for each example, and runs the example of the name that it was started with. Each example is a
+// package of this program, of the same source but for the name of the package and of `main`.
+func buildAll(dir string) error {
+	examples := []string{"batch", "config", "leader", "migration", "nightly", "pool", "worker"}
+	const all = "internal/all" // a folder that exists only for this build
+	here, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	temp, err := os.MkdirTemp(dir, "source-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(temp)
+	overlay := make(map[string]string)
+	put := func(pkg, source string) {
+		file := filepath.Join(temp, fmt.Sprint(len(overlay), ".go"))
+		overlay[filepath.Join(here, all, pkg, "main.go")] = file
+		err = errors.Join(err, os.WriteFile(file, []byte(source), 0o600))
+	}
+	imports, cases := "", ""
+	for _, name := range examples {
+		source, readErr := os.ReadFile(filepath.Join(name, "main.go"))
+		if files, _ := filepath.Glob(filepath.Join(name, "*.go")); readErr != nil || len(files) != 1 ||
+			bytes.Count(source, []byte("\npackage main\n")) != 1 || bytes.Count(source, []byte("\nfunc main() {\n")) != 1 {
+			return fmt.Errorf("%s is no program in one file: %v", name, readErr)
+		}
+		put(name, strings.NewReplacer("\npackage main\n", "\npackage "+name+"\n", "\nfunc main() {\n", "\nfunc Main() {\n").Replace(string(source)))
+		imports += fmt.Sprintf("\t\"github.com/zsync/zsync/examples/%s/%s\"\n", all, name)
+		cases += fmt.Sprintf("\tcase %q:\n\t\t%s.Main()\n", name, name)
+	}
+	put("", "package main\n\nimport (\n\t\"os\"\n\t\"path/filepath\"\n"+imports+")\n\nfunc main() {\n\tswitch filepath.Base(os.Args[0]) {\n"+cases+"\t}\n}\n")
+	if err != nil {
+		return err
+	}
+	replace, err := json.Marshal(map[string]any{"Replace": overlay})
+	if err != nil {
+		return err
+	}
+	description, program := filepath.Join(temp, "overlay.json"), filepath.Join(dir, "all")
+	if err := os.WriteFile(description, replace, 0o600); err != nil {
+		return err
+	}
+	if out, err := exec.Command("go", "build", "-ldflags=-w", "-overlay", description, "-o", program, "./"+all).CombinedOutput(); err != nil {
+		return fmt.Errorf("go build: %v\n%s", err, out)
+	}
+	for _, name := range examples {
+		err = errors.Join(err, os.Link(program, filepath.Join(dir, name))) // not a symbolic link: an example finds its name in os.Executable
+	}
+	return err
 }
 
 // fenced builds the example that uses SQLite, a module of its own. The test is skipped
@@ -63,7 +117,7 @@ var fenced = sync.OnceValues(func() (out []byte, err error) {
 	if err != nil || len(bytes.TrimSpace(out)) == 0 {
 		return nil, errNoSQLite
 	}
-	return exec.Command("go", "build", "-o", bin, "./fenced").CombinedOutput()
+	return exec.Command("go", "build", "-ldflags=-w", "-o", bin, "./fenced").CombinedOutput()
 })
 
 var errNoSQLite = errors.New("it is not downloaded: go mod download modernc.org/sqlite")

@@ -174,19 +174,28 @@ func appendChildren(b []byte, n *node) []byte {
 // The method `listing` returns the names of the children in the order of a hash, as ZooKeeper does.
 // The order looks random, so that clients do not rely on it, but equal trees have the same order.
 func (n *node) listing() []string {
-	names := make([]string, 0, len(n.children))
-	hashes := make(map[string]uint64, len(n.children))
+	type child struct {
+		hash uint64
+		name string
+	}
+	children := make([]child, 0, len(n.children))
 	for name := range n.children {
 		h := uint64(14695981039346656037) // FNV-1a
 		for i := range len(name) {
 			h = (h ^ uint64(name[i])) * 1099511628211
 		}
-		names = append(names, name)
-		hashes[name] = h ^ h>>32
+		children = append(children, child{h ^ h>>32, name})
 	}
-	slices.SortFunc(names, func(a, b string) int {
-		return cmp.Or(cmp.Compare(hashes[a], hashes[b]), strings.Compare(a, b))
+	slices.SortFunc(children, func(a, b child) int {
+		if a.hash != b.hash {
+			return cmp.Compare(a.hash, b.hash)
+		}
+		return strings.Compare(a.name, b.name)
 	})
+	names := make([]string, len(children))
+	for i, c := range children {
+		names[i] = c.name
+	}
 	return names
 }
 

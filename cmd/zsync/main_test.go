@@ -40,18 +40,29 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// binary returns where the command is, built once for all tests.
+// binary returns where the command is. It is a link to this test binary, which has all of
+// the command, so that no test builds it again: see TestMain.
 var binary = sync.OnceValue(func() string {
-	file := filepath.Join(scratch, "zsync")
-	if out, err := exec.Command("go", "build", "-ldflags=-w", "-o", file, ".").CombinedOutput(); err != nil {
-		panic(fmt.Sprintf("go build: %v\n%s", err, out))
+	file := filepath.Join(scratch, commandName)
+	self, err := os.Executable()
+	if err == nil {
+		err = os.Symlink(self, file)
+	}
+	if err != nil {
+		panic(err)
 	}
 	return file
 })
 
+const commandName = "zsync"
+
 var scratch string // a folder that is removed after all tests
 
 func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == commandName {
+		main() // this process is the command
+		return
+	}
 	harness.CollectLess()
 	// What we were started to ignore, as in the background of a script, the command
 	// would ignore too.
@@ -1571,9 +1582,14 @@ func TestServerThatCannotListenSaysSoWheneverTheAddressIsTaken(t *testing.T) {
 			}
 		}
 	}()
-	for range 40 {
+	newMachine(t, nil) // many starts in this process find the instant that few starts of a process would find
+	for range 400 {
 		r := start(t, "", "", "server", "--listen", addr)
-		await(t, func() bool { return r.stdout.String() != "" || r.stderr.String() != "" }, "a word of the server")
+		for deadline := time.Now().Add(patience); r.stdout.String() == "" && r.stderr.String() == ""; time.Sleep(50 * time.Microsecond) { // real time: the server listens at a real address
+			if time.Now().After(deadline) {
+				t.Fatal("waited in vain for a word of the server")
+			}
+		}
 		r.signal(syscall.SIGTERM)
 		if got := r.wait(); got != 0 && got != exitServers {
 			t.Fatalf("exit status %d, want 0 or %d\n%s", got, exitServers, &r.stderr)

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"flag"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -17,26 +16,27 @@ import (
 	"time"
 )
 
-var bin string // where the tour is built
+// bin is the tour: this test binary, which has all of it, so that no test builds it again.
+var bin string
+
+// asTour is an environment variable. A process that has it is the tour, or a worker of it.
+const asTour = "ZSYNC_TEST_AS_TOUR"
 
 func TestMain(m *testing.M) {
+	if os.Getenv(asTour) != "" {
+		flag.CommandLine = flag.NewFlagSet("tour", flag.ExitOnError) // without the flags of go test
+		main()
+		return
+	}
 	flag.Parse()
 	if err := flag.Set("test.parallel", "6"); err != nil { // they mostly wait
 		panic(err)
 	}
-	dir, err := os.MkdirTemp("", "zsync-tour-")
-	if err != nil {
+	var err error
+	if bin, err = os.Executable(); err != nil {
 		panic(err)
 	}
-	bin = filepath.Join(dir, "tour.exe") // the suffix is of use on Windows alone
-	status := 1
-	if out, err := exec.Command("go", "build", "-ldflags=-w", "-o", bin, ".").CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
-	} else {
-		status = m.Run()
-	}
-	os.RemoveAll(dir)
-	os.Exit(status)
+	os.Exit(m.Run())
 }
 
 // build returns a command that runs the tour, with a directory of its own for
@@ -47,7 +47,7 @@ func build(t *testing.T) func(args ...string) (cmd *exec.Cmd, tmp string) {
 	return func(args ...string) (*exec.Cmd, string) {
 		tmp := t.TempDir()
 		cmd := exec.Command(bin, args...)
-		cmd.Env = append(os.Environ(), "ZSYNC_SERVERS=", "TMPDIR="+tmp)
+		cmd.Env = append(os.Environ(), "ZSYNC_SERVERS=", "TMPDIR="+tmp, asTour+"=1")
 		return cmd, tmp
 	}
 }

@@ -21,12 +21,13 @@ import (
 // Each block of Go in these files compiles: as the body of a function that has
 // ctx and s, or as it is if it declares a function. Each is run, on a server of its
 // own, and ends without an error or, if it goes on for as long as its context does,
-// with that; but for those that want a database. A whole program is compiled and not run.
+// with that; but for those that want a database. A whole program is compiled and not run: as
+// a package that the snippets import, because another binary costs a second of the linker.
 func TestEverySnippetOfTheDocumentsCompilesAndRuns(t *testing.T) {
 	t.Parallel()
-	var code, runs strings.Builder
-	code.WriteString(`package snippets
-
+	var code, runs, imports strings.Builder
+	sources := make(map[string]string) // by the file below internal/snippets that they stand for
+	code.WriteString(`
 import (
 	"context"
 	"database/sql"
@@ -87,7 +88,12 @@ func run(t *testing.T, name string, snippet func(ctx context.Context, s *zsync.S
 			block := string(text[m[2]:m[3]])
 			line := 1 + strings.Count(string(text[:m[2]]), "\n")
 			if strings.HasPrefix(block, "package main\n") {
-				compileProgram(t, t.TempDir(), block)
+				if strings.Count(block, "\nfunc main() {") != 1 {
+					t.Errorf("%s:%d: a program without main", file, line)
+				}
+				name := fmt.Sprintf("program%d", len(sources)+1)
+				sources[name+"/main.go"] = strings.NewReplacer("package main\n", "package "+name+"\n", "\nfunc main() {", "\nfunc Main() {").Replace(block)
+				fmt.Fprintf(&imports, "import _ %q\n", module+"/internal/snippets/"+name)
 				continue
 			}
 			blocks++
@@ -116,21 +122,20 @@ func run(t *testing.T, name string, snippet func(ctx context.Context, s *zsync.S
 	fmt.Fprintf(&code, "\nfunc TestSnippets(t *testing.T) {\n%s}\n", &runs)
 	dir := t.TempDir()
 	binary := filepath.Join(dir, "snippets.test")
-	source, overlay := filepath.Join(dir, "snippets_test.go"), filepath.Join(dir, "overlay.json")
+	overlay := filepath.Join(dir, "overlay.json")
 	root, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
+	harness.Must(t, err)
+	sources["snippets_test.go"] = "package snippets\n\n" + imports.String() + code.String()
+	replaced := make(map[string]string)
+	for name, source := range sources {
+		file := filepath.Join(dir, fmt.Sprint(len(replaced), ".go"))
+		replaced[filepath.Join(root, "internal/snippets", name)] = file
+		harness.Must(t, os.WriteFile(file, []byte(source), 0o600))
 	}
-	replace, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(root, "internal/snippets/snippets_test.go"): source}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for file, data := range map[string][]byte{source: []byte(code.String()), overlay: replace} {
-		if err := os.WriteFile(file, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if out, err := exec.Command("go", "test", "-c", "-vet=off", "-o", binary, "-overlay", overlay, "./internal/snippets").CombinedOutput(); err != nil {
+	replace, err := json.Marshal(map[string]map[string]string{"Replace": replaced})
+	harness.Must(t, err)
+	harness.Must(t, os.WriteFile(overlay, replace, 0o600))
+	if out, err := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-w", "-o", binary, "-overlay", overlay, "./internal/snippets").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	out, err := exec.Command(binary, "-test.v").CombinedOutput()
@@ -150,7 +155,7 @@ func compileProgram(t *testing.T, dir, source string) (program string) {
 	harness.Must(t, err)
 	harness.Must(t, os.WriteFile(overlay, replace, 0o600))
 	program = filepath.Join(dir, "program")
-	if out, err := exec.Command("go", "build", "-o", program, "-overlay", overlay, "./internal/snippets/program").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-ldflags=-w", "-o", program, "-overlay", overlay, "./internal/snippets/program").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	return program
