@@ -165,27 +165,34 @@ func appendStat(b []byte, n *node) []byte {
 
 func appendChildren(b []byte, n *node) []byte {
 	b = appendInt32(b, int32(len(n.children)))
-	for _, name := range n.listing() {
-		b = appendString(b, name)
+	for _, child := range n.listing() {
+		b = appendString(b, child.name)
 	}
 	return b
 }
 
+// The type `hashed` is the name of a node with its hash.
+type hashed struct {
+	hash uint64
+	name string
+}
+
 // The method `listing` returns the names of the children in the order of a hash, as ZooKeeper does.
 // The order looks random, so that clients do not rely on it, but equal trees have the same order.
-func (n *node) listing() []string {
-	names := make([]string, 0, len(n.children))
-	hashes := make(map[string]uint64, len(n.children))
+func (n *node) listing() []hashed {
+	names := make([]hashed, 0, len(n.children))
 	for name := range n.children {
 		h := uint64(14695981039346656037) // FNV-1a
 		for i := range len(name) {
 			h = (h ^ uint64(name[i])) * 1099511628211
 		}
-		names = append(names, name)
-		hashes[name] = h ^ h>>32
+		names = append(names, hashed{h ^ h>>32, name})
 	}
-	slices.SortFunc(names, func(a, b string) int {
-		return cmp.Or(cmp.Compare(hashes[a], hashes[b]), strings.Compare(a, b))
+	slices.SortFunc(names, func(a, b hashed) int {
+		if a.hash != b.hash {
+			return cmp.Compare(a.hash, b.hash)
+		}
+		return strings.Compare(a.name, b.name)
 	})
 	return names
 }
