@@ -31,7 +31,7 @@ package lease
 import (
 	"fmt"
 	"slices"
-	"strings"
+	"strconv"
 	"testing"
 	"time"
 
@@ -135,51 +135,65 @@ func (w *ensemble) settled() bool {
 
 // step takes one of all steps that are possible.
 func (w *ensemble) step() {
-	var steps []func()
-	can := func(possible bool, f func()) {
-		if possible {
-			steps = append(steps, f)
+	var possible [len(steps)]int
+	n := 0
+	for i := range steps {
+		if steps[i].possible(w) {
+			possible[n] = i
+			n++
 		}
 	}
-	can(!w.due, w.tick)
-	can(w.due, func() {
+	steps[possible[w.Pick(n)]].take(w)
+}
+
+// steps has all steps. A list that each call of step makes anew would cost half of the time.
+var steps = [...]struct {
+	possible func(w *ensemble) bool
+	take     func(w *ensemble)
+}{
+	{func(w *ensemble) bool { return !w.due }, (*ensemble).tick},
+	{func(w *ensemble) bool { return w.due }, func(w *ensemble) {
 		w.due = false
 		if n := len(w.down); n == 0 || w.down[n-1].kind != question { // else it is as if both arrived together
 			w.down = append(w.down, message{kind: question})
 		}
-	})
-	can(len(w.in) > 0, func() { w.learner(next(&w.in)) })
-	can(len(w.up) > 0, func() { w.leader(next(&w.up)) })
-	can(len(w.down) > 0, func() { w.fromLeader(next(&w.down)) })
-	can(len(w.out) > 0, func() { w.client(next(&w.out)) })
-	for k := ping; k <= write; k++ {
-		can(w.open && w.packets > 0, func() {
-			w.packets--
-			w.Note("%d: the client sends %v", w.now, k)
-			w.toServer(message{kind: k, stamp: w.v.Sending(instant(w.now))})
-		})
-	}
-	can(w.moves > 0, w.move)
-	can(w.straggler > 0, func() {
+	}},
+	{func(w *ensemble) bool { return len(w.in) > 0 }, func(w *ensemble) { w.learner(next(&w.in)) }},
+	{func(w *ensemble) bool { return len(w.up) > 0 }, func(w *ensemble) { w.leader(next(&w.up)) }},
+	{func(w *ensemble) bool { return len(w.down) > 0 }, func(w *ensemble) { w.fromLeader(next(&w.down)) }},
+	{func(w *ensemble) bool { return len(w.out) > 0 }, func(w *ensemble) { w.client(next(&w.out)) }},
+	{(*ensemble).sends, func(w *ensemble) { w.send(ping) }},
+	{(*ensemble).sends, func(w *ensemble) { w.send(sync) }},
+	{(*ensemble).sends, func(w *ensemble) { w.send(write) }},
+	{func(w *ensemble) bool { return w.moves > 0 }, (*ensemble).move},
+	{func(w *ensemble) bool { return w.straggler > 0 }, func(w *ensemble) {
 		w.Note("%d: a handshake reaches the leader late", w.now)
 		w.touch(w.authority(), w.straggler)
 		w.straggler = 0
-	})
-	can(w.quorum && w.leaders > 0, func() {
+	}},
+	{func(w *ensemble) bool { return w.quorum && w.leaders > 0 }, func(w *ensemble) {
 		w.Note("%d: the leader loses its quorum", w.now)
 		w.quorum = false
-	})
-	can(!w.quorum && w.young == nil, func() {
+	}},
+	{func(w *ensemble) bool { return !w.quorum && w.young == nil }, func(w *ensemble) {
 		w.Note("%d: another leader", w.now)
 		w.leaders--
 		w.young = &leader{end: w.now + full, closing: w.ended}
-	})
-	steps[w.Pick(len(steps))]()
+	}},
+}
+
+// sends reports whether the client can send a packet.
+func (w *ensemble) sends() bool { return w.open && w.packets > 0 }
+
+func (w *ensemble) send(k kind) {
+	w.packets--
+	w.Note("%d: the client sends %v", w.now, k)
+	w.toServer(message{kind: k, stamp: w.v.Sending(instant(w.now))})
 }
 
 func next(ms *[]message) message {
 	m := (*ms)[0]
-	*ms = slices.Clone((*ms)[1:])
+	*ms = (*ms)[1:]
 	return m
 }
 
@@ -266,7 +280,7 @@ func (w *ensemble) fromLeader(m message) {
 		return
 	}
 	if n := len(w.up); n > 0 && w.up[n-1].kind == report { // as if both arrived together
-		w.up = append(slices.Clone(w.up[:n-1]), message{kind: report, named: w.used || w.up[n-1].named})
+		w.up[n-1].named = w.used || w.up[n-1].named
 	} else {
 		w.up = append(w.up, message{kind: report, named: w.used})
 	}
@@ -293,7 +307,8 @@ func (w *ensemble) client(m message) {
 // move continues the session at another server.
 func (w *ensemble) move() {
 	w.moves--
-	if !w.open && slices.ContainsFunc(append(slices.Clone(w.in), w.up...), func(m message) bool { return m.kind == handshake }) {
+	isHandshake := func(m message) bool { return m.kind == handshake }
+	if !w.open && (slices.ContainsFunc(w.in, isHandshake) || slices.ContainsFunc(w.up, isHandshake)) {
 		if w.straggler == 0 || w.grants < w.straggler { // of two, the one with the shorter timeout matters
 			w.straggler = w.grants
 		}
@@ -364,28 +379,45 @@ func (w *ensemble) state() string {
 		}
 		return ago(i.Mono)
 	}
-	var b strings.Builder
-	fmt.Fprint(&b, w.now, w.packets, w.moves, w.leaders, w.quorum, w.ended, w.open, w.asked, w.grants, w.at == w.old, w.used, w.due, w.straggler, *w.old)
+	b := make([]byte, 0, 256) // fmt would cost most of the time
+	num := func(ns ...int) {
+		for _, n := range ns {
+			b = append(strconv.AppendInt(b, int64(n), 10), ' ')
+		}
+	}
+	yes := func(bs ...bool) {
+		for _, is := range bs {
+			b = strconv.AppendBool(b, is)
+		}
+	}
+	num(w.now, w.packets, w.moves, w.leaders, w.asked, w.grants, w.straggler, w.old.end)
+	yes(w.quorum, w.ended, w.open, w.at == w.old, w.used, w.due, w.old.closing)
 	if w.young != nil {
-		fmt.Fprint(&b, *w.young)
+		num(w.young.end)
+		yes(w.young.closing)
 	}
 	for _, ms := range [][]message{w.in, w.out, w.up, w.down} {
-		fmt.Fprint(&b, "|")
+		b = append(b, '|')
 		for _, m := range ms {
-			fmt.Fprint(&b, m.kind, m.named, rank(m.stamp.event), rank(m.stamp.conn))
+			num(int(m.kind), rank(m.stamp.event), rank(m.stamp.conn))
+			yes(m.named)
 			if m.kind <= write {
-				fmt.Fprint(&b, ago(m.stamp.At))
+				num(ago(m.stamp.At))
 			}
 		}
 	}
-	fmt.Fprint(&b, "|", moment(v.Sure), moment(v.tried), v.least, v.lower, v.timeout, rank(v.conn), v.handshake != nil)
+	b = append(b, '|')
+	num(moment(v.Sure), moment(v.tried), int(v.least), int(v.lower), int(v.timeout), rank(v.conn))
+	yes(v.handshake != nil)
 	for _, c := range v.seen {
-		fmt.Fprint(&b, " s", ago(c.sent), ago(c.answered))
+		b = append(b, 's')
+		num(ago(c.sent), ago(c.answered))
 	}
 	for _, c := range v.carried {
-		fmt.Fprint(&b, " c", ago(c.sent), rank(c.event))
+		b = append(b, 'c')
+		num(ago(c.sent), rank(c.event))
 	}
-	return b.String()
+	return string(b)
 }
 
 func TestEveryWayOfASessionEndsLaterThanTheClientBelieves(t *testing.T) {

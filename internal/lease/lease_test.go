@@ -1,7 +1,6 @@
 package lease
 
 import (
-	"container/heap"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -237,24 +236,51 @@ type happening struct {
 	f          func()
 }
 
+func (h happening) before(o happening) bool {
+	return h.at < o.at || h.at == o.at && h.serial < o.serial
+}
+
+// An agenda is a heap. The tests make millions of happenings, and container/heap would allocate
+// memory for each of them.
 type agenda []happening
 
-func (h agenda) Len() int { return len(h) }
-func (h agenda) Less(i, j int) bool {
-	return h[i].at < h[j].at || h[i].at == h[j].at && h[i].serial < h[j].serial
+func (h *agenda) push(e happening) {
+	*h = append(*h, e)
+	a := *h
+	i := len(a) - 1
+	for i > 0 && e.before(a[(i-1)/2]) {
+		a[i] = a[(i-1)/2]
+		i = (i - 1) / 2
+	}
+	a[i] = e
 }
-func (h agenda) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
-func (h *agenda) Push(x any)   { *h = append(*h, x.(happening)) }
-func (h *agenda) Pop() any {
-	old := *h
-	e := old[len(old)-1]
-	*h = old[:len(old)-1]
-	return e
+
+// The method `pop` removes the first happening.
+func (h *agenda) pop() happening {
+	a := *h
+	first, last := a[0], a[len(a)-1]
+	a[len(a)-1] = happening{}
+	a = a[:len(a)-1]
+	*h = a
+	i := 0
+	for i < len(a) {
+		child := 2*i + 1
+		if child+1 < len(a) && a[child+1].before(a[child]) {
+			child++
+		}
+		if child >= len(a) || last.before(a[child]) {
+			a[i] = last
+			break
+		}
+		a[i] = a[child]
+		i = child
+	}
+	return first
 }
 
 func (w *world) after(d int64, f func()) {
 	w.serial++
-	heap.Push(&w.events, happening{w.now + d, w.serial, f})
+	w.events.push(happening{w.now + d, w.serial, f})
 }
 
 // A way is one direction of a connection: in order, slow at times, and dead from
@@ -505,8 +531,8 @@ func runWorld(seed uint64, spoil mutant) string {
 		w.after(1+rnd.Int64N(2*mean), chat)
 	}
 	w.after(1, chat)
-	for w.events.Len() > 0 && w.now < 6*T && c.violated == "" {
-		e := heap.Pop(&w.events).(happening)
+	for len(w.events) > 0 && w.now < 6*T && c.violated == "" {
+		e := w.events.pop()
 		w.now = e.at
 		e.f()
 		c.check()

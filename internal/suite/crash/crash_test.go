@@ -30,6 +30,8 @@ import (
 // A crash is an operation in the middle of which a process is killed. The
 // process is this test binary, in which TestCrashChild runs the operation; it
 // is connected to a server in the parent, which sees each of its requests.
+// Several operations share a process, each with a server of its own: see
+// [crashProcess].
 //
 // The path of whatever is tested is [crashPath].
 type crash struct {
@@ -67,7 +69,7 @@ type crash struct {
 const (
 	crashPath  = "/crash/p"
 	crashEnv   = "ZSYNC_CRASH"
-	crashBound = 5 * time.Minute // for what takes milliseconds, with sixteen at a time on a busy machine
+	crashBound = 5 * time.Minute // for what takes milliseconds, with dozens at a time on a busy machine
 
 	// No session ends because the machine stands still. The test ends that of the dead.
 	crashSession = 20 * time.Second
@@ -81,7 +83,7 @@ const (
 //
 // A process that is killed when its k'th request is carried out leaves the
 // servers as one that is killed before the next one is, unless these are under
-// way together. With ZSYNC_TEST_LONG, the test does both. Each kill costs a process.
+// way together. With ZSYNC_TEST_LONG, the test does both. Each kill costs time.
 // So without ZSYNC_TEST_LONG, and under the race detector, the test kills at the first
 // two requests and at each third of the others.
 func TestCrashLeavesNothingThatBlocksAnyone(t *testing.T) {
@@ -93,17 +95,19 @@ func TestCrashLeavesNothingThatBlocksAnyone(t *testing.T) {
 	// own do each operation once, ahead of its subtest.
 	var ahead sync.WaitGroup
 	t.Cleanup(ahead.Wait) // t's context has ended
+	var wholes []*crashRun
 	for _, c := range crashes() {
-		var n int
-		whole := make(chan error, 1)
-		ahead.Go(func() {
-			var err error
-			n, err = c.at(t.Context(), crashPoint{})
-			whole <- err
-		})
+		wholes = append(wholes, newCrashRun(c, crashPoint{}))
+	}
+	for some := range slices.Chunk(wholes, crashTogether) {
+		ahead.Go(func() { runTogether(t.Context(), some) })
+	}
+	for _, whole := range wholes {
+		c := whole.crash
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			if err := <-whole; err != nil {
+			n, err := whole.result()
+			if err != nil {
 				t.Fatal(err)
 			}
 			every := harness.Long() && !harness.UnderRace
@@ -156,30 +160,80 @@ func (p crashPoint) String() string {
 	return fmt.Sprintf("at request %d %s", p.request, p.action)
 }
 
-// crashSlots bounds how many children there are at a time. They wait most of
+const crashTogether = 8 // children in a process
+
+// crashSlots bounds how many processes there are at a time. Their children wait most of
 // the time, for the server and for each other.
-var crashSlots = make(chan struct{}, 8*runtime.GOMAXPROCS(0))
+var crashSlots = make(chan struct{}, 2*runtime.GOMAXPROCS(0))
+
+// A crashRun is one operation with one point at which its child is killed.
+type crashRun struct {
+	crash
+	point crashPoint
+
+	over chan struct{} // closed when n and err are known
+	n    int           // how many requests the child has made
+	err  error
+}
+
+func newCrashRun(c crash, p crashPoint) *crashRun {
+	return &crashRun{crash: c, point: p, over: make(chan struct{})}
+}
+
+// result waits until the run is over.
+func (r *crashRun) result() (n int, err error) {
+	<-r.over
+	return r.n, r.err
+}
+
+// runTogether does several runs, with the children in one process, and returns when all
+// are over.
+func runTogether(ctx context.Context, runs []*crashRun) {
+	crashSlots <- struct{}{}
+	defer func() { <-crashSlots }()
+	ctx, cancel := context.WithTimeout(ctx, crashBound)
+	defer cancel()
+	proc, err := startCrashProcess(ctx, len(runs))
+	if err != nil {
+		for _, r := range runs {
+			r.err = err
+			close(r.over)
+		}
+		return
+	}
+	defer proc.end()
+	var wg sync.WaitGroup
+	for i, r := range runs {
+		wg.Go(func() {
+			defer close(r.over)
+			r.n, r.err = r.at(ctx, r.point, proc.children[i])
+		})
+	}
+	wg.Wait()
+}
 
 // atEach kills a child at each of points, and reports at which it came to that.
 func (c crash) atEach(t *testing.T, points []crashPoint) (kills map[crashPoint]bool) {
 	t.Helper()
-	var mu sync.Mutex
 	var wg sync.WaitGroup
-	kills = make(map[crashPoint]bool)
+	var runs []*crashRun
 	for _, p := range points {
-		wg.Go(func() {
-			n, err := c.at(t.Context(), p)
-			if err != nil {
-				t.Error(err)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if n == p.request {
-				kills[p] = true
-			}
-		})
+		runs = append(runs, newCrashRun(c, p))
+	}
+	for some := range slices.Chunk(runs, crashTogether) {
+		wg.Go(func() { runTogether(t.Context(), some) })
 	}
 	wg.Wait()
+	kills = make(map[crashPoint]bool)
+	for _, r := range runs {
+		n, err := r.result()
+		if err != nil {
+			t.Error(err)
+		}
+		if n == r.point.request {
+			kills[r.point] = true
+		}
+	}
 	if t.Failed() {
 		t.FailNow()
 	}
@@ -188,11 +242,10 @@ func (c crash) atEach(t *testing.T, points []crashPoint) (kills map[crashPoint]b
 
 // at runs the operation once, with the child killed at p or when it is done,
 // and returns how many requests the child has made.
-func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
-	crashSlots <- struct{}{}
-	defer func() { <-crashSlots }()
+func (c crash) at(ctx context.Context, p crashPoint, place *crashPlace) (n int, err error) {
 	srv := zktest.NewServer()
 	defer srv.Close()
+	defer place.done() // before Close, which waits for intercept
 	defer func() {
 		if err != nil {
 			var dump strings.Builder
@@ -200,15 +253,13 @@ func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
 			err = fmt.Errorf("killed %v: %w\n%s", p, err, dump.String())
 		}
 	}()
-	ctx, cancel := context.WithTimeout(ctx, crashBound)
-	defer cancel()
 	ctx, closeTree := withTree(ctx, srv.Addr())
 	defer closeTree()
 	connect := func() (*zsync.Session, error) {
 		return zsync.Connect(ctx, srv.Addr(), zsync.WithSessionTimeout(crashSession)) // over TCP, as a child does
 	}
 
-	child := newCrashChild(c.name, p)
+	child := newCrashChild(c.name, p, place)
 	child.expires = c.expires
 	srv.Intercept(child.intercept)
 	besideCtx, besideEnd := context.WithCancel(ctx)
@@ -238,8 +289,8 @@ func (c crash) at(ctx context.Context, p crashPoint) (n int, err error) {
 	}
 	besideEnd()
 	n, killed := child.result()
-	if child.death != "signal: killed" || killed != (n == p.request) {
-		return n, fmt.Errorf("the child ended with %q after %d requests", child.death, n)
+	if place.process.death != "signal: killed" || killed != (n == p.request) {
+		return n, fmt.Errorf("the child ended with %q after %d requests", place.process.death, n)
 	}
 
 	// Others begin while the servers still take the dead for alive. (Those who wait
@@ -342,7 +393,8 @@ type treeKey struct{}
 func withTree(ctx context.Context, addr string) (_ context.Context, end func()) {
 	var conn *zk.Conn
 	t := &tree{sync.OnceValues(func() (c *zk.Conn, err error) {
-		conn, _, err = zk.Connect([]string{addr}, crashSession, zk.WithDialer(harness.Dial), zk.WithLogInfo(false))
+		conn, _, err = zk.Connect([]string{addr}, crashSession, zk.WithDialer(harness.Dial), zk.WithLogInfo(false),
+			zk.WithMaxBufferSize(64<<10)) // the default of 1.5 MB costs more than all requests
 		return conn, err
 	})}
 	return context.WithValue(ctx, treeKey{}, t), func() {
@@ -369,18 +421,122 @@ func childrenOf(ctx context.Context, path string) ([]string, error) {
 	return names, err
 }
 
-// A crashChild is the process that is killed, as the parent sees it.
+// A crashProcess is a process that is killed. Several children run in it, each with a
+// session of its own to a server of its own. A child that has come to its point, or
+// whose operation is over, waits for the others: its server holds its request back. When
+// all wait, the process is killed.
+type crashProcess struct {
+	cmd      *exec.Cmd
+	children []*crashPlace
+	gone     chan struct{} // closed when it has ended
+	death    string        // how it ended; to be read when gone is closed
+
+	mu   sync.Mutex
+	in   io.Writer // the process reads lines from it; guarded by mu
+	busy int       // how many children have not come to their end; guarded by mu
+}
+
+// A crashPlace is what a crashProcess has for one child.
+type crashPlace struct {
+	process *crashProcess
+	i       int
+	says    chan string // the lines of the child; closed when the process has ended
+	done    func()      // tells process that the child is to be killed
+}
+
+// startCrashProcess starts a process for n children. The process is killed when ctx ends.
+func startCrashProcess(ctx context.Context, n int) (*crashProcess, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	p := &crashProcess{gone: make(chan struct{}), busy: n}
+	for i := range n {
+		p.children = append(p.children, &crashPlace{process: p, i: i, says: make(chan string, 8), done: sync.OnceFunc(p.oneLess)})
+	}
+	p.cmd = exec.CommandContext(ctx, exe, "-test.run=^TestCrashChild$", "-test.count=1")
+	p.cmd.Env = append(os.Environ(), crashEnv+"=1")
+	p.cmd.Stderr = os.Stderr
+	p.in, err = p.cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, outEnd, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	p.cmd.Stdout = outEnd
+	err = p.cmd.Start()
+	outEnd.Close()
+	if err != nil {
+		out.Close()
+		return nil, err
+	}
+	go func() {
+		defer out.Close()
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			i, rest, _ := strings.Cut(lines.Text(), " ")
+			if i, err := strconv.Atoi(i); err == nil && i < n {
+				p.children[i].says <- rest
+			}
+		}
+		for _, c := range p.children {
+			close(c.says)
+		}
+		p.cmd.Wait()
+		p.death = p.cmd.ProcessState.String()
+		close(p.gone)
+	}()
+	return p, nil
+}
+
+// oneLess kills the process if no child is left that has something to do.
+func (p *crashProcess) oneLess() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.busy--
+	if p.busy == 0 {
+		p.cmd.Process.Kill()
+	}
+}
+
+// end kills the process, and returns when it is dead.
+func (p *crashProcess) end() {
+	p.cmd.Process.Kill()
+	<-p.gone
+}
+
+// tell writes a line that the child reads.
+func (c *crashPlace) tell(words ...string) {
+	c.process.mu.Lock()
+	defer c.process.mu.Unlock()
+	fmt.Fprintf(c.process.in, "%d %s\n", c.i, strings.Join(words, " "))
+}
+
+// await returns the rest of the next line of the child that begins with `what`. It returns
+// an error if the child has failed, or the process has ended.
+func (c *crashPlace) await(what string) (string, error) {
+	for line := range c.says {
+		if rest, ok := strings.CutPrefix(line, what+" "); ok {
+			return rest, nil
+		}
+		if rest, ok := strings.CutPrefix(line, "failed "); ok {
+			return "", errors.New(rest)
+		}
+	}
+	return "", fmt.Errorf("ended before it said %q", what)
+}
+
+// A crashChild is the operation in the process that is killed, as the parent sees it.
 type crashChild struct {
+	*crashPlace
 	op      string
 	at      crashPoint
-	expires bool // see crash
-	cmd     *exec.Cmd
-	death   string        // how it ended
+	expires bool          // see crash
 	begun   chan struct{} // closed when it has prepared its operation
 	able    chan struct{} // closed when it may go on
 	ready   func()        // closes able
 	waits   chan struct{} // closed when it has left a watch
-	gone    chan struct{} // closed when it has ended
 
 	mu      sync.Mutex
 	session int64     // its ZooKeeper session, once it has begun; guarded by mu
@@ -390,10 +546,11 @@ type crashChild struct {
 	killed  bool      // at its point; guarded by mu
 }
 
-func newCrashChild(op string, at crashPoint) *crashChild {
+func newCrashChild(op string, at crashPoint, place *crashPlace) *crashChild {
 	c := &crashChild{
-		op: op, at: at,
-		begun: make(chan struct{}), able: make(chan struct{}), waits: make(chan struct{}), gone: make(chan struct{}),
+		crashPlace: place,
+		op:         op, at: at,
+		begun: make(chan struct{}), able: make(chan struct{}), waits: make(chan struct{}),
 	}
 	c.ready = sync.OnceFunc(func() { close(c.able) })
 	return c
@@ -423,8 +580,8 @@ func (c *crashChild) intercept(r zktest.Request) zktest.Action {
 	if c.seen != c.at.request {
 		return zktest.Pass
 	}
-	c.cmd.Process.Kill()
-	<-c.gone
+	c.done()
+	<-c.process.gone
 	c.killed = true
 	if c.at.action == crashDropped {
 		return zktest.DropRequest
@@ -438,52 +595,10 @@ func (c *crashChild) result() (seen int, killed bool) {
 	return c.seen, c.killed
 }
 
-// run starts the child, has it do the operation, and returns when it is dead.
+// run has the child do the operation, and returns when it is dead.
 func (c *crashChild) run(ctx context.Context, srv *zktest.Server) error {
-	exe, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	c.cmd = exec.CommandContext(ctx, exe, "-test.run=^TestCrashChild$", "-test.count=1")
-	c.cmd.Env = append(os.Environ(), crashEnv+"="+c.op, crashEnv+"_ADDR="+srv.Addr())
-	c.cmd.Stderr = os.Stderr
-	in, err := c.cmd.StdinPipe()
-	if err != nil {
-		return err
-	}
-	out, outEnd, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer out.Close()
-	c.cmd.Stdout = outEnd
-	err = c.cmd.Start()
-	outEnd.Close()
-	if err != nil {
-		return err
-	}
-	go func() {
-		c.cmd.Wait()
-		c.death = c.cmd.ProcessState.String()
-		close(c.gone)
-	}()
-	defer func() {
-		c.cmd.Process.Kill()
-		<-c.gone
-	}()
-	lines := bufio.NewScanner(out)
-	says := func(what string) (string, error) {
-		for lines.Scan() {
-			if rest, ok := strings.CutPrefix(lines.Text(), what+" "); ok {
-				return rest, nil
-			}
-			if rest, ok := strings.CutPrefix(lines.Text(), "failed "); ok {
-				return "", errors.New(rest)
-			}
-		}
-		return "", fmt.Errorf("ended before it said %q", what)
-	}
-	session, err := says("begin")
+	c.tell("run", srv.Addr(), c.op)
+	session, err := c.await("begin")
 	if err != nil {
 		return err
 	}
@@ -496,14 +611,14 @@ func (c *crashChild) run(ctx context.Context, srv *zktest.Server) error {
 	close(c.begun)
 	select {
 	case <-c.able:
-	case <-c.gone:
+	case <-c.process.gone:
 		if c.expires {
 			srv.Expire(c.session)
 		}
 		<-c.able
 	}
-	io.WriteString(in, "go\n")
-	_, err = says("done")
+	c.tell("go")
+	_, err = c.await("done")
 	if _, killed := c.result(); killed {
 		return nil // intercept holds mu from before the kill until it says so
 	}
@@ -511,6 +626,8 @@ func (c *crashChild) run(ctx context.Context, srv *zktest.Server) error {
 		return err
 	}
 	c.settle()
+	c.done()
+	<-c.process.gone
 	return nil
 }
 
@@ -530,36 +647,54 @@ func (c *crashChild) settle() {
 	}
 }
 
-// TestCrashChild is the process that is killed. It says "begin" and its
-// session's id, waits to be told to go, and says "done" when the operation is.
+// TestCrashChild is the process that is killed. It reads which operations it is to do, and
+// does them beside each other. Of each, it says "begin" and its session's id, waits to be told
+// to go, and says "done" when the operation is.
 func TestCrashChild(t *testing.T) {
-	op := os.Getenv(crashEnv)
-	if op == "" {
+	if os.Getenv(crashEnv) == "" {
 		t.Skip(crashEnv + " is not set: TestCrashLeavesNothingThatBlocksAnyone runs this in processes of its own")
 	}
-	in := bufio.NewScanner(os.Stdin)
-	fail := func(err error) {
-		if err != nil {
-			fmt.Printf("failed %v\n", err)
-			os.Exit(1)
+	goes := map[string]chan struct{}{}
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); { // for ever, or until the parent is gone
+		i, what, _ := strings.Cut(in.Text(), " ")
+		if what == "go" {
+			close(goes[i])
+			continue
 		}
+		words := strings.SplitN(what, " ", 3) // run, the address, the operation
+		able := make(chan struct{})
+		goes[i] = able
+		go func() {
+			err := runCrashChild(words[1], words[2], func(s *zsync.Session) {
+				fmt.Printf("%s begin %d\n", i, s.ID())
+				<-able
+			})
+			if err != nil {
+				fmt.Printf("%s failed %v\n", i, err)
+				return
+			}
+			fmt.Printf("%s done .\n", i)
+		}()
 	}
+	os.Exit(1)
+}
+
+// runCrashChild does the operation op with a session to the server at addr.
+func runCrashChild(addr, op string, begin func(s *zsync.Session)) error {
 	all := crashes()
 	i := slices.IndexFunc(all, func(c crash) bool { return c.name == op })
 	if i < 0 {
-		fail(fmt.Errorf("no operation %q", op))
+		return fmt.Errorf("no operation %q", op)
 	}
-	ctx, _ := withTree(context.Background(), os.Getenv(crashEnv+"_ADDR"))
-	s, err := zsync.Connect(ctx, os.Getenv(crashEnv+"_ADDR"), zsync.WithSessionTimeout(crashSession))
-	fail(err)
-	fail(all[i].child(ctx, s, func() {
+	ctx, _ := withTree(context.Background(), addr)
+	s, err := zsync.Connect(ctx, addr, zsync.WithSessionTimeout(crashSession))
+	if err != nil {
+		return err
+	}
+	return all[i].child(ctx, s, func() {
 		settleSession(s)
-		fmt.Printf("begin %d\n", s.ID())
-		in.Scan()
-	}))
-	fmt.Println("done .")
-	in.Scan() // for ever, or until the parent is gone
-	os.Exit(1)
+		begin(s)
+	})
 }
 
 // settleSession waits until s has nothing left to do in the background, so that
