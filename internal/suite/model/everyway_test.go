@@ -1,4 +1,4 @@
-package zsync_test
+package model
 
 // This file runs small programs of the primitives in every way that a server can serve them. The code
 // under test is the real client. The model is a zktest.Server that executes a request only when the
@@ -32,6 +32,7 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -96,7 +97,7 @@ type everyNode struct {
 // run is the model: see package explore.
 func (e everyWay) run(t *testing.T, r *explore.Run) {
 	var ended any
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		w := e.start(t, srv)
 		defer func() {
 			ended = recover() // the run must end in its bubble first
@@ -112,11 +113,11 @@ func (e everyWay) run(t *testing.T, r *explore.Run) {
 
 func (e everyWay) start(t *testing.T, srv *zktest.Server) *everyRun {
 	uuid.SetRand(new(countingReader))
-	w := &everyRun{everyWay: e, srv: srv, admin: inside.Live(t, open(t, srv)), free: make(chan struct{}),
+	w := &everyRun{everyWay: e, srv: srv, admin: inside.Live(t, suite.Open(t, srv)), free: make(chan struct{}),
 		names: make(map[string]string), births: make(map[string]int64), born: make(map[string]int)}
 	var ss []*zsync.Session
 	for range e.clients {
-		ss = append(ss, open(t, srv, zsync.WithRetry(zsync.Backoff{Min: time.Millisecond, Max: time.Millisecond})))
+		ss = append(ss, suite.Open(t, srv, zsync.WithRetry(zsync.Backoff{Min: time.Millisecond, Max: time.Millisecond})))
 		w.cs = append(w.cs, &everyClient{s: ss[len(ss)-1], action: make(chan zktest.Action), goOn: make(chan struct{})})
 	}
 	w.everyProgram = e.begin(t, ss)
@@ -364,16 +365,27 @@ func atMost(n int, lost ...func() <-chan struct{}) func(at []string) string {
 	}
 }
 
-// permits is a program in which each client acquires a permit. The last `gate` clients lock the gate at
-// once, and the others try without it.
-func permits(limit int64, gate int) func(t *testing.T, ss []*zsync.Session) everyProgram {
+// semaphores returns the Semaphore of each session. The first `fast` of them know that permits are free,
+// so they try without the gate. The others lock the gate.
+func semaphores(t *testing.T, limit int64, fast int, ss []*zsync.Session) (ms []*zsync.Semaphore) {
+	for i, s := range ss {
+		m := zsync.NewSemaphore(s, "/s", limit)
+		if i < fast {
+			harness.Must(t, m.Acquire(t.Context(), 1))
+			harness.Must(t, m.Release(1))
+		}
+		ms = append(ms, m)
+	}
+	return ms
+}
+
+// acquires is a program in which each client acquires the only permit. The first `fast` clients try
+// without the gate.
+func acquires(fast int) func(t *testing.T, ss []*zsync.Session) everyProgram {
 	return func(t *testing.T, ss []*zsync.Session) everyProgram {
-		ms := warm(t, limit, zsync.LayoutCurator, ss...)
+		ms := semaphores(t, 1, fast, ss)
 		var lost []func() <-chan struct{}
-		for i, m := range ms {
-			if i >= len(ms)-gate {
-				zsync.ThroughTheGate(m)
-			}
+		for _, m := range ms {
 			lost = append(lost, m.Lost)
 		}
 		return everyProgram{func(i int, pause func(string)) error {
@@ -382,7 +394,7 @@ func permits(limit int64, gate int) func(t *testing.T, ss []*zsync.Session) ever
 			}
 			pause("holds")
 			return ms[i].Release(1)
-		}, atMost(int(limit), lost...)}
+		}, atMost(1, lost...)}
 	}
 }
 
@@ -452,8 +464,8 @@ func (r reader) Unlock() error                  { return r.RUnlock() }
 // to one, and releases its permit. The other client acquires a permit: before the limit is set, or after
 // the release.
 func resizes(t *testing.T, ss []*zsync.Session) everyProgram {
-	ms := warm(t, 2, zsync.LayoutCurator, ss...)
-	must(t, ms[1].Acquire(t.Context(), 1))
+	ms := semaphores(t, 2, 2, ss)
+	harness.Must(t, ms[1].Acquire(t.Context(), 1))
 	before := []string{"", ""}
 	return everyProgram{func(i int, pause func(string)) error {
 		if i == 1 {
@@ -529,13 +541,13 @@ func TestEveryWayOfAProgramKeepsItsGuarantee(t *testing.T) {
 		}
 	}
 	programs := []everyWay{
-		{name: "permits, one through the gate", clients: 2, begin: permits(1, 1)},
+		{name: "permits, one through the gate", clients: 2, begin: acquires(1)},
 		{name: "reader and writer", clients: 2, begin: locks(readWrite)},
 	}
 	if harness.Long() {
 		programs = append(programs,
-			everyWay{name: "permits, none through the gate", clients: 2, begin: permits(1, 0)},
-			everyWay{name: "permits, one through the gate", clients: 2, begin: permits(1, 1), throttled: 1},
+			everyWay{name: "permits, none through the gate", clients: 2, begin: acquires(2)},
+			everyWay{name: "permits, one through the gate", clients: 2, begin: acquires(1), throttled: 1},
 			everyWay{name: "mutex", clients: 2, begin: locks(mutex), throttled: 1},
 			everyWay{name: "limit of two is lowered", clients: 2, begin: resizes, throttled: 1},
 			everyWay{name: "double barrier", clients: 2, begin: rounds(1)},
