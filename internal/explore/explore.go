@@ -60,34 +60,49 @@ func All(limit int, model func(*Run)) Found { return Retrying(limit, 0, model) }
 
 // Retrying does the same as All. It is for a model whose code under test has several goroutines.
 // The scheduler can interrupt one of them, and so change the run. If that happens, the function
-// Retrying makes the same run again, at most `retries` times.
+// Retrying makes the same run again, at most `retries` times. If none of these runs repeats the
+// earlier run, the scheduler has changed the earlier run. Then Retrying begins anew, but at most as
+// often.
 func Retrying(limit, retries int, model func(*Run)) Found {
+	for left := retries; ; left-- {
+		found, err := explore(limit, retries, model)
+		if err == "" {
+			return found
+		}
+		if left == 0 {
+			panic(err)
+		}
+	}
+}
+
+// The function `explore` makes one exploration. If a run cannot be repeated, `explore` returns the
+// reason and the notes of the run.
+func explore(limit, retries int, model func(*Run)) (found Found, err string) {
 	s := &search{seed: maphash.MakeSeed(), seen: make(map[uint64]struct{})}
 	r := &Run{search: s}
-	var found Found
 	for {
 		fault, err := r.once(model)
 		for left := retries; err != "" && left > 0; left-- {
 			fault, err = r.once(model)
 		}
 		if err != "" {
-			panic(string(err) + r.story())
+			return found, string(err) + r.story()
 		}
 		found.Runs++
 		found.States = len(s.seen)
 		if fault != "" {
 			found.Fault = fault + r.story()
-			return found
+			return found, ""
 		}
 		for len(r.picks) > 0 && r.picks[len(r.picks)-1].taken == r.picks[len(r.picks)-1].of-1 {
 			r.picks = r.picks[:len(r.picks)-1]
 		}
 		if len(r.picks) == 0 {
-			return found
+			return found, ""
 		}
 		if found.Runs == limit {
 			found.Cut = true
-			return found
+			return found, ""
 		}
 		r.picks[len(r.picks)-1].taken++
 	}

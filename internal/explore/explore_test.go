@@ -70,12 +70,20 @@ func TestARunThatDoesNotRepeatAnEarlierOneIsAFaultOrIsMadeAgain(t *testing.T) {
 			r.Pick(2)
 		}
 	}
-	if found := Retrying(100, 2, strays(2)); found.Runs != 4 || found.Cut {
-		t.Errorf("%+v", found)
+	// After three runs, the first run is the one that differs, so the exploration begins anew.
+	for times := range 4 {
+		if found := Retrying(100, 2, strays(times)); found.Runs != 4 || found.Cut {
+			t.Errorf("%d runs stray: %+v", times, found)
+		}
+	}
+	other := 1
+	neverTheSame := func(r *Run) {
+		other++
+		r.Pick(other)
 	}
 	for name, explore := range map[string]func(){
 		"All":      func() { All(100, strays(1)) },
-		"Retrying": func() { Retrying(100, 2, strays(3)) },
+		"Retrying": func() { Retrying(100, 2, neverTheSame) },
 	} {
 		func() {
 			defer func() {
