@@ -37,7 +37,6 @@ type modelRun struct {
 	denies  bool        // some transactions are refused with NoAuth
 	refuses bool        // requests are refused at times, with NoAuth
 	freezes bool        // followers stand still at times
-	crowded bool        // servers often refuse a request because they are overloaded
 	barred  atomic.Bool // every transaction is refused with NoAuth, at present
 
 	cuts func(begin bool)       // is told when a session is cut off, and when no more
@@ -112,7 +111,6 @@ func (r *modelRun) hurt(expire bool) {
 	r.srv.SetLag(a[1], time.Duration(1+r.rnd.IntN(300))*time.Millisecond)
 	r.srv.SetLag(a[2], time.Duration(1+r.rnd.IntN(40))*time.Millisecond)
 	r.srv.SetLatency(time.Duration(r.rnd.IntN(3)) * time.Millisecond)
-	r.crowded = r.rnd.IntN(4) == 0
 	var mu sync.Mutex
 	dice := rand.New(rand.NewPCG(r.rnd.Uint64(), 8))
 	draw := func(n int) int {
@@ -128,9 +126,6 @@ func (r *modelRun) hurt(expire bool) {
 		}
 		if q.Op == zktest.OpMulti && r.barred.Load() {
 			return zktest.Fail(zktest.CodeNoAuth)
-		}
-		if r.crowded && q.Op != zktest.OpDelete && draw(8) == 0 {
-			return zktest.Fail(zktest.CodeThrottled)
 		}
 		switch draw(100) {
 		case 0:
