@@ -1258,6 +1258,24 @@ func TestTwoWhoTakeTheLastPermitAtOnceDoNotBothGetIt(t *testing.T) {
 // Who has the gate has counted, and is about to make its permits: who comes past
 // the gate must not take the same.
 func TestWhoHasTheGateAndHasCountedIsNotOvertaken(t *testing.T) {
+	notOvertaken(t, map[int]zktest.Action{
+		2: zktest.Delay(2 * time.Second), // the other takes its permit, and leaves the gate, in between
+	})
+}
+
+// A server that is overloaded refuses the listing of the gate. The client repeats that listing. By
+// then, the client with the gate has its permit and has left the gate. The listing of the permits
+// was sent before that, so it does not count this permit. The client must list the permits again.
+func TestAnOverloadedServerLetsNobodyOvertakeTheGate(t *testing.T) {
+	notOvertaken(t, map[int]zktest.Action{
+		1: zktest.Fail(zktest.CodeThrottled), // the gate
+		3: zktest.Delay(2 * time.Second),     // the gate again, after a listing of the permits
+	})
+}
+
+// notOvertaken lets a client with the gate take the only permit while another client tries without
+// the gate. The server does `actions` to the listings of that client, which are numbered from 1.
+func notOvertaken(t *testing.T, actions map[int]zktest.Action) {
 	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			sg, sf := open(t, srv), open(t, srv)
@@ -1267,8 +1285,9 @@ func TestWhoHasTheGateAndHasCountedIsNotOvertaken(t *testing.T) {
 			held, listed := false, 0
 			srv.Intercept(func(r zktest.Request) zktest.Action {
 				if r.Session == sf.ID() && r.Op == zktest.OpGetChildren2 {
-					if listed++; listed == 2 {
-						return zktest.Delay(2 * time.Second) // the other takes its permit, and leaves the gate, in between
+					listed++
+					if action, ok := actions[listed]; ok {
+						return action
 					}
 				}
 				if r.Session == sg.ID() && r.Op == zktest.OpMulti && !held {
@@ -1288,49 +1307,10 @@ func TestWhoHasTheGateAndHasCountedIsNotOvertaken(t *testing.T) {
 			pendingStill(t, gotF)
 			must(t, g.Release(1))
 			must(t, <-gotF)
-		})
-	}
-}
-
-// A server that is overloaded refuses the listing of the gate. The client repeats that listing. By
-// then, the client with the gate has its permit and has left the gate. The listing of the permits
-// was sent before that, so it does not count this permit. The client must list the permits again.
-func TestAnOverloadedServerLetsNobodyOvertakeTheGate(t *testing.T) {
-	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
-		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			sg, sf := open(t, srv), open(t, srv)
-			ms := warm(t, 1, layout, sg, sf)
-			g, f := ms[0], ms[1]
-			zsync.ThroughTheGate(g)
-			held, listed := false, 0
-			srv.Intercept(func(r zktest.Request) zktest.Action {
-				if r.Session == sf.ID() && r.Op == zktest.OpGetChildren2 {
-					switch listed++; listed {
-					case 1: // of the gate
-						return zktest.Fail(zktest.CodeThrottled)
-					case 3: // the gate again, after a listing of the permits
-						return zktest.Delay(2 * time.Second)
-					}
+			for n := range actions {
+				if listed < n {
+					t.Errorf("%d listings", listed)
 				}
-				if r.Session == sg.ID() && r.Op == zktest.OpMulti && !held {
-					held = true
-					return zktest.Delay(time.Second)
-				}
-				return zktest.Pass
-			})
-			gotG := async(func() error { return g.Acquire(t.Context(), 1) })
-			synctest.Wait() // g has found the permit free
-			if !held {
-				t.Fatal("the transaction is not on its way")
-			}
-			gotF := async(func() error { return f.Acquire(t.Context(), 1) })
-			must(t, <-gotG)
-			time.Sleep(5 * time.Second)
-			pendingStill(t, gotF)
-			must(t, g.Release(1))
-			must(t, <-gotF)
-			if listed < 4 {
-				t.Errorf("%d listings", listed)
 			}
 		})
 	}

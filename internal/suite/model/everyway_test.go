@@ -3,17 +3,16 @@ package model
 // This file runs small programs of the primitives in every way that a server can serve them. The code
 // under test is the real client. The model is a zktest.Server that executes a request only when the
 // test picks it. So the test picks the order of all requests, the request that an overloaded server
-// refuses, the request or reply that is lost, and the moment at which a client goes on.
+// refuses, and the moment at which a client goes on.
 //
 // Each program has a judge, which knows only how far the clients have got. Each client must end.
 // Two ways that differ only in the time between two requests count as one.
 //
-// internal/lock has such a test for the line of a lock, with more disturbances.
+// internal/lock has such a test for the line of a lock, with lost requests and replies.
 
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"regexp"
 	"runtime"
@@ -42,7 +41,6 @@ type everyWay struct {
 	clients   int // each has a session of its own
 	begin     func(t *testing.T, ss []*zsync.Session) everyProgram
 	throttled int // requests that the server refuses because it is overloaded
-	lost      int // requests or replies that are lost with their connection
 }
 
 // An everyProgram is a program that has begun.
@@ -277,10 +275,6 @@ func (w *everyRun) next(r *explore.Run) (acts []func()) {
 			if w.throttled > 0 {
 				execute(zktest.Fail(zktest.CodeThrottled), " is throttled")
 			}
-			if w.lost > 0 {
-				execute(zktest.DropRequest, " is lost")
-				execute(zktest.DropReply, " is answered, and the reply is lost")
-			}
 		}
 		if c.at != "" {
 			acts = append(acts, func() {
@@ -305,11 +299,8 @@ func what(q *zktest.Request) string {
 
 // The method `execute` lets the server execute the request of c, and records the result and the events.
 func (w *everyRun) execute(c *everyClient, action zktest.Action, mark string) {
-	switch {
-	case action == zktest.Fail(zktest.CodeThrottled):
+	if action != zktest.Pass {
 		w.throttled--
-	case action != zktest.Pass:
-		w.lost--
 	}
 	request, before, watches := c.request, w.tree, w.watches
 	c.request = nil
@@ -339,7 +330,7 @@ func (w *everyRun) execute(c *everyClient, action zktest.Action, mark string) {
 // The method `state` returns everything on which the rest of the run depends, except times.
 func (w *everyRun) state() string {
 	var b strings.Builder
-	fmt.Fprint(&b, w.tree, w.throttled, w.lost)
+	fmt.Fprint(&b, w.tree, w.throttled)
 	for i, c := range w.cs {
 		fmt.Fprint(&b, "|", c.at, c.over, c.seen.String(), w.watches[i])
 		if c.request != nil {
@@ -398,41 +389,37 @@ func acquires(fast int) func(t *testing.T, ss []*zsync.Session) everyProgram {
 	}
 }
 
-// rounds is a program in which the clients pass a double barrier some times.
-func rounds(times int) func(t *testing.T, ss []*zsync.Session) everyProgram {
-	return func(t *testing.T, ss []*zsync.Session) everyProgram {
-		entering, leaving := make([]atomic.Int32, times), make([]atomic.Int32, times)
-		var fault atomic.Pointer[string]
-		check := func(what string, n *atomic.Int32) {
-			if n.Load() != int32(len(ss)) {
-				text := fmt.Sprintf("%s returned when %d of %d clients had called it", what, n.Load(), len(ss))
-				fault.Store(&text)
-			}
+// round is a program in which the clients pass a double barrier.
+func round(t *testing.T, ss []*zsync.Session) everyProgram {
+	var entering, leaving atomic.Int32
+	var fault atomic.Pointer[string]
+	check := func(what string, n *atomic.Int32) {
+		if n.Load() != int32(len(ss)) {
+			text := fmt.Sprintf("%s returned when %d of %d clients had called it", what, n.Load(), len(ss))
+			fault.Store(&text)
 		}
-		return everyProgram{func(i int, pause func(string)) error {
-			wg := zsync.NewWaitGroup(ss[i], "/w")
-			for round := range times {
-				pause("outside")
-				entering[round].Add(1)
-				if err := wg.Enter(t.Context(), len(ss)); err != nil {
-					return err
-				}
-				check("Enter", &entering[round])
-				pause("inside")
-				leaving[round].Add(1)
-				if err := wg.Leave(t.Context()); err != nil {
-					return err
-				}
-				check("Leave", &leaving[round])
-			}
-			return nil
-		}, func([]string) string {
-			if text := fault.Load(); text != nil {
-				return *text
-			}
-			return ""
-		}}
 	}
+	return everyProgram{func(i int, pause func(string)) error {
+		wg := zsync.NewWaitGroup(ss[i], "/w")
+		pause("outside")
+		entering.Add(1)
+		if err := wg.Enter(t.Context(), len(ss)); err != nil {
+			return err
+		}
+		check("Enter", &entering)
+		pause("inside")
+		leaving.Add(1)
+		if err := wg.Leave(t.Context()); err != nil {
+			return err
+		}
+		check("Leave", &leaving)
+		return nil
+	}, func([]string) string {
+		if text := fault.Load(); text != nil {
+			return *text
+		}
+		return ""
+	}}
 }
 
 // locks is a program in which each client locks and unlocks a Locker.
@@ -491,34 +478,36 @@ func resizes(t *testing.T, ss []*zsync.Session) everyProgram {
 
 // signals is a program with a Cond: the first client waits for a change that the second makes.
 func signals(t *testing.T, ss []*zsync.Session) everyProgram {
-	var ready, inside atomic.Int32
-	var fault atomic.Bool
-	section := func(f func() error) error {
+	var ready, fault atomic.Bool
+	var inside atomic.Int32
+	enter := func() {
 		if inside.Add(1) != 1 {
 			fault.Store(true)
 		}
-		defer inside.Add(-1)
-		return f()
 	}
+	exit := func() { inside.Add(-1) }
 	return everyProgram{func(i int, pause func(string)) error {
 		m := zsync.NewMutex(ss[i], "/m")
 		cond := zsync.NewCond(ss[i], "/c", m)
 		if err := m.Lock(t.Context()); err != nil {
 			return err
 		}
+		enter()
 		if i > 0 {
-			err := section(func() error {
-				ready.Store(1)
-				pause("changes")
-				return cond.Signal(t.Context())
-			})
-			return errors.Join(err, m.Unlock())
-		}
-		for section(func() error { return nil }); ready.Load() == 0; section(func() error { return nil }) {
-			if err := cond.Wait(t.Context()); err != nil {
+			ready.Store(true)
+			pause("changes")
+			if err := cond.Signal(t.Context()); err != nil {
 				return err
 			}
 		}
+		for i == 0 && !ready.Load() {
+			exit()
+			if err := cond.Wait(t.Context()); err != nil {
+				return err
+			}
+			enter()
+		}
+		exit()
 		return m.Unlock()
 	}, func([]string) string {
 		if fault.Load() {
@@ -550,7 +539,7 @@ func TestEveryWayOfAProgramKeepsItsGuarantee(t *testing.T) {
 			everyWay{name: "permits, one through the gate", clients: 2, begin: acquires(1), throttled: 1},
 			everyWay{name: "mutex", clients: 2, begin: locks(mutex), throttled: 1},
 			everyWay{name: "limit of two is lowered", clients: 2, begin: resizes, throttled: 1},
-			everyWay{name: "double barrier", clients: 2, begin: rounds(1)},
+			everyWay{name: "double barrier", clients: 2, begin: round},
 			everyWay{name: "cond", clients: 2, begin: signals},
 		)
 	}
@@ -561,9 +550,9 @@ func TestEveryWayOfAProgramKeepsItsGuarantee(t *testing.T) {
 	for _, e := range programs {
 		start := time.Now()
 		found := explore.Retrying(limit, 10, func(r *explore.Run) { e.run(t, r) })
-		t.Logf("%s, %d throttled, %d lost: %v, %v", e.name, e.throttled, e.lost, found, time.Since(start).Round(time.Millisecond))
+		t.Logf("%s, %d throttled: %v, %v", e.name, e.throttled, found, time.Since(start).Round(time.Millisecond))
 		if found.Fault != "" || found.Cut && !harness.UnderRace {
-			t.Errorf("%s, %d throttled, %d lost: %s", e.name, e.throttled, e.lost, found.Fault)
+			t.Errorf("%s, %d throttled: %s", e.name, e.throttled, found.Fault)
 		}
 	}
 }
