@@ -215,6 +215,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		ask.Password = inc.password
 		inc.Lease.Trying(now, inc.leastGrant(c.Addr))
 		inc.LeaseMu.Unlock()
+		inc.wake() // the session may now end before the watchdog would look
 	}
 	got, err := c.Connect(ask, now)
 	if err != nil {
@@ -300,6 +301,7 @@ func (inc *Incarnation) accept(got, ask conn.Hello, addr string, asked time.Time
 	inc.LeaseMu.Lock()
 	inc.Lease.Connected(asked, ask.ID == 0, timeout)
 	inc.LeaseMu.Unlock()
+	inc.wake() // as in `handshake`: the timeout may be shorter than the client expected
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package loss
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -190,6 +191,45 @@ func TestAServerThatHangsAtTheHandshakeCostsNoHold(t *testing.T) {
 			default:
 			}
 			harness.Must(t, m.Unlock())
+		})
+	}
+}
+
+// With a timeout of 100 s, the watchdog looks every 10 s. A handshake that gets no reply can end the
+// session 4 s later, so it must wake the watchdog.
+func TestAHolderIsToldInTimeThoughAnUnansweredHandshakeMakesTheTimeoutShort(t *testing.T) {
+	harness.InMemory(t)
+	for phase := range 10 {
+		t.Run(fmt.Sprint(phase), func(t *testing.T) {
+			harness.VirtualTime(t, func(t *testing.T) {
+				const timeout, less = 100 * time.Second, 4 * time.Second
+				e := zktest.StartEnsemble(t, 3, zktest.WithTick(2*time.Second), zktest.WithSessionTimeouts(less, timeout))
+				e.Server(1).SetSessionTimeouts(less, less)
+				time.Sleep(time.Second) // the leader ends sessions every 2 s, the watchdog looks between
+				route := harness.NewRoute(e, 0)
+				a, err := zsync.Connect(t.Context(), e.Addr(), zsync.WithDialer(route.Dial), zsync.WithSessionTimeout(timeout))
+				harness.Must(t, err)
+				defer a.Close()
+				m := zsync.NewMutex(a, "/m")
+				harness.Must(t, m.Lock(t.Context()))
+				lost := m.Lost()
+				b, err := zsync.Connect(t.Context(), e.Addrs()[2], zsync.WithDialer(e.Dial), zsync.WithSessionTimeout(timeout))
+				harness.Must(t, err)
+				defer b.Close()
+				time.Sleep(time.Duration(phase) * time.Second) // the watchdog looks every 10 s
+				route.Move(-1)
+				time.Sleep(1500 * time.Millisecond) // member 0 has told the leader of the session
+				e.Server(1).Intercept(func(r zktest.Request) zktest.Action {
+					if r.Op == zktest.OpConnect && r.Session == a.ID() {
+						return zktest.DropReply
+					}
+					return zktest.Pass
+				})
+				route.Move(1)
+				time.Sleep(time.Second)
+				route.Move(-1)
+				wantToldFirst(t, lost, grant(t, b))
+			})
 		})
 	}
 }
