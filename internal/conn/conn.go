@@ -683,7 +683,14 @@ func (c *Conn) own(info sentInfo, code int32, now time.Time) error {
 		}
 		c.CaughtUp = true
 	case wire.OpDelete:
-		c.s.Answered(info.at, lease.ProofOf(info.op, code), now)
+		proof := lease.ProofOf(info.op, code)
+		c.s.Answered(info.at, proof, now)
+		if proof != lease.Quorum {
+			// Only the write proves that no read over this connection is older than an earlier event. A leader
+			// that lags answers the sync of its own client at once. The error ends the connection before any
+			// read is answered.
+			return fmt.Errorf("the server has refused the write that confirms the session (code %d)", code)
+		}
 	}
 	return nil
 }

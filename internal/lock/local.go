@@ -320,8 +320,8 @@ func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	}
 	l.discard() // a kept place is ahead of c; as c has its turn, the znode of that place is deleted
 	for _, h := range l.holds {
-		if mode == Exclusive || h.mode == Exclusive {
-			h.Lose(h.Incarnation.Deleted())
+		if (mode == Exclusive || h.mode == Exclusive) && h.Lose(h.Incarnation.Deleted()) {
+			h.Hold.withdraw() // perhaps not h's znode was deleted, but c's: then h's must not stay
 		}
 	}
 	if l.occupied(mode) {
@@ -669,8 +669,14 @@ func (l *Lock) drop(h *Claim) {
 	if l.idle != h {
 		stop(h.timer)
 	}
-	if !l.shared() {
+	if r := l.reading; !l.shared() {
 		l.reading = nil
+	} else if r != nil && r.Cause() != nil && !slices.ContainsFunc(l.holds, isLost) {
+		// The lost holds are released, so the loss does not concern the readers that remain.
+		l.reading = nil
+		for _, h := range l.holds {
+			l.read(h)
+		}
 	}
 	l.serve()
 }

@@ -1,8 +1,8 @@
 package locks
 
 import (
-	"context"
-	"sync"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,82 +12,79 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// However much six goroutines of a process want the lock, each for a second at a
-// time, everyone else gets it within a few rounds of them, here or elsewhere.
-func TestNobodyStarvesAtATurnstile(t *testing.T) {
-	t.Parallel()
-	for _, n := range []int{0, 1, 5} {
-		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-			m := zsync.NewRWMutex(suite.Open(t, srv), "/rw", zsync.WithHandoffs(n))
-			other := zsync.NewRWMutex(suite.Open(t, srv), "/rw", zsync.WithHandoffs(n))
-			ctx, cancel := context.WithCancel(t.Context())
-			var wg sync.WaitGroup
-			for i := range 6 {
-				lock, unlock := m.Lock, m.Unlock
-				if i%3 > 0 {
-					lock, unlock = m.RLock, m.RUnlock
-				}
-				wg.Go(func() {
-					for lock(ctx) == nil {
-						time.Sleep(time.Second)
-						if err := unlock(); err != nil {
-							t.Error(err)
-						}
-					}
-				})
+// A goroutine has its turn, and waits until its session is confirmed. Meanwhile another client deletes its znode,
+// and another goroutine of the process gets the lock. The first goroutine must not end the hold of the second
+// as a loss and leave the second's znode behind.
+func TestATurnWhoseZnodeIsDeletedLeavesNoZnodeOfTheNextHolderBehind(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := suite.Open(t, srv), suite.Open(t, srv)
+		m := zsync.NewMutex(s, "/m")
+		harness.Must(t, m.Lock(t.Context()))
+		suite.Create(t, other, "/m/zzzzzzzzzz", "") // so that the servers do not remove /m, and TryLock sends one write only
+		harness.Must(t, m.Unlock())
+		time.Sleep(time.Minute) // without holds: the session is not confirmed any more
+		id := s.ID()
+		var over atomic.Bool
+		var refused atomic.Int32
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == id && r.Op == zktest.OpDelete && strings.HasSuffix(r.Path, "/none") && !over.Load() {
+				refused.Add(1)
+				return zktest.Fail(zktest.CodeThrottled) // the inquiry of Stake
 			}
-			for range 5 {
-				harness.Must(t, other.Lock(harness.Within(t, time.Minute)))
-				harness.Must(t, other.Unlock())
-				harness.Must(t, other.RLock(harness.Within(t, time.Minute)))
-				harness.Must(t, other.RUnlock())
-				harness.Must(t, m.Lock(harness.Within(t, time.Minute)))
-				harness.Must(t, m.Unlock())
-				harness.Must(t, m.RLock(harness.Within(t, time.Minute)))
-				harness.Must(t, m.RUnlock())
-			}
-			cancel()
-			wg.Wait()
+			return zktest.Pass
 		})
-	}
+		var got bool
+		try := harness.Async(func() (err error) { got, err = m.TryLock(t.Context()); return err })
+		time.Sleep(100 * time.Millisecond)
+		if len(try) > 0 || refused.Load() == 0 {
+			t.Fatalf("TryLock has sent %d inquiries, and is over: %v", refused.Load(), len(try) > 0)
+		}
+		suite.DeleteContender(t, other, "/m", 0)
+		harness.Must(t, m.Lock(t.Context())) // the session is confirmed by this create
+		if len(try) > 0 {
+			t.Fatal("TryLock is over")
+		}
+		over.Store(true)
+		harness.Must(t, <-try)
+		t.Logf("TryLock: %v; the holder is lost: %v", got, harness.Closed(m.Lost()))
+		t.Logf("Unlock: %v", m.Unlock())
+		time.Sleep(time.Minute)
+		if names := suite.ChildrenOf(t, other, "/m"); len(names) > 1 {
+			t.Errorf("a minute after Unlock, and without a contender, there is %q", names)
+		}
+		if err := zsync.NewMutex(other, "/m").Lock(harness.Within(t, time.Hour)); err != nil {
+			t.Errorf("Lock by another process: %v", err)
+		}
+	})
 }
 
-// The servers are asked whether others wait while half of the hand-overs are still
-// to come, so none of them waits for the answer.
-func TestNoHandoverWaitsForAListing(t *testing.T) {
+// A new reader of a process is not told of the loss of a hold that was released before it came.
+func TestANewReaderDoesNotSeeAnEarlierLossThatWasReleased(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		const latency, hold, rounds = 10 * time.Millisecond, 2 * time.Millisecond, 10
-		m := zsync.NewMutex(suite.Open(t, srv), "/m")
-		harness.Must(t, m.Lock(t.Context()))
-		harness.Must(t, m.Unlock())
-		srv.SetLatency(latency)
-		start := time.Now()
-		done := make(chan struct{})
-		var last time.Duration
-		var mu sync.Mutex
-		for range 8 {
-			go func() {
-				for range rounds {
-					if m.Lock(t.Context()) != nil {
-						t.Error("not locked")
-					}
-					time.Sleep(hold)
-					mu.Lock()
-					last = time.Since(start)
-					mu.Unlock()
-					if m.Unlock() != nil {
-						t.Error("not unlocked")
-					}
-				}
-				done <- struct{}{}
-			}()
+		s, other := suite.Open(t, srv), suite.Open(t, srv)
+		rw := zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(0))
+		harness.Must(t, rw.RLock(t.Context()))
+		harness.Must(t, rw.RLock(t.Context()))
+		time.Sleep(time.Second)
+		suite.DeleteContender(t, other, "/rw", 0)
+		time.Sleep(time.Second)
+		if !harness.Closed(rw.Lost()) {
+			t.Fatal("no loss")
 		}
-		for range 8 {
-			<-done
+		harness.WantErr(t, rw.RUnlock(), zsync.ErrLost)
+		harness.Must(t, rw.RLock(t.Context()))
+		if harness.Closed(rw.Lost()) {
+			t.Error("the new reader is told of a loss")
 		}
-		if want := latency + 8*rounds*hold; last != want {
-			t.Errorf("80 holds of %v took %v, want %v: hand-overs have waited", hold, last, want)
+		srv.SetLatency(5 * time.Millisecond) // without it, LockAll repeats itself for ever in no time
+		before := s.Stats().Requests
+		unlock, err := zsync.LockAll(harness.Within(t, time.Minute), zsync.NewMutex(s, "/a"), rw.RLocker())
+		if err != nil {
+			t.Errorf("LockAll, after %d requests: %v", s.Stats().Requests-before, err)
+		} else {
+			harness.Must(t, unlock())
 		}
-		srv.SetLatency(0)
+		harness.Must(t, rw.RUnlock())
+		harness.Must(t, rw.RUnlock())
 	})
 }
