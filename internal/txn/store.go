@@ -46,6 +46,9 @@ func Store(ctx context.Context, m *session.Manager, dir string, at session.Store
 	if err != nil || sets < 0 {
 		return err
 	}
+	if stat := rs[sets].Stat; stat != nil && stat.Czxid == czxid {
+		return nil // without a request: the write is applied, even if ctx or the session ends now
+	}
 	return m.During(ctx, func(inc *session.Incarnation) error { return inc.Wrote(ctx, at, rs[sets].Stat, czxid) })
 }
 

@@ -101,6 +101,10 @@ func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]z
 	if err := session.CheckSize(append([]any{l.write()}, ops...)); err != nil {
 		return nil, err
 	}
+	// The log of t is persistent. A Close at this moment waits until the log is in the pool, or until its
+	// deletion has begun: both call BeforeClose themselves.
+	_, stay := m.BeforeClose()
+	defer stay()
 	t := &transaction{m: m, pool: poolOf(m, &m.Attached, 0), dirs: []string{dir}, ops: ops, vet: true}
 	return t.across(ctx, func(f func(client) error) error {
 		return m.During(ctx, func(inc *session.Incarnation) error { return f(incarnation{inc}) })
