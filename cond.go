@@ -380,7 +380,7 @@ func (c *Cond) unsignalled(ctx context.Context, inc *session.Incarnation, names 
 			signalled[waiter] = true
 		}
 	}
-	return slices.DeleteFunc(all, func(w lock.Child) bool { return signalled[w.Name] }), nil
+	return slices.DeleteFunc(all, func(w lock.Child) bool { return signalled[w.Name] || !strings.HasPrefix(w.Name, "_c_") }), nil
 }
 
 // Of the signals in `names`, the method `orphans` returns those whose waiters were deleted.

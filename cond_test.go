@@ -19,6 +19,7 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/internal/txn"
 	"github.com/zsync/zsync/zktest"
 )
@@ -982,5 +983,25 @@ func TestAWaitThatWasCancelledGivesUpTheHoldOfItsDoAlone(t *testing.T) {
 			must(t, rw.RUnlock())
 			must(t, <-got)
 		})
+	})
+}
+
+// Another program's znode, whose name ends like a waiter's but has no "_c_", must not hang the Cond.
+func TestAZnodeOfAnotherProgramIsNoWaiterOfACond(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		srv.SetLatency(time.Millisecond)
+		s := open(t, srv)
+		suite.Create(t, s, "/c", "")
+		suite.Create(t, s, "/c/x-wait-0000000000", "")
+		m := zsync.NewMutex(s, "/m")
+		c := zsync.NewCond(s, "/c", m)
+		for i := range 3 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			err := c.Signal(ctx)
+			cancel()
+			if err != nil {
+				t.Fatalf("Signal %d: %v", i, err)
+			}
+		}
 	})
 }

@@ -152,7 +152,11 @@ func plainError(err error) error {
 // lockOf returns the lock of a key. Each call has its own place in the line, and the znode of
 // the place shows when the call began.
 func (f *Flight[T]) lockOf(key string) *RWMutex {
-	rw := NewRWMutex(f.s, session.ChildPath(f.path, session.NameOfKey(key)), WithHandoffs(0))
+	return f.lockAt(session.ChildPath(f.path, session.NameOfKey(key)))
+}
+
+func (f *Flight[T]) lockAt(dir string) *RWMutex {
+	rw := NewRWMutex(f.s, dir, WithHandoffs(0))
 	rw.local.Line.Part = true
 	return rw
 }
@@ -273,7 +277,7 @@ func (f *Flight[T]) sweepAfter() time.Duration {
 func (f *Flight[T]) remove(dir string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	rw := NewRWMutex(f.s, dir, WithHandoffs(0))
+	rw := f.lockAt(dir)
 	if ok, err := rw.TryLock(ctx); !ok || err != nil {
 		return err != nil && session.OutcomeOf(plainError(err)) == session.Answered
 	}

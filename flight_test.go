@@ -540,3 +540,21 @@ func TestManyResultsOfAProcessThatIsGoneAreDeletedByOneSweep(t *testing.T) {
 		}
 	})
 }
+
+// A result that is too large is not stored. A minute later, the process looks after it. The path
+// of the Flight, which the servers have removed by then, must not come back for ever.
+func TestAFlightWhoseResultIsNotStoredLeavesNoPathBehind(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		f := zsync.NewFlight[string](s, "/cache/prices", 5*time.Minute)
+		_, _, err := f.Do(t.Context(), "EUR", func(context.Context) (string, error) { return strings.Repeat("x", 2<<20), nil })
+		wantErr(t, err, zsync.ErrTooLarge)
+		time.Sleep(20 * time.Minute)
+		must(t, s.Close())
+		other := open(t, srv)
+		time.Sleep(20 * time.Minute)
+		if names := childrenOf(t, other, "/cache"); len(names) > 0 {
+			t.Errorf("children of /cache that stay for ever: %v; below: %v", names, childrenOf(t, other, "/cache/prices"))
+		}
+	})
+}
