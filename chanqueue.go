@@ -124,7 +124,7 @@ func (q *Queue[T]) send(ctx context.Context, b queue.Batch, vs []T) error {
 	}
 	ctx, end := q.tracers().queueing(ctx, "send", q.path, len(vs))
 	err = q.s.m.Explained(ctx, q.q.Send(ctx, b))
-	end(err)
+	end(len(vs), err)
 	return err
 }
 
@@ -375,14 +375,14 @@ func (d Delivery[T]) settle(ctx context.Context, op string, s queue.Settlement) 
 	}
 	ctx, end := d.q.tracers().queueing(ctx, op, d.q.path, 1)
 	err := d.claim.Settle(ctx, s)
-	end(err)
+	end(1, err)
 	return opError(op, d.q.path, err)
 }
 
 // The method `received` reports to the tracer that a consumer with ctx got an element.
 func (q *Queue[T]) received(ctx context.Context) {
 	_, end := q.tracers().queueing(ctx, "receive", q.path, 1)
-	end(nil)
+	end(1, nil)
 }
 
 // Context returns a context that ends with the claim. If the claim is lost, the context ends before

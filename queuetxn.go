@@ -48,6 +48,6 @@ func (d Delivery[T]) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, e
 	}
 	ctx, end := d.q.tracers().queueing(ctx, "ack", d.q.path, 1)
 	rs, err := d.claim.Txn(ctx, all)
-	end(err)
+	end(1, err)
 	return rs, opError("txn", d.q.path, err)
 }

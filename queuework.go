@@ -234,7 +234,7 @@ func (q *Queue[T]) receive(ctx context.Context, n int) (ds []Delivery[T], err er
 	start := time.Now()
 	err = q.q.Receive(ctx, n, func(claim queue.Item) { ds = append(ds, q.delivery(claim)) })
 	err = q.s.waited(ctx, start, err)
-	end(err)
+	end(len(ds), err)
 	return ds, err
 }
 

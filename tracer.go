@@ -59,15 +59,15 @@ func (t *tracers) traced(primitive, name, path string) Op {
 
 // The method `start` calls the tracer's Start for op. The returned function `end` calls the
 // tracer's End.
-func (t *tracers) start(ctx context.Context, kind OpKind, op Op) (_ context.Context, end func(hold string, err error)) {
+func (t *tracers) start(ctx context.Context, kind OpKind, op *Op) (_ context.Context, end func(hold string, err error)) {
 	op.Kind = kind
-	ctx = t.tracer.Start(ctx, op)
+	ctx = t.tracer.Start(ctx, *op)
 	return ctx, func(hold string, err error) {
 		if hold != "" {
 			op.Hold = hold
 		}
 		op.Session = t.session()
-		t.tracer.End(ctx, op, err)
+		t.tracer.End(ctx, *op, err)
 	}
 }
 
@@ -77,7 +77,8 @@ func (t *tracers) acquiring(ctx context.Context, op func() Op) (end func(hold st
 	if t.tracer == nil {
 		return func(string, error) {}
 	}
-	_, end = t.start(ctx, OpAcquire, op())
+	now := op()
+	_, end = t.start(ctx, OpAcquire, &now)
 	return end
 }
 
@@ -117,20 +118,21 @@ func (t *tracers) waiting(ctx context.Context, primitive, path string) (_ contex
 	if t == nil || t.tracer == nil {
 		return ctx, func(error) {}
 	}
-	ctx, done := t.start(ctx, OpWait, t.traced(primitive, "wait", path))
+	op := t.traced(primitive, "wait", path)
+	ctx, done := t.start(ctx, OpWait, &op)
 	return ctx, func(err error) { done("", err) }
 }
 
 // The method `queueing` reports the start of an operation with n elements of a queue to the
-// tracer.
-func (t *tracers) queueing(ctx context.Context, name, path string, n int) (_ context.Context, end func(err error)) {
+// tracer. The caller calls `end` with the number of elements that it has sent, received or settled.
+func (t *tracers) queueing(ctx context.Context, name, path string, n int) (_ context.Context, end func(n int, err error)) {
 	if t == nil || t.tracer == nil {
-		return ctx, func(error) {}
+		return ctx, func(int, error) {}
 	}
 	op := t.traced("queue", name, path)
 	op.Count = n
-	ctx, done := t.start(ctx, OpQueue, op)
-	return ctx, func(err error) { done("", err) }
+	ctx, done := t.start(ctx, OpQueue, &op)
+	return ctx, func(n int, err error) { op.Count = n; done("", err) }
 }
 
 // An Observer receives the events of a Session, for metrics. Observe must not block, but may call

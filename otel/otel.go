@@ -459,6 +459,7 @@ func operationType(op string) string {
 }
 
 func (t *Telemetry) queueEnd(ctx context.Context, what zsync.Op, err error) {
+	trace.SpanFromContext(ctx).SetAttributes(attribute.Int("messaging.batch.message_count", what.Count)) // ReceiveN receives at most the number that it asks for
 	d := finish(ctx, err)
 	attrs := []attribute.KeyValue{
 		attribute.String("messaging.system", "zsync"), attribute.String("messaging.operation.name", what.Name),
