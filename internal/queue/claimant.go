@@ -227,7 +227,10 @@ func (c *claimant) lost() error {
 	if !c.inc.Alive() {
 		c.lose(c.inc.Loss()) // the hook of `enlist` might not have run yet
 	}
-	return context.Cause(c.held)
+	if cause := context.Cause(c.held); cause != errRested {
+		return cause
+	}
+	return nil // a claimant without claims has lost none
 }
 
 // The method `ending` returns an error if the claimant must claim nothing more.

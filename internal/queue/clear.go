@@ -73,6 +73,8 @@ func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, i
 		if _, err = q.commit(ctx, ops); !outrun(err) {
 			return err == nil, err
 		}
+		// A remembered listing may show an element that was removed and left no trace on its board.
+		q.listings.Clear()
 	}
 }
 

@@ -211,6 +211,7 @@ func (p *pump) putBack(it *item) {
 // The method `run` claims elements until the last consumer has left.
 func (p *pump) run() {
 	defer close(p.over)
+	defer p.returnReady() // a consumer may have put an item back after the last session
 	for try := 0; ; try++ {
 		err := p.q.m.During(p.ctx, p.session)
 		if p.ctx.Err() != nil || p.q.m.Failure() != nil || errors.Is(err, session.ErrClosed) {
@@ -246,19 +247,24 @@ func (p *pump) session(inc *session.Incarnation) error {
 		err = p.step(inc, c)
 	}
 	p.leavePlace()
-	p.mu.Lock()
-	ready := p.ready
-	p.ready = nil
-	p.mu.Unlock()
-	var last *entry
-	for _, it := range ready {
-		last, _ = c.decide(it, entry{fate: Return})
-	}
-	if last != nil {
+	if last := p.returnReady(); last != nil {
 		inc.AwaitConnected(last.done, session.Grace)
 	}
 	c.leave()
 	return err
+}
+
+// The method `returnReady` returns to the queue the elements that no consumer offers. It returns the
+// entry of the last, or nil.
+func (p *pump) returnReady() (last *entry) {
+	p.mu.Lock()
+	ready := p.ready
+	p.ready = nil
+	p.mu.Unlock()
+	for _, it := range ready {
+		last, _ = it.c.decide(it, entry{fate: Return})
+	}
+	return last
 }
 
 // staleAfter is the maximum age of a finding that the pump uses. After that time, other elements

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -22,9 +23,10 @@ type gate struct {
 	turn  chan struct{} // a goroutine puts a token in before it counts, and takes it out after
 
 	mu      sync.Mutex
-	have    int       // elements at the last count, plus the elements that this producer has sent since; guarded by mu
-	buckets int       // number of buckets at the last count; guarded by mu
-	counted time.Time // time of the last count; guarded by mu
+	full    chan struct{} // closed while the goroutine with the token waits for room; guarded by mu
+	have    int           // elements at the last count, plus the elements that this producer has sent since; guarded by mu
+	buckets int           // number of buckets at the last count; guarded by mu
+	counted time.Time     // time of the last count; guarded by mu
 }
 
 const (
@@ -49,12 +51,35 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 	waited := func(err error) error {
 		return fmt.Errorf("waited %v for room (WithMaxLen %d): %w", time.Since(start).Round(time.Millisecond), limit, err)
 	}
+	refuse := func() error {
+		if p.id != "" {
+			if known, err := g.knows(ctx, p.id); err != nil || known {
+				return err // if the ID is known, the transaction of p fails with ErrKnown
+			}
+		}
+		return fmt.Errorf("%w (WithMaxLen %d)", ErrFull, limit)
+	}
+	var full <-chan struct{}
+	if hurry {
+		g.mu.Lock()
+		full = g.full
+		g.mu.Unlock()
+	}
 	select {
 	case g.turn <- struct{}{}: // in the order of the calls
+	case <-full: // the queue has been full during this call, even if the token is free now
+		return refuse()
 	case <-ctx.Done():
 		return waited(session.CtxErr(ctx))
 	}
-	defer func() { <-g.turn }()
+	defer func() {
+		g.mu.Lock()
+		if session.IsClosed(g.full) {
+			g.full = make(chan struct{})
+		}
+		g.mu.Unlock()
+		<-g.turn
+	}()
 	for waits := 0; ; waits++ {
 		g.mu.Lock()
 		fresh := time.Since(g.counted) < countEvery
@@ -67,15 +92,15 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 		if room {
 			return nil
 		}
-		if waits > 0 && p.id != "" {
-			if known, err := g.knows(ctx, p.id); err != nil || known {
-				return err // if the ID is known, the transaction of p fails with ErrKnown
+		if waits > 0 {
+			if err := refuse(); hurry || !errors.Is(err, ErrFull) {
+				return err
 			}
-		}
-		switch {
-		case waits > 0 && hurry:
-			return fmt.Errorf("%w (WithMaxLen %d)", ErrFull, limit)
-		case waits > 0:
+			g.mu.Lock()
+			if !session.IsClosed(g.full) {
+				close(g.full)
+			}
+			g.mu.Unlock()
 			g.m.Waiters.Add(1)
 			err := g.m.Sleep(ctx, pause)
 			g.m.Waiters.Add(-1)

@@ -185,7 +185,11 @@ func (c *claimant) context(it *item) context.Context {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if it.ctx == nil {
-		it.ctx, it.cancel = context.WithCancelCause(c.held)
+		held := c.held
+		if it.posted {
+			held = context.Background() // the claimant may have ended since: that is no loss
+		}
+		it.ctx, it.cancel = context.WithCancelCause(held)
 		if it.posted || it.final != nil && it.final.with == nil {
 			it.cancel(it.lost)
 		}

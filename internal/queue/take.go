@@ -36,6 +36,9 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 		return nil, false, err
 	}
 	c := it.c
+	if !c.take(it) { // from here on, a Close leaves the item to this call
+		return nil, true, nil
+	}
 	if q.check(it); it.misfit {
 		if err := q.skips.Misfit(it.bucket, it.seq, it.fault); err != nil {
 			c.settleNow(ctx, it, entry{fate: Return}) // the next search finds the element in its position
@@ -64,6 +67,7 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 			defer stay()
 			select {
 			case <-removal.done:
+				c.decide(it, entry{fate: Return}) // only if the servers have refused the removal
 			case <-q.m.Over:
 			}
 		})
@@ -82,9 +86,9 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 		if err := q.vet(ctx, inc); err != nil {
 			return err
 		}
-		spread, pause := 1, firstPause
+		pause := firstPause
 		for synced := false; ; {
-			f, err := q.search(ctx, inc, quest{n: 1, spread: spread, watch: synced})
+			f, err := q.search(ctx, inc, quest{n: 1, spread: 1, watch: synced})
 			if err != nil {
 				return err
 			}
@@ -110,12 +114,11 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 			case err != nil || it != nil:
 				return err
 			}
-			if spread = min(8*spread, maxSpread); !f.more {
-				if err := session.Sleep(ctx, pause); err != nil {
-					return err
-				}
-				pause = min(2*pause, maxPause)
+			// Another client was faster. To keep the order, the next search begins at the front again.
+			if err := session.Sleep(ctx, pause); err != nil {
+				return err
 			}
+			pause = min(2*pause, maxPause)
 		}
 	})
 	return it, err
@@ -191,6 +194,7 @@ func (q *core) Peek(ctx context.Context) (*Element, error) {
 				case session.IsNoNode(err) && i < len(f.es)-1:
 					continue // a consumer has removed the element since the search
 				case session.IsNoNode(err):
+					q.listings.Delete(f.lot.name) // its consumer may have left no trace on the board
 				case q.skips.Unreadable(e.bucket, e.seq, e.key(), err):
 				case err != nil:
 					return nil, err

@@ -182,7 +182,8 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 // Through calls the function `commit`, which must apply its argument in one transaction. The paths
 // in that argument are the program's. If the servers refuse the transaction, the responses that
 // `commit` returns must show which operation they have refused. Through returns the response to
-// each operation that is not an *Outgoing.
+// each operation that is not an *Outgoing. Through works while the Session is being closed, if `commit`
+// does.
 func Through(ctx context.Context, m *session.Manager, ops []any, commit func(ops []any) ([]zk.MultiResponse, error)) ([]zk.MultiResponse, error) {
 	x, err := newLoad(ctx, m, ops, session.MaxPacket)
 	if err == nil {
@@ -191,9 +192,10 @@ func Through(ctx context.Context, m *session.Manager, ops []any, commit func(ops
 	if err != nil {
 		return nil, err
 	}
+	finishing := session.Finish(ctx)
 	for {
 		var steps []step
-		err := m.During(ctx, func(inc *session.Incarnation) (err error) {
+		err := m.During(finishing, func(inc *session.Incarnation) (err error) {
 			steps, err = x.steps(inc)
 			return err
 		})
@@ -209,14 +211,15 @@ func Through(ctx context.Context, m *session.Manager, ops []any, commit func(ops
 			}
 			return x.answered(rs), nil
 		}
+		// If the outcome is unknown, the responses show only which operation the last attempt has failed at.
 		i := session.FailedOp(rs)
-		if i < len(x.ops) {
+		if i < len(x.ops) || session.OutcomeOf(err) != session.Answered {
 			return rs[:min(len(rs), len(x.ops))], err
 		}
 		for _, s := range x.sends {
 			s.o.forget()
 		}
-		if err := m.During(ctx, func(inc *session.Incarnation) error { return steps[i].cure(inc, rs[i].Error) }); err != nil {
+		if err := m.During(finishing, func(inc *session.Incarnation) error { return steps[i].cure(inc, rs[i].Error) }); err != nil {
 			return nil, err // not the error of the refusal, which would mean that an operation of the program was at fault
 		}
 	}

@@ -186,7 +186,12 @@ type finishingKey struct{}
 // Finishing is the context of work that a Session finishes before it is closed, such as the
 // settlement of an element. It is context.Background with one difference: while Close waits for the
 // functions and for the farewell, Manager.Incarnation still accepts it.
-var Finishing = context.WithValue(context.Background(), finishingKey{}, true)
+var Finishing = Finish(context.Background())
+
+// Finish returns a context like ctx for such work.
+func Finish(ctx context.Context) context.Context {
+	return context.WithValue(ctx, finishingKey{}, true)
+}
 
 // Incarnation waits until an incarnation is established, and returns it. It fails if ctx ends
 // first, or if there will be no further incarnation.

@@ -1,0 +1,75 @@
+package queue
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/zktest"
+)
+
+// A transaction that has only SendOps was applied, its reply is lost, and the session ends before
+// Txn has found out the outcome. The outcome is unknown, so the error must be ErrLost.
+func TestTxnOfSendOpsAloneSaysThatItsOutcomeIsUnknown(t *testing.T) {
+	for name, prepare := range txns {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, other := open(t, srv), open(t, srv)
+				q, seen := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](other, "/q")
+				must(t, seen.Send(t.Context(), 0))
+				txn, id := prepare(t, s), s.ID()
+				var multis, struck atomic.Int32
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					switch {
+					case r.Session != id:
+					case r.Op == zktest.OpMulti && multis.Add(1) == 1:
+						return zktest.DropReply
+					case r.Op == zktest.OpExists && multis.Load() == 2 && struck.CompareAndSwap(0, 1):
+						go srv.Expire(id)
+						return zktest.DropRequest
+					}
+					return zktest.Pass
+				})
+				_, err := txn(t.Context(), q.SendOp(1))
+				srv.Intercept(nil)
+				time.Sleep(time.Minute)
+				if n, err := seen.Len(t.Context()); n != 2 || err != nil {
+					t.Errorf("%d elements, %v", n, err)
+				}
+				if struck.Load() != 1 {
+					t.Error("the fault did not strike")
+				}
+				wantErr(t, err, zsync.ErrLost)
+			})
+		})
+	}
+}
+
+// While Close waits for a function, "Token, Txn, Ack, and Unlock work".
+func TestTxnWithASendOpWorksWhileCloseWaitsForTheFunction(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		q, seen := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](other, "/q")
+		must(t, seen.Send(t.Context(), 0))
+		m := zsync.NewMutex(s, "/m")
+		closed := make(chan error, 1)
+		var plain, sends error
+		must(t, m.Do(t.Context(), func(ctx context.Context) error {
+			go func() { closed <- s.Close() }()
+			<-ctx.Done()
+			_, plain = m.Txn(context.WithoutCancel(ctx), &zk.CreateRequest{Path: "/x"})
+			_, sends = m.Txn(context.WithoutCancel(ctx), q.SendOp(1))
+			return nil
+		}))
+		<-closed
+		must(t, plain)
+		must(t, sends)
+		if n, err := seen.Len(t.Context()); n != 2 || err != nil {
+			t.Errorf("%d elements, %v", n, err)
+		}
+	})
+}
