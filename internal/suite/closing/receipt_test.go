@@ -48,10 +48,8 @@ func TestCloseDuringAWriteLeavesNoReceipt(t *testing.T) {
 				err := <-done
 				srv.Intercept(nil)
 				time.Sleep(24 * time.Hour)
-				names, _, e := other.Children(t.Context(), "/n-receipts")
-
-				if len(names) > 0 {
-					t.Error("a receipt is left for ever")
+				if names, _, err := other.Children(t.Context(), "/n-receipts"); len(names) > 0 {
+					t.Errorf("%q is left for ever; %v", names, err)
 				}
 				if err != nil && !errors.Is(err, zsync.ErrClosed) {
 					t.Error(err)
