@@ -78,7 +78,7 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 	if fn == nil {
 		return v, false, session.Invalid("the function is nil")
 	}
-	rw := f.lockOf(key)
+	rw := f.lockOf(session.NameOfKey(key))
 	if rw.misuse() != nil {
 		return v, false, rw.misuse()
 	}
@@ -102,7 +102,7 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 		if shared || ran || ctx.Err() != nil || !errors.Is(err, ErrLost) || errors.Is(err, ErrClosed) {
 			return v, shared, err
 		}
-		rw = f.lockOf(key)
+		rw = f.lockOf(session.NameOfKey(key))
 	}
 }
 
@@ -151,12 +151,8 @@ func plainError(err error) error {
 
 // lockOf returns the lock of a key. Each call has its own place in the line, and the znode of
 // the place shows when the call began.
-func (f *Flight[T]) lockOf(key string) *RWMutex {
-	return f.lockAt(session.ChildPath(f.path, session.NameOfKey(key)))
-}
-
-func (f *Flight[T]) lockAt(dir string) *RWMutex {
-	rw := NewRWMutex(f.s, dir, WithHandoffs(0))
+func (f *Flight[T]) lockOf(name string) *RWMutex {
+	rw := NewRWMutex(f.s, session.ChildPath(f.path, name), WithHandoffs(0))
 	rw.local.Line.Part = true
 	return rw
 }
@@ -277,7 +273,7 @@ func (f *Flight[T]) sweepAfter() time.Duration {
 func (f *Flight[T]) remove(dir string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	rw := f.lockAt(dir)
+	rw := f.lockOf(session.BaseName(dir))
 	if ok, err := rw.TryLock(ctx); !ok || err != nil {
 		return err != nil && session.OutcomeOf(plainError(err)) == session.Answered
 	}

@@ -86,9 +86,9 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 		if err := q.vet(ctx, inc); err != nil {
 			return err
 		}
-		pause := firstPause
+		spread, pause := 1, firstPause
 		for synced := false; ; {
-			f, err := q.search(ctx, inc, quest{n: 1, spread: 1, watch: synced})
+			f, err := q.search(ctx, inc, quest{n: 1, spread: spread, watch: synced})
 			if err != nil {
 				return err
 			}
@@ -114,11 +114,12 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 			case err != nil || it != nil:
 				return err
 			}
-			// Another client was faster. To keep the order, the next search begins at the front again.
-			if err := session.Sleep(ctx, pause); err != nil {
-				return err
+			if spread = min(8*spread, maxSpread); !f.more {
+				if err := session.Sleep(ctx, pause); err != nil {
+					return err
+				}
+				pause = min(2*pause, maxPause)
 			}
-			pause = min(2*pause, maxPause)
 		}
 	})
 	return it, err

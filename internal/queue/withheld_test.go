@@ -2,11 +2,9 @@ package queue
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/zsync/zsync/internal/harness"
@@ -144,38 +142,6 @@ func TestTrySendDoesNotWaitBehindASendThatWaits(t *testing.T) {
 		cancel()
 		<-waits
 		harness.WantErr(t, err, ErrFull)
-	})
-}
-
-// Two clients take from a queue of two buckets. If one was slower, it must still take the first
-// free element.
-func TestTakeTakesTheFirstElementAlthoughAnotherClientWasQuicker(t *testing.T) {
-	harness.VirtualTime(t, func(t *testing.T) {
-		srv := zktest.Start(t)
-		m := open(t, srv)
-		q, other := queueAt(m, "/q"), queueAt(open(t, srv), "/q")
-		send(t, q, strings.Split(strings.Repeat("x ", bucketSize-1)+"x", " ")...)
-		send(t, q, "later", "later", "later", "later", "later", "later", "later", "later", "later", "later")
-		for range 10 {
-			srv.Intercept(harness.First(zktest.Delay(100*time.Millisecond), func(r zktest.Request) bool {
-				return r.Session == m.SessionID() && r.Op == zktest.OpMulti && slices.ContainsFunc(r.Ops, func(o zktest.Request) bool { return strings.HasPrefix(o.Path, "/q/b-") })
-			}))
-			done := make(chan string, 1)
-			go func() {
-				e, err := q.Take(harness.Within(t, time.Minute))
-				if err != nil || e == nil {
-					done <- "nothing"
-				} else {
-					done <- string(e.Data)
-				}
-			}()
-			time.Sleep(10 * time.Millisecond)
-			synctest.Wait()
-			wantTake(t, other, "x", 0)
-			if v := <-done; v != "x" {
-				t.Fatalf("Take has returned %q, while about a thousand earlier elements were free", v)
-			}
-		}
 	})
 }
 
