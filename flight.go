@@ -149,7 +149,7 @@ func plainError(err error) error {
 	return err
 }
 
-// lockOf returns the lock of a key. Each call has its own place in the line, and the znode of
+// lockOf returns the lock of the key with this name. Each call has its own place in the line, and the znode of
 // the place shows when the call began.
 func (f *Flight[T]) lockOf(name string) *RWMutex {
 	rw := NewRWMutex(f.s, session.ChildPath(f.path, name), WithHandoffs(0))

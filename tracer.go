@@ -63,10 +63,7 @@ func (t *tracers) start(ctx context.Context, kind OpKind, op *Op) (_ context.Con
 	op.Kind = kind
 	ctx = t.tracer.Start(ctx, *op)
 	return ctx, func(hold string, err error) {
-		if hold != "" {
-			op.Hold = hold
-		}
-		op.Session = t.session()
+		op.Hold, op.Session = cmp.Or(hold, op.Hold), t.session()
 		t.tracer.End(ctx, *op, err)
 	}
 }
