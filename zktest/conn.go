@@ -270,6 +270,9 @@ func (c *conn) carryOut(r *Request) bool {
 		c.now = ""
 	}
 	defer s.mu.Unlock()
+	if action.kind == actFail && action.code == CodeNoAuth && r.Op.readsOne() && c.at.view.tree.get(r.Path) == nil {
+		action = Pass // the answer is NoNode: as ZooKeeper, the server looks for the znode before its ACL
+	}
 	if s.member != nil {
 		return s.member.take(c, r, action)
 	}
@@ -328,6 +331,11 @@ func (k actionKind) repeats() bool { return k == actPass || k == actFail }
 // The method `fails` reports whether an action of the kind k answers a request with a code, without
 // carrying the request out.
 func (k actionKind) fails() bool { return k == actFail || k == actRefuse }
+
+// The method `readsOne` reports whether a request of the kind o reads the znode of its path.
+func (o Op) readsOne() bool {
+	return o == OpExists || o == OpGetData || o == OpGetChildren || o == OpGetChildren2
+}
 
 // lockConnected waits for the end of a freeze or a partition that affects the connection, and then
 // locks Server.mu. If the connection ends first, lockConnected returns false, and does not lock.

@@ -52,7 +52,8 @@ var (
 
 // Fail answers the request with `code`, such as [CodeNoNode], and does not carry the request out.
 // For a connect request, the only error in ZooKeeper's protocol is an expired session, so Fail
-// answers with that error whatever the code is.
+// answers with that error whatever the code is. A read of a znode that does not exist answers
+// [CodeNoNode] instead of [CodeNoAuth], as ZooKeeper looks for the znode before its ACL.
 func Fail(code int32) Action {
 	return Action{kind: actFail, code: code}
 }

@@ -106,6 +106,19 @@ func TestLostRequestIsNotAppliedAndLostReplyIs(t *testing.T) {
 	}
 }
 
+func TestARefusedReadOfAMissingZnodeAnswersNoNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := Start(t)
+		c := connected(t, s, 10*time.Second)
+		s.Intercept(func(Request) Action { return Fail(CodeNoAuth) })
+		for _, op := range []Op{OpExists, OpGetData, OpGetChildren, OpGetChildren2} {
+			wantCode(t, op.String(), c.call(op, watchBody("/a", true)), CodeNoNode)
+			wantCode(t, op.String(), c.call(op, watchBody("/", true)), CodeNoAuth)
+		}
+		wantCode(t, "create", c.call(OpCreate, createBody("/b/c", "", openACL, 0)), CodeNoAuth)
+	})
+}
+
 func TestFailAnswersWithTheCodeAndDelayWithTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := Start(t)

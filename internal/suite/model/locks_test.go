@@ -15,6 +15,7 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
@@ -50,6 +51,7 @@ type lockRun struct {
 	mu     sync.Mutex
 	ended  map[int64]bool                  // by the servers, of their own accord; guarded by mu
 	struck map[int64]time.Time             // when a stranger last deleted a znode of it; guarded by mu
+	blind  map[int64]bool                  // a read that sets a watch was refused; guarded by mu
 	closed map[*zsync.Session]bool         // guarded by mu
 	grants map[*zsync.Session][]*modelHold // guarded by mu
 }
@@ -73,8 +75,15 @@ func lockModels(t *testing.T, paths []string, f func(r *lockRun)) {
 }
 
 func newLockRun(m *modelRun) *lockRun {
-	r := &lockRun{modelRun: m, ended: make(map[int64]bool), struck: make(map[int64]time.Time), closed: make(map[*zsync.Session]bool), grants: make(map[*zsync.Session][]*modelHold)}
+	r := &lockRun{modelRun: m, ended: make(map[int64]bool), struck: make(map[int64]time.Time), blind: make(map[int64]bool), closed: make(map[*zsync.Session]bool), grants: make(map[*zsync.Session][]*modelHold)}
 	r.refuses, r.freezes, r.strikes = m.rnd.IntN(4) == 0, m.rnd.IntN(3) == 0, m.rnd.IntN(4) == 0
+	r.bars = func(q zktest.Request) {
+		if q.Watch {
+			r.mu.Lock()
+			r.blind[q.Session] = true
+			r.mu.Unlock()
+		}
+	}
 	r.stranger = suite.Open(r.t, r.srv)
 	_, err := inside.Live(r.t, r.stranger).Create(r.t.Context(), "/log", nil)
 	harness.Must(r.t, err)
@@ -164,9 +173,14 @@ func (r *lockRun) believed(h *modelHold) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	// A grant that is under way when the znode is deleted is told of that by
-	// the next event, which its server may be late with.
+	// the next event, which its server may be late with. A session that may not watch
+	// its znode looks again after LookAgainAfter.
 	struck, ok := r.struck[h.session]
-	return !r.ended[h.session] && !(ok && h.since.Before(struck.Add(5*time.Second)))
+	late := 5 * time.Second
+	if r.blind[h.session] {
+		late += session.LookAgainAfter
+	}
+	return !r.ended[h.session] && !(ok && h.since.Before(struck.Add(late)))
 }
 
 // granted is told of a grant of any primitive.

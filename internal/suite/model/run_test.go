@@ -37,10 +37,12 @@ type modelRun struct {
 	denies  bool        // some transactions are refused with NoAuth
 	refuses bool        // requests are refused at times, with NoAuth
 	freezes bool        // followers stand still at times
+	crowded bool        // servers often refuse a request because they are overloaded
 	barred  atomic.Bool // every transaction is refused with NoAuth, at present
 
 	cuts func(begin bool)       // is told when a session is cut off, and when no more
 	sees func(q zktest.Request) // is told of each request, from hurt on
+	bars func(q zktest.Request) // is told of each request that is refused at random
 }
 
 // models runs f with one seed after another: 60, 8 under the race detector, or
@@ -57,7 +59,7 @@ func modelsOf(t *testing.T, short int, f func(r *modelRun)) {
 	t.Parallel()
 	for seed := range harness.Seeds(t, short, min(short, 8), 2000) {
 		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-			r := &modelRun{t: t, srv: srv, rnd: rand.New(rand.NewPCG(uint64(seed), 7)), stop: make(chan struct{}), cuts: func(bool) {}, sees: func(zktest.Request) {}}
+			r := &modelRun{t: t, srv: srv, rnd: rand.New(rand.NewPCG(uint64(seed), 7)), stop: make(chan struct{}), cuts: func(bool) {}, sees: func(zktest.Request) {}, bars: func(zktest.Request) {}}
 			for range 3 {
 				r.ss = append(r.ss, suite.Open(t, srv, zsync.WithRetry(zsync.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond})))
 			}
@@ -111,6 +113,7 @@ func (r *modelRun) hurt(expire bool) {
 	r.srv.SetLag(a[1], time.Duration(1+r.rnd.IntN(300))*time.Millisecond)
 	r.srv.SetLag(a[2], time.Duration(1+r.rnd.IntN(40))*time.Millisecond)
 	r.srv.SetLatency(time.Duration(r.rnd.IntN(3)) * time.Millisecond)
+	r.crowded = r.rnd.IntN(4) == 0
 	var mu sync.Mutex
 	dice := rand.New(rand.NewPCG(r.rnd.Uint64(), 8))
 	draw := func(n int) int {
@@ -126,6 +129,9 @@ func (r *modelRun) hurt(expire bool) {
 		}
 		if q.Op == zktest.OpMulti && r.barred.Load() {
 			return zktest.Fail(zktest.CodeNoAuth)
+		}
+		if r.crowded && q.Op != zktest.OpDelete && draw(8) == 0 {
+			return zktest.Fail(zktest.CodeThrottled)
 		}
 		switch draw(100) {
 		case 0:
@@ -143,6 +149,7 @@ func (r *modelRun) hurt(expire bool) {
 			}
 		case 4:
 			if r.refuses && draw(3) == 0 {
+				r.bars(q)
 				return zktest.Fail(zktest.CodeNoAuth)
 			}
 		}
