@@ -490,7 +490,15 @@ func (inc *Incarnation) shut() {
 		// Perhaps there was no connection, so no server was asked to end the session. Or the server
 		// that was asked is silent. In both cases, endOrphan asks another server. If the silent
 		// server forwards the request later, that ends the same session.
-		if left := inc.leftAt(); !left.IsZero() && !inc.ended() {
+		left := inc.leftAt()
+		if left.IsZero() {
+			// A handshake may have read its reply before `seal`, and calls `abandon` before `serve` returns.
+			// `shut` waits for `serve` in any case. `serve` needs nothing from `shut`: it returns when Ctx
+			// has ended and its socket is closed.
+			<-inc.gone
+			left = inc.leftAt()
+		}
+		if !left.IsZero() && !inc.ended() {
 			inc.Manager.Spawn(func() { inc.endOrphan(left) })
 		}
 	})
