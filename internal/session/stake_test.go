@@ -198,9 +198,12 @@ func TestAHoldLeavesAServerThatRefusesInquiries(t *testing.T) {
 				must(t, err)
 				defer stake.Drop()
 				bad := inc.newestConn().Addr
+				var mu sync.Mutex
 				var next string // the first other server that is tried
 				var left time.Duration
 				srv.Intercept(func(r zktest.Request) zktest.Action {
+					mu.Lock()
+					defer mu.Unlock()
 					switch {
 					case r.Op == zktest.OpConnect && r.Addr != bad:
 						if next == "" {
@@ -215,6 +218,8 @@ func TestAHoldLeavesAServerThatRefusesInquiries(t *testing.T) {
 					return zktest.Pass
 				})
 				time.Sleep(3 * testTimeout)
+				mu.Lock()
+				defer mu.Unlock()
 				if inc.Ctx.Err() != nil || left < testTimeout/7 {
 					t.Errorf("the server was left %v before the end; the end: %v", left, context.Cause(inc.Ctx))
 				}
