@@ -11,6 +11,10 @@ import (
 // receives the reply. So while a handshake has no reply, the client counts on no more than the
 // least timeout that the server may grant. This file remembers that least timeout. Package lease
 // uses it.
+//
+// The memory is wrong if a server was restarted and now grants less: see same-timeouts in
+// docs/guarantees.md. The memory is kept in spite of that: without it, each outage of leastOfAll
+// would end all holds, because servers without a leader do not answer handshakes.
 
 // The type `grants` is a table of the session timeout that each server has granted.
 type grants struct{ m sync.Map }

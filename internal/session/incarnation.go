@@ -57,6 +57,7 @@ type Incarnation struct {
 	Lease     lease.Lease // guarded by LeaseMu
 	stakes    int         // number of holds of the session; guarded by LeaseMu
 	asking    *inquiry    // the inquiry under way, or nil; guarded by LeaseMu
+	leaveBy   time.Time   // when to leave the present server if no inquiry proves anything; zero before the first inquiry; guarded by LeaseMu
 	abandoned time.Time   // when the session was abandoned; guarded by LeaseMu; never changes once set
 	over      bool        // the servers have confirmed the end of the session; guarded by LeaseMu
 	password  []byte      // of the session; guarded by LeaseMu
@@ -333,7 +334,11 @@ func (inc *Incarnation) confirm() bool {
 // The method `contact` is called when a request was answered at the time `now`, with the proof p.
 func (inc *Incarnation) contact(s lease.Stamp, p lease.Proof, now time.Time) {
 	inc.LeaseMu.Lock()
-	confirmed := inc.Lease.Answered(s, p, now) && inc.stakes > 0
+	confirmed := inc.Lease.Answered(s, p, now)
+	if confirmed {
+		inc.leaveBy = time.Time{} // the program's own writes confirm, too
+	}
+	confirmed = confirmed && inc.stakes > 0
 	inc.LeaseMu.Unlock()
 	if confirmed {
 		inc.Manager.Pace.confirmed()
@@ -485,7 +490,15 @@ func (inc *Incarnation) shut() {
 		// Perhaps there was no connection, so no server was asked to end the session. Or the server
 		// that was asked is silent. In both cases, endOrphan asks another server. If the silent
 		// server forwards the request later, that ends the same session.
-		if left := inc.leftAt(); !left.IsZero() && !inc.ended() {
+		left := inc.leftAt()
+		if left.IsZero() {
+			// A handshake may have read its reply before `seal`, and calls `abandon` before `serve` returns.
+			// `shut` waits for `serve` in any case. `serve` needs nothing from `shut`: it returns when Ctx
+			// has ended and its socket is closed.
+			<-inc.gone
+			left = inc.leftAt()
+		}
+		if !left.IsZero() && !inc.ended() {
 			inc.Manager.Spawn(func() { inc.endOrphan(left) })
 		}
 	})
@@ -535,6 +548,7 @@ func (inc *Incarnation) connected(c *conn.Conn) {
 	inc.down = make(chan struct{})
 	close(inc.up)
 	inc.mu.Unlock()
+	inc.startAnew()
 	inc.wake()
 	if !again {
 		m.traceBegin(inc)

@@ -101,9 +101,14 @@ func (c *slowConn) Close() error {
 // has a tenth of its timeout like everybody else: the servers are not asked to end
 // it at once.
 func TestASessionThatEndsInAHandshakeIsNotClosedBeforeItsHoldersHadTheirTime(t *testing.T) {
+	lose := func(inc *Incarnation) { inc.end(inc.Manager.Config.Lost(LossCutOff, inc.ID.Load(), time.Now())) }
 	for name, end := range map[string]func(inc *Incarnation){
 		"given up": (*Incarnation).giveUp,
-		"lost":     func(inc *Incarnation) { inc.end(inc.Manager.Config.Lost(LossCutOff, inc.ID.Load(), time.Now())) },
+		"lost":     lose,
+		"lost, and shut runs before the handshake goes on": func(inc *Incarnation) {
+			lose(inc)
+			time.Sleep(500 * time.Microsecond)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {

@@ -133,7 +133,6 @@ func (inc *Incarnation) Assured() bool {
 
 // The type `inquiry` is a request that confirms the session.
 type inquiry struct {
-	limit time.Time     // when to close the connection; only the watchdog uses it
 	ended chan struct{} // closed when the reply has come, or cannot come
 	inc   *Incarnation
 	op    int32
@@ -142,8 +141,9 @@ type inquiry struct {
 	proved bool // the reply was not a refusal; read it after `ended` is closed
 }
 
-// The method `inquire` returns the inquiry under way, or starts an inquiry if one is due. If none
-// is due, or there is no connection, inquire returns nil, and the time after which to call inquire
+// The method `inquire` returns the inquiry under way, or starts an inquiry if one is due. In both
+// cases, `wait` is the time until the client should leave a server that proves nothing. If none is
+// due, or there is no connection, inquire returns nil, and the time after which to call inquire
 // again. If `urgent` is set, an inquiry is due as soon as it can confirm a later time.
 func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	inc.mu.Lock()
@@ -153,21 +153,17 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	defer inc.LeaseMu.Unlock()
 	now := time.Now()
 	if inc.asking != nil {
-		return inc.asking, 0
+		return inc.asking, inc.patienceLocked(now)
 	}
 	p, wait := inc.Lease.Next(now, urgent)
 	if wait > 0 {
 		return nil, wait
 	}
-	left, timeout := inc.Lease.Confirmed(now), inc.Lease.Timeout()
+	timeout := inc.Lease.Timeout()
 	if !up {
 		return nil, timeout / 10 // a new connection wakes the watchdog: see `connected`
 	}
-	if left <= 0 {
-		left = timeout // there are no holds to lose
-	}
-	// Half of the time is for this server, the rest is for others.
-	q = &inquiry{limit: now.Add(left / 2), ended: make(chan struct{})}
+	q = &inquiry{ended: make(chan struct{})}
 	inc.asking = q
 	q.op, q.inc = wire.OpDelete, inc
 	if p != lease.Quorum {
@@ -180,7 +176,22 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 			q.over(timeout / 100) // the connection has just ended
 		}
 	})
-	return q, 0
+	return q, inc.patienceLocked(now)
+}
+
+// patienceLocked returns the time until the client should leave a server that proves nothing. The
+// first inquiry sets the limit: half of the time is for this server, the rest is for others. A
+// refusal leaves the limit as it is. So a server that refuses every inquiry is left as early as a
+// silent server.
+func (inc *Incarnation) patienceLocked(now time.Time) time.Duration {
+	if inc.leaveBy.IsZero() {
+		left := inc.Lease.Confirmed(now)
+		if left <= 0 {
+			left = inc.Lease.Timeout() // there are no holds to lose
+		}
+		inc.leaveBy = now.Add(left / 2)
+	}
+	return inc.leaveBy.Sub(now)
 }
 
 func (q *inquiry) Op() int32 { return q.op }
@@ -225,6 +236,9 @@ func (q *inquiry) over(wait time.Duration) {
 	}
 	q.inc.LeaseMu.Lock()
 	q.inc.asking = nil
+	if q.proved {
+		q.inc.leaveBy = time.Time{} // the server gets a new limit with the next inquiry
+	}
 	q.inc.LeaseMu.Unlock()
 	close(q.ended)
 }
@@ -255,9 +269,8 @@ func (inc *Incarnation) watchdog() {
 			q, due := inc.inquire(false)
 			if q != nil {
 				answered = q.ended
-				if due = time.Until(q.limit); due <= 0 {
+				if due <= 0 {
 					inc.hangUp()
-					q.limit = time.Now().Add(wait)
 					due = wait
 				}
 			}
@@ -275,13 +288,25 @@ func (inc *Incarnation) watchdog() {
 // lookEvery is the interval between two looks of the watchdog.
 func (inc *Incarnation) lookEvery() time.Duration { return time.Duration(inc.Timeout.Load() / 10) }
 
-// hangUp closes the connection, so that another server is tried.
+// hangUp closes the connection, so that another server is tried. It does nothing if no connection
+// serves the session: a handshake has a limit of its own.
 func (inc *Incarnation) hangUp() {
-	inc.Manager.Log.Info("zsync: leaving a server that does not confirm the session", "session", Text(inc.ID.Load()))
+	inc.startAnew()
 	inc.mu.Lock()
-	c := inc.conn
+	c, up := inc.conn, IsClosed(inc.up)
 	inc.mu.Unlock()
-	c.Close()
+	// If the connection is replaced before Close, Close has no effect: `serve` has closed it.
+	if up {
+		inc.Manager.Log.Info("zsync: leaving a server that does not confirm the session", "session", Text(inc.ID.Load()))
+		c.Close()
+	}
+}
+
+// The method `startAnew` forgets the limit for the present server. The next inquiry sets another.
+func (inc *Incarnation) startAnew() {
+	inc.LeaseMu.Lock()
+	inc.leaveBy = time.Time{}
+	inc.LeaseMu.Unlock()
 }
 
 func (inc *Incarnation) staked() bool {

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -172,4 +173,79 @@ func TestAHoldBeginsBehindAWriteOverTheConnectionThatTheSessionHas(t *testing.T)
 			})
 		})
 	}
+}
+
+// A server that answers, but refuses every inquiry, is left while half of the time is there: as a silent
+// one is. What other servers need to go on with the session is there, too.
+func TestAHoldLeavesAServerThatRefusesInquiries(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		fault   zktest.Action
+		latency time.Duration
+		dead    bool
+	}{
+		{"no answer, healthy others", zktest.Hang, 60 * time.Millisecond, false},
+		{"throttled, healthy others", zktest.Fail(zktest.CodeThrottled), 60 * time.Millisecond, false},
+		{"no answer, one other is silent", zktest.Hang, 2 * time.Millisecond, true},
+		{"throttled, one other is silent", zktest.Fail(zktest.CodeThrottled), 2 * time.Millisecond, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				srv.SetLatency(c.latency)
+				s := open(t, srv)
+				inc := live(t, s)
+				stake, err := inc.Stake(t.Context())
+				must(t, err)
+				defer stake.Drop()
+				bad := inc.newestConn().Addr
+				var mu sync.Mutex
+				var next string // the first other server that is tried
+				var left time.Duration
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					mu.Lock()
+					defer mu.Unlock()
+					switch {
+					case r.Op == zktest.OpConnect && r.Addr != bad:
+						if next == "" {
+							next, left = r.Addr, inc.certain()
+						}
+						if c.dead && r.Addr == next {
+							return zktest.Hang
+						}
+					case r.Addr == bad && r.Op != zktest.OpPing && r.Op != zktest.OpCloseSession && r.Op != zktest.OpConnect:
+						return c.fault
+					}
+					return zktest.Pass
+				})
+				time.Sleep(3 * testTimeout)
+				mu.Lock()
+				defer mu.Unlock()
+				if inc.Ctx.Err() != nil || left < testTimeout/7 {
+					t.Errorf("the server was left %v before the end; the end: %v", left, context.Cause(inc.Ctx))
+				}
+			}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
+		})
+	}
+}
+
+// The time for a server begins anew when it confirms the session, though inquiries were refused before.
+func TestAServerThatConfirmsNowAndThenIsNotLeft(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		stake, err := inc.Stake(t.Context())
+		must(t, err)
+		defer stake.Drop()
+		var n atomic.Int32
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if (r.Op == zktest.OpDelete || r.Op == zktest.OpSync) && n.Add(1)%10 != 0 {
+				return zktest.Fail(zktest.CodeThrottled)
+			}
+			return zktest.Pass
+		})
+		time.Sleep(10 * testTimeout)
+		if inc.Ctx.Err() != nil || s.Stats().Reconnects > 0 {
+			t.Errorf("%d reconnects; the end: %v", s.Stats().Reconnects, context.Cause(inc.Ctx))
+		}
+	})
 }
