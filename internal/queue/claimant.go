@@ -560,7 +560,7 @@ func (c *claimant) flush() {
 		for _, e := range c.notes {
 			if len(es) == 0 || e.item.bucket == es[0].item.bucket {
 				es = append(es, e)
-				e.item.back = e.fate == Return
+				e.item.back = e.item.back || e.fate == Return // an item can also have a note among `es`
 			}
 		}
 		c.notes = slices.DeleteFunc(c.notes, func(e *entry) bool { return e.item.bucket == es[0].item.bucket })

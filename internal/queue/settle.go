@@ -588,6 +588,7 @@ func (c *claimant) settleNow(ctx context.Context, it *item, model entry) (e *ent
 		loss := c.lost()
 		var ok bool
 		if e, ok = c.decide(it, model); !ok {
+			// it.lost no longer changes: if the servers refuse a txn, it.then becomes the fate at once.
 			return e, cmp.Or(loss, it.lost, lock.ErrNotLocked)
 		}
 		err = c.await(ctx, e)

@@ -45,3 +45,21 @@ func TestAConsumerLooksAgainForAnElementIfTheSessionOfTheLookEnds(t *testing.T) 
 		wantTake(t, queueAt(other, "/q"), "x", 1)
 	})
 }
+
+// The claimant writes the return of an item and a note about the same item at once: the servers have
+// refused both before. The return counts.
+func TestANoteAndAReturnInOneWrite(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		q, other := queueAt(open(t, srv), "/q"), queueAt(open(t, srv), "/q")
+		send(t, q, "x")
+		it := receive(t, q).(*item)
+		it.c.turn <- struct{}{} // a write of a board is under way
+		returned, _ := it.c.decide(it, entry{fate: Return})
+		noted := it.c.note([]*item{it})
+		<-it.c.turn
+		<-returned.done
+		<-noted.done
+		wantTake(t, other, "x", 0)
+	})
+}
