@@ -371,15 +371,11 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 			return err
 		}))
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if bell && !c.silent {
-		add(ring(q.dir), func(_ *session.Incarnation, err error) error {
-			c.mu.Lock()
-			c.silent = true // the bell only wakes other consumers sooner
-			c.mu.Unlock()
-			return nil
-		})
+	if bell {
+		ops, refused := c.bell()
+		for _, op := range ops {
+			add(op, func(*session.Incarnation, error) error { refused(); return nil })
+		}
 	}
 	return steps, owners, nil
 }
