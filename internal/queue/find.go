@@ -170,6 +170,7 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 		}
 		names, _, err := inc.Children(ctx, q.dir)
 		if session.IsNoNode(err) || err == nil && slices.Contains(names, pausedName) {
+			f.from = time.Time{} // f.all does not have the buckets, so it proves no deletion
 			return f, nil
 		}
 		if err != nil {
