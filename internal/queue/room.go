@@ -35,6 +35,9 @@ const (
 
 	// mostWait is the longest time between two counts of a producer that waits for room.
 	mostWait = time.Second
+
+	// maxCounts is the largest number of counts after the first, if no two counts in a row are equal.
+	maxCounts = 20
 )
 
 // The method `enter` waits until there is room for `p`. If `hurry` is set, it returns ErrFull
