@@ -611,7 +611,7 @@ func (c *Conn) event(body []byte) error {
 	if s.Bad || t < zk.EventNodeCreated || t > zk.EventNodeChildrenChanged {
 		return fmt.Errorf("%w: event of type %d", ErrProtocol, t)
 	}
-	c.s.Watches.fire(t, path)
+	c.s.Watches.Fire(t, path)
 	return nil
 }
 

@@ -70,7 +70,7 @@ type WatchKey struct {
 //	ask        a read is written: with the flag, if the key has a waiter and is not armed
 //	answered   its reply has come: armed, unless a removal was written after the read
 //	forget     a removal is written: not armed, and no earlier read arms it
-//	fire       the event has come: not armed
+//	Fire       the event has come: not armed
 //	resend     a new connection: armed watches are set again before any other request
 //
 // So for every armed watch, the server has the watch, or its event is on the way, or the client sets
@@ -305,8 +305,9 @@ func (h *Watches) answered(a *ask, code int32, ours bool) {
 	}
 }
 
-// The method `fire` processes an event of a server. It never blocks.
-func (h *Watches) fire(t zk.EventType, path string) {
+// Fire processes an event of a server. It never blocks. A user of the session may also call it, to
+// wake the waiters: they read again, and that read sets the watch again.
+func (h *Watches) Fire(t zk.EventType, path string) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	switch t {

@@ -51,7 +51,7 @@ type claimant struct {
 	running bool                       // set while a goroutine settles the entries in `queue`; guarded by mu
 	refused map[*entry]bool            // entries that the claimant tries again later; guarded by mu
 	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items; guarded by mu
-	silent  bool                       // the servers refuse to let the claimant ring the bell; guarded by mu
+	silent  int                        // number of ways to wake idle consumers that the servers refuse, see `bell`; guarded by mu
 	blind   bool                       // the servers refuse to let the claimant create and delete "paused", so its claims do not check for a pause; guarded by mu
 	empty   chan struct{}              // if not nil, closed when the claimant has no items; guarded by mu
 
@@ -560,7 +560,7 @@ func (c *claimant) flush() {
 		for _, e := range c.notes {
 			if len(es) == 0 || e.item.bucket == es[0].item.bucket {
 				es = append(es, e)
-				e.item.back = e.fate == Return
+				e.item.back = e.item.back || e.fate == Return // an item can also have a note among `es`
 			}
 		}
 		c.notes = slices.DeleteFunc(c.notes, func(e *entry) bool { return e.item.bucket == es[0].item.bucket })
@@ -599,11 +599,10 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 			return nil, nil // a claim has written this already
 		}
 		var with []any
-		c.mu.Lock()
-		if bell && !c.silent {
-			with = append(with, ring(c.q.dir))
+		var refused func()
+		if bell {
+			with, refused = c.bell()
 		}
-		c.mu.Unlock()
 		rs, err = c.write(bucket, t.version, next, with...)
 		switch {
 		case err == nil:
@@ -613,13 +612,28 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 			c.wroteLocked(t, past)
 			return rs, nil
 		case with != nil && errors.Is(err, zk.ErrNoAuth) && session.FailedOp(rs) != 1:
-			c.mu.Lock()
-			c.silent = true // the bell is not necessary: it only wakes other consumers sooner
-			c.mu.Unlock()
+			refused()
 		case !outrun(err):
 			return nil, err
 		}
 		t = nil
+	}
+}
+
+// The method `bell` returns operations that wake the idle consumers of other sessions. If the servers
+// refuse to let the claimant write the queue's znode, it creates and deletes a child of the marks'
+// znode: the first idle consumer watches that znode while boards have marks of other clients. If the
+// servers refuse this as well, there are no operations. The caller calls the function `refused`
+// after a refusal.
+func (c *claimant) bell() (ops []any, refused func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n, path := c.silent, c.path()+"-bell"
+	ways := [][]any{{ring(c.q.dir)}, {&zk.CreateRequest{Path: path, Acl: c.q.m.Config.ACL}, &zk.DeleteRequest{Path: path, Version: -1}}, nil}
+	return ways[n], func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.silent = max(c.silent, n+1)
 	}
 }
 
@@ -661,7 +675,9 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 		}
 	}
 	it.posted = true
-	it.drop()
+	if it.drop(); c.silent > 0 {
+		c.inc.Watches.Fire(zk.EventNodeDataChanged, c.q.dir) // wakes the consumers of this session
+	}
 	if len(c.items) > 0 {
 		return
 	}

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"fmt"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,4 +56,29 @@ func TestAClaimantForgetsDeletedBucketsAndNoOthers(t *testing.T) {
 	if len(c.past) != 2 || len(c.pastAt) != 2 {
 		t.Errorf("%d and %d buckets are remembered; want 2", len(c.past), len(c.pastAt))
 	}
+}
+
+// A search while the queue is paused lists no buckets. That does not mean that the buckets were
+// deleted: the claimant still knows which of its elements are settled.
+func TestASearchDuringAPauseForgetsNoSettledNumber(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		m := open(t, zktest.Start(t))
+		q := queueAt(m, "/q")
+		send(t, q, "x", "y")
+		it := receive(t, q).(*item)
+		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Remove}))
+		c := it.c
+		c.mu.Lock()
+		for i := range 100 { // as many as in a queue with 100,000 elements
+			c.past["b-00000-"+strconv.Itoa(i)] = only(1)
+		}
+		c.mu.Unlock()
+		time.Sleep(time.Second)
+		harness.Must(t, q.Pause(t.Context()))
+		f, err := q.search(t.Context(), m.Present(), quest{n: 1, spread: 1})
+		harness.Must(t, err)
+		if c.prune(f.all, f.from); !c.past[it.bucket].has(it.seq) {
+			t.Error("the claimant has forgotten a settled number of a bucket that exists")
+		}
+	})
 }

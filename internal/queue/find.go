@@ -114,7 +114,7 @@ type finding struct {
 	es     []element // free elements of `lot`; empty if the queue has none
 	due    time.Time // time at which an element may next become free without a ring of the bell
 	more   bool      // another bucket may have free elements
-	others bool      // the boards have, or had, lines of other marks
+	others bool      // the boards have lines of other marks that exist
 	left   *finding  // if `es` is empty: a finding with an element that is free, but skipped as a misfit; or nil
 	at     time.Time // when the search ended
 	all    []bucket  // all buckets of the queue
@@ -170,6 +170,7 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 		}
 		names, _, err := inc.Children(ctx, q.dir)
 		if session.IsNoNode(err) || err == nil && slices.Contains(names, pausedName) {
+			f.from = time.Time{} // f.all does not have the buckets, so it proves no deletion
 			return f, nil
 		}
 		if err != nil {
@@ -263,11 +264,11 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 const aliveFor = time.Second
 
 // The method `bury` moves the lines of deleted marks from the boards of `lots` to their `dead`
-// lines. Its result is true if `others` is true, or if the board of a lot with elements had a line
-// of another mark before the call. The argument `others` is the result for earlier lots. If `watch`
-// is set, `bury` lists the marks even if the last listing is fresh.
+// lines. Its result is true if `others` is true, or if the board of a lot with elements keeps a line
+// of another mark. The argument `others` is the result for earlier lots. If `watch` is set, `bury`
+// lists the marks even if the last listing is fresh.
 func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, others, watch bool) (bool, error) {
-	mine, unknown := q.mark(), false
+	mine, foreign, unknown := q.mark(), false, false
 	q.mu.Lock()
 	alive := q.alive
 	fresh := q.lister == mine && time.Since(q.listed) < aliveFor
@@ -275,12 +276,12 @@ func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot
 	for _, t := range lots {
 		for mark := range t.board.lines {
 			if mark != mine && t.children > 0 {
-				others, unknown = true, unknown || !fresh || !alive[mark]
+				foreign, unknown = true, unknown || !fresh || !alive[mark]
 			}
 		}
 	}
-	if !others || !unknown && !watch {
-		return others, nil
+	if !foreign || !unknown && !watch {
+		return others || foreign, nil
 	}
 	names, err := inc.Names(ctx, q.live) // after the boards were read
 	if err != nil {
@@ -295,10 +296,14 @@ func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot
 	q.mu.Unlock()
 	for _, t := range lots {
 		for mark, h := range t.board.lines {
-			if mark != mine && !alive[mark] {
-				if t.dead == nil {
-					t.dead = make(map[string]hold)
-				}
+			switch {
+			case mark == mine:
+			case alive[mark]:
+				others = others || t.children > 0
+			case t.dead == nil:
+				t.dead = make(map[string]hold)
+				fallthrough
+			default:
 				t.dead[mark] = h
 				delete(t.board.lines, mark)
 			}

@@ -1,11 +1,16 @@
 package queue
 
 import (
+	"strconv"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/zktest"
 )
 
 func TestRoomForElementsIsNeverLessThanNone(t *testing.T) {
@@ -31,5 +36,55 @@ func TestBucketKnowsItsLastNumberHoweverManyItHasGiven(t *testing.T) {
 				t.Errorf("with %d made and %d there: the last is %d", made, there, got)
 			}
 		}
+	}
+}
+
+// A consumer has died with an element of the second bucket. Then there is only one consumer. It must
+// get the elements of the first bucket in order, and before those of the second.
+func TestTheOnlyConsumerKeepsTheOrderAlthoughADeadOneIsOnABoard(t *testing.T) {
+	for name, dies := range map[string]bool{"nobody has died": false, "one has died": true} {
+		t.Run(name, func(t *testing.T) {
+			harness.VirtualTime(t, func(t *testing.T) {
+				srv := zktest.Start(t)
+				ghost, m := open(t, srv), open(t, srv)
+				q := queueAt(m, "/q")
+				q.cfg.Prefetch, q.cfg.MaxAttempts = 16, 3
+				var first, second []string
+				for i := range bucketSize {
+					first, second = append(first, strconv.Itoa(i)), append(second, strconv.Itoa(bucketSize+i))
+				}
+				send(t, q, first...)
+				send(t, q, second...)
+				if dies {
+					g := queueAt(ghost, "/q")
+					var items []Item
+					for range 2 { // a search finds at most half a bucket
+						harness.Must(t, g.Receive(t.Context(), bucketSize/2, func(it Item) { items = append(items, it) }))
+					}
+					if it := receive(t, g); string(it.Data()) != strconv.Itoa(bucketSize) {
+						t.Fatalf("received %q", it.Data())
+					}
+					var all sync.WaitGroup
+					for _, it := range items {
+						all.Go(func() { it.Settle(t.Context(), Settlement{Fate: Return, Untried: true}) })
+					}
+					all.Wait()
+					srv.Expire(ghost.SessionID())
+				}
+				time.Sleep(time.Minute)
+				srv.SetLatency(5 * time.Millisecond)
+				c := q.Join(t.Context(), Joining{Hand: true})
+				defer c.Leave()
+				for i := range bucketSize {
+					it, err := c.Next()
+					harness.Must(t, err)
+					it.Handed()
+					if v := string(it.Data()); v != strconv.Itoa(i) {
+						t.Fatalf("the only consumer has received %s, want %d", v, i)
+					}
+					go it.Settle(t.Context(), Settlement{Fate: Remove})
+				}
+			})
+		})
 	}
 }

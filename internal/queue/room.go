@@ -35,6 +35,9 @@ const (
 
 	// mostWait is the longest time between two counts of a producer that waits for room.
 	mostWait = time.Second
+
+	// maxCounts is the largest number of counts after the first, if no two counts in a row are equal.
+	maxCounts = 20
 )
 
 // The method `enter` waits until there is room for `p`. If `hurry` is set, it returns ErrFull
@@ -126,7 +129,7 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 func (g *gate) count(ctx context.Context) (have, buckets int, err error) {
 	err = g.m.During(ctx, func(inc *session.Incarnation) error {
 		var before []tally
-		for synced := false; ; {
+		for i, synced := 0, false; ; i++ {
 			all, err := g.site.counts(ctx, inc)
 			if err != nil {
 				return err
@@ -136,10 +139,11 @@ func (g *gate) count(ctx context.Context) (have, buckets int, err error) {
 				have += int(b.children)
 			}
 			// If an element moves to another bucket during the count, the count may miss it. So if
-			// there is little room, two counts in a row must be equal.
+			// there is little room, two counts in a row must be equal, unless the queue changes all
+			// the time.
 			near := have < g.limit && have > g.limit-g.limit/10-10
 			switch {
-			case near && !slices.Equal(all, before):
+			case near && i < maxCounts && !slices.Equal(all, before):
 				before = all
 				continue
 			case synced || have < g.limit:

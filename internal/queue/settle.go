@@ -371,15 +371,11 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 			return err
 		}))
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if bell && !c.silent {
-		add(ring(q.dir), func(_ *session.Incarnation, err error) error {
-			c.mu.Lock()
-			c.silent = true // the bell only wakes other consumers sooner
-			c.mu.Unlock()
-			return nil
-		})
+	if bell {
+		ops, refused := c.bell()
+		for _, op := range ops {
+			add(op, func(*session.Incarnation, error) error { refused(); return nil })
+		}
 	}
 	return steps, owners, nil
 }
@@ -588,6 +584,7 @@ func (c *claimant) settleNow(ctx context.Context, it *item, model entry) (e *ent
 		loss := c.lost()
 		var ok bool
 		if e, ok = c.decide(it, model); !ok {
+			// it.lost no longer changes: if the servers refuse a txn, it.then becomes the fate at once.
 			return e, cmp.Or(loss, it.lost, lock.ErrNotLocked)
 		}
 		err = c.await(ctx, e)

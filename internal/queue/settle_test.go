@@ -1,10 +1,14 @@
 package queue
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
@@ -44,4 +48,61 @@ func TestAConsumerLooksAgainForAnElementIfTheSessionOfTheLookEnds(t *testing.T) 
 		}
 		wantTake(t, queueAt(other, "/q"), "x", 1)
 	})
+}
+
+// The claimant writes the return of an item and a note about the same item at once: the servers have
+// refused both before. The return counts.
+func TestANoteAndAReturnInOneWrite(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		q, other := queueAt(open(t, srv), "/q"), queueAt(open(t, srv), "/q")
+		send(t, q, "x")
+		it := receive(t, q).(*item)
+		it.c.turn <- struct{}{} // a write of a board is under way
+		returned, _ := it.c.decide(it, entry{fate: Return})
+		noted := it.c.note([]*item{it})
+		<-it.c.turn
+		<-returned.done
+		<-noted.done
+		wantTake(t, other, "x", 0)
+	})
+}
+
+// A consumer may not write the queue's znode, so it cannot ring the bell when it frees an element.
+// An idle consumer gets the element at once nevertheless.
+func TestAnElementWakesAnIdleConsumerAlthoughTheBellIsRefused(t *testing.T) {
+	for fate, name := range map[Fate]string{Return: "return", Later: "later", Remove: "remove"} {
+		for _, own := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, own %v", name, own), func(t *testing.T) {
+				harness.VirtualTime(t, func(t *testing.T) {
+					srv := zktest.Start(t)
+					q, other := queueAt(open(t, srv), "/q"), queueAt(open(t, srv), "/q")
+					b := Batch{Priority: Middle, Data: [][]byte{[]byte("x")}}
+					if fate == Remove { // frees the next element of the same key
+						b.Data, b.Keys = append(b.Data, []byte("y")), []string{"k", "k"}
+					}
+					harness.Must(t, other.Send(t.Context(), b))
+					harness.SetACL(t, srv, "/q", zk.WorldACL(zk.PermRead|zk.PermCreate))
+					it := receive(t, q)
+					if own {
+						other = q
+						harness.SetACL(t, srv, "/q-live", zk.WorldACL(zk.PermRead|zk.PermCreate)) // no way is left to wake other clients
+					}
+					c := other.Join(t.Context(), Joining{Hand: true})
+					next := harness.Async(func() error { _, err := c.Next(); return err })
+					time.Sleep(time.Minute)
+					harness.PendingStill(t, next)
+					harness.Must(t, it.Settle(t.Context(), Settlement{Fate: fate, Due: time.Now().Add(time.Second)}))
+					time.Sleep(2 * time.Second)
+					select {
+					case err := <-next:
+						harness.Must(t, err)
+					default:
+						t.Error("the consumer still waits")
+					}
+					c.Leave()
+				})
+			})
+		}
+	}
 }

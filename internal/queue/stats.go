@@ -14,9 +14,6 @@ import (
 // This file counts the elements of a queue and the claims of each consumer, and pauses the
 // consumers. room.go counts elements for WithMaxLen.
 
-// maxCounts is the largest number of counts that Len makes after its first.
-const maxCounts = 20
-
 // Len counts the elements until two counts in a row are equal. Then the queue had that length at a
 // moment between these two counts. If the queue changes all the time, Len returns the last count.
 func (q *core) Len(ctx context.Context) (n int, err error) {

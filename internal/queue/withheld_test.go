@@ -3,6 +3,7 @@ package queue
 import (
 	"context"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -159,5 +160,40 @@ func TestAckAfterNackWhenTheMarkRests(t *testing.T) {
 		if strings.Contains(err.Error(), "BUG") || strings.Contains(cause.Error(), "BUG") {
 			t.Errorf("an internal error: %v; %v", err, cause)
 		}
+	})
+}
+
+// Other clients send and take all the time, so no two counts are equal. A Send with a limit must not
+// count for ever.
+func TestSendEndsAlthoughNoTwoCountsAreEqual(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m := open(t, srv)
+		q := queueAt(m, "/q")
+		q.gate.limit = 10
+		id := m.SessionID()
+		ctx, cancel := context.WithCancel(t.Context())
+		var others sync.WaitGroup
+		for range 3 {
+			other := queueAt(open(t, srv), "/q")
+			others.Go(func() {
+				for ctx.Err() == nil {
+					other.Send(ctx, Batch{Priority: Middle, Data: [][]byte{[]byte("x")}})
+					other.Take(ctx)
+				}
+			})
+		}
+		srv.SetLatency(5 * time.Millisecond)
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == id {
+				return zktest.Delay(100 * time.Millisecond) // meanwhile, the others send and take
+			}
+			return zktest.Pass
+		})
+		time.Sleep(time.Second)
+		err := q.Send(harness.Within(t, 10*time.Second), Batch{Priority: Middle, Data: [][]byte{[]byte("y")}})
+		cancel()
+		others.Wait()
+		harness.Must(t, err)
 	})
 }

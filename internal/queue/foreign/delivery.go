@@ -29,13 +29,14 @@ type delivery struct {
 	sent    time.Time
 	value   any
 	fault   error
+	offer   chan struct{} // a consumer that offers it puts a token in, and takes it out after; `hold` leaves the token in
 
 	mu      sync.Mutex
 	settled bool          // guarded by mu
 	fate    queue.Fate    // guarded by mu
 	inHand  bool          // guarded by mu
 	lost    error         // guarded by mu
-	done    chan struct{} // made by settleLocked; closed after the first attempt if the fate is Return, and at once for another fate
+	done    chan struct{} // closed after the first attempt if the fate is Return, and at the settlement for another fate
 	err     error         // of the first attempt; read it only after `done` is closed
 
 	ctx    context.Context // nil until the first call of Context; guarded by mu
@@ -43,73 +44,49 @@ type delivery struct {
 }
 
 // The method `hold` is called with a delivery that this process has taken. If the delivery is not
-// settled when the session ends or the Session begins to close, `hold` writes the element back.
+// settled when the session ends or the Session begins to close, `hold` writes the element back. If a
+// consumer offers the element at that moment, the program may already have it, so `hold` waits for
+// the end of the offer.
 func (q *engine) hold(it *delivery) {
-	q.mu.Lock()
-	first := q.held[it.inc] == nil
-	if first {
-		q.held[it.inc] = make(map[*delivery]bool)
-	}
-	q.held[it.inc][it] = true
-	q.mu.Unlock()
-	if !first {
-		return
-	}
 	leaving, stay := q.m.BeforeClose()
 	q.m.Spawn(func() {
 		defer stay()
+		// If it.done is ready too, the delivery is settled, and `lose` does nothing.
 		select {
+		case <-it.done:
+			return
 		case <-it.inc.Ctx.Done():
 		case <-leaving:
 		}
-		q.mu.Lock()
-		held := q.held[it.inc]
-		delete(q.held, it.inc)
-		q.mu.Unlock()
-		loss := it.inc.EndError(cmp.Or(context.Cause(it.inc.Ctx), session.ErrClosed))
-		var back sync.WaitGroup
-		for it := range held {
-			back.Go(func() { it.lose(loss) })
-		}
-		back.Wait()
+		it.offer <- struct{}{} // the same events end an offer; from here on, no consumer offers the element
+		it.lose(it.inc.EndError(cmp.Or(context.Cause(it.inc.Ctx), session.ErrClosed)))
+		<-it.done
 	})
 }
 
-// The method `drop` is called when a delivery is settled.
-func (q *engine) drop(it *delivery) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	delete(q.held[it.inc], it)
-}
-
-// The method `lose` is called when the session has ended, or the Session begins to close. It writes
-// the element of the delivery back, unless the delivery is settled.
+// The method `lose` is called when the session has ended, or the Session begins to close. It returns
+// the element to the queue, unless the delivery is settled.
 func (it *delivery) lose(why error) {
 	it.mu.Lock()
-	settled := it.settled
-	if !settled {
+	defer it.mu.Unlock()
+	if !it.settled {
 		it.lost = why
 		if it.cancel != nil {
 			it.cancel(why)
 		}
 		it.settleLocked(queue.Return)
 	}
-	it.mu.Unlock()
-	if !settled {
-		<-it.done
-	}
 }
 
 // settleLocked decides the Fate of the delivery.
 func (it *delivery) settleLocked(f queue.Fate) {
-	it.settled, it.fate, it.done = true, f, make(chan struct{})
+	it.settled, it.fate = true, f
 	if it.inHand {
 		it.q.m.Holds.Add(-1)
 	}
 	if it.cancel != nil {
 		it.cancel(nil)
 	}
-	it.q.drop(it)
 	if f == queue.Return {
 		it.q.m.Spawn(it.putBack)
 	} else {
@@ -178,7 +155,10 @@ func (it *delivery) Withdrawn() (down, over <-chan struct{}) {
 	return it.inc.Disconnection(), it.inc.Ctx.Done()
 }
 
-func (it *delivery) Taken() { it.Settle(session.Finishing, queue.Settlement{Fate: queue.Remove}) }
+func (it *delivery) Taken() {
+	it.Settle(session.Finishing, queue.Settlement{Fate: queue.Remove})
+	<-it.offer
+}
 
 func (it *delivery) Handed() {
 	it.mu.Lock()
@@ -187,13 +167,14 @@ func (it *delivery) Handed() {
 		it.inHand = true
 		it.q.m.Holds.Add(1)
 	}
+	<-it.offer
 }
 
 func (it *delivery) PutBack() {
 	q := it.q
 	q.mu.Lock()
 	keep := q.consumers > 0 && it.inc.Alive()
-	if keep {
+	if <-it.offer; keep { // if `hold` is faster now, `pop` skips the delivery
 		q.ready = append([]*delivery{it}, q.ready...)
 	}
 	q.mu.Unlock()
@@ -316,14 +297,13 @@ func (c *taker) Next() (queue.Item, error) {
 		}
 		it, err := c.take()
 		<-q.taking
+		over := cmp.Or(session.CtxErr(c.ctx), q.m.Failure())
 		switch {
-		case c.ctx.Err() != nil:
-			if it != nil {
-				it.PutBack()
-			}
-			return nil, session.CtxErr(c.ctx)
-		case q.m.Failure() != nil:
-			return nil, q.m.Failure()
+		case over != nil && it != nil:
+			it.PutBack()
+			return nil, over
+		case over != nil:
+			return nil, over
 		case it != nil:
 			return it, nil
 		case err != nil:
@@ -352,15 +332,17 @@ func (c *taker) take() (it *delivery, err error) {
 	return it, err
 }
 
-// The method `pop` returns the first ready element that is neither settled nor lost.
+// The method `pop` returns the first ready element that is not lost. The caller then offers it.
 func (q *engine) pop() *delivery {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for len(q.ready) > 0 {
 		it := q.ready[0]
 		q.ready = q.ready[1:]
-		if q.held[it.inc][it] {
+		select {
+		case it.offer <- struct{}{}:
 			return it
+		default: // `hold` writes it back
 		}
 	}
 	return nil

@@ -41,9 +41,8 @@ type engine struct {
 	faults  sync.Map      // a set of chan error, which receive the errors that keep consumers from consuming
 
 	mu        sync.Mutex
-	ready     []*delivery                                 // taken and not offered yet; guarded by mu
-	held      map[*session.Incarnation]map[*delivery]bool // taken and not settled; guarded by mu
-	consumers int                                         // guarded by mu
+	ready     []*delivery // taken and not offered yet; guarded by mu
+	consumers int         // guarded by mu
 }
 
 // New returns the Engine of another library's layout: Curator's SimpleDistributedQueue, Curator's
@@ -53,7 +52,6 @@ func New(m *session.Manager, cfg queue.Settings, called string) queue.Engine {
 		format: formats[called], m: m, cfg: cfg, dir: m.Full(cfg.Path), called: called,
 		line:    lock.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-"),
 		sending: make(chan struct{}, 1), taking: make(chan struct{}, 1),
-		held: make(map[*session.Incarnation]map[*delivery]bool),
 	}
 	q.DeadLetters = queue.NewDeadLetters(m, cfg.Path, func(stored []byte) []byte {
 		if all, err := q.open(stored); err == nil && len(all) == 1 {
@@ -153,7 +151,7 @@ func (q *engine) read(ctx context.Context, inc *session.Incarnation, e elementNa
 	if err != nil {
 		return nil, err
 	}
-	it := &delivery{elementName: e, q: q, inc: inc, stored: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime)}
+	it := &delivery{elementName: e, q: q, inc: inc, stored: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime), offer: make(chan struct{}, 1), done: make(chan struct{})}
 	if it.inside, it.fault = q.open(data); it.fault != nil {
 		it.inside = [][]byte{data}
 	}
