@@ -93,12 +93,17 @@ func (r *Report) element(all []*claim) {
 	}
 }
 
-// twoOwners judges two claims of one element. The claim b begins after a.
+// twoOwners judges two claims of one element. The claim b begins after a, unless the transaction of
+// one of them is unknown.
 func (r *Report) twoOwners(a, b *claim) {
+	known := a.from != 0 && b.from != 0
+	if !known && b.begun.Before(a.begun) { // only the clocks show which claim is the first
+		a, b = b, a
+	}
 	switch {
-	case a.from != 0 && b.from != 0 && b.from <= a.over:
+	case known && b.from <= a.over:
 		r.violation(a.path, "%s had two owners at transaction 0x%x: %s, who claimed it in 0x%x and had it to 0x%x, and %s", a.element, b.from, a, a.from, a.over, b)
-	case a.fate == trace.Removed && a.over != 0 && b.from != 0:
+	case a.fate == trace.Removed && a.over != 0 && b.from != 0 && (b.from > a.over || b.begun.Sub(a.begun) > r.Tolerance):
 		r.violation(a.path, "%s was claimed after it was removed: by %s in transaction 0x%x, and removed by %s in 0x%x", a.element, b, b.from, a, a.over)
 	case !a.lost.IsZero() && a.lost.Sub(b.begun) > r.Tolerance:
 		text := fmt.Sprintf("%s had two owners by the clocks: %s, told at %s that it is lost (%s), and %s, who had it at %s",
