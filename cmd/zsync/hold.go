@@ -282,10 +282,11 @@ func tokenVariable(tokens []int64) string {
 	return "ZSYNC_TOKENS=" + strings.Join(words, " ")
 }
 
-// The function `lost` reports whether err has the exit status for a lost hold.
+// The function `lost` reports whether err means that the hold was lost. A command can end with the
+// same status by itself. That error has no message.
 func lost(err error) bool {
 	var s *statusError
-	return errors.As(err, &s) && s.status == exitLost
+	return errors.As(err, &s) && s.status == exitLost && s.err != nil
 }
 
 // The method `grace` returns the time from SIGTERM to SIGKILL after a loss. In this time, the

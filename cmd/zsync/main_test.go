@@ -725,6 +725,26 @@ func TestALeaderThatLosesOfficeStandsAgainWheneverAServerAnswers(t *testing.T) {
 	})
 }
 
+// A command can end with 76 by itself, for example a zsync inside a zsync.
+func TestACommandsOwnStatusIsNoLoss(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		ends := does(t, func(p *memoryProcess) int {
+			p.say("inside")
+			time.Sleep(time.Second)
+			return exitLost
+		})
+		for _, sub := range [][]string{{"lock", "/p"}, {"elect", "/e", "--again"}, {"once", "/o"}, {"barrier", "enter", "-n", "1", "/b"}} {
+			r := start(t, srv.Addr(), "", append(sub, "--", ends)...)
+			if time.Sleep(time.Minute); !harness.Closed(r.ended) {
+				t.Fatalf("%v: it has not ended, after the output %q", sub, &r.stdout)
+			}
+			if r.want(exitLost, "inside\n"); r.stderr.String() != "" {
+				t.Errorf("%v: the message is %q", sub, &r.stderr)
+			}
+		}
+	})
+}
+
 // leads is a program that says so and runs on.
 func leads(p *memoryProcess) int {
 	p.say("leading")
