@@ -258,9 +258,7 @@ func TestThePageFitsItsWindow(t *testing.T) {
 	b.await(`document.getElementById("deadlocks").innerText`, "waits at /locks/"+names[1]+" for\n"+names[1])
 	for _, width := range []int{360, 500, 800, 1400, 2400} {
 		b.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false})
-		if got := b.eval(`window.innerWidth`); got != fmt.Sprint(width) {
-			t.Fatalf("the window is %s wide, want %d", got, width)
-		}
+		b.await(`"width " + window.innerWidth + "."`, fmt.Sprintf("width %d.", width)) // on a busy machine, the browser takes a moment
 		const wider = `[document.documentElement, ...document.querySelectorAll("section, article, table")].filter(e => e.scrollWidth > e.clientWidth + 1).map(e => (e.id || e.tagName) + " " + e.scrollWidth + " of " + e.clientWidth).slice(0, 5).join(", ")`
 		if got := b.eval(wider); got != "" {
 			t.Errorf("%d pixels wide, there is more beside the window: %s", width, got)

@@ -132,6 +132,27 @@ func TestWhoComesWhenNobodyHasLookedForLongIsShownThePresent(t *testing.T) {
 	})
 }
 
+func TestWhoComesDuringALongOutageIsShownThePast(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, eyes := suite.Open(t, srv), suite.Open(t, srv)
+		if err := zsync.NewMutex(s, "/lock").Lock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		page := ui.Handler(eyes, ui.Options{})
+		show(t, page)
+		srv.Intercept(func(zktest.Request) zktest.Action { return zktest.DropRequest })
+		time.Sleep(time.Hour)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		begun, w := time.Now(), httptest.NewRecorder()
+		page.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/", nil))
+		if took := time.Since(begun); took > 20*time.Second || !strings.Contains(w.Body.String(), "What is shown is old") {
+			t.Errorf("after %v, the page says\n%.500s", took, w.Body)
+		}
+		srv.Intercept(nil)
+	})
+}
+
 // A listener gives a server the connections that are sent.
 type listener struct{ conns chan net.Conn }
 

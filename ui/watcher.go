@@ -47,16 +47,20 @@ func newWatcher(s *zsync.Session, opts Options) *watcher {
 }
 
 // The method `start` starts run at the first HTTP request. If the watcher looks rarely because the
-// last request was long ago, start waits for a new look.
+// last request was long ago, start waits for a new look. It does not wait if the present look is
+// slow, because that look may not end before the servers answer again.
 func (w *watcher) start(ctx context.Context) {
 	w.mu.Lock()
 	rarely, changed := w.rarely() && w.model != nil, w.changed
+	slow := w.model != nil && w.model.Err == errSlow.Error()
 	w.asked = time.Now()
 	w.mu.Unlock()
 	w.once.Do(func() { go w.run() })
 	if rarely {
 		w.lookNow()
-		select {
+	}
+	if rarely && !slow {
+		select { // in any order: each outcome ends the wait
 		case <-changed:
 		case <-w.ended:
 		case <-ctx.Done():

@@ -31,7 +31,7 @@ type child struct {
 	killAfter time.Duration    // the time from SIGTERM to SIGKILL after a loss
 	onLost    string           // a shell command to run after a loss
 	stopped   bool             // set by `run`: the hold was lost while the command ran
-	missed    os.Signal        // set by `run`: a signal that came just after the end of the command
+	missed    os.Signal        // set by `run`: a signal that came just after the end of the command. Signals that end programs come first
 	got       []os.Signal      // set by `run`: the forwarded signals
 	told      bool             // set by `run`: a signal came that ends zsync, not only this run of the command
 }
@@ -67,7 +67,7 @@ func (c *child) run() (status int, why error) {
 			told()
 			return c.status(status)
 		case sig := <-c.signals:
-			if !p.passOn(sig) {
+			if !p.passOn(sig) && (c.missed == nil || !ends(c.missed)) {
 				c.missed = sig
 			}
 			c.got = append(c.got, sig)

@@ -672,8 +672,12 @@ func (h *host) ask(ctx context.Context, server, word string) (string, error) {
 	if _, err := io.WriteString(conn, word); err != nil {
 		return "", err
 	}
-	data, err := io.ReadAll(io.LimitReader(conn, 1<<22))
-	if err != nil && len(data) == 0 {
+	const most = 1 << 22
+	data, err := io.ReadAll(io.LimitReader(conn, most+1))
+	if len(data) > most {
+		err = fmt.Errorf("the answer to %s is longer than %d bytes", word, most)
+	}
+	if err != nil && (len(data) == 0 || word == "dump") { // a part of a dump lacks sessions
 		return "", err
 	}
 	return string(data), nil

@@ -282,10 +282,11 @@ func tokenVariable(tokens []int64) string {
 	return "ZSYNC_TOKENS=" + strings.Join(words, " ")
 }
 
-// The function `lost` reports whether err has the exit status for a lost hold.
+// The function `lost` reports whether err means that the hold was lost. A command can end with the
+// same status by itself. That error has no message.
 func lost(err error) bool {
 	var s *statusError
-	return errors.As(err, &s) && s.status == exitLost
+	return errors.As(err, &s) && s.status == exitLost && s.err != nil
 }
 
 // The method `grace` returns the time from SIGTERM to SIGKILL after a loss. In this time, the
@@ -306,15 +307,20 @@ func (t *task) grace() time.Duration {
 	return tenth / 2
 }
 
-// The function `within` returns a context that ends after d. If d is 0, or after a call of `stop`,
-// no time limit applies. The argument `format` is the message of the error for the end.
+// The function `within` returns a context that ends after d. If d is 0, or after the call of `stop`,
+// no time limit applies. The caller calls `stop` once. The argument `format` is the message of the
+// error for the end.
 func within(ctx context.Context, d time.Duration, format string) (_ context.Context, stop func()) {
 	if d <= 0 {
 		return ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(d, func() { cancel(&lateError{fmt.Sprintf(format, d)}) })
-	return ctx, func() { timer.Stop() }
+	return ctx, func() {
+		if !timer.Stop() {
+			<-ctx.Done() // the timer's function has begun: a later end of ctx would look like a loss
+		}
+	}
 }
 
 // A lateError is the error of a wait that took too long.

@@ -273,6 +273,50 @@ func TestDoctorJudgesTheSettingsOfTheServers(t *testing.T) {
 	}
 }
 
+// A dump that is not whole shows nothing about the sessions that it lacks.
+func TestDoctorFindsNoOrphansInAPartOfADump(t *testing.T) {
+	const head = "SessionTracker dump:\nephemeral nodes dump:\nSessions with Ephemerals (2):\n0x1:\n"
+	for name, dump := range map[string]func(conn net.Conn){
+		"slow": func(conn net.Conn) {
+			fmt.Fprint(conn, head)
+			io.Copy(io.Discard, conn) // until doctor gives up
+		},
+		"large": func(conn net.Conn) { fmt.Fprint(conn, head+strings.Repeat("\t/a/znode\n", 1<<19)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inMemory(t, func(t *testing.T, srv *zktest.Server) {
+				m := machineOf(t)
+				m.lookup = func(context.Context, string) ([]string, error) { return []string{"10.0.0.1"}, nil }
+				m.dial = func(network, addr string, limit time.Duration) (net.Conn, error) {
+					if addr != "zk9:2181" {
+						return srv.Dial(network, addr, limit)
+					}
+					ours, theirs := net.Pipe()
+					go func() {
+						defer theirs.Close()
+						word := make([]byte, 4)
+						io.ReadFull(theirs, word)
+						switch string(word) {
+						case "srvr":
+							fmt.Fprint(theirs, "Zookeeper version: 3.8.0\nMode: leader\n")
+						case "dump":
+							dump(theirs)
+						}
+					}()
+					return ours, nil
+				}
+				if err := zsync.NewMutex(named(t, srv, "holder"), "/p").Lock(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				r := start(t, srv.Addr()+",zk9", "", "doctor", "--admin-port", "0")
+				if r.wait(); strings.Contains(r.stdout.String(), "orphan") || !strings.Contains(r.stdout.String(), "looked at") {
+					t.Errorf("%s\n%s", &r.stdout, &r.stderr)
+				}
+			})
+		})
+	}
+}
+
 func TestDoctorAsksEachServerThatAConnectStringCanName(t *testing.T) {
 	for server, want := range map[string]string{
 		"zk1": "zk1:2181", "zk1:2182": "zk1:2182", "[::1]": "[::1]:2181", "[::1]:2182": "[::1]:2182", "10.0.0.1": "10.0.0.1:2181",

@@ -725,6 +725,50 @@ func TestALeaderThatLosesOfficeStandsAgainWheneverAServerAnswers(t *testing.T) {
 	})
 }
 
+// A command can end with 76 by itself, for example a zsync inside a zsync.
+func TestACommandsOwnStatusIsNoLoss(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		ends := does(t, func(p *memoryProcess) int {
+			p.say("inside")
+			time.Sleep(time.Second)
+			return exitLost
+		})
+		for _, sub := range [][]string{{"lock", "/p"}, {"elect", "/e", "--again"}, {"once", "/o"}, {"barrier", "enter", "-n", "1", "/b"}} {
+			r := start(t, srv.Addr(), "", append(sub, "--", ends)...)
+			if time.Sleep(time.Minute); !harness.Closed(r.ended) {
+				t.Fatalf("%v: it has not ended, after the output %q", sub, &r.stdout)
+			}
+			if r.want(exitLost, "inside\n"); r.stderr.String() != "" {
+				t.Errorf("%v: the message is %q", sub, &r.stderr)
+			}
+		}
+	})
+}
+
+// An endedProcess has ended, but zsync has not yet waited for it.
+type endedProcess struct {
+	*memoryProcess
+	waited chan struct{}
+}
+
+func (p endedProcess) passOn(os.Signal) bool { return false }
+func (p endedProcess) wait() int             { <-p.waited; return 0 }
+
+// systemd sends SIGCONT behind SIGTERM.
+func TestTheSignalThatEndsZsyncIsMissedWhateverComesBehindIt(t *testing.T) {
+	inMemory(t, func(t *testing.T, _ *zktest.Server) {
+		m, signals, waited := machineOf(t), make(chan os.Signal, 2), make(chan struct{})
+		h := &host{prepare: func(cmd *exec.Cmd) process { return endedProcess{m.process(cmd), waited} }}
+		c := &child{host: h, argv: []string{"true"}, signals: signals}
+		signals <- syscall.SIGTERM
+		signals <- syscall.SIGCONT
+		time.AfterFunc(time.Second, func() { close(waited) })
+		if status, err := c.run(); status != 0 || err != nil || c.missed != syscall.SIGTERM {
+			t.Errorf("status %d, error %v, and the missed signal is %v", status, err, c.missed)
+		}
+	})
+}
+
 // leads is a program that says so and runs on.
 func leads(p *memoryProcess) int {
 	p.say("leading")

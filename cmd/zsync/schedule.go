@@ -13,6 +13,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/session"
+	instants "github.com/zsync/zsync/internal/timetable"
 )
 
 // This file has zsync schedule: the flags of a timetable, and the run of a command at each
@@ -194,8 +195,8 @@ func (t *timetable) instant(at string) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	if t.every > 0 { // with a short interval, the function `latest` would be slow
-		return time.Now().Truncate(t.every), nil
+	if every, ok := table.(instants.Every); ok { // with a short interval, the function `latest` would be slow
+		return time.Now().Truncate(time.Duration(every)), nil
 	}
 	when := latest(table, time.Now())
 	if when.IsZero() {

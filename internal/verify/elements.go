@@ -93,14 +93,21 @@ func (r *Report) element(all []*claim) {
 	}
 }
 
-// twoOwners judges two claims of one element. The claim b begins after a.
+// twoOwners judges two claims of one element. If both transactions are known, b begins after a. If
+// not, a is the claim without a transaction.
 func (r *Report) twoOwners(a, b *claim) {
+	known := a.from != 0 && b.from != 0
+	after := known || a.fate != "" && a.over != 0 && b.from > a.over // by transactions, b comes after a
+	if !after && b.begun.Before(a.begun) {
+		a, b = b, a
+	}
+	after = after || b.begun.Sub(a.begun) > r.Tolerance
 	switch {
-	case a.from != 0 && b.from != 0 && b.from <= a.over:
+	case known && b.from <= a.over:
 		r.violation(a.path, "%s had two owners at transaction 0x%x: %s, who claimed it in 0x%x and had it to 0x%x, and %s", a.element, b.from, a, a.from, a.over, b)
-	case a.fate == trace.Removed && a.over != 0 && b.from != 0:
+	case a.fate == trace.Removed && a.over != 0 && b.from != 0 && after:
 		r.violation(a.path, "%s was claimed after it was removed: by %s in transaction 0x%x, and removed by %s in 0x%x", a.element, b, b.from, a, a.over)
-	case !a.lost.IsZero() && a.lost.Sub(b.begun) > r.Tolerance:
+	case after && !a.lost.IsZero() && a.lost.Sub(b.begun) > r.Tolerance:
 		text := fmt.Sprintf("%s had two owners by the clocks: %s, told at %s that it is lost (%s), and %s, who had it at %s",
 			a.element, a, clock(a.lost), cmp.Or(a.why, "no reason"), b, clock(b.begun))
 		if a.why == "deleted" || a.why == "paused" {

@@ -47,6 +47,30 @@ var elementCases = []verdict{
 		of("a", 1, 0, trace.Grant, "x", 10), of("a", 2, 5, trace.Grant, "y", 14), of("b", 1, 700, trace.Grant, "x", 12),
 	}},
 	{name: "who is killed", lines: []trace.Record{of("a", 1, 0, trace.Grant, "x", 10), of("b", 1, 700, trace.Grant, "x", 12)}},
+	{name: "claimed in an unknown transaction and removed, after another had returned it", lines: []trace.Record{
+		of("a", 1, 0, trace.Grant, "x", 10), of("a", 2, 5, trace.Release, "x", 11, fate(trace.Returned)),
+		of("b", 1, 700, trace.Grant, "x", 0), of("b", 2, 701, trace.Release, "x", 15, fate(trace.Removed)),
+	}},
+	{name: "claimed in an unknown transaction and lost, after another had returned it", lines: []trace.Record{
+		of("a", 1, 0, trace.Grant, "x", 10), of("a", 2, 5, trace.Release, "x", 11, fate(trace.Returned)),
+		of("b", 1, 700, trace.Grant, "x", 0), of("b", 2, 900, trace.Loss, "x", 12, why("expired")),
+	}},
+	{name: "claimed in an unknown transaction, returned, and claimed by another with a clock that is behind", lines: []trace.Record{
+		of("a", 1, 60, trace.Grant, "x", 0), of("a", 2, 65, trace.Release, "x", 0, fate(trace.Returned)),
+		of("b", 1, 10, trace.Grant, "x", 14), of("b", 2, 5000, trace.Loss, "x", 15, why("expired")),
+	}},
+	{name: "claimed in an unknown transaction, removed, and claimed by another with a clock that is behind", want: "x was claimed after it was removed", lines: []trace.Record{
+		of("a", 1, 60, trace.Grant, "x", 0), of("a", 2, 65, trace.Release, "x", 12, fate(trace.Removed)), of("b", 1, 10, trace.Grant, "x", 14),
+	}},
+	{name: "claimed in an unknown transaction and removed, while another claims it", want: "x was claimed", lines: []trace.Record{
+		of("a", 1, 0, trace.Grant, "x", 0), of("b", 1, 700, trace.Grant, "x", 12), of("a", 2, 900, trace.Release, "x", 15, fate(trace.Removed)),
+	}},
+	{name: "claimed in an unknown transaction, and lost late", want: "x had two owners by the clocks: b", lines: []trace.Record{
+		of("b", 1, 0, trace.Grant, "x", 0), of("b", 2, 900, trace.Loss, "x", 10, why("expired")), of("c", 1, 700, trace.Grant, "x", 12),
+	}},
+	{name: "claimed in an unknown transaction while another has it, who learns of the loss late", want: "x had two owners by the clocks: a", lines: []trace.Record{
+		of("a", 1, 0, trace.Grant, "x", 10), of("a", 2, 900, trace.Loss, "x", 10, why("expired")), of("b", 1, 700, trace.Grant, "x", 0),
+	}},
 	{name: "settled without a claim", want: "removed, and was not claimed: x", lines: []trace.Record{of("a", 1, 0, trace.Release, "x", 10, fate(trace.Removed))}},
 	{name: "claimed twice by one", want: "claimed a second time", lines: []trace.Record{of("a", 1, 0, trace.Grant, "x", 10), of("a", 2, 1, trace.Grant, "x", 0)}},
 	{name: "two queues of one process, whose lines cross", lines: []trace.Record{

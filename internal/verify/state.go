@@ -97,6 +97,7 @@ type hold struct {
 	first int64 // zxid of the first record
 	sure  int64
 	over  int64
+	gone  int64 // the transaction that deleted the znode; 0 if it is unknown
 
 	use  int  // the number of the last use
 	used bool // the last use has not ended

@@ -88,6 +88,23 @@ func TestVerify(t *testing.T) {
 			at("a", 1, 0, trace.Grant, trace.Mutex, "x", 0, blind), at("a", 2, 1, trace.Token, trace.Mutex, "x", 0, token(21)), at("a", 3, 2, trace.Release, trace.Mutex, "x", 0, blind),
 			at("b", 1, 3, trace.Grant, trace.Mutex, "y", 0, blind), at("b", 2, 4, trace.Token, trace.Mutex, "y", 0, token(20)), at("b", 3, 5, trace.Release, trace.Mutex, "y", 0, blind),
 		}},
+		{name: "tokens that grow, though the clocks show another order within the tolerance", lines: []trace.Record{
+			at("a", 1, 50, trace.Grant, trace.Mutex, "x", 10), at("a", 2, 51, trace.Token, trace.Mutex, "x", 0, token(11)),
+			at("a", 3, 52, trace.Release, trace.Mutex, "x", 11), at("a", 4, 53, trace.Gone, trace.Mutex, "x", 12),
+			at("b", 1, 2, trace.Grant, trace.Mutex, "y", 13), at("b", 2, 3, trace.Token, trace.Mutex, "y", 0, token(14)),
+			at("b", 3, 4, trace.Release, trace.Mutex, "y", 14), at("b", 4, 5, trace.Gone, trace.Mutex, "y", 15),
+		}},
+		{name: "a token below that of an earlier hold, behind a hold within the tolerance", want: "tokens do not grow: 30", lines: []trace.Record{
+			at("a", 1, 0, trace.Grant, trace.Mutex, "x", 0, blind), at("a", 2, 1, trace.Token, trace.Mutex, "x", 0, token(31)), at("a", 3, 2, trace.Release, trace.Mutex, "x", 0, blind),
+			at("b", 1, 500, trace.Grant, trace.Mutex, "y", 0, blind), at("b", 2, 501, trace.Token, trace.Mutex, "y", 0, token(32)), at("b", 3, 502, trace.Release, trace.Mutex, "y", 0, blind),
+			at("c", 1, 550, trace.Grant, trace.Mutex, "z", 0, blind), at("c", 2, 551, trace.Token, trace.Mutex, "z", 0, token(30)), at("c", 3, 552, trace.Release, trace.Mutex, "z", 0, blind),
+		}},
+		{name: "granted again after a loss", want: "granted after its loss", lines: []trace.Record{
+			at("a", 1, 0, trace.Grant, trace.Mutex, "x", 10), at("a", 2, 100, trace.Loss, trace.Mutex, "x", 10), at("a", 3, 200, trace.Grant, trace.Mutex, "x", 10),
+		}},
+		{name: "granted again after a release", want: "granted after its release", lines: []trace.Record{
+			at("a", 1, 0, trace.Grant, trace.Read, "x", 10), at("a", 2, 100, trace.Release, trace.Read, "x", 10), at("a", 3, 200, trace.Grant, trace.Read, "x", 10),
+		}},
 		{name: "a release of what was not granted", want: "the release of what was not held", lines: []trace.Record{at("a", 1, 0, trace.Release, trace.Mutex, "x", 10)}},
 		{name: "released twice", want: "released after its release", lines: []trace.Record{
 			at("a", 1, 0, trace.Grant, trace.Mutex, "x", 10), at("a", 2, 1, trace.Release, trace.Mutex, "x", 10), at("a", 3, 2, trace.Release, trace.Mutex, "x", 10),
