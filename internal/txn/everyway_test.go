@@ -140,6 +140,11 @@ func (s *servers) one() {
 	case err != nil && !excused:
 		s.Fail("not known, without a reason: %v", err)
 	}
+	for _, l := range slices.Concat(s.pool.idle["/"], s.pool.idle["/dir"]) {
+		if name := "delete " + s.log(l.path); slices.ContainsFunc(s.late, func(l late) bool { return l.name == name }) {
+			s.Fail("a log is in the pool, and its deletion is under way")
+		}
+	}
 	s.never[s.call] = err != nil && !strings.Contains(err.Error(), "may have been applied") && s.ctx.Err() == nil && !errors.Is(err, session.ErrLost)
 }
 

@@ -139,7 +139,8 @@ func (t *transaction) over(ctx context.Context, inc client, err error) ([]zk.Mul
 		err = inc.Loss()
 	case ctx.Err() != nil:
 		err = session.CtxErr(ctx)
-	case session.IsNoNode(err), session.IsNodeExists(err), session.IsBadVersion(err), errors.Is(err, session.ErrUnprotected):
+	case session.IsNoNode(err), session.IsNodeExists(err), session.IsBadVersion(err), errors.Is(err, session.ErrUnprotected),
+		session.OutcomeOf(err) != session.Unknown: // for example, the servers have refused to read the log
 		err = fmt.Errorf("it may have been applied: %v", err) // %v: the caller must not take this error for the answer to its operations
 	default:
 		err = fmt.Errorf("it may have been applied: %w", err)
@@ -345,19 +346,19 @@ func again(ctx context.Context, inc client, try int, err error) error {
 // servers' answer to the operation on the log. If t has created that log and still has no
 // permission to write it, the next log must be in another directory.
 func (t *transaction) renew(inc client, err error) error {
-	if t.log == nil { // settle has deleted it
-		t.why = refusal{}
+	l := t.log
+	t.log, t.why = nil, refusal{}
+	if l == nil { // settle has deleted it
 		return nil
 	}
 	if !session.IsNoNode(err) {
-		inc.drop(t.pool, t.log, false)
+		inc.drop(t.pool, l, false)
 	}
 	if session.IsAnswer(err, zk.ErrNoAuth) && t.made {
 		if t.vet {
 			return err
 		}
-		t.pool.close(session.ParentPath(t.log.path))
+		t.pool.close(session.ParentPath(l.path))
 	}
-	t.log, t.why = nil, refusal{}
 	return nil
 }

@@ -152,6 +152,50 @@ func TestATransactionWhoseLogWasDeletedIsNotSaidToHaveChangedNothing(t *testing.
 	})
 }
 
+// A transaction or its reply is lost. Then the servers refuse the requests that ask for the outcome. The error must not
+// look like a refusal of the transaction: the outcome is unknown.
+func TestAnErrorThatLeavesTheOutcomeOpenIsNotTakenForAnAnswer(t *testing.T) {
+	const quota = -125
+	for name, c := range map[string]struct {
+		lost  zktest.Action
+		codes map[zktest.Op]int32
+	}{
+		"unreadable":                  {zktest.DropReply, map[zktest.Op]int32{zktest.OpExists: quota}},
+		"neither written nor deleted": {zktest.DropRequest, map[zktest.Op]int32{zktest.OpMulti: quota, zktest.OpSetData: quota}},
+	} {
+		for kind, apply := range map[string]func(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResponse, error){
+			"within a session": Session,
+			"across sessions": func(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResponse, error) {
+				return Across(ctx, m, "/logs", ops)
+			},
+		} {
+			t.Run(name+", "+kind, func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					s, o := open(t, srv), live(t, open(t, srv))
+					_, err := o.Create(t.Context(), "/x", nil)
+					must(t, err)
+					lost := false
+					srv.Intercept(func(r zktest.Request) zktest.Action {
+						switch {
+						case lost && c.codes[r.Op] != 0:
+							return zktest.Fail(c.codes[r.Op])
+						case !lost && r.Op == zktest.OpMulti:
+							lost = true
+							return c.lost
+						}
+						return zktest.Pass
+					})
+					_, err = apply(t.Context(), s.m, []any{&zk.SetDataRequest{Path: "/x", Version: -1}})
+					srv.Intercept(nil)
+					if err == nil || !strings.Contains(err.Error(), "may have been applied") || session.OutcomeOf(err) != session.Unknown {
+						t.Errorf("%v; its outcome is %v, want %v", err, session.OutcomeOf(err), session.Unknown)
+					}
+				})
+			})
+		}
+	}
+}
+
 // A session may have an ACL that permits it to create, read and delete znodes, but not to write
 // them.
 func TestATransactionIsAppliedOnceThoughTheACLLeavesOutWriting(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -436,4 +437,39 @@ func TestAChangeIsAppliedOnceThoughNoLogMayBeMadeAnyMore(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The reply to a Txn is lost, and the servers refuse to show its receipt. The Txn may still be applied while the znode of
+// the lock exists. So Unlock deletes this znode, and does not hand it to the next goroutine.
+func TestALockIsNotHandedOnIfTheOutcomeOfATxnIsOpen(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, o := suite.Open(t, srv), suite.Open(t, srv)
+		m, id := zsync.NewMutex(s, "/m"), s.ID()
+		harness.Must(t, m.Lock(t.Context()))
+		next := harness.Async(func() error { return m.Lock(t.Context()) })
+		harness.PendingStill(t, next)
+		lost := false
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Session == id && r.Op == zktest.OpMulti && !lost:
+				lost = true
+				return zktest.DropReply
+			case r.Session == id && r.Op == zktest.OpExists && lost:
+				return zktest.Fail(-125)
+			}
+			return zktest.Pass
+		})
+		_, err := m.Txn(t.Context(), &zk.CreateRequest{Path: "/x"})
+		srv.Intercept(nil)
+		if err == nil || !strings.Contains(err.Error(), "may have been applied") {
+			t.Fatalf("Txn: %v", err)
+		}
+		before := suite.ChildrenOf(t, o, "/m")
+		harness.Must(t, m.Unlock())
+		harness.Must(t, <-next)
+		if after := suite.ChildrenOf(t, o, "/m"); slices.Equal(before, after) {
+			t.Errorf("the next goroutine has the znode of the Txn: %q", after)
+		}
+		harness.Must(t, m.Unlock())
+	})
 }
