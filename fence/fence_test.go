@@ -322,6 +322,23 @@ func TestATransactionOfOnesOwnNamesResourcesThatWereAdded(t *testing.T) {
 	})
 }
 
+// The function of Do may itself name a resource that was not added. Do calls it once, and returns its error.
+func TestDoCallsAFunctionOnceThoughItReturnsErrUnknown(t *testing.T) {
+	inEachDatabase(t, func(t *testing.T, d database) {
+		db, fences := withTable(t, d)
+		for range 2 { // "a" is new, and then it is known
+			calls := 0
+			err := fences.Do(t.Context(), db, "a", 5, func(tx *sql.Tx) error {
+				calls++
+				return fences.Advance(t.Context(), tx, "b", 5)
+			})
+			if calls != 1 || !errors.Is(err, fence.ErrUnknown) {
+				t.Errorf("called %d times: %v", calls, err)
+			}
+		}
+	})
+}
+
 func serializable(d database) sql.IsolationLevel {
 	if d.dialect == fence.SQLite {
 		return sql.LevelDefault // which it is

@@ -132,8 +132,9 @@ func (t *Table) Do(ctx context.Context, db *sql.DB, resource string, token int64
 	if write == nil {
 		return fmt.Errorf("%w: write is nil", ErrInvalid)
 	}
-	err := t.do(ctx, db, resource, token, write)
-	if !errors.Is(err, ErrUnknown) {
+	called := false
+	err := t.do(ctx, db, resource, token, func(tx *sql.Tx) error { called = true; return write(tx) })
+	if called || !errors.Is(err, ErrUnknown) { // write may itself return ErrUnknown, about another resource
 		return err
 	}
 	// Add the row in its own transaction. In one transaction, it would not be

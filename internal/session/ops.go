@@ -21,13 +21,18 @@ import (
 // was lost. It cannot reconstruct responses about znodes that other clients have changed since.
 func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.MultiResponse {
 	rs := presumed(ops)
-	found := make(map[string]bool)
+	found, deleted := make(map[string]bool), make(map[string]bool)
+	later := make(map[string]int32) // the number of later writes of the same znode
 	for i, op := range slices.Backward(ops) {
 		switch op := op.(type) {
+		case *zk.DeleteRequest:
+			deleted[op.Path] = true // earlier writes were writes of another znode than the present one
 		case *zk.SetDataRequest:
-			if stat, err := inc.Exists(ctx, op.Path); err == nil && stat != nil && stat.Mzxid == zxid {
+			if stat, err := inc.Exists(ctx, op.Path); err == nil && stat != nil && stat.Mzxid == zxid && !deleted[op.Path] {
+				stat.Version, stat.DataLength = stat.Version-later[op.Path], int32(len(op.Data))
 				rs[i].Stat = stat
 			}
+			later[op.Path]++
 		case *zk.CreateRequest:
 			if op.Flags&zk.FlagSequence == 0 {
 				continue

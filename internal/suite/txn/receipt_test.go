@@ -473,3 +473,41 @@ func TestALockIsNotHandedOnIfTheOutcomeOfATxnIsOpen(t *testing.T) {
 		harness.Must(t, m.Unlock())
 	})
 }
+
+// A Txn writes a znode several times. The responses after a lost reply are those of the servers.
+func TestALostReplyOfATxnWithTwoWritesOfAZnodeIsReconstructed(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, o := suite.Open(t, srv), suite.Open(t, srv)
+		suite.Create(t, o, "/x", "")
+		suite.Create(t, o, "/y", "")
+		ops := []any{
+			&zk.SetDataRequest{Path: "/x", Data: []byte("long"), Version: -1},
+			&zk.SetDataRequest{Path: "/y", Version: -1},
+			&zk.SetDataRequest{Path: "/x", Data: []byte("er"), Version: -1},
+			&zk.SetDataRequest{Path: "/x", Version: -1},
+		}
+		want, err := s.Txn(t.Context(), ops...)
+		harness.Must(t, err)
+		srv.Intercept(harness.First(zktest.DropReply, harness.Op(zktest.OpMulti)))
+		got, err := s.Txn(t.Context(), ops...)
+		harness.Must(t, err)
+		for i, op := range ops {
+			// Each time, three writes of /x and one of /y.
+			version := want[i].Stat.Version + 3
+			if op.(*zk.SetDataRequest).Path == "/y" {
+				version = want[i].Stat.Version + 1
+			}
+			if got := got[i].Stat; got == nil || got.Version != version || got.DataLength != want[i].Stat.DataLength {
+				t.Errorf("operation %d: %+v, want version %d and length %d", i, got, version, want[i].Stat.DataLength)
+			}
+		}
+		// The znode that a Txn has made is not the znode that it wrote before.
+		srv.Intercept(harness.First(zktest.DropReply, harness.Op(zktest.OpMulti)))
+		got, err = s.Txn(t.Context(), &zk.SetDataRequest{Path: "/y", Version: -1}, &zk.DeleteRequest{Path: "/y", Version: -1},
+			&zk.CreateRequest{Path: "/y", Acl: zk.WorldACL(zk.PermAll)})
+		harness.Must(t, err)
+		if got[0].Stat != nil || got[2].String != "/y" {
+			t.Errorf("the responses are %+v", got)
+		}
+	})
+}
