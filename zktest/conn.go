@@ -332,9 +332,9 @@ func (k actionKind) repeats() bool { return k == actPass || k == actFail }
 // carrying the request out.
 func (k actionKind) fails() bool { return k == actFail || k == actRefuse }
 
-// The method `readsOne` reports whether a request of the kind o reads the znode of its path.
-func (o Op) readsOne() bool {
-	return o == OpExists || o == OpGetData || o == OpGetChildren || o == OpGetChildren2
+// The method `readsOne` reports whether a request of the kind op reads the znode of its path.
+func (op Op) readsOne() bool {
+	return op == OpExists || op == OpGetData || op == OpGetChildren || op == OpGetChildren2
 }
 
 // lockConnected waits for the end of a freeze or a partition that affects the connection, and then

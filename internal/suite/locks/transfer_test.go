@@ -280,6 +280,7 @@ func TestAWishIsDeletedWhenTheHeirHasGoneThoughTheServerRefusesToTell(t *testing
 		if w := wishes(t, from); len(w) != 1 {
 			t.Errorf("until the heir leads there is %q, want its wish", w)
 		}
+		time.Sleep(4 * time.Second) // the heir does not lead yet, and three reads of its znode are refused
 		to.Close()
 		if got := <-c.led; got != 2 {
 			t.Errorf("%d leads, want who came behind the heir", got)
