@@ -583,7 +583,10 @@ func (d *doctor) judgeState(ctx context.Context, host, text string) {
 		return
 	}
 	dump, err := d.ask(ctx, host, "dump")
-	if err != nil || !strings.Contains(dump, "Sessions with Ephemerals") {
+	if err != nil {
+		d.note("%s: no search for orphans: %v", host, err)
+	}
+	if !strings.Contains(dump, "Sessions with Ephemerals") {
 		return
 	}
 	for id, at := range d.sessions {

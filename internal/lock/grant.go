@@ -56,12 +56,14 @@ func (c *Claim) Grant(op string) *Grant {
 	if g.use = c.granted; g.use > 1 {
 		c.renew()
 	}
-	c.traceUse(trace.Grant, g.use)
+	if c.state != lost || first { // in the trace, a use that begins after the loss is no grant
+		c.traceUse(trace.Grant, g.use)
+	}
 	if l := c.Line.Limits; l != nil && c.state == held {
 		g.free = c.limited(l, l.Max, func() bool { return c.standing() && g.lasts })
 	}
 	c.lost.Add(&g.hook)
-	if c.state == lost {
+	if c.state == lost && first {
 		c.trace(trace.Loss)
 	}
 	c.mu.Unlock()

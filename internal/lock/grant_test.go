@@ -1,13 +1,21 @@
 package lock
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/session/sessiontest"
+	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/verify"
+	"github.com/zsync/zsync/zktest"
 )
 
 // through returns n claims of a session, and what ends that.
@@ -44,6 +52,38 @@ func TestWhoIsGrantedAClaimAsItsSessionEndsIsToldOfTheLossAtOnce(t *testing.T) {
 			if !session.IsClosed(g.Lost()) {
 				t.Errorf("%d: Lost is not closed", i)
 			}
+		}
+	})
+}
+
+// A goroutine gets a hold at the moment of the hold's loss. The trace has one grant and one loss.
+func TestAUseThatBeginsAfterTheLossIsNotInTheTrace(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		var out bytes.Buffer
+		m := sessiontest.Open(t, srv.Addrs(), srv.Dial, func(cfg *session.Config) {
+			cfg.Trace, cfg.Reason = &out, func(error) (string, time.Time) { return "deleted", time.Time{} }
+		})
+		line := mutexOf(m, "/l")
+		line.Kind = trace.Mutex
+		c, err := line.Acquire(t.Context(), "lock-", nil, EveryoneAhead, nil)
+		harness.Must(t, err)
+		c.Grant("lock")
+		c.Lose(c.Incarnation.Deleted())
+		if g := c.Grant("lock"); g.Loss().Cause() == nil {
+			t.Error("the second use is not lost")
+		}
+		m.Close()
+		file, err := verify.Parse(&out, "")
+		harness.Must(t, err)
+		var events []string
+		for _, l := range file.Lines {
+			if l.Hold != "" {
+				events = append(events, l.Event)
+			}
+		}
+		if want := []string{trace.Grant, trace.Loss}; !slices.Equal(events, want) {
+			t.Errorf("the trace has %q, want %q", events, want)
 		}
 	})
 }

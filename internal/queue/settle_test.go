@@ -106,3 +106,21 @@ func TestAnElementWakesAnIdleConsumerAlthoughTheBellIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// The queue's znode may not be written, and the name of the other bell exists already.
+func TestAnElementIsReturnedAlthoughNoBellCanBeRung(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		q, other := queueAt(open(t, srv), "/q"), queueAt(open(t, srv), "/q")
+		send(t, q, "x")
+		harness.SetACL(t, srv, "/q", zk.WorldACL(zk.PermRead|zk.PermCreate))
+		it := receive(t, q).(*item)
+		_, err := it.c.inc.Create(t.Context(), it.c.path()+"-bell", nil)
+		harness.Must(t, err)
+		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Return}))
+		e, err := other.Take(t.Context())
+		if err != nil || e == nil || string(e.Data) != "x" {
+			t.Errorf("another client takes %v, %v", e, err)
+		}
+	})
+}

@@ -98,22 +98,30 @@ func (r *Report) element(all []*claim) {
 func (r *Report) twoOwners(a, b *claim) {
 	known := a.from != 0 && b.from != 0
 	after := known || a.fate != "" && a.over != 0 && b.from > a.over // by transactions, b comes after a
+	if a.from == 0 && a.fate != "" && b.from != 0 && b.from <= a.over && a.over < b.over {
+		// Whenever a began, both have the element at a.over.
+		r.violation(a.path, "%s had two owners at transaction 0x%x: %s, and %s, who claimed it in 0x%x and had it to 0x%x", a.element, a.over, a, b, b.from, b.over)
+		return
+	}
 	if !after && b.begun.Before(a.begun) {
 		a, b = b, a
 	}
+	late := func(a, b *claim) bool { return !a.lost.IsZero() && a.lost.Sub(b.begun) > r.Tolerance }
 	after = after || b.begun.Sub(a.begun) > r.Tolerance
+	both := !after && late(a, b) && late(b, a)                                      // whoever began first, both have the element at one instant
+	could := func(c *claim) bool { return c.why != "deleted" && c.why != "paused" } // the claimant could learn of its loss in time
 	switch {
 	case known && b.from <= a.over:
 		r.violation(a.path, "%s had two owners at transaction 0x%x: %s, who claimed it in 0x%x and had it to 0x%x, and %s", a.element, b.from, a, a.from, a.over, b)
 	case a.fate == trace.Removed && a.over != 0 && b.from != 0 && after:
 		r.violation(a.path, "%s was claimed after it was removed: by %s in transaction 0x%x, and removed by %s in 0x%x", a.element, b, b.from, a, a.over)
-	case after && !a.lost.IsZero() && a.lost.Sub(b.begun) > r.Tolerance:
+	case both, after && late(a, b):
 		text := fmt.Sprintf("%s had two owners by the clocks: %s, told at %s that it is lost (%s), and %s, who had it at %s",
 			a.element, a, clock(a.lost), cmp.Or(a.why, "no reason"), b, clock(b.begun))
-		if a.why == "deleted" || a.why == "paused" {
-			r.note(a.path, "%s", text)
-		} else {
+		if could(a) && (could(b) || !both) {
 			r.violation(a.path, "%s", text)
+		} else {
+			r.note(a.path, "%s", text)
 		}
 	}
 }

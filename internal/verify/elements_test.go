@@ -71,6 +71,22 @@ var elementCases = []verdict{
 	{name: "claimed in an unknown transaction while another has it, who learns of the loss late", want: "x had two owners by the clocks: a", lines: []trace.Record{
 		of("a", 1, 0, trace.Grant, "x", 10), of("a", 2, 900, trace.Loss, "x", 10, why("expired")), of("b", 1, 700, trace.Grant, "x", 0),
 	}},
+	{name: "claimed in an unknown transaction and removed, while another has it by the transactions", want: "x had two owners at transaction 0x50", lines: []trace.Record{
+		of("b", 1, 0, trace.Grant, "x", 0x40), of("b", 2, 1100, trace.Release, "x", 0x60, fate(trace.Returned)),
+		of("a", 1, 1000, trace.Grant, "x", 0), of("a", 2, 1001, trace.Release, "x", 0x50, fate(trace.Removed)),
+	}},
+	{name: "the same within the tolerance of the clocks", want: "x had two owners at transaction 0x50", lines: []trace.Record{
+		of("a", 1, 0, trace.Grant, "x", 0), of("a", 2, 1, trace.Release, "x", 0x50, fate(trace.Removed)),
+		of("b", 1, 50, trace.Grant, "x", 0x40), of("b", 2, 1100, trace.Release, "x", 0x60, fate(trace.Returned)),
+	}},
+	{name: "two who learn late of their losses, whoever was first", want: "x had two owners by the clocks", lines: []trace.Record{
+		of("a", 1, 0, trace.Grant, "x", 0), of("a", 2, 5000, trace.Loss, "x", 0, why("expired")),
+		of("b", 1, 50, trace.Grant, "x", 0x40), of("b", 2, 6000, trace.Loss, "x", 0x40, why("expired")),
+	}},
+	{name: "the same, and one of them was paused", note: "x had two owners by the clocks", lines: []trace.Record{
+		of("a", 1, 0, trace.Grant, "x", 0), of("a", 2, 5000, trace.Loss, "x", 0, why("expired")),
+		of("b", 1, 50, trace.Grant, "x", 0x40), of("b", 2, 6000, trace.Loss, "x", 0x40, why("paused")),
+	}},
 	{name: "settled without a claim", want: "removed, and was not claimed: x", lines: []trace.Record{of("a", 1, 0, trace.Release, "x", 10, fate(trace.Removed))}},
 	{name: "claimed twice by one", want: "claimed a second time", lines: []trace.Record{of("a", 1, 0, trace.Grant, "x", 10), of("a", 2, 1, trace.Grant, "x", 0)}},
 	{name: "two queues of one process, whose lines cross", lines: []trace.Record{

@@ -514,6 +514,7 @@ func (q *engine) fetch(ctx context.Context, n int) error {
 				if err != nil {
 					return err
 				}
+				whole := len(it.inside) == 1 // read here: once `it` is in q.ready, its consumer may settle it
 				got, err := q.await(ctx, func() (*delivery, error) { return q.seize(it) })
 				switch {
 				case err != nil && ctx.Err() == nil && q.skips.Left(e.name, 0):
@@ -529,7 +530,7 @@ func (q *engine) fetch(ctx context.Context, n int) error {
 					q.ready = append(q.ready, got)
 					q.mu.Unlock()
 				}
-				if len(it.inside) != 1 {
+				if !whole {
 					break // list again: the elements of the split znode precede the others
 				}
 			}
