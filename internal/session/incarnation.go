@@ -291,9 +291,7 @@ func (inc *Incarnation) accept(got, ask conn.Hello, addr string, asked time.Time
 	}
 	inc.Manager.grants.note(addr, grant{ask.Timeout, got.Timeout})
 	timeout := got.Timeout
-	if ask.ID == 0 {
-		inc.trail.came(addr)
-	} else {
+	if ask.ID != 0 {
 		// Servers may be configured differently. A new leader gives the session the timeout that
 		// was granted first.
 		timeout = min(timeout, ask.Timeout)
@@ -544,11 +542,11 @@ func (inc *Incarnation) connected(c *conn.Conn) {
 	// Change the state before the channels are closed: a goroutine that waits for a channel may then
 	// read the state.
 	entered := m.enter(inc, StateConnected, Report{Kind: kind})
+	inc.startAnew() // first: the watchdog must not see the limit of the server before as that of this one
 	inc.mu.Lock()
 	inc.down = make(chan struct{})
 	close(inc.up)
 	inc.mu.Unlock()
-	inc.startAnew()
 	inc.wake()
 	if !again {
 		m.traceBegin(inc)

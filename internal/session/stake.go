@@ -323,12 +323,13 @@ func (inc *Incarnation) overslept() bool {
 }
 
 // dialLimit is the longest time to reach a server and receive its answer to the handshake. Servers
-// that have not been tried share the remaining time equally.
+// that have not been tried share the remaining time equally. One share is for another attempt: a
+// server that has refused may accept by then, and the last untried server may hang.
 func (inc *Incarnation) dialLimit() time.Duration {
 	timeout := time.Duration(inc.Timeout.Load())
 	limit := timeout / 3 // no hold can be lost yet
 	if inc.ID.Load() != 0 {
-		limit = min(timeout/5, inc.left()/time.Duration(inc.Manager.Pace.untried()))
+		limit = min(timeout/5, inc.left()/time.Duration(inc.Manager.Pace.untried()+1))
 	}
 	return min(max(limit, 10*time.Millisecond), 5*time.Second)
 }

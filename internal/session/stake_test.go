@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -248,4 +249,48 @@ func TestAServerThatConfirmsNowAndThenIsNotLeft(t *testing.T) {
 			t.Errorf("%d reconnects; the end: %v", s.Stats().Reconnects, context.Cause(inc.Ctx))
 		}
 	})
+}
+
+// A server becomes silent, and each other server refuses once, for a moment, to confirm the session.
+// The first server hangs at its next handshake.
+func TestAHoldSurvivesServersThatRefuseForAMomentBesideOneThatHangs(t *testing.T) {
+	for _, writes := range []bool{false, true} {
+		t.Run(fmt.Sprintf("writes %v", writes), func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				srv.SetLatency(2 * time.Millisecond)
+				s := open(t, srv)
+				inc := live(t, s)
+				stake, err := inc.Stake(t.Context())
+				must(t, err)
+				defer stake.Drop()
+				silent := inc.newestConn().Addr
+				var mu sync.Mutex
+				refused := map[string]bool{}
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					mu.Lock()
+					defer mu.Unlock()
+					switch {
+					case r.Addr == silent && r.Op != zktest.OpPing:
+						return zktest.Hang
+					case r.Op == zktest.OpDelete && strings.HasSuffix(r.Path, "/none") && !refused[r.Addr]:
+						refused[r.Addr] = true
+						return zktest.Fail(zktest.CodeThrottled)
+					}
+					return zktest.Pass
+				})
+				if writes {
+					go func() {
+						for range int(testTimeout / (2 * time.Millisecond)) {
+							go inc.Create(inc.Ctx, "/w"+NewGUID(), nil)
+							time.Sleep(2 * time.Millisecond)
+						}
+					}()
+				}
+				time.Sleep(3 * testTimeout)
+				if inc.Ctx.Err() != nil || len(refused) != 2 {
+					t.Errorf("refused at %d servers; the session: %v", len(refused), context.Cause(inc.Ctx))
+				}
+			}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
+		})
+	}
 }

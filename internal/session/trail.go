@@ -28,14 +28,14 @@ import "time"
 //
 // Only the goroutine that serves the session uses a trail.
 type trail struct {
-	at   string          // the last server over which the client may have read something
 	left map[string]exit // by server: the end of the connection that left writes without a reply
 }
 
 // The type `exit` is the end of a connection with unanswered writes.
 type exit struct {
-	at   time.Time
-	told bool // the exclusion of the server was logged
+	at    time.Time
+	moved bool // since then, another server has caught up, so the client may have read over it
+	told  bool // the exclusion of the server was logged
 }
 
 // syncLimit is the time for which a leader keeps a silent server in ZooKeeper's default
@@ -43,9 +43,6 @@ type exit struct {
 // the session timeout is longer than syncLimit, the client uses the timeout instead, because
 // operators usually choose it to fit the servers' ticks.
 const syncLimit = 10 * time.Second
-
-// The method `came` is called when the server at addr has begun the session.
-func (t *trail) came(addr string) { t.at = addr }
 
 // The method `leave` is called when the connection to a server has ended with unanswered writes.
 func (t *trail) leave(addr string) {
@@ -58,18 +55,21 @@ func (t *trail) leave(addr string) {
 // caughtUp is called when a server that continues the session has answered the sync with which the
 // connection begins. The sync came after every request that this server has ever forwarded for the
 // session. Before that answer, the client has read nothing over the connection, so no read can have
-// missed a write. So if the server refuses the sync, the session may still return to the previous
-// server.
+// missed a write. So if no server answers the sync, the session may return to any server that it
+// has left meanwhile.
 func (t *trail) caughtUp(addr string) {
-	t.at = addr
 	delete(t.left, addr)
+	for other, x := range t.left {
+		x.moved = true
+		t.left[other] = x
+	}
 }
 
 // The method `bars` reports whether a server must not continue the session now, and whether this is
 // the first such report about the server.
 func (t *trail) bars(addr string, timeout time.Duration) (barred, first bool) {
 	x, ok := t.left[addr]
-	if !ok || addr == t.at {
+	if !ok || !x.moved {
 		return false, false
 	}
 	if time.Since(x.at) >= max(timeout, syncLimit) {

@@ -19,12 +19,14 @@ func TestAServerIsLeftOutWhileItMayCarryOutWhatTheSessionHasLeftThere(t *testing
 				t.Errorf("%s: %s is left out: %v, want %v", what, addr, got, want)
 			}
 		}
-		tr.came("a")
 		tr.leave("a")
 		want("straight back", "a", false)
+		tr.leave("d") // which has answered no sync
 		want("after a server that has answered no sync", "a", false)
+		want("straight back", "d", false)
 		tr.caughtUp("b")
 		want("after another server", "a", true)
+		want("after another server", "d", true)
 		want("after another server", "b", false)
 		want("after another server", "c", false)
 		if _, first := tr.bars("a", timeout); first {
