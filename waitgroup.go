@@ -24,7 +24,7 @@ import (
 //
 // A task belongs to the session that added it, and ends with it. So no Wait hangs because of a dead
 // process. A process that loses its session gets [ErrLost] from Done, or a negative Add, for its
-// tasks. If one process adds tasks that others end, use [WithPersistentTasks].
+// tasks. If other processes end them, use [WithPersistentTasks]: else the count can stay too high.
 //
 // # Errors
 //

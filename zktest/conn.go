@@ -270,9 +270,6 @@ func (c *conn) carryOut(r *Request) bool {
 		c.now = ""
 	}
 	defer s.mu.Unlock()
-	if action.kind == actFail && action.code == CodeNoAuth && r.Op.readsOne() && c.at.view.tree.get(r.Path) == nil {
-		action = Pass // the answer is NoNode: as ZooKeeper, the server looks for the znode before its ACL
-	}
 	if s.member != nil {
 		return s.member.take(c, r, action)
 	}
@@ -287,7 +284,7 @@ func (c *conn) carryOut(r *Request) bool {
 	}
 	b := startFrame(c.reply[:0])
 	code := action.code
-	if !action.kind.fails() {
+	if !c.fails(r, action) {
 		b, code = s.handle(c, r, b)
 	}
 	if code != CodeOK {
@@ -332,9 +329,17 @@ func (k actionKind) repeats() bool { return k == actPass || k == actFail }
 // carrying the request out.
 func (k actionKind) fails() bool { return k == actFail || k == actRefuse }
 
-// The method `readsOne` reports whether a request of the kind op reads the znode of its path.
-func (op Op) readsOne() bool {
-	return op == OpExists || op == OpGetData || op == OpGetChildren || op == OpGetChildren2
+// The method `fails` reports whether the server answers r with the code of the action. As ZooKeeper,
+// the server looks for a znode before its ACL, so it carries out the read of a missing znode, and
+// answers NoNode.
+func (c *conn) fails(r *Request, action Action) bool {
+	if action.kind == actFail && action.code == CodeNoAuth {
+		switch r.Op {
+		case OpExists, OpGetData, OpGetChildren, OpGetChildren2:
+			return c.at.view.tree.get(r.Path) != nil
+		}
+	}
+	return action.kind.fails()
 }
 
 // lockConnected waits for the end of a freeze or a partition that affects the connection, and then

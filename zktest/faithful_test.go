@@ -90,6 +90,19 @@ func TestALeaderAnswersItsOwnClientsBehindItsQueue(t *testing.T) {
 	})
 }
 
+func TestARefusedReadBehindTheCreateOfItsZnodeIsRefused(t *testing.T) {
+	ensembleTest(t, 3, func(t *testing.T, e *Ensemble) {
+		for i := range 3 {
+			c := client(t, e, i)
+			e.Server(i).Intercept(only(OpGetData, Fail(CodeNoAuth)))
+			wantCode(t, "missing", c.call(OpGetData, watchBody("/n", false)), CodeNoNode)
+			c.send(OpCreate, createBody("/n", "", openACL, 0))
+			wantCode(t, "made", c.call2(OpGetData, watchBody("/n", false)), CodeNoAuth)
+			wantCode(t, "delete", c.call(OpDelete, versionBody("/n", -1)), CodeOK)
+		}
+	})
+}
+
 // call2 is call, but it first reads the reply to one earlier request.
 func (c *rawClient) call2(op Op, body []byte) rawReply {
 	c.t.Helper()

@@ -606,7 +606,7 @@ func (c *conn) settle(p *pending) {
 	b := startFrame(nil)
 	code := p.action.code
 	switch {
-	case p.action.kind.fails():
+	case c.fails(&p.r, p.action):
 	case p.waits && p.code == CodeSessionMoved:
 		c.finish() // like ZooKeeper: the client has moved to another server
 		return

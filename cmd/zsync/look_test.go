@@ -309,7 +309,8 @@ func TestDoctorFindsNoOrphansInAPartOfADump(t *testing.T) {
 					t.Fatal(err)
 				}
 				r := start(t, srv.Addr()+",zk9", "", "doctor", "--admin-port", "0")
-				if r.wait(); strings.Contains(r.stdout.String(), "orphan") || !strings.Contains(r.stdout.String(), "looked at") {
+				r.wait()
+				if out := r.stdout.String(); strings.Contains(out, "orphan:") || !strings.Contains(out, "zk9: no search for orphans: ") || !strings.Contains(out, "looked at") {
 					t.Errorf("%s\n%s", &r.stdout, &r.stderr)
 				}
 			})
