@@ -287,6 +287,8 @@ func TestAHoldSurvivesServersThatRefuseForAMomentBesideOneThatHangs(t *testing.T
 					}()
 				}
 				time.Sleep(3 * testTimeout)
+				mu.Lock()
+				defer mu.Unlock()
 				if inc.Ctx.Err() != nil || len(refused) != 2 {
 					t.Errorf("refused at %d servers; the session: %v", len(refused), context.Cause(inc.Ctx))
 				}
