@@ -122,21 +122,6 @@ func (f *fleet) matches(re *regexp.Regexp) (all [][]string) {
 	return all
 }
 
-// index returns the place of the first line that matches, or fails.
-func (f *fleet) index(pattern string) int {
-	f.t.Helper()
-	re := regexp.MustCompile(pattern)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for i, line := range f.lines {
-		if re.MatchString(line) {
-			return i
-		}
-	}
-	f.t.Fatalf("no line matches %q", pattern)
-	return 0
-}
-
 func TestNightlyRunsEachNightOnOneMachineAndOnAnotherIfThatDies(t *testing.T) {
 	f := newFleet(t)
 	ps := map[string]*process{}
@@ -174,9 +159,10 @@ func TestTheNextLeaderBeginsWhenTheOneBeforeHasReturned(t *testing.T) {
 	second := map[string]string{"a": "b", "b": "a"}[first]
 	f.wants(2, `INFO stands by`)
 	ps[first].stops()
-	f.wants(1, second+`: .*INFO leads`)
-	if f.index(first+`: .*INFO has stopped`) > f.index(second+`: .*INFO leads`) {
-		t.Error("the next has led before the one before had stopped")
+	led := f.wants(1, second+`: (.*) INFO leads`)[0][1]
+	// The processes' own times: the test may read the second one's pipe before the first one's.
+	if stopped := f.wants(1, first+`: (.*) INFO has stopped`)[0][1]; stopped >= led {
+		t.Errorf("the next led at %s, and the one before had stopped at %s", led, stopped)
 	}
 	third := f.start("z", "leader")
 	f.wants(3, `INFO stands by`)
