@@ -68,13 +68,6 @@ func (m *Map[V]) Path() string { return m.path }
 func (m *Map[V]) dir() string      { return m.s.m.Full(m.path) }
 func (m *Map[V]) receipts() string { return m.dir() + "-receipts" }
 
-func (m *Map[V]) check(ctx context.Context) error {
-	if m.misuse() != nil {
-		return m.misuse()
-	}
-	return session.CtxErr(ctx)
-}
-
 func (m *Map[V]) fail(op, key string, err error) error {
 	if err == nil {
 		return nil

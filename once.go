@@ -161,14 +161,6 @@ func (o *Once) round(ctx context.Context, f func(ctx context.Context, place stri
 	return o.run(o.s.tracers.follow(ctx, o.traced, h), h, first && none.lastsFor(h), f)
 }
 
-// The method `check` returns the reason why a method cannot begin, or nil.
-func (o *Once) check(ctx context.Context) error {
-	if o.misuse() != nil {
-		return o.misuse()
-	}
-	return session.CtxErr(ctx)
-}
-
 // A Once and a Mutex at the same path use the same line. So doKey returns the key of such a Mutex.
 func (o *Once) doKey() doKey { return doKey{o.s, o.path, o.line.Bases[0]} }
 

@@ -267,6 +267,14 @@ func (m *made) misuse() error {
 	return m.err
 }
 
+// The method `check` returns the reason why an operation cannot begin, or nil.
+func (m *made) check(ctx context.Context) error {
+	if err := m.misuse(); err != nil {
+		return err
+	}
+	return session.CtxErr(ctx)
+}
+
 // checkNew checks the arguments of every constructor.
 func checkNew(s *Session, path string, err error) error {
 	if s == nil {

@@ -118,14 +118,6 @@ func (v *Value[T]) load(ctx context.Context, fresh bool) (x T, version Version, 
 	return x, version, err
 }
 
-// The method `check` returns the reason why an operation cannot begin, or nil.
-func (v *Value[T]) check(ctx context.Context) error {
-	if v.misuse() != nil {
-		return v.misuse()
-	}
-	return session.CtxErr(ctx)
-}
-
 func (v *Value[T]) full() string { return v.s.m.Full(v.path) }
 
 func (v *Value[T]) state() session.Stored { return session.Stored{Path: v.full()} }
@@ -204,11 +196,14 @@ func (v *Value[T]) compareAndSwap(ctx context.Context, old Version, x T) (bool, 
 		return ok, err
 	}
 	// The znode may exist without a value.
-	_, empty, err := v.load(ctx, true)
-	if err != ErrNoValue || empty == (Version{}) {
-		return false, err
+	_, there, err := v.load(ctx, true)
+	switch {
+	case err == ErrNoValue:
+		return v.swap(ctx, there, data)
+	case there != (Version{}):
+		return false, nil // data that cannot be decoded are a value, too
 	}
-	return v.swap(ctx, empty, data)
+	return false, err
 }
 
 // The method `still` reports whether the znode has the version `old`.

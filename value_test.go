@@ -182,6 +182,9 @@ func TestUndecodableValueIsAnErrorAndCanBeReplaced(t *testing.T) {
 		if _, err := v.Update(t.Context(), increment); err == nil {
 			t.Error("Update of an undecodable value succeeded")
 		}
+		if ok, err := v.CompareAndSwap(t.Context(), zsync.Version{}, 7); ok || err != nil {
+			t.Errorf("CompareAndSwap of no value = %v, %v; want false, because there is a value", ok, err)
+		}
 		if ok, err := v.CompareAndSwap(t.Context(), ver, 7); !ok || err != nil {
 			t.Errorf("CompareAndSwap = %v, %v", ok, err)
 		}
