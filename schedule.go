@@ -393,7 +393,8 @@ func shortened(text string) string {
 
 // The method `record` writes r to path/last, unless the Mutex `lock` is lost.
 func (c *Schedule) record(ctx context.Context, lock *Mutex, r scheduleRecord) error {
-	data := []byte(r.done.UTC().Format(time.RFC3339Nano) + "\n" + c.s.m.Config.Owner + "\n" + session.NewGUID())
+	owner := strings.ReplaceAll(c.s.m.Config.Owner, "\n", " ") // the owner is one line
+	data := []byte(r.done.UTC().Format(time.RFC3339Nano) + "\n" + owner + "\n" + session.NewGUID())
 	if r.failure != nil {
 		failure, err := json.Marshal(r.failure)
 		if err != nil {
@@ -676,7 +677,7 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 			continue
 		}
 		until := at
-		if soon := now.Add(time.Minute); r.done.After(now.Add(ahead)) && soon.Before(at) {
+		if soon := now.Add(time.Minute); r.reached().After(now.Add(ahead)) && soon.Before(at) {
 			until = soon // at that time, look whether path/last has been deleted
 		}
 		if at != current || until != at { // if all three are equal, the pause after a failure is over, and the attempt begins whatever the wall clock shows

@@ -602,6 +602,51 @@ func TestSchedulesGoOnWhenAnInstantFarAheadIsDeleted(t *testing.T) {
 	})
 }
 
+// A process whose clock is four hours ahead has given up an instant, and somebody deletes that.
+func TestRunGoesOnWhenAnInstantFarAheadThatWasGivenUpIsDeleted(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		began := time.Now()
+		hours := timetable{began.Add(time.Hour), began.Add(2 * time.Hour), began.Add(5 * time.Hour), began.Add(9 * time.Hour)}
+		broken := zsync.NewSchedule(open(t, srv), "/jobs", zsync.WithRetries(1, quickly))
+		zsync.SetSkew(broken, 4*time.Hour)
+		wantErr(t, broken.Run(within(t, 61*time.Minute), hours, func(context.Context, time.Time) error { return errors.New("no") }), context.DeadlineExceeded)
+		if failure, err := broken.LastFailure(t.Context()); err != nil || !failure.At.Equal(hours[2]) {
+			t.Fatalf("LastFailure = %+v, %v", failure, err)
+		}
+		var ran []time.Duration
+		done := async(func() error {
+			return zsync.NewSchedule(open(t, srv), "/jobs").Run(within(t, time.Hour), hours, func(_ context.Context, at time.Time) error {
+				ran = append(ran, at.Sub(began))
+				return nil
+			})
+		})
+		time.Sleep(time.Minute)
+		must(t, plain(t, srv).Delete("/jobs/last", -1))
+		wantErr(t, <-done, context.DeadlineExceeded)
+		if fmt.Sprint(ran) != "[2h0m0s]" {
+			t.Errorf("Run ran %v, want the second hour", ran)
+		}
+	})
+}
+
+// A program may read its owner from a file, with the line feed at its end.
+func TestAnOwnerOfSeveralLinesLeavesTheScheduleReadable(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		at := time.Now()
+		for i, owner := range []string{"host-a\n", "host-b"} {
+			c := zsync.NewSchedule(open(t, srv, zsync.WithOwner(owner)), "/jobs")
+			at := at.Add(time.Duration(i) * time.Second)
+			if ran, err := c.Do(t.Context(), at, func(context.Context) error { return nil }); !ran || err != nil {
+				t.Fatalf("%q: %v, %v", owner, ran, err)
+			}
+			_, err := c.Do(t.Context(), at.Add(time.Hour), func(context.Context) error { return errors.New("no") })
+			if failure, e := c.LastFailure(t.Context()); e != nil || failure.Owner != owner {
+				t.Errorf("%q: LastFailure = %+v, %v after %v", owner, failure, e, err)
+			}
+		}
+	})
+}
+
 func TestAFunctionThatFailsWithErrClosedOfAnotherSessionDoesNotEndRun(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		other := open(t, srv)
