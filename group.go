@@ -449,7 +449,8 @@ func unescaped(name string) string {
 }
 
 // Watch returns a channel that receives the members, in the order of their ids, now and after each
-// change. Each list shows the group at one moment, and is never older than the list before.
+// change. No list is older than the last. A list shows one moment, unless members change faster
+// than the servers answer.
 func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 	out := make(chan []Member[T])
 	if g.misuse() != nil {

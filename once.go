@@ -92,10 +92,10 @@ func (o *Once) Path() string { return o.path }
 //
 // If the session is lost while f runs, f's context ends, and Do returns [ErrLost]: return soon from
 // f. If it is lost just when the Once is being completed, Do waits for the outcome. If ctx ends
-// while f runs, and f returns nil, Do completes the Once, if need be in the background, and returns
-// the error of ctx. After that error, or [ErrClosed], the outcome is unknown. After a Reset in
-// another process, Do still treats the Once as complete until this process gets the event of the
-// Reset, or its session may have ended.
+// while f runs, and f returns nil, Do completes the Once. If no server answers, it does so in the
+// background, and returns the error of ctx. After that error, or [ErrClosed], the outcome is
+// unknown. If another process resets the Once, Do treats it as complete until this process gets the
+// event, or its session may have ended.
 func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if o.misuse() == nil && f == nil {
 		return o.fail("do", session.Invalid("the function is nil"))
