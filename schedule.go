@@ -656,8 +656,8 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 		if err != nil {
 			return err
 		}
-		if r.failure != nil && r.failure.At.After(current) && !r.failure.At.After(now) {
-			current = r.failure.At // another process has begun an attempt of it
+		if r.failure != nil && r.failure.At.After(current) && !r.failure.At.After(now) && timetable.Has(next, r.failure.At) {
+			current = r.failure.At // another process has begun an attempt of it; Do also records failures of other instants
 		}
 		switch {
 		case !current.After(r.reached()):

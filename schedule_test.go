@@ -851,6 +851,30 @@ func TestAttemptsOfAnInstantOutliveTheProcessThatMadeThem(t *testing.T) {
 	})
 }
 
+// Do of an instant that is not in the timetable fails, as by hand. No later Run repeats that.
+func TestRunDoesNotRepeatAFailureOfAnInstantThatIsNotInItsTimetable(t *testing.T) {
+	for _, policy := range []zsync.MissedPolicy{zsync.MissedLatest, zsync.MissedSkip, zsync.MissedAll} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			hour := time.Now().Truncate(time.Hour)
+			c := zsync.NewSchedule(open(t, srv), "/jobs", zsync.WithMissed(policy))
+			_, err := c.Do(t.Context(), hour, func(context.Context) error { return nil })
+			must(t, err)
+			if ran, err := c.Do(t.Context(), hour.Add(time.Second), func(context.Context) error { return errors.New("no") }); !ran || err == nil {
+				t.Fatal(ran, err)
+			}
+			time.Sleep(20 * time.Minute)
+			var ran []time.Duration
+			err = c.Run(within(t, 90*time.Minute), zsync.Every(time.Hour), func(_ context.Context, at time.Time) error {
+				ran = append(ran, at.Sub(hour))
+				return nil
+			})
+			if wantErr(t, err, context.DeadlineExceeded); fmt.Sprint(ran) != "[1h0m0s]" {
+				t.Errorf("%v: Run ran %v, want the next hour alone", policy, ran)
+			}
+		})
+	}
+}
+
 // With one attempt no failure is repeated.
 func TestOneAttemptIsNotRepeated(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {

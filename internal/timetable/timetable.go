@@ -129,6 +129,12 @@ func LatestDue(next Table, from, now time.Time) (last time.Time, err error) {
 	}
 }
 
+// Has reports whether `at` is an instant of the timetable.
+func Has(next Table, at time.Time) bool {
+	found, err := after(next, at.Add(-1))
+	return err == nil && found.Equal(at)
+}
+
 // Over reports whether the instant `at` is over: whether the next instant has come.
 func Over(next Table, at, now time.Time) bool {
 	later, err := after(next, at)

@@ -69,6 +69,25 @@ func TestATimetableThatMovesWithTheMomentItIsAskedAtIsRefused(t *testing.T) {
 	}
 }
 
+func TestATimetableHasItsInstantsAlone(t *testing.T) {
+	daily, err := Daily("03:00", zone(t, "Europe/Berlin"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		table Table
+		at    time.Time
+		want  bool
+	}{
+		{Every(time.Hour), hour(3), true}, {Every(time.Hour), hour(3).Add(1), false}, {Every(time.Hour), hour(3).Add(-1), false},
+		{daily, hour(2), true}, {daily, hour(3), false}, {fixed(hour(1)), hour(1), true}, {fixed(time.Time{}), hour(1), false},
+	} {
+		if got := Has(c.table, c.at); got != c.want {
+			t.Errorf("%v has %v: %v", c.table, c.at, got)
+		}
+	}
+}
+
 // stuck answers one question with an instant that is not after it, as robfig/cron does near
 // a change of the clocks in Pacific/Chatham.
 type stuck struct{ Every }
