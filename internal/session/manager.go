@@ -317,11 +317,11 @@ func (m *Manager) Observe(e Report) {
 }
 
 // The method `dialed` is called when a server could not be reached. An error of TLS that a retry
-// cannot cure is logged once as a warning.
+// cannot cure is logged once for each server as a warning.
 func (m *Manager) dialed(addr string, err error) {
 	err = fmt.Errorf("%s: %w", addr, err)
 	m.mu.Lock()
-	known := m.dialErr != nil && m.dialErr.Error() == err.Error()
+	known := conn.RefusesTLS(m.tried[addr]) // the texts differ: the text about an expired certificate has the time
 	m.dialErr = err
 	m.mu.Unlock()
 	m.unfit(addr, err)

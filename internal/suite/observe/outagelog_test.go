@@ -3,12 +3,16 @@ package observe
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"log/slog"
+	"net"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -265,5 +269,37 @@ func TestEachFailureIsOneLineOfTheLog(t *testing.T) {
 		harness.Must(t, m.Lock(ctx))
 		time.Sleep(2 * time.Minute)
 		log.want(t, srv, `time=~ level=WARN msg="zsync: lost" op=lock path=/m session=A reason="lost: given up: held longer than WithMaxHold (1m0s)"`, s.ID())
+	})
+}
+
+// A certificate that is refused is one line for each server. If the certificate has expired, the text
+// of the error has the time of each attempt.
+func TestARefusedCertificateIsOneLineForEachServer(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2"))
+		log := recordDefaultLog(t)
+		var expired atomic.Bool
+		s, err := zsync.Connect(t.Context(), "127.0.0.1:1,127.0.0.1:2", zsync.WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
+			if expired.Load() {
+				return nil, &tls.CertificateVerificationError{Err: x509.CertificateInvalidError{Reason: x509.Expired, Detail: time.Now().String()}}
+			}
+			return srv.Dial(network, addr, limit)
+		}))
+		harness.Must(t, err)
+		defer s.Close()
+		for range 2 { // the second time is another outage
+			expired.Store(true)
+			srv.Disconnect(s.ID())
+			time.Sleep(5 * time.Minute)
+			log.mu.Lock()
+			if n := strings.Count(log.out.String(), "cannot reach server"); n != 2 {
+				t.Errorf("%d lines for two servers:\n%s", n, &log.out)
+			}
+			log.out.Reset()
+			log.mu.Unlock()
+			expired.Store(false)
+			time.Sleep(time.Minute)
+			zsync.NewMutex(s, "/m").Contenders(t.Context())
+		}
 	})
 }
