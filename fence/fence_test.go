@@ -358,7 +358,7 @@ func TestATableMayBeCreatedWhileAnotherProcessCreatesIt(t *testing.T) {
 	must(t, err)
 	created := make(chan error, 1)
 	go func() { created <- fences.Create(t.Context(), db) }()
-	for waiting := 0; waiting == 0; time.Sleep(time.Millisecond) {
+	for waiting := 0; waiting == 0; time.Sleep(time.Millisecond) { // real time: the database is another process
 		must(t, db.QueryRowContext(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()").Scan(&waiting))
 	}
 	must(t, other.Commit())
