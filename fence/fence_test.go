@@ -346,6 +346,26 @@ func serializable(d database) sql.IsolationLevel {
 	return sql.LevelSerializable
 }
 
+// Every process of a program may create the table when it starts. PostgreSQL looks for the table
+// before another transaction has created it, waits for that transaction, and then refuses.
+func TestATableMayBeCreatedWhileAnotherProcessCreatesIt(t *testing.T) {
+	d := postgres.empty(t)
+	db, fences := d.open(t), fence.NewTable(d.dialect, "fences")
+	other, err := db.BeginTx(t.Context(), nil)
+	must(t, err)
+	defer other.Rollback()
+	_, err = other.ExecContext(t.Context(), `CREATE TABLE fences (resource VARCHAR(255) COLLATE "C" NOT NULL PRIMARY KEY, token BIGINT NOT NULL, writes BIGINT NOT NULL)`)
+	must(t, err)
+	created := make(chan error, 1)
+	go func() { created <- fences.Create(t.Context(), db) }()
+	for waiting := 0; waiting == 0; time.Sleep(time.Millisecond) { // real time: the database is another process
+		must(t, db.QueryRowContext(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()").Scan(&waiting))
+	}
+	must(t, other.Commit())
+	must(t, <-created)
+	must(t, fences.Add(t.Context(), db, "r"))
+}
+
 func TestATableWithABadNameOrDialectIsRefused(t *testing.T) {
 	db := sqlite(t).open(t)
 	for _, table := range []*fence.Table{

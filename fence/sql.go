@@ -103,11 +103,17 @@ func NewTable(d Dialect, name string) *Table {
 	return t
 }
 
-// Create creates the table unless it exists.
+// Create creates the table unless it exists. Several processes may call it at the
+// same time.
 func (t *Table) Create(ctx context.Context, db *sql.DB) error {
 	if t.err != nil {
 		return t.err
 	}
+	if _, err := db.ExecContext(ctx, t.create); err == nil {
+		return nil
+	}
+	// If another process has created the table meanwhile, PostgreSQL returns an
+	// error in spite of IF NOT EXISTS. The second attempt sees the table.
 	_, err := db.ExecContext(ctx, t.create)
 	return err
 }

@@ -60,7 +60,7 @@ func (x *exchange) Name() string { return x.m.Name() }
 func (x *exchange) Start(server string) ([]byte, error) {
 	host, err := x.m.host(server)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", err, zk.ErrAuthFailed)
+		return nil, err
 	}
 	g, err := x.m.ticketFor(host)
 	if err != nil {
@@ -259,10 +259,11 @@ func cutHeader(token []byte) (kind uint16, message []byte, err error) {
 }
 
 // The method `host` returns the name that the principal of a server has for it. server is host:port.
+// If the error must end the Session, it matches ErrAuthFailed.
 func (m *mechanism) host(server string) (string, error) {
 	host, _, err := net.SplitHostPort(server)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("%w: %w", err, zk.ErrAuthFailed)
 	}
 	if !strings.Contains(m.service, "_HOST") {
 		return host, nil
@@ -270,14 +271,21 @@ func (m *mechanism) host(server string) (string, error) {
 	if m.canonical {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		if addrs, err := net.DefaultResolver.LookupHost(ctx, host); err == nil {
-			if names, err := net.DefaultResolver.LookupAddr(ctx, addrs[0]); err == nil {
-				host = names[0]
-			}
+		var names []string
+		addrs, err := net.DefaultResolver.LookupHost(ctx, host)
+		if err == nil {
+			names, err = net.DefaultResolver.LookupAddr(ctx, addrs[0])
+		}
+		var unknown *net.DNSError
+		switch {
+		case err == nil:
+			host = names[0]
+		case !errors.As(err, &unknown) || !unknown.IsNotFound:
+			return "", err // DNS does not answer now; another name could be of another principal, which the KDC does not know
 		}
 	}
 	if net.ParseIP(host) != nil {
-		return "", fmt.Errorf("the connect string has the address %s, but Kerberos knows a server by its name: use names, or kerberos.WithService (--server-principal of the command) or kerberos.WithCanonicalNames", host)
+		return "", fmt.Errorf("the connect string has the address %s, but Kerberos knows a server by its name: use names, or kerberos.WithService (--server-principal of the command) or kerberos.WithCanonicalNames: %w", host, zk.ErrAuthFailed)
 	}
 	return strings.ToLower(strings.TrimSuffix(host, ".")), nil
 }

@@ -1,7 +1,9 @@
 package kerberos
 
 import (
+	"context"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -222,6 +224,25 @@ func TestTheHostOfAPrincipalIsTheNameInTheConnectString(t *testing.T) {
 	m.service = "zookeeper/all.example.org"
 	if _, err := m.host("10.0.0.1:2181"); err != nil {
 		t.Errorf("a principal without _HOST: %v", err)
+	}
+}
+
+// With canonical names, a moment without DNS does not end the Session: the next attempt asks again.
+func TestAServerHasNoPrincipalWhileDNSDoesNotAnswer(t *testing.T) {
+	old := net.DefaultResolver
+	defer func() { net.DefaultResolver = old }()
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
+		return nil, errors.New("no route to the server of DNS")
+	}}
+	x := &exchange{m: &mechanism{service: "zookeeper/_HOST", canonical: true}}
+	for _, server := range []string{"192.0.2.1:2181", "zk1.example.org:2181"} {
+		if _, err := x.Start(server); err == nil || errors.Is(err, zk.ErrAuthFailed) {
+			t.Errorf("%s: %v; want an error that another attempt can cure", server, err)
+		}
+	}
+	x.m.canonical = false
+	if _, err := x.Start("192.0.2.1:2181"); !errors.Is(err, zk.ErrAuthFailed) {
+		t.Errorf("an address without canonical names: %v; want the end of the Session", err)
 	}
 }
 

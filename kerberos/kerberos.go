@@ -27,8 +27,8 @@
 //
 // [Keytab], [Password] and [Cache] check their arguments. Later errors name the mechanism, GSSAPI. If
 // the KDC or every server refuses the client, Connect fails, or the Session ends; the error matches
-// go-zookeeper's ErrAuthFailed. If no KDC answers, or the ticket in a cache has ended since, the
-// Session tries again until it expires.
+// go-zookeeper's ErrAuthFailed. If no KDC or no DNS server answers, or the ticket in a cache has ended
+// since, the Session tries again until it expires.
 //
 // # Limits
 //

@@ -218,6 +218,17 @@ func TestEachAlertFiresByWhatIsExported(t *testing.T) {
 			go zsync.NewMutex(s, "/m").Lock(r.t.Context())
 			r.scrape(100)
 		}, []string{"ZsyncStuck"}},
+		"a lock is stuck whose holder exports nothing": {time.Minute, func(r *recording) {
+			must(r.t, zsync.NewMutex(r.connect(), "/m").Lock(r.t.Context()))
+			go zsync.NewMutex(r.open(), "/m").Lock(r.t.Context())
+			r.scrape(100)
+		}, []string{"ZsyncStuck"}},
+		"a barrier is closed for long": {time.Minute, func(r *recording) {
+			b := zsync.NewBarrier(r.open(), "/b")
+			must(r.t, b.Close(r.t.Context()))
+			go b.Wait(r.t.Context())
+			r.scrape(100)
+		}, nil},
 		"two lead": {time.Minute, func(r *recording) { // below one template, which the rule takes for one election
 			s := r.open()
 			must(r.t, errors.Join(zsync.NewElection(s, "/e/1").Campaign(r.t.Context()), zsync.NewElection(s, "/e/2").Campaign(r.t.Context())))

@@ -537,6 +537,9 @@ func (c *Conn) nextPacket() error {
 // server accepts connections and closes them at once, the client dials it at most once a second.
 const Lasting = time.Second
 
+// Age returns the time since the handshake was sent.
+func (c *Conn) Age() time.Duration { return time.Since(c.asked) }
+
 // maxDisowned limits how many connections in a row may end because of [Conn.disowned].
 const maxDisowned = 3
 
@@ -553,7 +556,7 @@ const maxDisowned = 3
 // reply within a second. A server with localSessionsEnabled does that, because the leader does not
 // know its sessions. In that case, the caller receives the reply.
 func (c *Conn) disowned() bool {
-	if time.Since(c.asked) >= Lasting {
+	if c.Age() >= Lasting {
 		c.s.disowned = 0
 	}
 	if c.s.disowned == maxDisowned {

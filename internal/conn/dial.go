@@ -65,8 +65,8 @@ func tlsError(err error) error {
 // TLS. Another attempt will probably fail, too.
 func RefusesTLS(err error) bool {
 	var certificate *tls.CertificateVerificationError
-	var alert tls.AlertError
-	return errors.As(err, &certificate) || errors.As(err, &alert)
+	var alert *net.OpError // crypto/tls returns the server's alert in this form
+	return errors.As(err, &certificate) || errors.As(err, &alert) && alert.Op == "remote error"
 }
 
 func dialTCP(ctx context.Context, addr string) (net.Conn, error) {

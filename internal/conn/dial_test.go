@@ -2,9 +2,13 @@ package conn
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"io"
 	"net"
+	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -85,4 +89,43 @@ func TestEachOfManyAddressesIsGivenLongerThanARoundTrip(t *testing.T) {
 		}
 		conn.Close()
 	})
+}
+
+// A server that refuses the client's certificate, or its lack, says so with an alert: in the
+// handshake of TLS 1.2, and to the first read of TLS 1.3.
+func TestAnAlertOfTheServerIsARefusal(t *testing.T) {
+	cert := httptest.NewUnstartedServer(nil)
+	cert.StartTLS() // for its certificate
+	defer cert.Close()
+	demanding := cert.TLS.Clone()
+	demanding.ClientAuth = tls.RequireAnyClientCert
+	ln, err := tls.Listen("tcp", "127.0.0.1:0", demanding)
+	harness.Must(t, err)
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	defer ln.Close()
+	serving.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			io.Copy(io.Discard, c)
+			c.Close()
+		}
+	})
+	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
+		d := &Dialer{TLS: &tls.Config{InsecureSkipVerify: true, MaxVersion: version}, Spawn: func(f func()) { go f() }}
+		c, err := d.Dial(t.Context(), ln.Addr().String(), 10*time.Second)
+		if err == nil {
+			_, err = c.Read(make([]byte, 1))
+			c.Close()
+		}
+		if !RefusesTLS(err) {
+			t.Errorf("%s: %v is no refusal", tls.VersionName(version), err)
+		}
+	}
+	if err := (&net.OpError{Op: "dial", Err: errors.New("connection refused")}); RefusesTLS(err) {
+		t.Errorf("%v is a refusal", err)
+	}
 }

@@ -139,7 +139,7 @@ func (inc *Incarnation) serve() {
 		if c != nil {
 			inc.conclude(c, err)
 			c.Close()
-			inc.disconnected()
+			inc.disconnected(err)
 			if c.CaughtUp {
 				inc.trail.caughtUp(addr)
 			}
@@ -173,6 +173,8 @@ func (inc *Incarnation) conclude(c *conn.Conn, err error) {
 		// Another attempt would fail, too. The mechanism may fail for another reason, for example because
 		// a ticket is not available now. Then the client makes the next attempt at the usual pace.
 		inc.failLater(err)
+	case inc.Ctx.Err() == nil && !IsClosed(inc.Disconnection()) && c.Age() < conn.Lasting:
+		m.unfit(c.Addr, fmt.Errorf("%s: %w: %w", c.Addr, errShort, err))
 	}
 }
 
@@ -532,7 +534,6 @@ func (inc *Incarnation) end(cause error) {
 func (inc *Incarnation) connected(c *conn.Conn) {
 	m := inc.Manager
 	c.Open()
-	began, said := m.outage.end()
 	again := IsClosed(inc.first)
 	kind, text := EventConnected, "zsync: session established"
 	if again {
@@ -556,16 +557,12 @@ func (inc *Incarnation) connected(c *conn.Conn) {
 		m.Log.Info(text, "session", Text(inc.ID.Load()), "timeout", time.Duration(inc.Timeout.Load()))
 		m.tell()
 	}
-	if said { // a warning, because the message about the outage was a warning
-		m.Log.Warn(TextReconnected, "since", time.Now(), "lasted", time.Since(began).Round(time.Millisecond), "session", Text(inc.ID.Load()))
-	}
 }
 
-func (inc *Incarnation) disconnected() {
+func (inc *Incarnation) disconnected(err error) {
 	if IsClosed(inc.Disconnection()) {
 		return // only a handshake has failed
 	}
-	inc.Manager.outage.begin()
 	if inc.Manager.Config.LossOnSuspend && inc.Ctx.Err() == nil {
 		inc.abandon() // this comes before Lose, because `shut` reads the time after Lose
 		inc.Lose(LossSuspended)
@@ -576,7 +573,7 @@ func (inc *Incarnation) disconnected() {
 	close(inc.down)
 	inc.mu.Unlock()
 	if entered {
-		inc.Manager.Log.Info("zsync: connection dropped", "session", Text(inc.ID.Load()))
+		inc.Manager.Log.Info("zsync: connection dropped", "session", Text(inc.ID.Load()), "err", err)
 		inc.Manager.tell()
 	}
 }

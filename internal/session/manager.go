@@ -83,7 +83,7 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 			m.Log.Warn("zsync: cannot write the trace, which will count the missing records", "err", err)
 		})
 	}
-	m.outage.say, m.outage.spawn = m.sayOutage, m.Spawn
+	m.outage.say, m.outage.ended, m.outage.spawn = m.sayOutage, m.sayConnected, m.Spawn
 	m.outage.begin()
 	go m.run()
 	return m
@@ -270,6 +270,12 @@ func (m *Manager) enter(inc *Incarnation, s ConnState, e Report) bool {
 	if m.state == StateClosed || inc != nil && (inc != m.cur || inc.Ctx.Err() != nil) {
 		return false
 	}
+	switch s {
+	case StateConnected:
+		m.outage.connected()
+	case StateSuspended, StateExpired:
+		m.outage.begin()
+	}
 	if m.state != s {
 		m.state = s
 		for f := range m.feeds {
@@ -311,11 +317,11 @@ func (m *Manager) Observe(e Report) {
 }
 
 // The method `dialed` is called when a server could not be reached. An error of TLS that a retry
-// cannot cure is logged once as a warning.
+// cannot cure is logged once for each server as a warning.
 func (m *Manager) dialed(addr string, err error) {
 	err = fmt.Errorf("%s: %w", addr, err)
 	m.mu.Lock()
-	known := m.dialErr != nil && m.dialErr.Error() == err.Error()
+	known := conn.RefusesTLS(m.tried[addr]) // the texts differ: the text about an expired certificate has the time
 	m.dialErr = err
 	m.mu.Unlock()
 	m.unfit(addr, err)
@@ -344,11 +350,15 @@ func (m *Manager) fit() {
 	m.lately = nil
 }
 
-// noneFits reports whether every server has failed since a server last executed a request.
+// noneFits reports whether every server has refused the client or was out of reach since a server
+// last executed a request.
 func (m *Manager) noneFits() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return !slices.ContainsFunc(m.Hosts, func(addr string) bool { return m.tried[addr] == nil })
+	return !slices.ContainsFunc(m.Hosts, func(addr string) bool {
+		err := m.tried[addr]
+		return err == nil || errors.Is(err, errShort)
+	})
 }
 
 // For each server, sayOutage logs why the client's last attempt to use that server failed. If there
@@ -373,6 +383,15 @@ func (m *Manager) sayOutage(began time.Time) {
 		}
 	}
 	m.Log.Warn(TextOutage, "since", began, "err", err)
+}
+
+// sayConnected logs the end of an outage that was logged.
+func (m *Manager) sayConnected(at, began time.Time) {
+	m.mu.Lock()
+	inc := m.cur
+	m.mu.Unlock()
+	// This is a warning, because the message about the outage was a warning.
+	m.Log.Warn(TextReconnected, "since", at, "lasted", at.Sub(began).Round(time.Millisecond), "session", Text(inc.ID.Load()))
 }
 
 // Text formats a session id as ZooKeeper's own tools do.

@@ -3,12 +3,16 @@ package observe
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"log/slog"
+	"net"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -43,13 +47,14 @@ func recordDefaultLog(t *testing.T) *defaultLog {
 }
 
 // want compares what was said since the last call with the lines of a story. There A, B and so on
-// are sessions, SERVER is the server, ~ stands for a time or a duration, and lines of one moment may
+// are sessions, SERVER is the server, ZNODE is a
+// znode in the line of /m, ~ stands for a time or a duration, and lines of one moment may
 // come in any order.
 func (l *defaultLog) want(t *testing.T, srv *zktest.Server, story string, sessions ...int64) {
 	t.Helper()
 	synctest.Wait()
 	l.mu.Lock()
-	said := strings.ReplaceAll(l.out.String(), srv.Addr(), "SERVER")
+	said := regexp.MustCompile(`/m/_c_[-0-9a-z]+`).ReplaceAllString(strings.ReplaceAll(l.out.String(), srv.Addr(), "SERVER"), "ZNODE")
 	l.out.Reset()
 	l.mu.Unlock()
 	for i, id := range sessions {
@@ -167,6 +172,58 @@ func TestTheLogTellsAnOutageAsAStory(t *testing.T) {
 				time=~ level=WARN msg="zsync: session lost" session=A reason="lost: the session was not confirmed in time"
 				time=~ level=WARN msg="zsync: connected again" since=~ lasted=~ session=B`, before, waiter.ID())
 		},
+		"the servers accept the client, but serve no request": func(t *testing.T, srv *zktest.Server, log *defaultLog) {
+			s := open(t, srv)
+			time.Sleep(time.Minute)
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpConnect {
+					return zktest.Pass
+				}
+				return zktest.DropRequest
+			})
+			time.Sleep(30 * time.Minute)
+			log.want(t, srv, `
+				time=~ level=WARN msg="zsync: no connection to any server" since=~ err="SERVER: the connection ended at once: EOF"`)
+			srv.Intercept(nil)
+			time.Sleep(time.Hour)
+			log.want(t, srv, `time=~ level=WARN msg="zsync: connected again" since=~ lasted=~ session=A`, s.ID())
+		},
+		"the server refuses to catch up": func(t *testing.T, srv *zktest.Server, log *defaultLog) {
+			s := open(t, srv)
+			harness.Must(t, zsync.NewMutex(s, "/m").Lock(t.Context()))
+			time.Sleep(time.Minute)
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpSync {
+					return zktest.Fail(zktest.CodeThrottled)
+				}
+				return zktest.Pass
+			})
+			srv.Disconnect(s.ID())
+			time.Sleep(5 * time.Second)
+			srv.Intercept(nil)
+			time.Sleep(time.Hour)
+			log.want(t, srv, `
+				time=1m1s level=WARN msg="zsync: no connection to any server" since=1m0s holds=1 until=~ err="SERVER: the connection ended at once: the server cannot catch up with its leader (code -127)"
+				time=~ level=WARN msg="zsync: connected again" since=~ lasted=~ session=A`, s.ID())
+		},
+		"the session is given up beside a connection": func(t *testing.T, srv *zktest.Server, log *defaultLog) {
+			s := open(t, srv)
+			m := zsync.NewMutex(s, "/m")
+			harness.Must(t, m.Lock(t.Context()))
+			before := s.ID()
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpDelete && strings.HasPrefix(r.Path, "/m/") {
+					return zktest.Fail(zktest.CodeNoAuth)
+				}
+				return zktest.Pass
+			})
+			m.Unlock()
+			time.Sleep(3 * time.Hour)
+			log.want(t, srv, `
+				time=0s level=ERROR msg="zsync: cannot delete; the Session keeps trying" path=ZNODE err="zk: not authenticated"
+				time=10s level=ERROR msg="zsync: no permission to delete an own znode; the ZooKeeper session ends" path=ZNODE
+				time=10s level=WARN msg="zsync: session lost" session=A reason="lost: given up"`, before, s.ID())
+		},
 	}
 	for name, story := range stories {
 		t.Run(name, func(t *testing.T) {
@@ -212,5 +269,37 @@ func TestEachFailureIsOneLineOfTheLog(t *testing.T) {
 		harness.Must(t, m.Lock(ctx))
 		time.Sleep(2 * time.Minute)
 		log.want(t, srv, `time=~ level=WARN msg="zsync: lost" op=lock path=/m session=A reason="lost: given up: held longer than WithMaxHold (1m0s)"`, s.ID())
+	})
+}
+
+// A certificate that is refused is one line for each server. If the certificate has expired, the text
+// of the error has the time of each attempt.
+func TestARefusedCertificateIsOneLineForEachServer(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2"))
+		log := recordDefaultLog(t)
+		var expired atomic.Bool
+		s, err := zsync.Connect(t.Context(), "127.0.0.1:1,127.0.0.1:2", zsync.WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
+			if expired.Load() {
+				return nil, &tls.CertificateVerificationError{Err: x509.CertificateInvalidError{Reason: x509.Expired, Detail: time.Now().String()}}
+			}
+			return srv.Dial(network, addr, limit)
+		}))
+		harness.Must(t, err)
+		defer s.Close()
+		for range 2 { // the second time is another outage
+			expired.Store(true)
+			srv.Disconnect(s.ID())
+			time.Sleep(5 * time.Minute)
+			log.mu.Lock()
+			if n := strings.Count(log.out.String(), "cannot reach server"); n != 2 {
+				t.Errorf("%d lines for two servers:\n%s", n, &log.out)
+			}
+			log.out.Reset()
+			log.mu.Unlock()
+			expired.Store(false)
+			time.Sleep(time.Minute)
+			zsync.NewMutex(s, "/m").Contenders(t.Context())
+		}
 	})
 }
