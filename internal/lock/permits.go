@@ -284,6 +284,9 @@ func (p *Permits) Token(ctx context.Context) (int64, error) {
 		}
 		return p.leases[0].Path
 	}, func(ctx context.Context, path string) (*zk.Stat, error) {
+		if path == "" { // Release has taken the last znode, and calls `finish` now
+			return nil, ErrNotLocked
+		}
 		if _, err := p.made(ctx); err != nil {
 			return nil, err
 		}
