@@ -35,7 +35,8 @@ type Permits struct {
 	leases []Permit            // guarded by Hold.mu, like the fields below
 	n      int64               // number of permits in `leases`; after a loss, number of permits that the program has not released yet
 	taken  []taking            // the acquisitions with permits that are not yet released, oldest first
-	free   func()              // cancels the limits (Hold.limited); nil without limits
+	free   func()              // cancels the limit Max (Hold.limited); nil without limits
+	health func()              // cancels the calls of Health (Hold.limited); nil without limits
 	within []*session.Function // the program's functions that have acquired permits of p
 	last   *session.Deletion   // the latest deletion by `change` that replaces a znode, or that waits for an earlier deletion
 }
@@ -113,8 +114,9 @@ func (p *Permits) has(path string) bool {
 	return path == "" || slices.ContainsFunc(p.leases, func(l Permit) bool { return l.Path == path })
 }
 
-// The method `limit` starts the limits of p (Hold.limited) again. The time for Limits.Max begins at
-// the acquisition of the oldest permits in p.
+// The method `limit` starts the limit Max of p (Hold.limited) again. Its time begins at the
+// acquisition of the oldest permits in p. The first call also starts the calls of Health, which
+// continue until the end of p.
 func (p *Permits) limit() {
 	l := p.Pool.Limits
 	if l == nil {
@@ -126,9 +128,12 @@ func (p *Permits) limit() {
 	}
 	if len(p.taken) > 0 {
 		first := p.taken[0].at
-		p.free = p.limited(l, time.Until(first.Add(l.Max)), func() bool {
+		p.free = p.limited(&Limits{Max: l.Max, Lost: l.Lost}, time.Until(first.Add(l.Max)), func() bool {
 			return p.standing() && len(p.taken) > 0 && p.taken[0].at.Equal(first) // false if the oldest permits have just been released
 		})
+		if p.health == nil {
+			p.health = p.limited(&Limits{Health: l.Health, Lost: l.Lost}, 0, func() bool { return p.standing() && len(p.taken) > 0 })
+		}
 	}
 }
 
@@ -343,10 +348,12 @@ func (p *Permits) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error
 func (p *Permits) weight() int64 { return p.n }
 func (p *Permits) path() string  { return p.Pool.Manager.Bare(p.Pool.Root) }
 func (p *Permits) unwatch(gone bool) {
-	if p.free != nil {
-		p.free()
-		p.free = nil
+	for _, stop := range []func(){p.free, p.health} {
+		if stop != nil {
+			stop()
+		}
 	}
+	p.free, p.health = nil, nil
 	if gone {
 		drop(p.leases)()
 	}

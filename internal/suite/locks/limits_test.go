@@ -206,6 +206,41 @@ func TestPermitsThatAreAcquiredInTurnsAreNotHeldForTooLong(t *testing.T) {
 	})
 }
 
+// Other goroutines acquire and release permits of the Semaphore value more often than every third of the session timeout.
+// WithHealth is asked nevertheless, because a permit is held all the time.
+func TestHealthIsAskedAlthoughPermitsComeAndGo(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var sick atomic.Bool
+		var asked atomic.Int64
+		m := zsync.NewSemaphore(suite.Open(t, srv), "/s", 3, zsync.WithHealth(func(context.Context) error {
+			if asked.Add(1); sick.Load() {
+				return errors.New("no disk")
+			}
+			return nil
+		}))
+		harness.Must(t, m.Acquire(t.Context(), 1))
+		lost := m.Lost()
+		turns := func(n int) {
+			for range n {
+				time.Sleep(harness.Timeout / 10)
+				harness.Must(t, m.Acquire(t.Context(), 1))
+				harness.Must(t, m.Release(1))
+			}
+		}
+		turns(20) // for two session timeouts
+		if n := asked.Load(); n != 5 && n != 6 {
+			t.Errorf("health was asked %d times in %v, want once every %v", n, 2*harness.Timeout, harness.Timeout/3)
+		}
+		sick.Store(true)
+		turns(1)
+		time.Sleep(harness.Timeout / 3) // by then, WithHealth is asked again
+		if !harness.Closed(lost) {
+			t.Error("not lost")
+		}
+		harness.WantErr(t, m.Release(1), zsync.ErrLost)
+	})
+}
+
 func TestADowngradeOfWhatIsGivenUpLeavesNothing(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := suite.Open(t, srv), suite.Open(t, srv)
