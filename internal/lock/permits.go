@@ -45,6 +45,7 @@ type Permits struct {
 type taking struct {
 	at time.Time
 	n  int64
+	of *session.Function // the function whose Do releases these permits; nil for an Acquire
 }
 
 // A Permit is one znode, which represents Weight permits.
@@ -74,7 +75,7 @@ func (p *Permits) Add(leases []Permit, n int64) error {
 		leases[i].ownWatch = p.Incarnation.WatchOwn(leases[i].Path, p)
 		leases[i].ownWatch.Made(false)
 	}
-	p.taken = append(p.taken, taking{time.Now(), n})
+	p.taken = append(p.taken, taking{at: time.Now(), n: n})
 	p.leases = append(p.leases, leases...)
 	p.limit()
 	p.traceEach(trace.Grant, "", leases...)
@@ -93,6 +94,19 @@ func (p *Permits) Within(f *session.Function) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.within = append(slices.DeleteFunc(p.within, func(f *session.Function) bool { return !f.Runs() }), f)
+}
+
+// Own is called after Within, if f is the function of a Do that has just acquired n permits of p.
+func (p *Permits) Own(f *session.Function, n int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	// If two goroutines have just acquired n permits each, it does not matter whose entry this is.
+	for i, t := range slices.Backward(p.taken) {
+		if t.of == nil && t.n == n {
+			p.taken[i].of = f
+			return
+		}
+	}
 }
 
 func (p *Permits) inFunction() bool {
@@ -152,16 +166,20 @@ func (p *Permits) Held() int64 {
 	return p.n
 }
 
-// Release releases n permits of p, which has at least n. The result `left` reports whether p has
-// any permits after this call. If p was lost, Release has deleted nothing, and returns the loss.
-func (p *Permits) Release(n int64) (left bool, r *session.Deletion, lost error) {
+// Release releases n permits of p, which has at least n. The caller is the Do of the function f or,
+// if f is nil, no Do. The result `left` reports whether p has any permits after this call. If p was
+// lost, Release has deleted nothing, and returns the loss.
+func (p *Permits) Release(n int64, f *session.Function) (left bool, r *session.Deletion, lost error) {
 	p.mu.Lock()
-	some := n
-	for some > 0 && len(p.taken) > 0 { // the oldest first
-		k := min(some, p.taken[0].n)
+	for some := n; some > 0 && len(p.taken) > 0; { // first the caller's own, then those of no Do, each oldest first
+		i := max(slices.IndexFunc(p.taken, func(t taking) bool { return t.of == f }), 0)
+		if p.taken[i].of != f {
+			i = max(slices.IndexFunc(p.taken, func(t taking) bool { return t.of == nil }), 0)
+		}
+		k := min(some, p.taken[i].n)
 		some -= k
-		if p.taken[0].n -= k; p.taken[0].n == 0 {
-			p.taken = p.taken[1:]
+		if p.taken[i].n -= k; p.taken[i].n == 0 {
+			p.taken = slices.Delete(p.taken, i, i+1)
 		}
 	}
 	if lost = p.lost.Cause(); lost == nil {

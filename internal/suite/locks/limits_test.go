@@ -241,6 +241,51 @@ func TestHealthIsAskedAlthoughPermitsComeAndGo(t *testing.T) {
 	})
 }
 
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	return nil
+}
+
+// A function of Do hangs, and other functions of the same Semaphore value come and go. Do releases the permits that it
+// has acquired, so the hung one is found.
+func TestAHungDoIsToldAlthoughOtherPermitsComeAndGo(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := zsync.NewSemaphore(suite.Open(t, srv), "/s", 3, zsync.WithMaxHold(10*time.Second))
+		start := time.Now()
+		told := make(chan time.Duration, 1)
+		hung := harness.Async(func() error {
+			return m.Do(t.Context(), 1, func(ctx context.Context) error {
+				<-ctx.Done()
+				told <- time.Since(start)
+				return nil
+			})
+		})
+		time.Sleep(time.Second)
+		harness.Must(t, m.Acquire(t.Context(), 1))
+		for len(told) == 0 && time.Since(start) < time.Minute {
+			err := m.Do(t.Context(), 1, func(ctx context.Context) error { return sleep(ctx, 2*time.Second) })
+			if err != nil && !errors.Is(err, zsync.ErrLost) {
+				t.Fatal(err)
+			}
+			if err == nil { // the same without Do: always one permit is out, and none for more than 6 s
+				harness.Must(t, m.Acquire(t.Context(), 1))
+				harness.Must(t, m.Release(1))
+			}
+		}
+		if len(told) == 0 {
+			t.Fatal("the hung Do is not told")
+		}
+		if d := <-told; d > 10*time.Second+time.Millisecond {
+			t.Errorf("told after %v", d)
+		}
+		harness.WantErr(t, <-hung, zsync.ErrLost)
+		harness.WantErr(t, m.Release(1), zsync.ErrLost)
+	})
+}
+
 func TestADowngradeOfWhatIsGivenUpLeavesNothing(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := suite.Open(t, srv), suite.Open(t, srv)
