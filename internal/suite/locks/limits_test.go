@@ -241,6 +241,33 @@ func TestHealthIsAskedAlthoughPermitsComeAndGo(t *testing.T) {
 	})
 }
 
+// The same for read locks. RUnlock has no handle, so it ends the oldest hold.
+func TestReadLocksThatAreTakenInTurnsAreNotHeldForTooLong(t *testing.T) {
+	for name, opts := range map[string][]zsync.LockOption{"shared": nil, "each": {zsync.WithHandoffs(0)}, "few": {zsync.WithHandoffs(1)}} {
+		t.Run(name, func(t *testing.T) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+				rw := zsync.NewRWMutex(suite.Open(t, srv), "/rw", append(opts, zsync.WithMaxHold(10*time.Second))...)
+				harness.Must(t, rw.RLock(t.Context()))
+				lost := rw.Lost()
+				for range 20 { // there is always a reader, and none holds for more than 6 s
+					time.Sleep(2 * time.Second)
+					harness.Must(t, rw.RLock(t.Context()))
+					time.Sleep(2 * time.Second)
+					harness.Must(t, rw.RUnlock())
+				}
+				if harness.Closed(lost) {
+					t.Error("lost")
+				}
+				time.Sleep(11 * time.Second)
+				if !harness.Closed(lost) {
+					t.Error("not lost")
+				}
+				harness.WantErr(t, rw.RUnlock(), zsync.ErrLost)
+			})
+		})
+	}
+}
+
 func sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
