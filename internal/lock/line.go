@@ -122,7 +122,6 @@ type Claim struct {
 	one     [1]*Grant     // memory for `uses`, while `uses` has one element
 	passed  int           // number of handoffs, or of readers that have joined, since it was last certain that c blocks no other contender
 	listing chan struct{} // closed when the listing of Lock.list is answered; nil if no listing is under way
-	unread  func()        // after it, a loss of c does not end Lock.reading; nil if c is not shared
 	moving  chan struct{} // closed at the end of a Downgrade; nil if no Downgrade is under way
 	stop    func()        // cancels that Downgrade, unless it is already done
 	keptAt  time.Time     // if c is kept: the time at which the last goroutine released c

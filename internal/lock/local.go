@@ -376,7 +376,7 @@ func (l *Lock) read(h *Claim) {
 		l.reading = new(session.Ending)
 	}
 	reading := l.reading
-	h.unread = h.lost.AfterFunc(func(why error) { reading.End(why) })
+	h.lost.AfterFunc(func(why error) { reading.End(why) })
 }
 
 // The method `list` makes a listing of the line in the background, to find contenders other than h.
@@ -668,9 +668,6 @@ func (l *Lock) drop(h *Claim) {
 	l.holds = without(l.holds, h)
 	if l.idle != h {
 		stop(h.timer)
-	}
-	if h.unread != nil && !isLost(h) {
-		h.unread() // if only the deletion of its znode finds a loss, h is released by then
 	}
 	if r := l.reading; !l.shared() {
 		l.reading = nil

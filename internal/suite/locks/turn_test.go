@@ -88,29 +88,3 @@ func TestANewReaderDoesNotSeeAnEarlierLossThatWasReleased(t *testing.T) {
 		harness.Must(t, rw.RUnlock())
 	})
 }
-
-// An RUnlock finds that its znode was deleted, before the event has come. The loss does not concern the other reader.
-func TestALossThatAReleaseFindsDoesNotConcernTheOtherReaders(t *testing.T) {
-	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s, other := suite.Open(t, srv), suite.Open(t, srv)
-		rw := zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(0))
-		harness.Must(t, rw.RLock(t.Context()))
-		harness.Must(t, rw.RLock(t.Context()))
-		time.Sleep(time.Second)
-		cs, err := rw.Contenders(t.Context())
-		harness.Must(t, err)
-		srv.SetLatency(100 * time.Millisecond)
-		go suite.Delete(t, other, "/rw/"+cs[0].Node)
-		time.Sleep(150 * time.Millisecond) // the servers have deleted it, and the event is on its way
-		if harness.Closed(rw.Lost()) {
-			t.Fatal("the event has come")
-		}
-		harness.WantErr(t, rw.RUnlock(), zsync.ErrLost)
-		srv.SetLatency(0)
-		time.Sleep(time.Second)
-		if harness.Closed(rw.Lost()) {
-			t.Error("the other reader is told of a loss")
-		}
-		harness.Must(t, rw.RUnlock())
-	})
-}
