@@ -203,7 +203,7 @@ func limit(name string, err error, set func(*limits)) LockOption {
 // WithMaxHold ends a hold after d, as a loss with [LossGivenUp]. By default, a holder that hangs
 // but stays connected blocks all waiters. The next waiter is granted when the holder releases, or a
 // tenth of the session timeout after the loss. A handoff starts d again. A process loses its read
-// holds together, and its permits together; Release releases the oldest permits first.
+// holds together, and its permits together; Do ends its own, Release and RUnlock the oldest.
 func WithMaxHold(d time.Duration) LockOption {
 	var err error
 	if d <= 0 {

@@ -745,11 +745,12 @@ func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context)
 	}
 	d := &doCall{function: m.s.m.Function(m.s.m.FunctionOf(ctx)), lost: a.Ending()}
 	a.Within(&d.function)
+	a.Own(&d.function, n)
 	m.functions.Add(1)
 	release := func() error {
 		return opError("do", m.path, d.giveUp(ctx, m.s.m, func() error {
 			defer m.functions.Add(-1)
-			return m.releaseOf(a, n)
+			return m.releaseOf(a, n, &d.function)
 		}))
 	}
 	if err := d.function.Begin(); err != nil {
@@ -772,13 +773,13 @@ func (m *Semaphore) release(n int64) error {
 	case n <= 0:
 		return session.Invalid("%d permits; want at least 1", n)
 	}
-	return m.releaseOf(nil, n)
+	return m.releaseOf(nil, n, nil)
 }
 
 // releaseOf releases n permits of the Permits `a`, or of the held permits if `a` is nil. Only Do
-// passes an `a`. If `a` has fewer than n permits, releaseOf releases all of them and returns
+// passes an `a`, and its function f. If `a` has fewer than n permits, releaseOf releases all of them and returns
 // ErrNotLocked.
-func (m *Semaphore) releaseOf(a *lock.Permits, n int64) error {
+func (m *Semaphore) releaseOf(a *lock.Permits, n int64, f *session.Function) error {
 	rest := a != nil
 	m.mu.Lock()
 	if a == nil {
@@ -793,7 +794,7 @@ func (m *Semaphore) releaseOf(a *lock.Permits, n int64) error {
 		return notHeld(fmt.Sprintf("%d permits, %d held", n, held))
 	}
 	short := a.Held() < n
-	left, r, lost := a.Release(min(n, a.Held()))
+	left, r, lost := a.Release(min(n, a.Held()), f)
 	if !left {
 		m.held = nil
 		if m.freed != nil {

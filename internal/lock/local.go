@@ -878,7 +878,7 @@ func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 // no mode has such a hold, it returns nil.
 func (l *Lock) inUse(modes ...HoldMode) *Claim {
 	for _, mode := range modes {
-		if h := l.present(mode, (*Claim).used); h != nil {
+		if h := l.present(mode, false, (*Claim).used); h != nil {
 			return h
 		}
 	}
@@ -920,19 +920,16 @@ func isLost(c *Claim) bool { return c.Err() != nil }
 func (c *Claim) used() bool { return len(c.uses) > 0 }
 
 // A goroutine may end a use without a handle. The method `anonymous` returns the index of the use
-// that then ends. This is the newest use that no Do, RDo or Run will release. If there is no such
+// that then ends. This is the oldest use that no Do, RDo or Run will release: if readers overlap all
+// the time, no use may seem to last longer than the longest reader (Limits.Max). If there is no such
 // use, the result depends on the mode of the hold. For an exclusive hold, the result is the index
 // of the newest use. For a shared hold, it is -1.
 func (c *Claim) anonymous() int {
-	for i, g := range slices.Backward(c.uses) {
-		if !g.Pinned {
-			return i
-		}
-	}
-	if c.mode == Exclusive {
+	i := slices.IndexFunc(c.uses, func(g *Grant) bool { return !g.Pinned })
+	if i < 0 && c.mode == Exclusive {
 		return len(c.uses) - 1
 	}
-	return -1
+	return i
 }
 
 // The method `occupied` reports whether a hold must be released before another goroutine can get
@@ -962,14 +959,14 @@ func (l *Lock) joinable() *Claim {
 // The method `present` returns the hold of a goroutine that has no handle. Only holds in `mode`
 // count, and only if the function `so` returns true for them. If one of these holds is lost,
 // `present` returns the lost hold, so that the release returns the loss. If not, it returns the
-// newest hold.
-func (l *Lock) present(mode HoldMode, so func(h *Claim) bool) (found *Claim) {
+// newest hold or, if `oldest` is set, the oldest.
+func (l *Lock) present(mode HoldMode, oldest bool, so func(h *Claim) bool) (found *Claim) {
 	for _, h := range slices.Backward(l.holds) {
 		switch {
 		case h.mode != mode || !so(h):
 		case len(l.holds) == 1 || isLost(h): // if there is no other hold, this hold is the result even if it is not lost
 			return h
-		case found == nil:
+		case found == nil || oldest:
 			found = h
 		}
 	}
@@ -980,7 +977,7 @@ func (l *Lock) present(mode HoldMode, so func(h *Claim) bool) (found *Claim) {
 // releases. The results are the hold, and the index of the use in this hold. If there is no such
 // use, the hold is nil.
 func (l *Lock) anonymous(mode HoldMode) (*Claim, int) {
-	h := l.present(mode, func(h *Claim) bool { return h.anonymous() >= 0 })
+	h := l.present(mode, true, func(h *Claim) bool { return h.anonymous() >= 0 })
 	if h == nil {
 		return nil, 0
 	}

@@ -35,7 +35,8 @@ type Permits struct {
 	leases []Permit            // guarded by Hold.mu, like the fields below
 	n      int64               // number of permits in `leases`; after a loss, number of permits that the program has not released yet
 	taken  []taking            // the acquisitions with permits that are not yet released, oldest first
-	free   func()              // cancels the limits (Hold.limited); nil without limits
+	free   func()              // cancels the limit Max (Hold.limited); nil without limits
+	health func()              // cancels the calls of Health (Hold.limited); nil without limits
 	within []*session.Function // the program's functions that have acquired permits of p
 	last   *session.Deletion   // the latest deletion by `change` that replaces a znode, or that waits for an earlier deletion
 }
@@ -44,6 +45,7 @@ type Permits struct {
 type taking struct {
 	at time.Time
 	n  int64
+	of *session.Function // the function whose Do releases these permits; nil for an Acquire
 }
 
 // A Permit is one znode, which represents Weight permits.
@@ -73,7 +75,7 @@ func (p *Permits) Add(leases []Permit, n int64) error {
 		leases[i].ownWatch = p.Incarnation.WatchOwn(leases[i].Path, p)
 		leases[i].ownWatch.Made(false)
 	}
-	p.taken = append(p.taken, taking{time.Now(), n})
+	p.taken = append(p.taken, taking{at: time.Now(), n: n})
 	p.leases = append(p.leases, leases...)
 	p.limit()
 	p.traceEach(trace.Grant, "", leases...)
@@ -92,6 +94,19 @@ func (p *Permits) Within(f *session.Function) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.within = append(slices.DeleteFunc(p.within, func(f *session.Function) bool { return !f.Runs() }), f)
+}
+
+// Own is called after Within, if f is the function of a Do that has just acquired n permits of p.
+func (p *Permits) Own(f *session.Function, n int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	// If two goroutines have just acquired n permits each, it does not matter whose entry this is.
+	for i, t := range slices.Backward(p.taken) {
+		if t.of == nil && t.n == n {
+			p.taken[i].of = f
+			return
+		}
+	}
 }
 
 func (p *Permits) inFunction() bool {
@@ -113,8 +128,9 @@ func (p *Permits) has(path string) bool {
 	return path == "" || slices.ContainsFunc(p.leases, func(l Permit) bool { return l.Path == path })
 }
 
-// The method `limit` starts the limits of p (Hold.limited) again. The time for Limits.Max begins at
-// the acquisition of the oldest permits in p.
+// The method `limit` starts the limit Max of p (Hold.limited) again. Its time begins at the
+// acquisition of the oldest permits in p. The first call also starts the calls of Health, which
+// continue until the end of p.
 func (p *Permits) limit() {
 	l := p.Pool.Limits
 	if l == nil {
@@ -126,9 +142,12 @@ func (p *Permits) limit() {
 	}
 	if len(p.taken) > 0 {
 		first := p.taken[0].at
-		p.free = p.limited(l, time.Until(first.Add(l.Max)), func() bool {
+		p.free = p.limited(&Limits{Max: l.Max, Lost: l.Lost}, time.Until(first.Add(l.Max)), func() bool {
 			return p.standing() && len(p.taken) > 0 && p.taken[0].at.Equal(first) // false if the oldest permits have just been released
 		})
+		if p.health == nil {
+			p.health = p.limited(&Limits{Health: l.Health, Lost: l.Lost}, 0, func() bool { return p.standing() && len(p.taken) > 0 })
+		}
 	}
 }
 
@@ -147,16 +166,20 @@ func (p *Permits) Held() int64 {
 	return p.n
 }
 
-// Release releases n permits of p, which has at least n. The result `left` reports whether p has
-// any permits after this call. If p was lost, Release has deleted nothing, and returns the loss.
-func (p *Permits) Release(n int64) (left bool, r *session.Deletion, lost error) {
+// Release releases n permits of p, which has at least n. The caller is the Do of the function f or,
+// if f is nil, no Do. The result `left` reports whether p has any permits after this call. If p was
+// lost, Release has deleted nothing, and returns the loss.
+func (p *Permits) Release(n int64, f *session.Function) (left bool, r *session.Deletion, lost error) {
 	p.mu.Lock()
-	some := n
-	for some > 0 && len(p.taken) > 0 { // the oldest first
-		k := min(some, p.taken[0].n)
+	for some := n; some > 0 && len(p.taken) > 0; { // first the caller's own, then those of no Do, each oldest first
+		i := max(slices.IndexFunc(p.taken, func(t taking) bool { return t.of == f }), 0)
+		if p.taken[i].of != f {
+			i = max(slices.IndexFunc(p.taken, func(t taking) bool { return t.of == nil }), 0)
+		}
+		k := min(some, p.taken[i].n)
 		some -= k
-		if p.taken[0].n -= k; p.taken[0].n == 0 {
-			p.taken = p.taken[1:]
+		if p.taken[i].n -= k; p.taken[i].n == 0 {
+			p.taken = slices.Delete(p.taken, i, i+1)
 		}
 	}
 	if lost = p.lost.Cause(); lost == nil {
@@ -284,6 +307,9 @@ func (p *Permits) Token(ctx context.Context) (int64, error) {
 		}
 		return p.leases[0].Path
 	}, func(ctx context.Context, path string) (*zk.Stat, error) {
+		if path == "" { // Release has taken the last znode, and calls `finish` now
+			return nil, ErrNotLocked
+		}
 		if _, err := p.made(ctx); err != nil {
 			return nil, err
 		}
@@ -340,10 +366,12 @@ func (p *Permits) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error
 func (p *Permits) weight() int64 { return p.n }
 func (p *Permits) path() string  { return p.Pool.Manager.Bare(p.Pool.Root) }
 func (p *Permits) unwatch(gone bool) {
-	if p.free != nil {
-		p.free()
-		p.free = nil
+	for _, stop := range []func(){p.free, p.health} {
+		if stop != nil {
+			stop()
+		}
 	}
+	p.free, p.health = nil, nil
 	if gone {
 		drop(p.leases)()
 	}

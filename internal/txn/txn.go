@@ -194,7 +194,8 @@ func (t *transaction) during(ctx context.Context, inc client) error {
 
 // The method `settle` is called when the servers have refused an attempt, and an earlier attempt is
 // open. It reports whether an attempt was applied. If it returns false without an error, no attempt
-// will be applied later, and t.why is the refusal. After an error, an attempt is still open.
+// will be applied later, and t.why is the refusal. After an error, an attempt is still open. Such an
+// error does not wrap the servers' answer about the log: a caller would take it for a refusal of t.
 func (t *transaction) settle(ctx context.Context, inc client, why refusal) (applied bool, err error) {
 	err = why.err
 	if !why.log || !session.IsBadVersion(err) { // else the log is known to have another version
@@ -214,7 +215,7 @@ func (t *transaction) settle(ctx context.Context, inc client, why refusal) (appl
 		stat, e := inc.Exists(ctx, t.log.path)
 		switch {
 		case e != nil && session.OutcomeOf(e) == session.Answered:
-			return false, fmt.Errorf("its log %s cannot be read: %w", path, e)
+			return false, fmt.Errorf("its log %s cannot be read: %v", path, e)
 		case e != nil:
 			return false, e
 		case stat == nil:
@@ -229,7 +230,7 @@ func (t *transaction) settle(ctx context.Context, inc client, why refusal) (appl
 		case stat.Version != t.log.version:
 			return false, fmt.Errorf("its log %s was written by another: %v", path, err)
 		case deleted:
-			return false, fmt.Errorf("its log %s can be neither written nor deleted: %w", path, err)
+			return false, fmt.Errorf("its log %s can be neither written nor deleted: %v", path, err)
 		}
 		// The log is unchanged, and its ACL does not let us write it. So we delete the log at this
 		// version. If the deletion succeeds, no attempt was applied, and none will be. If an

@@ -2,6 +2,7 @@ package txn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -156,12 +157,15 @@ func TestATransactionWhoseLogWasDeletedIsNotSaidToHaveChangedNothing(t *testing.
 // look like a refusal of the transaction: the outcome is unknown.
 func TestAnErrorThatLeavesTheOutcomeOpenIsNotTakenForAnAnswer(t *testing.T) {
 	const quota = -125
+	const noAuth = -102
 	for name, c := range map[string]struct {
 		lost  zktest.Action
 		codes map[zktest.Op]int32
 	}{
-		"unreadable":                  {zktest.DropReply, map[zktest.Op]int32{zktest.OpExists: quota}},
-		"neither written nor deleted": {zktest.DropRequest, map[zktest.Op]int32{zktest.OpMulti: quota, zktest.OpSetData: quota}},
+		"unreadable":                          {zktest.DropReply, map[zktest.Op]int32{zktest.OpExists: quota}},
+		"unreadable, NoAuth":                  {zktest.DropReply, map[zktest.Op]int32{zktest.OpExists: noAuth}},
+		"neither written nor deleted":         {zktest.DropRequest, map[zktest.Op]int32{zktest.OpMulti: quota, zktest.OpSetData: quota}},
+		"neither written nor deleted, NoAuth": {zktest.DropRequest, map[zktest.Op]int32{zktest.OpMulti: noAuth, zktest.OpSetData: noAuth}},
 	} {
 		for kind, apply := range map[string]func(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResponse, error){
 			"within a session": Session,
@@ -187,7 +191,7 @@ func TestAnErrorThatLeavesTheOutcomeOpenIsNotTakenForAnAnswer(t *testing.T) {
 					})
 					_, err = apply(t.Context(), s.m, []any{&zk.SetDataRequest{Path: "/x", Version: -1}})
 					srv.Intercept(nil)
-					if err == nil || !strings.Contains(err.Error(), "may have been applied") || session.OutcomeOf(err) != session.Unknown {
+					if err == nil || !strings.Contains(err.Error(), "may have been applied") || session.OutcomeOf(err) != session.Unknown || errors.Is(err, zk.ErrNoAuth) {
 						t.Errorf("%v; its outcome is %v, want %v", err, session.OutcomeOf(err), session.Unknown)
 					}
 				})

@@ -206,6 +206,113 @@ func TestPermitsThatAreAcquiredInTurnsAreNotHeldForTooLong(t *testing.T) {
 	})
 }
 
+// Other goroutines acquire and release permits of the Semaphore value more often than every third of the session timeout.
+// WithHealth is asked nevertheless, because a permit is held all the time.
+func TestHealthIsAskedAlthoughPermitsComeAndGo(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var sick atomic.Bool
+		var asked atomic.Int64
+		m := zsync.NewSemaphore(suite.Open(t, srv), "/s", 3, zsync.WithHealth(func(context.Context) error {
+			if asked.Add(1); sick.Load() {
+				return errors.New("no disk")
+			}
+			return nil
+		}))
+		harness.Must(t, m.Acquire(t.Context(), 1))
+		lost := m.Lost()
+		turns := func(n int) {
+			for range n {
+				time.Sleep(harness.Timeout / 10)
+				harness.Must(t, m.Acquire(t.Context(), 1))
+				harness.Must(t, m.Release(1))
+			}
+		}
+		turns(20) // for two session timeouts
+		if n := asked.Load(); n != 5 && n != 6 {
+			t.Errorf("health was asked %d times in %v, want once every %v", n, 2*harness.Timeout, harness.Timeout/3)
+		}
+		sick.Store(true)
+		turns(1)
+		time.Sleep(harness.Timeout / 3) // by then, WithHealth is asked again
+		if !harness.Closed(lost) {
+			t.Error("not lost")
+		}
+		harness.WantErr(t, m.Release(1), zsync.ErrLost)
+	})
+}
+
+// The same for read locks. RUnlock has no handle, so it ends the oldest hold.
+func TestReadLocksThatAreTakenInTurnsAreNotHeldForTooLong(t *testing.T) {
+	for name, opts := range map[string][]zsync.LockOption{"shared": nil, "each": {zsync.WithHandoffs(0)}, "few": {zsync.WithHandoffs(1)}} {
+		t.Run(name, func(t *testing.T) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+				rw := zsync.NewRWMutex(suite.Open(t, srv), "/rw", append(opts, zsync.WithMaxHold(10*time.Second))...)
+				harness.Must(t, rw.RLock(t.Context()))
+				lost := rw.Lost()
+				for range 20 { // there is always a reader, and none holds for more than 6 s
+					time.Sleep(2 * time.Second)
+					harness.Must(t, rw.RLock(t.Context()))
+					time.Sleep(2 * time.Second)
+					harness.Must(t, rw.RUnlock())
+				}
+				if harness.Closed(lost) {
+					t.Error("lost")
+				}
+				time.Sleep(11 * time.Second)
+				if !harness.Closed(lost) {
+					t.Error("not lost")
+				}
+				harness.WantErr(t, rw.RUnlock(), zsync.ErrLost)
+			})
+		})
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	return nil
+}
+
+// A function of Do hangs, and other functions of the same Semaphore value come and go. Do releases the permits that it
+// has acquired, so the hung one is found.
+func TestAHungDoIsToldAlthoughOtherPermitsComeAndGo(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := zsync.NewSemaphore(suite.Open(t, srv), "/s", 3, zsync.WithMaxHold(10*time.Second))
+		start := time.Now()
+		told := make(chan time.Duration, 1)
+		hung := harness.Async(func() error {
+			return m.Do(t.Context(), 1, func(ctx context.Context) error {
+				<-ctx.Done()
+				told <- time.Since(start)
+				return nil
+			})
+		})
+		time.Sleep(time.Second)
+		harness.Must(t, m.Acquire(t.Context(), 1))
+		for len(told) == 0 && time.Since(start) < time.Minute {
+			err := m.Do(t.Context(), 1, func(ctx context.Context) error { return sleep(ctx, 2*time.Second) })
+			if err != nil && !errors.Is(err, zsync.ErrLost) {
+				t.Fatal(err)
+			}
+			if err == nil { // the same without Do: always one permit is out, and none for more than 6 s
+				harness.Must(t, m.Acquire(t.Context(), 1))
+				harness.Must(t, m.Release(1))
+			}
+		}
+		if len(told) == 0 {
+			t.Fatal("the hung Do is not told")
+		}
+		if d := <-told; d > 10*time.Second+time.Millisecond {
+			t.Errorf("told after %v", d)
+		}
+		harness.WantErr(t, <-hung, zsync.ErrLost)
+		harness.WantErr(t, m.Release(1), zsync.ErrLost)
+	})
+}
+
 func TestADowngradeOfWhatIsGivenUpLeavesNothing(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := suite.Open(t, srv), suite.Open(t, srv)
