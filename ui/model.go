@@ -322,8 +322,8 @@ func (m *model) queue(ctx context.Context, s *zsync.Session, before *model, p lo
 	m.Queues = append(m.Queues, q)
 }
 
-// The method `forget` is called on the previous model. It deletes the holds at the paths that the look
-// t has not read, because these holds may still exist.
+// The method `forget` is called on the previous model. It deletes the holds at the paths that the
+// look t has not read, because these holds may still exist.
 func (m *model) forget(t *look.Tree) {
 	for key, h := range m.holds {
 		_, read := slices.BinarySearchFunc(t.Places, h.path, func(p look.Place, path string) int { return cmp.Compare(p.Path, path) })

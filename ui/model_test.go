@@ -37,7 +37,7 @@ func TestWhoCameInAHandOverIsLearntFromTheNextLookAndNotFromLaterOnes(t *testing
 	}
 }
 
-// A look at a large tree, or at a path that the client may no longer read, does not find every hold.
+// A look at a large tree, or at a path that the client may no longer read, finds only some holds.
 func TestAHoldThatALookCannotSeeHasNotEnded(t *testing.T) {
 	before := func() *model {
 		return &model{At: time.Now(), holds: map[string]held{

@@ -87,8 +87,8 @@ func parseNetwork(s string) (netip.Prefix, error) {
 }
 
 // fixACL returns `list` in the form that the server stores for a client with the identities ids:
-// without repeated entries, and then with all proved identities of the client in place of "auth". It
-// reports false if `list` is empty or an entry is invalid.
+// without repeated entries, and then with all proved identities of the client in place of "auth".
+// It reports false if `list` is empty or an entry is invalid.
 func fixACL(list []acl, ids []identity) ([]acl, bool) {
 	if len(list) == 1 && list[0] == openACL[0] {
 		return openACL, true // the most common list, shared by its znodes

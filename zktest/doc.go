@@ -83,7 +83,8 @@
 //   - Nodes with a TTL need no setting that enables them.
 //   - If a client has watches of different kinds on a path, each watch behaves by its own kind. In
 //     ZooKeeper 3.8, all these watches behave like the latest.
-//   - An ACL may have the schemes sasl and x509 even if the server authenticates no client with them.
+//   - An ACL may have the schemes sasl and x509 even if the server authenticates no client with
+//     them.
 //   - checkWatches finds only watches of its own client. ZooKeeper 3.8 also finds watches of other
 //     clients.
 //   - After 2^31 children of a parent, sequence numbers continue at

@@ -226,7 +226,8 @@ func (r *receiver) done(d zsync.Delivery[[]byte]) {
 	delete(r.failing, d.ID)
 }
 
-// The method `retries` reports whether the element has failed here, so that this delivery is a retry.
+// The method `retries` reports whether the element has failed here, so that this delivery is a
+// retry.
 func (r *receiver) retries(id string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
