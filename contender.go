@@ -41,10 +41,10 @@ func describe(ctx context.Context, inc *session.Incarnation, dir string, names [
 type Contender struct {
 	Owner     string    // the data of its znode: the text of WithOwner, or the data that another library wrote; empty if this client may not read the znode
 	Node      string    // the name of its znode
-	Session   int64     // the ZooKeeper session it belongs to
+	Session   int64     // the ZooKeeper session it belongs to; -1 if the servers conceal it, because this client may not read the znode
 	Mode      Mode      // the mode that it holds or waits for
 	Holding   bool      // whether it holds, according to the listing
-	Since     time.Time // time of its arrival, by the servers' clock
+	Since     time.Time // time of its arrival, by the servers' clock; the present time if the servers conceal it
 	HeldSince time.Time // when a holder took its fencing token, by the servers' clock: it has held since then; zero without a token
 	Retained  bool      // whether it holds with WithRetention; perhaps it only keeps its place, and no goroutine holds the lock
 }

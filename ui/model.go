@@ -170,6 +170,7 @@ func newModel(ctx context.Context, s *zsync.Session, opts Options, before *model
 	slices.SortStableFunc(m.Lines, lineView.before)
 	m.Waits = circles(&g)
 	if !first {
+		before.forget(t)
 		m.remember(before, sessions, broken)
 	}
 	return m
@@ -319,6 +320,17 @@ func (m *model) queue(ctx context.Context, s *zsync.Session, before *model, p lo
 	}
 	q.Points = strings.Join(points, " ")
 	m.Queues = append(m.Queues, q)
+}
+
+// The method `forget` is called on the previous model. It deletes the holds at the paths that the
+// look t has not read, because these holds may still exist.
+func (m *model) forget(t *look.Tree) {
+	for key, h := range m.holds {
+		_, read := slices.BinarySearchFunc(t.Places, h.path, func(p look.Place, path string) int { return cmp.Compare(p.Path, path) })
+		if t.Cut && !read || slices.Contains(t.Refused, h.path) {
+			delete(m.holds, key)
+		}
+	}
 }
 
 // The method `remember` adds the holds that have ended since the previous look to the timeline. It

@@ -1,8 +1,11 @@
 package ui
 
 import (
+	"errors"
 	"testing"
 	"time"
+
+	"github.com/zsync/zsync/internal/look"
 )
 
 // A look may see that a holder has gone when the next does not hold yet.
@@ -30,6 +33,36 @@ func TestWhoCameInAHandOverIsLearntFromTheNextLookAndNotFromLaterOnes(t *testing
 		}
 		if len(before.Timeline) != 1 || before.Timeline[0].Owner != "a" || before.Timeline[0].Next != c.want {
 			t.Errorf("%s: %+v; want a, and then %q", name, before.Timeline, c.want)
+		}
+	}
+}
+
+// A look at a large tree, or at a path that the client may no longer read, finds only some holds.
+func TestAHoldThatALookCannotSeeHasNotEnded(t *testing.T) {
+	before := func() *model {
+		return &model{At: time.Now(), holds: map[string]held{
+			"/a/n": {path: "/a", kind: "mutex", node: "n", owner: "a"},
+			"/b/n": {path: "/b", kind: "mutex", node: "n", owner: "b"},
+		}}
+	}
+	for name, c := range map[string]struct {
+		tree  *look.Tree
+		err   error
+		ended string
+	}{
+		"whole":               {&look.Tree{}, nil, "ab"},
+		"cut":                 {&look.Tree{Cut: true, Places: []look.Place{{Path: "/a"}}}, nil, "a"},
+		"refused":             {&look.Tree{Refused: []string{"/a"}}, nil, "b"},
+		"refused as a place":  {&look.Tree{Refused: []string{"/b"}, Places: []look.Place{{Path: "/a"}, {Path: "/b"}}}, nil, "a"},
+		"without any answers": {nil, errors.New("no server answers"), ""},
+	} {
+		m := newModel(t.Context(), nil, Options{}, before(), c.tree, c.err, func(string, string) bool { return false })
+		ended := ""
+		for _, e := range m.Timeline {
+			ended += e.Owner
+		}
+		if ended != c.ended {
+			t.Errorf("%s: the holds of %q have ended; want %q", name, ended, c.ended)
 		}
 	}
 }

@@ -35,6 +35,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/look"
+	"github.com/zsync/zsync/internal/marks"
 )
 
 // Options configure the page. The zero Options are valid.
@@ -259,8 +260,9 @@ func (p *page) confirm(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 		return
 	}
+	owner, _ := marks.Outer(string(data)) // as in the lines
 	p.render(w, http.StatusOK, "break", target{
-		Path: at, Node: node, Owner: p.opts.Format(at, string(data)), Session: look.SessionText(stat.EphemeralOwner), Token: p.token,
+		Path: at, Node: node, Owner: p.opts.Format(at, owner), Session: look.SessionText(stat.EphemeralOwner), Token: p.token,
 		Since: time.UnixMilli(stat.Ctime), Czxid: stat.Czxid, Version: stat.Version,
 	})
 }

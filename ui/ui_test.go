@@ -410,3 +410,22 @@ func TestThePageEndsWithItsSession(t *testing.T) {
 	}
 	resp.Body.Close()
 }
+
+// The znode of a nested hold also has the outer sessions. The page shows only the owner.
+func TestTheFormShowsTheOwnerAsTheLineDoes(t *testing.T) {
+	srv := zktest.Start(t, harness.Patient)
+	m := zsync.NewMutex(session(t, srv, "worker within 0x1 0x2"), "/inner")
+	if err := m.Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	format := func(_, text string) string { return "<" + text + ">" }
+	base, c := serve(t, srv, ui.Options{Format: format})
+	_, body := get(t, c, base)
+	link := regexp.MustCompile(`href="(break\?[^"]*)"`).FindStringSubmatch(body)
+	if link == nil || !strings.Contains(body, "&lt;worker&gt;") {
+		t.Fatalf("there is no worker to break in\n%s", body)
+	}
+	if _, body = get(t, c, base+strings.ReplaceAll(link[1], "&amp;", "&")); !strings.Contains(body, "wait of &lt;worker&gt;?") {
+		t.Errorf("the form is\n%s", body)
+	}
+}

@@ -87,20 +87,17 @@ func parseNetwork(s string) (netip.Prefix, error) {
 }
 
 // fixACL returns `list` in the form that the server stores for a client with the identities ids:
-// without duplicates, and with all proved identities of the client in place of "auth". It reports
-// false if `list` is empty or an entry is invalid.
+// without repeated entries, and then with all proved identities of the client in place of "auth".
+// It reports false if `list` is empty or an entry is invalid.
 func fixACL(list []acl, ids []identity) ([]acl, bool) {
 	if len(list) == 1 && list[0] == openACL[0] {
 		return openACL, true // the most common list, shared by its znodes
 	}
 	var fixed []acl
-	add := func(a acl) {
-		if !slices.Contains(fixed, a) {
-			fixed = append(fixed, a)
-		}
-	}
-	for _, a := range list {
+	add := func(a acl) { fixed = append(fixed, a) }
+	for i, a := range list {
 		switch {
+		case slices.Contains(list[:i], a):
 		case a.id == anyone:
 			add(a)
 		case a.id.scheme == "auth":
@@ -114,7 +111,7 @@ func fixACL(list []acl, ids []identity) ([]acl, bool) {
 			if !proved {
 				return nil, false
 			}
-		case a.id.scheme == "digest" && strings.Count(a.id.id, ":") == 1:
+		case a.id.scheme == "digest" && strings.Count(strings.TrimRight(a.id.id, ":"), ":") == 1: // Java's `split` drops empty parts at the end
 			add(a)
 		case (a.id.scheme == "sasl" || a.id.scheme == "x509") && a.id.id != "":
 			add(a)

@@ -72,8 +72,9 @@
 // getData, setData, getACL, setACL, getChildren, getChildren2, getAllChildrenNumber, getEphemerals,
 // sync, check, multi, multiRead, ping, auth (digest and ip), sasl (DIGEST-MD5, see [WithSASL]),
 // whoAmI, setWatches, setWatches2, addWatch, checkWatches, removeWatches, closeSession. It enforces
-// ACLs with the schemes world, ip, digest, sasl, x509 and auth. It answers the four-letter words
-// ruok, srvr, stat, mntr, cons, conf, wchs, isro and envi.
+// ACLs with the schemes world, ip, digest, sasl, x509 and auth. As in ZooKeeper since 3.8.4 and
+// 3.9.2, exists needs the permission to read. The server answers the four-letter words ruok, srvr,
+// stat, mntr, cons, conf, wchs, isro and envi.
 //
 // # Different
 //
@@ -82,6 +83,8 @@
 //   - Nodes with a TTL need no setting that enables them.
 //   - If a client has watches of different kinds on a path, each watch behaves by its own kind. In
 //     ZooKeeper 3.8, all these watches behave like the latest.
+//   - An ACL may have the schemes sasl and x509 even if the server authenticates no client with
+//     them.
 //   - checkWatches finds only watches of its own client. ZooKeeper 3.8 also finds watches of other
 //     clients.
 //   - After 2^31 children of a parent, sequence numbers continue at

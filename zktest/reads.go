@@ -17,10 +17,13 @@ func (s *Server) read(c *conn, r *Request, b []byte) ([]byte, int32) {
 		if strings.Contains(r.Path, "\x00") {
 			return b, CodeBadArguments
 		}
+		n := v.tree.get(r.Path)
+		if n != nil && !s.existsOpen && !allowed(n.acl, permRead, c.ids) {
+			return b, CodeNoAuth
+		}
 		if r.Watch {
 			v.watches.add(c, watchKey{r.Path, false}, watchOnce)
 		}
-		n := v.tree.get(r.Path)
 		if n == nil {
 			return b, CodeNoNode
 		}
@@ -96,6 +99,7 @@ func (s *Server) multiRead(c *conn, r *Request, b []byte) ([]byte, int32) {
 		op := &r.Ops[i]
 		start := len(b)
 		b = appendMultiHeader(b, op.Op, CodeOK)
+		op.Watch = false // ZooKeeper ignores it here
 		var code int32
 		if b, code = s.readNode(c, op, b); code != CodeOK {
 			b = appendMultiHeader(b[:start], opError, code)

@@ -52,6 +52,7 @@ type Server struct {
 	saslUsers     map[string]string       // by user: the password; nil without SASL
 	certificate   string                  // see WithClientCertificate
 	unknown       map[Op]bool             // see WithoutRequests
+	existsOpen    bool                    // exists needs no permission, as in ZooKeeper before 3.8.4 and 3.9.2
 	partitions    map[int64]chan struct{} // by session: the channel that Heal closes
 	changeling    map[int64]bool          // the sessions of ChangeSession
 	requests      map[Op]int64

@@ -592,7 +592,7 @@ func (d *doctor) judgeState(ctx context.Context, host, text string) {
 	for id, at := range d.sessions {
 		// If the dump does not list a session, it may be a session of another kind, or it may have
 		// ended since. So look again.
-		if id == look.SessionText(0) || strings.Contains(dump, id+":\n") {
+		if id == look.SessionText(0) || id == look.NoSession || strings.Contains(dump, id+":\n") {
 			continue
 		}
 		lines, err := look.At(ctx, d.session, at)

@@ -1985,3 +1985,17 @@ func TestHelpNamesEveryCommandAndOnlyTheFlagsThatItUses(t *testing.T) {
 		}
 	})
 }
+
+// --count counts elements. The attempts of a failing element are attempts of one element.
+func TestARetryIsNoFurtherElement(t *testing.T) {
+	srv := serve(t)
+	start(t, srv.Addr(), "", "queue", "send", "/q", "bad", "one", "two", "three").want(0, "")
+	r := start(t, srv.Addr(), "", "queue", "recv", "/q", "-n", "4", "--max-attempts", "2", "--backoff", "0", "--",
+		"sh", "-c", `read -r job; echo "$job" $ZSYNC_ATTEMPT; test "$job" != bad`)
+	r.wait()
+	lines := strings.Split(strings.TrimSpace(r.stdout.String()), "\n")
+	slices.Sort(lines)
+	if want := []string{"bad 1", "bad 2", "one 1", "three 1", "two 1"}; !slices.Equal(lines, want) {
+		t.Errorf("the command was run for %q, want %q", lines, want)
+	}
+}

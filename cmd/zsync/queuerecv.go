@@ -51,7 +51,8 @@ failure ends zsync queue recv, and the element returns to its place.
 
 When zsync queue recv ends by itself, it exits with status 0 if every element that
 failed has succeeded later, and otherwise with the status of the last command that
-failed. With --max-attempts, it first waits for the retries of its elements.
+failed. With --max-attempts, it first waits for the retries of its elements, unless it
+ends after --count elements. Retries do not count as further elements.
 
 A command that does not exist or cannot be executed ends zsync queue recv. zsync
 forwards signals to all commands; elements whose commands then fail return to their
@@ -131,7 +132,7 @@ type receiver struct {
 	end    byte
 	want   int // the maximum number of elements; 0: no limit
 	follow bool
-	got    int // the number of elements written, or given to the command
+	got    int // the number of elements written, or given to the command; without retries
 
 	working
 	removals sync.WaitGroup
@@ -232,7 +233,9 @@ func (r *receiver) round(ctx context.Context) (err error) {
 		if err != nil || !ok {
 			return err
 		}
-		r.got++
+		if !r.retries(d.ID) { // a retry is no further element
+			r.got++
+		}
 		if r.argv == nil {
 			if err := r.write(ctx, d); err != nil {
 				return err

@@ -226,6 +226,14 @@ func (r *receiver) done(d zsync.Delivery[[]byte]) {
 	delete(r.failing, d.ID)
 }
 
+// The method `retries` reports whether the element has failed here, so that this delivery is a
+// retry.
+func (r *receiver) retries(id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failing[id]
+}
+
 // The method `retry` returns the time of the last scheduled retry.
 func (r *receiver) retry() time.Time {
 	r.mu.Lock()

@@ -39,7 +39,7 @@ needs no server.
 Exit status:
   0   no violation
   1   a violation was found
-  2   no violation was found, but records are missing
+  2   no violation was found, but records are missing, or there are none
   78  a file cannot be read, or is no trace`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {

@@ -170,8 +170,16 @@ func lineOf(path, kind, mode string, c zsync.Contender) Line {
 	return l
 }
 
-// SessionText returns a session's id as ZooKeeper's own tools show it.
-func SessionText(id int64) string { return fmt.Sprintf("%#x", uint64(id)) }
+// NoSession is the text for the session of a contender whose znode the client may not read.
+const NoSession = "unknown"
+
+// SessionText returns a session's id as ZooKeeper's own tools show it, or NoSession.
+func SessionText(id int64) string {
+	if id == -1 {
+		return NoSession
+	}
+	return fmt.Sprintf("%#x", uint64(id))
+}
 
 // The function `permits` returns a function that lists the contenders at a path as kazoo's
 // semaphore does: each child is the permit of a holder, and the waiters come after the holders.

@@ -47,12 +47,12 @@ func (g *Graph) Add(lines []Line) {
 				g.Waits[outer] = append(g.Waits[outer], Wait{Holders: []string{l.Session}})
 			}
 		}
-		if l.Holding || l.Since == nil {
+		if l.Holding || l.Since == nil || l.Session == NoSession { // two unknown sessions may be different
 			continue
 		}
 		w := Wait{Path: l.Path, Any: strings.HasSuffix(l.Kind, "semaphore")}
 		for _, holder := range lines {
-			if holder.Holding && holder.Kind == l.Kind && holder.Session != l.Session && !slices.Contains(w.Holders, holder.Session) {
+			if holder.Holding && holder.Kind == l.Kind && holder.Session != l.Session && holder.Session != NoSession && !slices.Contains(w.Holders, holder.Session) {
 				w.Holders = append(w.Holders, holder.Session)
 			}
 		}

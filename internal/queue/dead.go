@@ -173,7 +173,12 @@ func (q *DeadLetters) read(ctx context.Context, name deadName) (*Letter, error) 
 		case nodes[0].Stat == nil:
 			return zk.ErrNoNode
 		}
-		d.Data, d.Framed, d.Since = slices.Clone(nodes[0].Data), nodes[0].Data, time.UnixMilli(nodes[0].Stat.Ctime)
+		d.Data, d.Framed = slices.Clone(nodes[0].Data), nodes[0].Data
+		for _, n := range nodes { // one transaction has made both
+			if n.Stat != nil && !n.Concealed() && d.Since.IsZero() {
+				d.Since = time.UnixMilli(n.Stat.Ctime)
+			}
+		}
 		if q.Unframe != nil {
 			d.Data = q.Unframe(d.Data)
 		}

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -162,7 +164,9 @@ func (g *gate) count(ctx context.Context) (have, buckets int, err error) {
 func (g *gate) knows(ctx context.Context, id string) (known bool, err error) {
 	err = g.m.During(ctx, func(inc *session.Incarnation) error {
 		stat, err := inc.Exists(ctx, g.idPath(id))
-		known = stat != nil
+		if known = stat != nil; session.IsAnswer(err, zk.ErrNoAuth) {
+			known, err = true, nil // servers look for a znode before its ACL
+		}
 		return err
 	})
 	return known, err
@@ -192,6 +196,9 @@ func (q site) counts(ctx context.Context, inc *session.Incarnation) (all []tally
 		return nil, err
 	}
 	for i, n := range nodes {
+		if n.Concealed() {
+			return nil, zk.ErrNoAuth // nobody can say how many elements it has
+		}
 		if n.Stat != nil {
 			all = append(all, tally{buckets[i].name, n.Stat.NumChildren, n.Stat.Cversion})
 		}

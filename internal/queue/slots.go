@@ -48,7 +48,7 @@ func (s *slots) bucket(inc *session.Incarnation, at slot) (path string, err erro
 		return "", err
 	}
 	for i, n := range nodes {
-		if n.Stat != nil && newLot(bucket{}, n).last < bucketSize-1 {
+		if n.Stat != nil && !n.Concealed() && newLot(bucket{}, n).last < bucketSize-1 {
 			s.know(at, all[i])
 			return paths[i], nil
 		}

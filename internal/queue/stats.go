@@ -118,11 +118,11 @@ func (t *lot) owner(n int32) string {
 func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front []element, st *Totals) error {
 	for _, e := range front {
 		stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.key()))
+		if stat == nil && (err == nil || session.IsAnswer(err, zk.ErrNoAuth)) {
+			continue // a consumer has removed the element since the listing, or this client may not read it
+		}
 		if err != nil {
 			return err
-		}
-		if stat == nil {
-			continue // a consumer has removed the element since the listing
 		}
 		st.Attempts = max(st.Attempts, int(stat.Version))
 		if t := time.UnixMilli(stat.Ctime); st.Oldest.IsZero() || t.Before(st.Oldest) {

@@ -169,6 +169,9 @@ func (s *Sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 		if session.IsAnswer(err, zk.ErrNoAuth) && d != nil && d.paths != nil {
 			err = nil // a letter that this client cannot read expires, too
 		}
+		if err == nil && d.Since.IsZero() {
+			continue // the servers conceal its age
+		}
 		if err == nil && now == nil {
 			now, err = inc.Set(ctx, s.Dir, nil, -1) // for the servers' time
 		}

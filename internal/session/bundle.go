@@ -9,6 +9,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -148,8 +149,9 @@ func (inc *Incarnation) getEach(ctx context.Context, paths []string) ([]Node, er
 }
 
 // GetVisible is GetAll, with one difference. For a znode that the client cannot read, it returns
-// only the Stat, which servers give to every client. Such a znode costs up to 128 requests, because
-// its neighbours in `paths` are then read one by one.
+// only the Stat. ZooKeeper 3.8.4 and 3.9.2 and newer versions refuse the Stat, too: then it is the
+// result of concealed. Such a znode costs up to 128 requests, because its neighbours in `paths` are
+// then read one by one.
 func (inc *Incarnation) GetVisible(ctx context.Context, paths []string) ([]Node, error) {
 	return inc.getVisible(ctx, paths, bundleFirst)
 }
@@ -181,7 +183,9 @@ func (inc *Incarnation) getVisible(ctx context.Context, paths []string, size int
 		data, stat, err := inc.Get(ctx, paths[i])
 		if IsAnswer(err, zk.ErrNoAuth) {
 			data = nil
-			stat, err = inc.Exists(ctx, paths[i])
+			if stat, err = inc.Exists(ctx, paths[i]); IsAnswer(err, zk.ErrNoAuth) {
+				stat, err = concealed(), nil // servers look for a znode before its ACL, so it exists
+			}
 		}
 		if IsNoNode(err) {
 			return nil
@@ -190,6 +194,19 @@ func (inc *Incarnation) getVisible(ctx context.Context, paths []string, size int
 		return err
 	})
 }
+
+// The constant `secret` is the EphemeralOwner and the DataLength in the result of concealed.
+const secret = -1
+
+// The function `concealed` returns a Stat for a znode that exists and whose Stat the client cannot
+// read. Its times are the present time, so the znode never looks old.
+func concealed() *zk.Stat {
+	now := time.Now().UnixMilli()
+	return &zk.Stat{Ctime: now, Mtime: now, EphemeralOwner: secret, DataLength: secret}
+}
+
+// Concealed returns true if the znode exists and the client cannot read its Stat.
+func (n Node) Concealed() bool { return n.Stat != nil && n.Stat.DataLength == secret }
 
 var errBundle = errors.New("malformed reply to multiRead")
 

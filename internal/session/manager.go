@@ -79,7 +79,7 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 	m.dialer = conn.Dialer{Own: cfg.Dialer, TLS: cfg.TLS, Spawn: m.Spawn}
 	m.Pace = pacer{hosts: hosts, retry: cfg.Retry}
 	if cfg.Trace != nil {
-		m.Trace = trace.NewWriter(cfg.Trace, NewGUID(), cfg.Owner, func(err error) {
+		m.Trace = trace.NewWriter(cfg.Trace, NewGUID(), chroot, cfg.Owner, func(err error) {
 			m.Log.Warn("zsync: cannot write the trace, which will count the missing records", "err", err)
 		})
 	}

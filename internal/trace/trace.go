@@ -72,6 +72,7 @@ type Record struct {
 
 	Session string `json:"session,omitempty"`
 	Owner   string `json:"owner,omitempty"` // begin
+	Root    string `json:"root,omitempty"`  // begin: the chroot, to which Path is relative
 	Timeout string `json:"timeout,omitempty"`
 
 	// Zxid is the transaction of a write. Records of a deletion, of a token, and of the grant or
@@ -112,12 +113,12 @@ type Writer struct {
 // The constant `room` is the greatest total size of the records that wait to be written.
 const room = 4 << 20
 
-// NewWriter returns a Writer that writes to w, and begins the trace with this id. The function log
-// is called with the first error.
-func NewWriter(w io.Writer, id, owner string, log func(error)) *Writer {
+// NewWriter returns a Writer that writes to w, and begins the trace with this id, of a Session with
+// the chroot `root`. The function log is called with the first error.
+func NewWriter(w io.Writer, id, root, owner string, log func(error)) *Writer {
 	t := &Writer{w: w, id: id, log: log, held: make(map[string]Record), wake: make(chan struct{}, 1), ended: make(chan struct{})}
 	go t.run()
-	t.Line(Record{Event: Begin, Owner: owner})
+	t.Line(Record{Event: Begin, Root: root, Owner: owner})
 	return t
 }
 

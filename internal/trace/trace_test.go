@@ -8,7 +8,7 @@ import (
 // BenchmarkHold measures what a trace costs: the three records of one hold.
 func BenchmarkHold(b *testing.B) {
 	out := new(counter)
-	w := NewWriter(out, "3c27c86d-7778-42dc-8758-13ec746acc07", "host:1", func(error) {})
+	w := NewWriter(out, "3c27c86d-7778-42dc-8758-13ec746acc07", "", "host:1", func(error) {})
 	line := Record{Kind: Mutex, Path: "/locks/backup", Hold: "_c_3c27c86d-7778-42dc-8758-13ec746acc07-lock-0000000000", Use: 1, Session: "0x1a2174987810001", Zxid: 0x100000005}
 	b.ReportAllocs()
 	for b.Loop() {

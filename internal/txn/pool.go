@@ -84,7 +84,8 @@ func (l *log) write() any {
 // The method `wrote` reports whether the latest write to the log was our write at l.version. If the
 // argument `transaction` is true, that is the write with the transaction, otherwise the write
 // without it. The two writes, and a write by another client, leave data of different lengths, which
-// the Stat shows. A Stat needs no permission to read.
+// the Stat shows. Servers since 3.8.4 and 3.9.2 give the Stat only to clients that may read the
+// log.
 func (l *log) wrote(transaction bool, stat *zk.Stat) bool {
 	return stat.Version == l.version+1 && int(stat.DataLength) == len(l.holds(transaction))
 }

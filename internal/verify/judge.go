@@ -107,6 +107,9 @@ func verify(sources []source, tolerance time.Duration, most int) (*Report, error
 			j.missing("%s:%d: this is no whole line", name, n)
 		}
 	}
+	if j.Lines == 0 {
+		j.missing("there is no record at all, so this proves nothing")
+	}
 	rest := slices.SortedFunc(maps.Values(j.traces), func(a, b *one) int { return a.turn - b.turn })
 	for _, t := range rest {
 		j.finish(t)
@@ -137,6 +140,9 @@ func (j *judge) read(sources []source) error {
 			heads = append(heads, &head{s, l})
 		} else if err != io.EOF {
 			return err
+		} else {
+			name, _, _ := s.end()
+			j.note("", "%s: there is no record, as when a process never had a session; it shows nothing", name)
 		}
 	}
 	for len(heads) > 0 {
@@ -257,7 +263,7 @@ func (j *judge) inOrder(t *one, l trace.Record) {
 	t.next = l.N + 1
 	switch l.Event {
 	case trace.Begin:
-		t.owner = l.Owner
+		t.owner, t.root = l.Owner, l.Root
 	case trace.Dropped:
 		t.complete = false
 		j.missing("trace %s: %d lines were dropped before line %d", t.id, l.Dropped, l.N)
@@ -265,6 +271,9 @@ func (j *judge) inOrder(t *one, l trace.Record) {
 	if l.Session != "" {
 		seen := t.last[l.Session]
 		t.last[l.Session] = sight{l.Time, l.Zxid, max(seen.most, l.Zxid)}
+	}
+	if t.root != "" && l.Path != "" {
+		l.Path = j.word(t.root + l.Path) // equal paths of two chroots are two paths
 	}
 	if l.Kind == trace.Element {
 		j.ofElements(t, l)

@@ -46,6 +46,7 @@ type one struct {
 	id       string
 	turn     int // number of the trace, in the order of the first records
 	owner    string
+	root     string         // the chroot
 	next     int64          // the number of the next record
 	early    []trace.Record // records that were read before their turn
 	complete bool           // no record is missing

@@ -214,3 +214,35 @@ func TestParseRefusesALineThatDoesNotEnd(t *testing.T) {
 		t.Errorf("%d bytes were read", in.read)
 	}
 }
+
+func TestVerifySaysThatFilesWithoutRecordsShowNothing(t *testing.T) {
+	some := &File{Name: "some", Lines: []trace.Record{at("a", 1, 0, trace.Grant, trace.Mutex, "x", 10)}}
+	for _, c := range []struct {
+		files []*File
+		notes string
+		whole bool
+	}{
+		{[]*File{{Name: "empty"}}, "empty: there is no record", false},
+		{[]*File{some, {Name: "empty"}}, "empty: there is no record", true},
+		{nil, "", false},
+	} {
+		r := Files(c.files, DefaultTolerance)
+		if text := fmt.Sprint(r.Notes); !strings.Contains(text, c.notes) || r.Whole() != c.whole {
+			t.Errorf("%d files: notes %s, missing %v", len(c.files), text, r.Missing)
+		}
+	}
+}
+
+func TestVerifyTellsThePathsOfTwoChrootsApart(t *testing.T) {
+	under := func(root string) func(*trace.Record) { return func(l *trace.Record) { l.Root, l.Path = root, "" } }
+	for roots, want := range map[[2]string]int{{"/a", "/b"}: 0, {"/a", ""}: 0, {"/a", "/a"}: 1} {
+		r := Files([]*File{{Name: "f", Lines: []trace.Record{
+			at("a", 1, 0, trace.Begin, "", "", 0, under(roots[0])), at("b", 1, 0, trace.Begin, "", "", 0, under(roots[1])),
+			at("a", 2, 1, trace.Grant, trace.Mutex, "x", 10), at("b", 2, 2, trace.Grant, trace.Mutex, "y", 11),
+			at("a", 3, 500, trace.Release, trace.Mutex, "x", 12), at("b", 3, 501, trace.Release, trace.Mutex, "y", 13),
+		}}}, DefaultTolerance)
+		if (len(r.Violations) > 0) != (want > 0) || r.Paths != 2-want {
+			t.Errorf("%q: %d paths, violations %v", roots, r.Paths, r.Violations)
+		}
+	}
+}

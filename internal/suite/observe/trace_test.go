@@ -14,6 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/suite"
@@ -313,4 +315,25 @@ func TestATraceThatCannotBeWrittenHoldsNobodyUpAndIsToldOnce(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Equal paths below two chroots are two locks, which two processes may hold at once.
+func TestTracesOfTwoChrootsAreOfTwoLocks(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var ws [2]suite.TraceBuffer
+		for i, root := range []string{"/a", "/b"} {
+			top := suite.Open(t, srv)
+			_, err := top.Txn(t.Context(), &zk.CreateRequest{Path: root, Acl: zk.WorldACL(zk.PermAll)})
+			harness.Must(t, err)
+			s, err := zsync.Connect(t.Context(), srv.Addr()+root, zsync.WithDialer(srv.Dial), zsync.WithTrace(&ws[i]))
+			harness.Must(t, err)
+			defer s.Close()
+			harness.Must(t, zsync.NewMutex(s, "/m").Lock(t.Context()))
+		}
+		time.Sleep(time.Second)
+		r := verify.Files([]*verify.File{ws[0].File(t, "0"), ws[1].File(t, "1")}, 0)
+		if !r.Whole() || r.Holds != 2 || r.Paths != 2 {
+			t.Errorf("report: %+v", r)
+		}
+	})
 }
