@@ -174,6 +174,17 @@ func build(t *testing.T, files []*borrowed, adapter string, flags ...string) str
 			t.Fatal(err)
 		}
 	}
+	// What the borrowed files call beside the adapter is no test of it. In its folder, it would cost a link of a test
+	// binary without tests.
+	own, err := filepath.Glob(filepath.Join("testdata", adapter, "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range own {
+		if overlay[filepath.Join(dir, filepath.Base(file))], err = filepath.Abs(file); err != nil {
+			t.Fatal(err)
+		}
+	}
 	data, err := json.Marshal(map[string]any{"Replace": overlay})
 	if err != nil {
 		t.Fatal(err)
@@ -183,7 +194,7 @@ func build(t *testing.T, files []*borrowed, adapter string, flags ...string) str
 		t.Fatal(err)
 	}
 	binary := filepath.Join(temp, "borrowed.test")
-	args := append([]string{"test", "-c", "-overlay", description, "-o", binary}, flags...)
+	args := append([]string{"test", "-c", "-ldflags=-w", "-overlay", description, "-o", binary}, flags...)
 	command(t, "go", append(args, "./"+adapter)...)
 	return binary
 }

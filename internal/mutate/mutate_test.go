@@ -73,7 +73,7 @@ func TestEachMutantChangesOnePlaceAndOnlyIfItIsSwitchedOn(t *testing.T) {
 	if len(compiling) != len(mutants) {
 		t.Errorf("%d of %d compile", len(compiling), len(mutants))
 	}
-	out, err := exec.Command("go", "build", "-overlay", overlay, "-o", "sample", "./main").CombinedOutput()
+	out, err := exec.Command("go", "build", "-ldflags=-w", "-overlay", overlay, "-o", "sample", "./main").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
