@@ -51,7 +51,7 @@ func TestEveryLinkOfTheDocumentsLeadsToAFileAndAHeading(t *testing.T) {
 
 // anchors returns the names by which GitHub links to the headings of a document.
 func anchors(text string) (names []string) {
-	fence := false
+	fence, dropped := false, regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, "```") {
 			fence = !fence
@@ -61,7 +61,7 @@ func anchors(text string) (names []string) {
 			continue
 		}
 		name := strings.ToLower(strings.TrimSpace(title))
-		name = regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(name, "")
+		name = dropped.ReplaceAllString(name, "")
 		names = append(names, strings.ReplaceAll(name, " ", "-"))
 	}
 	return names
