@@ -80,7 +80,7 @@ type QueueItem[T any] struct {
 	Data     []byte // as it is stored
 	State    QueueState
 	Attempts int       // earlier deliveries, each without an Ack
-	Sent     time.Time // by the servers' clock
+	Sent     time.Time // by the servers' clock; zero if the client may not read it
 	Due      time.Time // of a delayed element
 	Owner    string    // of a claimed element: its consumer, see [WithOwner]
 	Reason   string    // of a dead letter

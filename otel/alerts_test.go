@@ -281,6 +281,11 @@ func TestEachAlertFiresByWhatIsExported(t *testing.T) {
 			must(r.t, err)
 			r.scrape(27 * 15)
 		}, []string{"ZsyncScheduleLate"}},
+		"a nightly job has never run": {4 * time.Minute, func(r *recording) {
+			_, err := r.tel.WatchSchedule(zsync.NewSchedule(r.open(), "/c"))
+			must(r.t, err)
+			r.scrape(27 * 15)
+		}, []string{"ZsyncScheduleLate"}},
 		"a nightly job fails": {time.Minute, func(r *recording) {
 			running := make(chan struct{})
 			go zsync.NewSchedule(r.open(), "/c").Do(r.t.Context(), time.Now(), func(context.Context) error {

@@ -24,7 +24,7 @@
 //	zsync.queue.age         s          the age of the oldest element that is ready
 //	zsync.schedule.running  {run}      functions of schedules that run at present
 //	zsync.schedule.failures {run}      runs that failed; a run that was interrupted did not
-//	zsync.schedule.last_success_timestamp  the last instant of a watched schedule that was done, in seconds since 1970
+//	zsync.schedule.last_success_timestamp  the last instant of a watched schedule that was done, in seconds since 1970; see [Telemetry.WatchSchedule]
 //
 // and for queues messaging.client.operation.duration, messaging.client.sent.messages
 // and messaging.client.consumed.messages, with messaging.system "zsync".

@@ -33,7 +33,13 @@ const (
 type watch struct {
 	sessions  []*zsync.Session
 	queues    []Queue
-	schedules []*zsync.Schedule
+	schedules []watched
+}
+
+// A watched schedule is watched since a time.
+type watched struct {
+	*zsync.Schedule
+	since time.Time
 }
 
 // Watch reports the margin of s, and how many of its holds are near their end, until stop is
@@ -56,13 +62,14 @@ func (t *Telemetry) WatchQueue(q Queue) (stop func() error, err error) {
 	return add(t, &t.watch.queues, q), nil
 }
 
-// WatchSchedule reports the last instant of c that was done, until stop is called. Each collection of metrics
-// costs two requests.
+// WatchSchedule reports the last instant of c that was done, until stop is called. Before the first
+// success it reports the time of the call of WatchSchedule, so a job that never succeeds looks late,
+// too. Each collection of metrics costs two requests.
 func (t *Telemetry) WatchSchedule(c *zsync.Schedule) (stop func() error, err error) {
 	if c == nil {
 		return nil, errors.New("zsync/otel: the schedule is nil")
 	}
-	return add(t, &t.watch.schedules, c), nil
+	return add(t, &t.watch.schedules, watched{c, time.Now()}), nil
 }
 
 // The function `add` adds x to a list of t.watch, until remove is called.
@@ -167,13 +174,16 @@ func (t *Telemetry) collectQueues(ctx context.Context, o metric.Observer, queues
 
 // Each schedule has a last success. collectSchedules reports the oldest of these, for each
 // template.
-func (t *Telemetry) collectSchedules(ctx context.Context, o metric.Observer, schedules []*zsync.Schedule) {
+func (t *Telemetry) collectSchedules(ctx context.Context, o metric.Observer, schedules []watched) {
 	var mu sync.Mutex
 	lasts := map[attribute.KeyValue]time.Time{}
-	each(firstOfPath(schedules), func(c *zsync.Schedule) {
+	each(firstOfPath(schedules), func(c watched) {
 		last, err := c.Last(ctx)
+		if errors.Is(err, zsync.ErrNoValue) {
+			last, err = c.since, nil
+		}
 		if err != nil {
-			return // for example, no run has succeeded yet
+			return
 		}
 		path := t.path(c.Path())
 		mu.Lock()

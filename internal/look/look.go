@@ -152,6 +152,7 @@ func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) 
 		return nil, err
 	}
 	for level := []found{{path: root, entry: entry}}; len(level) > 0; {
+		slices.SortFunc(level, func(a, b found) int { return cmp.Compare(a.path, b.path) })
 		if room := TooMany - x.tree.Znodes; len(level) > room {
 			level, x.tree.Cut = level[:room], true
 		}

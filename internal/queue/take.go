@@ -320,8 +320,11 @@ func (q *core) fill(ctx context.Context, inc *session.Incarnation, rows []row) (
 			continue
 		}
 		l := rows[i].Listed
-		if l.Data, l.Sent = n.Data, time.UnixMilli(n.Stat.Ctime); rows[i].first > 0 {
-			l.Sent = time.UnixMilli(rows[i].first)
+		l.Data = n.Data
+		if first := rows[i].first; first > 0 {
+			l.Sent = time.UnixMilli(first)
+		} else if !n.Concealed() {
+			l.Sent = time.UnixMilli(n.Stat.Ctime)
 		}
 		if len(marks) > 0 {
 			l.Owner = string(owners[i].Data)

@@ -294,7 +294,8 @@ func TestAHungDoIsToldAlthoughOtherPermitsComeAndGo(t *testing.T) {
 		harness.Must(t, m.Acquire(t.Context(), 1))
 		for len(told) == 0 && time.Since(start) < time.Minute {
 			err := m.Do(t.Context(), 1, func(ctx context.Context) error { return sleep(ctx, 2*time.Second) })
-			if err != nil && !errors.Is(err, zsync.ErrLost) {
+			// After the loss, the permit of the first Acquire is not released yet: ErrDeadlock.
+			if err != nil && !errors.Is(err, zsync.ErrLost) && !errors.Is(err, zsync.ErrDeadlock) {
 				t.Fatal(err)
 			}
 			if err == nil { // the same without Do: always one permit is out, and none for more than 6 s

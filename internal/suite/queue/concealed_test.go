@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -23,6 +24,13 @@ func TestStatsCountsAnElementThatTheServersConceal(t *testing.T) {
 		st, err := q.Stats(t.Context())
 		if err != nil || st.Ready != 3 || st.Oldest.IsZero() {
 			t.Errorf("%+v, %v", st, err)
+		}
+		i := 0
+		for l, err := range q.List(t.Context(), zsync.QueueReady) {
+			if l.Sent.IsZero() != (i == 0) || errors.Is(err, zk.ErrNoAuth) != (i == 0) { // the first is concealed
+				t.Errorf("element %d: %+v, %v", i, l, err)
+			}
+			i++
 		}
 		setACL(t, srv, bucket, zk.WorldACL(zk.PermAdmin))
 		_, err = q.Len(t.Context())
