@@ -9,7 +9,7 @@ lint:
 	scripts/tidy -diff
 
 test:
-	go test ./... ./cmd/zsync ./examples ./examples/tour
+	go test ./cmd/zsync ./examples ./examples/tour ./...
 
 race:
 	go test -race work

@@ -136,6 +136,7 @@ func replaced(text, old, new []byte) {
 }
 
 func TestDoctorFindsAServerThatIsWrongInOnePoint(t *testing.T) {
+	t.Parallel()
 	answers := func(words map[string]string) func(c *wrongConn, server int) {
 		return func(c *wrongConn, server int) {
 			if server == 1 {

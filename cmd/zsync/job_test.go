@@ -395,6 +395,7 @@ func TestZsyncAndFlockAndXargsDoTheSame(t *testing.T) {
 
 // The forms of flock(1), side by side with those of zsync. -E gives both the same status if the lock is in use.
 func TestTheFlagsOfFlockMeanTheSame(t *testing.T) {
+	t.Parallel()
 	need.Command(t, "flock")
 	env := append(os.Environ(), "FILE="+filepath.Join(t.TempDir(), "lock"), "Z="+binary(), "ZSYNC_SERVERS="+serve(t).Addr())
 	for _, tt := range []struct{ flock, zsync string }{

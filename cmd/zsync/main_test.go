@@ -283,6 +283,7 @@ func contenders(t *testing.T, l line, n int) (cs []zsync.Contender) {
 }
 
 func TestCommandGetsInputAndGivesOutputAndStatus(t *testing.T) {
+	t.Parallel()
 	srv := serve(t)
 	for _, sub := range [][]string{
 		{"lock", "/p"}, {"lock", "--rw", "/rw"}, {"rlock", "/rw"}, {"semaphore", "-n", "2", "/s"}, {"elect", "/e"}, {"once", "/o"},
@@ -812,6 +813,7 @@ func TestSignalThatZsyncWasStartedToIgnoreEndsNeitherItNorItsCommand(t *testing.
 // With -v there is something to say: whose reader has gone must not end the hold,
 // nor have the command killed with zsync.
 func TestMessagesThatNobodyReadsEndNoHold(t *testing.T) {
+	t.Parallel()
 	need.Command(t, "sh")
 	srv := serve(t)
 	nobody, in, err := os.Pipe()
@@ -939,6 +941,7 @@ func TestDoubleBarrierHoldsTheCommandsTogether(t *testing.T) {
 }
 
 func TestPartyThatIsKilledHasLeftTheDoubleBarrier(t *testing.T) {
+	t.Parallel()
 	srv := zktest.Start(t)
 	dying, _ := startCat(t, srv.Addr(), "barrier", "enter", "-n", "2", "/p", "--session", "1s")
 	living := start(t, srv.Addr(), "", "barrier", "enter", "-n", "2", "/p", "--", "echo", "done")
@@ -1138,6 +1141,7 @@ func TestQueueElementStaysUntilItIsWritten(t *testing.T) {
 }
 
 func TestQueueRecvRunsACommandForEachElement(t *testing.T) {
+	t.Parallel()
 	srv := serve(t)
 	recv := func(script string, args ...string) *run {
 		t.Helper()

@@ -212,6 +212,7 @@ func TestMemberIsThereWhileItsCommandRuns(t *testing.T) {
 }
 
 func TestScheduleRunsEachInstantOnce(t *testing.T) {
+	t.Parallel()
 	srv := serve(t)
 	do := func(status int, out string, args ...string) {
 		t.Helper()

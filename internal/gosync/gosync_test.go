@@ -99,7 +99,7 @@ func xSemaphore(t *testing.T) suite {
 		change: []change{
 			// The time in which a permit that is there must be got; servers that
 			// agree on it before they answer need longer, and so does a busy machine.
-			{"TestWeightedAcquire", "10*time.Millisecond", "5*time.Second"},
+			{"TestWeightedAcquire", "10*time.Millisecond", "3*time.Second"},
 		},
 		lower: []change{{"TestWeighted", "10000", "1000"}},
 	}

@@ -27,7 +27,7 @@ const envHolder = "ZSYNC_TEST_HOLDER"
 
 // stoppedTimeout is the session timeout of the holder that is stopped. A process may
 // stand still for seconds on a busy machine without anybody having stopped it.
-const stoppedTimeout = 10 * time.Second
+const stoppedTimeout = 5 * time.Second
 
 // A report is a line of the holder's: what it holds, or how one of its holds has ended.
 type report struct {

@@ -54,10 +54,10 @@ func TestPartitionedHolderSeesLostFirstOverTCP(t *testing.T) {
 		rounds = 30
 	}
 	proxied(t, func(t *testing.T, connect func(...zsync.Option) (*zsync.Session, *netproxy.Proxy)) {
-		// The loss is told a second before the servers end the session. On a busy machine a
+		// The loss is told half a second before the servers end the session. On a busy machine a
 		// process may stand still for as long, the server and the client alike; then both are
 		// late, in any order, and the round says nothing. It is tried again, a few times.
-		const timeout, early, spare = 10 * time.Second, time.Second, 10
+		const timeout, early, spare = 5 * time.Second, 500 * time.Millisecond, 10
 		stood, silent := harness.StoodStill(t), 0
 		a, proxy := connect(zsync.WithSessionTimeout(timeout))
 		b, _ := connect()
