@@ -32,8 +32,8 @@ var (
 	// allows.
 	ErrUnprotected = errors.New("the ACL is wider than WithACL allows")
 
-	// ErrInvalid means an argument breaks a rule that the message names.
-	// Nothing was sent.
+	// ErrInvalid means an argument breaks a rule that the message names, or does not fit the znodes at
+	// the path.
 	ErrInvalid = errors.New("invalid argument")
 )
 
