@@ -30,7 +30,7 @@ var (
 	ErrNoValue         = errors.New("no value")          // nothing is stored
 	ErrTooLarge        = session.ErrTooLarge             // a request would exceed ZooKeeper's packet limit of 1 MiB; it was not sent
 	ErrUnprotected     = session.ErrUnprotected          // an existing znode has a wider ACL than [WithACL] allows
-	ErrInvalid         = session.ErrInvalid              // an argument breaks a rule, which the message names; the call had no effect
+	ErrInvalid         = session.ErrInvalid              // an argument breaks a rule, which the message names; zsync changed nothing
 )
 
 // A WaitError describes a wait that ended without a grant, because its context ended or the Session
