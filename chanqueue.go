@@ -45,8 +45,8 @@ import (
 //
 // # Znodes
 //
-// An element is a znode in a bucket below path; a bucket has about 1,000 elements. Names of other
-// znodes begin with path, too: docs/interop.md.
+// path is persistent. An element is a znode in a bucket below it, of about 1,000 elements. Names of
+// other znodes begin with path, too: docs/interop.md.
 type Queue[T any] struct {
 	made
 	cfg queueConfig
@@ -82,7 +82,7 @@ func (q *Queue[T]) Err() error { return opError("newqueue", q.path, q.misuse()) 
 
 // Send stores vs at the end of the queue, in order, all or none, and returns when they are stored.
 // With [WithMaxLen], it waits for room. Goroutines that use one Queue value share transactions;
-// their elements keep the order of the calls. All of vs, plus about 100 bytes for each element,
+// their elements keep the order of the calls. All of vs, plus about 150 bytes for each element,
 // must fit into one request of 1 MiB. Otherwise, Send returns [ErrTooLarge]: use [Queue.In].
 func (q *Queue[T]) Send(ctx context.Context, vs ...T) error {
 	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle}, vs))

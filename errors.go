@@ -206,7 +206,7 @@ const (
 	LossDeleted                         // another client has deleted the znode of the hold
 	LossClosed                          // the Session was closed, or has failed for good
 	LossSuspended                       // the connection dropped, and WithLossOnSuspend counts that as a loss
-	LossGivenUp                         // WithMaxHold or WithHealth ended the hold, or a failed call could not be undone
+	LossGivenUp                         // WithMaxHold or WithHealth ended the hold, or the servers refused to delete a znode of the session
 )
 
 var lossReasons = map[LossReason]string{

@@ -38,7 +38,7 @@ import (
 //
 // # Cost
 //
-// Load, Store, Delete take 1 round trip, LoadOrStore 2, others 3, Range 4.
+// Load, Store, Delete, Len take 1 round trip, LoadOrStore 2, Range 4, rest 3.
 //
 // # Znodes
 //

@@ -86,8 +86,8 @@ func WithMaxAttempts(n int) QueueOption {
 	return positive("WithMaxAttempts", n, func(c *queueConfig) { c.MaxAttempts = n })
 }
 
-// WithDeadRetention makes idle consumers delete dead letters older than d, with a delay between a
-// minute and six hours. By default, they are kept.
+// WithDeadRetention makes idle consumers and producers delete dead letters older than d, a minute
+// to six hours later. By default, they are kept.
 func WithDeadRetention(d time.Duration) QueueOption {
 	return checked(func(c *queueConfig) { c.KeepDead = d }, d > 0, "WithDeadRetention(%v): must be more than 0", d)
 }

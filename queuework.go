@@ -206,7 +206,7 @@ func protect(f func() error) error {
 }
 
 // Receive waits for an element and returns it; the consumer settles it as in [Queue.Deliveries].
-// It claims nothing ahead, so it suits slow or rare work: each call costs about 15 requests. If
+// It claims nothing ahead, so it suits slow or rare work: each call costs 4 to 15 requests. If
 // ctx ends first, nothing is claimed.
 func (q *Queue[T]) Receive(ctx context.Context) (Delivery[T], error) {
 	ds, err := q.receive(ctx, 1)

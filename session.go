@@ -143,7 +143,7 @@ type Stats struct {
 	Reconnects int64 // connections replaced within a session
 	Expiries   int64 // sessions lost
 	Holds      int64 // locks, permits, leaderships and claims held at present
-	Waiters    int64 // waits for a hold at present; goroutines that share a place count once
+	Waiters    int64 // waits at present, for a hold or anything else; goroutines that share a place count once
 }
 
 // Stats returns the counters of s.

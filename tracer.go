@@ -21,7 +21,7 @@ type Tracer interface {
 // An Op is one operation that a [Tracer] follows.
 type Op struct {
 	Kind      OpKind
-	Name      string // lock, rlock, campaign, acquire, enter, do (of a Once); wait; send, receive, ack, nack, reject
+	Name      string // lock, rlock, campaign, acquire, enter, do (of a Once); wait; send, receive, ack, nack, return, reject
 	Primitive string // mutex, rwmutex, election, semaphore, once, double barrier, barrier, waitgroup, cond, queue
 	Path      string // of the primitive
 	Owner     string // the owner text of the Session, see WithOwner
@@ -158,10 +158,10 @@ type Event struct {
 type EventKind int
 
 const (
-	EventAcquired    EventKind = iota + 1 // a lock, permit, leadership or claim was granted
+	EventAcquired    EventKind = iota + 1 // a wait for a hold ended with a grant
 	EventGaveUp                           // a wait ended without a grant
 	EventReleased                         // a hold was released; a handoff between goroutines is not reported
-	EventLost                             // a hold was lost with its session
+	EventLost                             // a hold was lost
 	EventDead                             // a queue element went to the dead letters
 	EventConnected                        // a new ZooKeeper session was established
 	EventSuspended                        // the connection dropped; the session may survive
