@@ -38,7 +38,7 @@ import (
 //
 // # Cost
 //
-// Load, Store, Delete, Len take 1 round trip, LoadOrStore 2, Range 4, rest 3.
+// Load, Store, Delete, Len: 1 round trip. LoadOrStore: 2. Range: 4. Others: 3.
 //
 // # Znodes
 //

@@ -26,10 +26,9 @@ import (
 // # Loss
 //
 // If the session ends, or another client deletes the znode, the Mutex is lost and another process
-// may hold it. Unlock a lost Mutex, too: until then, Lock waits, so that two goroutines that use
-// one *Mutex never work at once. Lock returns [ErrDeadlock] if the lost hold is not of a Do, and no
-// Unlock comes within one to two session timeouts. Against late writes, use [Mutex.Token] or
-// [Mutex.Txn].
+// may hold it. Unlock a lost Mutex, too: until then, Lock waits, so two goroutines with one *Mutex
+// never work at once. Lock returns [ErrDeadlock] if the lost hold is not of a Do, and no Unlock
+// comes within one to two session timeouts. Against late writes, use [Mutex.Token] or [Mutex.Txn].
 //
 // # Cost
 //
