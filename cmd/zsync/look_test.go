@@ -238,7 +238,7 @@ func TestDoctorJudgesTheSettingsOfTheServers(t *testing.T) {
 		"dump": "SessionTracker dump:\nephemeral nodes dump:\nSessions with Ephemerals (0):\n",
 	})
 	other := tells(t, map[string]string{
-		"conf": "clientPort=2181\ntickTime=2000\nminSessionTimeout=4000\nsyncLimit=1\n",
+		"conf": "clientPort=2181\ntickTime=2000\nminSessionTimeout=4000\nsyncLimit=5\n",
 		"srvr": "This ZooKeeper instance is not currently serving requests\n",
 	})
 	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -256,7 +256,7 @@ func TestDoctorJudgesTheSettingsOfTheServers(t *testing.T) {
 	}
 	for _, want := range []string{
 		"note: session timeout: 1m0s was asked for, the servers grant 40s\n",
-		"syncLimit × tickTime is 1m40s, more than the session timeout of 40s",
+		"syncLimit × tickTime is 1m40s, more than the session timeout of 40s, and than 10s",
 		": minSessionTimeout is 3s, less than two ticks of 2s",
 		": maxClientCnxns is 5",
 		one + " is standalone, though the connect string names 3 servers",
@@ -270,6 +270,11 @@ func TestDoctorJudgesTheSettingsOfTheServers(t *testing.T) {
 		if strings.Count(r.stdout.String(), want) != 1 {
 			t.Errorf("does not tell once: %s\n%s", want, &r.stdout)
 		}
+	}
+	// Ten seconds are right for every session timeout.
+	r = start(t, srv.Addr()+","+other, "", "doctor", "--session", "3s", "--admin-port", port)
+	if r.wait(); strings.Contains(r.stdout.String(), "syncLimit × tickTime") {
+		t.Errorf("doctor refuses the usual syncLimit:\n%s", &r.stdout)
 	}
 }
 
