@@ -210,11 +210,14 @@ func cut(t *testing.T, d *rand.Rand) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(t.Context(), 5*time.Minute)
 }
 
-// refused reports whether err comes from a refusal: NoAuth, or the error of a transaction that was
-// applied without a log, as the servers refused its create, and whose reply was lost.
+// refused reports whether err comes from a refusal: NoAuth, or the unknown outcome of a transaction
+// whose reply was lost and whose log the servers have refused. Such an error wraps no NoAuth.
 func (r *modelRun) refused(err error) bool {
-	return r.refuses && (errors.Is(err, zk.ErrNoAuth) ||
-		strings.Contains(err.Error(), "it may have been applied: without permission to create"))
+	if !r.refuses || errors.Is(err, zk.ErrNoAuth) {
+		return r.refuses
+	}
+	_, why, open := strings.Cut(err.Error(), "it may have been applied: ")
+	return open && (strings.Contains(why, "without permission to create") || strings.Contains(why, zk.ErrNoAuth.Error()))
 }
 
 // mayFail judges an error of a method that waits for nobody.
