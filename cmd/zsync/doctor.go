@@ -23,6 +23,7 @@ import (
 	"github.com/zsync/zsync/internal/kinds"
 	"github.com/zsync/zsync/internal/look"
 	"github.com/zsync/zsync/internal/marks"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/txn"
 )
 
@@ -643,8 +644,8 @@ func (d *doctor) adminServer(ctx context.Context, host string) (there bool) {
 // The method `settings` is the check of a server's settings.
 func (d *doctor) settings(host string, settings map[string]int) {
 	tick := time.Duration(settings["tickTime"]) * time.Millisecond
-	if limit := time.Duration(settings["syncLimit"]) * tick; limit > max(d.granted, 10*time.Second) { // as docs/operations.md says
-		d.note("%s: syncLimit × tickTime is %v, more than the session timeout of %v, and than 10s: a server that is cut off goes on answering for as long", host, limit, d.granted)
+	if limit := time.Duration(settings["syncLimit"]) * tick; limit > max(d.granted, session.SyncLimit) {
+		d.note("%s: syncLimit × tickTime is %v, more than the session timeout of %v, and than %v: a server that is cut off goes on answering for as long", host, limit, d.granted, session.SyncLimit)
 	}
 	if shortest := time.Duration(settings["minSessionTimeout"]) * time.Millisecond; tick > 0 && shortest > 0 && shortest < 2*tick {
 		d.problem("%s: minSessionTimeout is %v, less than two ticks of %v: a session may end earlier than it is counted on", host, shortest, tick)

@@ -126,7 +126,7 @@ func (m *Manager) run() {
 	m.sealed = true
 	m.spawnMu.Unlock()
 	m.wg.Wait()
-	m.Trace.Close(500 * time.Millisecond)
+	m.Trace.Close(500 * time.Millisecond) // as WithTrace says
 }
 
 // The method `leave` refuses all new work with err. The first reason stays.

@@ -23,7 +23,7 @@ import "time"
 //     although a read has found that it was not executed.
 //
 // Therefore the session does not return to A soon after it has moved to another server. It may
-// return after syncLimit or the session timeout, whichever is longer. By then, A has forwarded the
+// return after SyncLimit or the session timeout, whichever is longer. By then, A has forwarded the
 // write, or the leader has dropped A.
 //
 // Only the goroutine that serves the session uses a trail.
@@ -38,11 +38,11 @@ type exit struct {
 	told  bool // the exclusion of the server was logged
 }
 
-// syncLimit is the time for which a leader keeps a silent server in ZooKeeper's default
+// SyncLimit is the time for which a leader keeps a silent server in ZooKeeper's default
 // configuration: 5 ticks of 2 s. After that, a write that the server has not forwarded is lost. If
-// the session timeout is longer than syncLimit, the client uses the timeout instead, because
+// the session timeout is longer than SyncLimit, the client uses the timeout instead, because
 // operators usually choose it to fit the servers' ticks.
-const syncLimit = 10 * time.Second
+const SyncLimit = 10 * time.Second
 
 // The method `leave` is called when the connection to a server has ended with unanswered writes.
 func (t *trail) leave(addr string) {
@@ -72,7 +72,7 @@ func (t *trail) bars(addr string, timeout time.Duration) (barred, first bool) {
 	if !ok || !x.moved {
 		return false, false
 	}
-	if time.Since(x.at) >= max(timeout, syncLimit) {
+	if time.Since(x.at) >= max(timeout, SyncLimit) {
 		delete(t.left, addr)
 		return false, false
 	}

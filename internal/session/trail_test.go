@@ -53,11 +53,11 @@ func TestAServerIsLeftOutWhileItMayCarryOutWhatTheSessionHasLeftThere(t *testing
 		}
 		time.Sleep(time.Second)
 		if barred, _ := tr.bars("b", time.Second); !barred {
-			t.Errorf("not left out for %v after a timeout of a second", syncLimit)
+			t.Errorf("not left out for %v after a timeout of a second", SyncLimit)
 		}
-		time.Sleep(syncLimit)
+		time.Sleep(SyncLimit)
 		if barred, _ := tr.bars("b", time.Second); barred {
-			t.Errorf("left out for more than %v", syncLimit)
+			t.Errorf("left out for more than %v", SyncLimit)
 		}
 	})
 }
