@@ -170,7 +170,7 @@ func tlsFront(t *testing.T, srv *zktest.Server) (addr string, trust *tls.Config,
 // the error does not have text, it gets more.
 func inVain(t *testing.T, text string, f func(limit time.Duration) error) (err error) {
 	t.Helper()
-	for _, limit := range []time.Duration{2 * time.Second, 10 * time.Second, time.Minute} {
+	for _, limit := range []time.Duration{500 * time.Millisecond, 5 * time.Second, time.Minute} {
 		if err = f(limit); err == nil || strings.Contains(err.Error(), text) {
 			break
 		}

@@ -9,7 +9,10 @@ import (
 	"github.com/zsync/zsync/internal/suite"
 )
 
-func TestMain(m *testing.M) { harness.Main(m) }
+func TestMain(m *testing.M) {
+	harness.WaitTogether(6)
+	harness.Main(m)
+}
 
 // The harness by short names.
 

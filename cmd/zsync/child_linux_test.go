@@ -45,6 +45,7 @@ func TestEndDoesNotWaitForOrphansThatNobodyAsksFor(t *testing.T) {
 
 // In the foreground of a terminal the command shares zsync's process group.
 func TestAllThatTheCommandHasStartedIsStoppedInATerminalToo(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"sh", "sleep", "setsid"} {
 		need.Command(t, name)
 	}

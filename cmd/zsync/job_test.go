@@ -307,6 +307,7 @@ func TestCtrlCEndsALoopOfTheShell(t *testing.T) {
 
 // Those that wait die of the signal, too.
 func TestZsyncDiesOfTheSignalThatEndsItOrItsCommand(t *testing.T) {
+	t.Parallel()
 	srv := serve(t)
 	m := zsync.NewMutex(connect(t, srv), "/held")
 	if err := m.Lock(t.Context()); err != nil {
@@ -340,6 +341,7 @@ func TestAllSignalsArePassedOnWithoutATerminal(t *testing.T) {
 
 // TestZsyncAndFlockAndXargsDoTheSame runs what needs no terminal under each.
 func TestZsyncAndFlockAndXargsDoTheSame(t *testing.T) {
+	t.Parallel()
 	names, env := wrappers(t, serve(t))
 	dir := t.TempDir()
 	script := filepath.Join(dir, "script")

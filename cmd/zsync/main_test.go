@@ -63,6 +63,7 @@ func TestMain(m *testing.M) {
 		main() // this process is the command
 		return
 	}
+	harness.WaitTogether(10)
 	harness.CollectLess()
 	// What we were started to ignore, as in the background of a script, the command
 	// would ignore too.
@@ -575,6 +576,7 @@ func TestKillAfterThatOutlivesTheHoldIsToldToTheUser(t *testing.T) {
 }
 
 func TestSeveralLocksAreHeldTogether(t *testing.T) {
+	t.Parallel()
 	srv := serve(t)
 	s := connect(t, srv)
 	a, b := zsync.NewMutex(s, "/a"), zsync.NewMutex(s, "/b")
@@ -1181,6 +1183,7 @@ func TestSignalToQueueRecvGoesToItsCommand(t *testing.T) {
 }
 
 func TestQueueRecvSaysThatWhatItsCommandDidMayBeReceivedAgain(t *testing.T) {
+	t.Parallel()
 	// The command may end before zsync knows of the loss, while it connects anew, and
 	// after that. Where another consumer waits it receives the element; otherwise the
 	// element may be there to be removed, which is as good as if nothing had been lost.
@@ -1737,6 +1740,7 @@ func TestValueIsReadWrittenAndWatched(t *testing.T) {
 }
 
 func TestDeadLettersArePutBackOrPurged(t *testing.T) {
+	t.Parallel()
 	srv := serve(t)
 	queue := func(status int, out string, args ...string) string {
 		t.Helper()

@@ -67,6 +67,7 @@ func TestPoisonHoldsUpNobodyAndIsSetAsideWithItsReason(t *testing.T) {
 }
 
 func TestStatusOfQueueRecvIsThatOfWhatFailedUnlessItWasDoneLater(t *testing.T) {
+	t.Parallel()
 	srv := serve(t)
 	start(t, srv.Addr(), "", "queue", "send", "/q", "one", "two").want(0, "")
 	r := recvCommandOf(t, srv, `cat; echo " $ZSYNC_ATTEMPT"; test $ZSYNC_ATTEMPT -gt 1 || exit 4`, "--max-attempts", "5", "--backoff", "0")

@@ -20,6 +20,7 @@ import (
 // the lock, and verify finds nothing wrong. When one line is changed so that two
 // held the lock it finds that.
 func TestVerifyPassesRealProcessesAndFindsAPlantedDoubleHold(t *testing.T) {
+	t.Parallel()
 	srv := serve(t)
 	dir := t.TempDir()
 	shared := filepath.Join(dir, "shared")

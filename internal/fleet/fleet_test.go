@@ -16,7 +16,7 @@ func TestRandomProgramsOfAllPrimitivesHoldWhatIsPromised(t *testing.T) {
 	harness.InMemory(t)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // what Go's scheduler decides is then mostly the same
 	began, n := time.Now(), 0
-	for seed := range harness.Seeds(t, 120, 20, 10000) {
+	for seed := range harness.Seeds(t, 80, 20, 10000) {
 		n++
 		failures, story := run(t, uint64(seed))
 		if len(failures) == 0 {

@@ -6,11 +6,13 @@ package harness
 import (
 	"context"
 	"errors"
+	"flag"
 	"log/slog"
 	"net"
 	"os"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -35,6 +37,15 @@ func Main(m *testing.M) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	CollectLess()
 	goleak.VerifyTestMain(m)
+}
+
+// WaitTogether lets n parallel tests run at once, on however few cores. It is for a package whose
+// parallel tests mostly wait. TestMain calls it before it runs the tests.
+func WaitTogether(n int) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", strconv.Itoa(n)); err != nil {
+		panic(err)
+	}
 }
 
 // CollectLess makes the garbage collector run less often in this process and in the processes that

@@ -125,7 +125,7 @@ func (g *gateRun) wantThrough(why string, whens ...string) {
 // opening passes, even if the gate is closed again at once and nobody could tell him
 // meanwhile.
 func TestModelOfBarrier(t *testing.T) {
-	modelsOf(t, 60, func(m *modelRun) {
+	modelsOf(t, 40, func(m *modelRun) {
 		g := &gateRun{lockRun: newLockRun(m), waiting: make(map[string]int)}
 		t, rnd := g.t, g.rnd
 		g.history.begun = time.Now()
@@ -533,7 +533,7 @@ func (r *partyRun) whole() {
 // any of them was let in, and leave when all have left, or their sessions have ended;
 // and when the harm has ended nobody waits who need not.
 func TestModelOfDoubleBarrier(t *testing.T) {
-	modelsOf(t, 50, func(m *modelRun) {
+	modelsOf(t, 30, func(m *modelRun) {
 		r := &partyRun{lockRun: newLockRun(m), seats: make(map[*lock.Grant]*seat), rounds: make(map[any]*seatedRound)}
 		t, rnd := r.t, r.rnd
 		r.sizes = []int{1 + rnd.IntN(5)}

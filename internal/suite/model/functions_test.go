@@ -54,7 +54,7 @@ func (o *onlyOne) enter(t *testing.T, what string, ctx context.Context) (leave f
 // anybody was told it no function runs any more.
 func TestModelOfOnceValues(t *testing.T) {
 	const kinds = 3
-	modelsOf(t, 30, func(r *modelRun) {
+	modelsOf(t, 20, func(r *modelRun) {
 		t := r.t
 		r.refuses, r.freezes = r.rnd.IntN(4) == 0, r.rnd.IntN(2) == 0
 		failed := errors.New("failed")
@@ -153,7 +153,7 @@ func TestModelOfOnceValues(t *testing.T) {
 // returned by a function that succeeded, and stored less than keep before the
 // caller came; what failed, or was lost, is shared with nobody.
 func TestModelOfFlight(t *testing.T) {
-	modelsOf(t, 30, func(r *modelRun) {
+	modelsOf(t, 20, func(r *modelRun) {
 		t := r.t
 		r.refuses, r.freezes = r.rnd.IntN(4) == 0, r.rnd.IntN(2) == 0
 		keep := time.Duration(r.rnd.IntN(3)) * 40 * time.Millisecond
@@ -248,7 +248,7 @@ func TestModelOfFlight(t *testing.T) {
 // after a later one; whoever is told that an instant is done is told the truth; Last
 // is never older than what anybody was told.
 func TestModelOfSchedule(t *testing.T) {
-	modelsOf(t, 30, func(r *modelRun) {
+	modelsOf(t, 20, func(r *modelRun) {
 		t := r.t
 		r.refuses, r.freezes = r.rnd.IntN(4) == 0, r.rnd.IntN(2) == 0
 		failed := errors.New("failed")

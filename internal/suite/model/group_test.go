@@ -75,7 +75,7 @@ func (m *rollModel) known(t *testing.T, members []zsync.Member[string]) {
 // Members, by whichever process, until it leaves or its session ends, and then again
 // with its next session; with the info that was last set; and who has left is gone.
 func TestModelOfGroup(t *testing.T) {
-	modelsOf(t, 30, func(r *modelRun) {
+	modelsOf(t, 20, func(r *modelRun) {
 		t := r.t
 		expire := r.rnd.IntN(2) == 0
 		r.refuses, r.freezes = r.rnd.IntN(4) == 0, r.rnd.IntN(2) == 0

@@ -596,7 +596,7 @@ func (m *queueModel) checkTxns(s *zsync.Session) {
 }
 
 func TestModelOfQueue(t *testing.T) {
-	modelsOf(t, 30, func(r *modelRun) {
+	modelsOf(t, 20, func(r *modelRun) {
 		t := r.t
 		m := &queueModel{
 			r: r, dice: r.dice(), all: make(map[int]*queueElement), ids: make(map[string][]int), cancelled: make(map[string]bool),

@@ -45,12 +45,12 @@ type modelRun struct {
 	bars func(q zktest.Request) // is told of each request that is refused at random
 }
 
-// models runs f with one seed after another: 60, 8 under the race detector, or
+// models runs f with one seed after another: 40, 8 under the race detector, or
 // 2,000 in a long run. The first failure ends it and names the seed;
 // ZSYNC_TEST_SEED runs that one alone.
 func models(t *testing.T, f func(r *modelRun)) {
 	t.Helper()
-	modelsOf(t, 60, f)
+	modelsOf(t, 40, f)
 }
 
 // modelsOf is models with another number of seeds in a short run.

@@ -149,7 +149,7 @@ var numberModel = porcupine.NondeterministicModel{
 }
 
 func TestModelOfValue(t *testing.T) {
-	modelsOf(t, 30, func(r *modelRun) {
+	modelsOf(t, 20, func(r *modelRun) {
 		t := r.t
 		h := modelHistory[numberOp]{begun: time.Now()}
 		r.refuses, r.freezes = r.rnd.IntN(4) == 0, r.rnd.IntN(2) == 0
