@@ -476,10 +476,13 @@ func (o *Once) write(h *lock.Grant, data []byte) error {
 		return errMarked
 	case open:
 		mine, e := o.isMine(context.Background(), h, data)
-		if e != nil {
+		switch {
+		case e != nil && session.OutcomeOf(e) == session.Answered:
+			// A caller would take the servers' answer about the read for a refusal of the mark.
+			return fmt.Errorf("the mark may have been made: %v", e)
+		case e != nil:
 			return fmt.Errorf("the mark may have been made: %w", e)
-		}
-		if mine {
+		case mine:
 			return nil
 		}
 	}

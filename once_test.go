@@ -13,6 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
@@ -602,6 +604,34 @@ func TestADoThatCannotFindOutWhetherItMadeTheMarkDoesNotSayThatItIsLost(t *testi
 			ctx, cancel := context.WithCancel(t.Context())
 			err := do(t, srv, ctx, open(t, srv), func(int64) { cancel() })
 			check(t, srv, err, context.Canceled)
+		})
+	})
+	// NoAuth would be taken for a refusal of the mark.
+	t.Run("the mark may not be read", func(t *testing.T) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s, judge := open(t, srv), open(t, srv)
+			id := s.ID()
+			var dropped atomic.Bool
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				switch {
+				case r.Op == zktest.OpMulti && !dropped.Swap(true):
+					return zktest.DropReply
+				case r.Op == zktest.OpConnect && r.Session == id && dropped.Load():
+					return zktest.Fail(zktest.CodeSessionExpired)
+				case r.Op == zktest.OpGetData && dropped.Load() && r.Session != judge.ID():
+					return zktest.Fail(zktest.CodeNoAuth)
+				}
+				return zktest.Pass
+			})
+			err := zsync.NewOnce(s, "/o").Do(t.Context(), ok)
+			if err == nil || !strings.Contains(err.Error(), "may have been made") || errors.Is(err, zk.ErrNoAuth) || errors.Is(err, zsync.ErrLost) {
+				t.Errorf("Do says %v", err)
+			}
+			done, err := zsync.NewOnce(judge, "/o").Done(t.Context())
+			must(t, err)
+			if !done {
+				t.Error("it is not done: the case did not come about")
+			}
 		})
 	})
 	t.Run("the Session is closed", func(t *testing.T) {
