@@ -1132,6 +1132,24 @@ func TestASessionIsEndedOverAnotherConnectionByItsServers(t *testing.T) {
 	})
 }
 
+func TestAPrimitiveHasThePathThatItWasMadeWith(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		m := zsync.NewMutex(s, "/p")
+		for _, x := range []interface{ Path() string }{
+			m, zsync.NewRWMutex(s, "/p"), zsync.NewRWMutex(s, "/p").RLocker().(interface{ Path() string }), zsync.NewSemaphore(s, "/p", 2),
+			zsync.NewWaitGroup(s, "/p"), zsync.NewOnce(s, "/p"), zsync.NewCond(s, "/p", m), zsync.NewBarrier(s, "/p"),
+			zsync.NewElection(s, "/p"), zsync.NewSchedule(s, "/p"), zsync.NewPartition(s, "/p"),
+			zsync.NewGroup[int](s, "/p"), zsync.NewFlight[int](s, "/p", time.Minute), zsync.NewQueue[int](s, "/p"),
+			zsync.NewMap[int](s, "/p"), zsync.NewValue[int](s, "/p"), zsync.NewInt64(s, "/p"),
+		} {
+			if got := x.Path(); got != "/p" {
+				t.Errorf("%T: %q", x, got)
+			}
+		}
+	})
+}
+
 // The kinds and states that are public are counted as the session counts its
 // own, as one is made of the other by conversion.
 func TestPublicKindsStatesAndReasonsAreThoseOfTheSession(t *testing.T) {

@@ -24,6 +24,7 @@ import (
 	"github.com/jcmturner/gokrb5/v8/types"
 
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/need"
 	"github.com/zsync/zsync/internal/sasl"
 )
 
@@ -224,6 +225,21 @@ func TestTheHostOfAPrincipalIsTheNameInTheConnectString(t *testing.T) {
 	m.service = "zookeeper/all.example.org"
 	if _, err := m.host("10.0.0.1:2181"); err != nil {
 		t.Errorf("a principal without _HOST: %v", err)
+	}
+}
+
+func TestACanonicalNameIsThatOfTheAddress(t *testing.T) {
+	names, err := net.DefaultResolver.LookupAddr(t.Context(), "127.0.0.1")
+	if err != nil {
+		need.Missing(t, "a name of 127.0.0.1", err.Error())
+	}
+	file := filepath.Join(t.TempDir(), "krb5.conf")
+	harness.Must(t, os.WriteFile(file, []byte("[libdefaults]\n dns_lookup_kdc = false\n[realms]\n A.TEST = {\n  kdc = 127.0.0.1\n }\n"), 0o600))
+	m, err := Password("bob@A.TEST", "p", WithConfig(file), WithCanonicalNames())
+	harness.Must(t, err)
+	want := strings.ToLower(strings.TrimSuffix(names[0], "."))
+	if got, err := m.(*mechanism).host("127.0.0.1:2181"); got != want || err != nil {
+		t.Errorf("%q, %v; want %q", got, err, want)
 	}
 }
 

@@ -520,6 +520,30 @@ func TestPathsBeyondTheBoundAreOther(t *testing.T) {
 	}
 }
 
+func TestAPathTemplateOfTheProgramNamesThePaths(t *testing.T) {
+	reader := metric.NewManualReader()
+	template := func(path string) string { return "/tenants" + path[strings.LastIndex(path, "/"):] }
+	tel, err := otel.New(otel.WithMeterProvider(metric.NewMeterProvider(metric.WithReader(reader))), otel.WithPathTemplate(template))
+	must(t, err)
+	for _, path := range []string{"/t/acme/lock", "/t/umbrella/lock"} {
+		op := zsync.Op{Kind: zsync.OpHold, Primitive: "mutex", Name: "lock", Path: path}
+		tel.End(tel.Start(t.Context(), op), op, nil)
+	}
+	var rm metricdata.ResourceMetrics
+	must(t, reader.Collect(t.Context(), &rm))
+	seen := map[string]float64{}
+	for _, p := range points(t, &rm)["zsync.hold.duration"] {
+		seen[p.attrs] += p.value
+	}
+	want := map[string]float64{"zsync.kind=mutex,zsync.op=lock,zsync.outcome=released,zsync.path.template=/tenants/lock": 2}
+	if !maps.Equal(seen, want) {
+		t.Errorf("%v, want %v", seen, want)
+	}
+	if _, err := otel.New(otel.WithPathTemplate(nil)); err == nil {
+		t.Error("WithPathTemplate(nil) is taken")
+	}
+}
+
 // Prometheus' increase is blind for the first event of a counter that begins with it.
 func TestCountersBeginAtZero(t *testing.T) {
 	reader := metric.NewManualReader()
