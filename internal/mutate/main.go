@@ -22,7 +22,7 @@
 //
 // # Judges
 //
-// The judges are tests. The cheapest judges come first: the package's own tests, then the 120 random programs of
+// The judges are tests. The cheapest judges come first: the package's own tests, then the random programs of
 // internal/fleet, then the exhaustive tests. The first judge that fails kills the mutant. A panic or a timeout
 // also kills the mutant. Further tests judge the surviving mutants, a few tests at a time: the models, the tests
 // of the primitives and the suites. The shortest tests come first, and -budget limits the time for each mutant.
