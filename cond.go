@@ -159,8 +159,7 @@ func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, 
 	if c.misuse() != nil {
 		return nil, c.L.Unlock()
 	}
-	unlock := c.L.Unlock
-	relock = func(ctx context.Context) error { return c.L.Lock(outside{ctx}) }
+	unlock, relock := c.L.Unlock, c.L.Lock
 	if l, ours := c.L.(interface {
 		yield(context.Context) (finish func() error, again func(context.Context) error)
 	}); ours {
@@ -172,16 +171,6 @@ func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, 
 		return relock, err
 	}
 	return nil, session.CtxErr(ctx)
-}
-
-// The type `outside` is a context without the mark that it comes from a Do.
-type outside struct{ context.Context }
-
-func (o outside) Value(key any) any {
-	if _, ok := key.(doKey); ok {
-		return nil
-	}
-	return o.Context.Value(key)
 }
 
 // The method `sleep` waits until p has a signal.
