@@ -81,7 +81,7 @@ func (e *endlessTrace) Read(p []byte) (int, error) {
 }
 
 func TestVerifyNeedsNoMoreMemoryForALongTrace(t *testing.T) {
-	size, most := 40<<20, mostRemembered
+	size, most := 64<<20, mostRemembered
 	if harness.UnderRace { // which is slow
 		size, most = 6<<20, mostRemembered/20
 	}
