@@ -441,7 +441,7 @@ func trialSize() int {
 	if harness.UnderRace {
 		return 1500
 	}
-	return 4000
+	return 2500
 }
 
 func TestQueueOfFourProcessesUnderFaults(t *testing.T) {

@@ -152,7 +152,7 @@ func TestOneConsumerKeepsTheOrderBesideAClaimThatIsLate(t *testing.T) {
 	t.Parallel()
 	const n = 2000
 	for _, layout := range []zsync.QueueLayout{zsync.LayoutZsync, zsync.LayoutSimpleQueue} {
-		for at := range harness.Seeds(t, 8, 4, 8) {
+		for at := range harness.Seeds(t, 4, 4, 8) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := open(t, srv, zsync.WithSessionTimeout(30*time.Second))
 				must(t, zsync.NewQueue[int](open(t, srv), "/q", zsync.WithQueueLayout(layout)).Send(t.Context(), counted(n)...))

@@ -348,7 +348,7 @@ func TestATxnThatWaitsForRoomInOneQueueKeepsNobodyFromSendingToAnother(t *testin
 // Each has room in one queue, and waits for it in the other, and so has who comes from there.
 func TestTxnsIntoTwoFullQueuesGoOnWhoeverHasRoomInOneOfThem(t *testing.T) {
 	t.Parallel()
-	for seed := range harness.Seeds(t, 10, 2, 100) {
+	for seed := range harness.Seeds(t, 4, 2, 100) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			rnd := rand.New(rand.NewPCG(uint64(seed), 7))
 			srv.SetLatency(time.Duration(rnd.IntN(30)) * time.Millisecond)
