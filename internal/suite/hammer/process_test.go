@@ -3,9 +3,11 @@ package hammer
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -22,6 +24,7 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -31,14 +34,28 @@ import (
 // after, so that nothing is forgotten when it is killed:
 //
 //	s FIRST N   about to send elements FIRST to FIRST+N-1; c FIRST N: sent
-//	b V         about to acknowledge V; a V: done; l V: lost, or returned; u V: unknown
+//	b V TIME    about to acknowledge V; a V: done; l V: lost, or returned; u V: unknown
 //	r V         received V for good
 //	x           its session has ended
 //	e TEXT      something is wrong
 //
 // It ends when its standard input does.
 
-const queueProcesses = 4
+// TIME is of the machine's clock, in nanoseconds. So it orders the lines of two processes.
+
+// A cast says which processes of a trial send and which ones consume.
+type cast struct {
+	Producers []int
+	Consumers []int
+	Ordered   bool // the consumer is a single Recv, and not several Deliveries
+	Keys      int  // how many keys each producer's elements have, or 0
+}
+
+// four are processes that all send and consume.
+var four = cast{Producers: []int{0, 1, 2, 3}, Consumers: []int{0, 1, 2, 3}}
+
+// key returns the key of an element.
+func (c cast) key(v int) int { return v/perProducer*c.Keys + v%c.Keys }
 
 // TestQueueProcess is such a process.
 func TestQueueProcess(t *testing.T) {
@@ -68,10 +85,16 @@ func TestQueueProcess(t *testing.T) {
 		return // nobody wants it any more
 	}
 	defer s.Close()
+	var c cast
+	harness.Must(t, json.Unmarshal([]byte(os.Getenv("ZSYNC_QUEUE_CAST")), &c))
 	first, _ := strconv.Atoi(os.Getenv("ZSYNC_QUEUE_FIRST"))
 	left, _ := strconv.Atoi(os.Getenv("ZSYNC_QUEUE_LEFT"))
 	rest, _ := time.ParseDuration(os.Getenv("ZSYNC_QUEUE_REST"))
-	q := zsync.NewQueue[int](s, "/q")
+	var opts []zsync.QueueOption
+	if c.Keys > 0 {
+		opts = append(opts, zsync.WithKey(func(v int) string { return strconv.Itoa(c.key(v)) }))
+	}
+	q := zsync.NewQueue[int](s, "/q", opts...)
 	var all sync.WaitGroup
 	defer func() {
 		<-ctx.Done()
@@ -94,13 +117,13 @@ func TestQueueProcess(t *testing.T) {
 			harness.Pause(t, rand.N(rest)) // so that there is time for faults
 		}
 	})
-	ordered := os.Getenv("ZSYNC_QUEUE_ORDERED") != ""
 	switch {
-	case ordered && number == 0:
+	case !slices.Contains(c.Consumers, number):
+	case c.Ordered:
 		for v := range q.Recv(ctx) {
 			say("r %d", v)
 		}
-	case !ordered:
+	default:
 		for range 2 {
 			all.Go(func() {
 				var acks sync.WaitGroup
@@ -125,7 +148,7 @@ func settleAloud(d zsync.Delivery[int], say func(format string, args ...any)) {
 		}
 		return
 	}
-	say("b %d", d.Value)
+	say("b %d %d", d.Value, time.Now().UnixNano())
 	switch err := d.Ack(context.Background()); {
 	case err == nil:
 		say("a %d", d.Value)
@@ -142,7 +165,7 @@ func settleAloud(d zsync.Delivery[int], say func(format string, args ...any)) {
 type trial struct {
 	t       *testing.T
 	servers string
-	ordered bool
+	cast    cast
 	share   int           // what each producer has to send
 	rest    time.Duration // at most, between two of its Sends
 
@@ -151,13 +174,14 @@ type trial struct {
 	taken     map[int]bool        // acknowledged, or received
 	begun     map[int]map[int]int // by process: acknowledgements under way
 	maybe     map[int]bool        // a process was killed while it acknowledged these, or its session ended
-	next      [queueProcesses]int // the producers' next elements
-	confirmed [queueProcesses]int // how many each has confirmed
+	offered   map[int]int         // the time of the first "b" of an element
+	next      map[int]int         // by producer: its next element
+	confirmed map[int]int         // by producer: how many it has confirmed
 	received  []int               // by the only consumer, in order; also a second time
 	ends      []int               // the length of received when the session of the only consumer ended
-	procs     [queueProcesses]*exec.Cmd
+	procs     map[int]*exec.Cmd
 	over      bool
-	strikes   int // processes that were killed, or stopped
+	strikes   int // how often a process was killed, stopped, or cut off with its server
 	running   sync.WaitGroup
 	stdins    []io.Closer
 }
@@ -170,15 +194,19 @@ func (tr *trial) start(i int) {
 		return
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^TestQueueProcess$")
+	left := 0
+	if slices.Contains(tr.cast.Producers, i) {
+		left = tr.share - tr.confirmed[i]
+	}
+	roles, err := json.Marshal(tr.cast)
+	harness.Must(tr.t, err)
 	cmd.Env = append(os.Environ(),
 		"ZSYNC_QUEUE_PROCESS="+strconv.Itoa(i),
+		"ZSYNC_QUEUE_CAST="+string(roles),
 		"ZSYNC_QUEUE_SERVERS="+tr.servers,
 		"ZSYNC_QUEUE_REST="+tr.rest.String(),
 		"ZSYNC_QUEUE_FIRST="+strconv.Itoa(tr.next[i]),
-		"ZSYNC_QUEUE_LEFT="+strconv.Itoa(tr.share-tr.confirmed[i]))
-	if tr.ordered {
-		cmd.Env = append(cmd.Env, "ZSYNC_QUEUE_ORDERED=1")
-	}
+		"ZSYNC_QUEUE_LEFT="+strconv.Itoa(left))
 	in, err := cmd.StdinPipe()
 	harness.Must(tr.t, err)
 	out, err := cmd.StdoutPipe()
@@ -225,6 +253,9 @@ func (tr *trial) hear(i int, line string) {
 			tr.begun[i] = make(map[int]int)
 		}
 		tr.begun[i][v]++
+		if first, ok := tr.offered[v]; !ok || n < first {
+			tr.offered[v] = n
+		}
 	case "l":
 		delete(tr.begun[i], v)
 	case "u":
@@ -240,7 +271,7 @@ func (tr *trial) hear(i int, line string) {
 		tr.taken[v] = true
 		tr.received = append(tr.received, v)
 	case "x":
-		if tr.ordered && i == 0 {
+		if tr.cast.Ordered && slices.Contains(tr.cast.Consumers, i) {
 			tr.ends = append(tr.ends, len(tr.received))
 		}
 	case "e", "panic:", "fatal", "---":
@@ -253,8 +284,8 @@ func (tr *trial) hear(i int, line string) {
 func (tr *trial) missing() int {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
-	for _, n := range tr.confirmed {
-		if n < tr.share {
+	for _, i := range tr.cast.Producers {
+		if tr.confirmed[i] < tr.share {
 			return -1
 		}
 	}
@@ -271,18 +302,18 @@ func (tr *trial) missing() int {
 func (tr *trial) victim() *os.Process {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
-	i := rand.IntN(queueProcesses)
-	if tr.ordered && i == 0 {
+	i := rand.IntN(len(tr.procs))
+	if tr.cast.Ordered && slices.Contains(tr.cast.Consumers, i) {
 		return nil
 	}
 	return tr.procs[i].Process
 }
 
-// struck counts a process that was killed, or stopped.
-func (tr *trial) struck() {
+// struck counts n processes that were killed, stopped, or cut off.
+func (tr *trial) struck(n int) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
-	tr.strikes++
+	tr.strikes += n
 }
 
 // hurt does harm until done is closed. srv is nil if the server is a real one.
@@ -316,12 +347,12 @@ func (tr *trial) hurt(srv *zktest.Server, done <-chan struct{}) {
 		case 0, 1, 2:
 			if p := tr.victim(); p != nil {
 				p.Kill()
-				tr.struck()
+				tr.struck(1)
 			}
 		case 3:
 			if p := tr.victim(); p != nil { // its session ends while it sleeps
 				goOn := stopProcess(p)
-				tr.struck()
+				tr.struck(1)
 				harness.Pause(tr.t, 1500*time.Millisecond)
 				goOn()
 			}
@@ -343,12 +374,14 @@ func (tr *trial) hurt(srv *zktest.Server, done <-chan struct{}) {
 	}
 }
 
-// queueTrial sends elements through a queue under faults.
-func queueTrial(t *testing.T, elements int, ordered bool, rest, limit time.Duration) {
+// queueTrial sends elements through a queue under faults. While producers send, it calls outage
+// again and again, unless outage is nil.
+func queueTrial(t *testing.T, c cast, elements int, rest, limit time.Duration, outage func()) {
 	tr := &trial{
-		t: t, ordered: ordered, share: elements / queueProcesses, rest: rest,
-		sent: make(map[int]bool), taken: make(map[int]bool),
+		t: t, cast: c, share: elements / len(c.Producers), rest: rest,
+		sent: make(map[int]bool), taken: make(map[int]bool), offered: make(map[int]int),
 		begun: make(map[int]map[int]int), maybe: make(map[int]bool),
+		next: make(map[int]int), confirmed: make(map[int]int), procs: make(map[int]*exec.Cmd),
 	}
 	var srv *zktest.Server
 	if tr.servers = os.Getenv("ZSYNC_TEST_SERVERS"); tr.servers == "" {
@@ -356,7 +389,7 @@ func queueTrial(t *testing.T, elements int, ordered bool, rest, limit time.Durat
 		tr.servers = srv.Addr()
 	}
 	tr.servers += "/zsync-test-" + uuid.NewString()
-	for i := range queueProcesses {
+	for i := range 1 + slices.Max(slices.Concat(c.Producers, c.Consumers)) {
 		tr.start(i)
 	}
 	done := make(chan struct{})
@@ -364,8 +397,15 @@ func queueTrial(t *testing.T, elements int, ordered bool, rest, limit time.Durat
 	harm.Go(func() { tr.hurt(srv, done) })
 	deadline := time.Now().Add(limit)
 	begin := time.Now()
+	outages := 0
 	for tr.missing() < 0 && time.Now().Before(deadline) {
-		harness.Pause(t, 50*time.Millisecond)
+		if outage == nil {
+			harness.Pause(t, 50*time.Millisecond)
+			continue
+		}
+		outage()
+		outages++
+		tr.struck(len(c.Consumers)) // the sessions of all consumers may end
 	}
 	close(done)
 	harm.Wait()
@@ -388,7 +428,12 @@ func queueTrial(t *testing.T, elements int, ordered bool, rest, limit time.Durat
 			t.Errorf("took %d, which was never sent", v)
 		}
 	}
-	tr.judgeReceived()
+	if c.Ordered {
+		tr.judgeReceived()
+	}
+	if c.Keys > 0 {
+		tr.judgeKeys()
+	}
 	lost := 0
 	for v := range tr.maybe {
 		if !tr.taken[v] {
@@ -398,8 +443,26 @@ func queueTrial(t *testing.T, elements int, ordered bool, rest, limit time.Durat
 	if most := 2 * 16 * tr.strikes; lost > most {
 		t.Errorf("%d elements are lost to processes that were killed or stopped while they acknowledged them, want at most %d", lost, most)
 	}
-	t.Logf("%d elements sent in %v, all taken in %v; %d times a process was killed or stopped, with %d acknowledgements of unknown outcome",
-		elements, sending, time.Since(begin), tr.strikes, lost)
+	t.Logf("%d elements sent in %v, all taken in %v; %d servers and %d processes were killed or stopped, with %d acknowledgements of unknown outcome",
+		elements, sending, time.Since(begin), outages, tr.strikes-outages*len(c.Consumers), lost)
+}
+
+// judgeKeys checks that consumers were offered the elements of a key in the order in which the
+// producer sent them. A consumer says "b" before it removes an element, and the next element of the
+// key is offered after that. So no loss of a process or a session explains another order.
+func (tr *trial) judgeKeys() {
+	last := make(map[int]int) // by key: the element before
+	for _, v := range slices.Sorted(maps.Keys(tr.offered)) {
+		if !tr.sent[v] {
+			continue // the producer was killed as it sent v: see judgeReceived
+		}
+		key := tr.cast.key(v)
+		if before, ok := last[key]; ok && tr.offered[v] < tr.offered[before] {
+			tr.t.Errorf("%d was offered %v before %d of the same key", v, time.Duration(tr.offered[before]-tr.offered[v]), before)
+		}
+		last[key] = v
+	}
+	tr.t.Logf("%d elements of %d keys were offered", len(tr.offered), len(last))
 }
 
 // lastMoment is how many elements the only consumer may have taken from the channel of Recv while
@@ -444,24 +507,35 @@ func trialSize() int {
 	return 2500
 }
 
+// one has the processes of four, but a single consumer.
+var one = cast{Producers: four.Producers, Consumers: []int{0}, Ordered: true}
+
 func TestQueueOfFourProcessesUnderFaults(t *testing.T) {
-	queueTrial(t, trialSize(), false, 200*time.Millisecond, 10*time.Minute)
+	queueTrial(t, four, trialSize(), 200*time.Millisecond, 10*time.Minute, nil)
 }
 
 func TestQueueOfFourProcessesKeepsTheOrderForOneConsumer(t *testing.T) {
-	queueTrial(t, trialSize(), true, 200*time.Millisecond, 10*time.Minute)
+	queueTrial(t, one, trialSize(), 200*time.Millisecond, 10*time.Minute, nil)
 }
 
 func TestLongQueueOfFourProcessesUnderFaults(t *testing.T) {
 	if !harness.Long() {
 		t.Skip("ZSYNC_TEST_LONG is not set, so this is not shown: four processes carry 200,000 elements under faults")
 	}
-	queueTrial(t, 200_000, false, 100*time.Millisecond, 40*time.Minute)
+	queueTrial(t, four, 200_000, 100*time.Millisecond, 40*time.Minute, nil)
 }
 
 func TestLongQueueOfFourProcessesKeepsTheOrderForOneConsumer(t *testing.T) {
 	if !harness.Long() {
 		t.Skip("ZSYNC_TEST_LONG is not set, so this is not shown: four processes keep the order of 200,000 elements for one consumer")
 	}
-	queueTrial(t, 200_000, true, 100*time.Millisecond, 40*time.Minute)
+	queueTrial(t, one, 200_000, 100*time.Millisecond, 40*time.Minute, nil)
+}
+
+func TestLongQueueKeepsTheOrderOfEachKeyWhileServersAreKilled(t *testing.T) {
+	if !harness.Long() {
+		t.Skip("ZSYNC_TEST_LONG is not set, so this is not shown: three processes send 100,002 elements to five, while processes and servers are killed and stopped")
+	}
+	c := cast{Producers: []int{0, 1, 2}, Consumers: []int{3, 4, 5, 6, 7}, Keys: 100}
+	queueTrial(t, c, 100_002, 100*time.Millisecond, 20*time.Minute, suite.Outages(t))
 }
