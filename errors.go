@@ -28,7 +28,7 @@ var (
 	ErrNoLeader        = errors.New("no leader")         // no candidate leads now
 	ErrNoCandidate     = errors.New("no such candidate") // the process is not, or no longer, a candidate
 	ErrNoValue         = errors.New("no value")          // nothing is stored
-	ErrTooLarge        = session.ErrTooLarge             // a request would exceed ZooKeeper's packet limit of 1 MiB; it was not sent
+	ErrTooLarge        = session.ErrTooLarge             // a request, or the end of the session, would exceed ZooKeeper's packet limit of 1 MiB; nothing was sent
 	ErrUnprotected     = session.ErrUnprotected          // an existing znode has a wider ACL than [WithACL] allows
 	ErrInvalid         = session.ErrInvalid              // an argument breaks a rule, which the message names; zsync changed nothing
 )

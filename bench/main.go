@@ -44,6 +44,7 @@ var workloads = []workload{
 	{"queue", (*bench).queue},                                                                 // n elements of 100 bytes into the channel of In (queue_put), then from the channel of Recv (queue_take)
 	{"queue_send", (*bench).sends},                                                            // n elements of 100 bytes with Send, one after another
 	{"sessions", (*bench).sessions},                                                           // n sessions connect and lock a path each: the rate of sessions, and the requests of all while they hold
+	{"held", (*bench).held},                                                                   // one session locks n paths, and holds all of them: the rate of locks, and the requests and the heap while they are held
 	{"barrier", (*bench).barrier},                                                             // rounds of a double barrier with n parties on one session
 }
 
@@ -197,6 +198,42 @@ func (b *bench) sessions() {
 		must(mutexes[i].Unlock())
 		all[i].Close()
 	})
+}
+
+// held measures the rate at which one session locks n paths, and the number of its requests while it
+// holds all of the locks. It prints the heap for each lock to standard error.
+func (b *bench) held() {
+	s, requests := b.session()
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	empty, path := heap(), b.path()
+	mutexes := make([]*zsync.Mutex, b.n)
+	start := time.Now()
+	b.together(func(i int) {
+		mutexes[i] = zsync.NewMutex(s, fmt.Sprintf("%s/%d", path, i))
+		must(mutexes[i].Lock(context.Background()))
+	})
+	b.line("held", float64(b.n)/time.Since(start).Seconds())
+	each := (heap() - empty) / uint64(b.n)
+	time.Sleep(b.warm)
+	before := requests()
+	time.Sleep(b.dur)
+	b.line("held_requests", float64(requests()-before)/b.dur.Seconds())
+	lost := 0
+	for _, m := range mutexes {
+		select {
+		case <-m.Lost():
+			lost++
+		default:
+		}
+	}
+	fmt.Fprintf(os.Stderr, "HELD,%s,%s,%d: %d bytes of heap for each lock, %d lost\n", b.peer, b.workload, b.n, each, lost)
+	b.together(func(i int) { must(mutexes[i].Unlock()) })
+	s.Close()
 }
 
 // together calls f for each number below n, up to 50 at a time.

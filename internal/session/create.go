@@ -65,7 +65,7 @@ type Creation struct {
 // used again until `Undo` has ended. If c has `Holds`, the error is ErrVanished if the znode of the
 // first check does not exist. The error is NoNode if the znode of another check, or `Dir`, does not
 // exist. Then the caller decides what to do.
-func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error {
+func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err error) {
 	call, err := inc.creation(c)
 	if err != nil {
 		return err
@@ -73,6 +73,19 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) error 
 	if err := inc.Vet(ctx, c.Dir); err != nil {
 		return err
 	}
+	size, err := inc.ephemerals.reserve(c.Paths)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		var made []string
+		if err == nil && c.GUID != "" {
+			made = []string{c.Path}
+		} else if err == nil {
+			made = c.Paths
+		}
+		inc.ephemerals.settle(size, made)
+	}()
 	// The parents to create first. Their creates are sent again after an attempt without a reply.
 	// If that attempt has created a parent, the reply is NodeExists, which does no harm.
 	var missing []string
@@ -374,7 +387,7 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 	var read *pending[Node]
 	err = inc.repeat(ctx, func(a *attempts) error {
 		b := new(batch)
-		txn := add(b, multiCall(ops))
+		txn := add(b, inc.countedMulti(ops))
 		read = add(b, getCall(path))
 		if err := inc.startBatch(ctx, b); err != nil {
 			return err

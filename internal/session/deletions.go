@@ -357,7 +357,9 @@ func (d *Deletion) Fail(err error) {
 
 // The method `over` ends d.
 func (d *Deletion) over(err error) {
-	d.Err = err
+	if d.Err = err; err == nil || IsNoNode(err) {
+		d.queue.inc.ephemerals.gone(d.Paths...)
+	}
 	if d.Then != nil {
 		d.Then()
 	}

@@ -24,7 +24,7 @@ var (
 	// ErrClosed means that the Session was closed.
 	ErrClosed = errors.New("session closed")
 
-	// ErrTooLarge means a request would exceed ZooKeeper's packet limit of
+	// ErrTooLarge means a request, or the end of the session, would exceed ZooKeeper's packet limit of
 	// 1 MiB (jute.maxbuffer). Nothing was sent.
 	ErrTooLarge = errors.New("larger than ZooKeeper's packet limit of 1 MiB")
 

@@ -38,15 +38,16 @@ type Incarnation struct {
 
 	Ended Ending // each hold of the session has a hook here; the hook ends the hold, and runs before the servers end the session
 
-	ID      atomic.Int64               // the session id; 0 before the first handshake
-	Timeout atomic.Int64               // the negotiated session timeout, in nanoseconds
-	vetted  shared.Cache[struct{}]     // by path: the parent znodes that no other client can change
-	lasting shared.Cache[int64]        // by path: the czxid of the persistent znode there, see Storable
-	ids     atomic.Pointer[[]Identity] // the identities of this client, see the method `identities`; nil before the first request for them
-	own     sync.Map                   // by path: the last sighting of the znode of a shared Creation
-	first   chan struct{}              // closed when the first handshake has succeeded
-	gone    chan struct{}              // closed when `serve` has returned
-	drain   sync.Once                  // `shut` does its work once
+	ID         atomic.Int64               // the session id; 0 before the first handshake
+	Timeout    atomic.Int64               // the negotiated session timeout, in nanoseconds
+	vetted     shared.Cache[struct{}]     // by path: the parent znodes that no other client can change
+	lasting    shared.Cache[int64]        // by path: the czxid of the persistent znode there, see Storable
+	ids        atomic.Pointer[[]Identity] // the identities of this client, see the method `identities`; nil before the first request for them
+	own        sync.Map                   // by path: the last sighting of the znode of a shared Creation
+	ephemerals ephemerals
+	first      chan struct{} // closed when the first handshake has succeeded
+	gone       chan struct{} // closed when `serve` has returned
+	drain      sync.Once     // `shut` does its work once
 
 	mu   sync.Mutex
 	conn *conn.Conn    // the newest connection, or nil; guarded by mu
@@ -84,6 +85,8 @@ func newIncarnation(m *Manager) *Incarnation {
 		down:    make(chan struct{}),
 		kick:    make(chan struct{}, 1),
 		last:    make(chan struct{}, 1),
+
+		ephemerals: ephemerals{paths: make(map[string]struct{})},
 	}
 	close(inc.down)
 	inc.Timeout.Store(int64(m.Config.Timeout))

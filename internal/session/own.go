@@ -115,6 +115,9 @@ func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) err
 		}
 		return stat, err
 	}, func(version int32) call[void] { return deleteVersionCall(path, version) })
+	if err == nil || IsNoNode(err) {
+		inc.ephemerals.gone(path)
+	}
 	return err
 }
 
