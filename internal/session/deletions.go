@@ -11,6 +11,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/wire"
 )
 
@@ -37,14 +38,8 @@ type deletions struct {
 	bell      chan struct{} // has a token when `run` must look again
 }
 
-type deletionsKey struct{}
-
 func (inc *Incarnation) deletions() *deletions {
-	q, ok := inc.Attached.Load(deletionsKey{})
-	if !ok {
-		q, _ = inc.Attached.LoadOrStore(deletionsKey{}, &deletions{inc: inc, bell: make(chan struct{}, 1)})
-	}
-	return q.(*deletions)
+	return shared.Attached(&inc.Attached, func() *deletions { return &deletions{inc: inc, bell: make(chan struct{}, 1)} })
 }
 
 // The method `wait` adds d to the deletions of `run`, and does not block.
@@ -373,10 +368,3 @@ func (d *Deletion) over(err error) {
 }
 
 var _ conn.Request = (*Deletion)(nil)
-
-// The method `connection` returns a channel that is closed while a connection serves the session.
-func (inc *Incarnation) connection() <-chan struct{} {
-	inc.mu.Lock()
-	defer inc.mu.Unlock()
-	return inc.up
-}

@@ -38,21 +38,21 @@ type Manager struct {
 	noContainers atomic.Bool // the servers do not know containers
 
 	mu       sync.Mutex
-	cur      *Incarnation          // the newest incarnation; guarded by mu
-	changed  chan struct{}         // closed and replaced when `cur` or `err` changes; guarded by mu
-	err      error                 // the reason why there will be no other incarnation; guarded by mu
-	closing  error                 // the reason why nothing new can begin; guarded by mu
-	state    ConnState             // guarded by mu
-	feeds    map[listener]struct{} // the listeners for states; guarded by mu
-	untold   []Report              // events that the observer has not received yet; guarded by mu
-	telling  bool                  // a goroutine is passing events; guarded by mu
-	dialErr  error                 // the last failure to reach a server; guarded by mu
-	lately   error                 // why the last server failed; nil once a server executes a request; guarded by mu
-	tried    map[string]error      // by address: the server's last error; cleared when any server executes a request; guarded by mu
+	cur      *Incarnation            // the newest incarnation; guarded by mu
+	changed  chan struct{}           // closed and replaced when `cur` or `err` changes; guarded by mu
+	err      error                   // the reason why there will be no other incarnation; guarded by mu
+	closes   atomic.Bool             // Close was called
+	closing  error                   // the reason why nothing new can begin; guarded by mu
+	state    ConnState               // guarded by mu
+	feeds    map[any]func(ConnState) // the method `push` of each feed; guarded by mu
+	untold   []Report                // events that the observer has not received yet; guarded by mu
+	telling  bool                    // a goroutine is passing events; guarded by mu
+	lately   error                   // why the last server failed; nil once a server executes a request; guarded by mu
+	tried    map[string]error        // by address: the server's last error; cleared when any server executes a request; guarded by mu
 	leaving  farewell
 	outage   outage
 	calls    functions
-	Attached sync.Map       // data that other packages keep across sessions, by their keys
+	Attached sync.Map       // data that other packages keep across sessions: see shared.Attached
 	Closing  chan struct{}  // closed when `closing` is set: by Close, or by a failure that no retry can cure
 	Over     chan struct{}  // closed when err is set: after Closing, when Close has waited for the functions
 	ended    chan struct{}  // closed when `run` has returned
@@ -71,10 +71,11 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 		chroot:  chroot,
 		Log:     cfg.Log,
 		changed: make(chan struct{}),
-		feeds:   make(map[listener]struct{}),
+		feeds:   make(map[any]func(ConnState)),
 		Closing: make(chan struct{}),
 		Over:    make(chan struct{}),
 		ended:   make(chan struct{}),
+		leaving: farewell{begun: make(chan struct{})},
 	}
 	m.dialer = conn.Dialer{Own: cfg.Dialer, TLS: cfg.TLS, Spawn: m.Spawn}
 	m.Pace = pacer{hosts: hosts, retry: cfg.Retry}
@@ -180,6 +181,19 @@ func (m *Manager) Spawn(f func()) {
 	m.wg.Go(f)
 }
 
+// Until returns a context like ctx that also ends when `over` is closed. The caller must call `stop`.
+func (m *Manager) Until(ctx context.Context, over <-chan struct{}) (until context.Context, stop func()) {
+	until, stop = context.WithCancel(ctx)
+	m.Spawn(func() {
+		select {
+		case <-over:
+			stop()
+		case <-until.Done():
+		}
+	})
+	return until, stop
+}
+
 // finishingKey marks a context of work that continues while the Session is being closed.
 type finishingKey struct{}
 
@@ -278,8 +292,8 @@ func (m *Manager) enter(inc *Incarnation, s ConnState, e Report) bool {
 	}
 	if m.state != s {
 		m.state = s
-		for f := range m.feeds {
-			f.push(s)
+		for _, push := range m.feeds {
+			push(s)
 		}
 	}
 	if e.Kind != 0 {
@@ -322,7 +336,6 @@ func (m *Manager) dialed(addr string, err error) {
 	err = fmt.Errorf("%s: %w", addr, err)
 	m.mu.Lock()
 	known := conn.RefusesTLS(m.tried[addr]) // the texts differ: the text about an expired certificate has the time
-	m.dialErr = err
 	m.mu.Unlock()
 	m.unfit(addr, err)
 	level := slog.LevelDebug
@@ -387,25 +400,34 @@ func (m *Manager) sayOutage(began time.Time) {
 
 // sayConnected logs the end of an outage that was logged.
 func (m *Manager) sayConnected(at, began time.Time) {
-	m.mu.Lock()
-	inc := m.cur
-	m.mu.Unlock()
 	// This is a warning, because the message about the outage was a warning.
-	m.Log.Warn(TextReconnected, "since", at, "lasted", at.Sub(began).Round(time.Millisecond), "session", Text(inc.ID.Load()))
+	m.Log.Warn(TextReconnected, "since", at, "lasted", at.Sub(began).Round(time.Millisecond), "session", Text(m.newest().ID.Load()))
 }
 
 // Text formats a session id as ZooKeeper's own tools do.
 func Text(id int64) string { return fmt.Sprintf("0x%x", uint64(id)) }
 
+// The method `newest` returns the newest incarnation, or nil before the first.
+func (m *Manager) newest() *Incarnation {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.cur
+}
+
+// Present returns the incarnation that has not ended, or nil.
+func (m *Manager) Present() *Incarnation {
+	if inc := m.newest(); inc != nil && inc.Ctx.Err() == nil {
+		return inc
+	}
+	return nil
+}
+
 // Outage returns a channel that is closed while no connection serves the present session.
 func (m *Manager) Outage() <-chan struct{} {
-	m.mu.Lock()
-	inc := m.cur
-	m.mu.Unlock()
-	if inc == nil || inc.Ctx.Err() != nil {
-		return ClosedChan
+	if inc := m.Present(); inc != nil {
+		return inc.Disconnection()
 	}
-	return inc.Disconnection()
+	return ClosedChan
 }
 
 // The method `unserved` is CtxErr for a context that has ended while no connection served the
@@ -442,9 +464,7 @@ func (m *Manager) Waited(op, path string, start time.Time, err error) {
 // persistent znodes. The end itself deletes only ephemeral znodes.
 type farewell struct {
 	mu    sync.Mutex
-	begun chan struct{} // closed by Close; made on first use
-	over  bool          // `begun` is closed; guarded by mu
-	said  chan struct{} // closed when the session may be closed; made when `over` is set
+	begun chan struct{} // closed by Close
 	staff int           // number of goroutines that will tidy up; guarded by mu
-	done  chan struct{} // closed when `staff` is 0; nil before Close
+	done  chan struct{} // closed when `staff` is 0; nil while `begun` is open; guarded by mu
 }

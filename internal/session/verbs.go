@@ -152,18 +152,13 @@ func (inc *Incarnation) Set(ctx context.Context, path string, data []byte, versi
 // If a reply is lost, the repetition may find the znode of the first attempt, and report false. A
 // caller that must know whether it created the znode writes unique data into it.
 func (inc *Incarnation) Create(ctx context.Context, path string, data []byte) (bool, error) {
-	return inc.CreateIn(ctx, Dir{}, path, data)
-}
-
-// CreateIn is Create of a child of dir.
-func (inc *Incarnation) CreateIn(ctx context.Context, dir Dir, path string, data []byte) (bool, error) {
 	for {
 		_, err := retry(ctx, inc, inc.createCall(path, data, zk.FlagPersistent))
 		switch {
 		case IsNodeExists(err):
 			return false, nil
 		case IsNoNode(err):
-			if _, err := inc.addDir(ctx, ParentPath(path), dir); err != nil {
+			if _, err := inc.addDir(ctx, ParentPath(path), Dir{}); err != nil {
 				return false, err
 			}
 		default:
@@ -190,21 +185,7 @@ type Node struct {
 // CheckSize returns ErrTooLarge for a transaction that servers with the default settings do not
 // read. These servers would break the connection at each attempt.
 func CheckSize(ops []any) error {
-	n := 8 + 9 // the header of the request, and the end of the operations
-	for _, op := range ops {
-		n += 9
-		switch op := op.(type) {
-		case *zk.CreateRequest:
-			n += 16 + len(op.Path) + len(op.Data) + sizeOfACL(op.Acl)
-		case *zk.SetDataRequest:
-			n += 12 + len(op.Path) + len(op.Data)
-		case *zk.DeleteRequest:
-			n += 8 + len(op.Path)
-		case *zk.CheckVersionRequest:
-			n += 8 + len(op.Path)
-		}
-	}
-	if n > maxRequest {
+	if n := 8 + len(wire.AppendOps(nil, ops)); n > maxRequest { // 8 is the size of the header
 		return fmt.Errorf("a transaction of %d bytes: %w", n, ErrTooLarge)
 	}
 	return nil

@@ -77,7 +77,7 @@ func TestTheEphemeralZnodesOfATxnCount(t *testing.T) {
 	})
 }
 
-// Each operation creates an ephemeral znode and deletes it again, some of them in a transaction.
+// Each operation creates an ephemeral znode, which is deleted: in some cases in a transaction, in one by another client.
 func TestASessionForgetsTheEphemeralZnodesThatItHasDeleted(t *testing.T) {
 	for name, operation := range map[string]func(ctx context.Context, s *zsync.Session, i int) error{
 		"once": func(ctx context.Context, s *zsync.Session, i int) error {
@@ -96,6 +96,18 @@ func TestASessionForgetsTheEphemeralZnodesThatItHasDeleted(t *testing.T) {
 				return err
 			}
 			return errors.Join(p.Release(1), p.Release(2))
+		},
+		"deleted by another client": func(ctx context.Context, s *zsync.Session, i int) error {
+			m := zsync.NewMutex(s, long)
+			if err := m.Lock(ctx); err != nil {
+				return err
+			}
+			suite.DeleteContender(t, s, long, 0)
+			<-m.Lost()
+			if err := m.Unlock(); !errors.Is(err, zsync.ErrLost) {
+				return fmt.Errorf("Unlock: %w", err)
+			}
+			return nil
 		},
 		"group": func(ctx context.Context, s *zsync.Session, i int) error {
 			g := zsync.NewGroup[string](s, long)
