@@ -3,7 +3,9 @@ package conn
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"sync"
@@ -152,6 +154,22 @@ func TestNobodyWaitsInAWriteWhileTheServerOwesAnAnswerToTheRemovalOfAWatch(t *te
 	})
 }
 
+func TestAWatchThatIsWaitedForAgainIsNotRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, l, _ := openGated(t)
+		watches, key := l.s.Watches, WatchKey{WatchData, "/x"}
+		w := watches.Join(key)
+		watches.answered(watches.ask(key), 0, false)
+		watches.Leave(w)
+		watches.Join(key) // after the watch was chosen for its removal
+		c.gate <- struct{}{}
+		if !l.RemoveWatch(key, func() bool { return true }) {
+			t.Error("it is to be removed over another connection")
+		}
+		c.check(t)
+	})
+}
+
 // So the server may stop to read whatever it likes: what fits into the buffer is all that
 // who requests something ever waits for.
 func TestWhoWritesHisOwnRequestWritesNobodyElses(t *testing.T) {
@@ -165,6 +183,22 @@ func TestWhoWritesHisOwnRequestWritesNobodyElses(t *testing.T) {
 		c.gate <- struct{}{}
 		c.check(t, "[1]", "[2]")
 	})
+}
+
+// The size of a reply comes first. The limit is in docs/costs.md.
+func TestAReplyOfTheGreatestSizeIsReadAndALongerOneIsNot(t *testing.T) {
+	for size, want := range map[uint32]error{wire.MaxReply: io.EOF, wire.MaxReply + 1: ErrProtocol} {
+		client, srv := net.Pipe()
+		l := New(&Shared{}, client, "x:1", time.Minute, time.Now())
+		l.timeout = time.Hour
+		go func() {
+			srv.Write(append(binary.BigEndian.AppendUint32(nil, size), make([]byte, replyHeader-4)...))
+			srv.Close()
+		}()
+		if err := l.nextPacket(); !errors.Is(err, want) {
+			t.Errorf("%d bytes: %v, want %v", size, err, want)
+		}
+	}
 }
 
 func TestXidsBeginAgainWithoutZeroAndWithoutNegativeNumbers(t *testing.T) {
