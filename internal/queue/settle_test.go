@@ -68,6 +68,23 @@ func TestANoteAndAReturnInOneWrite(t *testing.T) {
 	})
 }
 
+// The servers refuse to let a consumer write a board. Nack returns the error, and the element comes
+// back as soon as the servers allow the write, although the consumer keeps another claim.
+func TestARefusedReturnIsRepeated(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		q, other := queueAt(open(t, srv), "/q"), queueAt(open(t, srv), "/q")
+		send(t, q, "x", "y")
+		it := receive(t, q).(*item)
+		receive(t, q)
+		harness.SetACL(t, srv, "/q/"+it.bucket, zk.WorldACL(zk.PermAll&^zk.PermWrite))
+		harness.WantErr(t, it.Settle(t.Context(), Settlement{Fate: Return}), zk.ErrNoAuth)
+		harness.SetACL(t, srv, "/q/"+it.bucket, zk.WorldACL(zk.PermAll))
+		time.Sleep(2 * retryAfter)
+		wantTake(t, other, "x", 1)
+	})
+}
+
 // A consumer may not write the queue's znode, so it cannot ring the bell when it frees an element.
 // An idle consumer gets the element at once nevertheless.
 func TestAnElementWakesAnIdleConsumerAlthoughTheBellIsRefused(t *testing.T) {

@@ -4,7 +4,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -31,5 +34,23 @@ func TestTakeFindsTheElementThoughTheSessionEndsDuringTheSync(t *testing.T) {
 		if !synced {
 			t.Error("the taker has found the element without a sync")
 		}
+	})
+}
+
+// The servers refuse the removal. Take must not return the element, which is still in the queue.
+func TestTakeReturnsNoElementWhoseRemovalIsRefused(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		q, other := queueAt(open(t, srv), "/q"), queueAt(open(t, srv), "/q")
+		send(t, other, "x")
+		there, err := other.Peek(t.Context())
+		harness.Must(t, err)
+		harness.SetACL(t, srv, "/q/"+session.ParentPath(there.ID), zk.WorldACL(zk.PermAll&^zk.PermDelete))
+		e, err := q.Take(t.Context())
+		if harness.WantErr(t, err, zk.ErrNoAuth); e != nil {
+			t.Errorf("Take has returned %q", e.Data)
+		}
+		harness.SetACL(t, srv, "/q/"+session.ParentPath(there.ID), zk.WorldACL(zk.PermAll))
+		wantTake(t, other, "x", 0)
 	})
 }
