@@ -56,8 +56,14 @@ func TestNoElementIsClaimedWhileCloseWaitsForAFunction(t *testing.T) {
 		harness.PendingStill(t, next)
 		closed := harness.Async(func() error { m.Close(); return nil })
 		harness.WantErr(t, <-next, session.ErrClosed)
+		srv.SetLatency(time.Millisecond)
+		before := srv.Counts()
 		send(t, other, "new")
+		time.Sleep(time.Second)
 		harness.PendingStill(t, closed)
+		if n := srv.Counts().Sub(before).Total(); n > 50 {
+			t.Errorf("the clients have sent %d requests in a second", n)
+		}
 		wantTake(t, other, "new", 0)
 		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Remove}))
 		function.End()

@@ -85,6 +85,34 @@ func TestARefusedReturnIsRepeated(t *testing.T) {
 	})
 }
 
+// A client has listed the buckets, and has not read them. Now a consumer returns the first element of
+// a key with a delay, and so moves it to a new bucket. The client must not take the next element of
+// that key.
+func TestNoElementOvertakesTheDelayedElementOfItsKeyDuringASearch(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m := open(t, srv)
+		q, other := queueAt(open(t, srv), "/q"), queueAt(m, "/q")
+		harness.Must(t, q.Send(t.Context(), Batch{Priority: Middle, Data: [][]byte{[]byte("x"), []byte("y")}, Keys: []string{"k", "k"}}))
+		it := receive(t, q).(*item)
+		reads := func(r zktest.Request) bool { return r.Op == zktest.OpGetData && r.Path == "/q/"+it.bucket }
+		srv.Intercept(harness.First(zktest.Delay(time.Second), func(r zktest.Request) bool {
+			return r.Session == m.SessionID() && (reads(r) || slices.ContainsFunc(r.Ops, reads))
+		}))
+		taken := harness.Async(func() error {
+			e, err := other.Take(harness.Within(t, time.Minute))
+			if e != nil {
+				err = fmt.Errorf("Take has returned %q", e.Data)
+			}
+			return err
+		})
+		time.Sleep(100 * time.Millisecond)
+		harness.PendingStill(t, taken)
+		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Later, Due: time.Now().Add(time.Hour)}))
+		harness.Must(t, <-taken)
+	})
+}
+
 // A consumer may not write the queue's znode, so it cannot ring the bell when it frees an element.
 // An idle consumer gets the element at once nevertheless.
 func TestAnElementWakesAnIdleConsumerAlthoughTheBellIsRefused(t *testing.T) {

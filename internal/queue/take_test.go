@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -12,29 +13,33 @@ import (
 )
 
 // The server of the taker lags, so the taker's first search does not find the element. The taker's
-// session ends during the sync that follows. Take must not report an empty queue: it goes on in the
-// next session.
-func TestTakeFindsTheElementThoughTheSessionEndsDuringTheSync(t *testing.T) {
-	harness.VirtualTime(t, func(t *testing.T) {
-		srv := zktest.Start(t, zktest.WithAddrs("10.0.0.1:2181", "10.0.0.2:2181"))
-		producer, taker := open(t, srv, "10.0.0.1:2181"), open(t, srv, "10.0.0.2:2181")
-		srv.SetLag("10.0.0.2:2181", time.Hour)
-		send(t, queueAt(producer, "/q"), "x")
-		id := taker.SessionID()
-		synced := false
-		srv.Intercept(harness.First(zktest.DropRequest, func(r zktest.Request) bool {
-			if r.Session != id || r.Op != zktest.OpSync {
-				return false
-			}
-			synced = true
-			srv.Expire(id)
-			return true
-		}))
-		wantTake(t, queueAt(taker, "/q"), "x", 0)
-		if !synced {
-			t.Error("the taker has found the element without a sync")
-		}
-	})
+// session ends during the sync that follows, or during the second search. Take must not report an
+// empty queue: it goes on in the next session.
+func TestTakeFindsTheElementThoughTheSessionEndsDuringTheSearch(t *testing.T) {
+	for _, op := range []zktest.Op{zktest.OpSync, zktest.OpGetChildren2} {
+		t.Run(op.String(), func(t *testing.T) {
+			harness.VirtualTime(t, func(t *testing.T) {
+				srv := zktest.Start(t, zktest.WithAddrs("10.0.0.1:2181", "10.0.0.2:2181"))
+				producer, taker := open(t, srv, "10.0.0.1:2181"), open(t, srv, "10.0.0.2:2181")
+				srv.SetLag("10.0.0.2:2181", time.Hour)
+				send(t, queueAt(producer, "/q"), "x")
+				id := taker.SessionID()
+				ended := false
+				srv.Intercept(harness.First(zktest.DropRequest, func(r zktest.Request) bool {
+					if r.Session != id || r.Op != op || op != zktest.OpSync && !strings.HasPrefix(r.Path, "/q/b-") {
+						return false
+					}
+					ended = true
+					srv.Expire(id)
+					return true
+				}))
+				wantTake(t, queueAt(taker, "/q"), "x", 0)
+				if !ended {
+					t.Error("the taker has found the element without such a request")
+				}
+			})
+		})
+	}
 }
 
 // The servers refuse the removal. Take must not return the element, which is still in the queue.
