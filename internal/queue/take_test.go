@@ -59,3 +59,17 @@ func TestTakeReturnsNoElementWhoseRemovalIsRefused(t *testing.T) {
 		wantTake(t, other, "x", 0)
 	})
 }
+
+// The first element of a key is in hand, and a client looks at the queue for the first time. Peek
+// must not return the next element of that key, which Take would not return.
+func TestTheFirstPeekOfAClientRespectsTheKeys(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		q, other := queueAt(open(t, srv), "/q"), queueAt(open(t, srv), "/q")
+		harness.Must(t, q.Send(t.Context(), Batch{Priority: Middle, Data: [][]byte{[]byte("x"), []byte("y")}, Keys: []string{"k", "k"}}))
+		receive(t, q)
+		if e, err := other.Peek(t.Context()); e != nil || err != nil {
+			t.Errorf("Peek has returned %v, %v; want no element", e, err)
+		}
+	})
+}
