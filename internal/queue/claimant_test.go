@@ -37,6 +37,25 @@ func TestNoMarkStaysIfAConsumerComesAsTheClaimantEnds(t *testing.T) {
 	})
 }
 
+// The last element is settled before the consumer leaves.
+func TestNoMarkStaysAfterTheConsumerHasLeft(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		q := queueAt(open(t, srv), "/q")
+		send(t, q, "x")
+		c := q.Join(t.Context(), Joining{})
+		it, err := c.Next()
+		harness.Must(t, err)
+		it.Taken()
+		synctest.Wait()
+		c.Leave()
+		time.Sleep(2 * whenIdle)
+		if marks := harness.Children(t, harness.Plain(t, srv), q.live); len(marks) > 0 {
+			t.Errorf("the marks %v are left", marks)
+		}
+	})
+}
+
 // A consumer that is never idle passes through any number of buckets. It must not remember each of them.
 func TestAClaimantForgetsDeletedBucketsAndNoOthers(t *testing.T) {
 	c := &claimant{past: make(map[string]spans), pastAt: make(map[string]time.Time)}

@@ -85,6 +85,28 @@ func TestARefusedReturnIsRepeated(t *testing.T) {
 	})
 }
 
+// An Ack and a NackAfter are in one transaction, and the servers refuse to create the bucket that the
+// NackAfter needs. The Ack succeeds, and the NackAfter does so as soon as the servers allow it.
+func TestARefusedNackAfterDoesNotKeepTheClientFromAnAck(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		q := queueAt(open(t, srv), "/q")
+		send(t, q, "x", "y")
+		x, y := receive(t, q).(*item), receive(t, q).(*item)
+		harness.SetACL(t, srv, "/q", zk.WorldACL(zk.PermAll&^zk.PermCreate))
+		x.c.mu.Lock()
+		x.c.enterLocked(x, entry{fate: Later, due: dueAt(time.Now().Add(time.Hour))})
+		x.c.enterLocked(y, entry{fate: Remove})
+		x.c.mu.Unlock()
+		harness.Must(t, y.Settle(harness.Within(t, time.Second), Settlement{Fate: Remove}))
+		harness.SetACL(t, srv, "/q", zk.WorldACL(zk.PermAll))
+		time.Sleep(2 * retryAfter)
+		if st, err := q.Stats(t.Context()); st.Delayed != 1 || st.Claimed != 0 || err != nil {
+			t.Errorf("%+v, %v; want one delayed element", st, err)
+		}
+	})
+}
+
 // A client has listed the buckets, and has not read them. Now a consumer returns the first element of
 // a key with a delay, and so moves it to a new bucket. The client must not take the next element of
 // that key.
