@@ -60,6 +60,25 @@ func TestTakeReturnsNoElementWhoseRemovalIsRefused(t *testing.T) {
 	})
 }
 
+// Another client deletes the taker's mark after the claim. Take claims the element again.
+func TestTakeClaimsAgainIfItsClaimIsLost(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		q := queueAt(open(t, srv), "/q")
+		send(t, q, "x")
+		plain, claims := harness.Plain(t, srv), 0
+		q.cfg.Decode = func(data []byte) (any, error) {
+			if claims++; claims == 1 {
+				harness.Must(t, plain.Delete(session.ChildPath(q.live, q.mark()), -1))
+			}
+			return data, nil
+		}
+		if wantTake(t, q, "x", 0); claims != 2 {
+			t.Errorf("Take has claimed the element %d times; want 2", claims)
+		}
+	})
+}
+
 // The first element of a key is in hand, and a client looks at the queue for the first time. Peek
 // must not return the next element of that key, which Take would not return.
 func TestTheFirstPeekOfAClientRespectsTheKeys(t *testing.T) {
