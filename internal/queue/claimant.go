@@ -235,17 +235,10 @@ func (c *claimant) lost() error {
 
 // The method `ending` returns an error if the claimant must claim nothing more.
 func (c *claimant) ending() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case c.inc.Ctx.Err() != nil:
+	if c.inc.Ctx.Err() != nil {
 		return session.ErrEnded
-	case c.q.m.Failure() != nil:
-		return c.q.m.Failure()
-	case c.held.Err() != nil, c.ended:
-		return session.ErrVanished
 	}
-	return nil
+	return c.q.m.Failure()
 }
 
 // The method `claim` claims `es`, which are free elements of `t`. If another transaction has

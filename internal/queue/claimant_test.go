@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"testing"
@@ -33,6 +34,25 @@ func TestNoMarkStaysIfAConsumerComesAsTheClaimantEnds(t *testing.T) {
 			}
 			return err
 		}))
+	})
+}
+
+// The last element is settled before the consumer leaves.
+func TestNoMarkStaysAfterTheConsumerHasLeft(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		q := queueAt(open(t, srv), "/q")
+		send(t, q, "x")
+		c := q.Join(t.Context(), Joining{})
+		it, err := c.Next()
+		harness.Must(t, err)
+		it.Taken()
+		synctest.Wait()
+		c.Leave()
+		time.Sleep(2 * whenIdle)
+		if marks := harness.Children(t, harness.Plain(t, srv), q.live); len(marks) > 0 {
+			t.Errorf("the marks %v are left", marks)
+		}
 	})
 }
 
@@ -79,6 +99,21 @@ func TestASearchDuringAPauseForgetsNoSettledNumber(t *testing.T) {
 		harness.Must(t, err)
 		if c.prune(f.all, f.from); !c.past[it.bucket].has(it.seq) {
 			t.Error("the claimant has forgotten a settled number of a bucket that exists")
+		}
+	})
+}
+
+// A consumer is about to offer an item, and the claim is lost. The consumer must learn that at once.
+func TestANoteAfterTheLossOfTheClaimEnds(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		q := queueAt(open(t, srv), "/q")
+		send(t, q, "x")
+		it := receive(t, q).(*item)
+		harness.Must(t, harness.Plain(t, srv).Delete(it.c.path(), -1))
+		synctest.Wait()
+		if e := it.c.note([]*item{it}); !session.IsClosed(e.done) || !errors.Is(e.err, session.ErrLost) {
+			t.Errorf("the note is open, or its error is %v", e.err)
 		}
 	})
 }

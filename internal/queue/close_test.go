@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -30,6 +31,40 @@ func TestElementThatIsClaimedAheadIsFreeAsSoonAsCloseBegins(t *testing.T) {
 		harness.PendingStill(t, closed)
 		wantTake(t, other, "ahead", 0)
 		harness.PendingStill(t, closed)
+		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Remove}))
+		function.End()
+		consumer.Leave()
+		harness.Must(t, <-closed)
+	})
+}
+
+// Close waits for a function that works on an element. A consumer of the function's Queue value is
+// idle. It must leave a new element to other clients, although the bell wakes it.
+func TestNoElementIsClaimedWhileCloseWaitsForAFunction(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m, other := open(t, srv), queueAt(open(t, srv), "/q")
+		q := queueAt(m, "/q")
+		send(t, q, "in hand")
+		consumer := q.Join(t.Context(), Joining{Hand: true})
+		it, err := consumer.Next()
+		harness.Must(t, err)
+		function := m.Function(nil)
+		harness.Must(t, function.Begin())
+		it.Handed()
+		next := harness.Async(func() error { _, err := consumer.Next(); return err })
+		harness.PendingStill(t, next)
+		closed := harness.Async(func() error { m.Close(); return nil })
+		harness.WantErr(t, <-next, session.ErrClosed)
+		srv.SetLatency(time.Millisecond)
+		before := srv.Counts()
+		send(t, other, "new")
+		time.Sleep(time.Second)
+		harness.PendingStill(t, closed)
+		if n := srv.Counts().Sub(before).Total(); n > 50 {
+			t.Errorf("the clients have sent %d requests in a second", n)
+		}
+		wantTake(t, other, "new", 0)
 		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Remove}))
 		function.End()
 		consumer.Leave()

@@ -5,6 +5,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/zktest"
 )
 
 // Who works on elements and who sees that the consumer must leave both end it, and what was
@@ -26,5 +29,30 @@ func TestASecondLeaveWaitsForTheFirstWhileVirtualTimeGoesOn(t *testing.T) {
 			})
 		}
 		both.Wait()
+	})
+}
+
+// The bell wakes an idle consumer, and the servers refuse its search. The consumer must search again
+// without another bell.
+func TestAnIdleConsumerSearchesAgainAfterARefusal(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m := open(t, srv)
+		c := queueAt(m, "/q").Join(t.Context(), Joining{})
+		defer c.Leave()
+		next := harness.Async(func() error { _, err := c.Next(); return err })
+		time.Sleep(time.Second)
+		harness.PendingStill(t, next)
+		srv.Intercept(harness.First(zktest.Fail(zktest.CodeNoAuth), func(r zktest.Request) bool {
+			return r.Session == m.SessionID() && r.Op == zktest.OpGetChildren2 && r.Path == "/q"
+		}))
+		send(t, queueAt(open(t, srv), "/q"), "x")
+		time.Sleep(10 * time.Second)
+		select {
+		case err := <-next:
+			harness.Must(t, err)
+		default:
+			t.Error("the consumer still waits")
+		}
 	})
 }

@@ -88,3 +88,44 @@ func TestTheOnlyConsumerKeepsTheOrderAlthoughADeadOneIsOnABoard(t *testing.T) {
 		})
 	}
 }
+
+// One element after another comes into an empty queue, and each of two consumers takes it at once.
+// Neither may claim more than maxClaims elements in one turn.
+func TestConsumersOfAnEmptyQueueTakeTurns(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		takers := make(chan int, 10*maxClaims)
+		for i := range 2 {
+			c := queueAt(open(t, srv), "/q").Join(t.Context(), Joining{})
+			t.Cleanup(c.Leave)
+			go func() {
+				for {
+					it, err := c.Next()
+					if err != nil {
+						return
+					}
+					takers <- i
+					it.Taken()
+				}
+			}()
+		}
+		time.Sleep(time.Second)
+		q := queueAt(open(t, srv), "/q")
+		run, last := 0, -1
+		for n := range 10 * maxClaims {
+			send(t, q, "x")
+			time.Sleep(time.Second)
+			select {
+			case taker := <-takers:
+				if taker != last {
+					run, last = 0, taker
+				}
+			default:
+				t.Fatalf("nobody has taken element %d", n)
+			}
+			if run++; run > maxClaims {
+				t.Fatalf("one consumer has taken %d elements in one turn", run)
+			}
+		}
+	})
+}

@@ -158,14 +158,11 @@ func (c *claimant) sendLocked(e *entry) {
 func (c *claimant) handed(it *item) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if it.final != nil && it.final.with == nil || it.posted {
-		return // its fate is decided already
+	if it.final != nil && it.final.with == nil || it.posted || c.held.Err() != nil {
+		return // its fate is decided already, or the claim is lost
 	}
 	it.place = inHand
 	c.q.m.Holds.Add(1)
-	if context.Cause(c.held) != nil {
-		c.leaveLocked(it)
-	}
 }
 
 // leaveLocked ends the hold of the program on an item, and ends the context of the claim.

@@ -68,6 +68,73 @@ func TestANoteAndAReturnInOneWrite(t *testing.T) {
 	})
 }
 
+// The servers refuse to let a consumer write a board. Nack returns the error, and the element comes
+// back as soon as the servers allow the write, although the consumer keeps another claim.
+func TestARefusedReturnIsRepeated(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		q, other := queueAt(open(t, srv), "/q"), queueAt(open(t, srv), "/q")
+		send(t, q, "x", "y")
+		it := receive(t, q).(*item)
+		receive(t, q)
+		harness.SetACL(t, srv, "/q/"+it.bucket, zk.WorldACL(zk.PermAll&^zk.PermWrite))
+		harness.WantErr(t, it.Settle(t.Context(), Settlement{Fate: Return}), zk.ErrNoAuth)
+		harness.SetACL(t, srv, "/q/"+it.bucket, zk.WorldACL(zk.PermAll))
+		time.Sleep(2 * retryAfter)
+		wantTake(t, other, "x", 1)
+	})
+}
+
+// An Ack and a NackAfter are in one transaction, and the servers refuse to create the bucket that the
+// NackAfter needs. The Ack succeeds, and the NackAfter does so as soon as the servers allow it.
+func TestARefusedNackAfterDoesNotKeepTheClientFromAnAck(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		q := queueAt(open(t, srv), "/q")
+		send(t, q, "x", "y")
+		x, y := receive(t, q).(*item), receive(t, q).(*item)
+		harness.SetACL(t, srv, "/q", zk.WorldACL(zk.PermAll&^zk.PermCreate))
+		x.c.mu.Lock()
+		x.c.enterLocked(x, entry{fate: Later, due: dueAt(time.Now().Add(time.Hour))})
+		x.c.enterLocked(y, entry{fate: Remove})
+		x.c.mu.Unlock()
+		harness.Must(t, y.Settle(harness.Within(t, time.Second), Settlement{Fate: Remove}))
+		harness.SetACL(t, srv, "/q", zk.WorldACL(zk.PermAll))
+		time.Sleep(2 * retryAfter)
+		if st, err := q.Stats(t.Context()); st.Delayed != 1 || st.Claimed != 0 || err != nil {
+			t.Errorf("%+v, %v; want one delayed element", st, err)
+		}
+	})
+}
+
+// A client has listed the buckets, and has not read them. Now a consumer returns the first element of
+// a key with a delay, and so moves it to a new bucket. The client must not take the next element of
+// that key.
+func TestNoElementOvertakesTheDelayedElementOfItsKeyDuringASearch(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m := open(t, srv)
+		q, other := queueAt(open(t, srv), "/q"), queueAt(m, "/q")
+		harness.Must(t, q.Send(t.Context(), Batch{Priority: Middle, Data: [][]byte{[]byte("x"), []byte("y")}, Keys: []string{"k", "k"}}))
+		it := receive(t, q).(*item)
+		reads := func(r zktest.Request) bool { return r.Op == zktest.OpGetData && r.Path == "/q/"+it.bucket }
+		srv.Intercept(harness.First(zktest.Delay(time.Second), func(r zktest.Request) bool {
+			return r.Session == m.SessionID() && (reads(r) || slices.ContainsFunc(r.Ops, reads))
+		}))
+		taken := harness.Async(func() error {
+			e, err := other.Take(harness.Within(t, time.Minute))
+			if e != nil {
+				err = fmt.Errorf("Take has returned %q", e.Data)
+			}
+			return err
+		})
+		time.Sleep(100 * time.Millisecond)
+		harness.PendingStill(t, taken)
+		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Later, Due: time.Now().Add(time.Hour)}))
+		harness.Must(t, <-taken)
+	})
+}
+
 // A consumer may not write the queue's znode, so it cannot ring the bell when it frees an element.
 // An idle consumer gets the element at once nevertheless.
 func TestAnElementWakesAnIdleConsumerAlthoughTheBellIsRefused(t *testing.T) {

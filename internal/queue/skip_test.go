@@ -5,6 +5,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // Some consumers find that several in a row do not decode, while another decodes one: in
@@ -33,4 +34,22 @@ func TestElementThatIsLeftWhileAnotherDecodesIsSkippedOnlyUntilTheNextThatDecode
 			}
 		})
 	}
+}
+
+func TestElementsThatDoNotDecodeAreReportedOnceAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reports := 0
+		s := &Skipper{Complain: func(error) { reports++ }}
+		misfits := func() {
+			for i := range int32(100) {
+				s.Misfit("b", i, errors.New("does not decode"))
+			}
+		}
+		for minute := 1; minute < 4; minute++ {
+			if misfits(); reports != minute {
+				t.Errorf("%d reports after %d minutes", reports, minute-1)
+			}
+			time.Sleep(time.Minute)
+		}
+	})
 }
