@@ -44,7 +44,6 @@ type claimant struct {
 	items   map[string]map[int32]*item // claimed elements that are not settled, by bucket and number; guarded by mu
 	known   map[string]*lot            // for each bucket in `items`, the board as the claimant wrote it last; guarded by mu
 	past    map[string]spans           // by bucket: settled numbers that are still in the claimant's line; guarded by mu
-	pastAt  map[string]time.Time       // by bucket: the time at which `past` got the bucket's first number; guarded by mu
 	notes   []*entry                   // entries for boards; guarded by mu
 	noting  bool                       // set while a goroutine writes the `notes`; guarded by mu
 	queue   []*entry                   // entries for deletions; guarded by mu
@@ -84,7 +83,7 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	}
 	c := &claimant{
 		q: q, inc: inc, mark: randomDigits(markDigits), turn: make(chan struct{}, 1), users: 1,
-		items: make(map[string]map[int32]*item), past: make(map[string]spans), pastAt: make(map[string]time.Time), known: make(map[string]*lot), refused: make(map[*entry]bool),
+		items: make(map[string]map[int32]*item), past: make(map[string]spans), known: make(map[string]*lot), refused: make(map[*entry]bool),
 	}
 	c.held, c.lose = context.WithCancelCause(context.Background())
 	q.claimant = c
@@ -356,7 +355,7 @@ func (c *claimant) next(t *lot) (next *board, past spans) {
 func (c *claimant) wroteLocked(t *lot, past spans) {
 	c.known[t.name] = &lot{bucket: t.bucket, version: t.version, board: t.board}
 	if c.past[t.name] = c.past[t.name].minus(past); len(c.past[t.name]) == 0 {
-		c.forgetLocked(t.name)
+		delete(c.past, t.name)
 	}
 }
 
@@ -670,9 +669,10 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 		delete(c.known, it.bucket)
 	}
 	if gone {
-		if c.past[it.bucket] = c.past[it.bucket].union(only(it.seq)); c.pastAt[it.bucket].IsZero() {
-			c.pastAt[it.bucket] = time.Now()
+		if len(c.past) > maxPast {
+			clear(c.past)
 		}
+		c.past[it.bucket] = c.past[it.bucket].union(only(it.seq))
 	}
 	it.posted = true
 	if it.drop(); c.silent > 0 {
@@ -690,30 +690,11 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 	c.restLocked()
 }
 
-// The method `prune` removes the deleted buckets from `past`. The argument `all` is a listing of
-// the buckets, which began after the time `from`. If a bucket was in `past` before that time and is
-// not in the listing, the bucket was deleted. The name of such a bucket is never used again.
-func (c *claimant) prune(all []bucket, from time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.past) < 100 {
-		return
-	}
-	there := make(map[string]bool, len(all))
-	for _, b := range all {
-		there[b.name] = true
-	}
-	for name := range c.past {
-		if !there[name] && c.pastAt[name].Before(from) {
-			c.forgetLocked(name)
-		}
-	}
-}
-
-func (c *claimant) forgetLocked(name string) {
-	delete(c.past, name)
-	delete(c.pastAt, name)
-}
+// maxPast is the largest number of buckets in `past`. The claimant never writes the boards of most of
+// them again, because clients delete empty buckets. If it forgets a settled number and then writes the
+// board, the number becomes free there. A consumer that remembers a listing with the deleted element
+// then claims the number, and `fetch` drops it.
+const maxPast = 1000
 
 // The method `stands` returns true if the session is confirmed. Then every claim of the claimant is
 // valid. While the claimant has items, its stake keeps the session confirmed.

@@ -117,8 +117,6 @@ type finding struct {
 	others bool      // the boards have lines of other marks that exist
 	left   *finding  // if `es` is empty: a finding with an element that is free, but skipped as a misfit; or nil
 	at     time.Time // when the search ended
-	all    []bucket  // all buckets of the queue
-	from   time.Time // a time before the buckets were listed
 }
 
 // The type `finder` looks for free elements.
@@ -160,7 +158,7 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 	again := q.skips.Next()
 	path := session.ChildPath(q.dir, keysName)
 	for {
-		*f = finding{due: again, from: time.Now()}
+		*f = finding{due: again}
 		var keys *zk.Stat
 		var err error
 		if q.keyed.Load() {
@@ -170,7 +168,6 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 		}
 		names, _, err := inc.Children(ctx, q.dir)
 		if session.IsNoNode(err) || err == nil && slices.Contains(names, pausedName) {
-			f.from = time.Time{} // f.all does not have the buckets, so it proves no deletion
 			return f, nil
 		}
 		if err != nil {
@@ -182,8 +179,7 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 				continue
 			}
 		}
-		f.all = parseBuckets(names)
-		if err := q.searchLots(ctx, inc, f, f.all, keys, how); err != nil {
+		if err := q.searchLots(ctx, inc, f, parseBuckets(names), keys, how); err != nil {
 			return nil, err
 		}
 		if f.at = time.Now(); keys != nil || !slices.ContainsFunc(f.es, func(e element) bool { return keyOf(e.tag) != "" }) {

@@ -289,9 +289,6 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 		} else {
 			p.found = nil
 		}
-		if err == nil && p.found != nil {
-			c.prune(p.found.all, p.found.from)
-		}
 		if err == nil && (p.found == nil || len(p.found.es) == 0) {
 			err = p.idle(inc)
 		}

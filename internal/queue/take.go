@@ -132,7 +132,6 @@ func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *findin
 	if err != nil {
 		return nil, err
 	}
-	c.prune(f.all, f.from)
 	type claimed struct {
 		it  *item
 		err error
