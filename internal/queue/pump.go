@@ -223,7 +223,7 @@ func (p *pump) run() {
 		}
 		// An operator may repair the cause on the servers, such as a missing permission. So the
 		// pump tries again, and the consumers stay.
-		p.q.complain(err)
+		p.q.Complain(err)
 		select {
 		case <-time.After(max(p.q.m.Config.Retry.Delay(try), time.Second)):
 		case <-p.ctx.Done():

@@ -15,7 +15,7 @@ import (
 
 // Take claims an element and then removes it.
 func (q *core) Take(ctx context.Context) (*Element, error) {
-	inner, leave := q.whileOpen(ctx)
+	inner, leave := WhileOpen(ctx, q.m)
 	defer leave()
 	for {
 		e, again, err := q.takeOne(inner)
