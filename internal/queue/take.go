@@ -132,48 +132,22 @@ func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *findin
 	if err != nil {
 		return nil, err
 	}
-	type claimed struct {
-		it  *item
-		err error
-	}
-	done := make(chan claimed, 1)
-	left := make(chan struct{})
 	p := &pump{q: q}
-	q.m.Spawn(func() {
+	return Detached(ctx, q.m, func() (*item, error) {
 		defer c.leave()
 		items, err := c.claim(f.lot, f.es[:1], 0, 0)
 		if err == nil && items != nil {
 			items, err = p.fetch(c, items, p.read(inc, f.es[:1]))
 		}
-		var it *item
-		if len(items) > 0 {
-			it = items[0]
+		if len(items) == 0 {
+			return nil, err
 		}
-		select {
-		case done <- claimed{it, err}:
-			if !session.IsClosed(left) {
-				return
-			}
-		default:
-		}
+		return items[0], err
+	}, func(it *item) {
 		if it != nil {
 			c.decide(it, entry{fate: Return})
 		}
 	})
-	select {
-	case r := <-done:
-		return r.it, r.err
-	case <-ctx.Done():
-		close(left)
-		select {
-		case r := <-done:
-			if r.it != nil {
-				c.decide(r.it, entry{fate: Return})
-			}
-		default:
-		}
-		return nil, session.CtxErr(ctx)
-	}
 }
 
 func (q *core) Peek(ctx context.Context) (*Element, error) {

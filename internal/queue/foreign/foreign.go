@@ -271,33 +271,19 @@ func (q *engine) Take(ctx context.Context) (e *queue.Element, err error) {
 // The method `await` calls the function `take` and waits for its result. If ctx ends first, and
 // `take` takes an element after that, the element is written back.
 func (q *engine) await(ctx context.Context, take func() (*delivery, error)) (*delivery, error) {
-	type taken struct {
-		it  *delivery
-		err error
-	}
-	done := make(chan taken)
 	leaving, stay := q.m.BeforeClose()
 	if session.IsClosed(leaving) {
 		stay()
 		return nil, session.ErrClosed // Close would not wait for an element that is taken now
 	}
-	q.m.Spawn(func() {
+	return queue.Detached(ctx, q.m, func() (*delivery, error) {
 		defer stay()
-		it, err := take()
-		select {
-		case done <- taken{it, err}:
-		case <-ctx.Done():
-			if it != nil {
-				it.Settle(session.Finishing, queue.Settlement{Fate: queue.Return})
-			}
+		return take()
+	}, func(it *delivery) {
+		if it != nil {
+			it.Settle(session.Finishing, queue.Settlement{Fate: queue.Return})
 		}
 	})
-	select {
-	case t := <-done:
-		return t.it, t.err
-	case <-ctx.Done():
-		return nil, session.CtxErr(ctx)
-	}
 }
 
 // The method `first` reads the first element. It returns nil if there is none. A znode can be
