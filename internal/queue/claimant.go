@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -48,7 +47,6 @@ type claimant struct {
 	noting  bool                       // set while a goroutine writes the `notes`; guarded by mu
 	queue   []*entry                   // entries for deletions; guarded by mu
 	running bool                       // set while a goroutine settles the entries in `queue`; guarded by mu
-	refused map[*entry]bool            // entries that the claimant tries again later; guarded by mu
 	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items; guarded by mu
 	silent  int                        // number of ways to wake idle consumers that the servers refuse, see `bell`; guarded by mu
 	blind   bool                       // the servers refuse to let the claimant create and delete "paused", so its claims do not check for a pause; guarded by mu
@@ -83,7 +81,7 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	}
 	c := &claimant{
 		q: q, inc: inc, mark: randomDigits(markDigits), turn: make(chan struct{}, 1), users: 1,
-		items: make(map[string]map[int32]*item), past: make(map[string]spans), known: make(map[string]*lot), refused: make(map[*entry]bool),
+		items: make(map[string]map[int32]*item), past: make(map[string]spans), known: make(map[string]*lot),
 	}
 	c.held, c.lose = context.WithCancelCause(context.Background())
 	q.claimant = c
@@ -203,11 +201,10 @@ func (c *claimant) finish() {
 			c.leaveLocked(it)
 		}
 	}
-	for _, e := range slices.Concat(c.notes, c.queue, slices.Collect(maps.Keys(c.refused))) {
+	for _, e := range slices.Concat(c.notes, c.queue) {
 		e.close(loss)
 	}
 	c.notes, c.queue = nil, nil
-	clear(c.refused)
 	c.mu.Unlock()
 	c.traceLoss(lost, loss)
 	if made && c.inc.Ctx.Err() == nil {

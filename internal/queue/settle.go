@@ -300,9 +300,6 @@ func (c *claimant) settle(es []*entry) {
 			if i > 0 {
 				e, err = owners[i-1], steps[i-1].cure(c.inc, err)
 			}
-			if d, ok := opAt(steps, i-1).(*zk.DeleteRequest); ok && session.IsNoNode(err) && d.Path == session.ChildPath(c.q.dir, e.item.key()) {
-				err = errMissing // another client has deleted the element without a claim
-			}
 			if isOver(err) {
 				c.orphaned(es, false)
 				return
@@ -341,7 +338,9 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 	}
 	q, bell, moved := c.q, false, false
 	for _, e = range es {
-		add(&zk.DeleteRequest{Path: session.ChildPath(q.dir, e.item.key()), Version: -1}, incurable)
+		add(&zk.DeleteRequest{Path: session.ChildPath(q.dir, e.item.key()), Version: -1}, when(session.IsNoNode, func(*session.Incarnation) error {
+			return errMissing // another client has deleted the element without a claim
+		}))
 		keyed := keyOf(e.item.tag) != ""
 		bell, moved = bell || keyed || e.fate == Later, moved || keyed && e.fate == Later
 		switch {
@@ -392,11 +391,7 @@ func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
 	if err := c.fence(session.Finishing); err != nil {
 		return false, 0, err
 	}
-	paths := make([]string, len(es))
-	for i, e := range es {
-		paths[i] = session.ChildPath(c.q.dir, e.item.key())
-	}
-	there, err := c.thereOf(c.inc, paths)
+	there, err := c.thereOf(c.inc, es)
 	if err != nil || there > 0 {
 		return false, 0, err
 	}
@@ -410,8 +405,12 @@ func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
 	return err == nil, zxid, err
 }
 
-// thereOf returns the number of these paths that have a znode.
-func (c *claimant) thereOf(inc *session.Incarnation, paths []string) (there int, err error) {
+// thereOf returns the number of elements of these entries that exist.
+func (c *claimant) thereOf(inc *session.Incarnation, es []*entry) (there int, err error) {
+	paths := make([]string, len(es))
+	for i, e := range es {
+		paths[i] = session.ChildPath(c.q.dir, e.item.key())
+	}
 	if err := inc.Sync(session.Finishing, c.q.dir); err != nil {
 		return 0, err
 	}
@@ -509,14 +508,14 @@ func (c *claimant) refuseLocked(e *entry, err error) {
 		e.item.final = &next
 		e.close(err)
 	}
-	c.refused[&next] = true
-	time.AfterFunc(next.wait, func() {
+	c.q.m.Spawn(func() {
+		select {
+		case <-time.After(next.wait):
+		case <-c.held.Done(): // sendLocked closes the entry
+		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.refused[&next] {
-			delete(c.refused, &next)
-			c.sendLocked(&next)
-		}
+		c.sendLocked(&next)
 	})
 }
 
@@ -530,26 +529,18 @@ func (c *claimant) orphaned(es []*entry, open bool) {
 		return
 	}
 	c.q.m.Spawn(func() {
-		err := c.q.m.During(session.Finishing, func(inc *session.Incarnation) error {
-			if err := inc.AwaitGone(session.Finishing, c.path()); err != nil {
-				return err
+		there := 0 // one transaction deletes all of the elements, or none
+		err := c.q.m.During(session.Finishing, func(inc *session.Incarnation) (err error) {
+			if err = inc.AwaitGone(session.Finishing, c.path()); err == nil {
+				there, err = c.thereOf(inc, es)
 			}
-			for _, e := range es { // one transaction deletes all of them, or none
-				there, err := c.thereOf(inc, []string{session.ChildPath(c.q.dir, e.item.key())})
-				if err != nil {
-					return err
-				}
-				if there > 0 {
-					return errNotApplied
-				}
-			}
-			return nil
+			return err
 		})
 		switch {
-		case errors.Is(err, errNotApplied):
-			c.closeAll(es, c.loss())
 		case err != nil:
 			c.closeAll(es, session.ErrClosed) // the servers may have applied it
+		case there > 0:
+			c.closeAll(es, c.loss())
 		default:
 			c.closeAll(es, fmt.Errorf("the claim was lost before the answer, and the element is gone, so whether it was applied is unknown: %w", zk.ErrNoNode))
 		}
@@ -557,16 +548,6 @@ func (c *claimant) orphaned(es []*entry, open bool) {
 }
 
 var errMissing = errors.New("zsync: BUG: the element is gone")
-
-// opAt returns an operation, or nil if there is none.
-func opAt(steps []step, i int) any {
-	if i < 0 {
-		return nil
-	}
-	return steps[i].op
-}
-
-var errNotApplied = errors.New("zsync: BUG: it was not applied")
 
 // The method `loss` returns the reason of the loss. Call it only if the claims are lost.
 func (c *claimant) loss() error { return cmp.Or(c.lost(), c.inc.Loss()) }
