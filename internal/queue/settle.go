@@ -63,7 +63,7 @@ type item struct {
 	back   bool            // a write of the board is under way, and returns the item
 	posted bool            // its fate is carried out
 	final  *entry          // its fate; nil until it is decided
-	then   *entry          // its fate if the servers refuse `final`, which is a txn; or nil
+	then   *entry          // its fate if the servers refuse `final`, which has a load; or nil
 	lost   error           // reason of the loss, if the claimant has ended and returned the item
 
 	ctx    context.Context         // context of the claim; nil until the first call of the method `context`
@@ -89,7 +89,7 @@ type entry struct {
 	bump   bool          // this delivery counts as an attempt
 	due    int64         // for Later: due time in Unix milliseconds
 	reason error         // for Bury: reason of the dead letter
-	with   *txn          // for Remove: the program's operations in the same transaction, or nil
+	with   *load         // for Remove: the program's operations in the same transaction, or nil
 	wait   time.Duration // time between the last refusal and this attempt; 0 before a refusal
 	alone  bool          // the entry needs a transaction of its own
 	done   chan struct{}
@@ -119,7 +119,7 @@ func (c *claimant) decide(it *item, e entry) (_ *entry, ok bool) {
 	if it.final == nil {
 		c.enterLocked(it, e)
 	} else if it.final.with != nil && e.fate != Remove {
-		it.then = &e // the program returns or rejects the element although its txn has no result yet
+		it.then = &e // the program returns or rejects the element although its load has no result yet
 	}
 	return it.final, it.final.fate == e.fate
 }
@@ -459,7 +459,7 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 }
 
 // The method `refuse` handles an entry that the servers have refused. They have applied none of its
-// operations. A refused txn fails: its item stays in hand, and the fate of the item is open again.
+// operations. A refused load fails: its item stays in hand, and the fate of the item is open again.
 // Every other fate stays decided, and the claimant tries to carry it out again, because the servers
 // may then allow it.
 func (c *claimant) refuse(e *entry, err error) {
@@ -565,14 +565,14 @@ func (c *claimant) settleNow(ctx context.Context, it *item, model entry) (e *ent
 		loss := c.lost()
 		var ok bool
 		if e, ok = c.decide(it, model); !ok {
-			// it.lost no longer changes: if the servers refuse a txn, it.then becomes the fate at once.
+			// it.lost no longer changes: if the servers refuse a load, it.then becomes the fate at once.
 			return e, cmp.Or(loss, it.lost, lock.ErrNotLocked)
 		}
 		err = c.await(ctx, e)
 		if e.with == nil || e.with == model.with || !session.IsClosed(e.done) || c.settled(it) {
 			return e, err
 		}
-		// The txn of another caller was refused, so the fate is undecided again.
+		// The load of another caller was refused, so the fate is undecided again.
 	}
 }
 

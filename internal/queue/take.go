@@ -50,9 +50,9 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 		return nil, err == nil, err
 	}
 	e = &Element{ID: it.id(), Data: it.data, Value: it.value, Sent: it.sent, Attempts: it.attempts}
-	// The removal is a txn, so it fails if the servers refuse it. Without the txn, the claimant
+	// The removal has a load, so it fails if the servers refuse it. Without the load, the claimant
 	// would try a refused removal again, and would remove an element that the caller does not get.
-	removal, err := c.settleNow(ctx, it, entry{fate: Remove, alone: true, with: &txn{load: &load{m: q.m}}})
+	removal, err := c.settleNow(ctx, it, entry{fate: Remove, alone: true, with: &load{m: q.m}})
 	switch {
 	case err == nil, session.IsNoNode(err):
 		return e, false, nil // NoNode: this client may have removed the element, and two deliveries are better than none

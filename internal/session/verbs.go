@@ -152,6 +152,14 @@ type Node struct {
 // CheckSize returns ErrTooLarge for a transaction that servers with the default settings do not
 // read. These servers would break the connection at each attempt.
 func CheckSize(ops []any) error {
+	if n := SizeOfOps(ops); n > maxRequest {
+		return fmt.Errorf("a transaction of %d bytes: %w", n, ErrTooLarge)
+	}
+	return nil
+}
+
+// SizeOfOps returns the size of a transaction, in bytes.
+func SizeOfOps(ops []any) int {
 	n := 8 + 9 // the header of the request, and the end of the operations
 	for _, op := range ops {
 		n += 9
@@ -166,8 +174,5 @@ func CheckSize(ops []any) error {
 			n += 8 + len(op.Path)
 		}
 	}
-	if n > maxRequest {
-		return fmt.Errorf("a transaction of %d bytes: %w", n, ErrTooLarge)
-	}
-	return nil
+	return n
 }
