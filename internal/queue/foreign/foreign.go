@@ -59,7 +59,7 @@ func New(m *session.Manager, cfg queue.Settings, called string) queue.Engine {
 		}
 		return stored
 	})
-	q.sweeper = queue.NewSweeper(q.DeadLetters, q.dir+"-senders", q.dir+"-ids", cfg.KeepDead)
+	q.sweeper = queue.NewSweeper(q.DeadLetters, cfg.KeepDead)
 	q.skips.Complain = q.Complain
 	return q
 }
