@@ -73,7 +73,7 @@ type item struct {
 // The method `read` takes the data and the times of an item from its znode.
 func (it *item) read(n session.Node) {
 	it.data, it.size, it.sent = n.Data, len(n.Data), time.UnixMilli(n.Stat.Ctime)
-	it.attempts += int(it.tries) + int(n.Stat.Version) // an earlier engine counted attempts by the znode's version
+	it.attempts += int(it.tries)
 	if it.first > 0 {
 		it.sent = time.UnixMilli(it.first)
 	}

@@ -114,7 +114,7 @@ func (t *lot) owner(n int32) string {
 	return ""
 }
 
-// countFront reads the attempts and the age of the first element of `front` that still exists.
+// countFront reads the age of the first element of `front` that still exists.
 func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front []element, st *Totals) error {
 	for _, e := range front {
 		stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.key()))
@@ -124,7 +124,6 @@ func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front [
 		if err != nil {
 			return err
 		}
-		st.Attempts = max(st.Attempts, int(stat.Version))
 		if t := time.UnixMilli(stat.Ctime); st.Oldest.IsZero() || t.Before(st.Oldest) {
 			st.Oldest = t
 		}
