@@ -74,7 +74,7 @@ func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, i
 			return err == nil, err
 		}
 		// A remembered listing may show an element that was removed and left no trace on its board.
-		q.listings.Clear()
+		q.forget()
 	}
 }
 

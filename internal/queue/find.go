@@ -2,7 +2,6 @@ package queue
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -122,15 +121,15 @@ type finding struct {
 // The type `finder` looks for free elements.
 type finder struct {
 	site
-	skips    Skipper
-	listings sync.Map      // by name of a bucket: see the method `list`
-	keyed    atomic.Bool   // elements have had keys
-	mark     func() string // returns the name of this client's mark, or ""
+	skips Skipper
+	keyed atomic.Bool   // elements have had keys
+	mark  func() string // returns the name of this client's mark, or ""
 
-	mu     sync.Mutex
-	alive  map[string]bool // the marks of the last listing; guarded by mu
-	listed time.Time       // time of that listing; guarded by mu
-	lister string          // this client's mark at that listing; guarded by mu
+	mu       sync.Mutex
+	listings map[string]contents // by name of a bucket: see the method `list`; guarded by mu
+	alive    map[string]bool     // the marks of the last listing; guarded by mu
+	listed   time.Time           // time of that listing; guarded by mu
+	lister   string              // this client's mark at that listing; guarded by mu
 }
 
 // lotsAtOnce is the number of buckets that a search reads with one request.
@@ -202,7 +201,7 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 // keys, searchLots reads all buckets at once, and searches them in order.
 func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *finding, all []bucket, keys *zk.Stat, how quest) error {
 	atOnce := lotsAtOnce
-	if q.forget(all); keys != nil {
+	if keys != nil {
 		atOnce, how.spread = max(len(all), 1), 1
 	} else {
 		now := time.Now().UnixMilli()
@@ -381,12 +380,12 @@ func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket
 // of deleted marks, or the queue has keys, the board does not suffice. In this case, `list` reads
 // the listing again after each removal, too.
 func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
-	if before, ok := q.listings.Load(t.name); ok {
-		before := before.(contents)
-		if before.pzxid == t.pzxid || before.last == t.last && t.dead == nil && !t.keyed {
-			t.elements = before.elements
-			return nil
-		}
+	q.mu.Lock()
+	before, ok := q.listings[t.name]
+	q.mu.Unlock()
+	if ok && (before.pzxid == t.pzxid || before.last == t.last && t.dead == nil && !t.keyed) {
+		t.elements = before.elements
+		return nil
 	}
 	names, stat, err := inc.Children(ctx, session.ChildPath(q.dir, t.name))
 	if session.IsNoNode(err) || q.skips.Unreadable(t.name, -1, t.name, err) {
@@ -396,7 +395,12 @@ func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) err
 		return err
 	}
 	t.elements = parseElements(t.bucket, names)
-	q.listings.Store(t.name, contents{t.last, stat.Pzxid, t.elements})
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.listings == nil || len(q.listings) >= maxListings {
+		q.listings = make(map[string]contents)
+	}
+	q.listings[t.name] = contents{t.last, stat.Pzxid, t.elements}
 	return nil
 }
 
@@ -407,21 +411,14 @@ type contents struct {
 	elements []element // read only
 }
 
-// The method `forget` drops the listings of deleted buckets.
-func (q *finder) forget(all []bucket) {
-	var there map[string]bool
-	q.listings.Range(func(name, _ any) bool {
-		if there == nil {
-			there = make(map[string]bool, len(all))
-			for _, b := range all {
-				there[b.name] = true
-			}
-		}
-		if !there[name.(string)] {
-			q.listings.Delete(name)
-		}
-		return true
-	})
+// maxListings is the largest number of remembered listings.
+const maxListings = 1000
+
+// The method `forget` drops the remembered listings.
+func (q *finder) forget() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.listings = nil
 }
 
 // Elements with keys. Consumers claim the elements of one key in order, and one at a time. An
@@ -479,7 +476,7 @@ func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lo
 	w := make(ward)
 	for _, t := range lots {
 		t.keyed, t.keys = true, keys
-		claimed := setOf(slices.Concat(slices.Collect(maps.Values(claims(t.board)))...))
+		claimed := t.board.claimed()
 		if t.children == 0 || len(claimed) == 0 && !t.delayed {
 			continue
 		}
@@ -504,14 +501,6 @@ func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lo
 		}
 		return ok
 	}, nil
-}
-
-func claims(b *board) map[string][]span {
-	all := make(map[string][]span, len(b.lines))
-	for mark, h := range b.lines {
-		all[mark] = h.claimed
-	}
-	return all
 }
 
 // The method `exclusion` returns operations for a claim in the lot. The servers refuse them if

@@ -168,7 +168,7 @@ func (q *core) Peek(ctx context.Context) (*Element, error) {
 				case session.IsNoNode(err) && i < len(f.es)-1:
 					continue // a consumer has removed the element since the search
 				case session.IsNoNode(err):
-					q.listings.Delete(f.lot.name) // its consumer may have left no trace on the board
+					q.forget() // its consumer may have left no trace on the board
 				case q.skips.Unreadable(e.bucket, e.seq, e.key(), err):
 				case err != nil:
 					return nil, err
