@@ -49,11 +49,10 @@ func (q *core) Clear(ctx context.Context) (n int, err error) {
 // The method `survey` reads all buckets. It deletes the empty buckets to which producers no longer
 // add elements.
 func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, error) {
-	names, err := inc.Names(ctx, q.dir)
+	buckets, err := q.buckets(ctx, inc)
 	if err != nil {
 		return nil, err
 	}
-	buckets := parseBuckets(names)
 	lots, err := q.lots(ctx, inc, buckets)
 	if err == nil {
 		_, err = q.bury(ctx, inc, lots, false, false)
@@ -142,7 +141,7 @@ func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error)
 		if !ok {
 			return nil, nil
 		}
-		names, err := inc.Names(ctx, q.dir)
+		buckets, err := q.buckets(ctx, inc)
 		if err != nil {
 			return nil, err
 		}
@@ -150,7 +149,7 @@ func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error)
 		// Later, in a delayed bucket. Only a consumer that has claimed the element can move it.
 		// Cancel reads the first bucket before the delayed buckets. So if Cancel finds the
 		// element in none of them, a consumer has claimed or removed the element.
-		buckets := slices.DeleteFunc(parseBuckets(names), func(o bucket) bool { return o.name != b.name && (o.prio != b.prio || !o.delayed) })
+		buckets = slices.DeleteFunc(buckets, func(o bucket) bool { return o.name != b.name && (o.prio != b.prio || !o.delayed) })
 		slices.Reverse(buckets)
 		ops, _, _, err := q.takeLast(ctx, inc, buckets, func(e element) bool { return strings.HasSuffix(e.tag, tag) })
 		return ops, err

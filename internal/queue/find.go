@@ -333,11 +333,7 @@ func pick(lots []*lot, spread int) int {
 // The method `lots` reads buckets, and returns the result. It leaves out deleted buckets, skipped
 // buckets, and buckets that the client cannot read.
 func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket) (lots []*lot, err error) {
-	paths := make([]string, len(buckets))
-	for i, b := range buckets {
-		paths[i] = session.ChildPath(q.dir, b.name)
-	}
-	nodes, err := inc.GetSmall(ctx, paths)
+	nodes, err := inc.GetSmall(ctx, pathsOf(q.dir, buckets, bucket.text))
 	if err != nil {
 		return nil, err
 	}

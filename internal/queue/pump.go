@@ -373,10 +373,7 @@ type reading struct {
 // The method `read` starts a goroutine that reads elements. It does not wait for the result.
 func (p *pump) read(inc *session.Incarnation, es []element) *reading {
 	r := &reading{done: make(chan struct{})}
-	paths := make([]string, len(es))
-	for i, e := range es {
-		paths[i] = session.ChildPath(p.q.dir, e.key())
-	}
+	paths := pathsOf(p.q.dir, es, element.key)
 	p.q.m.Spawn(func() {
 		defer close(r.done)
 		r.nodes, r.err = inc.GetVisible(session.Finishing, paths)

@@ -172,6 +172,12 @@ func (g *gate) knows(ctx context.Context, id string) (known bool, err error) {
 	return known, err
 }
 
+// The method `buckets` lists the buckets.
+func (q site) buckets(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {
+	names, err := inc.Names(ctx, q.dir)
+	return parseBuckets(names), err
+}
+
 // The type `tally` is the number of elements in a bucket.
 type tally struct {
 	name     string
@@ -182,16 +188,11 @@ type tally struct {
 // The method `counts` returns the number of elements in each bucket. The result is not a snapshot
 // of all buckets.
 func (q site) counts(ctx context.Context, inc *session.Incarnation) (all []tally, err error) {
-	names, err := inc.Names(ctx, q.dir)
+	buckets, err := q.buckets(ctx, inc)
 	if err != nil {
 		return nil, err
 	}
-	buckets := parseBuckets(names)
-	paths := make([]string, len(buckets))
-	for i, b := range buckets {
-		paths[i] = session.ChildPath(q.dir, b.name)
-	}
-	nodes, err := inc.GetSmall(ctx, paths)
+	nodes, err := inc.GetSmall(ctx, pathsOf(q.dir, buckets, bucket.text))
 	if err != nil {
 		return nil, err
 	}

@@ -407,14 +407,10 @@ func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
 
 // thereOf returns the number of elements of these entries that exist.
 func (c *claimant) thereOf(inc *session.Incarnation, es []*entry) (there int, err error) {
-	paths := make([]string, len(es))
-	for i, e := range es {
-		paths[i] = session.ChildPath(c.q.dir, e.item.key())
-	}
 	if err := inc.Sync(session.Finishing, c.q.dir); err != nil {
 		return 0, err
 	}
-	looks, err := inc.LookAtAll(session.Finishing, paths...)
+	looks, err := inc.LookAtAll(session.Finishing, pathsOf(c.q.dir, es, func(e *entry) string { return e.item.key() })...)
 	for _, l := range looks {
 		if !session.IsNoNode(l.Err) {
 			there++

@@ -136,11 +136,7 @@ func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front [
 // `owned` has the number of claims of each mark.
 func (q *core) holders(ctx context.Context, inc *session.Incarnation, owned map[string]int) (hs []Holder, err error) {
 	marks := slices.Sorted(maps.Keys(owned))
-	paths := make([]string, len(marks))
-	for i, mark := range marks {
-		paths[i] = session.ChildPath(q.live, mark)
-	}
-	nodes, err := inc.GetSmall(ctx, paths)
+	nodes, err := inc.GetSmall(ctx, pathsOf(q.live, marks, func(mark string) string { return mark }))
 	for i, n := range nodes {
 		hs = append(hs, Holder{Owner: string(n.Data), Claimed: owned[marks[i]]})
 	}

@@ -207,10 +207,7 @@ const pageSize = 64
 // snapshot.
 func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 	return func(yield func(Listed, error) bool) {
-		buckets, err := synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {
-			names, err := inc.Names(ctx, q.dir)
-			return parseBuckets(names), err
-		})
+		buckets, err := synced(ctx, q.site, q.site.buckets)
 		for _, b := range buckets {
 			var rows []row
 			if err == nil {
