@@ -24,11 +24,14 @@ type gate struct {
 	limit int           // 0: no limit
 	turn  chan struct{} // a goroutine puts a token in before it counts, and takes it out after
 
-	mu      sync.Mutex
-	full    chan struct{} // closed while the goroutine with the token waits for room; guarded by mu
-	have    int           // elements at the last count, plus the elements that this producer has sent since; guarded by mu
-	buckets int           // number of buckets at the last count; guarded by mu
-	counted time.Time     // time of the last count; guarded by mu
+	// Only the goroutine with the token uses these fields.
+
+	have    int       // elements at the last count, plus the elements that this producer has sent since
+	buckets int       // number of buckets at the last count
+	counted time.Time // time of the last count
+
+	mu   sync.Mutex
+	full chan struct{} // closed while the goroutine with the token waits for room; guarded by mu
 }
 
 const (
@@ -86,15 +89,8 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 		<-g.turn
 	}()
 	for waits := 0; ; waits++ {
-		g.mu.Lock()
-		fresh := time.Since(g.counted) < countEvery
-		room := fresh && g.have+n <= limit
-		if room {
+		if time.Since(g.counted) < countEvery && g.have+n <= limit {
 			g.have += n
-		}
-		pause := min(max(countEvery, countEvery*time.Duration(g.buckets)/2), mostWait)
-		g.mu.Unlock()
-		if room {
 			return nil
 		}
 		if waits > 0 {
@@ -107,7 +103,7 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 			}
 			g.mu.Unlock()
 			g.m.Waiters.Add(1)
-			err := g.m.Sleep(ctx, pause)
+			err := g.m.Sleep(ctx, min(max(countEvery, countEvery*time.Duration(g.buckets)/2), mostWait))
 			g.m.Waiters.Add(-1)
 			if err != nil {
 				return waited(err)
@@ -120,9 +116,7 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 		case err != nil:
 			return err
 		}
-		g.mu.Lock()
 		g.have, g.buckets, g.counted = have, buckets, time.Now()
-		g.mu.Unlock()
 	}
 }
 
