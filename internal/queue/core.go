@@ -83,11 +83,6 @@ func (q site) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error)
 	return txns.Across(ctx, q.m, q.receipts, ops)
 }
 
-// The method `letter` returns the operations that create the dead letter of an item.
-func (q *core) letter(it *item, fault error, attempts int) []any {
-	return q.DeadLetters.Make(fmt.Sprintf("%05d%s", it.prio, keyOf(it.tag)), it.data, it.sent, attempts, fault)
-}
-
 // The method `vet` returns an error if a parent znode of the queue lets other clients change the
 // znodes below that parent. It also creates missing parent znodes, so that no other client creates
 // one between this check and the use of the znode. It checks the queue once in each session. If the

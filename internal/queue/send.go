@@ -165,15 +165,8 @@ func (o *outbox) run() {
 	defer stay()
 	for {
 		group := o.take()
-		if len(group) == 0 {
-			o.mu.Lock()
-			more := len(o.waiting) > 0
-			o.running = more
-			o.mu.Unlock()
-			if !more {
-				return
-			}
-			continue
+		if group == nil {
+			return
 		}
 		inc, err := o.post(group)
 		for _, p := range group {
@@ -185,7 +178,8 @@ func (o *outbox) run() {
 	}
 }
 
-// The method `take` removes the parcels of the next transaction from the outbox.
+// The method `take` removes the parcels of the next transaction from the outbox. If there are none, it
+// returns nil, and `run` must end.
 func (o *outbox) take() (group []*parcel) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -207,6 +201,7 @@ func (o *outbox) take() (group []*parcel) {
 		group = append(group, p)
 		o.waiting = o.waiting[1:]
 	}
+	o.running = group != nil
 	return group
 }
 
@@ -425,7 +420,7 @@ func (g *posted) assemble(inc *session.Incarnation) error {
 			if p.due == 0 {
 				g.tails[p.prio].last = len(g.steps)
 			}
-			g.create(session.ChildPath(dir, elementName(p.due, p.tags[i])), data, makeDir)
+			g.add(&zk.CreateRequest{Path: session.ChildPath(dir, elementName(p.due, p.tags[i])), Data: data, Acl: o.m.Config.ACL, Flags: zk.FlagSequence}, makeDir)
 		}
 	}
 	return nil
@@ -441,11 +436,6 @@ func (o *outbox) makeQueue(inc *session.Incarnation) error {
 
 func (g *posted) add(op any, c func(*session.Incarnation, error) error) {
 	g.steps = append(g.steps, step{op, c})
-}
-
-// The method `create` adds the step that creates an element.
-func (g *posted) create(path string, data []byte, c func(*session.Incarnation, error) error) {
-	g.add(&zk.CreateRequest{Path: path, Data: data, Acl: g.o.m.Config.ACL, Flags: zk.FlagSequence}, c)
 }
 
 // The method `open` adds the steps that a bucket needs before it gets elements: a check that it is
