@@ -24,11 +24,10 @@ import (
 //	check(mark) + delete(element) + operations of the fate
 //
 // The deletion itself proves that the transaction was applied: no element's name is used again, and
-// no other client deletes the element while the claimant's mark exists. If a reply is lost, the
-// claimant sends the transaction again. If the servers refuse this attempt, the claimant first
-// writes its mark: from then on, the servers refuse every earlier attempt. Then the claimant looks
-// for the element, and after that for the mark. If the mark exists and the element does not, the
-// claimant itself has deleted the element.
+// no other client deletes the element while the claimant's mark exists. If a reply is lost,
+// claimant.transact ensures that the servers apply no attempt any more. Then the claimant looks for the
+// element, and after that for the mark. If the mark exists and the element does not, the claimant itself
+// has deleted the element.
 
 // fateHand is not the fate of an item. An entry with fateHand only records on the board that an
 // item is in hand.
@@ -236,58 +235,33 @@ func (c *claimant) next500() []*entry {
 // The method `settle` carries out entries in one transaction. If the servers refuse an entry,
 // `settle` cures the cause or leaves the entry out. Then it sends the transaction again.
 func (c *claimant) settle(es []*entry) {
-	open := false // the servers may have applied an attempt without a reply, or may apply it later
-	for try := 0; len(es) > 0; {
+	for len(es) > 0 {
 		steps, owners, err := c.steps(es)
 		if err == nil {
 			err = session.CheckSize(opsOf(steps))
 		}
-		unsent := err != nil
 		var rs []zk.MultiResponse
-		if !unsent {
-			first := c.check()
-			if es[0].with != nil { // the mark then has the zxid of the transaction, which Recall needs if the reply is lost
-				first = &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Version: first.(*zk.CheckVersionRequest).Version}
+		open := false
+		if err == nil {
+			var zxid int64
+			// If the reply is lost, Recall needs the zxid of the transaction, which the mark then has.
+			rs, open, err = c.transact(opsOf(steps), es[0].with != nil, func(mark int64) (bool, error) {
+				zxid = mark
+				return c.deleted(es)
+			})
+			if err == nil {
+				c.removed(es, rs, zxid)
+				return
 			}
-			rs, open, err = c.attempt(append([]any{first}, opsOf(steps)...), open)
 		}
-		switch {
-		case err == nil:
-			if rs[0].Stat != nil {
-				c.wrote(rs[0].Stat)
-			}
-			c.removed(es, rs, 0)
-			return
-		case isOver(err), context.Cause(c.held) != nil:
+		if open || isOver(err) || context.Cause(c.held) != nil {
 			c.orphaned(es, open)
 			return
-		case !unsent && session.OutcomeOf(err) != session.Answered:
-			if c.inc.Pause(session.Finishing, try) != nil {
-				c.orphaned(es, open)
-				return
-			}
-			try++
-			continue
-		case open:
-			switch applied, zxid, e := c.applied(es); {
-			case e != nil:
-				c.orphaned(es, true)
-				return
-			case applied:
-				c.removed(es, nil, zxid)
-				return
-			}
-			open = false
-			continue // no earlier attempt can cause the next refusal
 		}
-		i := session.FailedOp(rs)
-		switch {
-		case i == 0:
-			if _, err := c.unchecked(c.check(), err, false); err != nil {
-				c.orphaned(es, false)
-				return
-			}
-		case i < 0 && len(es) > 1: // the next calls of `settle` send each entry alone, to find the faulty entry
+		e := es[0]
+		if i := session.FailedOp(rs) - 1; i >= 0 {
+			e, err = owners[i], steps[i].cure(c.inc, err)
+		} else if len(es) > 1 { // the next calls of `settle` send each entry alone, to find the faulty entry
 			c.mu.Lock()
 			for _, e := range es {
 				e.alone = true
@@ -295,38 +269,16 @@ func (c *claimant) settle(es []*entry) {
 			c.queue = slices.Concat(es, c.queue)
 			c.mu.Unlock()
 			return
-		default:
-			e := es[0]
-			if i > 0 {
-				e, err = owners[i-1], steps[i-1].cure(c.inc, err)
-			}
-			if isOver(err) {
-				c.orphaned(es, false)
-				return
-			}
-			if err != nil {
-				c.refuse(e, err)
-				es = slices.DeleteFunc(slices.Clone(es), func(o *entry) bool { return o == e })
-			}
+		}
+		switch {
+		case isOver(err):
+			c.orphaned(es, false)
+			return
+		case err != nil:
+			c.refuse(e, err)
+			es = slices.DeleteFunc(slices.Clone(es), func(o *entry) bool { return o == e })
 		}
 	}
-}
-
-// The method `attempt` sends a transaction once. Its second result is true if `open` is set, or if
-// this attempt has no reply: the servers may have applied an attempt without a reply, even if the
-// session has ended.
-func (c *claimant) attempt(ops []any, open bool) (rs []zk.MultiResponse, _ bool, err error) {
-	p, err := c.inc.StartMulti(session.Finishing, ops)
-	if err != nil {
-		return nil, open, err
-	}
-	rs, err = p.Wait(session.Finishing, c.inc)
-	return rs, open || session.OutcomeOf(err) == session.Unknown, err
-}
-
-// isOver reports whether err means that the ZooKeeper session has ended or the Session was closed.
-func isOver(err error) bool {
-	return errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrClosed)
 }
 
 // The method `steps` returns the operations that carry out entries. The result `owners` has the
@@ -379,21 +331,12 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 	return steps, owners, nil
 }
 
-// The method `applied` returns true if an attempt without a reply was applied. If it returns false,
-// the servers will never apply such an attempt. If the transaction has written the mark, the result
-// `zxid` is the zxid of the transaction.
-func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
-	if n, err := c.look(session.Finishing, c.path()); err != nil {
-		return false, 0, err
-	} else if n.Stat != nil {
-		zxid = n.Stat.Mzxid
-	}
-	if err := c.fence(session.Finishing); err != nil {
-		return false, 0, err
-	}
+// The method `deleted` returns true if this claimant has deleted the elements of a transaction. The
+// servers no longer apply any attempt of that transaction.
+func (c *claimant) deleted(es []*entry) (bool, error) {
 	there, err := c.thereOf(c.inc, es)
 	if err != nil || there > 0 {
-		return false, 0, err
+		return false, err
 	}
 	// The elements do not exist. If the mark still exists, this claimant has deleted the elements.
 	// If the mark does not exist, another client may have claimed and deleted them.
@@ -402,7 +345,7 @@ func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
 		c.lose(c.inc.Deleted())
 		err = session.ErrVanished
 	}
-	return err == nil, zxid, err
+	return err == nil, err
 }
 
 // thereOf returns the number of elements of these entries that exist.
