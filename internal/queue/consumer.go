@@ -83,7 +83,6 @@ func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bo
 	select {
 	case <-it.pump.noting(it): // if the element crashes the process, the board must show the attempt
 		if it.c.lost() == nil && q.m.Failure() == nil {
-			it.pump.presented()
 			return true, false
 		}
 	case <-ctx.Done():

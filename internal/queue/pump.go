@@ -524,14 +524,6 @@ const (
 	noteAfter = 20 * time.Millisecond
 )
 
-// The method `presented` records that a consumer begins to offer an item. The time before that,
-// such as the time of the write of the note, does not count for the pace.
-func (p *pump) presented() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.pace.took(time.Now())
-}
-
 // The pump checks at intervals of shedEvery whether its consumers have become slow.
 const shedEvery = time.Second
 
