@@ -554,14 +554,6 @@ func (c *claimant) noteLocked(e *entry) {
 		c.turn <- struct{}{}
 		defer func() { <-c.turn }()
 		c.flush()
-		c.mu.Lock()
-		c.noting = false
-		again := c.notes
-		c.notes = nil
-		for _, e := range again {
-			c.noteLocked(e)
-		}
-		c.mu.Unlock()
 	})
 }
 
@@ -577,6 +569,7 @@ func (c *claimant) flush() {
 			}
 		}
 		c.notes = slices.DeleteFunc(c.notes, func(e *entry) bool { return e.item.bucket == es[0].item.bucket })
+		c.noting = c.noting && es != nil // a later note starts another goroutine
 		c.mu.Unlock()
 		if es == nil {
 			return
