@@ -259,7 +259,7 @@ func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error)
 	if c.outdated(t, es) {
 		return nil, nil
 	}
-	next, past := c.next(t)
+	next := c.next(t)
 	mine := next.lines[c.mark]
 	mine.claimed = mine.claimed.union(spansOf(numbers(es)))
 	var noted []int32
@@ -295,7 +295,7 @@ func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error)
 	t.board, t.version, t.keys, t.dead = next, t.version+1, t.keys+1, nil
 	items := make([]*item, len(es))
 	c.mu.Lock()
-	c.wroteLocked(t, past)
+	c.wroteLocked(t)
 	if c.items[t.name] == nil {
 		c.items[t.name] = make(map[int32]*item)
 	}
@@ -326,14 +326,13 @@ func (c *claimant) outdated(t *lot, es []element) bool {
 }
 
 // The method `next` returns the board that the claimant writes after the board of `t`, with the
-// claimant's new line. It also returns `past`, the numbers that the claimant has settled: the new
-// line does not have these numbers, and the new board lists them as settled.
-func (c *claimant) next(t *lot) (next *board, past spans) {
-	next = t.next()
+// claimant's new line. That line does not have the numbers that the claimant has settled, and the new
+// board lists them as gone.
+func (c *claimant) next(t *lot) *board {
+	next := t.next()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	past = c.past[t.name]
-	next.forget(past)
+	next.forget(c.past[t.name])
 	var claimed, hand []int32
 	for n, it := range c.items[t.name] {
 		if it.back { // this write returns the item
@@ -344,14 +343,21 @@ func (c *claimant) next(t *lot) (next *board, past spans) {
 		}
 	}
 	next.lines[c.mark] = hold{spansOf(claimed), spansOf(hand)}
-	return next, past
+	return next
 }
 
-// wroteLocked records that the claimant has written the board of `t`, and that the claimant's line
-// no longer has the numbers of `past`.
-func (c *claimant) wroteLocked(t *lot, past spans) {
+// wroteLocked records that the claimant has written the board of `t`.
+func (c *claimant) wroteLocked(t *lot) {
 	c.known[t.name] = &lot{bucket: t.bucket, version: t.version, board: t.board}
-	if c.past[t.name] = c.past[t.name].minus(past); len(c.past[t.name]) == 0 {
+	var left []int32 // settled since the call of `next`
+	for _, x := range c.past[t.name] {
+		for n := int64(x.a); n <= int64(x.b); n++ {
+			if !t.board.gone.has(int32(n)) {
+				left = append(left, int32(n))
+			}
+		}
+	}
+	if c.past[t.name] = spansOf(left); left == nil {
 		delete(c.past, t.name)
 	}
 }
@@ -594,7 +600,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 			b, _ := parseBucket(bucket)
 			t = &lot{bucket: b, version: n.Stat.Version, board: parseBoard(n.Data)}
 		}
-		next, past := c.next(t)
+		next := c.next(t)
 		bell := false
 		for _, e := range es {
 			if bell = bell || e.fate == Return; e.bump {
@@ -615,7 +621,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			t.board, t.version = next, t.version+1
-			c.wroteLocked(t, past)
+			c.wroteLocked(t)
 			return rs, nil
 		case session.FailedOp(rs) > 1, with != nil && errors.Is(err, zk.ErrNoAuth) && session.FailedOp(rs) != 1:
 			refused() // whatever the reason: without the bell, the board can still be written
