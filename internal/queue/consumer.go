@@ -168,16 +168,11 @@ func (c *claimant) withdraw(it *item) bool {
 func (it *item) Element() Element {
 	it.c.mu.Lock()
 	defer it.c.mu.Unlock()
-	return Element{ID: it.id(), Data: it.data, Value: it.value, Fault: it.fault, Sent: it.sent, Attempts: it.attempts}
-}
-
-func (it *item) Data() []byte {
-	it.c.mu.Lock()
-	defer it.c.mu.Unlock()
-	if it.final != nil {
-		return nil
+	e := Element{ID: it.id(), Fault: it.fault, Sent: it.sent, Attempts: it.attempts}
+	if it.final == nil {
+		e.Data, e.Value = it.data, it.value
 	}
-	return it.data
+	return e
 }
 
 func (it *item) Withdrawn() (down, over <-chan struct{}) {

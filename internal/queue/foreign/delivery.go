@@ -86,11 +86,12 @@ func (it *delivery) settleLocked(f queue.Fate) {
 	if it.cancel != nil {
 		it.cancel(nil)
 	}
+	it.data, it.value, it.inside = nil, nil, nil
 	if f == queue.Return {
 		it.q.m.Spawn(it.putBack)
 	} else {
 		close(it.done)
-		it.stored, it.data, it.value, it.inside = nil, nil, nil, nil
+		it.stored = nil
 	}
 }
 
@@ -139,15 +140,6 @@ func (it *delivery) Element() queue.Element {
 	it.mu.Lock()
 	defer it.mu.Unlock()
 	return queue.Element{ID: it.name, Data: it.data, Value: it.value, Fault: it.fault, Sent: it.sent}
-}
-
-func (it *delivery) Data() []byte {
-	it.mu.Lock()
-	defer it.mu.Unlock()
-	if it.settled {
-		return nil
-	}
-	return it.data
 }
 
 func (it *delivery) Withdrawn() (down, over <-chan struct{}) {
